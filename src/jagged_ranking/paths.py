@@ -1,0 +1,74 @@
+"""The one place that knows folders.
+
+Nothing in the project depends on the working directory: folders are found from the checkout,
+which is `JAGGED_HOME` when that is set, else the folder above this package that holds
+`notebooks/` and `pyproject.toml`. They are looked up when they are used, so that an installed
+wheel without a checkout imports cleanly and says what is missing only where it is needed.
+
+ROOT       the checkout
+NOTEBOOKS  the notebooks and their presets
+FIGURES    committed results and the figures drawn from them, one folder a notebook
+RUNS       results of runs on this machine: RUNS / preset / notebook (never committed)
+BUILD      everything that may be deleted at any time
+CACHE      content-keyed results of expensive calls
+DATA       where public click logs are looked for: `CLICK_DATA_DIR`, else `data/` in the checkout
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT: Path
+NOTEBOOKS: Path
+FIGURES: Path
+RUNS: Path
+BUILD: Path
+CACHE: Path
+DATA: Path
+
+
+class NoCheckoutError(FileNotFoundError):
+    """There is no checkout of the project to work in."""
+
+
+def is_checkout(folder: Path) -> bool:
+    """Whether `folder` is the top of a checkout of this project."""
+    return (folder / "notebooks").is_dir() and (folder / "pyproject.toml").is_file()
+
+
+def find_root() -> Path:
+    """The top of the checkout, or NoCheckoutError with one line that says what to do."""
+    if home := os.environ.get("JAGGED_HOME"):
+        folder = Path(home).expanduser().resolve()
+        if is_checkout(folder):
+            return folder
+        raise NoCheckoutError(f"JAGGED_HOME={home}: no notebooks/ and pyproject.toml there")
+    for folder in Path(__file__).resolve().parents:
+        if is_checkout(folder):
+            return folder
+    raise NoCheckoutError(
+        "no checkout of the project above the installed package; set JAGGED_HOME to one"
+    )
+
+
+def _data() -> Path:
+    if folder := os.environ.get("CLICK_DATA_DIR"):
+        return Path(folder).expanduser().resolve()
+    return find_root() / "data"
+
+
+_FOLDERS: dict[str, Callable[[], Path]] = {
+    "ROOT": find_root,
+    "NOTEBOOKS": lambda: find_root() / "notebooks",
+    "FIGURES": lambda: find_root() / "figures",
+    "RUNS": lambda: find_root() / "figures" / "runs",
+    "BUILD": lambda: find_root() / "build",
+    "CACHE": lambda: find_root() / "build" / "cache",
+    "DATA": _data,
+}
+
+
+def __getattr__(name: str) -> Path:
+    if name in _FOLDERS:
+        return _FOLDERS[name]()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
