@@ -1,0 +1,208 @@
+"""From a log of events to histories, samples and vocabularies: the path that all sources take."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from click_data.errors import DataError
+from click_data.negatives import sample_negatives
+from click_data.split import SPLITS, split_times
+from click_data.statistics import length_quantiles, padding_waste
+
+MAX_EVENTS = 2**31 - 1  # list offsets in histories.parquet are int32
+
+
+@dataclass(frozen=True)
+class EventLog:
+    """A checked log, in any order.
+
+    events: user_id and item_id (Int64 or String), time (Int64), label (Int8, 0 or 1), category
+        (Int64 or String, null = unknown; all null if the source has none), and one Float32 column
+        for each name in `signals`. Events of one user at one time keep their order.
+    time_unit: "s", "ms", "us" or "ns".
+    inputs: files read, as {"file": name, "sha256": ...}.
+    negatives: items to draw per positive event as label-0 samples that no history holds.
+    options: what the source was asked for, to be recorded.
+    """
+
+    name: str
+    events: pl.DataFrame
+    time_unit: str = "s"
+    signals: tuple[str, ...] = ()
+    inputs: tuple[dict[str, str], ...] = ()
+    negatives: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The common form in memory: the three tables and what dataset.json says about them."""
+
+    histories: pa.Table
+    samples: pa.Table
+    items: pa.Table
+    info: dict[str, Any]
+
+
+def build(
+    log: EventLog, *, split: tuple[float, float, float], min_history: int, seed: int
+) -> Prepared:
+    """Sort, split by time, map ids to train vocabularies, and cut samples out of histories.
+
+    Every event is a sample whose history is the user's events at strictly earlier times, so a
+    history holds neither its target nor the target's twins of the same instant. Samples with
+    fewer than `min_history` such events are left out.
+    """
+    if len(log.events) > MAX_EVENTS:
+        raise DataError(f"{len(log.events)} events: more than {MAX_EVENTS} are not supported")
+    events = log.events.sort("user_id", "time", maintain_order=True)
+    time = events["time"].to_numpy()
+    label = events["label"].to_numpy()
+    bounds = split_times(time, split)
+    period = np.digitize(time, bounds).astype(np.int8)
+
+    train = events.filter(pl.Series(period == 0)).sort("time", maintain_order=True)
+    categories = _vocabulary(train.filter(pl.col("category").is_not_null()), "category")
+    items = _vocabulary(train, "item_id", pl.col("category").drop_nulls().first())
+    item = _encode(events, items, "item_id")
+    category = _encode(events, categories, "category")
+    item_category = np.concatenate([[0], _encode(items, categories, "category")]).astype(np.int32)
+
+    user, offsets, prefix = _prefixes(events["user_id"], time)
+    source_row = np.arange(len(events))
+    if log.negatives:
+        rows, drawn = sample_negatives(
+            user=user,
+            item=item,
+            positive=label == 1,
+            num_items=len(items) + 1,
+            per_event=log.negatives,
+            rng=np.random.Generator(np.random.PCG64(seed)),
+        )
+        source_row = np.concatenate([source_row, rows])
+        item_of_sample = np.concatenate([item, drawn])
+        category_of_sample = np.concatenate([category, item_category[drawn]])
+        label_of_sample = np.concatenate([label, np.zeros(len(drawn), np.int8)])
+    else:
+        item_of_sample, category_of_sample, label_of_sample = item, category, label
+
+    keep = np.flatnonzero(prefix[source_row] >= min_history)
+    # Stable: at one time, users in order; within a user, history order, drawn negatives last.
+    keep = keep[np.lexsort((user[source_row[keep]], time[source_row[keep]]))]
+    row = source_row[keep]
+    samples = {
+        "user": user[row],
+        "prefix": prefix[row],
+        "item": item_of_sample[keep],
+        "category": category_of_sample[keep],
+        "label": label_of_sample[keep],
+        "time": time[row],
+    }
+    counts = _count_splits(period[row], samples["label"])
+    split_names = pa.DictionaryArray.from_arrays(pa.array(period[row]), list(SPLITS))
+    lengths = np.diff(offsets)
+    token_columns = {"item": item, "category": category, "time": time, "label": label}
+    token_columns |= {name: events[name].to_numpy() for name in log.signals}
+    lists = {
+        name: pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
+        for name, values in token_columns.items()
+    }
+    info = {
+        "num_items": len(items) + 1,
+        "num_categories": len(categories) + 1,
+        "counts": {
+            "users": len(lengths),
+            "items": events["item_id"].n_unique(),
+            "categories": events["category"].drop_nulls().n_unique(),
+            "events": len(events),
+            **counts,
+        },
+        "split_times": {"valid": bounds[0], "test": bounds[1]},
+        "time_unit": log.time_unit,
+        "history_length": length_quantiles(lengths),
+        "padding_waste": padding_waste(lengths),
+        "signals": list(log.signals),
+    }
+    return Prepared(
+        histories=pa.table(
+            {"user_id": _arrow(events["user_id"]).take(pa.array(offsets[:-1])), **lists}
+        ),
+        samples=pa.table({**samples, "split": split_names}),
+        items=_items_table(items, item_category),
+        info=info,
+    )
+
+
+def _vocabulary(train: pl.DataFrame, column: str, *more: pl.Expr) -> pl.DataFrame:
+    """Distinct values, most frequent first, with their `train_count`; ids are 1, 2, ... in order."""
+    grouped = train.group_by(column).agg(pl.len().cast(pl.Int64).alias("train_count"), *more)
+    grouped = grouped.sort("train_count", column, descending=[True, False])
+    return grouped.with_columns(pl.int_range(1, pl.len() + 1, dtype=pl.Int32).alias("id"))
+
+
+def _encode(frame: pl.DataFrame, vocabulary: pl.DataFrame, column: str) -> NDArray[np.int32]:
+    """Vocabulary ids of one column, 0 for what is not in the vocabulary."""
+    joined = frame.select(column).join(
+        vocabulary.select(column, "id"), on=column, how="left", maintain_order="left"
+    )
+    return joined["id"].fill_null(0).to_numpy()
+
+
+def _prefixes(
+    user_id: pl.Series, time: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
+    """For events sorted by user and time: user index [T], offsets [U+1], and prefix [T].
+
+    An event's prefix is the number of its user's events at strictly earlier times: the position
+    in the history of the first event of the same time.
+    """
+    position = np.arange(len(time))
+    new_user = user_id.ne_missing(user_id.shift(1)).to_numpy()
+    new_user[0] = True
+    new_time = new_user | (np.diff(time, prepend=time[0]) != 0)
+    user = np.cumsum(new_user) - 1
+    offsets = np.append(np.flatnonzero(new_user), len(time)).astype(np.int64)
+    first_of_time = np.maximum.accumulate(np.where(new_time, position, 0))
+    prefix = first_of_time - offsets[user]
+    return user.astype(np.int32), offsets, prefix.astype(np.int32)
+
+
+def _count_splits(period: NDArray[np.int8], label: NDArray[np.int8]) -> dict[str, dict[str, int]]:
+    """Samples and positives of each split; raises if one cannot be trained or tested on."""
+    counts: dict[str, dict[str, int]] = {"samples": {}, "positives": {}}
+    for index, name in enumerate(SPLITS):
+        labels = label[period == index]
+        counts["samples"][name] = len(labels)
+        counts["positives"][name] = int(labels.sum())
+        if len(labels) == 0:
+            raise DataError(f"no samples in the {name} period: a smaller min_history would help")
+    positives, total = counts["positives"]["train"], counts["samples"]["train"]
+    if positives in (0, total):
+        raise DataError(
+            f"every label in the training period is {int(positives > 0)}: nothing to tell apart"
+        )
+    return counts
+
+
+def _items_table(items: pl.DataFrame, item_category: NDArray[np.int32]) -> pa.Table:
+    """Row i describes item id i; row 0 is the unknown item, whose item_id is null."""
+    unknown = pl.DataFrame({"item_id": [None], "train_count": [0], "category_id": [None]})
+    described = items.select("item_id", "train_count", pl.col("category").alias("category_id"))
+    table = pl.concat([unknown.cast(dict(described.schema)), described])
+    return pa.table(
+        {
+            "item_id": _arrow(table["item_id"]),
+            "category": item_category,
+            "category_id": _arrow(table["category_id"]),
+            "train_count": _arrow(table["train_count"]),
+        }
+    )
+
+
+def _arrow(series: pl.Series) -> pa.Array:
+    """As a plain int64 or string array (polars exports large or view strings)."""
+    return series.to_arrow().cast(pa.string() if series.dtype == pl.String else pa.int64())

@@ -1,0 +1,42 @@
+"""Label-0 samples for logs that hold only positive events."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ROUNDS = 64
+
+
+def sample_negatives(
+    *,
+    user: NDArray[np.int32],
+    item: NDArray[np.int32],
+    positive: NDArray[np.bool_],
+    num_items: int,
+    per_event: int,
+    rng: np.random.Generator,
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Draw `per_event` items for every positive event, uniformly from the train vocabulary.
+
+    user, item: [T] indices and vocabulary ids of all events; an item is never drawn for a user who
+    touches it anywhere in the log, later events included (or a later like could be called a
+    dislike). num_items counts the unknown item 0, which is never drawn.
+
+    Returns the event row each draw belongs to, ascending, and the item. Draws for users who
+    touch (nearly) every item are given up after many tries, so a few may be missing.
+    """
+    touched = np.unique(user.astype(np.int64) * num_items + item)
+    rows = np.repeat(np.flatnonzero(positive), per_event)
+    drawn = np.zeros(len(rows), np.int32)
+    if num_items < 2:
+        return rows[:0], drawn[:0]
+    open_ = np.arange(len(rows))
+    for _ in range(_ROUNDS):
+        drawn[open_] = rng.integers(1, num_items, len(open_), dtype=np.int32)
+        pair = user[rows[open_]].astype(np.int64) * num_items + drawn[open_]
+        found = np.minimum(np.searchsorted(touched, pair), len(touched) - 1)
+        open_ = open_[touched[found] == pair]
+        if len(open_) == 0:
+            break
+    kept = np.ones(len(rows), bool)
+    kept[open_] = False
+    return rows[kept], drawn[kept]

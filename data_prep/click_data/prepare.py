@@ -1,0 +1,132 @@
+"""`prepare`: from a source to a folder in the common form, whole or not at all."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from click_data import schema
+from click_data.errors import DataError
+from click_data.events import build
+from click_data.sources import SOURCES, Source
+from click_data.split import check_fractions
+
+
+def prepare(
+    source: str,
+    *,
+    out: str | Path,
+    from_path: str | Path | None = None,
+    seed: int = 0,
+    split: Sequence[float] = (0.8, 0.1, 0.1),
+    min_history: int = 0,
+    name: str | None = None,
+    force: bool = False,
+    **options: Any,
+) -> Path:
+    """Prepare a click log and return `out`.
+
+    source: a name in SOURCES; from_path: its input (none for "synthetic").
+    seed: of what a source draws (a synthetic log, negatives); the rest is not random.
+    split: shares of all events, in time order, for train, valid and test.
+    min_history: leave out samples with fewer strictly earlier events.
+    name: what to call the data set (default: the source's choice).
+    force: replace a different prepared data set in `out`. An identical one is always kept.
+    options: the source's own, see the option classes in `click_data.sources`.
+
+    Raises DataError for input that cannot be used, and then leaves `out` as it was.
+    """
+    if source not in SOURCES:
+        raise DataError(f"no source {source!r}; there are: {', '.join(SOURCES)}")
+    chosen = SOURCES[source]
+    settings = _settings(chosen, options)
+    fractions = check_fractions(split)
+    if min_history < 0:
+        raise DataError(f"min_history must not be negative, not {min_history}")
+    if seed < 0:
+        raise DataError(f"seed must not be negative, not {seed}")
+    if chosen.needs_path and from_path is None:
+        raise DataError(f"source {source} needs --from PATH")
+    if from_path is not None and not chosen.needs_path:
+        raise DataError(f"source {source} is made here; it takes no --from")
+    folder = Path(out)
+    _refuse_foreign(folder)
+
+    log = chosen.load(None if from_path is None else Path(from_path), settings, seed)
+    prepared = build(log, split=fractions, min_history=min_history, seed=seed)
+    drawn = log.negatives > 0 or not chosen.needs_path
+    description = {
+        "name": name or log.name,
+        "source": source,
+        "inputs": list(log.inputs),
+        "options": {
+            "split": list(fractions),
+            "min_history": min_history,
+            **asdict(settings),
+            **log.options,
+            **({"seed": seed} if drawn else {}),
+        },
+    }
+    _write_whole(folder, force, lambda new: schema.write(prepared, new, description))
+    return folder
+
+
+def _settings(source: Source, options: dict[str, Any]) -> Any:
+    for option in options:
+        if option not in source.option_names:
+            known = ", ".join(source.option_names)
+            raise DataError(f"source {source.name} has no option {option!r}; it has: {known}")
+    return source.options(**options)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Raise before any work if `folder` holds something that is not ours to replace."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise DataError("exists and is not a folder", file=folder)
+    if any(folder.iterdir()) and not schema.is_prepared(folder):
+        raise DataError(
+            "not empty and not a prepared data set; give an empty or new folder as --out",
+            file=folder,
+        )
+
+
+def _write_whole(folder: Path, force: bool, write: Any) -> None:
+    """Let `write` fill a new folder beside `folder`, then put it in its place."""
+    place = folder.resolve()
+    new = place.with_name(f".{place.name}.{os.getpid()}.new")
+    old = place.with_name(f".{place.name}.{os.getpid()}.old")
+    try:
+        new.mkdir(parents=True)
+        info = write(new)
+        if not schema.is_prepared(place):
+            new.replace(place)
+            return
+        if _identical(place, info):
+            return
+        if not force:
+            raise DataError(
+                "holds another prepared data set; --force replaces it, or choose another --out",
+                file=folder,
+            )
+        place.replace(old)
+        try:
+            new.replace(place)
+        except OSError:
+            old.replace(place)
+            raise
+    except OSError as error:
+        raise DataError(f"cannot be written ({error})", file=folder) from error
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _identical(folder: Path, info: dict[str, Any]) -> bool:
+    try:
+        return schema.read_info(folder) == info and schema.digest(folder) == info["digest"]
+    except DataError:
+        return False

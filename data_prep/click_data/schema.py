@@ -1,0 +1,89 @@
+"""The common form on disk: a folder of three Parquet files and dataset.json.
+
+histories.parquet  one row per user, ordered by user index
+    user_id (original, int64 or string) and time-ordered lists: item int32, category int32,
+    time int64, label int8, and one float32 list for each extra signal
+samples.parquet    what a ranker is asked, ordered by split, time, user
+    user int32 (row of histories), prefix int32 (events of that user at strictly earlier times),
+    item int32, category int32, label int8, time int64, split "train" | "valid" | "test"
+items.parquet      row i describes item id i; row 0 is the unknown item
+    item_id (original), category int32, category_id (original), train_count int64
+dataset.json       what it is, how it was made, and counts; a function of input and options alone
+
+Item and category ids: 0 is unknown (not seen in the training period), 1, 2, ... are the training
+vocabulary, most frequent first.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from click_data.errors import DataError
+from click_data.events import Prepared
+
+FORMAT = 1
+HISTORIES = "histories.parquet"
+SAMPLES = "samples.parquet"
+ITEMS = "items.parquet"
+INFO = "dataset.json"
+TABLES = (HISTORIES, SAMPLES, ITEMS)
+
+# One row group keeps each column in one piece of memory when it is opened.
+_ROW_GROUP = 2**26
+
+
+def write(prepared: Prepared, folder: Path, description: dict[str, Any]) -> dict[str, Any]:
+    """Write the tables and dataset.json into an existing folder; returns dataset.json's content."""
+    tables = (prepared.histories, prepared.samples, prepared.items)
+    for name, table in zip(TABLES, tables, strict=True):
+        _write_table(table, folder / name)
+    info = {"format": FORMAT, **description, **prepared.info, "digest": digest(folder)}
+    (folder / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
+    return info
+
+
+def digest(folder: Path) -> str:
+    """sha256 over the names and contents of the Parquet files."""
+    total = hashlib.sha256()
+    for name in TABLES:
+        total.update(f"{name} {file_digest(folder / name)}\n".encode())
+    return total.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of one file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_prepared(folder: Path) -> bool:
+    """Whether a folder says of itself that it is a prepared data set, whole or damaged."""
+    return (folder / INFO).is_file()
+
+
+def read_info(folder: Path) -> dict[str, Any]:
+    """The content of dataset.json, checked to be of this format and to have its tables beside it."""
+    path = folder / INFO
+    if not path.is_file():
+        raise DataError(
+            f"not a prepared data set (no {INFO}); make one with: jagged prepare SOURCE --out DIR",
+            file=folder,
+        )
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"not readable as JSON ({error})", file=path) from error
+    if not isinstance(info, dict) or info.get("format") != FORMAT:
+        raise DataError(f"not a data set of format {FORMAT}; prepare it again", file=path)
+    for name in TABLES:
+        if not (folder / name).is_file():
+            raise DataError("missing; prepare the data set again", file=folder / name)
+    return info
+
+
+def _write_table(table: pa.Table, path: Path) -> None:
+    pq.write_table(table, path, compression="zstd", row_group_size=_ROW_GROUP)

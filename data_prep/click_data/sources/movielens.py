@@ -1,0 +1,243 @@
+"""MovieLens ratings, in each of the forms in which GroupLens publishes them.
+
+ratings.csv + movies.csv (ml-latest*, ml-20m, ml-25m, ml-32m), ratings.dat + movies.dat (ml-1m,
+ml-10m; fields separated by "::", Latin-1), u.data + u.item (ml-100k), and Parquet:
+interactions.parquet with user_id, item_id, timestamp, rating and optionally category_id.
+"""
+
+import csv
+import json
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import polars as pl
+
+from click_data import columns
+from click_data.checks import refuse_duplicates
+from click_data.errors import DataError
+from click_data.events import EventLog
+from click_data.schema import file_digest
+from click_data.table import Table, read_parquet, read_text
+
+RATINGS = ("ratings.csv", "ratings.dat", "u.data", "interactions.parquet")
+_MOVIES = {"ratings.csv": "movies.csv", "ratings.dat": "movies.dat", "u.data": "u.item"}
+_NAMES = ("userId", "movieId", "rating", "timestamp")
+_PARQUET_NAMES = ("user_id", "item_id", "rating", "timestamp")
+# The genre flags of u.item, in their order (file u.genre).
+_GENRES_100K = [
+    "unknown",
+    "Action",
+    "Adventure",
+    "Animation",
+    "Children's",
+    "Comedy",
+    "Crime",
+    "Documentary",
+    "Drama",
+    "Fantasy",
+    "Film-Noir",
+    "Horror",
+    "Musical",
+    "Mystery",
+    "Romance",
+    "Sci-Fi",
+    "Thriller",
+    "War",
+    "Western",
+]
+
+
+@dataclass(frozen=True)
+class MovieLensOptions:
+    """threshold: the least rating, in stars, that is a positive label."""
+
+    threshold: float = 4.0
+
+
+@dataclass(frozen=True)
+class _Input:
+    """A ratings file and the movies file beside it, with the names to show for them."""
+
+    name: str
+    ratings: Path
+    movies: Path | None
+    ratings_shown: str
+    movies_shown: str
+
+
+def load(path: Path | None, options: MovieLensOptions, seed: int) -> EventLog:
+    """Read ratings as a log: label = rating >= threshold, category = the movie's first genre.
+
+    The rating itself is an extra signal. GroupLens' files are in no time order, so any order is
+    taken; ratings of one user in the same second are ordered by movie id.
+    """
+    del seed  # nothing here is random
+    assert path is not None
+    with _find(path) as source:
+        if source.ratings.suffix == ".parquet":
+            table, names = _read_parquet(source)
+        else:
+            table, names = _read_ratings(source), _NAMES
+        user, item, rating, timestamp = names
+        stars = columns.numbers(table, rating)
+        events = pl.DataFrame(
+            {
+                "user_id": columns.ids(table, user),
+                "item_id": columns.ids(table, item),
+                "time": columns.times(table, timestamp),
+                "label": (stars >= options.threshold).cast(pl.Int8),
+                "rating": stars.cast(pl.Float32),
+            }
+        )
+        refuse_duplicates(table, events)
+        events = _with_category(events, table, source).sort("item_id")
+        if events["label"].n_unique() == 1:
+            raise DataError(
+                f"every rating is {'at least' if events['label'][0] else 'below'} "
+                f"{options.threshold:g}, so there is nothing to tell apart; rank likes against "
+                "drawn items instead: jagged prepare log --from FILE --negatives 1 --out DIR",
+                file=source.ratings_shown,
+                column=rating,
+            )
+        files = [(source.ratings, source.ratings_shown)]
+        if source.movies:
+            files.append((source.movies, source.movies_shown))
+        inputs = tuple({"file": Path(s).name, "sha256": file_digest(f)} for f, s in files)
+    return EventLog(name=source.name, events=events, signals=("rating",), inputs=inputs)
+
+
+@contextmanager
+def _find(path: Path) -> Iterator[_Input]:
+    """Locate the ratings in what a user would name: a folder, a zip, or the ratings file."""
+    if not path.exists():
+        raise DataError("no such file or folder", file=path)
+    if path.is_dir():
+        yield _in_folder(path)
+    elif zipfile.is_zipfile(path):
+        with tempfile.TemporaryDirectory() as scratch:
+            yield _in_zip(path, Path(scratch))
+    elif path.suffix == ".zip":
+        raise DataError("not a readable zip file, truncated?", file=path)
+    elif path.name in RATINGS or path.suffix == ".parquet":
+        yield _beside(path, name=path.resolve().parent.name)
+    else:
+        known = ", ".join(RATINGS)
+        raise DataError(f"not a MovieLens ratings file ({known}), folder or zip", file=path)
+
+
+def _in_folder(folder: Path) -> _Input:
+    inner = sorted(child for child in folder.iterdir() if child.is_dir())
+    # An unpacked zip may have left its folder inside another one.
+    for place in (folder, *(inner if len(inner) == 1 else ())):
+        for ratings in RATINGS:
+            if (place / ratings).is_file():
+                return _beside(place / ratings, name=folder.resolve().name)
+    known = ", ".join(RATINGS)
+    raise DataError(f"no MovieLens ratings in this folder; one of {known} is needed", file=folder)
+
+
+def _beside(ratings: Path, *, name: str) -> _Input:
+    movies = ratings.with_name(_MOVIES.get(ratings.name, "none"))
+    found = movies if movies.is_file() else None
+    return _Input(name, ratings, found, str(ratings), str(movies))
+
+
+def _in_zip(path: Path, scratch: Path) -> _Input:
+    """Unpack the two files that matter into `scratch`, under flat names of our own."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {
+                PurePosixPath(name).name: name
+                for name in sorted(archive.namelist(), reverse=True)
+                if not name.startswith("__MACOSX/")
+            }
+            ratings = next((name for name in RATINGS if name in members), None)
+            if ratings is None:
+                known = ", ".join(RATINGS)
+                raise DataError(f"no MovieLens ratings in this zip ({known})", file=path)
+            movies = _MOVIES.get(ratings, "none")
+            for name in (ratings, movies):
+                if name in members:
+                    (scratch / name).write_bytes(archive.read(members[name]))
+    except (zipfile.BadZipFile, EOFError, OSError) as error:
+        raise DataError(f"not a readable zip file, truncated? ({error})", file=path) from error
+    return _Input(
+        name=path.stem,
+        ratings=scratch / ratings,
+        movies=scratch / movies if movies in members else None,
+        ratings_shown=f"{path}/{members[ratings]}",
+        movies_shown=f"{path}/{members.get(movies, movies)}",
+    )
+
+
+def _read_ratings(source: _Input) -> Table:
+    shown = source.ratings_shown
+    if source.ratings.name == "ratings.csv":
+        table = read_text(source.ratings, wanted=_NAMES, shown=shown)
+    elif source.ratings.name == "u.data":
+        table = read_text(source.ratings, wanted=_NAMES, separator="\t", names=_NAMES, shown=shown)
+    else:
+        # polars splits at single bytes: "1::2" has an empty column between its two fields.
+        names = [part for name in _NAMES for part in (name, f"after {name}")][:-1]
+        table = read_text(source.ratings, wanted=_NAMES, separator=":", names=names, shown=shown)
+    table.require(*_NAMES, hint="; another layout can be read with: jagged prepare log")
+    return table
+
+
+def _read_parquet(source: _Input) -> tuple[Table, tuple[str, ...]]:
+    table = read_parquet(
+        source.ratings, wanted=(*_PARQUET_NAMES, "category_id"), shown=source.ratings_shown
+    )
+    table.require(*_PARQUET_NAMES, hint="; another layout can be read with: jagged prepare log")
+    return table, _PARQUET_NAMES
+
+
+def _with_category(events: pl.DataFrame, table: Table, source: _Input) -> pl.DataFrame:
+    """Add the first genre; null where there is no list of movies."""
+    if source.ratings.suffix == ".parquet":
+        if "category_id" not in table.columns:
+            return events.with_columns(category=pl.lit(None, pl.Int64))
+        category = columns.ids(table, "category_id", optional=True)
+        names = json.loads(table.metadata.get("category_names", "[]"))
+        if names:
+            category = category.replace_strict(range(len(names)), names, default=None)
+        return events.with_columns(category=category)
+    if source.movies is None:
+        return events.with_columns(category=pl.lit(None, pl.String))
+    genres = _first_genres(source.movies, source.movies_shown)
+    movies = pl.DataFrame(
+        {"item_id": list(genres), "category": list(genres.values())},
+        schema={"item_id": events["item_id"].dtype, "category": pl.String},
+    )
+    return events.join(movies, on="item_id", how="left", maintain_order="left")
+
+
+def _first_genres(path: Path, shown: str) -> dict[int, str]:
+    """Movie id -> its first genre, from movies.csv, movies.dat or u.item."""
+    encoding = "utf-8" if path.suffix == ".csv" else "latin-1"
+    genres: dict[int, str] = {}
+    with path.open(encoding=encoding, newline="") as file:
+        lines = (
+            csv.reader(file) if path.suffix == ".csv" else (line.rstrip("\r\n") for line in file)
+        )
+        for number, line in enumerate(lines, start=1):
+            if not line or (path.suffix == ".csv" and number == 1):
+                continue
+            try:
+                if isinstance(line, list):
+                    movie, listed = line[0], line[-1]
+                elif path.suffix == ".dat":
+                    movie, _, listed = line.split("::")
+                else:
+                    movie, *flags = line.split("|")
+                    listed = _GENRES_100K[flags[-len(_GENRES_100K) :].index("1")]
+                genres[int(movie)] = listed.split("|")[0]
+            except (ValueError, IndexError) as error:
+                raise DataError(
+                    f"not a movie with genres ({error})", file=shown, row=f"line {number}"
+                ) from error
+    return genres
