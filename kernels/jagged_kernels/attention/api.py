@@ -1,0 +1,268 @@
+"""`jagged_attention`: the public function, its checks, and the choice of a backend."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from jagged_kernels.attention import ops
+from jagged_kernels.attention.reference import attention_reference
+from jagged_kernels.attention.schedule import (
+    AttentionSchedule,
+    build_schedule,
+    check_users,
+    dense_queries,
+    resolve_window,
+)
+from jagged_kernels.attention.tiles import default_tiles
+from jagged_kernels.jagged_tensor import JaggedTensor
+
+Backend = Literal["auto", "triton", "native", "reference"]
+_BACKENDS = ("auto", "triton", "native", "reference")
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@overload
+def jagged_attention(
+    q: JaggedTensor,
+    k: JaggedTensor,
+    v: JaggedTensor,
+    *,
+    causal: bool = ...,
+    window: tuple[int, int] | None = ...,
+    scale: float | None = ...,
+    bias: Tensor | None = ...,
+    dropout_p: float = ...,
+    schedule: AttentionSchedule | None = ...,
+    backend: Backend = ...,
+    return_lse: Literal[False] = ...,
+) -> JaggedTensor: ...
+@overload
+def jagged_attention(
+    q: Tensor,
+    k: JaggedTensor,
+    v: JaggedTensor,
+    *,
+    causal: bool = ...,
+    window: tuple[int, int] | None = ...,
+    scale: float | None = ...,
+    bias: Tensor | None = ...,
+    dropout_p: float = ...,
+    schedule: AttentionSchedule | None = ...,
+    backend: Backend = ...,
+    return_lse: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def jagged_attention(
+    q: JaggedTensor | Tensor,
+    k: JaggedTensor,
+    v: JaggedTensor,
+    *,
+    causal: bool = ...,
+    window: tuple[int, int] | None = ...,
+    scale: float | None = ...,
+    bias: Tensor | None = ...,
+    dropout_p: float = ...,
+    schedule: AttentionSchedule | None = ...,
+    backend: Backend = ...,
+    return_lse: bool,
+) -> tuple[JaggedTensor | Tensor, Tensor]: ...
+def jagged_attention(
+    q: JaggedTensor | Tensor,
+    k: JaggedTensor,
+    v: JaggedTensor,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    scale: float | None = None,
+    bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    schedule: AttentionSchedule | None = None,
+    backend: Backend = "auto",
+    return_lse: bool = False,
+) -> JaggedTensor | Tensor | tuple[JaggedTensor | Tensor, Tensor]:
+    """Softmax attention inside each user, without padding: softmax(scale * q k^T + bias) v.
+
+    Args:
+        q: queries, a `JaggedTensor` [Tq, H, D] (its offsets may differ from those of `k`: cross
+            attention), or dense [B, N, H, D], or [N, H, D] for the same queries at every user.
+        k: keys, `JaggedTensor` [Tk, Hk, D]. Hk divides H; head h reads key head h // (H / Hk).
+        v: values, `JaggedTensor` [Tk, Hk, Dv] with the offsets of `k`. D and Dv from 1 to 256 on
+            the Triton backend.
+        causal: query i of n sees keys up to i + m - n of m: aligned to the end, as in flash-attn.
+        window: (left, right); query i sees keys i + (m - n) - left ... i + (m - n) + right, -1
+            for no limit on a side. `causal` sets right to 0.
+        scale: of the scores, 1 / sqrt(D) when None.
+        bias: [sum of n_b * m_b, H], added to the scaled scores: user b's [n_b, m_b] scores row
+            by row, users in order. `native` and `reference` only.
+        dropout_p: chance to drop a probability. The mask depends on a seed (drawn from torch's
+            generator), user, head, query and key, not on packing. `native`, `reference` only.
+        schedule: from `attention_schedule` for the same offsets and mask, to share its
+            construction between layers; built here when None.
+        backend: "triton" (CUDA, or Triton's interpreter), "native" (vectorised PyTorch),
+            "reference" (the specification, a loop over users) or "auto": triton for what it
+            covers on CUDA tensors, native otherwise.
+        return_lse: also return lse [Tq, H] (dense queries: [B, N, H]), the natural log of the sum
+            of exponentials, float32 (float64 for float64 inputs); differentiable.
+
+    Returns:
+        A `JaggedTensor` [Tq, H, Dv] with q's offsets, or dense [B, N, H, Dv] for dense q, in the
+        dtype of the inputs. A query that sees no key returns 0, and lse -inf.
+
+    Raises:
+        TypeError, ValueError: arguments of wrong kind, dtype, shape or device, before any launch.
+        NotImplementedError: bias, dropout or float64 on the triton backend.
+
+    Triton accumulates in float32; float32 inputs use TF32 only if
+    `torch.backends.cuda.matmul.allow_tf32` is set. Results do not change from run to run.
+
+    Source: Jagged Flash Attention, arXiv 2409.15373; FlashAttention-2, arXiv 2307.08691.
+
+    >>> x = JaggedTensor(torch.randn(5, 2, 8), torch.tensor([0, 3, 3, 5]))
+    >>> jagged_attention(x, x, x, causal=True)
+    JaggedTensor(users=3, values=[5, 2, 8], dtype=torch.float32, device=cpu)
+    """
+    if not isinstance(k, JaggedTensor) or not isinstance(v, JaggedTensor):
+        kinds = f"{type(k).__name__} and {type(v).__name__}"
+        raise TypeError(f"k and v must be JaggedTensors, got {kinds}")
+    q_jagged = q if isinstance(q, JaggedTensor) else dense_queries(q, k)
+    _check_inputs(q_jagged, k, v)
+    if bias is not None:
+        _check_bias(bias, q_jagged, k)
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
+    band = resolve_window(causal, window)
+    if schedule is not None:
+        _check_schedule(schedule, q_jagged, k, band)
+    scale = 1 / math.sqrt(q_jagged.values.shape[2]) if scale is None else scale
+    backend = _choose_backend(backend, q_jagged.values, bias, dropout_p)
+
+    if backend == "triton":
+        if schedule is None:
+            tile_q, tile_k = default_tiles(max(q_jagged.values.shape[2], v.values.shape[2]))
+            schedule = build_schedule(
+                q_jagged.offsets,
+                k.offsets,
+                q_tokens=q_jagged.values.shape[0],
+                k_tokens=k.values.shape[0],
+                window=band,
+                tile_q=tile_q,
+                tile_k=tile_k,
+            )
+        o, lse = ops.attention_triton(
+            q_jagged.values,
+            k.values,
+            v.values,
+            schedule.rows,
+            schedule.rows_t,
+            schedule.tile_q,
+            schedule.tile_k,
+            *band,
+            scale,
+        )
+    else:
+        seed = None
+        if dropout_p:
+            seed = torch.randint(2**31, (), device=q_jagged.device)
+        function = attention_reference if backend == "reference" else ops.native
+        o, lse = function(
+            q_jagged.values,
+            k.values,
+            v.values,
+            q_jagged.offsets,
+            k.offsets,
+            window=band,
+            scale=scale,
+            bias=bias,
+            dropout_p=dropout_p,
+            dropout_seed=seed,
+        )
+
+    if isinstance(q, JaggedTensor):
+        out = q.with_values(o)
+    else:
+        batch = (len(k), q.shape[-3])
+        out, lse = o.unflatten(0, batch), lse.unflatten(0, batch)
+    return (out, lse) if return_lse else out
+
+
+def _check_inputs(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> None:
+    shapes = ", ".join(f"{n} {tuple(x.values.shape)}" for n, x in (("q", q), ("k", k), ("v", v)))
+    if any(x.values.dim() != 3 for x in (q, k, v)):
+        raise ValueError(f"q, k and v must be [T, H, D], got {shapes}")
+    if k.values.shape[:2] != v.values.shape[:2]:
+        raise ValueError(f"k and v must have the same tokens and heads, got {shapes}")
+    if q.values.shape[2] != k.values.shape[2]:
+        raise ValueError(f"q and k must have the same head_dim, got {shapes}")
+    if 0 in (q.values.shape[1], k.values.shape[1], q.values.shape[2], v.values.shape[2]):
+        raise ValueError(f"heads and head_dim must be at least 1, got {shapes}")
+    if q.values.shape[1] % k.values.shape[1]:
+        raise ValueError(f"q's heads must be a multiple of k's, got {shapes}")
+    check_users(q, k)
+    if len(v) != len(k):
+        raise ValueError(f"k has {len(k)} users and v has {len(v)}")
+    # Contents are not compared where that would wait for the device.
+    readable = v.offsets.device.type == "cpu" and not _tracing(v.offsets)
+    if readable and v.offsets is not k.offsets and not _same(v.offsets, k.offsets):
+        raise ValueError("k and v must have the same offsets")
+    dtypes = [str(x.values.dtype) for x in (q, k, v)]
+    if len(set(dtypes)) > 1 or q.values.dtype not in _DTYPES:
+        raise TypeError(f"q, k and v must be of one floating dtype, got {', '.join(dtypes)}")
+    devices = [str(x.values.device) for x in (q, k, v)]
+    if len(set(devices)) > 1:
+        raise ValueError(f"q, k and v must be on one device, got {', '.join(devices)}")
+
+
+def _check_bias(bias: Tensor, q: JaggedTensor, k: JaggedTensor) -> None:
+    heads = q.values.shape[1]
+    if bias.dim() != 2 or bias.shape[1] != heads or bias.device != q.device:
+        raise ValueError(
+            f"bias must be [sum of n_b * m_b, H = {heads}] on {q.device}, "
+            f"got {tuple(bias.shape)} on {bias.device}"
+        )
+    if q.device.type == "cpu" and not _tracing(q.offsets):
+        scores = int((q.lengths.long() * k.lengths.long()).sum())
+        if bias.shape[0] != scores:
+            raise ValueError(f"bias must have a row for each of {scores} scores, got {len(bias)}")
+
+
+def _same(offsets: Tensor, others: Tensor) -> bool:
+    return torch.equal(offsets.long(), others.long())
+
+
+def _tracing(offsets: Tensor) -> bool:
+    return torch.compiler.is_compiling() or isinstance(offsets, torch._subclasses.FakeTensor)
+
+
+def _check_schedule(
+    schedule: AttentionSchedule, q: JaggedTensor, k: JaggedTensor, band: tuple[int, int]
+) -> None:
+    built = (schedule.q_tokens, schedule.k_tokens, schedule.users, schedule.window)
+    wanted = (q.values.shape[0], k.values.shape[0], len(q), band)
+    if built != wanted:
+        raise ValueError(
+            "the schedule was built for another batch or mask: (q tokens, k tokens, users, window) "
+            f"is {built} in the schedule and {wanted} in the call"
+        )
+    if schedule.rows.device != q.device:
+        raise ValueError(f"the schedule is on {schedule.rows.device} and q on {q.device}")
+
+
+def _choose_backend(backend: str, q: Tensor, bias: Tensor | None, dropout_p: float) -> str:
+    if backend not in _BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(_BACKENDS)}; got {backend!r}")
+    missing = "bias" if bias is not None else "dropout" if dropout_p else None
+    if q.dtype == torch.float64:
+        missing = "float64"
+    if backend == "auto":
+        return "triton" if q.is_cuda and missing is None else "native"
+    if backend == "triton":
+        if missing is not None:
+            raise NotImplementedError(
+                f"the triton backend has no {missing} yet; use backend='native' or 'auto'"
+            )
+        ops.check_triton_runs(q)
+    return backend

@@ -1,0 +1,249 @@
+"""Jagged attention in vectorised PyTorch: users of similar length are padded together.
+
+Fast enough to train on a CPU, and the fallback wherever there is no Triton. Waste is bounded: a
+bucket pads no user by more than a quarter of its length (and a few tokens). Softmax
+probabilities are recomputed in the backward (FlashAttention-2, section 3.1.2), so that what is
+kept between the passes does not grow with the square of a history.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jagged_kernels.attention.dropout import keep_mask
+
+# Scores that one bucket may hold at a time: 64 MB in float32.
+_MAX_SCORES = 1 << 24
+_SLACK_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Everything that changes the scores besides q and k (see `attention_reference`)."""
+
+    window: tuple[int, int]
+    scale: float
+    bias: Tensor | None
+    dropout_p: float
+    dropout_seed: Tensor | None
+
+
+@dataclass
+class _Bucket:
+    """b users padded to N queries and M keys."""
+
+    users: Tensor  # [b]
+    q_index: Tensor  # [b, N] token of each padded place, 0 where there is none
+    k_index: Tensor  # [b, M]
+    q_valid: Tensor  # [b, N]
+    k_valid: Tensor  # [b, M]
+    visible: Tensor | None  # [b, 1, N, M], None when everything is visible
+    score_index: Tensor | None  # [b, N, M] place in the flat bias
+
+
+def attention_native_forward(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, mask: Mask
+) -> tuple[Tensor, Tensor]:
+    """Same arguments and results as `attention_reference`."""
+    compute = torch.promote_types(q.dtype, torch.float32)
+    o = q.new_zeros((q.shape[0], q.shape[1], v.shape[2]))
+    lse = q.new_full((q.shape[0], q.shape[1]), -math.inf, dtype=compute)
+    for bucket in _buckets(q_offsets, k_offsets, q.shape[1], mask):
+        values = _gather(v, bucket.k_index, bucket.k_valid, compute)
+        scores = _scores(
+            _gather(q, bucket.q_index, bucket.q_valid, compute),
+            _gather(k, bucket.k_index, bucket.k_valid, compute),
+            bucket,
+            mask,
+        )
+        top = scores.amax(-1, keepdim=True)
+        top.masked_fill_(top == -math.inf, 0.0)
+        weights = scores.sub_(top).exp_()
+        total = weights.sum(-1, keepdim=True)
+        if mask.dropout_p:
+            weights = weights * _kept(bucket, q.shape[1], mask)
+        # A query that sees nothing has weights 0 and total 0.
+        out = _by_group(weights, values) / total.clamp(min=torch.finfo(compute).tiny)
+        o[bucket.q_index[bucket.q_valid]] = _tokens(out, bucket.q_valid).to(o.dtype)
+        lse[bucket.q_index[bucket.q_valid]] = _tokens(top + total.log(), bucket.q_valid)[..., 0]
+    return o, lse
+
+
+def attention_native_backward(
+    d_o: Tensor,
+    d_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    q_offsets: Tensor,
+    k_offsets: Tensor,
+    mask: Mask,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of q, k, v and of the bias (None without one)."""
+    compute = lse.dtype
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    d_bias = None if mask.bias is None else torch.zeros_like(mask.bias)
+    # Each score's gradient is p * (dp - delta), and lse passes on p times its own gradient.
+    delta = (d_o.to(compute) * o.to(compute)).sum(-1)
+    if d_lse is not None:
+        delta = delta - d_lse
+    for bucket in _buckets(q_offsets, k_offsets, q.shape[1], mask):
+        q_pad = _gather(q, bucket.q_index, bucket.q_valid, compute)
+        k_pad = _gather(k, bucket.k_index, bucket.k_valid, compute)
+        v_pad = _gather(v, bucket.k_index, bucket.k_valid, compute)
+        do_pad = _gather(d_o, bucket.q_index, bucket.q_valid, compute)
+        lse_pad = _gather(lse[..., None], bucket.q_index, bucket.q_valid, compute)
+        delta_pad = _gather(delta[..., None], bucket.q_index, bucket.q_valid, compute)
+
+        scores = _scores(q_pad, k_pad, bucket, mask)
+        probabilities = scores.sub_(lse_pad.masked_fill(lse_pad == -math.inf, 0.0)).exp_()
+        d_probabilities = _by_group(do_pad, v_pad.transpose(-1, -2))
+        if mask.dropout_p:
+            kept = _kept(bucket, q.shape[1], mask)
+            d_probabilities = d_probabilities * kept
+            dropped = probabilities * kept
+        else:
+            dropped = probabilities
+        d_scores = probabilities * d_probabilities.sub_(delta_pad)
+
+        valid_q, valid_k = bucket.q_valid, bucket.k_valid
+        dq_pad = _by_group(d_scores, k_pad) * mask.scale
+        dk_pad = _sum_group(d_scores.transpose(-1, -2) @ q_pad, k.shape[1]) * mask.scale
+        dv_pad = _sum_group(dropped.transpose(-1, -2) @ do_pad, v.shape[1])
+        dq[bucket.q_index[valid_q]] = _tokens(dq_pad, valid_q).to(dq.dtype)
+        dk[bucket.k_index[valid_k]] = _tokens(dk_pad, valid_k).to(dk.dtype)
+        dv[bucket.k_index[valid_k]] = _tokens(dv_pad, valid_k).to(dv.dtype)
+        if d_bias is not None and bucket.score_index is not None:
+            inside = valid_q[:, :, None] & valid_k[:, None, :]
+            d_bias[bucket.score_index[inside]] = d_scores.movedim(1, 3)[inside].to(d_bias.dtype)
+    return dq, dk, dv, d_bias
+
+
+def _buckets(q_offsets: Tensor, k_offsets: Tensor, heads: int, mask: Mask) -> Iterator[_Bucket]:
+    """Users with queries and keys, in groups of similar length."""
+    n_all, m_all = q_offsets.diff(), k_offsets.diff()
+    n_host, m_host = n_all.tolist(), m_all.tolist()
+    present = [u for u, (n, m) in enumerate(zip(n_host, m_host, strict=True)) if n and m]
+    present.sort(key=lambda u: (m_host[u], n_host[u]), reverse=True)
+    scores_before = None
+    if mask.bias is not None:
+        sizes = n_all.long() * m_all.long()
+        scores_before = sizes.cumsum(0) - sizes
+
+    begin = 0
+    while begin < len(present):
+        keys = m_host[present[begin]]
+        queries, end = 0, begin
+        while end < len(present):
+            user = present[end]
+            longest = max(queries, n_host[user])
+            too_many = (end - begin + 1) * longest * keys * heads > _MAX_SCORES
+            too_short = m_host[user] * 5 < (keys - _SLACK_TOKENS) * 4
+            if end > begin and (too_many or too_short):
+                break
+            queries, end = longest, end + 1
+        users = torch.tensor(present[begin:end], device=q_offsets.device)
+        yield _bucket(users, queries, keys, q_offsets, k_offsets, scores_before, mask)
+        begin = end
+
+
+def _bucket(
+    users: Tensor,
+    queries: int,
+    keys: int,
+    q_offsets: Tensor,
+    k_offsets: Tensor,
+    scores_before: Tensor | None,
+    mask: Mask,
+) -> _Bucket:
+    q_index, q_valid = _places(users, queries, q_offsets)
+    k_index, k_valid = _places(users, keys, k_offsets)
+    n, m = q_valid.sum(1)[:, None, None], k_valid.sum(1)[:, None, None]
+    left, right = mask.window
+    row = torch.arange(queries, device=users.device)[:, None]
+    column = torch.arange(keys, device=users.device)
+
+    visible = k_valid[:, None, :]
+    if left >= 0:
+        visible = visible & (column - row - (m - n) >= -left)
+    if right >= 0:
+        visible = visible & (column - row - (m - n) <= right)
+    score_index = None
+    if scores_before is not None:
+        inside = q_valid[:, :, None] & k_valid[:, None, :]
+        score_index = torch.where(inside, scores_before[users][:, None, None] + row * m + column, 0)
+    everything = left < 0 and right < 0 and bool(k_valid.all())
+    return _Bucket(
+        users,
+        q_index,
+        k_index,
+        q_valid,
+        k_valid,
+        None if everything else visible[:, None],
+        score_index,
+    )
+
+
+def _places(users: Tensor, length: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    start, end = offsets[:-1][users, None], offsets[1:][users, None]
+    index = start + torch.arange(length, device=users.device)
+    valid = index < end
+    return torch.where(valid, index, 0), valid
+
+
+def _gather(x: Tensor, index: Tensor, valid: Tensor, dtype: torch.dtype) -> Tensor:
+    """[T, H, D] -> [b, H, L, D], zero where there is no token."""
+    padded = x[index].masked_fill(~valid[:, :, None, None], 0.0)
+    return padded.to(dtype).transpose(1, 2)
+
+
+def _tokens(padded: Tensor, valid: Tensor) -> Tensor:
+    """[b, H, L, D] -> [tokens, H, D]."""
+    return padded.transpose(1, 2)[valid]
+
+
+def _scores(q: Tensor, k: Tensor, bucket: _Bucket, mask: Mask) -> Tensor:
+    """[b, H, N, M], -inf where a query does not see a key."""
+    scores = _by_group(q, k.transpose(-1, -2)).mul_(mask.scale)
+    if mask.bias is not None and bucket.score_index is not None:
+        scores += mask.bias[bucket.score_index].movedim(3, 1)
+    if bucket.visible is not None:
+        scores.masked_fill_(~bucket.visible, -math.inf)
+    return scores
+
+
+def _kept(bucket: _Bucket, heads: int, mask: Mask) -> Tensor:
+    """[b, H, N, M]: 1 / (1 - p) where a probability is kept, 0 where it is dropped."""
+    assert mask.dropout_seed is not None
+    device = bucket.users.device
+    keep = keep_mask(
+        mask.dropout_seed,
+        bucket.users[:, None, None, None],
+        torch.arange(heads, device=device)[:, None, None],
+        torch.arange(bucket.q_index.shape[1], device=device)[:, None],
+        torch.arange(bucket.k_index.shape[1], device=device),
+        mask.dropout_p,
+    )
+    return keep / (1 - mask.dropout_p)
+
+
+def _by_group(per_head: Tensor, per_kv_head: Tensor) -> Tensor:
+    """[b, H, N, K] @ [b, Hk, K, M], each key head serving the H / Hk heads of its group."""
+    if per_head.shape[1] == per_kv_head.shape[1]:
+        return per_head @ per_kv_head
+    grouped = per_head.unflatten(1, (per_kv_head.shape[1], -1))
+    return (grouped @ per_kv_head[:, :, None]).flatten(1, 2)
+
+
+def _sum_group(per_head: Tensor, kv_heads: int) -> Tensor:
+    """[b, H, M, D] -> [b, Hk, M, D], the sum over each group of heads."""
+    if per_head.shape[1] == kv_heads:
+        return per_head
+    return per_head.unflatten(1, (kv_heads, -1)).sum(2)

@@ -1,0 +1,86 @@
+"""The specification of jagged attention: one user after another, in plain PyTorch.
+
+Differentiable by autograd, any device, any dtype up to float64 (half types compute in float32).
+Slow on purpose; the other backends are held against it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from jagged_kernels.attention.dropout import keep_mask
+
+
+def attention_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_offsets: Tensor,
+    k_offsets: Tensor,
+    *,
+    window: tuple[int, int],
+    scale: float,
+    bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """softmax(scale * q k^T + bias) v for every user and head.
+
+    Args:
+        q: [Tq, H, D]. k: [Tk, Hk, D]. v: [Tk, Hk, Dv]. H is a multiple of Hk.
+        bias: [sum of n_b * m_b, H] or None; user b's [n_b, m_b] scores row by row, users in order.
+
+    Returns:
+        o [Tq, H, Dv] in q's dtype and lse [Tq, H], the natural log of the sum of exponentials
+        (float32, or float64 for float64 inputs). A query that sees no key gives 0 and -inf.
+    """
+    compute = torch.promote_types(q.dtype, torch.float32)
+    group = q.shape[1] // k.shape[1]
+    left, right = window
+    outputs, lses = [], []
+    score = 0
+    bounds = zip(q_offsets.tolist(), k_offsets.tolist(), strict=True)
+    (q_start, k_start), *ends = bounds
+    for user, (q_end, k_end) in enumerate(ends):
+        n, m = q_end - q_start, k_end - k_start
+        q_user = q[q_start:q_end].to(compute)
+        k_user = k[k_start:k_end].to(compute).repeat_interleave(group, dim=1)
+        v_user = v[k_start:k_end].to(compute).repeat_interleave(group, dim=1)
+
+        logits = scale * torch.einsum("nhd,mhd->hnm", q_user, k_user)
+        if bias is not None:
+            logits = logits + bias[score : score + n * m].to(compute).view(n, m, -1).movedim(2, 0)
+
+        # Aligned to the end: the last query stands at the last key.
+        distance = torch.arange(m, device=q.device) - torch.arange(n, device=q.device)[:, None]
+        distance = distance - (m - n)
+        visible = torch.ones_like(distance, dtype=torch.bool)
+        if left >= 0:
+            visible &= distance >= -left
+        if right >= 0:
+            visible &= distance <= right
+
+        logits = logits.masked_fill(~visible, -math.inf)
+        sees_something = visible.any(1)
+        # softmax of nothing is 0 here, not NaN; in its gradient too.
+        probabilities = logits.masked_fill(~sees_something[:, None], 0.0).softmax(-1)
+        probabilities = probabilities.masked_fill(~visible, 0.0)
+        lse = logits.masked_fill(~sees_something[:, None], 0.0).logsumexp(-1)
+        lse = lse.masked_fill(~sees_something, -math.inf)
+
+        if dropout_p:
+            assert dropout_seed is not None
+            heads = torch.arange(q.shape[1], device=q.device)[:, None, None]
+            rows = torch.arange(n, device=q.device)[:, None]
+            columns = torch.arange(m, device=q.device)
+            keep = keep_mask(dropout_seed, user, heads, rows, columns, dropout_p)
+            probabilities = probabilities * keep / (1 - dropout_p)
+        outputs.append(torch.einsum("hnm,mhd->nhd", probabilities, v_user))
+        lses.append(lse.t())
+        q_start, k_start, score = q_end, k_end, score + n * m
+    if not outputs:
+        return q.new_zeros((0, q.shape[1], v.shape[2])), q.new_zeros((0, q.shape[1]), dtype=compute)
+    return torch.cat(outputs).to(q.dtype), torch.cat(lses)

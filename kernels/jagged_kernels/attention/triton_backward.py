@@ -1,0 +1,248 @@
+"""The backward kernels: dQ over the rows, then dK and dV over the rows of the transpose.
+
+Probabilities are recomputed from lse (FlashAttention-2, arXiv 2307.08691, section 3.1.2). Every
+output element is written by one program in one order, so there are no atomics, no float32 copy
+of dQ in memory, and results do not change from run to run.
+"""
+
+# Triton's jit and its launch options are not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jagged_kernels.attention.tiles import backward_config
+from jagged_kernels.attention.triton_blocks import (
+    LOG2_E,
+    band_arguments,
+    dot_precision,
+    load_block,
+    load_numbers,
+    load_row,
+    padded_dim,
+    rows_of_dims,
+    store_block,
+    store_numbers,
+    visible,
+    whole_blocks,
+)
+
+_LOG2_E = tl.constexpr(LOG2_E)
+
+
+def launch_backward(
+    d_o: Tensor,
+    d_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    rows: Tensor,
+    rows_t: Tensor,
+    *,
+    tile_q: int,
+    tile_k: int,
+    left: int,
+    right: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv), contiguous, in the dtypes of q, k and v."""
+    q, k, v, d_o = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v), rows_of_dims(d_o)
+    heads, dim = q.shape[1:]
+    kv_heads, dim_v = v.shape[1:]
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    delta = torch.empty_like(lse)
+    d_lse = None if d_lse is None else d_lse.contiguous()
+    pad_d, pad_dv = padded_dim(dim), padded_dim(dim_v)
+    config = backward_config(max(pad_d, pad_dv), q.element_size())
+    strides = (
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        d_o.stride(0), d_o.stride(1),
+    )  # fmt: skip
+    shape = {
+        "HEADS": heads,
+        "GROUP": heads // kv_heads,
+        "D": dim,
+        "DV": dim_v,
+        "PAD_D": pad_d,
+        "PAD_DV": pad_dv,
+        "BLOCK": config.block,
+        "PRECISION": dot_precision(q.dtype),
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
+    with torch.cuda.device_of(q):
+        if q.shape[0]:
+            _dq_kernel[(rows.shape[0] * heads,)](
+                q, k, v, o, d_o, lse, d_lse, delta, dq, rows, *strides, scale, scale * LOG2_E,
+                **band_arguments(left, right), TILE=tile_q, HAS_DLSE=d_lse is not None, **shape,
+            )  # fmt: skip
+        if k.shape[0]:
+            # From the keys' side the band is mirrored.
+            _dkv_kernel[(rows_t.shape[0] * kv_heads,)](
+                q, k, v, d_o, lse, delta, dk, dv, rows_t, *strides, scale, scale * LOG2_E,
+                **band_arguments(right, left), TILE=tile_k, **shape,
+            )  # fmt: skip
+    return dq, dk, dv
+
+
+@triton.jit
+def _dq_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, lse_ptr, d_lse_ptr, delta_ptr, dq_ptr, rows_ptr,
+    q_stride_t, q_stride_h, k_stride_t, k_stride_h, v_stride_t, v_stride_h, do_stride_t,
+    do_stride_h, scale, scale_log2, left, right,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, HAS_DLSE: tl.constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dQ of one tile of queries, and delta = rowsum(o * dO) - d_lse for the other kernel."""
+    row, head = tl.program_id(0) // HEADS, (tl.program_id(0) % HEADS).to(tl.int64)
+    q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, row)
+    if q_start == q_end:
+        return
+    q = load_block(q_ptr + head * q_stride_h, q_start, q_end, q_stride_t, TILE, D, PAD_D, True)
+    d_o = load_block(
+        do_ptr + head * do_stride_h, q_start, q_end, do_stride_t, TILE, DV, PAD_DV, True
+    )
+    o = load_block(o_ptr + head * DV, q_start, q_end, HEADS * DV, TILE, DV, PAD_DV, True)
+    delta = tl.sum(o.to(tl.float32) * d_o.to(tl.float32), 1)
+    if HAS_DLSE:
+        delta -= load_numbers(d_lse_ptr + head, q_start, q_end, HEADS, TILE)
+    store_numbers(delta_ptr + head, delta, q_start, q_end, HEADS, TILE)
+    lse = load_numbers(lse_ptr + head, q_start, q_end, HEADS, TILE) * _LOG2_E
+    lse = tl.where(lse == float("-inf"), 0.0, lse)
+    k_ptr += (head // GROUP) * k_stride_h
+    v_ptr += (head // GROUP) * v_stride_h
+
+    dq = tl.zeros([TILE, PAD_D], tl.float32)
+    whole_start, whole_end = whole_blocks(
+        q_start, q_end, k_start, k_end, shift, left, right, HAS_LEFT, HAS_RIGHT, BLOCK
+    )
+    if HAS_LEFT:
+        dq = _dq_walk(
+            dq, q, d_o, lse, delta, k_ptr, v_ptr, k_start, tl.minimum(whole_start, k_end),
+            q_start, k_end, shift, k_stride_t, v_stride_t, scale_log2, left, right,
+            HAS_LEFT, HAS_RIGHT, D, DV, PAD_D, PAD_DV, TILE, BLOCK, PRECISION, True,
+        )  # fmt: skip
+    dq = _dq_walk(
+        dq, q, d_o, lse, delta, k_ptr, v_ptr, whole_start, whole_end,
+        q_start, k_end, shift, k_stride_t, v_stride_t, scale_log2, left, right,
+        HAS_LEFT, HAS_RIGHT, D, DV, PAD_D, PAD_DV, TILE, BLOCK, PRECISION, False,
+    )  # fmt: skip
+    dq = _dq_walk(
+        dq, q, d_o, lse, delta, k_ptr, v_ptr, tl.maximum(whole_start, whole_end), k_end,
+        q_start, k_end, shift, k_stride_t, v_stride_t, scale_log2, left, right,
+        HAS_LEFT, HAS_RIGHT, D, DV, PAD_D, PAD_DV, TILE, BLOCK, PRECISION, True,
+    )  # fmt: skip
+    store_block(dq_ptr + head * D, dq * scale, q_start, q_end, HEADS * D, TILE, D, PAD_D)
+
+
+@triton.jit
+def _dq_walk(
+    dq, q, d_o, lse, delta, k_ptr, v_ptr, start, end,
+    q_start, k_end, shift, k_stride_t, v_stride_t, scale_log2, left, right,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    for k_start in range(start, end, BLOCK):
+        k = load_block(k_ptr, k_start, k_end, k_stride_t, BLOCK, D, PAD_D, MASKED)
+        v = load_block(v_ptr, k_start, k_end, v_stride_t, BLOCK, DV, PAD_DV, MASKED)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        if MASKED:
+            inside = visible(
+                q_start, k_start, k_end, shift, left, right, HAS_LEFT, HAS_RIGHT, TILE, BLOCK
+            )
+            scores = tl.where(inside, scores, float("-inf"))
+        probabilities = tl.exp2(scores - lse[:, None])
+        d_probabilities = tl.dot(d_o, tl.trans(v), input_precision=PRECISION)
+        d_scores = probabilities * (d_probabilities - delta[:, None])
+        dq = tl.dot(d_scores.to(k.dtype), k, dq, input_precision=PRECISION)
+    return dq
+
+
+@triton.jit
+def _dkv_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, rows_ptr,
+    q_stride_t, q_stride_h, k_stride_t, k_stride_h, v_stride_t, v_stride_h, do_stride_t,
+    do_stride_h, scale, scale_log2, left, right,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dK and dV of one tile of keys, summed over the heads of its group in order."""
+    KV_HEADS: tl.constexpr = HEADS // GROUP
+    row, kv_head = tl.program_id(0) // KV_HEADS, (tl.program_id(0) % KV_HEADS).to(tl.int64)
+    k_start, k_end, q_start, q_end, shift = load_row(rows_ptr, row)
+    if k_start == k_end:
+        return
+    k = load_block(k_ptr + kv_head * k_stride_h, k_start, k_end, k_stride_t, TILE, D, PAD_D, True)
+    v = load_block(v_ptr + kv_head * v_stride_h, k_start, k_end, v_stride_t, TILE, DV, PAD_DV, True)
+    dk = tl.zeros([TILE, PAD_D], tl.float32)
+    dv = tl.zeros([TILE, PAD_DV], tl.float32)
+    whole_start, whole_end = whole_blocks(
+        k_start, k_end, q_start, q_end, shift, left, right, HAS_LEFT, HAS_RIGHT, BLOCK
+    )
+    for member in range(GROUP):
+        head = kv_head * GROUP + member
+        q_head = q_ptr + head * q_stride_h
+        do_head = do_ptr + head * do_stride_h
+        if HAS_LEFT:
+            dk, dv = _dkv_walk(
+                dk, dv, k, v, q_head, do_head, lse_ptr + head, delta_ptr + head,
+                q_start, tl.minimum(whole_start, q_end), k_start, q_end, shift,
+                q_stride_t, do_stride_t, scale_log2, left, right, HAS_LEFT, HAS_RIGHT,
+                HEADS, D, DV, PAD_D, PAD_DV, TILE, BLOCK, PRECISION, True,
+            )  # fmt: skip
+        dk, dv = _dkv_walk(
+            dk, dv, k, v, q_head, do_head, lse_ptr + head, delta_ptr + head,
+            whole_start, whole_end, k_start, q_end, shift,
+            q_stride_t, do_stride_t, scale_log2, left, right, HAS_LEFT, HAS_RIGHT,
+            HEADS, D, DV, PAD_D, PAD_DV, TILE, BLOCK, PRECISION, False,
+        )  # fmt: skip
+        dk, dv = _dkv_walk(
+            dk, dv, k, v, q_head, do_head, lse_ptr + head, delta_ptr + head,
+            tl.maximum(whole_start, whole_end), q_end, k_start, q_end, shift,
+            q_stride_t, do_stride_t, scale_log2, left, right, HAS_LEFT, HAS_RIGHT,
+            HEADS, D, DV, PAD_D, PAD_DV, TILE, BLOCK, PRECISION, True,
+        )  # fmt: skip
+    store_block(dk_ptr + kv_head * D, dk * scale, k_start, k_end, KV_HEADS * D, TILE, D, PAD_D)
+    store_block(dv_ptr + kv_head * DV, dv, k_start, k_end, KV_HEADS * DV, TILE, DV, PAD_DV)
+
+
+@triton.jit
+def _dkv_walk(
+    dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, start, end, k_start, q_end, shift,
+    q_stride_t, do_stride_t, scale_log2, left, right,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, HEADS: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Keys stand in the rows here: the scores are transposed."""
+    for q_start in range(start, end, BLOCK):
+        q = load_block(q_ptr, q_start, q_end, q_stride_t, BLOCK, D, PAD_D, MASKED)
+        d_o = load_block(do_ptr, q_start, q_end, do_stride_t, BLOCK, DV, PAD_DV, MASKED)
+        lse = load_numbers(lse_ptr, q_start, q_end, HEADS, BLOCK) * _LOG2_E
+        delta = load_numbers(delta_ptr, q_start, q_end, HEADS, BLOCK)
+        scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale_log2
+        if MASKED:
+            lse = tl.where(lse == float("-inf"), 0.0, lse)
+            inside = visible(
+                k_start, q_start, q_end, shift, left, right, HAS_LEFT, HAS_RIGHT, TILE, BLOCK
+            )
+            scores = tl.where(inside, scores, float("-inf"))
+        probabilities = tl.exp2(scores - lse[None, :])
+        dv = tl.dot(probabilities.to(d_o.dtype), d_o, dv, input_precision=PRECISION)
+        d_probabilities = tl.dot(v, tl.trans(d_o), input_precision=PRECISION)
+        d_scores = probabilities * (d_probabilities - delta[None, :])
+        dk = tl.dot(d_scores.to(q.dtype), q, dk, input_precision=PRECISION)
+    return dk, dv

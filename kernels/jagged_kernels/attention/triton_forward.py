@@ -1,0 +1,146 @@
+"""The forward kernel: one program walks one row of the schedule for one head.
+
+FlashAttention-2 (arXiv 2307.08691, section 3.1) with online softmax in base 2. What differs from
+a padded kernel is the grid: programs are the tiles that exist, longest first. Blocks that the
+mask leaves whole are computed without it.
+"""
+
+# Triton's jit and its launch options are not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jagged_kernels.attention.tiles import forward_config
+from jagged_kernels.attention.triton_blocks import (
+    LN_2,
+    LOG2_E,
+    band_arguments,
+    dot_precision,
+    load_block,
+    load_row,
+    padded_dim,
+    rows_of_dims,
+    store_block,
+    store_numbers,
+    visible,
+    whole_blocks,
+)
+
+
+def launch_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    *,
+    tile_q: int,
+    left: int,
+    right: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """o [Tq, H, Dv] in q's dtype, lse [Tq, H] float32."""
+    q, k, v = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v)
+    tokens, heads, dim = q.shape
+    dim_v = v.shape[2]
+    o = torch.empty((tokens, heads, dim_v), dtype=q.dtype, device=q.device)
+    lse = torch.empty((tokens, heads), dtype=torch.float32, device=q.device)
+    if tokens == 0:
+        return o, lse
+    pad_d, pad_dv = padded_dim(dim), padded_dim(dim_v)
+    config = forward_config(max(pad_d, pad_dv), q.element_size())
+    with torch.cuda.device_of(q):
+        _forward_kernel[(rows.shape[0] * heads,)](
+            q, k, v, o, lse, rows,
+            q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+            scale * LOG2_E,
+            **band_arguments(left, right),
+            HEADS=heads, GROUP=heads // k.shape[1],
+            D=dim, DV=dim_v, PAD_D=pad_d, PAD_DV=pad_dv,
+            TILE=tile_q, BLOCK=config.block, PRECISION=dot_precision(q.dtype),
+            num_warps=config.num_warps, num_stages=config.num_stages,
+        )  # fmt: skip
+    return o, lse
+
+
+@triton.jit
+def _forward_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, rows_ptr,
+    q_stride_t, q_stride_h, k_stride_t, k_stride_h, v_stride_t, v_stride_h,
+    scale_log2, left, right,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0) // HEADS, (tl.program_id(0) % HEADS).to(tl.int64)
+    q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, row)
+    if q_start == q_end:
+        return
+    q = load_block(q_ptr + head * q_stride_h, q_start, q_end, q_stride_t, TILE, D, PAD_D, True)
+    k_ptr += (head // GROUP) * k_stride_h
+    v_ptr += (head // GROUP) * v_stride_h
+
+    top = tl.full([TILE], float("-inf"), tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    acc = tl.zeros([TILE, PAD_DV], tl.float32)
+    whole_start, whole_end = whole_blocks(
+        q_start, q_end, k_start, k_end, shift, left, right, HAS_LEFT, HAS_RIGHT, BLOCK
+    )
+    if HAS_LEFT:
+        acc, top, total = _attend(
+            acc, top, total, q, k_ptr, v_ptr, k_start, tl.minimum(whole_start, k_end),
+            q_start, k_end, shift, k_stride_t, v_stride_t, scale_log2, left, right,
+            HAS_LEFT, HAS_RIGHT, D, DV, PAD_D, PAD_DV, TILE, BLOCK, PRECISION, True,
+        )  # fmt: skip
+    acc, top, total = _attend(
+        acc, top, total, q, k_ptr, v_ptr, whole_start, whole_end,
+        q_start, k_end, shift, k_stride_t, v_stride_t, scale_log2, left, right,
+        HAS_LEFT, HAS_RIGHT, D, DV, PAD_D, PAD_DV, TILE, BLOCK, PRECISION, False,
+    )  # fmt: skip
+    acc, top, total = _attend(
+        acc, top, total, q, k_ptr, v_ptr, tl.maximum(whole_start, whole_end), k_end,
+        q_start, k_end, shift, k_stride_t, v_stride_t, scale_log2, left, right,
+        HAS_LEFT, HAS_RIGHT, D, DV, PAD_D, PAD_DV, TILE, BLOCK, PRECISION, True,
+    )  # fmt: skip
+
+    # A query that saw nothing has total 0: its output is 0 and its lse -inf.
+    divisor = tl.where(total == 0.0, 1.0, total)
+    acc = acc / divisor[:, None]
+    lse = tl.where(total == 0.0, float("-inf"), (top + tl.log2(divisor)) * LN_2)
+    store_block(o_ptr + head * DV, acc, q_start, q_end, HEADS * DV, TILE, DV, PAD_DV)
+    store_numbers(lse_ptr + head, lse, q_start, q_end, HEADS, TILE)
+
+
+@triton.jit
+def _attend(
+    acc, top, total, q, k_ptr, v_ptr, start, end,
+    q_start, k_end, shift, k_stride_t, v_stride_t, scale_log2, left, right,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Online softmax over the key blocks that start in [start, end)."""
+    for k_start in range(start, end, BLOCK):
+        k = load_block(k_ptr, k_start, k_end, k_stride_t, BLOCK, D, PAD_D, MASKED)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        if MASKED:
+            inside = visible(
+                q_start, k_start, k_end, shift, left, right, HAS_LEFT, HAS_RIGHT, TILE, BLOCK
+            )
+            scores = tl.where(inside, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        # -inf - -inf is NaN: a query that has seen nothing yet subtracts 0.
+        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
+        weights = tl.exp2(scores - finite_top[:, None])
+        correction = tl.exp2(top - finite_top)
+        total = total * correction + tl.sum(weights, 1)
+        v = load_block(v_ptr, k_start, k_end, v_stride_t, BLOCK, DV, PAD_DV, MASKED)
+        acc = acc * correction[:, None]
+        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+        top = new_top
+    return acc, top, total
