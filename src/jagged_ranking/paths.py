@@ -51,6 +51,14 @@ def find_root() -> Path:
     )
 
 
+def shown(path: Path) -> str:
+    """A path as it is printed: relative where it lies below the working directory."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
+
+
 def _data() -> Path:
     if folder := os.environ.get("CLICK_DATA_DIR"):
         return Path(folder).expanduser().resolve()

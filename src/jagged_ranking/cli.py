@@ -1,0 +1,119 @@
+"""The `jagged` command.
+
+Only the module of the command that was asked for is imported, so that `jagged --help` is quick.
+What a user did wrong is one line on stderr and exit status 1.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """A subcommand, its functions as "module:function" so that nothing is imported early."""
+
+    help: str
+    add: str  # gives a parser its arguments
+    run: str  # takes the parsed arguments, returns the exit status (None is 0)
+
+
+COMMANDS = {
+    "prepare": Command(
+        "turn a click log into the form that everything here reads",
+        add="click_data.cli:add_arguments",
+        run="click_data.cli:run",
+    ),
+    "datasets": Command(
+        "list the sources and public data sets, and where each comes from",
+        add="jagged_ranking.cli:add_nothing",
+        run="jagged_ranking.cli:print_datasets",
+    ),
+    "train": Command(
+        "train one ranking model",
+        add="jagged_ranking.commands_train:add_train_arguments",
+        run="jagged_ranking.commands_train:run_train",
+    ),
+    "evaluate": Command(
+        "evaluate a trained model",
+        add="jagged_ranking.commands_train:add_evaluate_arguments",
+        run="jagged_ranking.commands_train:run_evaluate",
+    ),
+    "run": Command(
+        "run one notebook with parameters",
+        add="jagged_ranking.runs.commands:add_run_arguments",
+        run="jagged_ranking.runs.commands:run",
+    ),
+    "reproduce": Command(
+        "run every notebook and write the report",
+        add="jagged_ranking.runs.commands:add_reproduce_arguments",
+        run="jagged_ranking.runs.commands:reproduce",
+    ),
+    "figures": Command(
+        "redraw the figures from committed results (no GPU, no network)",
+        add="jagged_ranking.runs.commands:add_figures_arguments",
+        run="jagged_ranking.runs.commands:figures",
+    ),
+}
+
+
+def add_nothing(parser: argparse.ArgumentParser) -> None:
+    """A command without arguments."""
+
+
+def print_datasets(arguments: argparse.Namespace) -> None:
+    """`jagged datasets`."""
+    from click_data.cli import list_datasets
+
+    print(list_datasets())
+
+
+def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser, with the arguments of the one command that `arguments` name."""
+    parser = argparse.ArgumentParser(
+        prog="jagged",
+        description="Jagged Flash Attention, reproduced: click logs in, figures out.",
+        epilog="`jagged COMMAND --help` explains a command. Begin with `jagged reproduce`.",
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    for name, command in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=command.help, description=command.help)
+        if name == chosen:
+            _find(command.add)(subparser)
+    return parser
+
+
+def _find(name: str) -> Callable[..., int | None]:
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        parser = build_parser(arguments)
+        parsed = parser.parse_args(arguments)
+        if parsed.command is None:
+            parser.print_help()
+            return 0
+        command = COMMANDS[parsed.command]
+        return _find(command.run)(parsed) or 0
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `jagged datasets | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (ValueError, OSError) as error:
+        # Every error that is meant for the user is a ValueError (DataError, RunError, ...).
+        if os.environ.get("JAGGED_TRACEBACK"):
+            raise
+        print(f"jagged: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""What a run depends on, as one key: a run whose key has not changed need not be repeated."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jagged_ranking import provenance
+from jagged_ranking.runs.errors import RunError
+from jagged_ranking.runs.notebook import read_record, source_digest
+
+DATASET_FILE = "dataset.json"
+RESULTS = "results.parquet"
+MANIFEST = "manifest.json"
+
+
+def data_digest(folder: Path | str | None) -> str | None:
+    """The digest of a prepared dataset (None for no dataset).
+
+    Raises:
+        RunError: the folder is not one; the line says how to prepare it.
+    """
+    if folder is None:
+        return None
+    folder = Path(folder)
+    try:
+        return str(json.loads((folder / DATASET_FILE).read_text(encoding="utf-8"))["digest"])
+    except OSError:
+        what = "is not a prepared dataset" if folder.exists() else "does not exist"
+        raise RunError(
+            f"{folder} {what} (no {DATASET_FILE} in it); make one with "
+            "`jagged prepare SOURCE --from PATH --out DIR` (`jagged datasets` lists the sources)"
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        raise RunError(f"{folder / DATASET_FILE}: not the description of a dataset") from None
+
+
+def default_device() -> str:
+    """ "cuda" where there is one, else "cpu"."""
+    import torch  # seconds to import, and `jagged --help` passes through here
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def digest(content: Any) -> str:
+    """sha256 of anything that JSON can hold."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def run_key(notebook: Path, parameters: Mapping[str, Any], data: Path | str | None) -> str:
+    """sha256 over notebook source, parameters, code tree, data digest and device.
+
+    Where the results go and by what path the data is reached does not count.
+    """
+    counted = {k: v for k, v in parameters.items() if k not in ("out", "data")}
+    return digest(
+        {
+            "notebook": source_digest(notebook),
+            "parameters": counted,
+            "code": provenance.code_hash(),
+            "data": data_digest(data),
+            "device": provenance.device_name(default_device()),
+        }
+    )
+
+
+def is_fresh(folder: Path, key: str) -> bool:
+    """Whether `folder` holds the whole results of a run with this key."""
+    record = read_record(folder)
+    return (
+        record is not None
+        and record.status == "ok"
+        and record.key == key
+        and all((folder / name).is_file() for name in (RESULTS, MANIFEST))
+    )
