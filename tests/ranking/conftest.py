@@ -1,0 +1,42 @@
+"""A small click log for the ranking tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from click_data import ClickDataset, open_dataset, prepare
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> ClickDataset:
+    """60 users, about 2,700 ratings in the layout of GroupLens.
+
+    Who likes what depends on the user and the genre, so that there is something to learn from a
+    history; several ratings share a second, so that prefixes are not just 0, 1, 2, ....
+    """
+    folder = tmp_path_factory.mktemp("ratings")
+    write_ratings(folder, seed=0)
+    return open_dataset(prepare("movielens", from_path=folder, out=folder / "prepared"))
+
+
+def write_ratings(folder: Path, *, seed: int, users: int = 60, items: int = 80) -> None:
+    """ratings.csv and movies.csv; users overlap in time, and one second holds up to 3 ratings."""
+    rng = np.random.default_rng(seed)
+    genres = ("Action", "Comedy", "Drama", "Horror")
+    genre = rng.integers(0, len(genres), items)
+    taste = rng.normal(0, 1.0, (users, len(genres)))
+    quality = rng.normal(0, 0.5, items)
+    lines = ["userId,movieId,rating,timestamp"]
+    for user in range(users):
+        seen = rng.permutation(items)[: rng.integers(10, items)]
+        seconds = np.sort(rng.integers(0, 2000, len(seen))) // 3 * 3 + 10**6
+        score = 3.5 + taste[user, genre[seen]] + quality[seen] + rng.normal(0, 0.5, len(seen))
+        for item, time, value in zip(seen, seconds, np.clip(score, 1, 5).round(), strict=True):
+            lines.append(f"{user + 1},{item + 1},{value},{time}")
+    (folder / "ratings.csv").write_text("\n".join(lines) + "\n")
+    movies = ["movieId,title,genres"]
+    movies += [f"{item + 1},Title {item + 1} (1990),{genres[genre[item]]}" for item in range(items)]
+    (folder / "movies.csv").write_text("\n".join(movies) + "\n")
