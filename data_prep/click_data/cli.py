@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from click_data import public
+from click_data.columns import UNITS
 from click_data.errors import DataError
 from click_data.prepare import prepare
 from click_data.schema import read_info
@@ -15,32 +17,83 @@ _COMMON = ("from_path", "seed", "split", "min_history", "name", "force")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `jagged prepare`. Options not given are left to `prepare`."""
-    given = argparse.SUPPRESS
-    parser.add_argument("source", metavar="SOURCE", help=f"one of: {', '.join(SOURCES)}")
-    parser.add_argument("--from", dest="from_path", type=Path, default=given, metavar="PATH",
-                        help="input of the source: a file, folder or zip")  # fmt: skip
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
-    parser.add_argument("--split", type=float, nargs=3, default=given,
-                        metavar=("TRAIN", "VALID", "TEST"),
-                        help="shares of all events, in time order (default: 0.8 0.1 0.1)")  # fmt: skip
-    parser.add_argument("--min-history", type=int, default=given, metavar="N",
-                        help="leave out samples with fewer earlier events (default: 0)")  # fmt: skip
-    parser.add_argument("--seed", type=int, default=given, help="of what is drawn (default: 0)")
-    parser.add_argument("--name", default=given, help="what to call the data set")
-    parser.add_argument("--force", action="store_true", default=given,
-                        help="replace another prepared data set in DIR")  # fmt: skip
-    movielens = parser.add_argument_group("movielens")
-    movielens.add_argument("--threshold", type=float, default=given, metavar="STARS",
-                           help="the least rating that is a positive label (default: 4)")  # fmt: skip
+    # What is not given is absent, so that each source meets only what was meant for it.
+    parser.argument_default = argparse.SUPPRESS
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help=f"one of: {', '.join(SOURCES)}")
+    add("--from", dest="from_path", type=Path, metavar="PATH", help="a file, folder or zip")
+    add("--out", type=Path, required=True, metavar="DIR", help="folder to write")
+    add(
+        "--split",
+        type=float,
+        nargs=3,
+        metavar=("TRAIN", "VALID", "TEST"),
+        help="shares of all events, in time order (default: 0.8 0.1 0.1)",
+    )
+    add(
+        "--min-history",
+        type=int,
+        metavar="N",
+        help="leave out samples with fewer strictly earlier events (default: 0)",
+    )
+    add("--seed", type=int, metavar="N", help="of what is drawn at random (default: 0)")
+    add("--name", help="what to call the data set (default: the source's choice)")
+    add("--force", action="store_true", help="replace another prepared data set in DIR")
+
+    add = parser.add_argument_group("movielens").add_argument
+    add(
+        "--threshold",
+        type=float,
+        metavar="STARS",
+        help="the least rating that is a positive label (default: 4)",
+    )
+
+    add = parser.add_argument_group("log").add_argument
+    add(
+        "--column",
+        dest="columns",
+        type=_column,
+        action="append",
+        metavar="NAME=YOURS",
+        help="your name for user_id, item_id, timestamp, label or category; may be repeated",
+    )
+    add(
+        "--signal",
+        dest="signals",
+        action="append",
+        metavar="COLUMN",
+        help="a further numeric column to carry in the histories; may be repeated",
+    )
+    add(
+        "--time-unit",
+        choices=tuple(UNITS),
+        help="of numeric timestamps, counted since 1970 (default: s)",
+    )
+    add(
+        "--negatives",
+        type=int,
+        metavar="N",
+        help="items drawn as label 0 for each positive event (default: 1 if the log has no labels)",
+    )
+    add("--sort", action="store_true", help="accept times that go backwards within a user")
+    add("--drop-duplicates", action="store_true", help="keep the first of repeated events")
+
+    add = parser.add_argument_group("synthetic").add_argument
+    for size in SOURCES["synthetic"].option_names:
+        add(f"--{size}", type=int, metavar="N", help=f"number of {size}")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run `jagged prepare`: 0, or 1 after one line on stderr about input that cannot be used."""
+    given = dict(vars(args))
+    known = {name for source in SOURCES.values() for name in source.option_names} | {*_COMMON}
+    options = {name: value for name, value in given.items() if name in known}
+    if "columns" in options:
+        options["columns"] = dict(options["columns"])
+    if "signals" in options:
+        options["signals"] = tuple(options["signals"])
     try:
-        sources = {name for source in SOURCES.values() for name in source.option_names}
-        given = {name: value for name, value in vars(args).items() if name in sources}
-        common = {name: value for name, value in vars(args).items() if name in _COMMON}
-        folder = prepare(args.source, out=args.out, **common, **given)
+        folder = prepare(args.source, out=args.out, **options)
         print(summary(read_info(folder), folder))
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -69,5 +122,29 @@ def summary(info: dict[str, Any], folder: Path) -> str:
 
 
 def list_datasets() -> str:
-    """What `jagged datasets` prints."""
-    return "\n".join(f"{source.name}: {source.summary}" for source in SOURCES.values())
+    """What `jagged datasets` prints: sources, public sets, and which of these are here."""
+    lines = ["Sources: jagged prepare SOURCE [--from PATH] --out DIR", ""]
+    for source in SOURCES.values():
+        lines += [
+            f"  {source.name}",
+            f"      {source.summary}",
+            f"      from: {source.origin}",
+            f"      licence: {source.licence}",
+        ]
+    folder = public.data_dir()
+    lines += ["", f"Public sets for source movielens, from {public.MOVIELENS_ORIGIN}", ""]
+    for known in public.MOVIELENS:
+        place = public.find(known, folder) if folder else None
+        lines.append(f"  {known.name:<16} {known.size:<32} {known.licence}")
+        if place:
+            lines.append(f"  {'':<16} here: {place}")
+    looked = f"Looked in {folder}" if folder else "None looked for"
+    lines += ["", f"{looked}; {public.DATA_DIR_VARIABLE} names the folder of downloaded sets."]
+    return "\n".join(lines)
+
+
+def _column(text: str) -> tuple[str, str]:
+    ours, _, theirs = text.partition("=")
+    if not ours or not theirs:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=YOURS, as in user_id=uid")
+    return ours, theirs

@@ -138,7 +138,7 @@ def build(
 
 
 def _vocabulary(train: pl.DataFrame, column: str, *more: pl.Expr) -> pl.DataFrame:
-    """Distinct values, most frequent first, with their `train_count`; ids are 1, 2, ... in order."""
+    """Distinct values, most frequent first, with their `train_count`; ids 1, 2, ... in order."""
     grouped = train.group_by(column).agg(pl.len().cast(pl.Int64).alias("train_count"), *more)
     grouped = grouped.sort("train_count", column, descending=[True, False])
     return grouped.with_columns(pl.int_range(1, pl.len() + 1, dtype=pl.Int32).alias("id"))
@@ -192,7 +192,7 @@ def _items_table(items: pl.DataFrame, item_category: NDArray[np.int32]) -> pa.Ta
     """Row i describes item id i; row 0 is the unknown item, whose item_id is null."""
     unknown = pl.DataFrame({"item_id": [None], "train_count": [0], "category_id": [None]})
     described = items.select("item_id", "train_count", pl.col("category").alias("category_id"))
-    table = pl.concat([unknown.cast(dict(described.schema)), described])
+    table = pl.concat([unknown.cast(described.schema), described])
     return pa.table(
         {
             "item_id": _arrow(table["item_id"]),

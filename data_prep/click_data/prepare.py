@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -94,35 +94,38 @@ def _refuse_foreign(folder: Path) -> None:
         )
 
 
-def _write_whole(folder: Path, force: bool, write: Any) -> None:
+def _write_whole(folder: Path, force: bool, write: Callable[[Path], dict[str, Any]]) -> None:
     """Let `write` fill a new folder beside `folder`, then put it in its place."""
     place = folder.resolve()
     new = place.with_name(f".{place.name}.{os.getpid()}.new")
-    old = place.with_name(f".{place.name}.{os.getpid()}.old")
     try:
         new.mkdir(parents=True)
         info = write(new)
         if not schema.is_prepared(place):
             new.replace(place)
-            return
-        if _identical(place, info):
-            return
-        if not force:
-            raise DataError(
-                "holds another prepared data set; --force replaces it, or choose another --out",
-                file=folder,
-            )
-        place.replace(old)
-        try:
-            new.replace(place)
-        except OSError:
-            old.replace(place)
-            raise
+        elif not _identical(place, info):
+            if not force:
+                raise DataError(
+                    "holds another prepared data set; --force replaces it, or choose another --out",
+                    file=folder,
+                )
+            _replace(place, new)
     except OSError as error:
         raise DataError(f"cannot be written ({error})", file=folder) from error
     finally:
         shutil.rmtree(new, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+
+
+def _replace(place: Path, new: Path) -> None:
+    """Put `new` where `place` is; if that fails, `place` is as it was."""
+    old = place.with_name(f".{place.name}.{os.getpid()}.old")
+    place.replace(old)
+    try:
+        new.replace(place)
+    except OSError:
+        old.replace(place)
+        raise
+    shutil.rmtree(old)
 
 
 def _identical(folder: Path, info: dict[str, Any]) -> bool:

@@ -66,7 +66,7 @@ def is_prepared(folder: Path) -> bool:
 
 
 def read_info(folder: Path) -> dict[str, Any]:
-    """The content of dataset.json, checked to be of this format and to have its tables beside it."""
+    """The content of dataset.json, checked to be of this format with its tables beside it."""
     path = folder / INFO
     if not path.is_file():
         raise DataError(

@@ -114,7 +114,8 @@ class ClickDataset:
         return {name: _whole(table, name).to_numpy() for name in names}
 
     def _open(self, name: str) -> pa.Table:
-        import datasets  # half a second, and only reading needs it
+        import datasets  # slow to import, and only reading needs it
+        from datasets.exceptions import DatasetsError
 
         path = self.folder / name
         # One chunk for a whole column, so that it can be handed out without a copy.
@@ -129,7 +130,7 @@ class ClickDataset:
                 cache_dir=str(self._cache),
                 writer_batch_size=one_piece,
             )
-        except (pa.ArrowException, OSError, datasets.exceptions.DatasetsError) as error:
+        except (pa.ArrowException, OSError, DatasetsError) as error:
             raise DataError(f"not a readable Parquet file ({error})", file=path) from error
         finally:
             if not quiet:

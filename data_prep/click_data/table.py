@@ -1,6 +1,7 @@
 """Input files as tables that can still say where each row came from."""
 
 import csv
+import gzip
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -12,6 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from click_data.errors import DataError
+
+_SHOWN = 20  # column names that an error lists
 
 
 @dataclass(frozen=True)
@@ -43,17 +46,18 @@ class Table:
         """Raise a `DataError` about row `row` (counted from 0 over all parts) of this table."""
         if row is None:
             raise DataError(message, file=self.file, column=column)
-        for part in self.parts:
-            if row < part.rows:
-                break
-            row -= part.rows
-        raise DataError(message, file=part.file, column=column, row=part.name_row(row))
+        part = 0
+        while row >= self.parts[part].rows:
+            row -= self.parts[part].rows
+            part += 1
+        found = self.parts[part]
+        raise DataError(message, file=found.file, column=column, row=found.name_row(row))
 
     def require(self, *names: str, hint: str = "") -> None:
         """Raise unless every name is a column."""
         for name in names:
             if name not in self.columns:
-                have = ", ".join(self.columns)
+                have = ", ".join(self.columns[:_SHOWN]) + ", ..." * (len(self.columns) > _SHOWN)
                 self.fail(f"missing; the file has: {have}{hint}", column=name)
 
 
@@ -139,7 +143,8 @@ def _records(path: Path, separator: str):
     Only for naming lines in errors: slow, but it knows quoted line breaks.
     """
     quoting = csv.QUOTE_MINIMAL if separator == "," else csv.QUOTE_NONE
-    with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", newline="", encoding="utf-8", errors="surrogateescape") as file:
         reader = csv.reader(file, delimiter=separator, quoting=quoting)
         line = 1
         for fields in reader:
@@ -148,20 +153,19 @@ def _records(path: Path, separator: str):
 
 
 def _line_of(path: Path, separator: str, record: int) -> int:
-    if path.suffix == ".gz":
-        return record + 1
     return next(islice(_records(path, separator), record, None))[0]
 
 
 def _fail_at_bad_line(path: Path, separator: str, shown: str) -> None:
     """Raise naming the first line with too many fields or bytes that are not UTF-8, if any."""
-    if path.suffix == ".gz" or not path.is_file():
-        return
     width: int | None = None
-    for line, fields in _records(path, separator):
-        width = len(fields) if width is None else width
-        if len(fields) > width:
-            message = f"{len(fields)} fields where {width} belong"
-            raise DataError(message, file=shown, row=f"line {line}")
-        if any("\udc80" <= char <= "\udcff" for field in fields for char in field):
-            raise DataError("bytes that are not UTF-8", file=shown, row=f"line {line}")
+    try:
+        for line, fields in _records(path, separator):
+            width = len(fields) if width is None else width
+            if len(fields) > width:
+                message = f"{len(fields)} fields where {width} belong"
+                raise DataError(message, file=shown, row=f"line {line}")
+            if any("\udc80" <= char <= "\udcff" for field in fields for char in field):
+                raise DataError("bytes that are not UTF-8", file=shown, row=f"line {line}")
+    except (OSError, EOFError, csv.Error):
+        return  # the reader's own message is all there is to say

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from click_data.events import EventLog
-from click_data.sources import movielens
+from click_data.sources import log, movielens, synthetic
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,24 @@ class Source:
 SOURCES: dict[str, Source] = {
     source.name: source
     for source in (
+        Source(
+            name="synthetic",
+            summary="a small made-up click log with planted interests, the default everywhere",
+            origin="made here from a seed; nothing to download",
+            licence="none needed: it holds no real data",
+            needs_path=False,
+            options=synthetic.SyntheticOptions,
+            load=synthetic.load,
+        ),
+        Source(
+            name="log",
+            summary="your own click log: user_id, item_id, timestamp, optionally label, category",
+            origin="a .parquet, .csv or .tsv file, or a folder of Parquet files",
+            licence="whatever yours is",
+            needs_path=True,
+            options=log.LogOptions,
+            load=log.load,
+        ),
         Source(
             name="movielens",
             summary="MovieLens ratings; a positive is a rating of at least --threshold",

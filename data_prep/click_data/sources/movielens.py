@@ -28,27 +28,11 @@ _MOVIES = {"ratings.csv": "movies.csv", "ratings.dat": "movies.dat", "u.data": "
 _NAMES = ("userId", "movieId", "rating", "timestamp")
 _PARQUET_NAMES = ("user_id", "item_id", "rating", "timestamp")
 # The genre flags of u.item, in their order (file u.genre).
-_GENRES_100K = [
-    "unknown",
-    "Action",
-    "Adventure",
-    "Animation",
-    "Children's",
-    "Comedy",
-    "Crime",
-    "Documentary",
-    "Drama",
-    "Fantasy",
-    "Film-Noir",
-    "Horror",
-    "Musical",
-    "Mystery",
-    "Romance",
-    "Sci-Fi",
-    "Thriller",
-    "War",
-    "Western",
-]
+_GENRES_100K = (
+    *("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime"),
+    *("Documentary", "Drama", "Fantasy", "Film-Noir", "Horror", "Musical", "Mystery"),
+    *("Romance", "Sci-Fi", "Thriller", "War", "Western"),
+)
 
 
 @dataclass(frozen=True)
@@ -218,26 +202,30 @@ def _with_category(events: pl.DataFrame, table: Table, source: _Input) -> pl.Dat
 
 def _first_genres(path: Path, shown: str) -> dict[int, str]:
     """Movie id -> its first genre, from movies.csv, movies.dat or u.item."""
-    encoding = "utf-8" if path.suffix == ".csv" else "latin-1"
     genres: dict[int, str] = {}
-    with path.open(encoding=encoding, newline="") as file:
-        lines = (
-            csv.reader(file) if path.suffix == ".csv" else (line.rstrip("\r\n") for line in file)
-        )
-        for number, line in enumerate(lines, start=1):
-            if not line or (path.suffix == ".csv" and number == 1):
-                continue
-            try:
-                if isinstance(line, list):
-                    movie, listed = line[0], line[-1]
-                elif path.suffix == ".dat":
-                    movie, _, listed = line.split("::")
-                else:
-                    movie, *flags = line.split("|")
-                    listed = _GENRES_100K[flags[-len(_GENRES_100K) :].index("1")]
-                genres[int(movie)] = listed.split("|")[0]
-            except (ValueError, IndexError) as error:
-                raise DataError(
-                    f"not a movie with genres ({error})", file=shown, row=f"line {number}"
-                ) from error
+    for number, fields in _movie_records(path):
+        try:
+            if path.suffix == ".item":
+                listed = _GENRES_100K[fields[-len(_GENRES_100K) :].index("1")]
+            else:
+                listed = fields[2]
+            genres[int(fields[0])] = listed.split("|")[0]
+        except (ValueError, IndexError) as error:
+            raise DataError("not a movie with genres", file=shown, row=f"line {number}") from error
     return genres
+
+
+def _movie_records(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Line number and fields of each movie."""
+    if path.suffix == ".csv":
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.reader(file)
+            next(reader, None)  # the header
+            for fields in reader:
+                yield reader.line_num, fields
+    else:
+        separator = "::" if path.suffix == ".dat" else "|"
+        with path.open(encoding="latin-1") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line.rstrip("\n").split(separator)

@@ -1,0 +1,137 @@
+"""Your own click log, as Parquet or CSV."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import polars as pl
+
+from click_data import columns
+from click_data.checks import refuse_duplicates, refuse_unsorted
+from click_data.errors import DataError
+from click_data.events import EventLog
+from click_data.schema import file_digest
+from click_data.table import Table, concatenate, read_parquet, read_text
+
+REQUIRED = ("user_id", "item_id", "timestamp")
+OPTIONAL = ("label", "category")
+_RESERVED = ("user_id", "item", "category", "time", "label")  # columns of histories.parquet
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """How to read a log.
+
+    columns: the file's names, by ours (user_id, item_id, timestamp, label, category), where they
+        differ.
+    signals: further numeric columns to carry in the histories as float32.
+    time_unit: "s", "ms", "us" or "ns": what numeric timestamps count since 1970, and what every
+        time is stored in (fractions are cut off). Dates and ISO 8601 text are UTC by default.
+    negatives: label-0 samples to draw for each positive event, uniformly from the training items
+        that the user never touches. None: 1 if there is no label column, else 0.
+    sort: accept times that go backwards within a user.
+    drop_duplicates: keep the first of events with the same user, item and time.
+    """
+
+    columns: dict[str, str] = field(default_factory=dict)
+    signals: tuple[str, ...] = ()
+    time_unit: str = "s"
+    negatives: int | None = None
+    sort: bool = False
+    drop_duplicates: bool = False
+
+
+def load(path: Path | None, options: LogOptions, seed: int) -> EventLog:
+    """Read a log; without a label column every event is a positive (label 1).
+
+    Rows may mix users in any way, but one user's must be in time order unless `options.sort`;
+    the order of one user's events at one time is kept. Raises DataError at the first bad row.
+    """
+    del seed  # negatives are drawn once the training vocabulary is known
+    assert path is not None
+    names = _names(options)
+    files = _files(path)
+    table = concatenate([_read(file, {*names.values(), *options.signals}) for file in files])
+    hint = "; name yours with --column, as in --column user_id=uid"
+    table.require(*(names[name] for name in REQUIRED), hint=hint)
+    table.require(*(names[name] for name in options.columns), *options.signals)
+
+    labelled = names["label"] in table.columns
+    every_one = pl.repeat(1, len(table.frame), dtype=pl.Int8, eager=True)
+    no_category = pl.repeat(None, len(table.frame), dtype=pl.Int64, eager=True)
+    events = pl.DataFrame(
+        {
+            "user_id": columns.ids(table, names["user_id"]),
+            "item_id": columns.ids(table, names["item_id"]),
+            "time": columns.times(table, names["timestamp"], unit=options.time_unit),
+            "label": columns.labels(table, names["label"]) if labelled else every_one,
+            "category": columns.ids(table, names["category"], optional=True)
+            if names["category"] in table.columns
+            else no_category,
+            **{name: columns.numbers(table, name).cast(pl.Float32) for name in options.signals},
+        }
+    )
+    if not options.sort:
+        hint = "; --sort accepts this"
+        refuse_unsorted(table, events, names["timestamp"], hint=hint)
+    if options.drop_duplicates:
+        events = events.unique(("user_id", "item_id", "time"), keep="first", maintain_order=True)
+    else:
+        refuse_duplicates(table, events, hint="; --drop-duplicates keeps the first")
+
+    negatives = options.negatives
+    if negatives is None:
+        negatives = 0 if labelled else 1
+    if negatives == 0 and events["label"].n_unique() == 1:
+        message = f"every label is {events['label'][0]}: nothing to tell apart"
+        if events["label"][0] == 1:
+            message += "; --negatives 1 draws items that the user never touches as label 0"
+        table.fail(message, column=names["label"])
+    named = path if path.stem != "interactions" else path.resolve().parent
+    return EventLog(
+        name=named.resolve().name.removesuffix(".gz").rsplit(".", 1)[0],
+        events=events,
+        time_unit=options.time_unit,
+        signals=options.signals,
+        inputs=tuple({"file": file.name, "sha256": file_digest(file)} for file in files),
+        negatives=negatives,
+        options={"negatives": negatives},
+    )
+
+
+def _names(options: LogOptions) -> dict[str, str]:
+    """The file's column for each of ours; checks the options on the way."""
+    known = (*REQUIRED, *OPTIONAL)
+    for name in options.columns:
+        if name not in known:
+            raise DataError(f"--column {name}=...: not one of {', '.join(known)}")
+    for name in options.signals:
+        if name in _RESERVED:
+            raise DataError(f"--signal {name}: the name is taken by a column of the histories")
+    if options.time_unit not in columns.UNITS:
+        raise DataError(f"--time-unit {options.time_unit}: not one of {', '.join(columns.UNITS)}")
+    if options.negatives is not None and options.negatives < 0:
+        raise DataError(f"--negatives {options.negatives}: must not be negative")
+    return {name: options.columns.get(name, name) for name in known}
+
+
+def _files(path: Path) -> list[Path]:
+    """The files to read: the path itself, or the Parquet files of a folder by name."""
+    if not path.exists():
+        raise DataError("no such file or folder", file=path)
+    if not path.is_dir():
+        return [path]
+    interactions = path / "interactions.parquet"  # may have other tables beside it
+    files = [interactions] if interactions.is_file() else sorted(path.glob("*.parquet"))
+    if not files:
+        raise DataError("no Parquet files in this folder", file=path)
+    return files
+
+
+def _read(path: Path, wanted: set[str]) -> Table:
+    if path.suffix == ".parquet":
+        return read_parquet(path, wanted=wanted)
+    kind = Path(path.name.removesuffix(".gz")).suffix
+    if kind not in _SEPARATORS:
+        raise DataError("not .parquet, .csv or .tsv (.gz), nor a folder of Parquet", file=path)
+    return read_text(path, wanted=wanted, separator=_SEPARATORS[kind])
