@@ -15,25 +15,31 @@ RESULTS = "results.parquet"
 MANIFEST = "manifest.json"
 
 
-def data_digest(folder: Path | str | None) -> str | None:
-    """The digest of a prepared dataset (None for no dataset).
+def describe_data(folder: Path | str) -> dict[str, Any]:
+    """What `dataset.json` says of a prepared dataset, "digest" and "name" among it.
 
     Raises:
         RunError: the folder is not one; the line says how to prepare it.
     """
-    if folder is None:
-        return None
-    folder = Path(folder)
+    path = Path(folder) / DATASET_FILE
     try:
-        return str(json.loads((folder / DATASET_FILE).read_text(encoding="utf-8"))["digest"])
+        content = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
-        what = "is not a prepared dataset" if folder.exists() else "does not exist"
+        what = "is not a prepared dataset" if path.parent.exists() else "does not exist"
         raise RunError(
             f"{folder} {what} (no {DATASET_FILE} in it); make one with "
             "`jagged prepare SOURCE --from PATH --out DIR` (`jagged datasets` lists the sources)"
         ) from None
-    except (ValueError, KeyError, TypeError):
-        raise RunError(f"{folder / DATASET_FILE}: not the description of a dataset") from None
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or not {"digest", "name"} <= set(content):
+        raise RunError(f"{path}: not the description of a dataset")
+    return content
+
+
+def data_digest(folder: Path | str | None) -> str | None:
+    """The digest of a prepared dataset (None for no dataset); RunError as `describe_data`."""
+    return None if folder is None else str(describe_data(folder)["digest"])
 
 
 def default_device() -> str:

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import nbformat
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
@@ -23,7 +22,7 @@ from tqdm import tqdm
 
 from jagged_ranking import paths
 from jagged_ranking.runs.errors import RunError
-from jagged_ranking.runs.parameters import TAG
+from jagged_ranking.runs.parameters import TAG, read_cells
 
 RECORD = "run.json"
 
@@ -79,7 +78,7 @@ def find_notebook(name: str) -> Path:
 
 def source_digest(notebook: Path) -> str:
     """sha256 over the cells' kinds, tags and sources: outputs and metadata do not count."""
-    cells = nbformat.read(notebook, as_version=4).cells
+    cells = read_cells(notebook)
     content = [[c.cell_type, c.metadata.get("tags", []), c.source] for c in cells]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -173,7 +172,7 @@ def execute(
     The error is one line: the cell (counted from 1 in the notebook as it is stored), how
     JupyterLab labels it in the executed notebook, its first line of code, and what it raised.
     """
-    cells = nbformat.read(notebook, as_version=4).cells
+    cells = read_cells(notebook)
     bar = _Progress(notebook.stem, len(cells) + bool(parameters), shown=progress)
     executed.parent.mkdir(parents=True, exist_ok=True)
     papermill_logger.disabled = True  # every error is reported once, below

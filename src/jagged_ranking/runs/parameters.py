@@ -35,12 +35,18 @@ class _MismatchError(Exception):
     """A value is not of a type."""
 
 
+def read_cells(notebook: Path) -> list[Any]:
+    """The cells of a stored notebook; RunError when it is none."""
+    try:
+        return nbformat.read(notebook, as_version=4).cells
+    except Exception as error:  # nbformat raises whatever it stumbles over
+        reason = str(error).partition("\n")[0]
+        raise RunError(f"{notebook}: not a notebook ({reason})") from error
+
+
 def read_parameters(notebook: Path) -> dict[str, Parameter]:
     """The parameters of a notebook by name, in order; RunError when its cell is not readable."""
-    try:
-        cells = nbformat.read(notebook, as_version=4).cells
-    except (ValueError, KeyError, AttributeError, nbformat.ValidationError) as error:
-        raise RunError(f"{notebook}: not a notebook ({str(error).splitlines()[0]})") from error
+    cells = read_cells(notebook)
     tagged = [
         cell.source
         for cell in cells

@@ -10,7 +10,7 @@ import pandas as pd
 from IPython.display import Image, display
 
 from jagged_ranking import paths, provenance, results
-from jagged_ranking.runs.freshness import MANIFEST, RESULTS, data_digest, default_device
+from jagged_ranking.runs.freshness import MANIFEST, RESULTS, default_device, describe_data
 
 # Set by `jagged run` for the kernel of a notebook.
 COMMAND_VARIABLE = "JAGGED_COMMAND"
@@ -39,13 +39,14 @@ class Session:
 
     def save(self, table: pd.DataFrame) -> dict[str, Any]:
         """Write results.parquet and manifest.json into the folder; returns the manifest."""
+        described = describe_data(self.data) if self.data else None
         manifest = provenance.manifest(
             run_id=self.id,
             preset=self.preset,
             parameters=self.parameters,
             begun=self.begun,
             seed=self.seed,
-            data_digests={self.data.name: str(data_digest(self.data))} if self.data else {},
+            data_digests={described["name"]: described["digest"]} if described else {},
             command=os.environ.get(COMMAND_VARIABLE, f"{self.id}.ipynb, run by hand"),
             run_key=os.environ.get(KEY_VARIABLE, ""),
         )
@@ -75,7 +76,8 @@ def begin(
         device: "cpu", "cuda" or "auto" (CUDA where there is one).
         parameters: the other parameters of the notebook, for the manifest.
     """
-    data_digest(data)  # a clear error before hours of work
+    if data:
+        describe_data(data)  # a clear error before hours of work
     device = default_device() if device == "auto" else device
     folder = Path(out) if out else paths.RUNS / preset / run_id
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,78 @@
+"""What all tests share: the interpreter without a GPU, the click logs, the suite's status."""
+
+import json
+import os
+import time
+from collections import Counter
+from pathlib import Path
+
+# Before anything imports a kernel: Triton reads this once.
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import pytest
+
+from jagged_ranking import provenance
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of the public click logs: CLICK_DATA_DIR, else ../shared/data."""
+    folder = Path(os.environ.get("CLICK_DATA_DIR") or ROOT.parent / "shared" / "data")
+    if not folder.is_dir():
+        pytest.skip(f"no click logs at {folder}; set CLICK_DATA_DIR")
+    return folder.resolve()
+
+
+class _Status:
+    """Counts outcomes, and writes them for the manifests when the whole suite was run."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.counts: Counter[str] = Counter()
+        # The code that is tested is the code that is imported now, whatever changes meanwhile.
+        self.code_hash = provenance.code_hash(ROOT)
+        options = config.option
+        named = [Path(str(argument).partition("::")[0]).resolve() for argument in config.args]
+        self.whole = (
+            (ROOT in named or ROOT / "tests" in named)
+            and not (options.keyword or options.markexpr or options.deselect)
+            and not (options.ignore or options.ignore_glob or options.collectonly)
+            and not (options.lf or options.stepwise)
+        )
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            outcome = "error" if report.failed and report.when != "call" else report.outcome
+            self.counts[outcome] += 1
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        unfinished = exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        if not self.whole or unfinished or session.shouldstop:
+            return
+        status = {
+            "outcome": "passed" if exitstatus == pytest.ExitCode.OK else "failed",
+            "counts": dict(sorted(self.counts.items())),
+            "code_hash": self.code_hash,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        path = ROOT / provenance.TEST_STATUS
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(status, indent=2) + "\n", encoding="utf-8")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Watch the outcomes."""
+    config.pluginmanager.register(_Status(config), "suite-status")

@@ -1,0 +1,70 @@
+"""A checkout of its own for each test: small notebooks, presets and a prepared dataset."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import pytest
+
+PARAMETERS = """\
+out: str | None = None  # where results go
+preset: str = "interactive"
+data: str | None = None  # a prepared dataset
+count = 3  # how many
+rate = 0.5
+lengths = [1, 2]
+"""
+
+GOOD = [
+    "# A toy\n\nIt writes one row.",
+    PARAMETERS,
+    "from jagged_ranking import results\n"
+    "from jagged_ranking.runs import begin\n"
+    "run = begin('ID', out=out, preset=preset, data=data, parameters={'count': count})",
+    "rows = [results.row(op='toy', provider='toy', workload='w', mode='forward',\n"
+    "                    metric='latency', unit='ms', value=float(count), run_id='ID')]\n"
+    "table = results.frame(rows)",
+    "manifest = run.save(table)\n"
+    "(run.folder / 'ID.svg').write_text('<svg><path id=\"a\"/><use href=\"#a\"/></svg>')",
+]
+
+BAD = [*GOOD[:2], "fine = 1", "## The wrong part", "# why\nraise KeyError('no such\\nthing')"]
+
+
+def make_notebook(path: Path, sources: list[str]) -> Path:
+    """A notebook of these cells: those that begin with "#" and a word are Markdown."""
+    cells = []
+    for source in sources:
+        source = source.replace("ID", path.stem)
+        if source.startswith(("# A ", "## ")):
+            cells.append(nbformat.v4.new_markdown_cell(source))
+        else:
+            cells.append(nbformat.v4.new_code_cell(source))
+    cells[1].metadata["tags"] = ["parameters"]
+    kernel = {"name": "elsewhere", "display_name": "not installed", "language": "python"}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
+    return path
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with notebooks 01_good and 02_bad, the preset `smoke`, and `data`."""
+    root = tmp_path / "checkout"
+    presets = root / "notebooks" / "params"
+    presets.mkdir(parents=True)
+    (root / "pyproject.toml").write_text("")
+    (presets / "smoke.yaml").write_text("01_good:\n  count: 5\n")
+    data = root / "data"
+    data.mkdir()
+    (data / "dataset.json").write_text(json.dumps({"name": "toy", "digest": "abc"}))
+    make_notebook(root / "notebooks" / "01_good.ipynb", GOOD)
+    make_notebook(root / "notebooks" / "02_bad.ipynb", BAD)
+    monkeypatch.setenv("JAGGED_HOME", str(root))
+    return root
+
+
+@pytest.fixture
+def add_notebook(checkout: Path) -> Callable[[str, list[str]], Path]:
+    """Put another notebook into the checkout."""
+    return lambda name, sources: make_notebook(checkout / "notebooks" / f"{name}.ipynb", sources)

@@ -1,0 +1,146 @@
+"""`jagged reproduce`: what is fresh is skipped, what fails is named, the report has everything."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jagged_ranking.cli import main
+from jagged_ranking.runs.freshness import run_key
+
+
+@pytest.fixture
+def reproduce(checkout: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple]:
+    """Run `jagged reproduce` on the checkout's data: (exit status, stdout, stderr)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = main(["reproduce", "--data", str(checkout / "data"), *arguments])
+        return (status, *capfd.readouterr())
+
+    return run
+
+
+def test_a_second_run_skips_what_is_fresh(checkout, reproduce):
+    status, out, err = reproduce("--only", "01")
+    assert status == 0, err
+    assert "running  01_good" in out
+    record = checkout / "figures" / "runs" / "smoke" / "01_good" / "run.json"
+    first = record.read_bytes()
+
+    status, out, _ = reproduce("--only", "01")
+    assert status == 0
+    assert "fresh    01_good" in out
+    assert "running" not in out
+    assert record.read_bytes() == first
+    assert out.splitlines()[-2].startswith("figures: ")
+    assert out.splitlines()[-1] == f"report: {checkout / 'figures' / 'report.html'}"
+
+    # Each of these makes it stale: a missing result, a changed parameter, changed data.
+    (record.parent / "results.parquet").unlink()
+    assert "running  01_good" in reproduce("--only", "01")[1]
+    (checkout / "notebooks" / "params" / "smoke.yaml").write_text("01_good: {count: 6}\n")
+    assert "running  01_good" in reproduce("--only", "01")[1]
+
+
+def test_the_key_follows_source_parameters_code_and_data(checkout):
+    notebook, data = checkout / "notebooks" / "01_good.ipynb", checkout / "data"
+    parameters = {"count": 1, "out": "a", "data": "b"}
+    key = run_key(notebook, parameters, data)
+    assert key == run_key(notebook, {"count": 1, "out": "elsewhere"}, data)
+    others = {run_key(notebook, {"count": 2}, data), run_key(notebook, parameters, None)}
+
+    content = json.loads(notebook.read_text())
+    content["cells"][2]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "hi"}]
+    notebook.write_text(json.dumps(content))
+    assert run_key(notebook, parameters, data) == key  # outputs do not count
+    content["cells"][2]["source"] = "x = 1"
+    notebook.write_text(json.dumps(content))
+    others.add(run_key(notebook, parameters, data))
+
+    (checkout / "src").mkdir()
+    (checkout / "src" / "new.py").write_text("x = 1\n")
+    others.add(run_key(notebook, parameters, data))
+    (data / "dataset.json").write_text(json.dumps({"name": "toy", "digest": "def"}))
+    others.add(run_key(notebook, parameters, data))
+    assert len(others | {key}) == 6
+
+
+@pytest.mark.parametrize("parallel", ["1", "2"])
+def test_a_failed_notebook_is_named_and_the_others_go_on(
+    checkout, reproduce, add_notebook, parallel
+):
+    good = (checkout / "notebooks" / "01_good.ipynb").read_text()
+    (checkout / "notebooks" / "03_after.ipynb").write_text(good.replace("01_good", "03_after"))
+    status, out, err = reproduce("-n", parallel)
+    assert status == 1
+    assert "2 of 3 notebooks are good" in out
+    assert re.search(r"FAILED 02_bad: cell 5, In \[4\], `raise KeyError.*KeyError", err)
+    for name in ("01_good", "03_after"):
+        assert (checkout / "figures" / "runs" / "smoke" / name / "results.parquet").is_file()
+    assert "Traceback" not in out + err
+
+    page = (checkout / "figures" / "report.html").read_text()
+    assert page.count("<svg") == 2  # every figure
+    assert 'id="01_good-0-a"' in page  # ids are unique in the page
+    assert 'href="#03_after-0-a"' in page
+    assert re.search(r"status failed.*\n?.*02_bad.*KeyError", page)
+    assert "A smoke run" in page
+    assert "http" not in re.sub(r'xmlns[:\w]*="[^"]*"', "", page)  # nothing is loaded
+
+
+def test_results_of_a_failed_notebook_are_not_shown(checkout, reproduce):
+    assert reproduce("--only", "01")[0] == 0
+    notebook = checkout / "notebooks" / "01_good.ipynb"
+    notebook.write_text(notebook.read_text().replace("float(count)", "float('x')"))
+    status, _, err = reproduce("--only", "01")
+    assert status == 1
+    assert "FAILED 01_good: cell 4" in err
+    page = (checkout / "figures" / "report.html").read_text()
+    assert "<svg" not in page
+    assert "ValueError" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--preset", "huge"], "no preset `huge`"),
+        (["--only", "07"], "`07` is not a notebook"),
+        (["-n", "0"], "at least one"),
+        (["--data", "/nowhere"], "`jagged prepare SOURCE --from PATH --out DIR`"),
+    ],
+)
+def test_a_wrong_request_runs_nothing(checkout, reproduce, arguments, message):
+    status, out, err = reproduce(*arguments)
+    assert (status, out) == (1, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (checkout / "figures").exists()
+
+
+def test_an_interrupt_ends_quietly(checkout, add_notebook):
+    add_notebook("01_good", ["# A long one", "count = 1", "import time; time.sleep(60)"])
+    command = [sys.executable, "-m", "jagged_ranking.cli", "reproduce", "--only", "01"]
+    process = subprocess.Popen(
+        [*command, "--data", str(checkout / "data")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    record = checkout / "figures" / "runs" / "smoke" / "01_good" / "01_good.ipynb"
+    deadline = time.monotonic() + 60
+    while not record.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(1.0)
+    # What a terminal does: to everything in the group.
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, out + err
+    assert "Traceback" not in out + err

@@ -1,0 +1,84 @@
+"""`jagged run` executes a notebook for real, and says where and why one fails."""
+
+import json
+import sys
+
+import nbformat
+import pytest
+
+from jagged_ranking import results
+from jagged_ranking.cli import main
+
+
+def test_a_notebook_runs_with_its_parameters(checkout, tmp_path, capfd):
+    arguments = [
+        "--preset",
+        "smoke",
+        "--data",
+        str(checkout / "data"),
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    assert main(["run", "01", *arguments, "-p", "lengths=3,4"]) == 0
+    folder = tmp_path / "o" / "01_good"
+    assert "01_good" in capfd.readouterr().out
+    assert results.read(folder / "results.parquet")["value"].tolist() == [5.0]  # the preset's
+
+    record = json.loads((folder / "run.json").read_text())
+    assert (record["id"], record["status"], record["error"]) == ("01_good", "ok", "")
+    assert record["parameters"]["lengths"] == [3, 4]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["preset"] == "smoke"
+    assert manifest["run_key"] == record["key"]
+    assert manifest["data_digests"] == {"toy": "abc"}
+    executed = nbformat.read(folder / "01_good.ipynb", as_version=4)
+    assert "lengths = [3, 4]" in "".join(cell.source for cell in executed.cells)
+
+
+def test_results_of_a_run_by_hand_go_to_the_checkout(checkout, capfd):
+    assert main(["run", "01_good", "--quiet"]) == 0
+    folder = checkout / "figures" / "runs" / "interactive" / "01_good"
+    assert results.read(folder / "results.parquet")["value"].tolist() == [3.0]  # the default
+    assert json.loads((folder / "manifest.json").read_text())["preset"] == "interactive"
+    assert capfd.readouterr().err == ""
+
+
+def test_the_kernel_is_this_interpreter_in_an_empty_folder(add_notebook, checkout, capfd):
+    check = (
+        "import os, sys\n"
+        f"assert sys.executable == {sys.executable!r}, sys.executable\n"
+        "assert not [name for name in os.listdir() if name.endswith('.ipynb')]\n"
+        f"assert not os.getcwd().startswith({str(checkout)!r})"
+    )
+    add_notebook("03_where", ["# A check", "count = 1", check])
+    assert main(["run", "03_where"]) == 0, capfd.readouterr().err
+
+
+def test_a_failure_names_notebook_cell_and_error(checkout, capfd):
+    assert main(["run", "02_bad"]) == 1
+    err = capfd.readouterr().err
+    said = "02_bad failed: cell 5, In [4], `raise KeyError('no such\\nthing')`: KeyError:"
+    assert said in err
+    assert "Traceback" not in err
+    folder = checkout / "figures" / "runs" / "interactive" / "02_bad"
+    assert str(folder / "02_bad.ipynb") in err
+    executed = nbformat.read(folder / "02_bad.ipynb", as_version=4)
+    assert any(
+        output.ename == "KeyError" for c in executed.cells for output in c.get("outputs", [])
+    )
+    assert json.loads((folder / "run.json").read_text())["status"] == "failed"
+
+
+def test_a_kernel_that_dies_is_a_failure_of_its_cell(add_notebook, capfd):
+    add_notebook("03_dies", ["# A toy", "count = 1", "x = 1", "import os; os._exit(1)", "y = 1"])
+    assert main(["run", "03_dies", "-p", "count=2"]) == 1
+    assert "cell 4, `import os; os._exit(1)`: the kernel died" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"cells": 3}'])
+def test_what_is_not_a_notebook_is_one_line(checkout, capfd, content):
+    (checkout / "notebooks" / "03_not.ipynb").write_text(content)
+    assert main(["run", "03_not"]) == 1
+    err = capfd.readouterr().err
+    assert "not a notebook" in err
+    assert err.count("\n") == 1
