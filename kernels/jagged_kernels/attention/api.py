@@ -138,9 +138,9 @@ def jagged_attention(
     if schedule is not None:
         _check_schedule(schedule, q_jagged, k, band)
     scale = 1 / math.sqrt(q_jagged.values.shape[2]) if scale is None else scale
-    backend = _choose_backend(backend, q_jagged.values, bias, dropout_p)
+    chosen = _choose_backend(backend, q_jagged.values, bias, dropout_p)
 
-    if backend == "triton":
+    if chosen == "triton":
         if schedule is None:
             tile_q, tile_k = default_tiles(max(q_jagged.values.shape[2], v.values.shape[2]))
             schedule = build_schedule(
@@ -167,7 +167,7 @@ def jagged_attention(
         seed = None
         if dropout_p:
             seed = torch.randint(2**31, (), device=q_jagged.device)
-        function = attention_reference if backend == "reference" else ops.native
+        function = attention_reference if chosen == "reference" else ops.native
         o, lse = function(
             q_jagged.values,
             k.values,
@@ -190,17 +190,16 @@ def jagged_attention(
 
 
 def _check_inputs(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> None:
-    shapes = ", ".join(f"{n} {tuple(x.values.shape)}" for n, x in (("q", q), ("k", k), ("v", v)))
-    if any(x.values.dim() != 3 for x in (q, k, v)):
-        raise ValueError(f"q, k and v must be [T, H, D], got {shapes}")
+    if not (q.values.dim() == k.values.dim() == v.values.dim() == 3):
+        raise ValueError(f"q, k and v must be [T, H, D], got {_shapes(q, k, v)}")
     if k.values.shape[:2] != v.values.shape[:2]:
-        raise ValueError(f"k and v must have the same tokens and heads, got {shapes}")
+        raise ValueError(f"k and v must have the same tokens and heads, got {_shapes(q, k, v)}")
     if q.values.shape[2] != k.values.shape[2]:
-        raise ValueError(f"q and k must have the same head_dim, got {shapes}")
+        raise ValueError(f"q and k must have the same head_dim, got {_shapes(q, k, v)}")
     if 0 in (q.values.shape[1], k.values.shape[1], q.values.shape[2], v.values.shape[2]):
-        raise ValueError(f"heads and head_dim must be at least 1, got {shapes}")
+        raise ValueError(f"heads and head_dim must be at least 1, got {_shapes(q, k, v)}")
     if q.values.shape[1] % k.values.shape[1]:
-        raise ValueError(f"q's heads must be a multiple of k's, got {shapes}")
+        raise ValueError(f"q's heads must be a multiple of k's, got {_shapes(q, k, v)}")
     check_users(q, k)
     if len(v) != len(k):
         raise ValueError(f"k has {len(k)} users and v has {len(v)}")
@@ -208,12 +207,19 @@ def _check_inputs(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> None:
     readable = v.offsets.device.type == "cpu" and not _tracing(v.offsets)
     if readable and v.offsets is not k.offsets and not _same(v.offsets, k.offsets):
         raise ValueError("k and v must have the same offsets")
-    dtypes = [str(x.values.dtype) for x in (q, k, v)]
-    if len(set(dtypes)) > 1 or q.values.dtype not in _DTYPES:
-        raise TypeError(f"q, k and v must be of one floating dtype, got {', '.join(dtypes)}")
-    devices = [str(x.values.device) for x in (q, k, v)]
-    if len(set(devices)) > 1:
-        raise ValueError(f"q, k and v must be on one device, got {', '.join(devices)}")
+    if not (q.dtype == k.dtype == v.dtype) or q.dtype not in _DTYPES:
+        raise TypeError(
+            f"q, k and v must be of one floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}"
+        )
+    if not (q.device == k.device == v.device):
+        raise ValueError(
+            f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}"
+        )
+
+
+def _shapes(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> str:
+    parts = (("q", q), ("k", k), ("v", v))
+    return ", ".join(f"{name} {tuple(x.values.shape)}" for name, x in parts)
 
 
 def _check_bias(bias: Tensor, q: JaggedTensor, k: JaggedTensor) -> None:

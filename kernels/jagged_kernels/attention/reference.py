@@ -40,7 +40,9 @@ def attention_reference(
     compute = torch.promote_types(q.dtype, torch.float32)
     group = q.shape[1] // k.shape[1]
     left, right = window
-    outputs, lses = [], []
+    # Empty parts first, so that a batch of no users still has a result (and gradients).
+    lses = [q[:0].to(compute).sum(-1)]
+    outputs = [lses[0][..., None].expand(-1, -1, v.shape[2])]
     score = 0
     bounds = zip(q_offsets.tolist(), k_offsets.tolist(), strict=True)
     (q_start, k_start), *ends = bounds
@@ -52,7 +54,9 @@ def attention_reference(
 
         logits = scale * torch.einsum("nhd,mhd->hnm", q_user, k_user)
         if bias is not None:
-            logits = logits + bias[score : score + n * m].to(compute).view(n, m, -1).movedim(2, 0)
+            logits = logits + bias[score : score + n * m].to(compute).view(
+                n, m, q.shape[1]
+            ).movedim(2, 0)
 
         # Aligned to the end: the last query stands at the last key.
         distance = torch.arange(m, device=q.device) - torch.arange(n, device=q.device)[:, None]
@@ -81,6 +85,4 @@ def attention_reference(
         outputs.append(torch.einsum("hnm,mhd->nhd", probabilities, v_user))
         lses.append(lse.t())
         q_start, k_start, score = q_end, k_end, score + n * m
-    if not outputs:
-        return q.new_zeros((0, q.shape[1], v.shape[2])), q.new_zeros((0, q.shape[1]), dtype=compute)
     return torch.cat(outputs).to(q.dtype), torch.cat(lses)

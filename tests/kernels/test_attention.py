@@ -1,0 +1,141 @@
+"""Every backend against the specification in float64: outputs, lse and all gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attention_cases import DEVICE, TILE, Case, assert_as_exact_as_sdpa, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+LENGTHS = [0, 1, TILE - 1, TILE, TILE + 1, 3 * TILE + 5]
+MASKS = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"window": (TILE + 3, 5)},
+    "left": {"window": (7, -1)},
+    "causal window": {"causal": True, "window": (TILE, -1)},
+    "negative scale": {"scale": -0.3},
+}
+BACKENDS = ("native", "triton")
+GPU_ONLY = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_self_attention_over_every_length(mask):
+    inputs = Case(LENGTHS).inputs(torch.float32)
+    assert_as_exact_as_sdpa(inputs, *BACKENDS, **mask)
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_cross_attention_with_other_lengths(mask):
+    q_lengths = [3, TILE + 1, 0, 2 * TILE, 1, 5]
+    k_lengths = [TILE, 5, 4, 2 * TILE + 3, 0, TILE + 1]
+    inputs = Case(q_lengths, k_lengths).inputs(torch.float32)
+    assert_as_exact_as_sdpa(inputs, *BACKENDS, **mask)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 2), (6, 1)])
+def test_grouped_query_heads(heads, kv_heads):
+    case = Case([TILE + 1, 2, 0], [5, TILE + 2, 3], heads=heads, kv_heads=kv_heads)
+    assert_as_exact_as_sdpa(case.inputs(torch.float32), *BACKENDS)
+
+
+@pytest.mark.parametrize(("dim", "dim_v"), [(8, 8), (16, 40), (72, 16), (96, 96), (256, 256)])
+def test_any_head_dim(dim, dim_v):
+    inputs = Case([TILE + 1, 3], heads=1, kv_heads=1, dim=dim, dim_v=dim_v).inputs(torch.float32)
+    assert_as_exact_as_sdpa(inputs, *BACKENDS, causal=True)
+
+
+@pytest.mark.parametrize("mask", [{}, {"causal": True}], ids=["full", "causal"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_float16(backend, mask):
+    assert_as_exact_as_sdpa(Case(LENGTHS).inputs(torch.float16), backend, **mask)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dim", [8, 32, 64, 80, 128, 256])
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (100, 30)}], ids=str)
+def test_default_tiles_on_the_device(dtype, dim, mask):
+    case = Case([0, 1, 63, 64, 65, 700, 128, 0, 17], heads=4, kv_heads=2, dim=dim)
+    assert_as_exact_as_sdpa(case.inputs(dtype), "triton", tile=None, **mask)
+
+
+def test_native_in_bfloat16():
+    assert_as_exact_as_sdpa(Case(LENGTHS).inputs(torch.bfloat16), "native", causal=True)
+
+
+def test_native_splits_what_is_too_large_for_one_bucket(monkeypatch):
+    monkeypatch.setattr("jagged_kernels.attention.native._MAX_SCORES", 200)
+    assert_as_exact_as_sdpa(Case([9] * 5 + [30, 2]).inputs(torch.float32), "native")
+
+
+@settings(max_examples=12 if DEVICE == "cpu" else 60, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 37), st.integers(0, 37)), min_size=1, max_size=5),
+    heads=st.sampled_from([(1, 1), (2, 1), (2, 2)]),
+    dim=st.sampled_from([8, 16, 24]),
+    causal=st.booleans(),
+    window=st.one_of(st.none(), st.tuples(st.integers(-1, 20), st.integers(-1, 20))),
+    seed=st.integers(0, 2**31),
+)
+def test_random_batches(lengths, heads, dim, causal, window, seed):
+    q_lengths, k_lengths = zip(*lengths, strict=True)
+    case = Case(q_lengths, k_lengths, heads=heads[0], kv_heads=heads[1], dim=dim)
+    inputs = case.inputs(torch.float32, seed=seed)
+    # A handful of numbers can be exact in PyTorch by luck: a wider factor, far below any bug.
+    assert_as_exact_as_sdpa(
+        inputs, "native", "triton", factor=10.0, tile=16, causal=causal, window=window
+    )
+
+
+@pytest.mark.parametrize("backend", ["reference", "native"])
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (2, 1)}], ids=str)
+def test_gradcheck_in_float64(backend, mask):
+    inputs = Case([3, 0, 5], [4, 2, 3], dim=8, heads=2, kv_heads=1).inputs(torch.float64)
+    bias = torch.randn(12 + 15, 2, dtype=torch.float64, device=DEVICE, requires_grad=True)
+
+    def outputs(q, k, v, bias):
+        return _attend(inputs, q, k, v, bias=bias, backend=backend, **mask)
+
+    leaves = [t.requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
+    assert torch.autograd.gradcheck(outputs, (*leaves, bias))
+
+
+def _attend(inputs, q, k, v, **options):
+    from jagged_kernels import JaggedTensor, jagged_attention
+
+    jk = JaggedTensor(k, inputs.k_offsets)
+    out, lse = jagged_attention(
+        JaggedTensor(q, inputs.q_offsets), jk, jk.with_values(v), return_lse=True, **options
+    )
+    return out.values, lse.masked_fill(lse.isinf(), 0.0)
+
+
+def test_lse_is_the_log_of_the_sum_of_exponentials():
+    inputs = Case([5, 2]).inputs(torch.float64)
+    scores = torch.einsum("nhd,mhd->nhm", inputs.q[:5], inputs.k[:5]) / 4
+    lse = run("reference", inputs, tile=None)["lse"]
+    torch.testing.assert_close(lse[:5], scores.exp().sum(-1).log())
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+def test_causal_is_aligned_to_the_end(backend):
+    """Two queries over four keys: the first sees three of them, the second all."""
+    inputs = Case([2], [4], heads=1, kv_heads=1).inputs(torch.float32)
+    causal = run(backend, inputs, causal=True)["o"]
+    inputs.k, inputs.v = inputs.k[:3], inputs.v[:3]
+    inputs.k_offsets = torch.tensor([0, 3], device=DEVICE)
+    inputs.q, inputs.d_o, inputs.d_lse = inputs.q[:1], inputs.d_o[:1], inputs.d_lse[:1]
+    inputs.q_offsets = torch.tensor([0, 1], device=DEVICE)
+    torch.testing.assert_close(causal[:1], run(backend, inputs)["o"])
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+def test_queries_before_the_first_key_see_nothing(backend):
+    result = run(backend, Case([6], [4]).inputs(torch.float32), causal=True)
+    assert (result["o"][:2] == 0).all()
+    assert (result["lse"][:2] == -torch.inf).all()
+    assert (result["o"][2:] != 0).all()
+    assert (result["dq"][:2] == 0).all()

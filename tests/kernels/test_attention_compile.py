@@ -1,0 +1,72 @@
+"""Registration with PyTorch: opcheck, fake tensors, `torch.compile` without graph breaks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attention_cases import DEVICE, TILE, Case
+
+from jagged_kernels import JaggedTensor, attention_schedule, jagged_attention
+from jagged_kernels.attention import ops
+
+COMPILER = "inductor" if DEVICE == "cuda" else "aot_eager"
+
+
+@pytest.fixture()
+def inputs():
+    return Case([5, 0, TILE + 2], heads=2, kv_heads=1).inputs(torch.float32)
+
+
+@pytest.mark.parametrize("lse_gradient", [False, True])
+def test_opcheck_triton(inputs, lse_gradient):
+    q = JaggedTensor(inputs.q, inputs.q_offsets)
+    schedule = attention_schedule(q, tile_q=TILE, tile_k=TILE)
+    rest = (schedule.rows, schedule.rows_t, TILE, TILE, -1, 0, 0.25)
+    leaves = [t.requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
+    torch.library.opcheck(ops.attention_triton, (*leaves, *rest))
+    o, lse = ops.attention_triton(*leaves, *rest)
+    d_lse = inputs.d_lse if lse_gradient else None
+    backward = (inputs.d_o, d_lse, *(t.detach() for t in (*leaves, o, lse)), *rest)
+    torch.library.opcheck(ops.attention_triton_backward, backward)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_opcheck_native(inputs, with_bias):
+    scores = int((inputs.q_offsets.diff() ** 2).sum())
+    bias = torch.randn(scores, 2, device=DEVICE, requires_grad=True) if with_bias else None
+    leaves = [t.requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
+    offsets = (inputs.q_offsets, inputs.k_offsets)
+    rest = (None, 0.0, -1, 0, 0.25)
+    torch.library.opcheck(ops.attention_native, (*leaves, bias, *offsets, *rest))
+    o, lse = ops.attention_native(*leaves, bias, *offsets, *rest)
+    detached = [None if t is None else t.detach() for t in (*leaves, bias, o, lse)]
+    backward = (inputs.d_o, inputs.d_lse, *detached, *offsets, *rest)
+    torch.library.opcheck(ops.attention_native_backward_op, backward)
+
+
+@pytest.mark.parametrize("backend", ["native", "triton"])
+@pytest.mark.parametrize("kind", ["self", "dense queries"])
+def test_compiles_whole_and_for_other_batches(backend, kind):
+    """One graph, also when lengths, users and the longest user change."""
+    torch._dynamo.reset()
+
+    def attend(values, offsets, queries):
+        x = JaggedTensor(values, offsets)
+        if kind == "self":
+            schedule = attention_schedule(x, causal=True, tile_q=16, tile_k=16)
+            out = jagged_attention(x, x, x, causal=True, schedule=schedule, backend=backend)
+            return out.values
+        return jagged_attention(queries, x, x, backend=backend)
+
+    compiled = torch.compile(attend, fullgraph=True, backend=COMPILER, dynamic=True)
+    queries = torch.randn(2, 2, 16, device=DEVICE)
+    for lengths in ([4, 0, 19], [7, 3], [30, 1, 2, 9, 5], [16, 17, 2]):
+        inputs = Case(lengths).inputs(torch.float32)
+        results = []
+        for function in (attend, compiled):
+            values = inputs.q.detach().clone().requires_grad_()
+            out = function(values, inputs.q_offsets, queries)
+            (out * out).sum().backward()
+            results.append((out.detach(), values.grad))
+        for eager, graph in zip(*results, strict=True):
+            torch.testing.assert_close(graph, eager)

@@ -1,0 +1,158 @@
+"""What only a GPU can show: no waiting, CUDA graphs, no recompilation, very large batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attention_cases import RESULTS, Case, run
+
+from jagged_kernels import JaggedTensor, attention_schedule, jagged_attention
+
+pytestmark = pytest.mark.gpu
+
+
+def _qkv(tokens, heads=4, dim=64, dtype=torch.bfloat16):
+    return [torch.randn(tokens, heads, dim, device="cuda", dtype=dtype) for _ in range(3)]
+
+
+def _random_offsets(users, longest, generator):
+    lengths = torch.randint(0, longest + 1, (users,), generator=generator)
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).cuda()
+
+
+def test_forward_and_backward_never_wait_for_the_device():
+    inputs = Case([0, 700, 64, 3], heads=4, kv_heads=2, dim=64).inputs(torch.bfloat16)
+    q, k, v = (t.requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
+    jq, jk, jv = (JaggedTensor(t, inputs.q_offsets) for t in (q, k, v))
+    jagged_attention(jq, jk, jv, causal=True).values.backward(inputs.d_o)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        jagged_attention(jq, jk, jv, causal=True).values.backward(inputs.d_o)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_training_step_in_a_cuda_graph_follows_new_offsets():
+    """Captured once at a token budget, replayed with other lengths: the schedule is rebuilt."""
+    budget, users = 1024, 6
+    leaves = [t.requires_grad_() for t in _qkv(budget, dtype=torch.float32)]
+    d_o = torch.randn(budget, 4, 64, device="cuda")
+    offsets = torch.tensor([0, 100, 100, 600, 900, 1000, 1024], device="cuda")
+
+    def step():
+        for leaf in leaves:
+            leaf.grad = None
+        q, k, v = (JaggedTensor(t, offsets, validate=False) for t in leaves)
+        out = jagged_attention(q, k, v, causal=True)
+        out.values.backward(d_o)
+        return out.values
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    for new in ([0, 1, 2, 3, 4, 5, 1024], [0, 300, 600, 601, 800, 1024, 1024]):
+        assert len(new) == users + 1
+        offsets.copy_(torch.tensor(new))
+        graph.replay()
+        replayed = [out.detach().clone(), *(leaf.grad.clone() for leaf in leaves)]
+        expected = [step().detach(), *(leaf.grad for leaf in leaves)]
+        assert all(torch.equal(a, b) for a, b in zip(replayed, expected, strict=True))
+
+
+def test_other_batches_do_not_recompile():
+    from jagged_kernels.attention import triton_backward, triton_forward
+
+    kernels = (
+        triton_forward._forward_kernel,
+        triton_backward._dq_kernel,
+        triton_backward._dkv_kernel,
+    )
+
+    def compiled():
+        return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
+
+    generator = torch.Generator().manual_seed(0)
+    counts = []
+    for batch in range(60):
+        users = int(torch.randint(1, 200, (), generator=generator))
+        longest = int(torch.randint(1, 600, (), generator=generator))
+        offsets = _random_offsets(users, longest, generator)
+        leaves = [t.requires_grad_() for t in _qkv(int(offsets[-1]))]
+        q, k, v = (JaggedTensor(t, offsets) for t in leaves)
+        out = jagged_attention(q, k, v).values
+        out.backward(torch.randn_like(out))
+        if batch >= 1:
+            counts.append(compiled())
+    assert counts[0] > 0
+    assert len(set(counts)) == 1, counts
+
+
+def test_more_than_2_to_the_31_elements():
+    """T x H x D beyond int32: the last user is as exact as alone."""
+    heads, dim, last = 8, 64, 300
+    tokens = 2**31 // (heads * dim) + 5000
+    lengths = [64] * ((tokens - last) // 64) + [last]
+    offsets = torch.tensor([0, *lengths], device="cuda").cumsum(0)
+    tokens = int(offsets[-1])
+    leaves = [
+        torch.empty(tokens, heads, dim, device="cuda", dtype=torch.bfloat16).normal_()
+        for _ in range(3)
+    ]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    q, k, v = (JaggedTensor(t, offsets) for t in leaves)
+    out = jagged_attention(q, k, v).values
+    assert out.numel() > 2**31
+    out.backward(out.detach())
+    part = slice(tokens - last, tokens)
+    alone = Case([last], heads=heads, kv_heads=heads, dim=dim).inputs(torch.bfloat16)
+    alone.q, alone.k, alone.v = (leaf[part].detach() for leaf in leaves)
+    alone.d_o, alone.d_lse = out[part].detach(), torch.zeros(last, heads, device="cuda")
+    expected = run("triton", alone, tile=None)
+    grads = [leaf.grad[part] for leaf in leaves]
+    for name, result in zip(("o", "dq", "dk", "dv"), [out[part], *grads], strict=True):
+        assert torch.equal(result, expected[name]), name
+
+
+def test_a_hundred_thousand_users():
+    generator = torch.Generator().manual_seed(1)
+    offsets = _random_offsets(100_000, 20, generator)
+    q, k, v = (JaggedTensor(t, offsets) for t in _qkv(int(offsets[-1]), dtype=torch.float32))
+    out = jagged_attention(q, k, v)
+    for user in (0, 50_000, 99_999):
+        start, end = offsets[user : user + 2].tolist()
+        scores = torch.einsum("nhd,mhd->hnm", q.values[start:end], k.values[start:end]).double()
+        exact = torch.einsum("hnm,mhd->nhd", (scores / 8).softmax(-1), v.values[start:end].double())
+        torch.testing.assert_close(out.values[start:end].double(), exact, atol=1e-5, rtol=1e-5)
+
+
+def test_float32_uses_tf32_only_where_it_is_allowed(monkeypatch):
+    inputs = Case([130], heads=1, kv_heads=1, dim=64).inputs(torch.float32)
+    exact = run("reference", inputs.double(), tile=None)["o"]
+    errors = {}
+    for allowed in (False, True):
+        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", allowed)
+        errors[allowed] = float((run("triton", inputs)["o"] - exact).abs().max())
+    assert errors[False] < 1e-5 < errors[True] < 1e-2
+
+
+def test_reruns_are_bit_identical_at_size():
+    generator = torch.Generator().manual_seed(2)
+    lengths = torch.randint(0, 900, (200,), generator=generator).tolist()
+    inputs = Case(lengths, heads=4, kv_heads=4, dim=64).inputs(torch.bfloat16)
+    first, second = run("triton", inputs, tile=None), run("triton", inputs, tile=None)
+    assert all(torch.equal(first[name], second[name]) for name in RESULTS)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_schedule_needs_no_wait_to_be_shared(causal):
+    inputs = Case([300, 5, 64], heads=4, kv_heads=4, dim=64).inputs(torch.bfloat16)
+    x = JaggedTensor(inputs.q, inputs.q_offsets)
+    schedule = attention_schedule(x, causal=causal)
+    shared = jagged_attention(x, x, x, causal=causal, schedule=schedule)
+    assert torch.equal(shared.values, jagged_attention(x, x, x, causal=causal).values)

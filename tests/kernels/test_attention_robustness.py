@@ -1,0 +1,228 @@
+"""What must not change a result: neighbours, layout, offsets' dtype, reruns, awkward numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from attention_cases import DEVICE, RESULTS, TILE, Case, assert_as_exact_as_sdpa, run
+
+from jagged_kernels import JaggedTensor, jagged_attention
+
+BACKENDS = ("native", "triton")
+LENGTHS = [TILE + 2, 0, 5, 2 * TILE, 1]
+
+
+@pytest.fixture()
+def inputs():
+    return Case(LENGTHS, heads=2, kv_heads=1).inputs(torch.float32)
+
+
+@pytest.fixture()
+def poisoned_allocations(monkeypatch):
+    """Memory that nothing wrote reads as NaN."""
+    empty, empty_like = torch.empty, torch.empty_like
+
+    def poison(tensor):
+        return tensor.fill_(math.nan) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(empty(*a, **k)))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(empty_like(*a, **k)))
+
+
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (3, 2)}], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_element_is_written(backend, mask, inputs, poisoned_allocations):
+    for name, result in run(backend, inputs, **mask).items():
+        assert not result.isnan().any(), name
+
+
+@pytest.mark.parametrize("mask", [{}, {"causal": True}], ids=str)
+def test_a_user_does_not_depend_on_neighbours(inputs, mask):
+    """Bit for bit, outputs and gradients."""
+    together = run("triton", inputs, **mask)
+    bounds = inputs.q_offsets.tolist()
+    for user in range(len(LENGTHS)):
+        part = slice(bounds[user], bounds[user + 1])
+        alone = Case([LENGTHS[user]], heads=2, kv_heads=1).inputs(torch.float32)
+        for name in ("q", "k", "v", "d_o", "d_lse"):
+            setattr(alone, name, getattr(inputs, name)[part])
+        for name, result in run("triton", alone, **mask).items():
+            assert torch.equal(result, together[name][part]), (user, name)
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+def test_nan_stays_with_its_user(backend, inputs):
+    bounds = inputs.q_offsets.tolist()
+    clean = run(backend, inputs)
+    sick = slice(bounds[2], bounds[3])
+    for tensor in (inputs.q, inputs.k, inputs.v):
+        tensor[sick] = math.nan
+    for name, result in run(backend, inputs).items():
+        assert result[sick].isnan().all(), name
+        for healthy in (slice(0, sick.start), slice(sick.stop, None)):
+            assert torch.equal(result[healthy], clean[name][healthy]), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_reruns_are_bit_identical(backend, inputs):
+    first, second = run(backend, inputs, causal=True), run(backend, inputs, causal=True)
+    assert all(torch.equal(first[name], second[name]) for name in RESULTS)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_offsets_of_either_dtype(backend, inputs):
+    wide = run(backend, inputs)
+    inputs.q_offsets, inputs.k_offsets = inputs.q_offsets.int(), inputs.k_offsets.int()
+    narrow = run(backend, inputs)
+    assert all(torch.equal(wide[name], narrow[name]) for name in RESULTS)
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@pytest.mark.parametrize("layout", ["packed qkv", "heads first", "strided dims", "transposed grad"])
+def test_inputs_of_any_layout(backend, layout):
+    inputs = Case(LENGTHS).inputs(torch.float32)
+    contiguous = run(backend, inputs)
+    if layout == "packed qkv":
+        packed = torch.stack([inputs.q, inputs.k, inputs.v], dim=1)
+        inputs.q, inputs.k, inputs.v = packed.unbind(1)
+    elif layout == "heads first":
+        for name in "qkv":
+            heads_first = getattr(inputs, name).transpose(0, 1).contiguous()
+            setattr(inputs, name, heads_first.transpose(0, 1))
+    elif layout == "strided dims":
+        for name in "qkv":
+            setattr(inputs, name, getattr(inputs, name).repeat_interleave(2, -1)[..., ::2])
+    else:
+        inputs.d_o = inputs.d_o.transpose(0, 1).contiguous().transpose(0, 1)
+    assert layout == "transposed grad" or not inputs.q.is_contiguous()
+    for name, result in run(backend, inputs).items():
+        torch.testing.assert_close(result, contiguous[name])
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+def test_equal_logits_average_the_values(backend, inputs):
+    inputs.q.zero_()
+    out = run(backend, inputs)["o"]
+    bounds = inputs.q_offsets.tolist()
+    for user, length in enumerate(LENGTHS):
+        part = slice(bounds[user], bounds[user + 1])
+        expected = inputs.v[part].mean(0).expand(length, 2, -1)
+        torch.testing.assert_close(out[part], expected, msg=f"user {user}")
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@pytest.mark.parametrize("logit", [-1e4, 1e4, -1e30])
+def test_enormous_equal_logits(backend, logit, inputs):
+    """A softmax does not change when all its logits move: no overflow, no NaN, also backward."""
+    inputs.q.fill_(1.0)
+    inputs.k.fill_(logit / 4)
+    shifted = run(backend, inputs)
+    assert torch.isfinite(shifted["lse"]).all()
+    inputs.k.zero_()
+    torch.testing.assert_close(shifted["o"], run(backend, inputs)["o"])
+    for name in ("dq", "dk", "dv"):
+        assert torch.isfinite(shifted[name]).all(), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_dominant_key(backend, inputs):
+    """One logit 1e4 above the rest: the answer is its value, all gradients are finite."""
+    inputs.q.fill_(1.0)
+    inputs.k.fill_(-2500.0)
+    starts = inputs.k_offsets[:-1][inputs.k_offsets.diff() > 0]
+    inputs.k[starts] = 0.0
+    result = run(backend, inputs)
+    first = torch.repeat_interleave(starts, inputs.q_offsets.diff()[inputs.q_offsets.diff() > 0])
+    torch.testing.assert_close(result["o"], inputs.v[first].expand_as(result["o"]))
+    assert all(torch.isfinite(result[name]).all() for name in RESULTS)
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]], ids=str)
+def test_batches_without_events(backend, lengths):
+    for name, result in run(backend, Case(lengths).inputs(torch.float32)).items():
+        assert result.shape[0] == 0, name
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+def test_users_without_history_get_zeros(backend):
+    result = run(backend, Case([3, 2], [0, 0]).inputs(torch.float32))
+    assert (result["o"] == 0).all()
+    assert (result["lse"] == -math.inf).all()
+    assert (result["dq"] == 0).all()
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+def test_dense_queries(backend):
+    """[B, N, H, D] and [N, H, D] are the same as jagged queries of constant length."""
+    inputs = Case([3, 3, 3], [4, 0, TILE + 3], heads=4).inputs(torch.float32)
+    k = JaggedTensor(inputs.k, inputs.k_offsets)
+    v = k.with_values(inputs.v)
+    jagged = run(backend, inputs, tile=None)["o"].view(3, 3, 4, 16)
+    dense = inputs.q.view(3, 3, 4, 16)
+    out, lse = jagged_attention(dense, k, v, backend=backend, return_lse=True)
+    assert torch.equal(out, jagged)
+    assert lse.shape == (3, 3, 4)
+
+    shared = dense[0].clone().requires_grad_()
+    jagged_attention(shared, k, v, backend=backend).sum().backward()
+    repeated = dense[:1].expand(3, -1, -1, -1).clone().requires_grad_()
+    jagged_attention(repeated, k, v, backend=backend).sum().backward()
+    torch.testing.assert_close(shared.grad, repeated.grad.sum(0))
+
+
+def test_bias_agrees_between_backends():
+    inputs = Case([3, 0, 7, 12], [5, 2, 7, 1]).inputs(torch.float32)
+    bias = torch.randn(15 + 49 + 12, 2, device=DEVICE)
+    gradients = {}
+    for backend in ("reference", "native"):
+        leaf = bias.clone().requires_grad_()
+        result = run(backend, inputs, bias=leaf, causal=True)
+        gradients[backend] = [result[name] for name in RESULTS] + [leaf.grad]
+    for ours, exact in zip(gradients["native"], gradients["reference"], strict=True):
+        torch.testing.assert_close(ours, exact)
+
+
+def test_dropout_is_one_mask_in_both_backends():
+    inputs = Case([3, 0, 40, 12]).inputs(torch.float64)
+    results = []
+    for backend in ("reference", "native"):
+        torch.manual_seed(5)
+        results.append(run(backend, inputs, dropout_p=0.3))
+    for name in RESULTS:
+        torch.testing.assert_close(results[0][name], results[1][name])
+    torch.manual_seed(6)
+    assert not torch.allclose(run("native", inputs, dropout_p=0.3)["o"], results[0]["o"])
+
+
+def test_dropout_drops_the_stated_share_and_keeps_the_mean():
+    from jagged_kernels.attention.dropout import keep_mask
+
+    axis = torch.arange(300)
+    kept = keep_mask(torch.tensor(3), 1, 2, axis[:, None], axis, 0.3).double()
+    assert abs(kept.mean() - 0.7) < 5 * math.sqrt(0.21 / 90_000)
+    for dim in (0, 1):  # rows and columns are no more alike than chance
+        assert kept.mean(dim).std() < 1.3 * math.sqrt(0.21 / 300)
+    other = keep_mask(torch.tensor(4), 1, 2, axis[:, None], axis, 0.3).double()
+    assert abs((kept * other).mean() - 0.49) < 5 * math.sqrt(0.25 / 90_000)
+
+
+def test_more_exact_than_a_wrong_scale_would_be():
+    """The tolerance is tight enough to notice one: a check of the check."""
+    inputs = Case([20, 3]).inputs(torch.float32)
+    with pytest.raises(AssertionError, match="native o"):
+        inputs_wrong = Case([20, 3]).inputs(torch.float32)
+        inputs_wrong.q *= 1 + 1e-4
+        _compare_other(inputs, inputs_wrong)
+    assert_as_exact_as_sdpa(inputs, "native")
+
+
+def _compare_other(inputs, changed):
+    from attention_cases import _error, sdpa
+
+    exact = run("reference", inputs.double(), tile=None)
+    allowed = 3 * _error(sdpa(inputs)["o"], exact["o"])
+    error = _error(run("native", changed)["o"], exact["o"])
+    assert error <= allowed, "native o"
