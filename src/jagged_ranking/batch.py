@@ -12,6 +12,7 @@ prefix of them; the store has everything that it takes).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -215,7 +216,7 @@ class SampleLoader:
         self.shuffle, self.seed = shuffle, seed
 
     def __len__(self) -> int:
-        return -(-len(self.samples) // self.batch_size)
+        return math.ceil(len(self.samples) / self.batch_size)
 
     def order(self, epoch: int) -> np.ndarray:
         """Sample rows in the order of `epoch`, int64 [N]."""

@@ -1,0 +1,79 @@
+"""Checkpoints: written whole or not at all, resumed only by the run that wrote them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FORMAT = 1
+CONTENTS = ("content", "config", "digest")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message is one line for the user."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """content: tensors and plain values; config and digest: which run on which data wrote them."""
+
+    content: dict[str, Any]
+    config: dict[str, Any]
+    digest: str
+
+
+def save(path: Path, content: dict[str, Any], *, config: dict[str, Any], digest: str) -> None:
+    """Writes `path` in one step: whoever reads it finds the old file or the new one, whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            torch.save(
+                {"format": FORMAT, "config": config, "digest": digest, "content": content}, file
+            )
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def load(
+    path: Path,
+    *,
+    device: torch.device | str = "cpu",
+    config: dict[str, Any] | None = None,
+    digest: str | None = None,
+    may_differ: tuple[str, ...] = (),
+) -> Checkpoint:
+    """Reads a checkpoint, refusing one of other options or other data than those given.
+
+    `may_differ` names the options that need not agree. Nothing in the file is executed. Every
+    refusal is a CheckpointError.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such checkpoint")
+    try:
+        saved = torch.load(path, map_location=device, weights_only=True)
+        version, found = saved["format"], Checkpoint(**{k: saved[k] for k in CONTENTS})
+    except Exception as error:  # torch raises half a dozen types for a damaged file
+        raise CheckpointError(f"{path}: is damaged, or not a checkpoint") from error
+    if version != FORMAT:
+        raise CheckpointError(f"{path}: has format {version}, this version reads {FORMAT}")
+    if digest is not None and found.digest != digest:
+        raise CheckpointError(
+            f"{path}: belongs to other data (digest {found.digest[:12]}, given {digest[:12]})"
+        )
+    for name in sorted({*config, *found.config} - {*may_differ}) if config is not None else ():
+        if config.get(name) != found.config.get(name):
+            raise CheckpointError(
+                f"{path}: was written with {name}={found.config.get(name)!r}, "
+                f"not {config.get(name)!r}"
+            )
+    return found

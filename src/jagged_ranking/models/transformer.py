@@ -1,0 +1,74 @@
+"""A transformer over the history, asked by the target (after BST, Chen et al., DLP-KDD 2019).
+
+BST appends the target to the sequence and runs the whole through a transformer layer. Here the
+layers see the history alone and the target asks their output as in DIN: the same information
+reaches the head, and what is computed for a history does not depend on the target, so that
+candidates (and, the layers being causal, a user's samples) can share it.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from jagged_kernels import (
+    AttentionSchedule,
+    JaggedTensor,
+    attention_schedule,
+    jagged_attention,
+)
+from jagged_ranking.models.din import TargetAttention
+
+
+class TransformerLayer(nn.Module):
+    """Pre-norm causal self-attention and feed-forward inside each user.
+
+    Both branches start at zero: the model starts as DIN and grows away from it, which on few data
+    is a better place to start than a random mixture of the events.
+    """
+
+    def __init__(self, dim: int, *, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(dim)
+        self.query_key_value = nn.Linear(dim, 3 * dim)
+        self.out = nn.Linear(dim, dim)
+        self.forward_norm = nn.LayerNorm(dim)
+        self.widen = nn.Linear(dim, 2 * dim)
+        self.narrow = nn.Linear(2 * dim, dim)
+        self.activation = nn.GELU()
+        self.dropout = nn.Dropout(dropout)
+        for last in (self.out, self.narrow):
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+
+    def forward(self, x: JaggedTensor, schedule: AttentionSchedule | None) -> JaggedTensor:
+        """[T, D] -> [T, D]."""
+        projected = self.query_key_value(self.attention_norm(x.values))
+        q, k, v = (
+            x.with_values(part) for part in projected.unflatten(1, (3, self.heads, -1)).unbind(1)
+        )
+        attended = jagged_attention(q, k, v, causal=True, schedule=schedule).values.flatten(1)
+        values = x.values + self.dropout(self.out(attended))
+        hidden = self.activation(self.widen(self.forward_norm(values)))
+        return x.with_values(values + self.dropout(self.narrow(hidden)))
+
+
+class Transformer(nn.Module):
+    """`layers` causal layers over the history, then target attention."""
+
+    def __init__(self, dim: int, *, heads: int = 1, layers: int = 1, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.head_dim = dim // heads
+        self.layers = nn.ModuleList(
+            TransformerLayer(dim, heads=heads, dropout=dropout) for _ in range(layers)
+        )
+        self.pool = TargetAttention(dim, heads=heads, dropout=dropout)
+
+    def forward(self, history: JaggedTensor, target: Tensor) -> Tensor:
+        """history [T, D], target [B, D] -> [B, D]."""
+        schedule = None
+        if history.values.is_cuda:  # only the kernels read it; all layers share one
+            schedule = attention_schedule(history, causal=True, head_dim=self.head_dim)
+        for layer in self.layers:
+            history = layer(history, schedule)
+        return self.pool(history, target)
