@@ -85,12 +85,14 @@ def _floor(values: pl.Series) -> pl.Series:
 
 
 def _iso(text: pl.Series) -> pl.Series:
-    # The first form takes what polars infers from the first value, the second any mix of zones.
-    forms = (
-        text.str.to_datetime(strict=False, time_unit="us", time_zone="UTC"),
-        text.str.to_datetime("%+", strict=False, time_unit="us", time_zone="UTC"),
-    )
-    return pl.select(pl.coalesce(pl.lit(forms[0]), pl.lit(forms[1]))).to_series()
+    """Dates and times in ISO 8601 as UTC microseconds; null for anything else."""
+    # Only year first: of "01/02/2020" polars would guess which is the month.
+    dated = text.set(~text.str.contains(r"^\d{4}-\d\d-\d\d"), None)
+    zoned = dated.str.contains(r":\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)$")
+    # polars infers one form from the first value, so those with a zone are read apart.
+    with_zone = dated.set(~zoned, None).str.to_datetime("%+", strict=False, time_unit="us")
+    without = dated.set(zoned, None).str.to_datetime(strict=False, time_unit="us", time_zone="UTC")
+    return with_zone.fill_null(without) if zoned.any() else without
 
 
 def _clock(values: pl.Series, unit: str) -> pl.Series:

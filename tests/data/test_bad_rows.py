@@ -1,0 +1,250 @@
+"""Bad input: one line that names file, column and row, exit code 1, and nothing written."""
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+from grouplens import ratings_csv, ratings_dat, u_data
+
+Command = Callable[..., tuple[int, str, str]]
+HEADER = "user_id,item_id,timestamp,label"
+
+
+def refused(command: Command, folder: Path, *arguments: object) -> str:
+    """Run the command into folder/made/out; returns the error line after checking the rest."""
+    before = sorted(folder.rglob("*"))
+    code, out, err = command(*arguments, "--out", folder / "made" / "out")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+    assert sorted(folder.rglob("*")) == before
+    return err.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["1,2,3,0", "1,3,x,1"], "column timestamp, line 3: 'x' is neither a number nor an ISO"),
+        (["1,2,3,0", "1,3,-4,1"], "column timestamp, line 3: '-4' is a negative time"),
+        (["1,2,3,0", "1,3,-0.5,1"], "column timestamp, line 3: '-0.5' is a negative time"),
+        (["1,2,3,0", "1,3,,1"], "column timestamp, line 3: no time"),
+        (["1,2,3,0", "1,3,nan,1"], "column timestamp, line 3: 'nan' is neither"),
+        (["1,2,3,0", "1,3,99999999999999999999,1"], "column timestamp, line 3: '9999"),
+        (["1,2,5,0", "2,2,3,0", "1,3,4,1"], "column timestamp, line 4: time goes backwards"),
+        (["1,2,5,0", "2,2,5,0", "1,2,5,1"], "line 4: the same user, item and time"),
+        (["1,2,3,0", ",3,4,1"], "column user_id, line 3: no id"),
+        (["1,2,3,0", "1,,4,1"], "column item_id, line 3: no id"),
+        (["1,2,3,0", "1,3,4,2"], "column label, line 3: '2' is not a label: 0 or 1"),
+        (["1,2,3,0", "1,3,4,yes"], "column label, line 3: 'yes' is not a finite number"),
+        (["1,2,3,0", "1,3,4,"], "column label, line 3: no number"),
+        (["1,2,3,0", "1,3,4"], "column label, line 3: no number"),
+        (["1,2,3,0", "1,3,4,1,5"], "line 3: 5 fields where 4 belong"),
+        (["1,2,3,0", "", "1,3,4,1"], "column user_id, line 3: no id"),
+        (["1,2,3,1", "1,3,4,1"], "column label: every label is 1"),
+        (['"1\n1",2,3,0', "1,3,x,1"], "column timestamp, line 4: 'x'"),
+        ([], "the file is empty: it has no rows"),
+    ],
+)
+def test_csv_rows(
+    lines: list[str], expected: str, tmp_path: Path, prepare_command: Command
+) -> None:
+    path = tmp_path / "my log.csv"
+    path.write_text("\n".join([HEADER, *lines]) + "\n")
+    error = refused(prepare_command, tmp_path, "log", "--from", path)
+    assert error.startswith(f"error: {path}: {expected}")
+
+
+def test_csv_that_is_empty_or_not_text(tmp_path: Path, prepare_command: Command) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(b"")
+    assert "log.csv: the file is empty" in refused(prepare_command, tmp_path, "log", "--from", path)
+    path.write_bytes(f"{HEADER}\n1,2,3,0\n1,caf\xe9,4,1\n".encode("latin-1"))
+    error = refused(prepare_command, tmp_path, "log", "--from", path)
+    assert "log.csv: line 3: bytes that are not UTF-8" in error
+
+
+@pytest.mark.parametrize("missing", ["user_id", "item_id", "timestamp"])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_missing_columns(
+    missing: str, suffix: str, tmp_path: Path, prepare_command: Command
+) -> None:
+    path = tmp_path / f"log.{suffix}"
+    frame = pl.DataFrame({"user_id": [1], "item_id": [2], "timestamp": [3]}).drop(missing)
+    frame.write_csv(path) if suffix == "csv" else frame.write_parquet(path)
+    error = refused(prepare_command, tmp_path, "log", "--from", path)
+    assert error.startswith(f"error: {path}: column {missing}: missing; the file has: ")
+    assert f"--column {'user_id'}=uid" in error
+
+
+def test_columns_asked_for_by_name_must_be_there(tmp_path: Path, prepare_command: Command) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(f"{HEADER}\n1,2,3,0\n1,3,4,1\n")
+    for option in ("--column=label=clicked", "--column=category=clicked", "--signal=clicked"):
+        error = refused(prepare_command, tmp_path, "log", "--from", path, option)
+        assert f"{path}: column clicked: missing" in error
+    error = refused(prepare_command, tmp_path, "log", "--from", path, "--column", "colour=label")
+    assert "--column colour" in error
+    error = refused(prepare_command, tmp_path, "log", "--from", path, "--signal", "label")
+    assert "--signal label" in error
+
+
+def test_a_signal_must_be_finite(tmp_path: Path, prepare_command: Command) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(f"{HEADER},price\n1,2,3,0,1.5\n1,3,4,1,inf\n")
+    error = refused(prepare_command, tmp_path, "log", "--from", path, "--signal", "price")
+    assert f"{path}: column price, line 3: 'inf' is not a finite number" in error
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "expected"),
+    [
+        ("user_id", [1, None, 2], "column user_id, row 1: no id"),
+        ("user_id", [1.0, float("nan"), 2.0], "column user_id, row 1: no id"),
+        ("user_id", [1.0, 2.5, 2.0], "column user_id, row 1: 2.5 is not an integer id"),
+        ("user_id", [[1], [2], [3]], "column user_id: ids must be integers or strings"),
+        ("user_id", [True, False, True], "column user_id: ids must be integers or strings"),
+        ("item_id", ["a", "", "b"], "column item_id, row 1: no id"),
+        ("timestamp", [1, -1, 2], "column timestamp, row 1: -1 is a negative time"),
+        ("timestamp", [1.0, float("inf"), 2.0], "column timestamp, row 1: inf is not a time"),
+        ("timestamp", [1, 2, None], "column timestamp, row 2: no time"),
+        ("timestamp", [True, False, True], "column timestamp: times must be numbers or dates"),
+        ("label", [0, 1, 3], "column label, row 2: 3 is not a label"),
+        ("label", [[0], [1], [1]], "column label: values must be numbers"),
+        ("label", ["0", "one", "1"], "column label, row 1: 'one' is not a finite number"),
+    ],
+)
+def test_parquet_rows(
+    column: str, values: list, expected: str, tmp_path: Path, prepare_command: Command
+) -> None:
+    good = {"user_id": [1, 2, 3], "item_id": [1, 2, 3], "timestamp": [1, 2, 3], "label": [0, 1, 0]}
+    path = tmp_path / "log.parquet"
+    pl.DataFrame(good | {column: values}).write_parquet(path)
+    error = refused(prepare_command, tmp_path, "log", "--from", path)
+    assert error.startswith(f"error: {path}: {expected}")
+
+
+def test_a_bad_row_in_the_second_file_of_a_folder(tmp_path: Path, prepare_command: Command) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    good = pl.DataFrame({"user_id": [1, 2], "item_id": [1, 2], "timestamp": [10, 20]})
+    good.write_parquet(folder / "part-0.parquet")
+    backwards = pl.DataFrame({"user_id": [3, 1], "item_id": [1, 2], "timestamp": [10, 9]})
+    backwards.write_parquet(folder / "part-1.parquet")
+    error = refused(prepare_command, tmp_path, "log", "--from", folder)
+    assert f"{folder / 'part-1.parquet'}: column timestamp, row 1: time goes backwards" in error
+    good.cast({"item_id": pl.String}).write_parquet(folder / "part-1.parquet")
+    error = refused(prepare_command, tmp_path, "log", "--from", folder)
+    assert f"{folder / 'part-1.parquet'}: columns or their types differ" in error
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.01, 0.5, 0.99])
+def test_truncated_parquet(keep: float, tmp_path: Path, prepare_command: Command) -> None:
+    path = tmp_path / "interactions.parquet"
+    names = ("user_id", "item_id", "timestamp", "rating")
+    pl.DataFrame({name: list(range(2000)) for name in names}).write_parquet(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * keep)])
+    for source in ("log", "movielens"):
+        error = refused(prepare_command, tmp_path, source, "--from", path)
+        assert error.startswith(f"error: {path}: not a readable Parquet file, truncated?")
+
+
+def test_parquet_without_rows(tmp_path: Path, prepare_command: Command) -> None:
+    path = tmp_path / "log.parquet"
+    pl.DataFrame({"user_id": [], "item_id": [], "timestamp": []}).write_parquet(path)
+    assert "no rows" in refused(prepare_command, tmp_path, "log", "--from", path)
+
+
+@pytest.mark.parametrize(
+    ("write", "old", "new", "expected"),
+    [
+        (ratings_csv, "2,20,3.0,1000", "2,20,good,1000", "rating, line 4: 'good' is not a finite"),
+        (ratings_csv, "2,20,3.0,1000", "2,20,3.0,", "timestamp, line 4: no time"),
+        (ratings_csv, "2,20,3.0,1000", "2,20,3.0,-7", "timestamp, line 4: '-7' is a negative"),
+        (ratings_csv, "movieId", "film", "movieId: missing; the file has: userId, film, rating"),
+        (ratings_dat, "2::20::3::1000", "2::20::3", "timestamp, line 3: no time"),
+        (ratings_dat, "2::20::3::1000", "::20::3::1000", "userId, line 3: no id"),
+        (u_data, "2\t20\t3\t1000", "2\t20\tx\t1000", "rating, line 3: 'x' is not a finite"),
+    ],
+)
+def test_movielens_ratings(
+    write: Callable[[Path], Path],
+    old: str,
+    new: str,
+    expected: str,
+    tmp_path: Path,
+    prepare_command: Command,
+) -> None:
+    path = write(tmp_path)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    error = refused(prepare_command, tmp_path, "movielens", "--from", tmp_path)
+    assert error.startswith(f"error: {path}: column {expected}")
+
+
+def test_movielens_duplicates_and_movies(tmp_path: Path, prepare_command: Command) -> None:
+    path = ratings_csv(tmp_path)
+    text = path.read_text()
+    path.write_text(text + "2,10,1.0,1010\n")
+    error = refused(prepare_command, tmp_path, "movielens", "--from", tmp_path)
+    assert f"{path}: line 12: the same user, item and time" in error
+    path.write_text(text)
+    movies = tmp_path / "movies.csv"
+    movies.write_text(movies.read_text() + "sixty,Title,Drama\n")
+    error = refused(prepare_command, tmp_path, "movielens", "--from", tmp_path)
+    assert f"{movies}: line 7: not a movie with genres" in error
+
+
+def test_zip_errors_name_the_file_inside(tmp_path: Path, prepare_command: Command) -> None:
+    archive = tmp_path / "ml-x.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("ml-x/ratings.csv", "userId,movieId,rating,timestamp\n1,2,5,soon\n")
+    error = refused(prepare_command, tmp_path, "movielens", "--from", archive)
+    assert f"{archive}/ml-x/ratings.csv: column timestamp, line 2: 'soon'" in error
+    archive.write_bytes(archive.read_bytes()[:60])
+    error = refused(prepare_command, tmp_path, "movielens", "--from", archive)
+    assert f"{archive}: not a readable zip file" in error
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("ml-x/README.txt", "nothing")
+    error = refused(prepare_command, tmp_path, "movielens", "--from", archive)
+    assert f"{archive}: no MovieLens ratings in this zip" in error
+
+
+def test_inputs_that_are_not_there(tmp_path: Path, prepare_command: Command) -> None:
+    for source in ("log", "movielens"):
+        error = refused(prepare_command, tmp_path, source, "--from", tmp_path / "none")
+        assert f"{tmp_path / 'none'}: no such file or folder" in error
+        assert "needs --from" in refused(prepare_command, tmp_path, source)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "no Parquet files" in refused(prepare_command, tmp_path, "log", "--from", empty)
+    assert "ratings.csv" in refused(prepare_command, tmp_path, "movielens", "--from", empty)
+    other = tmp_path / "notes.txt"
+    other.write_text("x")
+    assert "notes.txt: not" in refused(prepare_command, tmp_path, "log", "--from", other)
+    assert "notes.txt: not" in refused(prepare_command, tmp_path, "movielens", "--from", other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["clicks"], "no source 'clicks'; there are: synthetic, log, movielens"),
+        (["synthetic", "--threshold", "4"], "synthetic has no option 'threshold'"),
+        (["synthetic", "--from", "x"], "it takes no --from"),
+        (["synthetic", "--users", "0"], "users"),
+        (["synthetic", "--users", "10", "--events", "5"], "users"),
+        (["synthetic", "--items", "5", "--categories", "6"], "categories"),
+        (["synthetic", "--split", "0.9", "0.1", "0.1"], "split"),
+        (["synthetic", "--min-history", "-1"], "min_history"),
+        (["synthetic", "--min-history", "1000000"], "no samples in the train period"),
+        (["synthetic", "--seed", "-1"], "seed"),
+    ],
+)
+def test_options(
+    arguments: list[str], expected: str, tmp_path: Path, prepare_command: Command
+) -> None:
+    assert expected in refused(prepare_command, tmp_path, *arguments)

@@ -1,0 +1,180 @@
+"""The `log` source: your own Parquet or CSV."""
+
+import datetime as dt
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from click_data import ClickDataset, DataError, open_dataset, prepare
+
+SPLIT = (0.5, 0.25, 0.25)
+FRAME = pl.DataFrame(
+    {
+        "user_id": [1, 2, 1, 2, 1, 2, 1, 2],
+        "item_id": [5, 6, 6, 5, 7, 7, 5, 6],
+        "timestamp": [10, 11, 12, 13, 14, 15, 16, 17],
+        "label": [0, 1, 1, 0, 1, 0, 1, 0],
+        "category": ["a", "b", "b", "a", None, "c", "a", "b"],
+        "price": [0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5],
+    }
+)
+
+
+def opened(path: Path, **options: Any) -> ClickDataset:
+    out = path.parent / f"out-{path.name}"
+    options = {"split": SPLIT, "force": True} | options
+    return open_dataset(prepare("log", from_path=path, out=out, **options))
+
+
+def refusal(frame: pl.DataFrame, path: Path) -> DataError:
+    with pytest.raises(DataError) as caught:
+        opened(written(frame, path))
+    return caught.value
+
+
+def written(frame: pl.DataFrame, path: Path) -> Path:
+    if path.suffix == ".parquet":
+        frame.write_parquet(path)
+    elif path.suffix == ".gz":
+        frame.write_csv(path.with_suffix(""))
+        path.write_bytes(gzip.compress(path.with_suffix("").read_bytes()))
+    else:
+        frame.write_csv(path, separator="\t" if path.suffix == ".tsv" else ",")
+    return path
+
+
+@pytest.mark.parametrize("name", ["log.parquet", "log.csv", "log.tsv", "log.csv.gz"])
+def test_formats_give_the_same_histories(name: str, tmp_path: Path) -> None:
+    dataset = opened(written(FRAME, tmp_path / name), signals=("price",))
+    histories = dataset.histories
+    assert dataset.name == "log"
+    assert histories.offsets.tolist() == [0, 4, 8]
+    # The training period is the first four events: items 5 and 6 twice each, 7 not at all.
+    assert histories.item.tolist() == [1, 2, 0, 1, 2, 1, 0, 2]
+    assert histories.category.tolist() == [1, 2, 0, 1, 2, 1, 0, 2]
+    assert histories.time.tolist() == [10, 12, 14, 16, 11, 13, 15, 17]
+    assert histories.label.tolist() == [0, 1, 1, 1, 1, 0, 0, 0]
+    assert histories.signals["price"].tolist() == [0.5, 2.5, 4.5, 6.5, 1.5, 3.5, 5.5, 7.5]
+    assert histories.signals["price"].dtype == np.float32
+    assert [len(dataset.samples(split)) for split in ("train", "valid", "test")] == [4, 2, 2]
+
+
+def test_a_folder_of_parquet_is_its_files_in_order_of_name(tmp_path: Path) -> None:
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    written(FRAME[4:], folder / "part-1.parquet")
+    written(FRAME[:4], folder / "part-0.parquet")
+    whole = opened(written(FRAME, tmp_path / "log.parquet"))
+    assert opened(folder).digest == whole.digest
+
+
+def test_mapped_columns_and_string_ids(tmp_path: Path) -> None:
+    renamed = FRAME.with_columns(
+        pl.format("u{}", "user_id").alias("user_id"), pl.format("i{}", "item_id").alias("item_id")
+    ).rename({"user_id": "uid", "item_id": "sku", "timestamp": "at", "label": "click"})
+    names = {"user_id": "uid", "item_id": "sku", "timestamp": "at", "label": "click"}
+    dataset = opened(written(renamed, tmp_path / "log.csv"), columns=names)
+    plain = opened(written(FRAME, tmp_path / "log.parquet"))
+    assert dataset.histories.item.tolist() == plain.histories.item.tolist()
+    assert dataset.samples("train").label.tolist() == plain.samples("train").label.tolist()
+    assert dataset.items["item_id"].to_pylist() == [None, "i5", "i6"]
+    users = pl.read_parquet(dataset.folder / "histories.parquet")["user_id"]
+    assert users.to_list() == ["u1", "u2"]
+
+
+@pytest.mark.parametrize("text", ["007", "7.0", "+7", " 7"])
+def test_text_ids_stay_text_unless_all_are_plain_integers(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    rows = [f"{user},{5 + time % 2},{time},{time % 2}" for time, user in enumerate(["7", text] * 4)]
+    path.write_text("\n".join(["user_id,item_id,timestamp,label", *rows]) + "\n")
+    dataset = opened(path)
+    assert dataset.num_users == 2
+    assert dataset.items["item_id"].to_pylist() == [None, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("times", "unit", "stored"),
+    [
+        ([1.0, 2.9, 3.0, 4.5], "s", [1, 2, 3, 4]),
+        ([1_500, 2_500, 3_500, 4_500], "ms", [1_500, 2_500, 3_500, 4_500]),
+        (["1970-01-01T00:00:01", "1970-01-01 00:00:02.5", "1970-01-02", "1970-01-02T00:00:01"],
+         "s", [1, 2, 86_400, 86_401]),
+        (["1970-01-01T00:00:01Z", "1970-01-01T01:00:02+01:00", "1970-01-01T00:00:03",
+          "1970-01-01 00:00:04+00:00"], "ms", [1_000, 2_000, 3_000, 4_000]),
+        ([dt.datetime(1970, 1, 1, 0, 0, s, 250_000) for s in (1, 2, 3, 4)], "ms",
+         [1_250, 2_250, 3_250, 4_250]),
+        ([dt.datetime(1970, 1, 1, 0, 0, s, 250_000) for s in (1, 2, 3, 4)], "s", [1, 2, 3, 4]),
+        ([dt.date(1970, 1, day) for day in (1, 2, 3, 4)], "s", [0, 86_400, 172_800, 259_200]),
+        ([1, 2, 3, 2**62], "ns", [1, 2, 3, 2**62]),
+    ],
+)  # fmt: skip
+def test_times(times: list, unit: str, stored: list[int], tmp_path: Path) -> None:
+    frame = pl.DataFrame(
+        {"user_id": [1] * 4, "item_id": [1, 2, 1, 2], "timestamp": times, "label": [0, 1, 0, 1]}
+    )
+    paths = [written(frame, tmp_path / "log.parquet"), written(frame, tmp_path / "log.csv")]
+    for path in paths:
+        dataset = opened(path, time_unit=unit)
+        assert dataset.histories.time.tolist() == stored
+        assert dataset.info["time_unit"] == unit
+
+
+def test_a_date_with_the_year_last_is_not_guessed_at(tmp_path: Path) -> None:
+    frame = FRAME.with_columns(timestamp=pl.Series([f"0{day}/02/2020" for day in range(1, 9)]))
+    assert "row 0: '01/02/2020' is neither" in str(refusal(frame, tmp_path / "log.parquet"))
+
+
+def test_sort_and_drop_duplicates_accept_what_is_otherwise_refused(tmp_path: Path) -> None:
+    plain = opened(written(FRAME, tmp_path / "log.parquet"))
+    # Written backwards and one row twice: the same log once more, but for which of the two is kept.
+    messy = pl.concat([FRAME.reverse(), FRAME[2:3].with_columns(label=pl.lit(0, pl.Int64))])
+    path = written(messy, tmp_path / "messy.parquet")
+    dataset = opened(path, sort=True, drop_duplicates=True)
+    assert dataset.digest == plain.digest
+    assert dataset.info["options"]["sort"] is True
+
+
+def test_one_time_keeps_the_order_of_the_file(tmp_path: Path) -> None:
+    frame = FRAME.with_columns(timestamp=pl.Series([10, 10, 10, 10, 14, 15, 15, 17]))
+    dataset = opened(written(frame, tmp_path / "log.parquet"), signals=("price",))
+    assert dataset.histories.signals["price"].tolist() == [0.5, 2.5, 4.5, 6.5, 1.5, 3.5, 5.5, 7.5]
+
+
+def test_without_labels_events_are_positives_among_drawn_negatives(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pl.DataFrame(
+        {
+            "user_id": rng.integers(10, size=200),
+            "item_id": rng.integers(50, size=200),
+            "timestamp": np.arange(200),
+        }
+    )
+    path = written(frame, tmp_path / "log.parquet")
+    dataset = opened(path)
+    train = dataset.samples("train")
+    assert dataset.histories.label.all()
+    assert (len(train), train.label.sum()) == (200, 100)
+    assert dataset.info["options"]["negatives"] == 1
+    assert dataset.info["options"]["seed"] == 0
+    assert opened(path, negatives=2).info["counts"]["samples"]["train"] == 300
+    assert opened(path, seed=1).digest != opened(path, seed=0).digest == dataset.digest
+
+
+def test_labels_are_used_alone_unless_negatives_are_asked_for(tmp_path: Path) -> None:
+    path = written(FRAME, tmp_path / "log.parquet")
+    dataset = opened(path)
+    assert dataset.info["counts"]["samples"]["train"] == 4
+    assert "seed" not in dataset.info["options"]
+    assert "--negatives" in str(refusal(FRAME.with_columns(label=1), tmp_path / "likes.parquet"))
+    rng = np.random.default_rng(0)
+    frame = pl.DataFrame(
+        {"user_id": rng.integers(9, size=90), "item_id": rng.integers(50, size=90)}
+    )
+    path = written(frame.with_columns(timestamp=np.arange(90), label=1), tmp_path / "likes.parquet")
+    dataset = opened(path, negatives=1)
+    assert dataset.info["counts"]["samples"]["train"] == 90
+    assert dataset.info["counts"]["positives"]["train"] == 45

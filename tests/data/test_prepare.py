@@ -1,0 +1,231 @@
+"""What `prepare` leaves on disk, and `open_dataset` makes of it."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from grouplens import ratings_csv
+
+from click_data import SOURCES, DataError, cli, open_dataset, prepare, schema
+
+SMALL: dict[str, Any] = {"users": 40, "items": 60, "categories": 6, "events": 800}
+FILES = ["dataset.json", "histories.parquet", "items.parquet", "samples.parquet"]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_nothing_but_the_four_files_is_left(tmp_path: Path) -> None:
+    out = prepare("synthetic", out=tmp_path / "deep" / "out", **SMALL)
+    assert sorted(path.name for path in out.iterdir()) == FILES
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    prepare("synthetic", out=out, seed=1, force=True, **SMALL)
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_the_same_again_is_kept_and_another_needs_force(tmp_path: Path) -> None:
+    out = prepare("synthetic", out=tmp_path / "out", **SMALL)
+    before = contents(out)
+    written = (out / "samples.parquet").stat().st_mtime_ns
+    prepare("synthetic", out=out, **SMALL)
+    assert (out / "samples.parquet").stat().st_mtime_ns == written
+    with pytest.raises(DataError, match="--force"):
+        prepare("synthetic", out=out, seed=1, **SMALL)
+    assert contents(out) == before
+    prepare("synthetic", out=out, seed=1, force=True, **SMALL)
+    assert contents(out) != before
+    assert open_dataset(out).info["options"]["seed"] == 1
+
+
+def test_a_damaged_one_is_not_taken_for_the_same(tmp_path: Path) -> None:
+    out = prepare("synthetic", out=tmp_path / "out", **SMALL)
+    good = contents(out)
+    (out / "samples.parquet").write_bytes(good["samples.parquet"][:-10])
+    with pytest.raises(DataError, match="--force"):
+        prepare("synthetic", out=out, **SMALL)
+    prepare("synthetic", out=out, force=True, **SMALL)
+    assert contents(out) == good
+
+
+def test_what_is_not_ours_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    for out in (tmp_path, tmp_path / "notes.txt"):
+        with pytest.raises(DataError, match="not"):
+            prepare("synthetic", out=out, force=True, **SMALL)
+    assert contents(tmp_path) == {"notes.txt": b"mine"}
+    (tmp_path / "empty").mkdir()
+    prepare("synthetic", out=tmp_path / "empty", **SMALL)
+    assert sorted(contents(tmp_path / "empty")) == FILES
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_failure_while_writing_leaves_things_as_they_were(
+    existing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    if existing:
+        prepare("synthetic", out=out, **SMALL)
+    before = contents(out) if existing else None
+
+    def full(folder: Path) -> str:
+        assert (folder / "histories.parquet").exists()
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(schema, "digest", full)
+    with pytest.raises(DataError, match="No space left"):
+        prepare("synthetic", out=out, seed=1, force=True, **SMALL)
+    assert [path.name for path in tmp_path.iterdir()] == (["out"] if existing else [])
+    assert before is None or contents(out) == before
+
+
+def test_dataset_json_describes_the_tables(tmp_path: Path) -> None:
+    ratings = ratings_csv(tmp_path)
+    out = prepare("movielens", from_path=tmp_path, out=tmp_path / "out", split=(0.5, 0.2, 0.3))
+    info = json.loads((out / "dataset.json").read_text())
+    assert info["source"] == "movielens"
+    assert info["inputs"][0] == {
+        "file": "ratings.csv",
+        "sha256": hashlib.sha256(ratings.read_bytes()).hexdigest(),
+    }
+    assert info["counts"] == {
+        "users": 3,
+        "items": 5,
+        "categories": 4,
+        "events": 10,
+        "samples": {"train": 5, "valid": 2, "test": 3},
+        "positives": {"train": 3, "valid": 1, "test": 1},
+    }
+    assert info["split_times"] == {"valid": 1030, "test": 1040}
+    assert info["time_unit"] == "s"
+    assert info["signals"] == ["rating"]
+    assert info["num_items"] == 4
+    assert info["history_length"]["mean"] == 3.333
+    assert info["history_length"]["p50"] == info["history_length"]["max"] == 4
+    assert info["padding_waste"] == round(1 - (10 / 3) / 4, 4)
+
+
+def test_columns_are_views_of_a_mapped_file_of_the_types_promised(tmp_path: Path) -> None:
+    dataset = open_dataset(prepare("synthetic", out=tmp_path / "out", **SMALL))
+    histories, train = dataset.histories, dataset.samples("train")
+    types = {"item": np.int32, "category": np.int32, "time": np.int64, "label": np.int8}
+    for columns in (histories, train):
+        for name, dtype in types.items():
+            values = getattr(columns, name)
+            assert values.dtype == dtype
+            assert not values.flags.owndata
+            assert not values.flags.writeable
+    assert histories.offsets.dtype == np.int64
+    assert train.user.dtype == train.prefix.dtype == np.int32
+    assert len(histories.item) == histories.offsets[-1] == SMALL["events"]
+    assert sum(len(dataset.samples(split)) for split in ("train", "valid", "test")) == 800
+    assert train.time.max() < dataset.samples("valid").time.min()
+    with pytest.raises(ValueError, match="no split 'all'"):
+        dataset.samples("all")
+
+
+def test_opening_writes_beside_the_data_or_where_told_never_in_the_home(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    out = prepare("synthetic", out=tmp_path / "out", **SMALL)
+    elsewhere = tmp_path / "elsewhere"
+    code = (
+        "import sys; from click_data import open_dataset\n"
+        "dataset = open_dataset(sys.argv[1], cache=sys.argv[2] or None)\n"
+        "print(len(dataset.samples('test')), dataset.histories.item.sum())"
+    )
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "XDG_"))}
+    for cache, place in (("", out / ".cache"), (str(elsewhere), elsewhere)):
+        subprocess.run(
+            [sys.executable, "-c", code, str(out), cache],
+            check=True,
+            env=clean | {"HOME": str(home)},
+            cwd=tmp_path,
+        )
+        assert any(place.rglob("*.arrow"))
+    assert list(home.rglob("*")) == []
+
+
+def test_a_folder_that_cannot_be_written_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = prepare("synthetic", out=tmp_path / "out", **SMALL)
+    (out / ".cache").write_text("a file where the cache would go")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    assert len(open_dataset(out).samples("test")) > 0
+    assert any((tmp_path / "scratch").rglob("*.arrow"))
+
+
+def test_opening_after_a_replacement_shows_the_new_data(tmp_path: Path) -> None:
+    out = prepare("synthetic", out=tmp_path / "out", **SMALL)
+    first = open_dataset(out).samples("train").label.copy()
+    prepare("synthetic", out=out, seed=1, force=True, **SMALL)
+    assert not np.array_equal(first, open_dataset(out).samples("train").label)
+
+
+def test_opening_what_is_not_a_whole_data_set(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"not a prepared data set .*jagged prepare"):
+        open_dataset(tmp_path)
+    out = prepare("synthetic", out=tmp_path / "out", **SMALL)
+    good = contents(out)
+    (out / "histories.parquet").write_bytes(good["histories.parquet"][:500])
+    with pytest.raises(DataError, match=r"histories.parquet: not a readable Parquet"):
+        _ = open_dataset(out).histories
+    (out / "items.parquet").unlink()
+    with pytest.raises(DataError, match=r"items.parquet: missing"):
+        open_dataset(out)
+    (out / "dataset.json").write_text("{")
+    with pytest.raises(DataError, match=r"dataset.json: not readable"):
+        open_dataset(out)
+    (out / "dataset.json").write_text('{"format": 99}')
+    with pytest.raises(DataError, match="format"):
+        open_dataset(out)
+
+
+def test_the_command_says_what_it_made(
+    tmp_path: Path, prepare_command: Callable[..., tuple[int, str, str]]
+) -> None:
+    path = tmp_path / "log.csv"
+    rows = [f"{t % 3},{t % 4},{t},{t % 2},{t / 2}" for t in range(100)]
+    path.write_text("\n".join(["uid,item_id,timestamp,label,price", *rows]) + "\n")
+    code, out, err = prepare_command(
+        *("log", "--from", path, "--column", "user_id=uid", "--signal", "price"),
+        *("--split", "0.6", "0.2", "0.2", "--out", tmp_path / "out", "--name", "mine"),
+    )
+    assert (code, err) == (0, "")
+    assert "mine -> " in out
+    assert "3 users, 4 items, 0 categories, 100 events" in out
+    assert "train 60 (50.0% positive), valid 20" in out
+    assert open_dataset(tmp_path / "out").info["signals"] == ["price"]
+
+
+def test_the_list_of_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CLICK_DATA_DIR", raising=False)
+    text = cli.list_datasets()
+    assert all(f"  {name}\n" in text for name in SOURCES)
+    assert "grouplens.org" in text
+    assert "redistribution" in text
+    assert "here:" not in text
+    (tmp_path / "ml_100k").mkdir()
+    (tmp_path / "ml-1m.zip").write_bytes(b"")
+    monkeypatch.setenv("CLICK_DATA_DIR", str(tmp_path))
+    text = cli.list_datasets()
+    assert f"here: {tmp_path / 'ml_100k'}" in text
+    assert f"here: {tmp_path / 'ml-1m.zip'}" in text
+    assert text.count("here:") == 2
+
+
+def test_the_package_stands_alone() -> None:
+    code = (
+        "import sys, click_data, click_data.cli\n"
+        "loaded = {name.partition('.')[0] for name in sys.modules}\n"
+        "assert not loaded & {'jagged_ranking', 'jagged_kernels', 'torch', 'datasets'}, loaded"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,127 @@
+"""The embedded log: the same bytes for a seed, skewed like real logs, interests worth attending to.
+
+What is planted is checked with counts and logistic regression, which need no model of ours.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+
+from click_data import ClickDataset, SampleColumns, open_dataset, prepare
+
+
+@pytest.fixture(scope="module")
+def default(tmp_path_factory: pytest.TempPathFactory) -> ClickDataset:
+    """The log as anyone gets it without options."""
+    return open_dataset(prepare("synthetic", out=tmp_path_factory.mktemp("log") / "synthetic"))
+
+
+def test_a_seed_fixes_every_byte(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"users": 50, "items": 80, "categories": 8, "events": 1500}
+    folders = [
+        prepare("synthetic", out=tmp_path / str(number), seed=seed, **sizes)
+        for number, seed in enumerate((3, 3, 4))
+    ]
+    for name in ("histories.parquet", "samples.parquet", "items.parquet", "dataset.json"):
+        first, same, other = ((folder / name).read_bytes() for folder in folders)
+        assert first == same
+        assert first != other
+
+
+@pytest.mark.parametrize(
+    ("users", "items", "categories", "events"),
+    [(30, 40, 5, 400), (1, 2, 1, 50), (200, 3, 3, 200), (7, 500, 100, 90)],
+)
+def test_sizes_are_what_was_asked_for(
+    users: int, items: int, categories: int, events: int, tmp_path: Path
+) -> None:
+    sizes: dict[str, Any] = {"users": users, "items": items, "categories": categories, "events": events}
+    dataset = open_dataset(prepare("synthetic", out=tmp_path / "out", **sizes))
+    counts = dataset.info["counts"]
+    assert (counts["users"], counts["events"]) == (users, events)
+    assert counts["items"] <= items
+    assert counts["categories"] <= categories
+
+
+def test_lengths_and_popularity_are_skewed_like_real_logs(default: ClickDataset) -> None:
+    assert default.info["counts"]["users"] == 1000
+    assert default.info["counts"]["events"] == 60_000
+    assert 0.85 < default.info["padding_waste"] < 0.92
+    lengths = np.sort(np.diff(default.histories.offsets))
+    assert np.median(lengths) < 0.75 * lengths.mean()
+    assert lengths[-1] > 5 * lengths.mean()
+    item = np.concatenate([default.samples(split).item for split in ("train", "valid", "test")])
+    popularity = np.sort(np.bincount(item))[::-1]
+    assert popularity[: len(popularity) // 10].sum() > 0.25 * popularity.sum()
+    for split in ("train", "valid", "test"):
+        assert 0.4 < default.samples(split).label.mean() < 0.6
+
+
+def test_some_events_of_a_user_share_a_second_and_none_go_back(default: ClickDataset) -> None:
+    histories = default.histories
+    inside = np.ones(len(histories.time) - 1, bool)
+    inside[histories.offsets[1:-1] - 1] = False
+    gaps = np.diff(histories.time)[inside]
+    assert gaps.min() == 0
+    assert 0.03 < (gaps == 0).mean() < 0.2
+
+
+def test_an_items_category_is_its_own(default: ClickDataset) -> None:
+    histories = default.histories
+    known = histories.item > 0
+    category = default.items["category"].to_numpy()
+    assert (histories.category[known] == category[histories.item[known]]).all()
+    assert len(np.unique(category)) > 50
+
+
+def counts(dataset: ClickDataset, samples: SampleColumns, cap: int) -> NDArray[np.float64]:
+    """[N, 4]: events and positives of the last `cap`, then of those in the target's category."""
+    histories = dataset.histories
+    rows = np.empty((len(samples), 4))
+    for index in range(len(samples)):
+        start = histories.offsets[samples.user[index]]
+        end = start + samples.prefix[index]
+        window = slice(max(start, end - cap), end)
+        label = histories.label[window]
+        same = histories.category[window] == samples.category[index]
+        rows[index] = len(label), label.sum(), same.sum(), label[same].sum()
+    return rows
+
+
+def rankings(dataset: ClickDataset, cap: int) -> tuple[float, float]:
+    """Test AUC of counts of the item and the user; the same with counts of user x category."""
+    train, test = dataset.samples("train"), dataset.samples("test")
+    shown = np.bincount(train.item, minlength=dataset.num_items)
+    liked = np.bincount(train.item, weights=train.label, minlength=dataset.num_items)
+
+    def features(samples: SampleColumns, own: int) -> NDArray[np.float64]:
+        # A training sample's own label is taken out of its item's counts.
+        item = (liked[samples.item] - own * samples.label + 1) / (shown[samples.item] - own + 2)
+        events, positives, same, same_positives = counts(dataset, samples, cap).T
+        rates = ((positives + 1) / (events + 2), (same_positives + 0.5) / (same + 1))
+        logits = [np.log(rate / (1 - rate)) for rate in (item, *rates)]
+        return np.stack([*logits, logits[-1] * np.log1p(same)], axis=1)
+
+    x_train, x_test = features(train, 1), features(test, 0)
+    aucs = []
+    for columns in ([0, 1], [0, 1, 2, 3]):
+        model = LogisticRegression().fit(x_train[:, columns], train.label)
+        aucs.append(roc_auc_score(test.label, model.predict_proba(x_test[:, columns])[:, 1]))
+    return aucs[0], aucs[1]
+
+
+def test_the_targets_category_in_the_history_tells_most_and_far_back_still_more(
+    default: ClickDataset,
+) -> None:
+    plain, ten = rankings(default, 10)
+    _, fifty = rankings(default, 50)
+    _, everything = rankings(default, 10_000)
+    assert plain > 0.6
+    assert everything > plain + 0.1
+    assert ten + 0.04 < fifty
+    assert fifty + 0.015 < everything
