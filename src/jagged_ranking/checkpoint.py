@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from jagged_ranking.results import atomic
 
 FORMAT = 1
 CONTENTS = ("content", "config", "digest")
@@ -29,19 +29,10 @@ class Checkpoint:
 
 def save(path: Path, content: dict[str, Any], *, config: dict[str, Any], digest: str) -> None:
     """Writes `path` in one step: whoever reads it finds the old file or the new one, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            torch.save(
-                {"format": FORMAT, "config": config, "digest": digest, "content": content}, file
-            )
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with atomic(path) as temporary:
+        torch.save(
+            {"format": FORMAT, "content": content, "config": config, "digest": digest}, temporary
+        )
 
 
 def load(

@@ -2,78 +2,89 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+SELECT = ("log_loss", "auc", "gauc")
+
+
+def _option(default: Any, meaning: str) -> Any:
+    """A field with its one description, which the command line shows too."""
+    return field(default=default, metadata={"help": meaning})
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Options of a model and its training; the defaults are tuned on ml_100k's validation split.
+    """Options of a model and of its training.
 
-    Model: `model` (a key of MODELS), `dim` (width of a token), `heads`, `layers` (transformer
-    only), `hidden` (the head's layers), `dropout` (inside the model and the head),
-    `embedding_dropout`, `id_dropout` (share of ids shown as unknown in training),
-    `max_history` (most recent events that a sample sees).
-
-    Training: `learning_rate`, `weight_decay` (AdamW's, decoupled) and the embeddings' own,
-    `clip_norm`, at most `epochs`. Each time the validation `select` metric has not improved for
-    more than `lr_patience` epochs, the learning rate is multiplied by `lr_factor`; after
-    `patience` such epochs training ends.
-    `checkpoint_steps` > 0 saves inside epochs too, every so many steps.
+    The defaults were chosen on ml_100k's validation split, with the same options for all models.
+    Raises ValueError for values that make no sense.
     """
 
-    model: str = "din"
-    dim: int = 32
-    heads: int = 2
-    layers: int = 1
-    hidden: tuple[int, ...] = (64,)
-    dropout: float = 0.2
-    embedding_dropout: float = 0.1
-    id_dropout: float = 0.05
-    max_history: int = 100
+    model: str = _option("din", "a key of jagged_ranking.models.MODELS")
+    dim: int = _option(32, "width of a history token and of a target")
+    heads: int = _option(2, "attention heads")
+    layers: int = _option(1, "layers of the transformer")
+    hidden: tuple[int, ...] = _option((64,), "widths of the head's hidden layers")
+    dropout: float = _option(0.2, "dropout inside the model and the head")
+    embedding_dropout: float = _option(0.1, "dropout on tokens and targets")
+    id_dropout: float = _option(0.05, "share of item ids shown as unknown in training")
+    max_history: int = _option(100, "most recent events that a sample sees")
 
-    seed: int = 0
-    epochs: int = 20
-    batch_size: int = 512
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.1
-    embedding_weight_decay: float = 0.1
-    clip_norm: float = 1.0
-    select: str = "log_loss"
-    patience: int = 3
-    lr_patience: int = 1
-    lr_factor: float = 0.3
-    checkpoint_steps: int = 0
+    seed: int = _option(0, "decides initial weights, order and dropout")
+    epochs: int = _option(10, "at most so many")
+    batch_size: int = _option(512, "samples in a step")
+    learning_rate: float = _option(3e-3, "AdamW's, at the start")
+    weight_decay: float = _option(0.1, "AdamW's, decoupled")
+    embedding_weight_decay: float = _option(0.1, "the same for the tables of ids")
+    clip_norm: float = _option(1.0, "largest norm of a step's gradient")
+    average_decay: float = _option(
+        0.99, "of the moving average of the weights, which is what is validated and kept; 0 = none"
+    )
+    select: str = _option("log_loss", f"validation metric to stop on: {', '.join(SELECT)}")
+    patience: int = _option(2, "stop after so many epochs without a better one")
+    lr_patience: int = _option(0, "lower the learning rate after more than so many")
+    lr_factor: float = _option(0.3, "by this factor")
+    checkpoint_steps: int = _option(0, "save inside epochs too, every so many steps; 0 = no")
 
     def __post_init__(self) -> None:
-        from jagged_ranking.models import MODELS
+        from jagged_ranking.models import MODELS  # the models need torch, this record does not
 
         if self.model not in MODELS:
             raise ValueError(f"model must be one of {', '.join(MODELS)}, got {self.model!r}")
-        if self.select not in ("log_loss", "auc", "gauc"):
-            raise ValueError(f"select must be log_loss, auc or gauc, got {self.select!r}")
+        if self.select not in SELECT:
+            raise ValueError(f"select must be one of {', '.join(SELECT)}, got {self.select!r}")
         for name in ("dim", "heads", "layers", "max_history", "epochs", "batch_size", "patience"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("dropout", "embedding_dropout", "id_dropout"):
+        for name in ("dropout", "embedding_dropout", "id_dropout", "average_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
+        for name in ("learning_rate", "clip_norm"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        for name in ("weight_decay", "embedding_weight_decay", "lr_patience", "checkpoint_steps"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not 0 < self.lr_factor < 1:
+            raise ValueError(f"lr_factor must lie in (0, 1), got {self.lr_factor}")
         if self.dim % self.heads:
             raise ValueError(f"dim must be divisible by heads, got {self.dim} and {self.heads}")
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
+        if any(units < 1 for units in self.hidden):
+            raise ValueError(f"hidden must be positive widths, got {self.hidden}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as JSON has them."""
         return {**asdict(self), "hidden": list(self.hidden)}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> TrainConfig:
-        """The inverse of `to_dict`; an unknown name is a ValueError."""
-        known = {spec.name for spec in fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise ValueError(f"unknown option {unknown[0]!r}; known: {', '.join(sorted(known))}")
-        return cls(
-            **{**values, **({"hidden": tuple(values["hidden"])} if "hidden" in values else {})}
-        )
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
+        """The inverse of `to_dict`; names left out keep their defaults."""
+        known = [spec.name for spec in fields(cls)]
+        if unknown := sorted(set(values) - set(known)):
+            raise ValueError(f"unknown option {unknown[0]!r}; known: {', '.join(known)}")
+        made = dict(values)
+        if "hidden" in made:
+            made["hidden"] = tuple(made["hidden"])
+        return cls(**made)

@@ -2,9 +2,9 @@
 
 Nothing random is left in a state: the order of the samples follows from `(seed, epoch)`, and
 dropout is seeded anew at each step from `(seed, step)`. A checkpoint is therefore the parameters,
-the optimiser, the scheduler, the early-stopping state and the position, and a run that resumes
-at the end of an epoch or inside one has the losses of a run that never stopped. Torch's global
-generators are put back as they were when training ends.
+their average, the optimiser, the scheduler, the early-stopping state and the position. A run that
+resumes at the end of an epoch or inside one has the losses of a run that never stopped, to the
+bit. Torch's global generators are put back as they were when training ends.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
 from tqdm.auto import tqdm
 
 from jagged_ranking import checkpoint
@@ -40,7 +41,7 @@ CHECKPOINT = "checkpoint.pt"  # where to go on; MODEL is the best epoch so far
 MAY_DIFFER = ("epochs", "checkpoint_steps")
 
 
-class TrainingError(RuntimeError):
+class TrainingError(ValueError):
     """Training cannot go on; the message is one line for the user."""
 
 
@@ -69,7 +70,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """The model with the weights of its best epoch, and how it came about.
+    """The model with the averaged weights of its best epoch, and how it came about.
 
     losses: of every step. history: one dict an epoch: epoch, train_loss, learning_rate, seconds
     and the validation metrics as valid_auc, valid_gauc, valid_ne, valid_log_loss.
@@ -120,7 +121,24 @@ def train(
     )
 
 
+def _ema(decay: float) -> Callable[[Any, Any, Any], None]:
+    """Exponential moving average of the weights, over few steps at first and more as they come.
+
+    It is what is validated and kept: on little data single steps still move the metrics by more
+    than models differ.
+    """
+
+    @torch.no_grad()
+    def update(average: Any, current: Any, updates: Any) -> None:
+        share = 1 - min(decay, (1 + int(updates)) / (10 + int(updates)))
+        torch._foreach_lerp_(average, current, share)
+
+    return update
+
+
 class _Run:
+    """A run's parts, made from the configuration alone and then perhaps restored."""
+
     def __init__(
         self, config: TrainConfig, dataset: ClickDataset, *, device: torch.device, out: Path | None
     ) -> None:
@@ -137,6 +155,7 @@ class _Run:
         self.scheduler = ReduceLROnPlateau(
             self.optimizer, factor=config.lr_factor, patience=config.lr_patience
         )
+        self.average = AveragedModel(self.model, multi_avg_fn=_ema(config.average_decay))
         self.progress = Progress()
         self.best_state: dict[str, Tensor] = {}
         store = HistoryStore.from_dataset(dataset, device)
@@ -190,7 +209,7 @@ class _Run:
                 after_step(now.step)
         valid = split_metrics(
             self.valid,
-            predict(self.model, self.valid_loader),
+            predict(self.average, self.valid_loader),
             train_ctr=self.shape.positive_rate,
         )
         value = valid[self.config.select] * (1 if self.config.select == "log_loss" else -1)
@@ -203,7 +222,9 @@ class _Run:
         }
         self.scheduler.step(value)
         if now.record(row, value=value, patience=self.config.patience):
-            self.best_state = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
+            self.best_state = {
+                name: value.clone() for name, value in self.average.module.state_dict().items()
+            }
             self.save_model()
         self.save()
 
@@ -224,6 +245,7 @@ class _Run:
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
         self.optimizer.step()
+        self.average.update_parameters(self.model)
         return value
 
     def save(self) -> None:
@@ -232,6 +254,7 @@ class _Run:
                 "model": self.model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
                 "scheduler": self.scheduler.state_dict(),
+                "average": self.average.state_dict(),
                 "best": self.best_state,
                 "progress": asdict(self.progress),
             }
@@ -262,5 +285,6 @@ class _Run:
         self.model.load_state_dict(content["model"])
         self.optimizer.load_state_dict(content["optimizer"])
         self.scheduler.load_state_dict(content["scheduler"])
+        self.average.load_state_dict(content["average"])
         self.best_state = content["best"]
         self.progress = Progress(**content["progress"])

@@ -13,7 +13,7 @@ import torch
 from click_data import ClickDataset
 from jagged_ranking import checkpoint
 from jagged_ranking.checkpoint import CheckpointError
-from jagged_ranking.evaluate import MODEL, evaluate_model, load_model
+from jagged_ranking.evaluate import evaluate_model, load_model
 from jagged_ranking.metrics import auc
 from jagged_ranking.ranker import Ranker
 from jagged_ranking.trainer import (
