@@ -57,29 +57,26 @@ class EventEmbedding(nn.Module):
         super().__init__()
         self.item = nn.Embedding(num_items, dim)
         self.category = nn.Embedding(num_categories, dim)
-        self.label = nn.Embedding(2, 2 * dim)  # gate, then the label's own vector
         self.recency = nn.Embedding(BUCKETS, dim)
         self.age = nn.Embedding(BUCKETS, dim)
-        self.signal = nn.Linear(len(signal_mean), 2 * dim, bias=False) if signal_mean else None
+        self.reaction = nn.Linear(1 + len(signal_mean), 2 * dim)  # a gate, and a vector
         self.register_buffer("signal_mean", torch.tensor(signal_mean))
         self.register_buffer("signal_std", torch.tensor(signal_std))
         self.id_dropout = id_dropout
         self.dropout = nn.Dropout(dropout)
-        for table in (self.item, self.category, self.label, self.recency, self.age):
+        for table in (self.item, self.category, self.recency, self.age):
             nn.init.normal_(table.weight, std=INITIAL_STD)
-        nn.init.normal_(self.label.weight[:, :dim].detach(), std=0.5)
 
     def forward(self, batch: JaggedBatch) -> tuple[JaggedTensor, Tensor]:
         """The batch's histories as one JaggedTensor of tokens, and its targets."""
-        reaction = self.label(batch.label.values)
-        if self.signal is not None:
-            standard = (batch.signals.values - self.signal_mean) / self.signal_std
-            reaction = reaction + self.signal(standard)
-        gate, reaction = reaction.chunk(2, dim=1)
-        place = self.recency(log_bucket(batch.recency.values))
-        when = self.age(log_bucket(batch.age.values))
+        standard = (batch.signals.values - self.signal_mean) / self.signal_std
+        label = batch.label.values.to(standard.dtype)[:, None]
+        gate, reaction = self.reaction(torch.cat([label, standard], dim=1)).chunk(2, dim=1)
+        # every pair of buckets, a small table, so that each token is one lookup instead of two
+        places = (self.recency.weight[:, None] + self.age.weight).flatten(0, 1)
+        place = log_bucket(batch.recency.values) * BUCKETS + log_bucket(batch.age.values)
         content = self._content(batch.item.values, batch.category.values)
-        token = content * (1 + gate) + reaction + place + when
+        token = content * (1 + gate) + reaction + nn.functional.embedding(place, places)
         target = self._content(batch.target_item, batch.target_category)
         return batch.item.with_values(self.dropout(token)), self.dropout(target)
 

@@ -21,18 +21,13 @@ from jagged_ranking.experiment import compare_models
 from jagged_ranking.metrics import METRICS
 
 TINY = TrainConfig(dim=8, hidden=(8,), max_history=10, batch_size=512, epochs=2, learning_rate=0.01)
-TINY_OPTIONS = ("--dim=8", "--hidden=8", "--max-history=10", "--batch-size=512", "--learning-rate=0.01")
-    "--dim",
-    "8",
-    "--hidden",
-    "8",
-    "--max-history",
-    "10",
-    "--batch-size",
-    "512",
-    "--learning-rate",
-    "0.01",
-]
+TINY_OPTIONS = (
+    "--dim=8",
+    "--hidden=8",
+    "--max-history=10",
+    "--batch-size=512",
+    "--learning-rate=0.01",
+)
 
 
 @settings(max_examples=60, deadline=None)

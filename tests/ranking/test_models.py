@@ -185,7 +185,7 @@ def test_id_tables_decay_at_their_own_rate(toy: ClickDataset) -> None:
         ({"dim": 10, "heads": 4}, "divisible by heads, got 10 and 4"),
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"select": "ndcg"}, "select must be log_loss, auc or gauc"),
+        ({"select": "ndcg"}, "select must be one of log_loss, auc, gauc, got .ndcg."),
     ],
 )
 def test_config_errors(options: dict, message: str) -> None:
