@@ -20,7 +20,7 @@ GOOD = [
     "# A toy\n\nIt writes one row.",
     PARAMETERS,
     "from jagged_ranking import results\n"
-    "from jagged_ranking.runs import begin\n"
+    "from jagged_ranking.runs.lab import begin\n"
     "run = begin('ID', out=out, preset=preset, data=data, parameters={'count': count})",
     "rows = [results.row(op='toy', provider='toy', workload='w', mode='forward',\n"
     "                    metric='latency', unit='ms', value=float(count), run_id='ID')]\n"

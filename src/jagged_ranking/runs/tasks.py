@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jagged_ranking import paths, provenance
+from jagged_ranking import paths
 from jagged_ranking.runs.errors import RunError
-from jagged_ranking.runs.freshness import data_digest, digest, is_fresh
+from jagged_ranking.runs.freshness import data_digest, is_fresh
 from jagged_ranking.runs.notebook import find_notebook, notebook_ids
 from jagged_ranking.runs.parameters import read_preset
 from jagged_ranking.runs.single import Plan, make_plan
-
-SYNTHETIC = "synthetic"  # in a preset: the size of the log made where no data is given
+from jagged_ranking.runs.synthetic import SOURCE, is_made, synthetic_folder, synthetic_log
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Settings:
     @property
     def data_folder(self) -> Path:
         """The dataset that the notebooks read."""
-        return self.data or paths.BUILD / "data" / f"synthetic-{self.preset}"
+        return self.data or synthetic_folder(f"{SOURCE}-{self.preset}")
 
 
 def make_settings(
@@ -72,7 +71,7 @@ def make_settings(
         progress=progress,
     )
     for entry in read_preset(preset, paths.NOTEBOOKS / "params"):
-        if entry != SYNTHETIC and entry not in notebook_ids(paths.NOTEBOOKS):
+        if entry != SOURCE and entry not in notebook_ids(paths.NOTEBOOKS):
             raise RunError(f"preset {preset} sets parameters of `{entry}`, which is no notebook")
     for notebook in settings.only:
         plan(settings, notebook)
@@ -93,40 +92,17 @@ def data_task(settings: Settings) -> dict[str, Any]:
     }
     if settings.data is not None:
         return {**task, "actions": None}
+    options = read_preset(settings.preset, paths.NOTEBOOKS / "params").get(SOURCE, {})
+    name = settings.data_folder.name
     return {
         **task,
-        "actions": [(_make_synthetic, [settings])],
-        "uptodate": [lambda: _stamp_path(settings).is_file() and _synthetic_is_fresh(settings)],
+        "actions": [(_make_synthetic, [options, name])],
+        "uptodate": [lambda: is_made(options, name=name)],
     }
 
 
-def _stamp_path(settings: Settings) -> Path:
-    return settings.data_folder.with_name(f"{settings.data_folder.name}.key")
-
-
-def _synthetic_options(settings: Settings) -> dict[str, Any]:
-    return read_preset(settings.preset, paths.NOTEBOOKS / "params").get(SYNTHETIC, {})
-
-
-def _synthetic_key(settings: Settings) -> str:
-    return digest([_synthetic_options(settings), provenance.code_hash()])
-
-
-def _synthetic_is_fresh(settings: Settings) -> bool:
-    try:
-        data_digest(settings.data_folder)
-    except RunError:
-        return False
-    return _stamp_path(settings).read_text() == _synthetic_key(settings)
-
-
-def _make_synthetic(settings: Settings) -> None:
-    from click_data import prepare  # polars and pyarrow: only where data is made
-
-    options = _synthetic_options(settings)
-    settings.data_folder.parent.mkdir(parents=True, exist_ok=True)
-    prepare(SYNTHETIC, out=settings.data_folder, force=True, **options)
-    _stamp_path(settings).write_text(_synthetic_key(settings))
+def _make_synthetic(options: dict[str, Any], name: str) -> None:
+    synthetic_log(options, name=name)  # doit takes a returned text for a result to keep
 
 
 def notebook_tasks(settings: Settings) -> Iterator[dict[str, Any]]:

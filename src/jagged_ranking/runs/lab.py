@@ -1,0 +1,16 @@
+"""What notebooks use: where they write, what is kept because it is expensive, how to show it."""
+
+from jagged_ranking.runs.cache import cached
+from jagged_ranking.runs.session import Session, begin, show
+from jagged_ranking.runs.study import describe_batches, study_batches
+from jagged_ranking.runs.synthetic import synthetic_log
+
+__all__ = [
+    "Session",
+    "begin",
+    "cached",
+    "describe_batches",
+    "show",
+    "study_batches",
+    "synthetic_log",
+]

@@ -1,0 +1,115 @@
+"""The `jagged` command: what it lists, what it imports, and how it ends."""
+
+import subprocess
+import sys
+
+import pytest
+
+from jagged_ranking import cli, paths
+
+
+def test_without_arguments_it_prints_help(capsys):
+    assert cli.main([]) == 0
+    out = capsys.readouterr().out
+    names = ("prepare", "datasets", "train", "evaluate", "run", "reproduce", "figures")
+    assert all(f"    {name} " in out or f"    {name}\n" in out for name in names)
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in cli.COMMANDS)])
+def test_every_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command, "--help"])
+    assert ended.value.code == 0
+    assert "usage: jagged" in capsys.readouterr().out
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from jagged_ranking import cli\n"
+        "try: cli.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'numpy', 'pandas', 'matplotlib', 'papermill'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("command", ["run", "reproduce", "figures"])
+def test_help_of_running_does_not_import_torch(command):
+    code = (
+        "import sys; from jagged_ranking import cli\n"
+        f"try: cli.main(['{command}', '--help'])\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'pandas', 'papermill'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("error", [ValueError("two\nlines"), FileNotFoundError(2, "gone", "x")])
+def test_an_error_of_the_user_is_one_line(monkeypatch, capsys, error):
+    def fail(arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "print_datasets", fail)
+    assert cli.main(["datasets"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("jagged: ")
+    assert err.count("\n") == 1
+    monkeypatch.setenv("JAGGED_TRACEBACK", "1")
+    with pytest.raises(type(error)):
+        cli.main(["datasets"])
+
+
+def test_an_error_of_ours_keeps_its_traceback(monkeypatch):
+    def fail(arguments: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(cli, "print_datasets", fail)
+    with pytest.raises(KeyError):
+        cli.main(["datasets"])
+
+
+def test_an_interrupt_is_130_and_quiet(monkeypatch, capsys):
+    def interrupt(arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "print_datasets", interrupt)
+    assert cli.main(["datasets"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_unknown_command_is_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["reproduec"])
+    assert ended.value.code == 2
+    assert "invalid choice" in capsys.readouterr().err
+
+
+def test_a_closed_pipe_is_no_error():
+    process = subprocess.run(
+        f"'{sys.executable}' -m jagged_ranking.cli datasets | true",
+        shell=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "Traceback" not in process.stderr
+    assert "Exception" not in process.stderr
+
+
+def test_the_checkout_is_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAGGED_HOME", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert (paths.ROOT / "pyproject.toml").is_file()
+    assert paths.RUNS == paths.ROOT / "figures" / "runs"
+
+
+def test_a_checkout_can_be_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAGGED_HOME", str(tmp_path))
+    with pytest.raises(paths.NoCheckoutError, match="JAGGED_HOME"):
+        _ = paths.CACHE
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "pyproject.toml").touch()
+    assert tmp_path.resolve() / "build" / "cache" == paths.CACHE
+    monkeypatch.setenv("CLICK_DATA_DIR", str(tmp_path / "logs"))
+    assert tmp_path.resolve() / "logs" == paths.DATA
+    assert not hasattr(paths, "ELSEWHERE")
