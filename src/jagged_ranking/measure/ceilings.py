@@ -1,0 +1,72 @@
+"""What the device can do at best, measured in the run that it is held against."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from jagged_ranking import results
+from jagged_ranking.measure.timing import Effort, interleaved
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """bytes_per_second: of a copy on the device, bytes read plus bytes written.
+    flops_per_second: of a square matrix product in `dtype`."""
+
+    bytes_per_second: float
+    flops_per_second: float
+    dtype: str
+
+    def limit_ms(self, facts: dict[str, Any], mode: str) -> float:
+        """No version of a workload (see `Workload.facts`) runs faster than this."""
+        move = facts[f"bytes_{mode}"] / self.bytes_per_second
+        compute = facts[f"flops_{mode}"] / self.flops_per_second
+        return max(move, compute) * 1e3
+
+
+def measure_ceilings(device: torch.device | str, *, dtype: torch.dtype) -> Ceilings:
+    """A copy of 2 GB and an 8192^3 product of random numbers on a GPU; smaller on a CPU."""
+    device = torch.device(device)
+    cuda = device.type == "cuda"
+    copied = (2**31 if cuda else 2**26) // dtype.itemsize
+    size = 8192 if cuda else 1024
+    source = torch.randn(copied, device=device, dtype=dtype)
+    target = torch.empty_like(source)
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    out = torch.empty(size, size, device=device, dtype=dtype)
+    timings = interleaved(
+        {"copy": lambda: target.copy_(source), "matmul": lambda: torch.mm(left, right, out=out)},
+        device=device,
+        effort=Effort(rounds=3, inner=10, seconds=1.0),
+    )
+    for timing in timings.values():
+        if timing.failure:
+            raise timing.failure
+    copy_ms, matmul_ms = (sorted(t.samples)[len(t.samples) // 2] for t in timings.values())
+    return Ceilings(
+        bytes_per_second=2 * source.nbytes / (copy_ms / 1e3),
+        flops_per_second=2 * size**3 / (matmul_ms / 1e3),
+        dtype=str(dtype).removeprefix("torch."),
+    )
+
+
+def ceiling_rows(ceilings: Ceilings, **common: Any) -> list[dict[str, Any]]:
+    """The two ceilings as results rows of op "ceiling"."""
+    named = {
+        "bandwidth": ("copy", "B/s", ceilings.bytes_per_second),
+        "arithmetic": ("matmul", "FLOP/s", ceilings.flops_per_second),
+    }
+    return [
+        results.row(
+            op="ceiling",
+            provider=provider,
+            workload="",
+            mode="forward",
+            metric=metric,
+            unit=unit,
+            value=value,
+            **common,
+        )
+        for metric, (provider, unit, value) in named.items()
+    ]

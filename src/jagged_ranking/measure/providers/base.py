@@ -1,0 +1,107 @@
+"""What a provider is: a way to compute the attention of a batch, and what to know about it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jagged_ranking.measure.workloads import Batch, Workload
+
+FORWARD = "forward"
+TRAINING = "forward+backward"
+MODES = (FORWARD, TRAINING)
+
+
+class Unavailable(Exception):
+    """This provider cannot run here. `status` is "missing" or "unsupported"."""
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(kw_only=True)
+class Prepared:
+    """A batch in the form that one provider reads, ready to be timed.
+
+    Args:
+        forward: the attention; nothing else happens in it. Holds its own tensors and not the
+            batch, so that the memory of a provider is the memory of its own inputs.
+        inputs: the leaves q, k, v in the provider's layout.
+        grad_output: the gradient of what `forward` returns, in its layout.
+        to_tokens: (batch, output or gradient in the provider's layout) -> [T, H, D].
+        held: further tensors that exist before the call (masks, offsets).
+        corrections: factors on output, dq, dk and dv before they are compared with the
+            reference, for a provider that computes another normalisation.
+        builds: op -> a call that builds what `forward` reads besides q, k, v (a schedule, a
+            block mask). Timed as rows of their own.
+        config: what a results row should say, e.g. tile sizes.
+    """
+
+    forward: Callable[[], Tensor]
+    inputs: tuple[Tensor, Tensor, Tensor]
+    grad_output: Tensor
+    to_tokens: Callable[[Batch, Tensor], Tensor]
+    held: tuple[Tensor, ...] = ()
+    corrections: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
+    builds: Mapping[str, Callable[[], object]] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self, mode: str) -> tuple[Tensor, ...]:
+        """Do the work of `mode` once: (output,), or (output, dq, dk, dv)."""
+        if mode == FORWARD:
+            with torch.no_grad():
+                return (self.forward(),)
+        out = self.forward()
+        return (out.detach(), *torch.autograd.grad(out, self.inputs, self.grad_output))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provider:
+    """One way to compute attention over a batch.
+
+    Args:
+        name: as in the results.
+        description: one sentence on what it computes and on what it spends padding.
+        prepare: batch -> Prepared; raises Unavailable.
+        padded: it works on padded tensors.
+        padding_attends: it has no mask, so that padded (zero) keys take part in the softmax.
+        bytes_beyond_inputs: (workload, mode) -> a lower bound, to refuse in time.
+    """
+
+    name: str
+    description: str
+    prepare: Callable[[Batch], Prepared]
+    padded: bool = False
+    padding_attends: bool = False
+    bytes_beyond_inputs: Callable[[Workload, str], int] = lambda workload, mode: 0
+
+    def bytes_needed(self, workload: Workload, mode: str) -> int:
+        """A lower bound on what has to be allocated, padded inputs included."""
+        inputs = 4 * padded_bytes(workload) if self.padded else 0
+        return inputs + self.bytes_beyond_inputs(workload, mode)
+
+
+def padded_bytes(workload: Workload) -> int:
+    """Bytes of one padded tensor [B, H, Lmax, D]."""
+    w = workload
+    return w.users * w.heads * w.max_len * w.head_dim * w.dtype.itemsize
+
+
+def leaves(*tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v as leaves of a graph, sharing the storage of what they are made of."""
+    q, k, v = (x.detach().requires_grad_() for x in tensors)
+    return q, k, v
+
+
+def need_cuda(batch: Batch, what: str) -> None:
+    if batch.device.type != "cuda":
+        raise Unavailable("unsupported", f"{what} needs a CUDA device")
+
+
+def need_half(batch: Batch, what: str) -> None:
+    if batch.q.dtype not in (torch.float16, torch.bfloat16):
+        dtype = str(batch.q.dtype).removeprefix("torch.")
+        raise Unavailable("unsupported", f"{what} takes float16 or bfloat16, not {dtype}")

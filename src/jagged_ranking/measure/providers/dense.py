@@ -1,0 +1,147 @@
+"""Dense attention: the batch is padded to [B, H, Lmax, D], and padding costs what tokens cost.
+
+Padding and unpadding happen outside of the timed region, in favour of these providers.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from jagged_ranking.measure.providers.base import (
+    FORWARD,
+    Prepared,
+    Provider,
+    Unavailable,
+    leaves,
+    need_cuda,
+    need_half,
+    padded_bytes,
+)
+from jagged_ranking.measure.workloads import Batch, Workload
+
+
+def _key_is_padding(batch: Batch) -> Tensor:
+    """[B, 1, 1, Lmax] bool."""
+    position = torch.arange(batch.workload.max_len, device=batch.device)
+    return (position >= batch.offsets.diff()[:, None])[:, None, None, :]
+
+
+def _future(batch: Batch) -> Tensor:
+    """[Lmax, Lmax] bool, true above the diagonal."""
+    n = batch.workload.max_len
+    return torch.ones(n, n, dtype=torch.bool, device=batch.device).triu(1)
+
+
+def _tokens(batch: Batch, padded: Tensor) -> Tensor:
+    user, position = batch.positions()
+    return padded.transpose(1, 2)[user, position]
+
+
+def _prepared(
+    batch: Batch,
+    attention: Callable[[Tensor, Tensor, Tensor], Tensor],
+    held: tuple[Tensor, ...] = (),
+) -> Prepared:
+    q, k, v = leaves(*batch.padded()[:3])
+    return Prepared(
+        forward=lambda: attention(q, k, v),
+        inputs=(q, k, v),
+        grad_output=batch.padded()[3],
+        to_tokens=_tokens,
+        held=held,
+    )
+
+
+def _prepare_eager(batch: Batch) -> Prepared:
+    hidden = _key_is_padding(batch)
+    if batch.workload.causal:
+        hidden = hidden | _future(batch)
+    scale = 1.0 / math.sqrt(batch.workload.head_dim)
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q * scale) @ k.transpose(-1, -2)
+        return scores.masked_fill_(hidden, -math.inf).softmax(-1) @ v
+
+    return _prepared(batch, attention, (hidden,))
+
+
+def _scores_bytes(workload: Workload, mode: str) -> int:
+    # Scores and probabilities at the same time; backward adds a gradient of their size.
+    scores = workload.users * workload.heads * workload.max_len**2 * workload.dtype.itemsize
+    return scores * (2 if mode == FORWARD else 3)
+
+
+def _prepare_sdpa(batch: Batch) -> Prepared:
+    visible = ~_key_is_padding(batch)
+    if batch.workload.causal:
+        visible = visible & ~_future(batch)
+    return _prepared(
+        batch, lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=visible), (visible,)
+    )
+
+
+def _unmasked(backend: SDPBackend, batch: Batch) -> Prepared:
+    causal = batch.workload.causal
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return _prepared(batch, attention)
+
+
+def _prepare_flash(batch: Batch) -> Prepared:
+    if batch.device.type == "cuda":
+        need_half(batch, "SDPA's FLASH_ATTENTION backend")
+        if batch.workload.head_dim > 256:
+            raise Unavailable("unsupported", "SDPA's FLASH_ATTENTION backend has head_dim <= 256")
+    return _unmasked(SDPBackend.FLASH_ATTENTION, batch)
+
+
+def _prepare_cudnn(batch: Batch) -> Prepared:
+    need_cuda(batch, "SDPA's CUDNN_ATTENTION backend")
+    need_half(batch, "SDPA's CUDNN_ATTENTION backend")
+    if batch.workload.head_dim > 128:
+        raise Unavailable("unsupported", "SDPA's CUDNN_ATTENTION backend has head_dim <= 128")
+    return _unmasked(SDPBackend.CUDNN_ATTENTION, batch)
+
+
+def _output_bytes(workload: Workload, mode: str) -> int:
+    return padded_bytes(workload) * (1 if mode == FORWARD else 4)
+
+
+DENSE_EAGER = Provider(
+    name="dense_eager",
+    description="padded; matmul, key padding mask, softmax, matmul, as PyTorch runs them eagerly",
+    prepare=_prepare_eager,
+    padded=True,
+    bytes_beyond_inputs=_scores_bytes,
+)
+DENSE_FLASH = Provider(
+    name="dense_flash",
+    description="padded; SDPA, FLASH_ATTENTION backend. That backend takes no mask: padded keys "
+    "take part, and it is checked against exactly that",
+    prepare=_prepare_flash,
+    padded=True,
+    padding_attends=True,
+    bytes_beyond_inputs=_output_bytes,
+)
+DENSE_CUDNN = Provider(
+    name="dense_cudnn",
+    description="padded; SDPA, CUDNN_ATTENTION backend, without a mask as in dense_flash",
+    prepare=_prepare_cudnn,
+    padded=True,
+    padding_attends=True,
+    bytes_beyond_inputs=_output_bytes,
+)
+DENSE_SDPA = Provider(
+    name="dense_sdpa",
+    description="padded; SDPA with a key padding mask, whichever backend PyTorch chooses",
+    prepare=_prepare_sdpa,
+    padded=True,
+    bytes_beyond_inputs=_output_bytes,
+)

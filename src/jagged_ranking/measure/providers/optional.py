@@ -1,0 +1,106 @@
+"""Peers that are measured where somebody installed them: FBGEMM's sll kernels, flash-attn 4."""
+
+import importlib
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jagged_ranking.measure.providers.base import (
+    Prepared,
+    Provider,
+    Unavailable,
+    leaves,
+    need_cuda,
+    need_half,
+)
+from jagged_ranking.measure.providers.jagged import as_is
+from jagged_ranking.measure.workloads import Batch
+
+FBGEMM_FUNCTION = "multi_head_jagged_flash_attention"
+# The function moved between files from release to release.
+FBGEMM_MODULES = (
+    "fbgemm_gpu.sll.triton.triton_multi_head_jagged_flash_attention",
+    "fbgemm_gpu.sll.triton.multi_head_jagged_flash_attention",
+    "fbgemm_gpu.sll.triton",
+    "fbgemm_gpu.sll.triton_sll",
+)
+
+
+def _prepare_fbgemm(batch: Batch) -> Prepared:
+    attention = _find(FBGEMM_FUNCTION, FBGEMM_MODULES, "fbgemm_gpu")
+    need_cuda(batch, "FBGEMM sll")
+    if batch.workload.causal:
+        raise Unavailable("unsupported", "FBGEMM sll has no causal mask")
+    max_len = batch.workload.max_len
+    scale = 1.0 / math.sqrt(batch.workload.head_dim)
+    # Its kernel computes softmax(q k^T) v / max_seq_len on [H, T, D]: the scale of the scores
+    # goes into q beforehand, and results are multiplied by max_seq_len before the comparison.
+    q, k, v = leaves(*(x.transpose(0, 1).contiguous() for x in (batch.q * scale, batch.k, batch.v)))
+    offsets = batch.offsets.long()
+    return Prepared(
+        forward=lambda: attention(q, k, v, offsets, max_len, True),
+        inputs=(q, k, v),
+        grad_output=batch.dout.transpose(0, 1).contiguous(),
+        to_tokens=lambda batch, values: values.transpose(0, 1),
+        held=(offsets,),
+        corrections=(max_len, max_len * scale, max_len, max_len),
+    )
+
+
+def _prepare_flash_attn_4(batch: Batch) -> Prepared:
+    attention = _find("flash_attn_varlen_func", ("flash_attn.cute",), "flash_attn.cute")
+    need_cuda(batch, "flash-attn 4")
+    need_half(batch, "flash-attn 4")
+    if torch.cuda.get_device_capability(batch.device)[0] < 9:
+        raise Unavailable("unsupported", "flash-attn 4 needs compute capability 9.0 or newer")
+    q, k, v = leaves(batch.q, batch.k, batch.v)
+    offsets, longest, causal = batch.offsets, int(batch.lengths.max()), batch.workload.causal
+
+    def forward() -> Tensor:
+        result = attention(
+            q,
+            k,
+            v,
+            cu_seqlens_q=offsets,
+            cu_seqlens_k=offsets,
+            max_seqlen_q=longest,
+            max_seqlen_k=longest,
+            causal=causal,
+        )
+        # Releases differ in whether the log-sum-exp comes along.
+        return result[0] if isinstance(result, tuple) else result
+
+    return Prepared(
+        forward=forward,
+        inputs=(q, k, v),
+        grad_output=batch.dout,
+        to_tokens=as_is,
+        held=(offsets,),
+    )
+
+
+def _find(function: str, modules: tuple[str, ...], package: str) -> Any:
+    problem = f"{package} is not installed"
+    for module in modules:
+        try:
+            return getattr(importlib.import_module(module), function)
+        except ModuleNotFoundError:
+            continue
+        except Exception as error:  # a broken installation is as good as none
+            problem = f"{module} cannot be used: {type(error).__name__}: {error}"
+    raise Unavailable("missing", problem)
+
+
+FBGEMM_SLL = Provider(
+    name="fbgemm_sll",
+    description="fbgemm_gpu.sll multi_head_jagged_flash_attention (Triton). It divides by "
+    "max_seq_len and has no 1/sqrt(D); both are undone outside of the timed region",
+    prepare=_prepare_fbgemm,
+)
+FLASH_ATTN_4 = Provider(
+    name="flash_attn_4",
+    description="flash_attn.cute flash_attn_varlen_func (FlashAttention-4, CuTe DSL)",
+    prepare=_prepare_flash_attn_4,
+)

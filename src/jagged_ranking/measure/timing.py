@@ -1,0 +1,150 @@
+"""Interleaved timing: A B A B, so that a clock that drifts drifts for everybody.
+
+Each provider is warmed up, then takes its turn in every round. A turn is one call that does not
+count (the allocator and the caches see this provider again) and `inner` calls that do. On a GPU a
+call is timed by CUDA events and the L2 cache is overwritten before it; on a CPU by the wall clock.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+# Twice the L2 of the largest GPU in sight; triton.testing.do_bench writes as much.
+FLUSH_BYTES = 256 * 2**20
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much is measured.
+
+    Args:
+        rounds: turns of each provider.
+        inner: counted calls in one turn, at most.
+        warmup: calls before the first turn, at least one (compilation, caches, allocator).
+        seconds: what one provider may take on one workload and mode, warm-up apart. Slow
+            providers get fewer calls in a turn, then fewer turns, but always two samples.
+    """
+
+    rounds: int = 5
+    inner: int = 10
+    warmup: int = 3
+    seconds: float = 2.0
+
+
+@dataclass
+class Timing:
+    """Samples of one provider in ms, in the order they were taken, or why there are none."""
+
+    samples: list[float] = field(default_factory=list)
+    failure: Exception | None = None
+
+
+def interleaved(
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    device: torch.device,
+    effort: Effort,
+    progress: Progress | None = None,
+) -> dict[str, Timing]:
+    """Time every call; one that raises is out from then on, and keeps what it raised.
+
+    Args:
+        calls: provider name -> a call that does the work once and leaves nothing behind.
+        device: where the work runs; its type decides the clock.
+        effort: see `Effort`.
+        progress: is told the name of the provider at each turn.
+    """
+    clock = _CudaClock(device) if device.type == "cuda" else _WallClock()
+    timings = {name: Timing() for name in calls}
+    plan: dict[str, tuple[int, int]] = {}
+    for name, call in calls.items():
+        if progress:
+            progress(name)
+        try:
+            _warm_up(call, effort)
+            plan[name] = _plan(clock.time(call, 1)[0] / 1e3, effort)
+        except Exception as error:
+            _drop(timings[name], error, device)
+    for turn in range(effort.rounds):
+        for name, (turns, inner) in plan.items():
+            if turn >= turns or timings[name].failure:
+                continue
+            if progress:
+                progress(name)
+            try:
+                call = calls[name]
+                call()
+                timings[name].samples += clock.time(call, inner)
+            except Exception as error:
+                _drop(timings[name], error, device)
+    return timings
+
+
+def _warm_up(call: Callable[[], object], effort: Effort) -> None:
+    start = time.perf_counter()
+    for _ in range(max(1, effort.warmup)):
+        call()
+        if time.perf_counter() - start > effort.seconds:
+            return
+
+
+def _plan(seconds: float, effort: Effort) -> tuple[int, int]:
+    """(turns, counted calls in a turn) that fit the budget at `seconds` a call."""
+    calls = int(effort.seconds / max(seconds, 1e-9))
+    turns = max(2, min(effort.rounds, calls // 2)) if effort.rounds > 1 else 1
+    inner = max(1, min(effort.inner, calls // turns - 1))
+    return turns, inner if effort.rounds > 1 else max(2, inner)
+
+
+def _drop(timing: Timing, error: Exception, device: torch.device) -> None:
+    timing.samples = []
+    # The traceback holds the frames, and those the tensors that did not fit.
+    timing.failure = error.with_traceback(None)
+    error.__context__ = error.__cause__ = None
+    release(device)
+
+
+def release(device: torch.device) -> None:
+    """Give unused memory back to the device."""
+    gc.collect()
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)
+            torch.cuda.empty_cache()
+        except RuntimeError:
+            return  # a broken device fails every later row too, each with its own message
+
+
+class _WallClock:
+    def time(self, call: Callable[[], object], repeats: int) -> list[float]:
+        samples = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            call()
+            samples.append((time.perf_counter() - start) * 1e3)
+        return samples
+
+
+class _CudaClock:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
+
+    def time(self, call: Callable[[], object], repeats: int) -> list[float]:
+        torch.cuda.synchronize(self.device)
+        events = [
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            for _ in range(repeats)
+        ]
+        for start, end in events:
+            self.flush.zero_()
+            start.record()
+            call()
+            end.record()
+        torch.cuda.synchronize(self.device)
+        return [start.elapsed_time(end) for start, end in events]

@@ -1,0 +1,236 @@
+"""Where a result comes from: the manifest that lies beside every results file.
+
+`begin` is called before the work and notes time and clocks; `manifest` is called after it and
+describes code, command, parameters, data, versions and device; `write_manifest` writes it.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from jagged_ranking import paths
+from jagged_ranking.results import atomic
+
+CODE_FOLDERS = ("kernels", "src", "data_prep")
+PACKAGES = ("torch", "triton", "numpy", "pandas", "pyarrow", "matplotlib", "scikit-learn")
+TEST_STATUS = "build/test-status.json"
+
+
+def code_hash(root: Path | None = None) -> str:
+    """sha256 over the path and content of every Python file of the three import packages.
+
+    Notebooks and tests do not count: they use the code, they do not decide its results.
+    """
+    root = root or paths.ROOT
+    digest = hashlib.sha256()
+    for folder in CODE_FOLDERS:
+        for path in sorted((root / folder).rglob("*.py")):
+            content = path.read_bytes()
+            name = path.relative_to(root).as_posix()
+            digest.update(f"{name}\0{len(content)}\0".encode())
+            digest.update(content)
+    return digest.hexdigest()
+
+
+def git_state(root: Path | None = None) -> dict[str, Any]:
+    """{"sha": ..., "dirty": bool or None}.
+
+    A copy without git's own folder may say where it comes from in JAGGED_GIT_SHA; a trailing
+    "-dirty" there marks a changed tree. Else the SHA is "unknown".
+    """
+    root = root or paths.ROOT
+    sha = _git(root, "rev-parse", "HEAD")
+    if sha is not None:
+        return {"sha": sha, "dirty": bool(_git(root, "status", "--porcelain"))}
+    given = os.environ.get("JAGGED_GIT_SHA", "")
+    if given:
+        return {"sha": given.removesuffix("-dirty"), "dirty": given.endswith("-dirty")}
+    return {"sha": "unknown", "dirty": None}
+
+
+def suite_status(root: Path | None = None) -> dict[str, Any]:
+    """What the last whole test run said, or "unknown" if none was of exactly this code."""
+    root = root or paths.ROOT
+    try:
+        status = json.loads((root / TEST_STATUS).read_text())
+        same_code = status["code_hash"] == code_hash(root)
+    except (OSError, ValueError, KeyError, TypeError):
+        return {"outcome": "unknown"}
+    return status if same_code else {"outcome": "unknown"}
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what decides results; None where it is not there."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    import torch  # heavy, and only this function needs it
+
+    found["torch"] = torch.__version__
+    found["cuda"] = torch.version.cuda
+    found["driver"] = _nvml_driver() if torch.cuda.is_available() else None
+    return found
+
+
+def device_name(device: Any = "cpu") -> str:
+    """The name of a CUDA device as its driver says it, or "CPU (model, n threads)"."""
+    import torch
+
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(torch.device(device))
+    return f"CPU ({_cpu_model()}, {torch.get_num_threads()} threads)"
+
+
+def clocks(device: Any = "cpu") -> dict[str, int] | None:
+    """{"sm_mhz", "memory_mhz", "temperature_c", "power_w"} now; None on a CPU or without NVML."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return None
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            uuid = str(torch.cuda.get_device_properties(torch.device(device)).uuid)
+            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+            return {
+                "sm_mhz": int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+                "memory_mhz": int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
+                "temperature_c": int(
+                    pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
+                ),
+                "power_w": int(pynvml.nvmlDeviceGetPowerUsage(handle) // 1000),
+            }
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception:  # the clocks are a remark on a measurement, never a reason to lose it
+        return None
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Time and clocks before the work."""
+
+    device: str
+    seconds: float
+    clocks: dict[str, int] | None
+
+
+def begin(device: Any = "cpu") -> Beginning:
+    """Call before the work; hand what it returns to `manifest`."""
+    return Beginning(device=str(device), seconds=time.monotonic(), clocks=clocks(device))
+
+
+def manifest(
+    *,
+    run_id: str,
+    preset: str,
+    parameters: Mapping[str, Any],
+    begun: Beginning,
+    seed: int | None = None,
+    data_digests: Mapping[str, str] | None = None,
+    command: str | None = None,
+    run_key: str = "",
+    root: Path | None = None,
+) -> dict[str, Any]:
+    """Everything that somebody needs to judge or repeat a result, as a JSON-ready dict.
+
+    Args:
+        run_id: the notebook's id, e.g. "01_speed".
+        preset: "smoke", "small", "paper" or "interactive"; figures mark "smoke" visibly.
+        parameters: the notebook's parameters as they were used.
+        begun: what `begin` returned before the work.
+        seed: the seed of the run, where it has one.
+        data_digests: name -> sha256 of each dataset that was read.
+        command: the command line; by default this process's own.
+        run_key: the key under which the run is fresh.
+        root: the checkout, where it is not the one of this package.
+    """
+    root = root or paths.ROOT
+    state = git_state(root)
+    return {
+        "id": run_id,
+        "preset": preset,
+        "git_sha": state["sha"],
+        "git_dirty": state["dirty"],
+        "code_hash": code_hash(root),
+        "command": command if command is not None else " ".join(sys.argv),
+        "parameters": json.loads(json.dumps(dict(parameters), default=str)),
+        "seed": seed,
+        "data_digests": dict(data_digests or {}),
+        "versions": versions(),
+        "device": device_name(begun.device),
+        "device_type": begun.device.split(":")[0],
+        "platform": platform.platform(),
+        "clocks": {"before": begun.clocks, "after": clocks(begun.device)},
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "wall_seconds": round(time.monotonic() - begun.seconds, 1),
+        "tests": suite_status(root),
+        "run_key": run_key,
+    }
+
+
+def write_manifest(content: Mapping[str, Any], path: Path | str) -> Path:
+    """Write as indented JSON with sorted keys, whole or not at all."""
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    return Path(path)
+
+
+def read_manifest(path: Path | str) -> dict[str, Any]:
+    """Read a manifest; a ValueError of one line where it is not one."""
+    try:
+        content = json.loads(Path(path).read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: not a manifest: {error}") from error
+    if not isinstance(content, dict) or "preset" not in content:
+        raise ValueError(f"{path}: not a manifest: it names no preset")
+    return content
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _nvml_driver() -> str | None:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            return str(pynvml.nvmlSystemGetDriverVersion())
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception:  # as in `clocks`
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
