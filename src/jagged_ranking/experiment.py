@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +41,14 @@ def compare_models(
     baseline: str = "mean_pool",
     replicates: int = 2000,
     device: str | None = None,
+    workers: int | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
     """Trains every model with every seed and returns their quality in the form of `results`.
 
     All models share `config` (its model and seed are replaced). The epoch is chosen on the
-    validation split; the test split is scored once, at the end. Rows, op "ranking":
+    validation split; the test split is scored once, at the end. On a CPU up to `workers` runs
+    (one a core when None) go side by side, on a GPU one after another. Rows, op "ranking":
     - provider a model, mode "valid" or "test", metric auc, gauc, ne or log_loss, one a seed;
     - provider "counts", likewise: the floor, which has no seed;
     - provider a model, mode "train", metric "seconds", one a seed;
@@ -60,39 +65,95 @@ def compare_models(
         raise ValueError("there must be at least one model and one seed")
     dataset = open_dataset(dataset_dir)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    tested: dict[str, list[Evaluation]] = {}
     rows: list[dict[str, Any]] = []
+    tested: dict[str, list[Evaluation]] = {}
     for split in REPORTED:
         found = evaluate_counts(dataset, split=split)
         rows += _metric_rows(dataset, COUNTS, found, {"digest": dataset.digest})
-        if split == "test":
-            tested[COUNTS] = [found]
-    runs = tqdm(
-        list(itertools.product(models, seeds)),
-        desc=f"models on {dataset.name}",
-        unit="run",
-        disable=not progress,
-    )
-    for model, seed in runs:
-        chosen = replace(config, model=model, seed=seed)
-        started = time.perf_counter()
-        trained = train(chosen, dataset, device=device, progress=progress)
-        seconds = time.perf_counter() - started
-        facts = {
-            **chosen.to_dict(),
-            "best_epoch": trained.best_epoch,
-            "device": device,
-            "digest": dataset.digest,
-        }
-        rows.append(_row(dataset, model, "train", "seconds", seconds, facts, unit="s"))
-        for split in REPORTED:
-            found = evaluate_model(trained.model, dataset, config=chosen, split=split)
-            rows += _metric_rows(dataset, model, found, facts)
-            if split == "test":
-                tested.setdefault(model, []).append(found)
+        tested[COUNTS] = [found]
+    configs = [replace(config, model=m, seed=s) for m, s in itertools.product(models, seeds)]
+    runs = _in_turn if device != "cpu" or workers == 1 else _side_by_side
+    bar = tqdm(total=len(configs), desc="models", unit="run", disable=not progress)
+    with bar:
+        for one in runs(dataset, configs, device, bar, workers or _cores()):
+            facts = {
+                **one.config.to_dict(),
+                "best_epoch": one.best_epoch,
+                "device": device,
+                "digest": dataset.digest,
+            }
+            model = one.config.model
+            rows.append(_row(dataset, model, "train", "seconds", one.seconds, facts, unit="s"))
+            for found in one.evaluations:
+                rows += _metric_rows(dataset, model, found, facts)
+            tested.setdefault(model, []).append(one.evaluations[-1])
     if baseline in tested:
         rows += _difference_rows(dataset, tested, baseline=baseline, replicates=replicates)
     return results.frame(rows)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """One training; evaluations in the order of REPORTED."""
+
+    config: TrainConfig
+    evaluations: list[Evaluation]
+    best_epoch: int
+    seconds: float
+
+
+def _train_one(
+    dataset: ClickDataset, config: TrainConfig, device: str, *, progress: bool
+) -> _Outcome:
+    started = time.perf_counter()
+    trained = train(config, dataset, device=device, progress=progress)
+    seconds = time.perf_counter() - started
+    evaluations = [
+        evaluate_model(trained.model, dataset, config=config, split=split) for split in REPORTED
+    ]
+    return _Outcome(config, evaluations, trained.best_epoch, seconds)
+
+
+def _in_turn(
+    dataset: ClickDataset, configs: list[TrainConfig], device: str, bar: tqdm, workers: int
+) -> Iterator[_Outcome]:
+    del workers
+    for config in configs:
+        yield _train_one(dataset, config, device, progress=not bar.disable)
+        bar.update()
+
+
+def _side_by_side(
+    dataset: ClickDataset, configs: list[TrainConfig], device: str, bar: tqdm, workers: int
+) -> Iterator[_Outcome]:
+    """One process a run and one thread a process: in models this small, threads mostly wait."""
+    pool = ProcessPoolExecutor(
+        min(workers, len(configs)), mp_context=get_context("spawn"), initializer=_one_thread
+    )
+    with pool:
+        waiting = [pool.submit(_train_folder, dataset.folder, config, device) for config in configs]
+        for future in waiting:
+            future.add_done_callback(lambda _: bar.update())
+        try:
+            for future in waiting:
+                yield future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def _train_folder(folder: Path, config: TrainConfig, device: str) -> _Outcome:
+    """`_train_one` in another process, which opens the data for itself."""
+    return _train_one(open_dataset(folder), config, device, progress=False)
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _metric_rows(

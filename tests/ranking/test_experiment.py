@@ -73,8 +73,27 @@ def compared(toy: ClickDataset) -> pd.DataFrame:
         config=TINY,
         replicates=200,
         device="cpu",
+        workers=1,
         progress=False,
     )
+
+
+def test_runs_side_by_side_are_the_same(compared: pd.DataFrame, toy: ClickDataset) -> None:
+    again = compare_models(
+        toy.folder,
+        models=("mean_pool", "din"),
+        seeds=(0, 1),
+        config=TINY,
+        replicates=200,
+        device="cpu",
+        workers=2,
+        progress=False,
+    )
+
+    def timeless(table: pd.DataFrame) -> pd.DataFrame:
+        return table[table["metric"] != "seconds"].reset_index(drop=True)
+
+    pd.testing.assert_frame_equal(timeless(again), timeless(compared))
 
 
 def test_compare_models_is_tidy_and_complete(compared: pd.DataFrame, tmp_path: Path) -> None:
