@@ -61,10 +61,9 @@ def load(
         raise CheckpointError(
             f"{path}: belongs to other data (digest {found.digest[:12]}, given {digest[:12]})"
         )
-    for name in sorted({*config, *found.config} - {*may_differ}) if config is not None else ():
-        if config.get(name) != found.config.get(name):
-            raise CheckpointError(
-                f"{path}: was written with {name}={found.config.get(name)!r}, "
-                f"not {config.get(name)!r}"
-            )
+    if config is not None:
+        for name in sorted({*config, *found.config} - {*may_differ}):
+            was, given = found.config.get(name), config.get(name)
+            if was != given:
+                raise CheckpointError(f"{path}: was written with {name}={was!r}, not {given!r}")
     return found

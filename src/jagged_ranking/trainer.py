@@ -131,7 +131,8 @@ def _ema(decay: float) -> Callable[[Any, Any, Any], None]:
     @torch.no_grad()
     def update(average: Any, current: Any, updates: Any) -> None:
         share = 1 - min(decay, (1 + int(updates)) / (10 + int(updates)))
-        torch._foreach_lerp_(average, current, share)
+        for kept, latest in zip(average, current, strict=True):
+            kept.lerp_(latest, share)
 
     return update
 
