@@ -1,0 +1,1 @@
+"""Figures and tables, drawn from results and manifests alone: no GPU, no network."""

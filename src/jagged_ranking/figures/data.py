@@ -1,0 +1,71 @@
+"""From results rows to what figures and tables show: points of a sweep, and ratios."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from jagged_ranking.results import select, with_config
+
+OURS = "jagged"
+FACTS = ("group", "distribution", "waste", "max_len", "tokens", "B", "H", "D", "dtype")
+EXTRA = ("limit_ms", "device", "low", "high", "seed")
+
+
+def attention(results: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Rows of op "attention" and one metric, facts of the workload as columns, in the order of
+    measurement."""
+    rows = select(results, op="attention", metric=metric)
+    return with_config(rows, *FACTS, *EXTRA)
+
+
+def modes_of(table: pd.DataFrame) -> list[str]:
+    """The modes that were measured, forward first."""
+    return [mode for mode in ("forward", "forward+backward") if mode in set(table["mode"])]
+
+
+def dtypes_of(table: pd.DataFrame) -> list[str]:
+    """The dtypes of the measured batches."""
+    return sorted(set(table["dtype"].dropna())) if "dtype" in table else []
+
+
+def schedule_ms(results: pd.DataFrame) -> dict[str, float]:
+    """workload -> median ms to build our schedule, where it was measured."""
+    rows = select(results, op="schedule", provider=OURS, metric="latency", status="ok")
+    return dict(zip(rows["workload"], rows["value"], strict=True))
+
+
+def ratios(results: pd.DataFrame, metric: str, baseline: str, *, ours: str = OURS) -> pd.DataFrame:
+    """How many times more `baseline` needs than we do, on each workload and mode.
+
+    Columns: those of `attention` (of our rows) and ratio, ratio_low, ratio_high, baseline_status.
+    low and high come from the quartiles of both. Our latency includes building the schedule,
+    once for each call. Where the baseline has no number, the ratio is NaN and baseline_status
+    says why.
+    """
+    table = attention(results, metric)
+    own = table[(table["provider"] == ours) & (table["status"] == "ok")].copy()
+    if metric == "latency":
+        extra = own["workload"].map(schedule_ms(results)).fillna(0.0)
+        for column in ("value", "q25", "q75"):
+            own[column] = own[column] + extra
+    other = table[table["provider"] == baseline]
+    keys = ["workload", "mode"]
+    columns = [*keys, "value", "q25", "q75", "status", "message"]
+    both = own.merge(other[columns], on=keys, suffixes=("", "_other"))
+    both["ratio"] = both["value_other"] / both["value"]
+    both["ratio_low"] = (both["q25_other"] / both["q75"]).fillna(both["ratio"])
+    both["ratio_high"] = (both["q75_other"] / both["q25"]).fillna(both["ratio"])
+    both["baseline_status"] = both["status_other"]
+    return both.drop(columns=[c for c in both if c.endswith("_other")])
+
+
+def sweep(table: pd.DataFrame, group: str) -> pd.DataFrame:
+    """The rows of one sweep, "waste" or "length", ordered along its axis."""
+    axis = {"waste": "waste", "length": "max_len"}[group]
+    return table[table["group"] == group].sort_values(axis, kind="stable")
+
+
+def first_present(results: pd.DataFrame, candidates: Sequence[str]) -> str | None:
+    """The first of the candidates that was measured at all."""
+    present = set(select(results, op="attention")["provider"])
+    return next((name for name in candidates if name in present), None)

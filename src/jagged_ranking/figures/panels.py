@@ -1,0 +1,246 @@
+"""Panels that the speed and the memory figures share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from jagged_ranking.figures import style
+from jagged_ranking.figures.data import sweep
+
+SWEEP_AXIS = {"waste": "waste", "length": "max_len"}
+OUT_OF_MEMORY = "out of memory"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the paper as a line or a band in a panel of ratios.
+
+    `factor` to `upper` where the wording allows two readings.
+    """
+
+    factor: float
+    label: str
+    upper: float | None = None
+
+
+def marker_handle(name: str) -> Line2D:
+    """A legend entry for a provider."""
+    looks = style.look_of(name)
+    return Line2D(
+        [],
+        [],
+        color=looks.color,
+        marker=looks.marker,
+        linestyle=looks.line,
+        markeredgecolor="white",
+        markeredgewidth=0.4,
+    )
+
+
+def out_of_memory_handle() -> Line2D:
+    """A legend entry for the mark of a provider that did not fit."""
+    return Line2D([], [], color="#444444", marker="x", linestyle="none", markersize=4.5)
+
+
+def sweep_panel(
+    axes: Axes, table: pd.DataFrame, *, group: str, scale: float = 1.0
+) -> dict[str, Any]:
+    """One line a provider along a sweep, error bars from quartile to quartile.
+
+    Returns legend entries. What ran out of memory is a cross at the upper edge.
+    """
+    points = sweep(table, group)
+    handles: dict[str, Any] = {}
+    for name in style.ordered(list(points["provider"].unique())):
+        looks = style.look_of(name)
+        mine = points[points["provider"] == name]
+        good = mine[mine["status"] == "ok"]
+        x = _along(good, group)
+        if len(good):
+            value = good["value"].to_numpy() * scale
+            axes.errorbar(
+                x,
+                value,
+                yerr=_bars(good, scale),
+                color=looks.color,
+                marker=looks.marker,
+                linestyle=looks.line,
+                linewidth=1.8 if name == "jagged" else 1.1,
+                markeredgecolor="white",
+                markeredgewidth=0.4,
+                elinewidth=0.8,
+                capsize=1.5,
+                zorder=4 if name == "jagged" else 3,
+            )
+            handles[looks.label] = marker_handle(name)
+        if _mark_out_of_memory(axes, mine, group, name):
+            handles.setdefault(looks.label, marker_handle(name))
+            handles[OUT_OF_MEMORY] = out_of_memory_handle()
+    if group == "waste":
+        style.waste_axis(axes)
+    else:
+        style.length_axis(axes, [int(n) for n in points["max_len"]])
+    return handles
+
+
+def ratio_panel(
+    axes: Axes, table: pd.DataFrame, *, group: str, claim: Claim, title: str
+) -> dict[str, Any]:
+    """How many times more the baseline needs, a line a mode, the paper's claim as a reference."""
+    points = sweep(table, group)
+    handles: dict[str, Any] = {}
+    for mode, looks in style.MODE_LOOKS.items():
+        mine = points[points["mode"] == mode]
+        good = mine[mine["ratio"].notna()]
+        if len(good):
+            ratio = good["ratio"].to_numpy()
+            low = ratio - good["ratio_low"].to_numpy()
+            high = good["ratio_high"].to_numpy() - ratio
+            axes.errorbar(
+                _along(good, group),
+                ratio,
+                yerr=np.clip(np.stack([low, high]), 0, None),
+                color=looks.color,
+                marker=looks.marker,
+                linestyle=looks.line,
+                markeredgecolor="white",
+                markeredgewidth=0.4,
+                elinewidth=0.8,
+                capsize=1.5,
+                zorder=3,
+            )
+            handles[looks.label] = Line2D(
+                [], [], color=looks.color, marker=looks.marker, linestyle=looks.line
+            )
+        lost = mine[mine["baseline_status"] == "out_of_memory"]
+        if len(lost):
+            handles["dense out of memory"] = out_of_memory_handle()
+            _crosses(axes, _along(lost, group), looks.color)
+    axes.axhline(1.0, color="#888888", linewidth=0.7, zorder=1)
+    if claim.upper is not None:
+        axes.axhspan(claim.factor, claim.upper, color=style.PAPER_COLOR, alpha=0.12, linewidth=0)
+        style.reference_line(axes, claim.upper, claim.label)
+    else:
+        style.reference_line(axes, claim.factor, claim.label)
+    shown = points[["ratio_low", "ratio_high"]].to_numpy().ravel()
+    shown = shown[np.isfinite(shown)]
+    top = claim.upper or claim.factor
+    low = min([*shown, 1.0]) / 1.3
+    high = max([*shown, top]) * 1.7
+    style.readable_log(axes.yaxis, low, high)
+    axes.set_ylim(low, high)
+    axes.set_title(title)
+    if group == "waste":
+        style.waste_axis(axes)
+    else:
+        style.length_axis(axes, [int(n) for n in points["max_len"]])
+    return handles
+
+
+def dot_panel(
+    axes: Axes,
+    table: pd.DataFrame,
+    *,
+    workloads: Sequence[str],
+    labels: Mapping[str, str],
+    unit: pd.Series | float,
+) -> dict[str, Any]:
+    """One column a workload, one dot a provider side by side, error bars from quartile to
+    quartile. `unit` is what values are divided by: one number, or a series like `table`."""
+    table = table.assign(_unit=unit)
+    names = style.ordered(list(table["provider"].unique()))
+    handles: dict[str, Any] = {}
+    step = 0.8 / max(len(names), 1)
+    for index, name in enumerate(names):
+        looks = style.look_of(name)
+        mine = table[table["provider"] == name]
+        place = mine["workload"].map({w: i for i, w in enumerate(workloads)}).to_numpy(float)
+        x = place - 0.4 + step * (index + 0.5)
+        good = (mine["status"] == "ok").to_numpy()
+        scale = (1.0 / mine["_unit"]).to_numpy()[good]
+        if good.any():
+            axes.errorbar(
+                x[good],
+                mine["value"].to_numpy()[good] * scale,
+                yerr=_bars(mine[good], scale),
+                color=looks.color,
+                marker=looks.marker,
+                linestyle="none",
+                markersize=5 if name == "jagged" else 4,
+                markeredgecolor="white",
+                markeredgewidth=0.4,
+                elinewidth=0.8,
+                capsize=1.2,
+                zorder=4 if name == "jagged" else 3,
+            )
+            handles[looks.label] = Line2D(
+                [], [], color=looks.color, marker=looks.marker, linestyle="none", markersize=5
+            )
+        lost = (mine["status"] == "out_of_memory").to_numpy()
+        if lost.any():
+            handles[OUT_OF_MEMORY] = out_of_memory_handle()
+            _crosses(axes, x[lost], looks.color)
+    axes.set_xticks(range(len(workloads)), [labels[w] for w in workloads])
+    axes.set_xlim(-0.55, len(workloads) - 0.45)
+    for edge in range(1, len(workloads)):
+        axes.axvline(edge - 0.5, color="#eeeeee", linewidth=0.8, zorder=0)
+    axes.tick_params(axis="x", length=0)
+    return handles
+
+
+def workload_labels(table: pd.DataFrame) -> dict[str, str]:
+    """workload -> what stands below its column: name, lengths, waste."""
+    labels = {}
+    for row in table.drop_duplicates("workload").itertuples():
+        name = str(row.workload).removesuffix("-small")
+        labels[str(row.workload)] = f"{name}\n{row.distribution}\n{row.waste:.0%} waste"
+    return labels
+
+
+def padded_limits(axes: Axes, values: Sequence[float]) -> None:
+    """A readable logarithmic y axis with room above for the crosses."""
+    finite = [v for v in values if np.isfinite(v) and v > 0]
+    if finite:
+        low, high = min(finite) / 1.4, max(finite) * 2.2
+        style.readable_log(axes.yaxis, low, high)
+        axes.set_ylim(low, high)
+
+
+def _along(table: pd.DataFrame, group: str) -> np.ndarray:
+    x = table[SWEEP_AXIS[group]].to_numpy(float)
+    return x * 100 if group == "waste" else x
+
+
+def _bars(table: pd.DataFrame, scale: float | np.ndarray) -> np.ndarray:
+    """[2, n] distances to the quartiles; 0 where there is one value only."""
+    value = table["value"].to_numpy()
+    low = value - table["q25"].fillna(table["value"]).to_numpy()
+    high = table["q75"].fillna(table["value"]).to_numpy() - value
+    return np.clip(np.stack([low, high]), 0, None) * scale
+
+
+def _mark_out_of_memory(axes: Axes, mine: pd.DataFrame, group: str, name: str) -> bool:
+    lost = mine[mine["status"] == "out_of_memory"]
+    if len(lost):
+        _crosses(axes, _along(lost, group), style.look_of(name).color)
+    return bool(len(lost))
+
+
+def _crosses(axes: Axes, x: np.ndarray, color: str) -> None:
+    axes.plot(
+        x,
+        np.full(len(x), 0.97),
+        transform=axes.get_xaxis_transform(),
+        color=color,
+        marker="x",
+        markersize=4.5,
+        markeredgewidth=1.2,
+        linestyle="none",
+        clip_on=False,
+        zorder=5,
+    )

@@ -1,0 +1,241 @@
+"""How every figure looks: sizes, colours, one style a provider, marks, and saving.
+
+Figures are drawn without pyplot and inside `look()`, so that nobody's own settings change, and
+saved without dates or random ids, so that the same results give the same bytes.
+"""
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import seaborn
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from jagged_ranking.results import atomic
+
+# ACM's column and text widths, in inches.
+COLUMN_WIDTH = 3.33
+TEXT_WIDTH = 7.0
+FORMATS = ("svg", "pdf", "png")
+PAPER_COLOR = "#6b2737"
+
+_COLORS = [matplotlib.colors.to_hex(color) for color in seaborn.color_palette("colorblind", 10)]
+
+
+@dataclass(frozen=True)
+class Look:
+    """Colour, marker and line of one provider or model, the same in every figure."""
+
+    label: str
+    color: str
+    marker: str
+    line: Any = "-"
+
+
+LOOKS: dict[str, Look] = {
+    "jagged": Look("jagged (ours)", _COLORS[0], "o", "-"),
+    "dense_eager": Look("dense, eager", _COLORS[1], "s", (0, (5, 1.5))),
+    "dense_flash": Look("dense flash (SDPA)", _COLORS[2], "^", (0, (3, 1))),
+    "dense_cudnn": Look("dense cuDNN (SDPA)", _COLORS[3], "v", (0, (3, 1, 1, 1))),
+    "dense_sdpa": Look("dense SDPA, masked", _COLORS[4], "D", (0, (1, 1))),
+    "njt_sdpa": Look("nested tensor + SDPA", _COLORS[5], "P", (0, (4, 1, 1, 1, 1, 1))),
+    "flex": Look("FlexAttention", "#a05a9c", "X", (0, (6, 2))),
+    "varlen_attn": Look("varlen_attn (FA2)", "#4d4d4d", "d", (0, (2, 1))),
+    "fbgemm_sll": Look("FBGEMM sll", "#b59b00", "<", (0, (1, 1.5))),
+    "flash_attn_4": Look("flash-attn 4", _COLORS[9], ">", (0, (4, 1.5, 1, 1.5))),
+    "mean_pool": Look("mean-pool", _COLORS[7], "s"),
+    "din": Look("DIN", _COLORS[1], "^"),
+    "transformer": Look("transformer", _COLORS[0], "o"),
+    "counts": Look("count floor", "#4d4d4d", "x"),
+}
+MODE_LOOKS: dict[str, Look] = {
+    "forward": Look("forward", _COLORS[0], "o", "-"),
+    "forward+backward": Look("forward + backward", _COLORS[3], "s", (0, (5, 1.5))),
+}
+
+_RC: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 7,
+    "axes.titlesize": 7.5,
+    "axes.titleweight": "bold",
+    "axes.labelsize": 7,
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 6.5,
+    "legend.fontsize": 6.5,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.edgecolor": "#444444",
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.5,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 4,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.minor.width": 0.4,
+    "ytick.minor.width": 0.4,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "figure.dpi": 100,
+    "savefig.dpi": 220,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "jagged",
+    "pdf.fonttype": 42,
+}
+_METADATA: dict[str, dict[str, Any]] = {
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None},
+    "png": {"Software": None},
+}
+
+
+@contextmanager
+def look() -> Iterator[None]:
+    """Draw and save inside of this."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_RC)
+        yield
+
+
+def look_of(name: str) -> Look:
+    """The style of a provider or model; a plain one for a name that is new."""
+    return LOOKS.get(name, Look(name, "#000000", "."))
+
+
+def ordered(names: Sequence[str]) -> list[str]:
+    """Names in the order of LOOKS, then new ones by name: the order of legends and bars."""
+    known = [name for name in LOOKS if name in names]
+    return known + sorted(set(names) - set(LOOKS))
+
+
+def new_figure(
+    rows: int, columns: int, *, width: float = TEXT_WIDTH, height: float, **options: Any
+) -> tuple[Figure, Any]:
+    """A figure with [rows, columns] axes and a strip at the bottom for `finish`."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    strip = 0.16 / height
+    engine: Any = figure.get_layout_engine()
+    engine.set(rect=(0, strip, 1, 1 - strip), w_pad=0.05, h_pad=0.05, wspace=0.04, hspace=0.06)
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    return figure, axes
+
+
+def legend(figure: Figure, handles: Mapping[str, Any], *, columns: int = 4) -> None:
+    """One legend above all axes, outside of the data. `handles` maps label -> artist."""
+    if handles:
+        figure.legend(
+            list(handles.values()),
+            list(handles),
+            loc="outside upper center",
+            ncols=min(columns, len(handles)),
+            columnspacing=1.6,
+        )
+
+
+def finish(figure: Figure, manifest: Mapping[str, Any], dtypes: Sequence[str] = ()) -> None:
+    """Say on the figure which device and versions it was measured with, and mark a smoke run."""
+    height = figure.get_size_inches()[1]
+    where = {"x": 0.006, "y": 0.045 / height, "ha": "left", "va": "bottom"}
+    figure.text(s=footer(manifest, dtypes), fontsize=5, color="#666666", **where)
+    if manifest.get("preset") == "smoke":
+        mark = {"ha": "center", "va": "center", "weight": "bold", "color": "#c0392b"}
+        figure.text(0.5, 0.45, "smoke run", fontsize=34, rotation=18, alpha=0.13, **mark)
+        figure.text(
+            0.994,
+            0.045 / height,
+            "SMOKE RUN: tiny sizes, not a result",
+            fontsize=5,
+            ha="right",
+            va="bottom",
+            weight="bold",
+            color="#c0392b",
+        )
+
+
+def footer(manifest: Mapping[str, Any], dtypes: Sequence[str] = ()) -> str:
+    """One line: device, dtypes, versions, code."""
+    versions = manifest.get("versions") or {}
+    said = [manifest.get("device") or "unknown device", *dtypes]
+    names = {"torch": "torch", "triton": "Triton", "cuda": "CUDA", "driver": "driver"}
+    if manifest.get("device_type") == "cpu":
+        names = {"torch": "torch"}
+    said += [f"{title} {versions[key]}" for key, title in names.items() if versions.get(key)]
+    sha = str(manifest.get("git_sha") or "unknown")
+    changed = " with changes" if manifest.get("git_dirty") else ""
+    return " · ".join([*said, f"code {sha[:8]}{changed}"])
+
+
+def readable_log(axis: Axis, low: float, high: float) -> None:
+    """A logarithmic axis that says 0.1, 1, 10 rather than powers, with enough ticks to read."""
+    axis._set_axes_scale("log")  # pyright: ignore[reportAttributeAccessIssue]
+    steps = high / max(low, 1e-300)
+    subs = (1.0, 2.0, 5.0) if steps < 100 else (1.0, 3.0) if steps < 2000 else (1.0,)
+    axis.set_major_locator(LogLocator(base=10, subs=subs, numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+    if len(subs) > 1:
+        axis.set_minor_locator(NullLocator())
+
+
+def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
+    """A base-2 axis with a tick at each measured length."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted(set(lengths)), [f"{n:g}" for n in sorted(set(lengths))])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("longest history (tokens)")
+
+
+def waste_axis(axes: Axes) -> None:
+    """0 to 100 percent."""
+    axes.set_xlim(-4, 100)
+    axes.set_xticks([0, 25, 50, 75, 100], ["0%", "25%", "50%", "75%", "100%"])
+    axes.set_xlabel("padding waste of the batch")
+
+
+def reference_line(axes: Axes, value: float, label: str) -> None:
+    """A claim of the paper, labelled at the left end just above the line."""
+    axes.axhline(value, color=PAPER_COLOR, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1.5)
+    axes.annotate(
+        label,
+        (0.01, value),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 1.5),
+        textcoords="offset points",
+        color=PAPER_COLOR,
+        fontsize=6,
+        va="bottom",
+    )
+
+
+def save(figure: Figure, out: Path, stem: str) -> list[Path]:
+    """Write SVG, PDF and PNG; a file whose bytes would not change is left alone."""
+    written = []
+    for kind in FORMATS:
+        path = Path(out) / f"{stem}.{kind}"
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=kind, metadata=_METADATA[kind])
+        write_if_changed(path, buffer.getvalue())
+        written.append(path)
+    return written
+
+
+def write_if_changed(path: Path, content: bytes) -> bool:
+    """Whole or not at all; True if the file is new or other than before."""
+    if path.is_file() and path.read_bytes() == content:
+        return False
+    with atomic(path) as temporary:
+        temporary.write_bytes(content)
+    return True
