@@ -14,6 +14,9 @@ from click_data.split import SPLITS, split_times
 from click_data.statistics import length_quantiles, padding_waste
 
 MAX_EVENTS = 2**31 - 1  # list offsets in histories.parquet are int32
+SAMPLE_COLUMNS = ("user", "prefix", "item", "category", "label", "time")
+
+Columns = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -61,56 +64,31 @@ def build(
         raise DataError(f"{len(log.events)} events: more than {MAX_EVENTS} are not supported")
     events = log.events.sort("user_id", "time", maintain_order=True)
     time = events["time"].to_numpy()
-    label = events["label"].to_numpy()
     bounds = split_times(time, split)
-    period = np.digitize(time, bounds).astype(np.int8)
 
-    train = events.filter(pl.Series(period == 0)).sort("time", maintain_order=True)
+    train = events.filter(pl.col("time") < bounds[0]).sort("time", maintain_order=True)
     categories = _vocabulary(train.filter(pl.col("category").is_not_null()), "category")
     items = _vocabulary(train, "item_id", pl.col("category").drop_nulls().first())
-    item = _encode(events, items, "item_id")
-    category = _encode(events, categories, "category")
     item_category = np.concatenate([[0], _encode(items, categories, "category")]).astype(np.int32)
-
+    tokens = {
+        "item": _encode(events, items, "item_id"),
+        "category": _encode(events, categories, "category"),
+        "time": time,
+        "label": events["label"].to_numpy(),
+    }
     user, offsets, prefix = _prefixes(events["user_id"], time)
-    source_row = np.arange(len(events))
+    samples: Columns = {"user": user, "prefix": prefix, **tokens}
     if log.negatives:
-        rows, drawn = sample_negatives(
-            user=user,
-            item=item,
-            positive=label == 1,
-            num_items=len(items) + 1,
-            per_event=log.negatives,
-            rng=np.random.Generator(np.random.PCG64(seed)),
-        )
-        source_row = np.concatenate([source_row, rows])
-        item_of_sample = np.concatenate([item, drawn])
-        category_of_sample = np.concatenate([category, item_category[drawn]])
-        label_of_sample = np.concatenate([label, np.zeros(len(drawn), np.int8)])
-    else:
-        item_of_sample, category_of_sample, label_of_sample = item, category, label
-
-    keep = np.flatnonzero(prefix[source_row] >= min_history)
+        rng = np.random.Generator(np.random.PCG64(seed))
+        samples = _with_negatives(samples, item_category, log.negatives, rng)
+    keep = np.flatnonzero(samples["prefix"] >= min_history)
     # Stable: at one time, users in order; within a user, history order, drawn negatives last.
-    keep = keep[np.lexsort((user[source_row[keep]], time[source_row[keep]]))]
-    row = source_row[keep]
-    samples = {
-        "user": user[row],
-        "prefix": prefix[row],
-        "item": item_of_sample[keep],
-        "category": category_of_sample[keep],
-        "label": label_of_sample[keep],
-        "time": time[row],
-    }
-    counts = _count_splits(period[row], samples["label"])
-    split_names = pa.DictionaryArray.from_arrays(pa.array(period[row]), list(SPLITS))
+    keep = keep[np.lexsort((samples["user"][keep], samples["time"][keep]))]
+    samples = {name: samples[name][keep] for name in SAMPLE_COLUMNS}
+    period = np.digitize(samples["time"], bounds).astype(np.int8)
+
+    signals = {name: events[name].to_numpy() for name in log.signals}
     lengths = np.diff(offsets)
-    token_columns = {"item": item, "category": category, "time": time, "label": label}
-    token_columns |= {name: events[name].to_numpy() for name in log.signals}
-    lists = {
-        name: pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
-        for name, values in token_columns.items()
-    }
     info = {
         "num_items": len(items) + 1,
         "num_categories": len(categories) + 1,
@@ -119,7 +97,7 @@ def build(
             "items": events["item_id"].n_unique(),
             "categories": events["category"].drop_nulls().n_unique(),
             "events": len(events),
-            **counts,
+            **_count_splits(period, samples["label"]),
         },
         "split_times": {"valid": bounds[0], "test": bounds[1]},
         "time_unit": log.time_unit,
@@ -128,13 +106,34 @@ def build(
         "signals": list(log.signals),
     }
     return Prepared(
-        histories=pa.table(
-            {"user_id": _arrow(events["user_id"]).take(pa.array(offsets[:-1])), **lists}
+        histories=_histories_table(events["user_id"], offsets, {**tokens, **signals}),
+        samples=pa.table(
+            {**samples, "split": pa.DictionaryArray.from_arrays(pa.array(period), list(SPLITS))}
         ),
-        samples=pa.table({**samples, "split": split_names}),
         items=_items_table(items, item_category),
         info=info,
     )
+
+
+def _with_negatives(
+    samples: Columns, item_category: NDArray[np.int32], per_event: int, rng: np.random.Generator
+) -> Columns:
+    """Append drawn label-0 samples; each has its positive's user, time and prefix."""
+    rows, drawn = sample_negatives(
+        user=samples["user"],
+        item=samples["item"],
+        positive=samples["label"] == 1,
+        num_items=len(item_category),
+        per_event=per_event,
+        rng=rng,
+    )
+    added = {name: values[rows] for name, values in samples.items()}
+    added |= {
+        "item": drawn,
+        "category": item_category[drawn],
+        "label": np.zeros_like(rows, np.int8),
+    }
+    return {name: np.concatenate([values, added[name]]) for name, values in samples.items()}
 
 
 def _vocabulary(train: pl.DataFrame, column: str, *more: pl.Expr) -> pl.DataFrame:
@@ -186,6 +185,13 @@ def _count_splits(period: NDArray[np.int8], label: NDArray[np.int8]) -> dict[str
             f"every label in the training period is {int(positives > 0)}: nothing to tell apart"
         )
     return counts
+
+
+def _histories_table(user_id: pl.Series, offsets: NDArray[np.int64], tokens: Columns) -> pa.Table:
+    """One row per user: the id, and every token column cut into lists at `offsets`."""
+    cuts = pa.array(offsets.astype(np.int32))
+    lists = {n: pa.ListArray.from_arrays(cuts, pa.array(values)) for n, values in tokens.items()}
+    return pa.table({"user_id": _arrow(user_id).take(pa.array(offsets[:-1])), **lists})
 
 
 def _items_table(items: pl.DataFrame, item_category: NDArray[np.int32]) -> pa.Table:

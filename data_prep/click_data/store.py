@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from click_data import schema
 from click_data.errors import DataError
+from click_data.events import SAMPLE_COLUMNS
 from click_data.split import SPLITS
 
 
@@ -110,8 +111,7 @@ class ClickDataset:
     @cached_property
     def _samples(self) -> dict[str, NDArray[Any]]:
         table = self._open(schema.SAMPLES)
-        names = ("user", "prefix", "item", "category", "label", "time")
-        return {name: _whole(table, name).to_numpy() for name in names}
+        return {name: _whole(table, name).to_numpy() for name in SAMPLE_COLUMNS}
 
     def _open(self, name: str) -> pa.Table:
         import datasets  # slow to import, and only reading needs it
@@ -145,8 +145,8 @@ def open_dataset(folder: str | Path, *, cache: str | Path | None = None) -> Clic
     `cache`: by default FOLDER/.cache, or a temporary folder where FOLDER cannot be written.
     Raises DataError if the folder is not a whole prepared data set.
     """
-    folder = Path(folder)
-    info = schema.read_info(folder)
+    info = schema.read_info(Path(folder))
+    folder = Path(folder).absolute()  # columns are mapped later, perhaps from another directory
     return ClickDataset(folder, Path(cache) if cache else _cache_in(folder, info["digest"]), info)
 
 

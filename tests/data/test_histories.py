@@ -35,9 +35,9 @@ SCHEMA = {
 }
 
 
-def log_of(rows: list[tuple], **options: int) -> EventLog:
+def log_of(rows: list[tuple], *, negatives: int = 0) -> EventLog:
     events = pl.DataFrame(rows, schema=SCHEMA, orient="row")
-    return EventLog(name="toy", events=events, signals=("price",), **options)
+    return EventLog(name="toy", events=events, signals=("price",), negatives=negatives)
 
 
 def frequency_ids(values: list) -> dict:

@@ -40,7 +40,8 @@ def test_a_seed_fixes_every_byte(tmp_path: Path) -> None:
 def test_sizes_are_what_was_asked_for(
     users: int, items: int, categories: int, events: int, tmp_path: Path
 ) -> None:
-    sizes: dict[str, Any] = {"users": users, "items": items, "categories": categories, "events": events}
+    names = ("users", "items", "categories", "events")
+    sizes: dict[str, Any] = dict(zip(names, (users, items, categories, events), strict=True))
     dataset = open_dataset(prepare("synthetic", out=tmp_path / "out", **sizes))
     counts = dataset.info["counts"]
     assert (counts["users"], counts["events"]) == (users, events)

@@ -31,9 +31,9 @@ _TIED = 0.1  # share of a session's events in the same second as the one before
 _LENGTH_POWER = 1.6  # Pareto tail exponent of history lengths
 _LONGEST = 9.0  # cap on a history, in mean lengths
 _ITEM_POWER = 0.8  # Zipf exponent of items within their category
-_FOCUS = 1.4  # spread (log) of a user's visits over categories
+_FOCUS = 2.2  # spread (log) of a user's visits over categories
 
-_TASTE = 2.4  # standard deviations of the planted parts of a label's logit
+_TASTE = 3.0  # standard deviations of the planted parts of a label's logit
 _QUALITY = 1.0
 _BIAS = 0.7
 
@@ -43,7 +43,7 @@ class SyntheticOptions:
     """Sizes of the log. Every user has at least one event."""
 
     users: int = 1000
-    items: int = 2000
+    items: int = 1000
     categories: int = 60
     events: int = 60_000
 
