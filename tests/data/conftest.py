@@ -24,6 +24,7 @@ def prepare_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[i
         parser = argparse.ArgumentParser()
         cli.add_arguments(parser)
         code = cli.run(parser.parse_args([str(argument) for argument in arguments]))
-        return code, *capsys.readouterr()
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
 
     return command
