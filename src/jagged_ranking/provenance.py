@@ -90,7 +90,8 @@ def device_name(device: Any = "cpu") -> str:
 
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(torch.device(device))
-    return f"CPU ({_cpu_model()}, {torch.get_num_threads()} threads)"
+    threads = torch.get_num_threads()
+    return f"CPU ({_cpu_model()}, {threads} thread{'s' if threads > 1 else ''})"
 
 
 def clocks(device: Any = "cpu") -> dict[str, int] | None:

@@ -114,7 +114,7 @@ def select(table: pd.DataFrame, **wanted: str | Sequence[str]) -> pd.DataFrame:
     keep = pd.Series(True, index=table.index)
     for column, values in wanted.items():
         keep &= table[column].isin([values] if isinstance(values, str) else list(values))
-    return table[keep]
+    return table.loc[keep, :]
 
 
 def write(table: pd.DataFrame, path: Path | str) -> Path:

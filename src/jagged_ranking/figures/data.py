@@ -1,5 +1,9 @@
 """From results rows to what figures and tables show: points of a sweep, and ratios."""
 
+# pandas says of table[mask], of cells and of iterated rows that they may be anything it knows.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
+
 from collections.abc import Sequence
 
 import pandas as pd

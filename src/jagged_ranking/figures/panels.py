@@ -1,5 +1,9 @@
 """Panels that the speed and the memory figures share."""
 
+# pandas says of table[mask], of cells and of iterated rows that they may be anything it knows.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -132,8 +136,7 @@ def ratio_panel(
     top = claim.upper or claim.factor
     low = min([*shown, 1.0]) / 1.3
     high = max([*shown, top]) * 1.7
-    style.readable_log(axes.yaxis, low, high)
-    axes.set_ylim(low, high)
+    style.log_y_axis(axes, low, high)
     axes.set_title(title)
     if group == "waste":
         style.waste_axis(axes)
@@ -207,8 +210,7 @@ def padded_limits(axes: Axes, values: Sequence[float]) -> None:
     finite = [v for v in values if np.isfinite(v) and v > 0]
     if finite:
         low, high = min(finite) / 1.4, max(finite) * 2.2
-        style.readable_log(axes.yaxis, low, high)
-        axes.set_ylim(low, high)
+        style.log_y_axis(axes, low, high)
 
 
 def _along(table: pd.DataFrame, group: str) -> np.ndarray:

@@ -5,6 +5,7 @@ saved without dates or random ids, so that the same results give the same bytes.
 """
 
 import io
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from typing import Any
 import matplotlib
 import seaborn
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
@@ -136,11 +136,12 @@ def new_figure(
 def legend(figure: Figure, handles: Mapping[str, Any], *, columns: int = 4) -> None:
     """One legend above all axes, outside of the data. `handles` maps label -> artist."""
     if handles:
+        rows = math.ceil(len(handles) / columns)
         figure.legend(
             list(handles.values()),
             list(handles),
             loc="outside upper center",
-            ncols=min(columns, len(handles)),
+            ncols=math.ceil(len(handles) / rows),
             columnspacing=1.6,
         )
 
@@ -148,21 +149,15 @@ def legend(figure: Figure, handles: Mapping[str, Any], *, columns: int = 4) -> N
 def finish(figure: Figure, manifest: Mapping[str, Any], dtypes: Sequence[str] = ()) -> None:
     """Say on the figure which device and versions it was measured with, and mark a smoke run."""
     height = figure.get_size_inches()[1]
-    where = {"x": 0.006, "y": 0.045 / height, "ha": "left", "va": "bottom"}
-    figure.text(s=footer(manifest, dtypes), fontsize=5, color="#666666", **where)
+    low = 0.045 / height
+    said = footer(manifest, dtypes)
+    figure.text(0.006, low, said, fontsize=5, color="#666666", ha="left", va="bottom")
     if manifest.get("preset") == "smoke":
-        mark = {"ha": "center", "va": "center", "weight": "bold", "color": "#c0392b"}
-        figure.text(0.5, 0.45, "smoke run", fontsize=34, rotation=18, alpha=0.13, **mark)
-        figure.text(
-            0.994,
-            0.045 / height,
-            "SMOKE RUN: tiny sizes, not a result",
-            fontsize=5,
-            ha="right",
-            va="bottom",
-            weight="bold",
-            color="#c0392b",
-        )
+        red: dict[str, Any] = {"weight": "bold", "color": "#c0392b"}
+        middle: dict[str, Any] = {"ha": "center", "va": "center", "rotation": 18}
+        figure.text(0.5, 0.45, "smoke run", fontsize=34, alpha=0.13, **middle, **red)
+        note = "SMOKE RUN: tiny sizes, not a result"
+        figure.text(0.994, low, note, fontsize=5, ha="right", va="bottom", **red)
 
 
 def footer(manifest: Mapping[str, Any], dtypes: Sequence[str] = ()) -> str:
@@ -178,9 +173,12 @@ def footer(manifest: Mapping[str, Any], dtypes: Sequence[str] = ()) -> str:
     return " · ".join([*said, f"code {sha[:8]}{changed}"])
 
 
-def readable_log(axis: Axis, low: float, high: float) -> None:
-    """A logarithmic axis that says 0.1, 1, 10 rather than powers, with enough ticks to read."""
-    axis._set_axes_scale("log")  # pyright: ignore[reportAttributeAccessIssue]
+def log_y_axis(axes: Axes, low: float, high: float) -> None:
+    """A logarithmic axis from low to high that says 0.1, 1, 10 rather than powers, with enough
+    ticks to read."""
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    axis = axes.yaxis
     steps = high / max(low, 1e-300)
     subs = (1.0, 2.0, 5.0) if steps < 100 else (1.0, 3.0) if steps < 2000 else (1.0,)
     axis.set_major_locator(LogLocator(base=10, subs=subs, numticks=12))

@@ -10,6 +10,7 @@ import gc
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,7 +79,8 @@ def _profiled_peak(call: Callable[[], object]) -> int:
     inner = profiler.profiler
     assert inner is not None
     assert inner.kineto_results is not None
-    changes = [event for event in inner.kineto_results.events() if event.name() == "[memory]"]
+    events: list[Any] = inner.kineto_results.events()
+    changes = [event for event in events if event.name() == "[memory]"]
     live = peak = 0
     for change in sorted(changes, key=lambda event: event.start_ns()):
         live += change.nbytes()

@@ -69,8 +69,10 @@ def _prepare_njt(batch: Batch) -> Prepared:
     causal = batch.workload.causal
 
     def forward() -> Tensor:
-        heads_first = (x.transpose(1, 2) for x in (q, k, v))
-        return scaled_dot_product_attention(*heads_first, is_causal=causal).transpose(1, 2)
+        out = scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=causal
+        )
+        return out.transpose(1, 2)
 
     return Prepared(
         forward=forward,
@@ -132,10 +134,14 @@ def _prepare_varlen(batch: Batch) -> Prepared:
     q, k, v = leaves(batch.q, batch.k, batch.v)
     offsets, longest = batch.offsets, int(batch.lengths.max())
     window = (-1, 0) if batch.workload.causal else (-1, -1)
+
+    def forward() -> Tensor:
+        out = varlen_attn(q, k, v, offsets, offsets, longest, longest, window_size=window)
+        assert isinstance(out, Tensor)  # a tuple only if the log-sum-exp was asked for
+        return out
+
     return Prepared(
-        forward=lambda: varlen_attn(
-            q, k, v, offsets, offsets, longest, longest, window_size=window
-        ),
+        forward=forward,
         inputs=(q, k, v),
         grad_output=batch.dout,
         to_tokens=as_is,

@@ -1,0 +1,129 @@
+"""The claims of the paper, one row each, held against whatever was measured."""
+
+# pandas says of table[mask], of cells and of iterated rows that they may be anything it knows.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from jagged_ranking.figures.data import ratios
+from jagged_ranking.figures.memory import CLAIMS as MEMORY_CLAIMS
+from jagged_ranking.figures.memory import TOTAL
+from jagged_ranking.figures.speed import BASELINES
+from jagged_ranking.figures.speed import CLAIMS as SPEED_CLAIMS
+from jagged_ranking.results import select, with_config
+
+COLUMNS = ("claim", "paper", "mode", "this run", "holds", "where", "device")
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    claim: str
+    paper: str
+    metric: str
+    baseline: str
+    factor: float
+
+
+def claims(results: pd.DataFrame) -> pd.DataFrame:
+    """The paper's claim, the best we saw, whether and where it holds: strings, for people.
+
+    "up to Nx" holds if some batch of this run reaches N. Ours includes building its schedule. A
+    claim that the results say nothing about is not in the table.
+    """
+    rows: list[dict[str, str]] = []
+    for name, title in BASELINES.items():
+        speed, memory = SPEED_CLAIMS[name], MEMORY_CLAIMS[name]
+        paper = f"up to {speed.factor:g}x"
+        rows += _attention_rows(
+            results, _Wanted(f"faster than {title}", paper, "latency", name, speed.factor)
+        )
+        paper = f"up to {memory.factor:g}x" if memory.upper is None else "up to 53%"
+        rows += _attention_rows(
+            results, _Wanted(f"less memory than {title}", paper, TOTAL, name, memory.factor)
+        )
+    return pd.DataFrame([*rows, *_quality_rows(results)], columns=list(COLUMNS))
+
+
+def _attention_rows(results: pd.DataFrame, wanted: _Wanted) -> list[dict[str, str]]:
+    table = ratios(results, wanted.metric, wanted.baseline)
+    rows = []
+    for mode, mine in table.groupby("mode", sort=False):
+        known = mine[mine["ratio"].notna()]
+        lost = mine[mine["baseline_status"] == "out_of_memory"]
+        if known.empty and lost.empty:
+            continue
+        rows.append(
+            {
+                "claim": wanted.claim,
+                "paper": wanted.paper,
+                "mode": str(mode),
+                "this run": _range(known),
+                "holds": _holds(known, wanted.factor),
+                "where": _where(known, lost, wanted.factor),
+                "device": _device(mine),
+            }
+        )
+    return rows
+
+
+def _range(known: pd.DataFrame) -> str:
+    if known.empty:
+        return ""
+    best = known.loc[known["ratio"].idxmax()]
+    least = known.loc[known["ratio"].idxmin()]
+    return (
+        f"{_times(best['ratio'])} at {best['waste']:.0%} waste ({best['workload']}), "
+        f"{_times(least['ratio'])} at {least['waste']:.0%} ({least['workload']})"
+    )
+
+
+def _holds(known: pd.DataFrame, factor: float) -> str:
+    if known.empty:
+        return "not measured"
+    return "yes" if known["ratio"].max() >= factor else "no"
+
+
+def _where(known: pd.DataFrame, lost: pd.DataFrame, factor: float) -> str:
+    said = []
+    reached = known[known["ratio"] >= factor]
+    if len(reached):
+        names = ", ".join(reached["workload"])
+        said.append(f"{factor:g}x or more on {len(reached)} of {len(known)} batches: {names}")
+    elif len(known):
+        said.append(f"{factor:g}x on none of {len(known)} batches")
+    if len(lost):
+        said.append(f"the dense one runs out of memory on {', '.join(lost['workload'])}")
+    return "; ".join(said)
+
+
+def _quality_rows(results: pd.DataFrame) -> list[dict[str, str]]:
+    """Not a claim of the paper, but what its layers are for: attention beats mean-pooling."""
+    gains = select(results, op="ranking", mode="test", status="ok")
+    gains = with_config(gains[gains["metric"] == "gauc_difference"], "low", "high", "device")
+    rows = []
+    for row in gains[gains["provider"] != "counts"].itertuples():
+        low, high = float(str(row.low)), float(str(row.high))
+        holds = "yes" if low > 0 else "no" if high < 0 else "undecided"
+        rows.append(
+            {
+                "claim": f"{row.provider} ranks better than mean_pool (ours, not the paper's)",
+                "paper": "",
+                "mode": "test gAUC",
+                "this run": f"{float(str(row.value)):+.4f} [{low:+.4f}, {high:+.4f}]",
+                "holds": holds,
+                "where": str(row.workload),
+                "device": str(row.device or ""),
+            }
+        )
+    return rows
+
+
+def _device(table: pd.DataFrame) -> str:
+    return ", ".join(dict.fromkeys(str(name) for name in table["device"] if name))
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2g}x" if ratio < 10 else f"{ratio:.0f}x"

@@ -1,0 +1,133 @@
+"""Tables for people: the named workloads, model quality, claims; as frames, HTML or Markdown."""
+
+# pandas says of table[mask], of cells and of iterated rows that they may be anything it knows.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
+
+import math
+
+import pandas as pd
+
+from jagged_ranking.figures import style
+from jagged_ranking.figures.claims import claims
+from jagged_ranking.figures.data import attention, modes_of, schedule_ms
+from jagged_ranking.figures.memory import BEYOND
+from jagged_ranking.figures.quality import FLOOR, METRICS, summary
+
+__all__ = ["claims", "memory", "quality", "speed", "to_html", "to_markdown"]
+
+_SHORT = {"out_of_memory": "OOM", "missing": "–", "unsupported": "n/a", "error": "wrong"}
+
+
+def speed(results: pd.DataFrame) -> pd.DataFrame:
+    """Median ms on the named workloads, forward / forward+backward, a column a provider.
+
+    "limit" is the least that the device allows (forward); "schedule" is what building ours takes,
+    once a batch, and is not in the column of ours.
+    """
+    table = attention(results, "latency")
+    named = table[table["group"] == "workloads"]
+    built = schedule_ms(results)
+    first = {
+        "limit": lambda rows: _number(float(rows["limit_ms"].min())),
+        "schedule": lambda rows: _number(built.get(str(rows["workload"].iloc[0]), math.nan)),
+    }
+    if not built:
+        del first["schedule"]
+    return _by_workload(named, 1.0, first)
+
+
+def memory(results: pd.DataFrame) -> pd.DataFrame:
+    """Peak beyond the inputs on the named workloads, forward / forward+backward, GB (or MB, where
+    nothing reaches a tenth of a GB; a column says which)."""
+    table = attention(results, BEYOND)
+    named = table[table["group"] == "workloads"]
+    large = named["value"].max() >= 1e8
+    unit = ("GB", 1e9) if large else ("MB", 1e6)
+    return _by_workload(named, unit[1], {"unit": lambda rows: unit[0]})
+
+
+def quality(results: pd.DataFrame) -> pd.DataFrame:
+    """Test metrics of each model: mean ± sd over seeds."""
+    found = summary(results)
+    rows = []
+    for (dataset, model), mine in found.groupby(["workload", "provider"], sort=False):
+        row = {"dataset": str(dataset), "model": style.look_of(str(model)).label}
+        for metric in (*METRICS, "log_loss"):
+            cell = mine[mine["metric"] == metric]
+            title = {"auc": "AUC", "gauc": "gAUC", "ne": "NE"}.get(metric, "log loss")
+            row[title] = "" if cell.empty else _mean_sd(cell.iloc[0])
+        row["seeds"] = "" if model == FLOOR else str(int(mine["count"].max()))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def to_markdown(table: pd.DataFrame) -> str:
+    """A pipe table of strings."""
+    lines = [_pipe(list(map(str, table.columns))), _pipe(["---"] * len(table.columns))]
+    lines += [_pipe([str(cell) for cell in row]) for row in table.itertuples(index=False)]
+    return "\n".join(lines)
+
+
+def to_html(table: pd.DataFrame, *, title: str, source_note: str = "") -> str:
+    """A great-tables table, as HTML that stands alone and is the same at every call."""
+    from great_tables import GT  # heavy, and not needed where results are only measured
+
+    shown = GT(table, id="t" + "".join(c for c in title.lower() if c.isalnum())[:24])
+    shown = shown.tab_header(title=title).tab_options(
+        table_font_size="12px", data_row_padding="4px", heading_title_font_size="14px"
+    )
+    if source_note:
+        shown = shown.tab_source_note(source_note)
+    return shown.as_raw_html()
+
+
+def _by_workload(table: pd.DataFrame, size: float, first: dict) -> pd.DataFrame:
+    # Who has no number at all is in the results, and would only widen the table.
+    tried = table[~table["status"].isin(["missing", "unsupported"])]
+    providers = style.ordered(list(tried["provider"].unique()))
+    modes = modes_of(table)
+    rows = []
+    for workload, mine in table.groupby("workload", sort=False):
+        facts = mine.iloc[0]
+        row = {
+            "workload": str(workload),
+            "B, H, D, longest": f"{facts['B']}, {facts['H']}, {facts['D']}, {facts['max_len']}",
+            "lengths": str(facts["distribution"]),
+            "waste": f"{facts['waste']:.0%}",
+            **{title: cell(mine) for title, cell in first.items()},
+        }
+        for provider in providers:
+            cells = [
+                _cell(mine[(mine["provider"] == provider) & (mine["mode"] == mode)], size)
+                for mode in modes
+            ]
+            # One word is enough where the reason is the same for both.
+            same = len(set(cells)) == 1 and cells[0] in {*_SHORT.values(), ""}
+            row[style.look_of(provider).label] = cells[0] if same else " / ".join(cells)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _cell(rows: pd.DataFrame, size: float) -> str:
+    if rows.empty:
+        return ""
+    row = rows.iloc[0]
+    return _number(row["value"] / size) if row["status"] == "ok" else _SHORT[str(row["status"])]
+
+
+def _number(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    if math.isnan(value):
+        return "–"
+    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:.{min(digits, 4)}f}"
+
+
+def _mean_sd(row: pd.Series) -> str:
+    spread = "" if math.isnan(row["std"]) else f" ± {row['std']:.4f}"
+    return f"{row['mean']:.4f}{spread}"
+
+
+def _pipe(cells: list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
