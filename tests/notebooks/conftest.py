@@ -16,17 +16,31 @@ rate = 0.5
 lengths = [1, 2]
 """
 
-GOOD = [
+ROW = (
+    "rows = [results.row(op='toy', provider='toy', workload='w', mode='forward',\n"
+    "                    metric='latency', unit='ms', value=float(count), run_id='ID')]\n"
+)
+
+# As the project's own notebooks do it; imports everything.
+WHOLE = [
     "# A toy\n\nIt writes one row.",
     PARAMETERS,
     "from jagged_ranking import results\n"
     "from jagged_ranking.runs.lab import begin\n"
     "run = begin('ID', out=out, preset=preset, data=data, parameters={'count': count})",
-    "rows = [results.row(op='toy', provider='toy', workload='w', mode='forward',\n"
-    "                    metric='latency', unit='ms', value=float(count), run_id='ID')]\n"
-    "table = results.frame(rows)",
-    "manifest = run.save(table)\n"
-    "(run.folder / 'ID.svg').write_text('<svg><path id=\"a\"/><use href=\"#a\"/></svg>')",
+    f"{ROW}manifest = run.save(results.frame(rows))",
+]
+
+# The same files in less time.
+GOOD = [
+    *WHOLE[:2],
+    "import json, pathlib\nfrom jagged_ranking import results\nfolder = pathlib.Path(out)",
+    f"{ROW}path = results.write(results.frame(rows), folder / 'results.parquet')",
+    "manifest = {'id': 'ID', 'preset': preset, 'device': 'CPU', 'git_sha': 'abc',\n"
+    "            'git_dirty': False, 'tests': {'outcome': 'passed'}, 'finished': 'now'}\n"
+    "size = (folder / 'manifest.json').write_text(json.dumps(manifest))\n"
+    'svg = \'<svg><path id="a"/><use href="#a"/></svg>\'\n'
+    "size = (folder / 'ID.svg').write_text(svg)",
 ]
 
 BAD = [*GOOD[:2], "fine = 1", "## The wrong part", "# why\nraise KeyError('no such\\nthing')"]
@@ -68,3 +82,9 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def add_notebook(checkout: Path) -> Callable[[str, list[str]], Path]:
     """Put another notebook into the checkout."""
     return lambda name, sources: make_notebook(checkout / "notebooks" / f"{name}.ipynb", sources)
+
+
+@pytest.fixture
+def whole_cells() -> list[str]:
+    """Cells of a notebook that begins and saves as the project's own do."""
+    return WHOLE

@@ -11,36 +11,33 @@ from jagged_ranking.cli import main
 
 
 def test_a_notebook_runs_with_its_parameters(checkout, tmp_path, capfd):
-    arguments = [
-        "--preset",
-        "smoke",
-        "--data",
-        str(checkout / "data"),
-        "--out",
-        str(tmp_path / "o"),
-    ]
-    assert main(["run", "01", *arguments, "-p", "lengths=3,4"]) == 0
+    arguments = ["--preset", "smoke", "--data", str(checkout / "data"), "-p", "lengths=3,4"]
+    assert main(["run", "01", *arguments, "--out", str(tmp_path / "o"), "--quiet"]) == 0
+    out, err = capfd.readouterr()
+    assert out.startswith("01_good: ")
+    assert err == ""
     folder = tmp_path / "o" / "01_good"
-    assert "01_good" in capfd.readouterr().out
     assert results.read(folder / "results.parquet")["value"].tolist() == [5.0]  # the preset's
-
     record = json.loads((folder / "run.json").read_text())
     assert (record["id"], record["status"], record["error"]) == ("01_good", "ok", "")
     assert record["parameters"]["lengths"] == [3, 4]
-    manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["preset"] == "smoke"
-    assert manifest["run_key"] == record["key"]
-    assert manifest["data_digests"] == {"toy": "abc"}
+    assert record["parameters"]["data"] == str(checkout / "data")
     executed = nbformat.read(folder / "01_good.ipynb", as_version=4)
     assert "lengths = [3, 4]" in "".join(cell.source for cell in executed.cells)
 
 
-def test_results_of_a_run_by_hand_go_to_the_checkout(checkout, capfd):
-    assert main(["run", "01_good", "--quiet"]) == 0
-    folder = checkout / "figures" / "runs" / "interactive" / "01_good"
+def test_a_run_by_hand_leaves_results_and_manifest_in_the_checkout(
+    checkout, add_notebook, whole_cells
+):
+    add_notebook("03_whole", whole_cells)
+    assert main(["run", "03_whole", "--data", str(checkout / "data")]) == 0
+    folder = checkout / "figures" / "runs" / "interactive" / "03_whole"
     assert results.read(folder / "results.parquet")["value"].tolist() == [3.0]  # the default
-    assert json.loads((folder / "manifest.json").read_text())["preset"] == "interactive"
-    assert capfd.readouterr().err == ""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["preset"] == "interactive"
+    assert manifest["parameters"] == {"count": 3}
+    assert manifest["data_digests"] == {"toy": "abc"}
+    assert manifest["run_key"] == json.loads((folder / "run.json").read_text())["key"]
 
 
 def test_the_kernel_is_this_interpreter_in_an_empty_folder(add_notebook, checkout, capfd):

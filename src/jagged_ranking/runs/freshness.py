@@ -14,6 +14,10 @@ DATASET_FILE = "dataset.json"
 RESULTS = "results.parquet"
 MANIFEST = "manifest.json"
 
+# Set for the kernel of a notebook: what the user typed, and the key of the run.
+COMMAND_VARIABLE = "JAGGED_COMMAND"
+KEY_VARIABLE = "JAGGED_RUN_KEY"
+
 
 def describe_data(folder: Path | str) -> dict[str, Any]:
     """What `dataset.json` says of a prepared dataset, "digest" and "name" among it.

@@ -133,9 +133,11 @@ def _neutral_kernel(variables: Mapping[str, str]) -> Iterator[tuple[type, str]]:
     No installed kernelspec is asked: `python3` there may be another environment's.
     """
     with tempfile.TemporaryDirectory(prefix="jagged-run-") as folder:
-        # `-f {connection_file}` is filled in by jupyter_client.
+        # What goes wrong in a cell is in the notebook; the kernel's log would only add tracebacks
+        # of an interrupt. jupyter_client fills in the connection file.
+        launcher = [sys.executable, "-m", "ipykernel_launcher", "--log-level=CRITICAL"]
         spec = KernelSpec(
-            argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            argv=[*launcher, "-f", "{connection_file}"],
             display_name="this interpreter",
             language="python",
             env={

@@ -3,7 +3,7 @@
 import html
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,6 +143,8 @@ def _section(section: Section, base: Path) -> str:
         picture = inline_svg(path, prefix=f"{section.id}-{number}-")
         parts.append(f"<figure>{picture}<figcaption>{html.escape(path.stem)}</figcaption></figure>")
     if section.table is not None:
+        for title, rows in _summaries(section.table):
+            parts.append(f"<h3>{title}</h3>{frame_html(rows)}")
         parts.append(
             _details(f"Results ({len(section.table)} rows)", frame_html(_readable(section.table)))
         )
@@ -151,11 +153,22 @@ def _section(section: Section, base: Path) -> str:
     return "\n".join([*parts, "</section>"])
 
 
+def _summaries(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The tables that are for reading, of those that the results allow."""
+    for title, rows in (
+        ("Latency in ms, forward / forward+backward, medians", tables.speed(table)),
+        ("Peak memory beyond the inputs, forward / forward+backward", tables.memory(table)),
+        ("Test split, mean ± sd over seeds", tables.quality(table)),
+    ):
+        if len(rows):
+            yield title, rows
+
+
 def _readable(table: pd.DataFrame) -> pd.DataFrame:
     """The columns of a results table that are for people, without repetitions."""
     columns = ["op", "workload", "provider", "mode", "metric", "value", "unit", "q25", "q75"]
     shown = table[[*columns, "status", "message"]]
-    return shown.loc[:, [c for c in shown if shown[c].notna().any() and (shown[c] != "").any()]]
+    return shown[[name for name in shown if not shown[name].isin(["", None]).all()]]
 
 
 def _details(summary: str, content: str) -> str:

@@ -10,15 +10,15 @@ from doit.reporter import ZeroReporter
 
 from jagged_ranking import paths
 from jagged_ranking.runs import tasks
+from jagged_ranking.runs.freshness import COMMAND_VARIABLE
 from jagged_ranking.runs.notebook import read_record
 from jagged_ranking.runs.report import write_report
-from jagged_ranking.runs.session import COMMAND_VARIABLE
 
 
 class _Reporter(ZeroReporter):
     """A line a task; what fails is kept for the summary."""
 
-    failures: dict[str, str]  # by task name; set by `reproduce`
+    failed_tasks: dict[str, str]  # name -> why; set by `reproduce`
 
     def execute_task(self, task: Any) -> None:
         """Before a task runs."""
@@ -32,7 +32,7 @@ class _Reporter(ZeroReporter):
     def add_failure(self, task: Any, fail_info: Any) -> None:
         """After a task that failed: what its last line says."""
         lines = [line.strip() for line in fail_info.get_msg().splitlines() if line.strip()]
-        self.failures[task.name] = lines[-1] if lines else fail_info.get_name()
+        self.failed_tasks[task.name] = lines[-1] if lines else fail_info.get_name()
 
 
 def reproduce(settings: tasks.Settings, *, parallel: int, command: str) -> int:
@@ -45,7 +45,7 @@ def reproduce(settings: tasks.Settings, *, parallel: int, command: str) -> int:
     """
     os.environ[COMMAND_VARIABLE] = command  # the notebooks' processes inherit it
     failed: dict[str, str] = {}
-    reporter = type("Reporter", (_Reporter,), {"failures": failed})
+    reporter = type("Reporter", (_Reporter,), {"failed_tasks": failed})
     loader = ModuleTaskLoader(
         {
             "task_data": lambda: tasks.data_task(settings),

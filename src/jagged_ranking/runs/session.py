@@ -10,11 +10,14 @@ import pandas as pd
 from IPython.display import Image, display
 
 from jagged_ranking import paths, provenance, results
-from jagged_ranking.runs.freshness import MANIFEST, RESULTS, default_device, describe_data
-
-# Set by `jagged run` for the kernel of a notebook.
-COMMAND_VARIABLE = "JAGGED_COMMAND"
-KEY_VARIABLE = "JAGGED_RUN_KEY"
+from jagged_ranking.runs.freshness import (
+    COMMAND_VARIABLE,
+    KEY_VARIABLE,
+    MANIFEST,
+    RESULTS,
+    default_device,
+    describe_data,
+)
 
 
 @dataclass

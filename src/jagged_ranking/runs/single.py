@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jagged_ranking import paths
-from jagged_ranking.runs.freshness import run_key
+from jagged_ranking.runs.freshness import COMMAND_VARIABLE, KEY_VARIABLE, run_key
 from jagged_ranking.runs.notebook import RunRecord, execute, find_notebook, utc_now
 from jagged_ranking.runs.parameters import (
     check_values,
@@ -16,7 +16,6 @@ from jagged_ranking.runs.parameters import (
     read_parameters,
     read_preset,
 )
-from jagged_ranking.runs.session import COMMAND_VARIABLE, KEY_VARIABLE
 
 INTERACTIVE = "interactive"
 

@@ -1,0 +1,34 @@
+"""`jagged figures`: redraw from results.parquet and manifest.json, and say what changed."""
+
+import hashlib
+from pathlib import Path
+
+from jagged_ranking import paths
+from jagged_ranking.figures.redraw import redraw, redraw_all, update_readme
+from jagged_ranking.runs.errors import RunError
+from jagged_ranking.runs.freshness import RESULTS
+
+
+def refresh(folder: Path) -> list[Path]:
+    """Redraw a folder of results, or every one below a folder; returns the files that changed.
+
+    For the checkout's own figures the block of numbers in README.md is written anew too.
+    """
+    if not folder.is_dir():
+        raise RunError(f"{folder}: no such folder")
+    own = folder.resolve() == paths.FIGURES.resolve()
+    readme = paths.ROOT / "README.md"
+    before = _digests(folder, readme)
+    if (folder / RESULTS).is_file():
+        redraw(folder)
+    else:
+        redraw_all(folder)
+    if own:
+        update_readme(readme, folder)
+    after = _digests(folder, readme)
+    return sorted(path for path in before | after if before.get(path) != after.get(path))
+
+
+def _digests(folder: Path, readme: Path) -> dict[Path, str]:
+    files = [*folder.glob("*"), *folder.glob("*/*"), readme]
+    return {p: hashlib.sha256(p.read_bytes()).hexdigest() for p in files if p.is_file()}
