@@ -4,8 +4,7 @@
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
 
-from collections.abc import Sequence
-
+import numpy as np
 import pandas as pd
 
 from jagged_ranking.results import select, with_config
@@ -49,7 +48,8 @@ def ratios(results: pd.DataFrame, metric: str, baseline: str, *, ours: str = OUR
     table = attention(results, metric)
     own = table[(table["provider"] == ours) & (table["status"] == "ok")].copy()
     if metric == "latency":
-        extra = own["workload"].map(schedule_ms(results)).fillna(0.0)
+        built = schedule_ms(results)
+        extra = np.array([built.get(workload, 0.0) for workload in own["workload"]], dtype=float)
         for column in ("value", "q25", "q75"):
             own[column] = own[column] + extra
     other = table[table["provider"] == baseline]
@@ -67,9 +67,3 @@ def sweep(table: pd.DataFrame, group: str) -> pd.DataFrame:
     """The rows of one sweep, "waste" or "length", ordered along its axis."""
     axis = {"waste": "waste", "length": "max_len"}[group]
     return table[table["group"] == group].sort_values(axis, kind="stable")
-
-
-def first_present(results: pd.DataFrame, candidates: Sequence[str]) -> str | None:
-    """The first of the candidates that was measured at all."""
-    present = set(select(results, op="attention")["provider"])
-    return next((name for name in candidates if name in present), None)

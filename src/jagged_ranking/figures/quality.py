@@ -149,7 +149,7 @@ def _difference_figure(
         panel.axvline(0.0, color="#888888", linewidth=0.8, zorder=1)
         panel.grid(axis="x")
         panel.grid(visible=False, axis="y")
-        panel.xaxis.set_major_locator(MaxNLocator(4))
+        panel.xaxis.set_major_locator(MaxNLocator(3))
         panel.set_yticks(range(len(models)), [style.look_of(m).label for m in models])
         panel.set_ylim(len(models) - 0.5, -0.5)
         panel.tick_params(axis="y", length=0)

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import matplotlib
 import seaborn
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
@@ -26,7 +27,7 @@ TEXT_WIDTH = 7.0
 FORMATS = ("svg", "pdf", "png")
 PAPER_COLOR = "#6b2737"
 
-_COLORS = [matplotlib.colors.to_hex(color) for color in seaborn.color_palette("colorblind", 10)]
+_COLORS = [to_hex(color) for color in seaborn.color_palette("colorblind", 10)]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ LOOKS: dict[str, Look] = {
     "dense_cudnn": Look("dense cuDNN (SDPA)", _COLORS[3], "v", (0, (3, 1, 1, 1))),
     "dense_sdpa": Look("dense SDPA, masked", _COLORS[4], "D", (0, (1, 1))),
     "njt_sdpa": Look("nested tensor + SDPA", _COLORS[5], "P", (0, (4, 1, 1, 1, 1, 1))),
-    "flex": Look("FlexAttention", "#a05a9c", "X", (0, (6, 2))),
+    "flex": Look("FlexAttention", "#a05a9c", "h", (0, (6, 2))),
     "varlen_attn": Look("varlen_attn (FA2)", "#4d4d4d", "d", (0, (2, 1))),
     "fbgemm_sll": Look("FBGEMM sll", "#b59b00", "<", (0, (1, 1.5))),
     "flash_attn_4": Look("flash-attn 4", _COLORS[9], ">", (0, (4, 1.5, 1, 1.5))),
@@ -106,7 +107,7 @@ def look() -> Iterator[None]:
     """Draw and save inside of this."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_RC)
+        matplotlib.rcParams.update(cast(Any, _RC))
         yield
 
 
@@ -134,8 +135,11 @@ def new_figure(
 
 
 def legend(figure: Figure, handles: Mapping[str, Any], *, columns: int = 4) -> None:
-    """One legend above all axes, outside of the data. `handles` maps label -> artist."""
+    """One legend above all axes, outside of the data. `handles` maps label -> artist; providers
+    come first, in the order of LOOKS."""
     if handles:
+        places = {one.label: place for place, one in enumerate(LOOKS.values())}
+        handles = dict(sorted(handles.items(), key=lambda item: places.get(item[0], len(places))))
         rows = math.ceil(len(handles) / columns)
         figure.legend(
             list(handles.values()),
@@ -204,17 +208,20 @@ def waste_axis(axes: Axes) -> None:
 
 
 def reference_line(axes: Axes, value: float, label: str) -> None:
-    """A claim of the paper, labelled at the left end just above the line."""
+    """A claim of the paper, labelled at the right end, where sweeps are usually far above it."""
     axes.axhline(value, color=PAPER_COLOR, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1.5)
     axes.annotate(
         label,
-        (0.01, value),
+        (0.995, value),
         xycoords=("axes fraction", "data"),
-        xytext=(0, 1.5),
+        xytext=(0, 2.5),
         textcoords="offset points",
         color=PAPER_COLOR,
         fontsize=6,
+        ha="right",
         va="bottom",
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6},
+        zorder=6,
     )
 
 
