@@ -4,9 +4,9 @@ The idea is DIN's: the weight of each past event depends on the target. The weig
 `jagged_attention`'s instead of DIN's activation unit (section 4.3), and differs in three ways:
 - the score is the scaled dot product of two projections, not an MLP on [event, event x target,
   target]; several heads give back some of what that loses;
-- weights are normalised by a softmax. DIN leaves them unnormalised, so that the size of the sum says
-  how strong an interest is. What is lost is handed to the head as features: how long the history
-  is, and how much of it was positive;
+- weights are normalised by a softmax. DIN leaves them unnormalised, so that the size of the sum
+  says how strong an interest is. What is lost is handed to the head as features: how long the
+  history is, and how much of it was positive;
 - an empty history gives zeros, like DIN's empty sum.
 """
 
