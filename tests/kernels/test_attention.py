@@ -8,6 +8,8 @@ from attention_cases import DEVICE, TILE, Case, assert_as_exact_as_sdpa, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jagged_kernels import JaggedTensor, jagged_attention
+
 LENGTHS = [0, 1, TILE - 1, TILE, TILE + 1, 3 * TILE + 5]
 MASKS = {
     "full": {},
@@ -18,7 +20,6 @@ MASKS = {
     "negative scale": {"scale": -0.3},
 }
 BACKENDS = ("native", "triton")
-GPU_ONLY = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
@@ -44,7 +45,8 @@ def test_grouped_query_heads(heads, kv_heads):
 @pytest.mark.parametrize(("dim", "dim_v"), [(8, 8), (16, 40), (72, 16), (96, 96), (256, 256)])
 def test_any_head_dim(dim, dim_v):
     inputs = Case([TILE + 1, 3], heads=1, kv_heads=1, dim=dim, dim_v=dim_v).inputs(torch.float32)
-    assert_as_exact_as_sdpa(inputs, *BACKENDS, causal=True)
+    # 16: exact float32 products of large tiles take minutes to compile for a GPU.
+    assert_as_exact_as_sdpa(inputs, *BACKENDS, tile=16, causal=True)
 
 
 @pytest.mark.parametrize("mask", [{}, {"causal": True}], ids=["full", "causal"])
@@ -74,8 +76,9 @@ def test_native_splits_what_is_too_large_for_one_bucket(monkeypatch):
 @settings(max_examples=12 if DEVICE == "cpu" else 60, deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(0, 37), st.integers(0, 37)), min_size=1, max_size=5),
-    heads=st.sampled_from([(1, 1), (2, 1), (2, 2)]),
-    dim=st.sampled_from([8, 16, 24]),
+    # Each of these is a compilation on a GPU.
+    heads=st.sampled_from([(1, 1), (2, 1), (2, 2)] if DEVICE == "cpu" else [(2, 1)]),
+    dim=st.sampled_from([8, 16, 24] if DEVICE == "cpu" else [24]),
     causal=st.booleans(),
     window=st.one_of(st.none(), st.tuples(st.integers(-1, 20), st.integers(-1, 20))),
     seed=st.integers(0, 2**31),
@@ -104,12 +107,11 @@ def test_gradcheck_in_float64(backend, mask):
 
 
 def _attend(inputs, q, k, v, **options):
-    from jagged_kernels import JaggedTensor, jagged_attention
-
     jk = JaggedTensor(k, inputs.k_offsets)
     out, lse = jagged_attention(
         JaggedTensor(q, inputs.q_offsets), jk, jk.with_values(v), return_lse=True, **options
     )
+    assert isinstance(out, JaggedTensor)
     return out.values, lse.masked_fill(lse.isinf(), 0.0)
 
 

@@ -12,7 +12,7 @@ from jagged_kernels.attention import ops
 COMPILER = "inductor" if DEVICE == "cuda" else "aot_eager"
 
 
-@pytest.fixture()
+@pytest.fixture
 def inputs():
     return Case([5, 0, TILE + 2], heads=2, kv_heads=1).inputs(torch.float32)
 

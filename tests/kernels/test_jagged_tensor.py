@@ -8,7 +8,7 @@ import torch
 from jagged_kernels import JaggedTensor, lengths_to_offsets
 
 
-@pytest.fixture()
+@pytest.fixture
 def jagged():
     values = torch.arange(12.0).view(6, 2)
     return JaggedTensor(values, torch.tensor([0, 2, 2, 5, 6]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -68,11 +68,11 @@ class Inputs:
     k_offsets: Tensor
 
     def double(self) -> Inputs:
-        parts = (self.q, self.k, self.v, self.d_o, self.d_lse)
-        return Inputs(*(t.double() for t in parts), self.q_offsets, self.k_offsets)
+        parts = {name: getattr(self, name).double() for name in ("q", "k", "v", "d_o", "d_lse")}
+        return replace(self, **parts)
 
 
-def run(backend: str, inputs: Inputs, *, tile: int | None = TILE, **mask: Any) -> dict[str, Tensor]:
+def run(backend: Any, inputs: Inputs, *, tile: int | None = TILE, **mask: Any) -> dict[str, Tensor]:
     """Output, lse and the gradients of q, k, v through both outputs."""
     q, k, v = (t.detach().requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
     jq, jk = JaggedTensor(q, inputs.q_offsets), JaggedTensor(k, inputs.k_offsets)
@@ -80,9 +80,10 @@ def run(backend: str, inputs: Inputs, *, tile: int | None = TILE, **mask: Any) -
     if tile is not None:
         band = {name: mask[name] for name in ("causal", "window") if name in mask}
         schedule = attention_schedule(jq, jk, tile_q=tile, tile_k=tile, **band)
-    out, lse = jagged_attention(
+    result: Any = jagged_attention(
         jq, jk, jk.with_values(v), backend=backend, schedule=schedule, return_lse=True, **mask
     )
+    out, lse = result
     loss = (out.values * inputs.d_o).sum(dtype=torch.float64)
     loss = loss + (lse.masked_fill(lse == -math.inf, 0.0) * inputs.d_lse).sum()
     loss.backward()

@@ -152,7 +152,7 @@ def jagged_attention(
                 tile_q=tile_q,
                 tile_k=tile_k,
             )
-        o, lse = ops.attention_triton(
+        o, lse2 = ops.attention_triton(
             q_jagged.values,
             k.values,
             v.values,
@@ -163,6 +163,7 @@ def jagged_attention(
             *band,
             scale,
         )
+        lse = lse2 * math.log(2) if return_lse else lse2
     else:
         seed = None
         if dropout_p:

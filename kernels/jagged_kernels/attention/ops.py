@@ -49,7 +49,11 @@ def attention_triton(
     right: int,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """(o [Tq, H, Dv], lse [Tq, H]) for the rows of an `AttentionSchedule`."""
+    """(o [Tq, H, Dv], lse2 [Tq, H]) for the rows of an `AttentionSchedule`.
+
+    lse2 is log2 of the sum of exponentials: the kernels work in base 2, and a backward from a
+    natural logarithm would round twice more.
+    """
     from jagged_kernels.attention.triton_forward import launch_forward
 
     return launch_forward(q, k, v, rows, tile_q=tile_q, left=left, right=right, scale=scale)
@@ -63,12 +67,12 @@ def _(q, k, v, rows, rows_t, tile_q, tile_k, left, right, scale):
 @torch.library.custom_op("jagged_kernels::attention_triton_backward", mutates_args=())
 def attention_triton_backward(
     d_o: Tensor,
-    d_lse: Tensor | None,
+    d_lse2: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     o: Tensor,
-    lse: Tensor,
+    lse2: Tensor,
     rows: Tensor,
     rows_t: Tensor,
     tile_q: int,
@@ -82,12 +86,12 @@ def attention_triton_backward(
 
     return launch_backward(
         d_o,
-        d_lse,
+        d_lse2,
         q,
         k,
         v,
         o,
-        lse,
+        lse2,
         rows,
         rows_t,
         tile_q=tile_q,
@@ -99,7 +103,7 @@ def attention_triton_backward(
 
 
 @attention_triton_backward.register_fake
-def _(d_o, d_lse, q, k, v, o, lse, rows, rows_t, tile_q, tile_k, left, right, scale):
+def _(d_o, d_lse2, q, k, v, o, lse2, rows, rows_t, tile_q, tile_k, left, right, scale):
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
@@ -109,13 +113,13 @@ def _triton_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Ten
     ctx.set_materialize_grads(False)
 
 
-def _triton_gradient(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
+def _triton_gradient(ctx: Any, d_o: Tensor | None, d_lse2: Tensor | None) -> tuple[Any, ...]:
     unused = (None,) * 7
-    if d_o is None and d_lse is None:
+    if d_o is None and d_lse2 is None:
         return (None, None, None, *unused)
-    q, k, v, o, lse, rows, rows_t = ctx.saved_tensors
+    q, k, v, o, lse2, rows, rows_t = ctx.saved_tensors
     d_o = torch.zeros_like(o) if d_o is None else d_o
-    gradients = attention_triton_backward(d_o, d_lse, q, k, v, o, lse, rows, rows_t, *ctx.mask)
+    gradients = attention_triton_backward(d_o, d_lse2, q, k, v, o, lse2, rows, rows_t, *ctx.mask)
     return (*gradients, *unused)
 
 

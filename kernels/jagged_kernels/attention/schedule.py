@@ -102,7 +102,12 @@ def build_schedule(
     left, right = window
     rows = build_rows(q_offsets, k_offsets, tokens=q_tokens, tile=tile_q, left=left, right=right)
     # Seen from the keys the mask is the same band with its sides exchanged.
-    rows_t = build_rows(k_offsets, q_offsets, tokens=k_tokens, tile=tile_k, left=right, right=left)
+    if q_offsets is k_offsets and left == right and tile_q == tile_k:
+        rows_t = rows
+    else:
+        rows_t = build_rows(
+            k_offsets, q_offsets, tokens=k_tokens, tile=tile_k, left=right, right=left
+        )
     users = q_offsets.shape[0] - 1
     return AttentionSchedule(rows, rows_t, window, tile_q, tile_k, q_tokens, k_tokens, users)
 

@@ -27,8 +27,6 @@ def default_tiles(head_dim: int) -> tuple[int, int]:
 def forward_config(head_dim: int, element_size: int) -> LaunchConfig:
     """`head_dim` is padded to a power of two; `element_size` in bytes."""
     row_bytes = head_dim * element_size
-    if row_bytes <= 128:
-        return LaunchConfig(block=64, num_warps=4, num_stages=3)
     if row_bytes <= 256:
         return LaunchConfig(block=64, num_warps=4, num_stages=3)
     return LaunchConfig(block=32, num_warps=4, num_stages=2)
@@ -37,8 +35,10 @@ def forward_config(head_dim: int, element_size: int) -> LaunchConfig:
 def backward_config(head_dim: int, element_size: int) -> LaunchConfig:
     """For both passes of the backward; they hold about twice the forward's state."""
     row_bytes = head_dim * element_size
+    if row_bytes <= 64:
+        return LaunchConfig(block=64, num_warps=4, num_stages=1)
     if row_bytes <= 128:
-        return LaunchConfig(block=64, num_warps=4, num_stages=2)
+        return LaunchConfig(block=64, num_warps=4, num_stages=3)
     if row_bytes <= 256:
-        return LaunchConfig(block=64, num_warps=8, num_stages=2)
+        return LaunchConfig(block=64, num_warps=4, num_stages=2)
     return LaunchConfig(block=32, num_warps=4, num_stages=1)

@@ -25,6 +25,7 @@ from jagged_kernels.attention.triton_blocks import (
     load_row,
     padded_dim,
     rows_of_dims,
+    scale_arguments,
     store_block,
     store_numbers,
     visible,
@@ -36,12 +37,12 @@ _LOG2_E = tl.constexpr(LOG2_E)
 
 def launch_backward(
     d_o: Tensor,
-    d_lse: Tensor | None,
+    d_lse2: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     o: Tensor,
-    lse: Tensor,
+    lse2: Tensor,
     rows: Tensor,
     rows_t: Tensor,
     *,
@@ -51,15 +52,15 @@ def launch_backward(
     right: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv), contiguous, in the dtypes of q, k and v."""
+    """(dq, dk, dv), contiguous, in the dtypes of q, k and v. `lse2` is the forward's."""
     q, k, v, d_o = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v), rows_of_dims(d_o)
     heads, dim = q.shape[1:]
     kv_heads, dim_v = v.shape[1:]
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    delta = torch.empty_like(lse)
-    d_lse = None if d_lse is None else d_lse.contiguous()
+    delta = torch.empty_like(lse2)
+    d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
     pad_d, pad_dv = padded_dim(dim), padded_dim(dim_v)
     config = backward_config(max(pad_d, pad_dv), q.element_size())
     strides = (
@@ -67,6 +68,7 @@ def launch_backward(
         d_o.stride(0), d_o.stride(1),
     )  # fmt: skip
     shape = {
+        **scale_arguments(scale),
         "HEADS": heads,
         "GROUP": heads // kv_heads,
         "D": dim,
@@ -81,13 +83,13 @@ def launch_backward(
     with torch.cuda.device_of(q):
         if q.shape[0]:
             _dq_kernel[(rows.shape[0] * heads,)](
-                q, k, v, o, d_o, lse, d_lse, delta, dq, rows, *strides, scale, scale * LOG2_E,
-                **band_arguments(left, right), TILE=tile_q, HAS_DLSE=d_lse is not None, **shape,
+                q, k, v, o, d_o, lse2, d_lse2, delta, dq, rows, *strides, scale,
+                **band_arguments(left, right), TILE=tile_q, HAS_DLSE=d_lse2 is not None, **shape,
             )  # fmt: skip
         if k.shape[0]:
             # From the keys' side the band is mirrored.
             _dkv_kernel[(rows_t.shape[0] * kv_heads,)](
-                q, k, v, d_o, lse, delta, dk, dv, rows_t, *strides, scale, scale * LOG2_E,
+                q, k, v, d_o, lse2, delta, dk, dv, rows_t, *strides, scale,
                 **band_arguments(right, left), TILE=tile_k, **shape,
             )  # fmt: skip
     return dq, dk, dv
@@ -95,9 +97,9 @@ def launch_backward(
 
 @triton.jit
 def _dq_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, lse_ptr, d_lse_ptr, delta_ptr, dq_ptr, rows_ptr,
+    q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, rows_ptr,
     q_stride_t, q_stride_h, k_stride_t, k_stride_h, v_stride_t, v_stride_h, do_stride_t,
-    do_stride_h, scale, scale_log2, left, right,
+    do_stride_h, scale, scale_log2, NEGATE: tl.constexpr, left, right,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, HAS_DLSE: tl.constexpr,
     HEADS: tl.constexpr, GROUP: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
@@ -109,16 +111,18 @@ def _dq_kernel(
     if q_start == q_end:
         return
     q = load_block(q_ptr + head * q_stride_h, q_start, q_end, q_stride_t, TILE, D, PAD_D, True)
+    if NEGATE:
+        q = -q
     d_o = load_block(
         do_ptr + head * do_stride_h, q_start, q_end, do_stride_t, TILE, DV, PAD_DV, True
     )
     o = load_block(o_ptr + head * DV, q_start, q_end, HEADS * DV, TILE, DV, PAD_DV, True)
     delta = tl.sum(o.to(tl.float32) * d_o.to(tl.float32), 1)
     if HAS_DLSE:
-        delta -= load_numbers(d_lse_ptr + head, q_start, q_end, HEADS, TILE)
+        delta -= load_numbers(d_lse2_ptr + head, q_start, q_end, HEADS, TILE) * _LOG2_E
     store_numbers(delta_ptr + head, delta, q_start, q_end, HEADS, TILE)
-    lse = load_numbers(lse_ptr + head, q_start, q_end, HEADS, TILE) * _LOG2_E
-    lse = tl.where(lse == float("-inf"), 0.0, lse)
+    lse2 = load_numbers(lse2_ptr + head, q_start, q_end, HEADS, TILE)
+    lse2 = tl.where(lse2 == float("-inf"), 0.0, lse2)
     k_ptr += (head // GROUP) * k_stride_h
     v_ptr += (head // GROUP) * v_stride_h
 
@@ -128,17 +132,17 @@ def _dq_kernel(
     )
     if HAS_LEFT:
         dq = _dq_walk(
-            dq, q, d_o, lse, delta, k_ptr, v_ptr, k_start, tl.minimum(whole_start, k_end),
+            dq, q, d_o, lse2, delta, k_ptr, v_ptr, k_start, tl.minimum(whole_start, k_end),
             q_start, k_end, shift, k_stride_t, v_stride_t, scale_log2, left, right,
             HAS_LEFT, HAS_RIGHT, D, DV, PAD_D, PAD_DV, TILE, BLOCK, PRECISION, True,
         )  # fmt: skip
     dq = _dq_walk(
-        dq, q, d_o, lse, delta, k_ptr, v_ptr, whole_start, whole_end,
+        dq, q, d_o, lse2, delta, k_ptr, v_ptr, whole_start, whole_end,
         q_start, k_end, shift, k_stride_t, v_stride_t, scale_log2, left, right,
         HAS_LEFT, HAS_RIGHT, D, DV, PAD_D, PAD_DV, TILE, BLOCK, PRECISION, False,
     )  # fmt: skip
     dq = _dq_walk(
-        dq, q, d_o, lse, delta, k_ptr, v_ptr, tl.maximum(whole_start, whole_end), k_end,
+        dq, q, d_o, lse2, delta, k_ptr, v_ptr, tl.maximum(whole_start, whole_end), k_end,
         q_start, k_end, shift, k_stride_t, v_stride_t, scale_log2, left, right,
         HAS_LEFT, HAS_RIGHT, D, DV, PAD_D, PAD_DV, TILE, BLOCK, PRECISION, True,
     )  # fmt: skip
@@ -147,7 +151,7 @@ def _dq_kernel(
 
 @triton.jit
 def _dq_walk(
-    dq, q, d_o, lse, delta, k_ptr, v_ptr, start, end,
+    dq, q, d_o, lse2, delta, k_ptr, v_ptr, start, end,
     q_start, k_end, shift, k_stride_t, v_stride_t, scale_log2, left, right,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
@@ -162,7 +166,8 @@ def _dq_walk(
                 q_start, k_start, k_end, shift, left, right, HAS_LEFT, HAS_RIGHT, TILE, BLOCK
             )
             scores = tl.where(inside, scores, float("-inf"))
-        probabilities = tl.exp2(scores - lse[:, None])
+        # Rounding of lse must not take a probability past 1, to infinity for enormous scores.
+        probabilities = tl.exp2(tl.minimum(scores - lse2[:, None], 0.0))
         d_probabilities = tl.dot(d_o, tl.trans(v), input_precision=PRECISION)
         d_scores = probabilities * (d_probabilities - delta[:, None])
         dq = tl.dot(d_scores.to(k.dtype), k, dq, input_precision=PRECISION)
@@ -171,9 +176,9 @@ def _dq_walk(
 
 @triton.jit
 def _dkv_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, rows_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, delta_ptr, dk_ptr, dv_ptr, rows_ptr,
     q_stride_t, q_stride_h, k_stride_t, k_stride_h, v_stride_t, v_stride_h, do_stride_t,
-    do_stride_h, scale, scale_log2, left, right,
+    do_stride_h, scale, scale_log2, NEGATE: tl.constexpr, left, right,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
     HEADS: tl.constexpr, GROUP: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
@@ -186,6 +191,8 @@ def _dkv_kernel(
     if k_start == k_end:
         return
     k = load_block(k_ptr + kv_head * k_stride_h, k_start, k_end, k_stride_t, TILE, D, PAD_D, True)
+    if NEGATE:
+        k = -k
     v = load_block(v_ptr + kv_head * v_stride_h, k_start, k_end, v_stride_t, TILE, DV, PAD_DV, True)
     dk = tl.zeros([TILE, PAD_D], tl.float32)
     dv = tl.zeros([TILE, PAD_DV], tl.float32)
@@ -198,19 +205,19 @@ def _dkv_kernel(
         do_head = do_ptr + head * do_stride_h
         if HAS_LEFT:
             dk, dv = _dkv_walk(
-                dk, dv, k, v, q_head, do_head, lse_ptr + head, delta_ptr + head,
+                dk, dv, k, v, q_head, do_head, lse2_ptr + head, delta_ptr + head,
                 q_start, tl.minimum(whole_start, q_end), k_start, q_end, shift,
                 q_stride_t, do_stride_t, scale_log2, left, right, HAS_LEFT, HAS_RIGHT,
                 HEADS, D, DV, PAD_D, PAD_DV, TILE, BLOCK, PRECISION, True,
             )  # fmt: skip
         dk, dv = _dkv_walk(
-            dk, dv, k, v, q_head, do_head, lse_ptr + head, delta_ptr + head,
+            dk, dv, k, v, q_head, do_head, lse2_ptr + head, delta_ptr + head,
             whole_start, whole_end, k_start, q_end, shift,
             q_stride_t, do_stride_t, scale_log2, left, right, HAS_LEFT, HAS_RIGHT,
             HEADS, D, DV, PAD_D, PAD_DV, TILE, BLOCK, PRECISION, False,
         )  # fmt: skip
         dk, dv = _dkv_walk(
-            dk, dv, k, v, q_head, do_head, lse_ptr + head, delta_ptr + head,
+            dk, dv, k, v, q_head, do_head, lse2_ptr + head, delta_ptr + head,
             tl.maximum(whole_start, whole_end), q_end, k_start, q_end, shift,
             q_stride_t, do_stride_t, scale_log2, left, right, HAS_LEFT, HAS_RIGHT,
             HEADS, D, DV, PAD_D, PAD_DV, TILE, BLOCK, PRECISION, True,
@@ -221,7 +228,7 @@ def _dkv_kernel(
 
 @triton.jit
 def _dkv_walk(
-    dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, start, end, k_start, q_end, shift,
+    dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, start, end, k_start, q_end, shift,
     q_stride_t, do_stride_t, scale_log2, left, right,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, HEADS: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
@@ -231,16 +238,16 @@ def _dkv_walk(
     for q_start in range(start, end, BLOCK):
         q = load_block(q_ptr, q_start, q_end, q_stride_t, BLOCK, D, PAD_D, MASKED)
         d_o = load_block(do_ptr, q_start, q_end, do_stride_t, BLOCK, DV, PAD_DV, MASKED)
-        lse = load_numbers(lse_ptr, q_start, q_end, HEADS, BLOCK) * _LOG2_E
+        lse2 = load_numbers(lse2_ptr, q_start, q_end, HEADS, BLOCK)
         delta = load_numbers(delta_ptr, q_start, q_end, HEADS, BLOCK)
         scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale_log2
         if MASKED:
-            lse = tl.where(lse == float("-inf"), 0.0, lse)
+            lse2 = tl.where(lse2 == float("-inf"), 0.0, lse2)
             inside = visible(
                 k_start, q_start, q_end, shift, left, right, HAS_LEFT, HAS_RIGHT, TILE, BLOCK
             )
             scores = tl.where(inside, scores, float("-inf"))
-        probabilities = tl.exp2(scores - lse[None, :])
+        probabilities = tl.exp2(tl.minimum(scores - lse2[None, :], 0.0))
         dv = tl.dot(probabilities.to(d_o.dtype), d_o, dv, input_precision=PRECISION)
         d_probabilities = tl.dot(v, tl.trans(d_o), input_precision=PRECISION)
         d_scores = probabilities * (d_probabilities - delta[None, :])

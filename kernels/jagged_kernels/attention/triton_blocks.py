@@ -10,7 +10,6 @@ from torch import Tensor
 from jagged_kernels.attention.schedule import NO_LIMIT, ROW_WIDTH
 
 LOG2_E = 1.4426950408889634
-LN_2 = tl.constexpr(0.6931471805599453)
 _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
 
 
@@ -123,6 +122,14 @@ def padded_dim(dim: int) -> int:
 def rows_of_dims(x: Tensor) -> Tensor:
     """[T, H, D] with unit stride in D; packed QKV is read in place."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def scale_arguments(scale: float) -> dict[str, float | bool]:
+    """The kernels work in base 2 and with a positive scale; the sign goes into q.
+
+    Not quite 0, so that a masked score stays -inf when it is scaled.
+    """
+    return {"scale_log2": max(abs(scale) * LOG2_E, 1e-37), "NEGATE": scale < 0}
 
 
 def band_arguments(left: int, right: int) -> dict[str, int | bool]:

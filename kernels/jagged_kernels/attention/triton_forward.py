@@ -17,14 +17,13 @@ from torch import Tensor
 
 from jagged_kernels.attention.tiles import forward_config
 from jagged_kernels.attention.triton_blocks import (
-    LN_2,
-    LOG2_E,
     band_arguments,
     dot_precision,
     load_block,
     load_row,
     padded_dim,
     rows_of_dims,
+    scale_arguments,
     store_block,
     store_numbers,
     visible,
@@ -43,35 +42,35 @@ def launch_forward(
     right: int,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """o [Tq, H, Dv] in q's dtype, lse [Tq, H] float32."""
+    """o [Tq, H, Dv] in q's dtype, and log2 of the sum of exponentials [Tq, H], float32."""
     q, k, v = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v)
     tokens, heads, dim = q.shape
     dim_v = v.shape[2]
     o = torch.empty((tokens, heads, dim_v), dtype=q.dtype, device=q.device)
-    lse = torch.empty((tokens, heads), dtype=torch.float32, device=q.device)
+    lse2 = torch.empty((tokens, heads), dtype=torch.float32, device=q.device)
     if tokens == 0:
-        return o, lse
+        return o, lse2
     pad_d, pad_dv = padded_dim(dim), padded_dim(dim_v)
     config = forward_config(max(pad_d, pad_dv), q.element_size())
     with torch.cuda.device_of(q):
         _forward_kernel[(rows.shape[0] * heads,)](
-            q, k, v, o, lse, rows,
+            q, k, v, o, lse2, rows,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-            scale * LOG2_E,
+            **scale_arguments(scale),
             **band_arguments(left, right),
             HEADS=heads, GROUP=heads // k.shape[1],
             D=dim, DV=dim_v, PAD_D=pad_d, PAD_DV=pad_dv,
             TILE=tile_q, BLOCK=config.block, PRECISION=dot_precision(q.dtype),
             num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
-    return o, lse
+    return o, lse2
 
 
 @triton.jit
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, rows_ptr,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, rows_ptr,
     q_stride_t, q_stride_h, k_stride_t, k_stride_h, v_stride_t, v_stride_h,
-    scale_log2, left, right,
+    scale_log2, NEGATE: tl.constexpr, left, right,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
     HEADS: tl.constexpr, GROUP: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
@@ -82,6 +81,8 @@ def _forward_kernel(
     if q_start == q_end:
         return
     q = load_block(q_ptr + head * q_stride_h, q_start, q_end, q_stride_t, TILE, D, PAD_D, True)
+    if NEGATE:
+        q = -q
     k_ptr += (head // GROUP) * k_stride_h
     v_ptr += (head // GROUP) * v_stride_h
 
@@ -111,9 +112,9 @@ def _forward_kernel(
     # A query that saw nothing has total 0: its output is 0 and its lse -inf.
     divisor = tl.where(total == 0.0, 1.0, total)
     acc = acc / divisor[:, None]
-    lse = tl.where(total == 0.0, float("-inf"), (top + tl.log2(divisor)) * LN_2)
+    lse2 = tl.where(total == 0.0, float("-inf"), top * scale_log2 + tl.log2(divisor))
     store_block(o_ptr + head * DV, acc, q_start, q_end, HEADS * DV, TILE, DV, PAD_DV)
-    store_numbers(lse_ptr + head, lse, q_start, q_end, HEADS, TILE)
+    store_numbers(lse2_ptr + head, lse2, q_start, q_end, HEADS, TILE)
 
 
 @triton.jit
@@ -127,7 +128,7 @@ def _attend(
     """Online softmax over the key blocks that start in [start, end)."""
     for k_start in range(start, end, BLOCK):
         k = load_block(k_ptr, k_start, k_end, k_stride_t, BLOCK, D, PAD_D, MASKED)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if MASKED:
             inside = visible(
                 q_start, k_start, k_end, shift, left, right, HAS_LEFT, HAS_RIGHT, TILE, BLOCK
@@ -136,8 +137,10 @@ def _attend(
         new_top = tl.maximum(top, tl.max(scores, 1))
         # -inf - -inf is NaN: a query that has seen nothing yet subtracts 0.
         finite_top = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
-        weights = tl.exp2(scores - finite_top[:, None])
-        correction = tl.exp2(top - finite_top)
+        # Subtract before scaling: exact, so no weight passes 1 however large the scores are. A
+        # fused scores * scale - top * scale would differ from 0 by a rounding of top * scale.
+        weights = tl.exp2((scores - finite_top[:, None]) * scale_log2)
+        correction = tl.exp2((top - finite_top) * scale_log2)
         total = total * correction + tl.sum(weights, 1)
         v = load_block(v_ptr, k_start, k_end, v_stride_t, BLOCK, DV, PAD_DV, MASKED)
         acc = acc * correction[:, None]

@@ -1,0 +1,95 @@
+"""Made-up results in the shape of a GPU run: every provider, failures included."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from jagged_ranking import results
+from jagged_ranking.measure import length_sweep, waste_sweep, workloads
+from jagged_ranking.measure.ceilings import Ceilings
+from jagged_ranking.measure.providers import MODES
+
+# Times the limit of the padded (dense) or of the real work.
+_DENSE = {"dense_eager": 11.0, "dense_flash": 2.4, "dense_cudnn": 1.6}
+_JAGGED = {"jagged": 2.2, "njt_sdpa": 4.0, "flex": 4.4, "varlen_attn": 3.0}
+_SEEDS = 3
+MANIFEST: dict[str, Any] = {
+    "id": "01_speed",
+    "preset": "paper",
+    "device": "Imaginary GPU 80GB",
+    "device_type": "cuda",
+    "git_sha": "0123456789abcdef",
+    "git_dirty": False,
+    "versions": {"torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "driver": "580.1"},
+}
+
+
+def attention_results() -> pd.DataFrame:
+    """A-G, N and both sweeps: latency and memory of seven providers, one of them missing."""
+    rng = np.random.default_rng(0)
+    ceilings = Ceilings(3.0e12, 740e12, "bfloat16")
+    rows = []
+    for workload in [*workloads(), *waste_sweep(), *length_sweep()]:
+        facts = workload.facts()
+        padding = 1 / (1 - facts["waste"])
+        scores = workload.users * workload.heads * workload.max_len**2 * 2.0
+        token_bytes = facts["bytes_forward"] / 4
+        for mode in MODES:
+            limit = ceilings.limit_ms(facts, mode)
+            config = {**facts, "limit_ms": limit, "device": MANIFEST["device"]}
+            where: dict[str, Any] = {"op": "attention", "workload": workload.name, "mode": mode}
+            where["config"] = config
+            for name, factor in {**_DENSE, **_JAGGED, "flash_attn_4": math.nan}.items():
+                dense = name in _DENSE
+                inputs = token_bytes * 4 * (padding if dense else 1)
+                beyond = token_bytes * (1 if mode == "forward" else 5) * (padding if dense else 1)
+                beyond += 4 * scores if name == "dense_eager" else 0.0
+                trouble: dict[str, Any] = {}
+                if math.isnan(factor):
+                    trouble = {"status": "missing", "message": "flash_attn.cute is not installed"}
+                elif inputs + beyond > 80e9:
+                    trouble = {"status": "out_of_memory", "message": "refused"}
+                ms = limit * factor * (padding**1.1 if dense else 1) + (3.0 if "njt" in name else 0)
+                draws = [] if trouble else list(ms * np.exp(0.03 * rng.standard_normal(20)))
+                values = {"peak_memory": inputs + beyond, "peak_memory_minus_inputs": beyond}
+                one = {**where, "provider": name, **trouble}
+                rows.append(results.row(metric="latency", unit="ms", samples=draws, **one))
+                for metric, value in values.items():
+                    number: dict[str, Any] = {} if trouble else {"value": value}
+                    rows.append(results.row(metric=metric, unit="bytes", **number, **one))
+        built: dict[str, Any] = {"op": "schedule", "provider": "jagged", "workload": workload.name}
+        built |= {"mode": "forward", "metric": "latency", "unit": "ms"}
+        rows.append(results.row(samples=[0.03, 0.031, 0.032], config=facts, **built))
+    return results.frame(rows)
+
+
+def quality_results() -> pd.DataFrame:
+    """Three models, three seeds, the floor, and differences with intervals."""
+    rng = np.random.default_rng(1)
+    level = {"mean_pool": 0.0, "din": 0.006, "transformer": 0.008}
+    base = {"auc": 0.757, "gauc": 0.7, "ne": 0.86, "log_loss": 0.59}
+    rows = []
+    common: dict[str, Any] = {"op": "ranking", "workload": "ml_100k", "mode": "test", "unit": "1"}
+    for metric, at in base.items():
+        sign = 1 if metric in ("auc", "gauc") else -1
+        floor = at - sign * 0.011
+        rows.append(results.row(provider="counts", metric=metric, value=floor, **common))
+        for model, gain in level.items():
+            for seed in range(_SEEDS):
+                value = at + sign * gain + 0.0012 * float(rng.standard_normal())
+                config = {"seed": seed}
+                scored: dict[str, Any] = {"metric": metric, "value": value, "config": config}
+                rows.append(results.row(provider=model, **scored, **common))
+        for model, gain in {**level, "counts": -0.011}.items():
+            if model != "mean_pool":
+                value = sign * gain
+                bounds = {"low": value - 0.004, "high": value + 0.004}
+                extra: dict[str, Any] = {
+                    "metric": f"{metric}_difference",
+                    "value": value,
+                    "config": bounds,
+                }
+                rows.append(results.row(provider=model, **extra, **common))
+    return results.frame(rows)
