@@ -168,7 +168,7 @@ def _readable(table: pd.DataFrame) -> pd.DataFrame:
     """The columns of a results table that are for people, without repetitions."""
     columns = ["op", "workload", "provider", "mode", "metric", "value", "unit", "q25", "q75"]
     shown = table[[*columns, "status", "message"]]
-    return shown[[name for name in shown if not shown[name].isin(["", None]).all()]]
+    return pd.DataFrame(shown.mask(shown == "")).dropna(axis="columns", how="all")
 
 
 def _details(summary: str, content: str) -> str:
