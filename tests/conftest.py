@@ -38,7 +38,10 @@ def data_dir() -> Path:
 
 
 class _Status:
-    """Counts outcomes, and writes them for the manifests when the whole suite was run."""
+    """Counts outcomes, and writes them for the manifests.
+
+    Only of a whole suite: all tests, or (on a GPU machine) all tests of the kernels.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self.counts: Counter[str] = Counter()
@@ -46,8 +49,10 @@ class _Status:
         self.code_hash = provenance.code_hash(ROOT)
         options = config.option
         named = [Path(str(argument).partition("::")[0]).resolve() for argument in config.args]
+        self.suite = "all" if ROOT in named or ROOT / "tests" in named else "kernels"
         self.whole = (
-            (ROOT in named or ROOT / "tests" in named)
+            (self.suite == "all" or ROOT / "tests" / "kernels" in named)
+            and not hasattr(config, "workerinput")  # one of several processes of pytest-xdist
             and not (options.keyword or options.markexpr or options.deselect)
             and not (options.ignore or options.ignore_glob or options.collectonly)
             and not (options.lf or options.stepwise)
@@ -63,6 +68,7 @@ class _Status:
         if not self.whole or unfinished or session.shouldstop:
             return
         status = {
+            "suite": self.suite,
             "outcome": "passed" if exitstatus == pytest.ExitCode.OK else "failed",
             "counts": dict(sorted(self.counts.items())),
             "code_hash": self.code_hash,

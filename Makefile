@@ -1,0 +1,42 @@
+# make reproduce | test | lab | figures | lint: each sets up .venv first, once.
+# Other options go through the command itself: .venv/bin/jagged reproduce --help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup reproduce test lab figures lint constraints
+
+setup: $(READY)
+
+# torch is named with its exact version, so that a CPU build is taken where one is offered.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in [(3, 11), (3, 12)] else \
+	    f"Python 3.11 or 3.12 is needed, $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	    --constraint constraints.txt $$(grep '^torch==' constraints.txt) --editable '.[dev]'
+	@touch $@
+
+reproduce: $(READY)
+	$(BIN)/jagged reproduce --preset smoke
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lab: $(READY)
+	$(BIN)/jupyter lab notebooks
+
+figures: $(READY)
+	$(BIN)/jagged figures
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+
+# After changing dependencies: the versions of this environment become the pins.
+constraints: $(READY)
+	@{ head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//'; } \
+	    > constraints.new && mv constraints.new constraints.txt
