@@ -228,6 +228,9 @@ def reference_line(axes: Axes, value: float, label: str) -> None:
 def save(figure: Figure, out: Path, stem: str) -> list[Path]:
     """Write SVG, PDF and PNG; a file whose bytes would not change is left alone."""
     written = []
+    # Arranged once, not for every format anew.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
     for kind in FORMATS:
         path = Path(out) / f"{stem}.{kind}"
         buffer = io.BytesIO()

@@ -332,7 +332,9 @@ def _explain(error: Exception) -> tuple[str, str]:
         sign in text.lower() for sign in ("out of memory", "can't allocate memory")
     ):
         return "out_of_memory", message
-    if isinstance(error, NotImplementedError) or "No available kernel" in text:
+    # What SDPA says of padded and of nested tensors.
+    no_kernel = "No available kernel" in text or "No viable backend" in text
+    if isinstance(error, NotImplementedError) or no_kernel:
         return "unsupported", message
     return "error", message
 

@@ -110,14 +110,15 @@ def _drop(timing: Timing, error: Exception, device: torch.device) -> None:
 
 
 def release(device: torch.device) -> None:
-    """Give unused memory back to the device."""
+    """Give unused memory back to the GPU; a CPU's allocator keeps none."""
+    if device.type != "cuda":
+        return
     gc.collect()
-    if device.type == "cuda":
-        try:
-            torch.cuda.synchronize(device)
-            torch.cuda.empty_cache()
-        except RuntimeError:
-            return  # a broken device fails every later row too, each with its own message
+    try:
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+    except RuntimeError:
+        return  # a broken device fails every later row too, each with its own message
 
 
 class _WallClock:

@@ -1,0 +1,300 @@
+"""Measuring: nobody is timed wrong, failures are rows, time and memory are what they say."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+from jagged_ranking import results
+from jagged_ranking.measure import Effort, Workload, measure_attention, memory, timing
+from jagged_ranking.measure.ceilings import Ceilings
+from jagged_ranking.measure.providers import MODES, PROVIDERS, Prepared, Provider, Unavailable
+from jagged_ranking.measure.providers.block_mask import BLOCK, document_block_mask
+from jagged_ranking.measure.providers.jagged import as_is
+from jagged_ranking.measure.reference import compare, reference, tolerance
+from jagged_ranking.measure.workloads import Batch, setup, with_options
+
+CPU = torch.device("cpu")
+QUICK = Effort(rounds=2, inner=1, warmup=1, seconds=0.05)
+CEILINGS = Ceilings(1e10, 1e11, "float32")
+ON_CPU = ("jagged", "dense_eager", "dense_flash", "dense_sdpa", "njt_sdpa")
+
+NO_KERNEL = ("njt_sdpa", True)
+
+
+def small(**options: Any) -> Workload:
+    given = [9, 1, 30, 17, 2]
+    chosen = {"heads": 2, "head_dim": 16, "dtype": torch.float32, **options}
+    return Workload.from_lengths("small", given, **chosen)
+
+
+def measure(workload: Workload, **options: Any) -> pd.DataFrame:
+    given = {"effort": QUICK, "ceilings": CEILINGS, "progress": False, **options}
+    return measure_attention([workload], **given)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_reference_is_attention_in_float64(causal: bool) -> None:
+    batch = setup(small(causal=causal), CPU)
+    found = reference(batch)
+    q, k, v = (x.double().requires_grad_() for x in (batch.q, batch.k, batch.v))
+    outs = []
+    for start, end in zip(batch.offsets[:-1].tolist(), batch.offsets[1:].tolist(), strict=True):
+        scores = torch.einsum("ihd,jhd->hij", q[start:end], k[start:end]) / 4.0
+        if causal:
+            scores = scores + torch.full_like(scores, -math.inf).triu(1)
+        outs.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1), v[start:end]))
+    out = torch.cat(outs)
+    grads = torch.autograd.grad(out, (q, k, v), batch.dout.double())
+    for got, expected in zip(vars(found).values(), (out, *grads), strict=True):
+        torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "causal"),
+    # PyTorch has no causal kernel for nested tensors on a CPU.
+    [(name, causal) for name in ON_CPU for causal in (False, True) if (name, causal) != NO_KERNEL],
+)
+def test_every_provider_agrees_with_its_reference(name: str, causal: bool) -> None:
+    batch = setup(small(causal=causal), CPU)
+    provider = PROVIDERS[name]
+    ready = provider.prepare(batch)
+    expected = reference(batch, padding_attends=provider.padding_attends)
+    got = [ready.to_tokens(batch, x) for x in ready.run("forward+backward")]
+    wanted = (expected.out, expected.dq, expected.dk, expected.dv)
+    assert compare(list(zip(got, wanted, strict=True))).relative < 1e-5
+    assert len(ready.run("forward")) == 1
+
+
+def test_padding_that_attends_is_not_the_same_thing() -> None:
+    batch = setup(small(), CPU)
+    masked, unmasked = reference(batch), reference(batch, padding_attends=True)
+    assert compare([(unmasked.out, masked.out)]).relative > 0.05
+    assert compare([(unmasked.out, masked.out)]).relative > tolerance(batch)
+
+
+def test_rows_of_a_run() -> None:
+    table = measure(small(), providers=ON_CPU, run_id="01_speed", run_key="k")
+    assert (table["status"] == "ok").all(), table[table["status"] != "ok"]["message"].tolist()
+    assert set(table["id"]) == {"01_speed"}
+    attention = results.select(table, op="attention")
+    metrics = {"latency", "useful_flops", "max_abs_error", "rel_error"}
+    metrics |= {"peak_memory", "peak_memory_minus_inputs"}
+    for name in ON_CPU:
+        for mode in MODES:
+            mine = results.select(attention, provider=name, mode=mode)
+            assert set(mine["metric"]) == metrics
+            assert len(mine) == len(metrics)
+    config = results.with_config(attention, "tokens", "waste", "limit_ms", "device").iloc[0]
+    assert config["tokens"] == 59
+    assert config["waste"] == pytest.approx(1 - 59 / 150)
+    # 4 tensors of 59 x 2 x 16 float32 at 10 GB/s are slower than the arithmetic at 100 GFLOP/s.
+    assert config["limit_ms"] == pytest.approx(4 * 59 * 32 * 4 / 1e10 * 1e3)
+    assert config["device"].startswith("CPU")
+    assert set(results.select(table, op="ceiling")["metric"]) == {"bandwidth", "arithmetic"}
+
+
+def test_memory_counts_the_scores_of_a_dense_model() -> None:
+    # Padded to 64 keys: 3 users x 1 head x 64 x 64 scores of 4 bytes.
+    workload = Workload.from_lengths("m", [64, 3, 3], heads=1, head_dim=8, dtype=torch.float32)
+    table = measure(workload, providers=["jagged", "dense_eager"], metrics=["memory"])
+    peak = table.set_index(["provider", "mode", "metric"])["value"].sort_index()
+    scores, padded = 3 * 64 * 64 * 4, 3 * 64 * 8 * 4
+    dense = peak["dense_eager", "forward"]
+    assert dense["peak_memory_minus_inputs"] >= 2 * scores
+    assert dense["peak_memory_minus_inputs"] < 3 * scores + 6 * padded
+    held = dense["peak_memory"] - dense["peak_memory_minus_inputs"]
+    assert held == 4 * padded + 3 * 64  # q, k, v, dout and the mask
+    ours = peak["jagged", "forward"]
+    assert ours["peak_memory"] - ours["peak_memory_minus_inputs"] == 4 * 70 * 8 * 4 + 4 * 4
+
+
+def test_peak_is_of_what_lives_at_one_time() -> None:
+    def call() -> None:
+        for _ in range(3):
+            big = torch.empty(100_000, dtype=torch.uint8)
+            small_one = torch.empty(1_000, dtype=torch.uint8)
+            del big, small_one
+
+    kept = torch.empty(500, dtype=torch.uint8)
+    peak = memory.peak_memory(call, inputs=[kept, kept[:10]], device=CPU)
+    assert peak.beyond_inputs == 101_000
+    assert peak.total == 101_500
+
+
+def _fake(name: str, change: Callable[[Tensor], Tensor]) -> Provider:
+    """Ours, with something done to its output."""
+
+    def prepare(batch: Batch) -> Prepared:
+        ready = PROVIDERS["jagged"].prepare(batch)
+        inner = ready.forward
+        ready.forward = lambda: change(inner())
+        ready.to_tokens = as_is
+        return ready
+
+    return Provider(name=name, description="", prepare=prepare)
+
+
+def _raise(error: Exception) -> Callable[[Tensor], Tensor]:
+    def change(out: Tensor) -> Tensor:
+        raise error
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "message"),
+    [
+        (lambda out: out * 1.01, "error", "wrong: relative error"),
+        (lambda out: out + math.nan, "error", "wrong"),
+        (lambda out: out.roll(1, 0), "error", "wrong"),
+        (_raise(torch.OutOfMemoryError("CUDA out of memory. Tried")), "out_of_memory", "Tried"),
+        (_raise(RuntimeError("cudnn: out of memory")), "out_of_memory", "cudnn"),
+        (_raise(RuntimeError("No available kernel.")), "unsupported", "No available"),
+        (_raise(RuntimeError("No viable backend for")), "unsupported", "No viable"),
+        (_raise(NotImplementedError("later")), "unsupported", "later"),
+        (_raise(ZeroDivisionError("oh\nno")), "error", "ZeroDivisionError: oh"),
+        (_raise(Unavailable("missing", "not here")), "missing", "not here"),
+    ],
+)
+def test_what_fails_is_a_row_and_never_timed(
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Tensor], Tensor],
+    status: str,
+    message: str,
+) -> None:
+    monkeypatch.setitem(PROVIDERS, "fake", _fake("fake", change))
+    table = measure(small(), providers=["fake", "dense_sdpa"])
+    fake = results.select(table, provider="fake")
+    failed = fake[~fake["metric"].isin(["max_abs_error", "rel_error"])]
+    assert set(failed["status"]) == {status}
+    assert set(failed["metric"]) == {"latency", "peak_memory", "peak_memory_minus_inputs"}
+    assert set(failed["mode"]) == set(MODES)
+    assert failed["value"].isna().all()
+    assert all(message in text and "\n" not in text for text in failed["message"])
+    assert (results.select(table, provider="dense_sdpa")["status"] == "ok").all()
+
+
+def test_a_wrong_gradient_is_found_although_the_output_is_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def detour(out: Tensor) -> Tensor:
+        return 2 * out - out.detach()
+
+    monkeypatch.setitem(PROVIDERS, "fake", _fake("fake", detour))
+    table = results.select(measure(small(), providers=["fake"]), metric="latency")
+    by_mode = dict(zip(table["mode"], table["status"], strict=True))
+    assert by_mode == {"forward": "ok", "forward+backward": "error"}
+
+
+def test_what_cannot_fit_is_refused_before_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jagged_ranking.measure.benchmark._free_bytes", lambda device: 20_000)
+    table = measure(small(), providers=["jagged", "dense_eager"], metrics=["latency"])
+    dense = results.select(table, provider="dense_eager")
+    assert set(dense["status"]) == {"out_of_memory"}
+    assert dense["message"].str.startswith("refused: needs at least").all()
+    assert (results.select(table, provider="jagged")["status"] == "ok").all()
+
+
+def test_peers_that_need_a_gpu_or_an_installation_say_so() -> None:
+    names = ["dense_cudnn", "flex", "varlen_attn", "fbgemm_sll", "flash_attn_4"]
+    table = results.select(measure(small(), providers=names), metric="latency")
+    assert set(table["provider"]) == set(names)
+    assert set(table["status"]) <= {"missing", "unsupported"}
+    assert (table["message"] != "").all()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"providers": ["typo"]}, {"modes": ["typo"]}, {"metrics": ["typo"]}]
+)
+def test_unknown_names_are_refused_with_what_is_known(wrong: dict) -> None:
+    with pytest.raises(ValueError, match=r"unknown .* 'typo'; known are"):
+        measure(small(), **wrong)
+
+
+def test_providers_take_turns_and_slow_ones_fewer() -> None:
+    said: list[str] = []
+    calls = {"a": lambda: said.append("a"), "b": lambda: said.append("b")}
+    effort = Effort(rounds=3, inner=2, warmup=1, seconds=10.0)
+    found = timing.interleaved(calls, device=CPU, effort=effort)
+    assert [len(found[name].samples) for name in "ab"] == [6, 6]
+    # After the warm-up of both: a turn is one call that does not count and two that do.
+    assert said[4:] == (["a"] * 3 + ["b"] * 3) * 3
+    assert timing._plan(1.0, Effort(rounds=5, inner=10, seconds=2.0)) == (2, 1)
+    assert timing._plan(1e-4, Effort(rounds=5, inner=10, seconds=2.0)) == (5, 10)
+    assert timing._plan(60.0, Effort(rounds=5, inner=10, seconds=2.0)) == (2, 1)
+
+
+def test_one_that_breaks_later_does_not_stop_the_others() -> None:
+    left = iter(range(4))
+
+    def breaks() -> None:
+        if next(left, None) is None:
+            raise RuntimeError("enough")
+
+    calls = {"breaks": breaks, "works": lambda: None}
+    effort = Effort(rounds=3, inner=2, warmup=1)
+    found = timing.interleaved(calls, device=CPU, effort=effort)
+    assert isinstance(found["breaks"].failure, RuntimeError)
+    assert found["breaks"].samples == []
+    assert len(found["works"].samples) == 6
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_block_mask_is_the_document_mask(causal: bool) -> None:
+    lengths = torch.tensor([5, 0, 3 * BLOCK + 7, BLOCK - 12, BLOCK, 1, 40])
+    tokens = int(lengths.sum())
+    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+    mask = document_block_mask(offsets, tokens=tokens, causal=causal)
+    user = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    index = torch.arange(tokens)
+    visible = user[:, None] == user
+    if causal:
+        visible &= index[:, None] >= index
+    assert mask.mask_mod is not None
+    zero = torch.zeros((), dtype=torch.long)
+    assert torch.equal(mask.mask_mod(zero, zero, index[:, None], index[None, :]), visible)
+
+    blocks = -(-tokens // BLOCK)
+    padded = torch.zeros(blocks * BLOCK, blocks * BLOCK, dtype=torch.bool)
+    padded[:tokens, :tokens] = visible
+    tiles = padded.view(blocks, BLOCK, blocks, BLOCK).transpose(1, 2).flatten(2)
+    assert mask.full_kv_num_blocks is not None
+    assert mask.full_kv_indices is not None
+    listed = torch.zeros(2, blocks, blocks, dtype=torch.bool)
+    pairs = (
+        (mask.kv_num_blocks, mask.kv_indices),
+        (mask.full_kv_num_blocks, mask.full_kv_indices),
+    )
+    for kind, (count, blocks_of) in enumerate(pairs):
+        for row in range(blocks):
+            listed[kind, row, blocks_of[0, 0, row, : int(count[0, 0, row])].long()] = True
+    assert torch.equal(listed[0] | listed[1], tiles.any(-1))
+    assert torch.equal(listed[1], tiles.all(-1))
+
+
+def test_half_precision_has_a_tolerance_of_its_own() -> None:
+    exact = tolerance(setup(small(), CPU))
+    half = tolerance(setup(small(dtype=torch.bfloat16), CPU))
+    assert exact == 1e-3
+    assert 0.005 < half < 0.1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+def test_on_a_gpu_whoever_runs_is_right(causal: bool) -> None:
+    workload = Workload.from_lengths("g", [300, 1, 64, 17, 129], heads=4, head_dim=64)
+    table = measure_attention(
+        with_options([workload], causal=causal), device="cuda", effort=QUICK, progress=False
+    )
+    latency = results.select(table, op="attention", metric="latency")
+    wrong = latency[~latency["status"].isin(["ok", "missing", "unsupported"])]
+    assert wrong.empty, wrong[["provider", "mode", "message"]].to_string()
+    ran = set(latency[latency["status"] == "ok"]["provider"])
+    assert {"jagged", "dense_eager", "dense_flash", "njt_sdpa", "flex", "varlen_attn"} <= ran
+    assert not results.select(table, op="schedule", provider="jagged", status="ok").empty
+    assert not results.select(table, op="block_mask", provider="flex", status="ok").empty

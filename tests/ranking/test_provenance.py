@@ -1,0 +1,93 @@
+"""Manifests: code hash, git state, test status, whole files."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from jagged_ranking import provenance
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Three packages of one file each, and a folder that is not code."""
+    for folder in (*provenance.CODE_FOLDERS, "notebooks"):
+        (tmp_path / folder / "inner").mkdir(parents=True)
+        (tmp_path / folder / "inner" / "a.py").write_text(f"x = '{folder}'\n")
+    return tmp_path
+
+
+def test_code_hash_follows_content_and_place_of_code_only(checkout: Path) -> None:
+    before = provenance.code_hash(checkout)
+    (checkout / "notebooks" / "inner" / "a.py").write_text("other")
+    (checkout / "src" / "notes.txt").write_text("not code")
+    assert provenance.code_hash(checkout) == before
+    (checkout / "src" / "inner" / "a.py").rename(checkout / "src" / "inner" / "b.py")
+    moved = provenance.code_hash(checkout)
+    (checkout / "src" / "inner" / "b.py").write_text("x = 2\n")
+    assert len({before, moved, provenance.code_hash(checkout)}) == 3
+
+
+def test_git_state(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAGGED_GIT_SHA", raising=False)
+    assert provenance.git_state(checkout) == {"sha": "unknown", "dirty": None}
+    monkeypatch.setenv("JAGGED_GIT_SHA", "abc123-dirty")
+    assert provenance.git_state(checkout) == {"sha": "abc123", "dirty": True}
+
+    def git(*arguments: str) -> None:
+        who = ["-c", "user.name=n", "-c", "user.email=e"]
+        subprocess.run(["git", "-C", str(checkout), *who, *arguments], check=True)
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    state = provenance.git_state(checkout)
+    assert len(state["sha"]) == 40
+    assert state["dirty"] is False
+    (checkout / "src" / "inner" / "a.py").write_text("changed")
+    assert provenance.git_state(checkout)["dirty"] is True
+
+
+def test_test_status_counts_for_exactly_this_code(checkout: Path) -> None:
+    path = checkout / provenance.TEST_STATUS
+    assert provenance.suite_status(checkout) == {"outcome": "unknown"}
+    path.parent.mkdir()
+    status = {"outcome": "passed", "code_hash": provenance.code_hash(checkout)}
+    path.write_text(json.dumps(status))
+    assert provenance.suite_status(checkout) == status
+    (checkout / "kernels" / "inner" / "a.py").write_text("changed")
+    assert provenance.suite_status(checkout) == {"outcome": "unknown"}
+    path.write_text("{broken")
+    assert provenance.suite_status(checkout) == {"outcome": "unknown"}
+
+
+def test_manifest_says_what_is_needed_and_survives_a_round_trip(
+    checkout: Path, tmp_path: Path
+) -> None:
+    made = provenance.manifest(
+        run_id="01_speed",
+        preset="smoke",
+        parameters={"folder": tmp_path, "rounds": 3},
+        begun=provenance.begin("cpu"),
+        seed=7,
+        data_digests={"toy": "d1"},
+        command="jagged run 01_speed",
+        root=checkout,
+    )
+    path = provenance.write_manifest(made, tmp_path / "out" / "manifest.json")
+    assert provenance.read_manifest(path) == made
+    assert made["parameters"] == {"folder": str(tmp_path), "rounds": 3}
+    assert made["device"].startswith("CPU (")
+    assert made["clocks"] == {"before": None, "after": None}
+    assert made["versions"]["torch"]
+    assert made["code_hash"] == provenance.code_hash(checkout)
+    assert made["wall_seconds"] >= 0
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}"])
+def test_what_is_no_manifest_is_named(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"manifest\.json: not a manifest"):
+        provenance.read_manifest(path)
