@@ -44,7 +44,10 @@ class TrainConfig:
     )
     select: str = _option("log_loss", f"validation metric to stop on: {', '.join(SELECT)}")
     patience: int = _option(2, "stop after so many epochs without a better one")
-    lr_patience: int = _option(0, "lower the learning rate after more than so many")
+    lr_patience: int = _option(
+        0, "lower the learning rate after more than so many without a better one,"
+    )
+    lr_threshold: float = _option(0.002, "where an epoch counts as better by more than this")
     lr_factor: float = _option(0.3, "by this factor")
     checkpoint_steps: int = _option(0, "save inside epochs too, every so many steps; 0 = no")
 
@@ -64,7 +67,13 @@ class TrainConfig:
         for name in ("learning_rate", "clip_norm"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("weight_decay", "embedding_weight_decay", "lr_patience", "checkpoint_steps"):
+        for name in (
+            "weight_decay",
+            "embedding_weight_decay",
+            "lr_patience",
+            "lr_threshold",
+            "checkpoint_steps",
+        ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if not 0 < self.lr_factor < 1:

@@ -154,7 +154,11 @@ class _Run:
             self.model.parameter_groups(config), lr=config.learning_rate
         )
         self.scheduler = ReduceLROnPlateau(
-            self.optimizer, factor=config.lr_factor, patience=config.lr_patience
+            self.optimizer,
+            factor=config.lr_factor,
+            patience=config.lr_patience,
+            threshold=config.lr_threshold,
+            threshold_mode="abs",  # the default, relative, has the wrong sign for an AUC
         )
         self.average = AveragedModel(self.model, multi_avg_fn=_ema(config.average_decay))
         self.progress = Progress()

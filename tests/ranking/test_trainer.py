@@ -77,6 +77,19 @@ def test_it_learns(toy: ClickDataset) -> None:
     assert found.metrics["log_loss"] == best["valid_log_loss"]
 
 
+@pytest.mark.parametrize("select", ["auc", "gauc"])
+def test_it_can_select_what_is_better_when_higher(toy: ClickDataset, select: str) -> None:
+    options = {"lr_threshold": 0.0, "lr_patience": 0, "patience": 9}
+    result = quick(toy, dataclasses.replace(SMALL, epochs=6, select=select, **options))
+    values = [row[f"valid_{select}"] for row in result.history]
+    rates = [row["learning_rate"] for row in result.history]
+    assert result.best_epoch == int(np.argmax(values))
+    # the rate of an epoch is lower exactly when the epoch before was no improvement
+    for epoch in range(1, len(values)):
+        improved = epoch == 1 or values[epoch - 1] > max(values[: epoch - 1])
+        assert (rates[epoch] < rates[epoch - 1]) == (not improved)
+
+
 @pytest.mark.parametrize("model", ["mean_pool", "din", "transformer"])
 def test_resume_inside_an_epoch_is_exact(toy: ClickDataset, tmp_path: Path, model: str) -> None:
     config = dataclasses.replace(SMALL, model=model, checkpoint_steps=2, lr_patience=0)
