@@ -1,5 +1,8 @@
 """Measuring: nobody is timed wrong, failures are rows, time and memory are what they say."""
 
+# pandas says of table[column] and of comparisons that they may be anything it knows.
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +15,14 @@ from torch import Tensor
 from jagged_ranking import results
 from jagged_ranking.measure import Effort, Workload, measure_attention, memory, timing
 from jagged_ranking.measure.ceilings import Ceilings
-from jagged_ranking.measure.providers import MODES, PROVIDERS, Prepared, Provider, Unavailable
+from jagged_ranking.measure.providers import (
+    MODES,
+    PROVIDERS,
+    Prepared,
+    Provider,
+    Unavailable,
+    default_providers,
+)
 from jagged_ranking.measure.providers.block_mask import BLOCK, document_block_mask
 from jagged_ranking.measure.providers.jagged import as_is
 from jagged_ranking.measure.reference import compare, reference, tolerance
@@ -206,6 +216,13 @@ def test_peers_that_need_a_gpu_or_an_installation_say_so() -> None:
     assert set(table["provider"]) == set(names)
     assert set(table["status"]) <= {"missing", "unsupported"}
     assert (table["message"] != "").all()
+
+
+def test_a_sweep_leaves_out_what_compiles_at_every_point() -> None:
+    assert "flex" in default_providers("cuda")
+    assert "flex" not in default_providers("cuda", sweep=True)
+    assert set(default_providers("cuda", sweep=True)) < set(default_providers("cuda"))
+    assert "dense_cudnn" not in default_providers("cpu")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from jagged_ranking.figures import style
-from jagged_ranking.figures.data import sweep
+from jagged_ranking.figures.data import OURS, sweep
 
 SWEEP_AXIS = {"waste": "waste", "length": "max_len"}
 OUT_OF_MEMORY = "out of memory"
@@ -74,12 +74,14 @@ def sweep_panel(
                 color=looks.color,
                 marker=looks.marker,
                 linestyle=looks.line,
-                linewidth=1.8 if name == "jagged" else 1.1,
+                # Ours is broad and below, so that a peer on the same line stays visible.
+                linewidth=2.4 if name == OURS else 1.1,
+                markersize=6 if name == OURS else 4,
                 markeredgecolor="white",
                 markeredgewidth=0.4,
                 elinewidth=0.8,
                 capsize=1.5,
-                zorder=4 if name == "jagged" else 3,
+                zorder=2.5 if name == OURS else 3,
             )
             handles[looks.label] = marker_handle(name)
         if _mark_out_of_memory(axes, mine, group, name):
@@ -174,12 +176,12 @@ def dot_panel(
                 color=looks.color,
                 marker=looks.marker,
                 linestyle="none",
-                markersize=5 if name == "jagged" else 4,
+                markersize=5 if name == OURS else 4,
                 markeredgecolor="white",
                 markeredgewidth=0.4,
                 elinewidth=0.8,
                 capsize=1.2,
-                zorder=4 if name == "jagged" else 3,
+                zorder=4 if name == OURS else 3,
             )
             handles[looks.label] = Line2D(
                 [], [], color=looks.color, marker=looks.marker, linestyle="none", markersize=5

@@ -33,6 +33,7 @@ from jagged_ranking.measure.timing import Effort
 from jagged_ranking.measure.workloads import Batch, Workload, setup
 
 METRICS = ("latency", "memory")
+SWEEPS = ("waste", "length")
 
 
 def measure_attention(
@@ -52,7 +53,8 @@ def measure_attention(
 
     Args:
         workloads: see `jagged_ranking.measure.workloads`.
-        providers: names in `PROVIDERS`; by default those that make sense on the device.
+        providers: names in `PROVIDERS`; by default those that make sense on the device, fewer on
+            the many points of a sweep (see `default_providers`).
         modes: "forward" (without autograd) and "forward+backward" (gradients of q, k and v).
         metrics: "latency" and "memory".
         device: "cpu" or a CUDA device.
@@ -77,8 +79,7 @@ def measure_attention(
         ValueError: an unknown provider, mode or metric.
     """
     device = torch.device(device)
-    chosen = tuple(providers) if providers is not None else default_providers(device)
-    _known("provider", chosen, PROVIDERS)
+    _known("provider", providers or (), PROVIDERS)
     _known("mode", modes, MODES)
     _known("metric", metrics, METRICS)
     if not workloads:
@@ -92,6 +93,9 @@ def measure_attention(
     bar = tqdm(total=len(workloads), disable=not progress, unit="workload")
     for workload in workloads:
         one = _Measurement(workload, device, name, ceilings, effort or Effort(), common, bar)
+        chosen = providers
+        if chosen is None:
+            chosen = default_providers(device, sweep=workload.group in SWEEPS)
         one.latency_and_errors(chosen, modes, timed="latency" in metrics)
         if "memory" in metrics:
             one.weigh(chosen, modes)

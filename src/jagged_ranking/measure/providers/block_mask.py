@@ -20,7 +20,7 @@ def document_block_mask(offsets: Tensor, *, tokens: int, causal: bool = False) -
         causal: and only to what came before.
     """
     device = offsets.device
-    position = torch.arange(tokens, device=device)
+    position = torch.arange(tokens, device=device, dtype=offsets.dtype)
     user = torch.searchsorted(offsets[1:].contiguous(), position, right=True)
 
     start = torch.arange(0, tokens, BLOCK, device=device)

@@ -1,6 +1,7 @@
 """Providers that read jagged tensors: ours, and those that come with PyTorch."""
 
 import functools
+import inspect
 from typing import Any
 
 import torch
@@ -133,10 +134,14 @@ def _prepare_varlen(batch: Batch) -> Prepared:
         raise Unavailable("unsupported", "varlen_attn has head_dim <= 256")
     q, k, v = leaves(batch.q, batch.k, batch.v)
     offsets, longest = batch.offsets, int(batch.lengths.max())
-    window = (-1, 0) if batch.workload.causal else (-1, -1)
+    mask: dict[str, Any] = {}
+    if batch.workload.causal:
+        # The name of the option changed between releases.
+        windowed = "window_size" in inspect.signature(varlen_attn).parameters
+        mask = {"window_size": (-1, 0)} if windowed else {"is_causal": True}
 
     def forward() -> Tensor:
-        out = varlen_attn(q, k, v, offsets, offsets, longest, longest, window_size=window)
+        out = varlen_attn(q, k, v, offsets, offsets, longest, longest, **mask)
         assert isinstance(out, Tensor)  # a tuple only if the log-sum-exp was asked for
         return out
 

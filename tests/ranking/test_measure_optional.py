@@ -1,0 +1,98 @@
+"""Optional peers, against stand-ins with the signatures and the normalisation of the real ones."""
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from jagged_ranking.measure import Workload
+from jagged_ranking.measure.providers import PROVIDERS, Unavailable, optional
+from jagged_ranking.measure.reference import compare, reference
+from jagged_ranking.measure.workloads import setup
+
+LENGTHS = [9, 1, 30, 17]
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, scale: float) -> Tensor:
+    """[T, H, D] in, the same out; users one after another."""
+    bounds = offsets.tolist()
+    parts = []
+    for start, end in zip(bounds, bounds[1:], strict=False):
+        scores = torch.einsum("ihd,jhd->hij", q[start:end], k[start:end]) * scale
+        parts.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1), v[start:end]))
+    return torch.cat(parts)
+
+
+def fbgemm_stand_in(
+    q_weights: Tensor,
+    k_weights: Tensor,
+    v_weights: Tensor,
+    offsets: Tensor,
+    max_seq_len: int,
+    allow_tf32: bool = True,
+) -> Tensor:
+    """[H, T, D], no scale, divided by max_seq_len, as fbgemm_gpu.sll does it."""
+    heads_last = (x.transpose(0, 1) for x in (q_weights, k_weights, v_weights))
+    return (_attention(*heads_last, offsets, 1.0) / max_seq_len).transpose(0, 1)
+
+
+def flash_attn_stand_in(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool,
+) -> tuple[Tensor, Tensor]:
+    assert max_seqlen_q == max_seqlen_k == max(LENGTHS)
+    assert cu_seqlens_q.dtype == torch.int32
+    return _attention(q, k, v, cu_seqlens_k, q.shape[-1] ** -0.5), q.new_zeros(())
+
+
+@pytest.mark.parametrize(
+    ("provider", "module", "function", "stand_in"),
+    [
+        ("fbgemm_sll", optional.FBGEMM_MODULES[0], optional.FBGEMM_FUNCTION, fbgemm_stand_in),
+        ("flash_attn_4", "flash_attn.cute", "flash_attn_varlen_func", flash_attn_stand_in),
+    ],
+)
+def test_results_are_those_of_the_reference(
+    monkeypatch: pytest.MonkeyPatch, provider: str, module: str, function: str, stand_in: object
+) -> None:
+    parts = module.split(".")
+    for depth in range(1, len(parts) + 1):
+        fake = ModuleType(".".join(parts[:depth]))
+        fake.__path__ = []
+        monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    monkeypatch.setattr(sys.modules[module], function, stand_in, raising=False)
+    for check in ("need_cuda", "need_half"):
+        monkeypatch.setattr(optional, check, lambda batch, what: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+    workload = Workload.from_lengths("x", LENGTHS, heads=2, head_dim=16, dtype=torch.float32)
+    batch = setup(workload, "cpu")
+    ready = PROVIDERS[provider].prepare(batch)
+    expected = reference(batch)
+    got = [
+        ready.to_tokens(batch, result) * factor
+        for result, factor in zip(ready.run("forward+backward"), ready.corrections, strict=True)
+    ]
+    wanted = (expected.out, expected.dq, expected.dk, expected.dv)
+    for one, other in zip(got, wanted, strict=True):
+        assert compare([(one, other)]).relative < 1e-5
+
+
+def test_a_broken_installation_is_missing_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(name: str) -> ModuleType:
+        raise OSError("libcudart.so.12: cannot open")
+
+    monkeypatch.setattr(optional.importlib, "import_module", breaks)
+    workload = Workload.from_lengths("x", LENGTHS, heads=2, head_dim=16)
+    with pytest.raises(Unavailable, match=r"libcudart\.so\.12") as caught:
+        PROVIDERS["flash_attn_4"].prepare(setup(workload, "cpu"))
+    assert caught.value.status == "missing"
