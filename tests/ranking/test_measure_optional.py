@@ -1,6 +1,7 @@
 """Optional peers, against stand-ins with the signatures and the normalisation of the real ones."""
 
 import sys
+from itertools import pairwise
 from types import ModuleType
 
 import pytest
@@ -19,7 +20,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, scale: float) -
     """[T, H, D] in, the same out; users one after another."""
     bounds = offsets.tolist()
     parts = []
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in pairwise(bounds):
         scores = torch.einsum("ihd,jhd->hij", q[start:end], k[start:end]) * scale
         parts.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1), v[start:end]))
     return torch.cat(parts)
@@ -34,8 +35,8 @@ def fbgemm_stand_in(
     allow_tf32: bool = True,
 ) -> Tensor:
     """[H, T, D], no scale, divided by max_seq_len, as fbgemm_gpu.sll does it."""
-    heads_last = (x.transpose(0, 1) for x in (q_weights, k_weights, v_weights))
-    return (_attention(*heads_last, offsets, 1.0) / max_seq_len).transpose(0, 1)
+    q, k, v = (x.transpose(0, 1) for x in (q_weights, k_weights, v_weights))
+    return (_attention(q, k, v, offsets, 1.0) / max_seq_len).transpose(0, 1)
 
 
 def flash_attn_stand_in(
