@@ -85,13 +85,12 @@ def versions() -> dict[str, str | None]:
 
 
 def device_name(device: Any = "cpu") -> str:
-    """The name of a CUDA device as its driver says it, or "CPU (model, n threads)"."""
+    """The name of a CUDA device as its driver says it, or "CPU (model)"."""
     import torch
 
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(torch.device(device))
-    threads = torch.get_num_threads()
-    return f"CPU ({_cpu_model()}, {threads} thread{'s' if threads > 1 else ''})"
+    return f"CPU ({_cpu_model()})"
 
 
 def clocks(device: Any = "cpu") -> dict[str, int] | None:

@@ -99,7 +99,9 @@ def test_rows_of_a_run() -> None:
             mine = results.select(attention, provider=name, mode=mode)
             assert set(mine["metric"]) == metrics
             assert len(mine) == len(metrics)
-    config = results.with_config(attention, "tokens", "waste", "limit_ms", "device").iloc[0]
+    names = ("tokens", "waste", "limit_ms", "device", "threads")
+    config = results.with_config(attention, *names).iloc[0]
+    assert config["threads"] == 1
     assert config["tokens"] == 59
     assert config["waste"] == pytest.approx(1 - 59 / 150)
     # 4 tensors of 59 x 2 x 16 float32 at 10 GB/s are slower than the arithmetic at 100 GFLOP/s.

@@ -9,7 +9,8 @@ process, visibly.
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pandas as pd
@@ -47,6 +48,7 @@ def measure_attention(
     ceilings: Ceilings | None = None,
     run_id: str = "",
     run_key: str = "",
+    cpu_threads: int = 1,
     progress: bool = True,
 ) -> pd.DataFrame:
     """Measure providers of jagged self-attention side by side.
@@ -62,6 +64,9 @@ def measure_attention(
         ceilings: of the device, to state the limit of each workload; measured when None.
         run_id: for the column `id`, e.g. "01_speed".
         run_key: for the column `run_key`.
+        cpu_threads: on a CPU. With one, times say what the work costs; with as many as there are
+            cores, whoever waits for a busy core waits in the middle of a parallel loop, and times
+            of a millisecond become hundreds.
         progress: show a bar.
 
     Returns:
@@ -84,26 +89,38 @@ def measure_attention(
     _known("metric", metrics, METRICS)
     if not workloads:
         return results.frame([])
-    name = provenance.device_name(device)
-    if ceilings is None:
-        ceilings = measure_ceilings(device, dtype=workloads[0].dtype)
-    common = {"run_id": run_id, "run_key": run_key}
-    config = {"device": name, "ceiling_dtype": ceilings.dtype}
-    rows = ceiling_rows(ceilings, config=config, **common)
-    bar = tqdm(total=len(workloads), disable=not progress, unit="workload")
-    for workload in workloads:
-        one = _Measurement(workload, device, name, ceilings, effort or Effort(), common, bar)
-        chosen = providers
-        if chosen is None:
-            chosen = default_providers(device, sweep=workload.group in SWEEPS)
-        one.latency_and_errors(chosen, modes, timed="latency" in metrics)
-        if "memory" in metrics:
-            one.weigh(chosen, modes)
-        rows += one.rows
-        timing.release(device)
-        bar.update()
-    bar.close()
+    with _threads(device, cpu_threads):
+        name = provenance.device_name(device)
+        if ceilings is None:
+            ceilings = measure_ceilings(device, dtype=workloads[0].dtype)
+        common = {"run_id": run_id, "run_key": run_key}
+        config = {"device": name, "ceiling_dtype": ceilings.dtype}
+        rows = ceiling_rows(ceilings, config=config, **common)
+        bar = tqdm(total=len(workloads), disable=not progress, unit="workload")
+        for workload in workloads:
+            one = _Measurement(workload, device, name, ceilings, effort or Effort(), common, bar)
+            chosen = providers
+            if chosen is None:
+                chosen = default_providers(device, sweep=workload.group in SWEEPS)
+            one.latency_and_errors(chosen, modes, timed="latency" in metrics)
+            if "memory" in metrics:
+                one.weigh(chosen, modes)
+            rows += one.rows
+            timing.release(device)
+            bar.update()
+        bar.close()
     return results.frame(rows)
+
+
+@contextmanager
+def _threads(device: torch.device, count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _known(kind: str, given: Sequence[str], known: Any) -> None:
@@ -132,6 +149,8 @@ class _Measurement:
         self.common = common
         self.bar = bar
         self.facts = {**workload.facts(), "device": device_name}
+        if device.type == "cpu":
+            self.facts["threads"] = torch.get_num_threads()
         self.configs: dict[str, dict[str, Any]] = {}
         self.failed: dict[tuple[str, str], tuple[str, str]] = {}
         self.rows: list[dict[str, Any]] = []
