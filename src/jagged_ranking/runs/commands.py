@@ -111,7 +111,7 @@ def figures(arguments: argparse.Namespace) -> int:
     changed = refresh(arguments.folder.resolve() if arguments.folder else paths.FIGURES)
     for path in changed:
         print(f"changed  {paths.shown(path)}")
-    print(f"{len(changed)} files changed" if changed else "nothing changed")
+    print(f"files changed: {len(changed)}" if changed else "nothing changed")
     return 0
 
 

@@ -125,6 +125,11 @@ class _Progress:
     def flush(self) -> None:
         """Nothing is buffered."""
 
+    def close(self) -> None:
+        """Leave the bar without the last line's rest."""
+        self.show("")
+        self.bar.close()
+
 
 @contextlib.contextmanager
 def _neutral_kernel(variables: Mapping[str, str]) -> Iterator[tuple[type, str]]:
@@ -188,6 +193,7 @@ def execute(
                 language="python",
                 progress_bar=False,
                 stderr_file=bar,
+                coalesce_streams=True,  # a bar's refreshes would each be kept
                 kernel_manager_class=manager,
                 resources={"metadata": {"path": folder}},
                 on_cell_start=bar.start,
@@ -204,7 +210,7 @@ def execute(
     else:
         return ""
     finally:
-        bar.bar.close()
+        bar.close()
     return " ".join(f"{where}: {what}".split())
 
 

@@ -127,10 +127,10 @@ def _claims(sections: Sequence[Section]) -> str:
     found = [s.table for s in sections if s.table is not None]
     if not found:
         return ""
-    return (
-        "<section><h2>The paper's claims against these results</h2>"
-        f"{frame_html(tables.claims(pd.concat(found, ignore_index=True)))}</section>"
-    )
+    claims = tables.claims(pd.concat(found, ignore_index=True))
+    # The device is in the list of notebooks already.
+    shown = frame_html(claims.drop(columns="device"))
+    return f"<section><h2>The paper's claims against these results</h2>{shown}</section>"
 
 
 def _section(section: Section, base: Path) -> str:
@@ -141,7 +141,8 @@ def _section(section: Section, base: Path) -> str:
         parts.append(f'<p class="error">Failed: {html.escape(section.record.error)}</p>')
     for number, path in enumerate(section.figures):
         picture = inline_svg(path, prefix=f"{section.id}-{number}-")
-        parts.append(f"<figure>{picture}<figcaption>{html.escape(path.stem)}</figcaption></figure>")
+        caption = html.escape(path.stem.removeprefix(section.id).replace("_", " ").strip())
+        parts.append(f"<figure>{picture}<figcaption>{caption}</figcaption></figure>")
     if section.table is not None:
         for title, rows in _summaries(section.table):
             parts.append(f"<h3>{title}</h3>{frame_html(rows)}")

@@ -1,0 +1,69 @@
+"""`jagged figures` redraws from committed results, says what changed, and is then at rest."""
+
+import json
+
+import pytest
+
+from jagged_ranking import results
+from jagged_ranking.cli import main
+
+MARKS = "# A\n\n<!-- results:begin -->\n<!-- results:end -->\n\nafter\n"
+
+
+@pytest.fixture
+def committed(checkout):
+    """A checkout with committed results of one model on one dataset."""
+    folder = checkout / "figures" / "04_quality"
+    rows = [
+        results.row(
+            op="ranking", provider=model, workload="toy", mode="test", metric=metric, unit="1",
+            value=0.7, config={"seed": seed}, run_id="04_quality",
+        )
+        for model in ("mean_pool", "din")
+        for metric in ("auc", "gauc", "ne", "log_loss")
+        for seed in (0, 1)
+    ]  # fmt: skip
+    results.write(results.frame(rows), folder / "results.parquet")
+    manifest = {
+        "id": "04_quality",
+        "preset": "small",
+        "device": "CPU",
+        "git_sha": "abc",
+        "git_dirty": False,
+        "versions": {"torch": "2.13.0"},
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (checkout / "README.md").write_text(MARKS)
+    return checkout
+
+
+def test_a_second_run_changes_nothing(committed, capsys):
+    assert main(["figures"]) == 0
+    out = capsys.readouterr().out
+    drawn = list((committed / "figures" / "04_quality").glob("*.svg"))
+    assert drawn
+    assert all(path.name in out for path in drawn)
+    readme = (committed / "README.md").read_text()
+    assert "README.md" in out
+    assert "0.7000" in readme
+    assert readme.startswith("# A\n\n<!-- results:begin -->")
+    assert readme.endswith("<!-- results:end -->\n\nafter\n")
+
+    assert main(["figures"]) == 0
+    assert capsys.readouterr().out == "nothing changed\n"
+
+    drawn[0].write_text("<svg/>")
+    assert main(["figures", str(committed / "figures" / "04_quality")]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == "files changed: 1"
+    assert drawn[0].name in out
+
+
+def test_wrong_folders_and_readmes_are_one_line(committed, capsys):
+    assert main(["figures", "nowhere"]) == 1
+    assert "no such folder" in capsys.readouterr().err
+    (committed / "README.md").write_text("nothing to fill in\n")
+    assert main(["figures"]) == 1
+    err = capsys.readouterr().err
+    assert "results:begin" in err
+    assert err.count("\n") == 1
