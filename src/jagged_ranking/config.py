@@ -28,9 +28,9 @@ class TrainConfig:
     layers: int = _option(1, "layers of the transformer")
     hidden: tuple[int, ...] = _option((64,), "widths of the head's hidden layers")
     dropout: float = _option(0.2, "dropout inside the model and the head")
-    embedding_dropout: float = _option(0.1, "dropout on tokens and targets")
+    embedding_dropout: float = _option(0.3, "dropout on tokens and targets")
     id_dropout: float = _option(0.05, "share of item ids shown as unknown in training")
-    max_history: int = _option(100, "most recent events that a sample sees")
+    max_history: int = _option(50, "most recent events that a sample sees")
 
     seed: int = _option(0, "decides initial weights, order and dropout")
     epochs: int = _option(10, "at most so many")
@@ -45,9 +45,8 @@ class TrainConfig:
     select: str = _option("log_loss", f"validation metric to stop on: {', '.join(SELECT)}")
     patience: int = _option(2, "stop after so many epochs without a better one")
     lr_patience: int = _option(
-        0, "lower the learning rate after more than so many without a better one,"
+        0, "lower the learning rate after more than so many without a better one"
     )
-    lr_threshold: float = _option(0.002, "where an epoch counts as better by more than this")
     lr_factor: float = _option(0.3, "by this factor")
     checkpoint_steps: int = _option(0, "save inside epochs too, every so many steps; 0 = no")
 
@@ -71,7 +70,6 @@ class TrainConfig:
             "weight_decay",
             "embedding_weight_decay",
             "lr_patience",
-            "lr_threshold",
             "checkpoint_steps",
         ):
             if not getattr(self, name) >= 0:

@@ -157,8 +157,7 @@ class _Run:
             self.optimizer,
             factor=config.lr_factor,
             patience=config.lr_patience,
-            threshold=config.lr_threshold,
-            threshold_mode="abs",  # the default, relative, has the wrong sign for an AUC
+            threshold=0,  # the default, relative, has the wrong sign for an AUC
         )
         self.average = AveragedModel(self.model, multi_avg_fn=_ema(config.average_decay))
         self.progress = Progress()

@@ -79,7 +79,7 @@ def test_it_learns(toy: ClickDataset) -> None:
 
 @pytest.mark.parametrize("select", ["auc", "gauc"])
 def test_it_can_select_what_is_better_when_higher(toy: ClickDataset, select: str) -> None:
-    options = {"lr_threshold": 0.0, "lr_patience": 0, "patience": 9}
+    options = {"lr_patience": 0, "patience": 9}
     result = quick(toy, dataclasses.replace(SMALL, epochs=6, select=select, **options))
     values = [row[f"valid_{select}"] for row in result.history]
     rates = [row["learning_rate"] for row in result.history]
