@@ -8,7 +8,7 @@ from typing import Any
 from click_data import public
 from click_data.columns import UNITS
 from click_data.errors import DataError
-from click_data.prepare import prepare
+from click_data.preparation import prepare
 from click_data.schema import read_info
 from click_data.sources import SOURCES
 

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from click_data.errors import DataError
 from click_data.negatives import sample_negatives
+from click_data.schema import SAMPLE_COLUMNS
 from click_data.split import SPLITS, split_times
 from click_data.statistics import length_quantiles, padding_waste
 
 MAX_EVENTS = 2**31 - 1  # list offsets in histories.parquet are int32
-SAMPLE_COLUMNS = ("user", "prefix", "item", "category", "label", "time")
 
 Columns = dict[str, NDArray[Any]]
 

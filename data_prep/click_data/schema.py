@@ -17,13 +17,15 @@ vocabulary, most frequent first.
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from click_data.errors import DataError
-from click_data.events import Prepared
+
+if TYPE_CHECKING:  # making a dataset needs polars, reading one does not
+    from click_data.events import Prepared
 
 FORMAT = 1
 HISTORIES = "histories.parquet"
@@ -31,12 +33,13 @@ SAMPLES = "samples.parquet"
 ITEMS = "items.parquet"
 INFO = "dataset.json"
 TABLES = (HISTORIES, SAMPLES, ITEMS)
+SAMPLE_COLUMNS = ("user", "prefix", "item", "category", "label", "time")
 
 # One row group keeps each column in one piece of memory when it is opened.
 _ROW_GROUP = 2**26
 
 
-def write(prepared: Prepared, folder: Path, description: dict[str, Any]) -> dict[str, Any]:
+def write(prepared: "Prepared", folder: Path, description: dict[str, Any]) -> dict[str, Any]:
     """Write the tables and dataset.json into an existing folder; returns dataset.json's content."""
     tables = (prepared.histories, prepared.samples, prepared.items)
     for name, table in zip(TABLES, tables, strict=True):

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from click_data import schema
 from click_data.errors import DataError
-from click_data.events import SAMPLE_COLUMNS
 from click_data.split import SPLITS
 
 
@@ -111,7 +110,7 @@ class ClickDataset:
     @cached_property
     def _samples(self) -> dict[str, NDArray[Any]]:
         table = self._open(schema.SAMPLES)
-        return {name: _whole(table, name).to_numpy() for name in SAMPLE_COLUMNS}
+        return {name: _whole(table, name).to_numpy() for name in schema.SAMPLE_COLUMNS}
 
     def _open(self, name: str) -> pa.Table:
         import datasets  # slow to import, and only reading needs it
