@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 from IPython.display import Image, display
 
 from jagged_ranking import paths, provenance, results
@@ -67,7 +66,6 @@ def begin(
     data: str | None = None,
     seed: int | None = None,
     device: str = "auto",
-    threads: int = 0,
     parameters: Mapping[str, Any],
 ) -> Session:
     """Begin a run: choose folder and device, note the time and the clocks.
@@ -79,13 +77,10 @@ def begin(
         data: the folder of the prepared dataset that the notebook reads, if any.
         seed: the seed of everything random in it.
         device: "cpu", "cuda" or "auto" (CUDA where there is one).
-        threads: of PyTorch on the CPU; 0 leaves them as they are.
         parameters: the other parameters of the notebook, for the manifest.
     """
     if data:
         describe_data(data)  # a clear error before hours of work
-    if threads:
-        torch.set_num_threads(threads)
     device = default_device() if device == "auto" else device
     folder = Path(out) if out else paths.RUNS / preset / run_id
     folder.mkdir(parents=True, exist_ok=True)
