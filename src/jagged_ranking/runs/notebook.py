@@ -137,7 +137,7 @@ def _neutral_kernel(variables: Mapping[str, str]) -> Iterator[tuple[type, str]]:
 
     No installed kernelspec is asked: `python3` there may be another environment's.
     """
-    with tempfile.TemporaryDirectory(prefix="jagged-run-") as folder:
+    with tempfile.TemporaryDirectory(prefix="jagged-run-", ignore_cleanup_errors=True) as folder:
         # What goes wrong in a cell is in the notebook; the kernel's log would only add tracebacks
         # of an interrupt. jupyter_client fills in the connection file.
         launcher = [sys.executable, "-m", "ipykernel_launcher", "--log-level=CRITICAL"]
