@@ -128,16 +128,14 @@ def ratio_panel(
             handles["dense out of memory"] = out_of_memory_handle()
             _crosses(axes, _along(lost, group), looks.color)
     axes.axhline(1.0, color="#888888", linewidth=0.7, zorder=1)
+    line = claim.upper or claim.factor
     if claim.upper is not None:
         axes.axhspan(claim.factor, claim.upper, color=style.PAPER_COLOR, alpha=0.12, linewidth=0)
-        style.reference_line(axes, claim.upper, claim.label)
-    else:
-        style.reference_line(axes, claim.factor, claim.label)
+    style.reference_line(axes, line, claim.label, side=_free_side(points, group, line))
     shown = points[["ratio_low", "ratio_high"]].to_numpy().ravel()
     shown = shown[np.isfinite(shown)]
-    top = claim.upper or claim.factor
     low = min([*shown, 1.0]) / 1.3
-    high = max([*shown, top]) * 1.7
+    high = max([*shown, line]) * 1.7
     style.log_y_axis(axes, low, high)
     axes.set_title(title)
     if group == "waste":
@@ -213,6 +211,19 @@ def padded_limits(axes: Axes, values: Sequence[float]) -> None:
     if finite:
         low, high = min(finite) / 1.4, max(finite) * 2.2
         style.log_y_axis(axes, low, high)
+
+
+def _free_side(points: pd.DataFrame, group: str, line: float) -> str:
+    """The end of a reference line whose label, just above it, is farther from the data."""
+    good = points[points["ratio"].notna()]
+    if good.empty:
+        return "right"
+    x = np.log2(_along(good, group)) if group == "length" else _along(good, group)
+    right = x > (x.min() + x.max()) / 2
+    # A label is about a fifth of a panel's height above its line: a factor of 1.3.
+    away = np.abs(np.log(good["ratio"].to_numpy() / (1.3 * line)))
+    nearest = [away[side].min() if side.any() else np.inf for side in (right, ~right)]
+    return "right" if nearest[0] >= nearest[1] else "left"
 
 
 def _along(table: pd.DataFrame, group: str) -> np.ndarray:

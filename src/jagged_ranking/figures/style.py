@@ -207,18 +207,18 @@ def waste_axis(axes: Axes) -> None:
     axes.set_xlabel("padding waste of the batch")
 
 
-def reference_line(axes: Axes, value: float, label: str) -> None:
-    """A claim of the paper, labelled at the right end, where sweeps are usually far above it."""
+def reference_line(axes: Axes, value: float, label: str, *, side: str) -> None:
+    """A claim of the paper, labelled just above the line at its "left" or "right" end."""
     axes.axhline(value, color=PAPER_COLOR, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1.5)
     axes.annotate(
         label,
-        (0.995, value),
+        (0.995 if side == "right" else 0.005, value),
         xycoords=("axes fraction", "data"),
         xytext=(0, 2.5),
         textcoords="offset points",
         color=PAPER_COLOR,
         fontsize=6,
-        ha="right",
+        ha=side,
         va="bottom",
         bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6},
         zorder=6,
