@@ -55,7 +55,7 @@ class _Status:
             and not hasattr(config, "workerinput")  # one of several processes of pytest-xdist
             and not (options.keyword or options.markexpr or options.deselect)
             and not (options.ignore or options.ignore_glob or options.collectonly)
-            and not (options.lf or options.stepwise)
+            and not (getattr(options, "lf", False) or getattr(options, "stepwise", False))
         )
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

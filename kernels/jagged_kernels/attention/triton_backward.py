@@ -18,12 +18,14 @@ from torch import Tensor
 from jagged_kernels.attention.tiles import backward_config
 from jagged_kernels.attention.triton_blocks import (
     LOG2_E,
+    add_dot,
     band_arguments,
     dot_precision,
     load_block,
     load_numbers,
     load_row,
     padded_dim,
+    probability,
     rows_of_dims,
     scale_arguments,
     store_block,
@@ -166,11 +168,10 @@ def _dq_walk(
                 q_start, k_start, k_end, shift, left, right, HAS_LEFT, HAS_RIGHT, TILE, BLOCK
             )
             scores = tl.where(inside, scores, float("-inf"))
-        # Rounding of lse must not take a probability past 1, to infinity for enormous scores.
-        probabilities = tl.exp2(tl.minimum(scores - lse2[:, None], 0.0))
+        probabilities = probability(scores, lse2[:, None])
         d_probabilities = tl.dot(d_o, tl.trans(v), input_precision=PRECISION)
         d_scores = probabilities * (d_probabilities - delta[:, None])
-        dq = tl.dot(d_scores.to(k.dtype), k, dq, input_precision=PRECISION)
+        dq = add_dot(dq, d_scores.to(k.dtype), k, PRECISION)
     return dq
 
 
@@ -247,9 +248,9 @@ def _dkv_walk(
                 k_start, q_start, q_end, shift, left, right, HAS_LEFT, HAS_RIGHT, TILE, BLOCK
             )
             scores = tl.where(inside, scores, float("-inf"))
-        probabilities = tl.exp2(tl.minimum(scores - lse2[None, :], 0.0))
-        dv = tl.dot(probabilities.to(d_o.dtype), d_o, dv, input_precision=PRECISION)
+        probabilities = probability(scores, lse2[None, :])
+        dv = add_dot(dv, probabilities.to(d_o.dtype), d_o, PRECISION)
         d_probabilities = tl.dot(v, tl.trans(d_o), input_precision=PRECISION)
         d_scores = probabilities * (d_probabilities - delta[None, :])
-        dk = tl.dot(d_scores.to(q.dtype), q, dk, input_precision=PRECISION)
+        dk = add_dot(dk, d_scores.to(q.dtype), q, PRECISION)
     return dk, dv

@@ -106,6 +106,29 @@ def visible(
     return inside
 
 
+@triton.jit
+def probability(scores, lse2):
+    """2 ** (scores - lse2), at most 1: the rounding of lse2 must not make it infinite where scores
+    are enormous. NaN stays NaN."""
+    exponent = tl.minimum(scores - lse2, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return tl.exp2(exponent)
+
+
+@triton.jit
+def add_dot(acc, a, b, PRECISION: tl.constexpr):
+    """acc + a @ b.
+
+    float32 sums a block by itself first: thousands of additions, one after another, to a sum that
+    is large already would cost digits. (`fma` by 1, because Triton turns a plain sum back into a
+    product that accumulates.) For half types the hardware's accumulation is far better than
+    their rounding.
+    """
+    if a.dtype == tl.float32:
+        product = tl.dot(a, b, input_precision=PRECISION)
+        return tl.fma(product, tl.full(product.shape, 1.0, tl.float32), acc)
+    return tl.dot(a, b, acc)
+
+
 def dot_precision(dtype: torch.dtype) -> str:
     """float32 products are exact unless the user allowed TF32, as in torch.matmul."""
     tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32

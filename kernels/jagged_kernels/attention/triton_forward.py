@@ -17,6 +17,7 @@ from torch import Tensor
 
 from jagged_kernels.attention.tiles import forward_config
 from jagged_kernels.attention.triton_blocks import (
+    add_dot,
     band_arguments,
     dot_precision,
     load_block,
@@ -144,6 +145,6 @@ def _attend(
         total = total * correction + tl.sum(weights, 1)
         v = load_block(v_ptr, k_start, k_end, v_stride_t, BLOCK, DV, PAD_DV, MASKED)
         acc = acc * correction[:, None]
-        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+        acc = add_dot(acc, weights.to(v.dtype), v, PRECISION)
         top = new_top
     return acc, top, total
