@@ -16,6 +16,9 @@ from jagged_ranking.batch import JaggedBatch
 
 BUCKETS = 32  # of log2(1 + x): enough for a position, and for a century of seconds
 INITIAL_STD = 0.05
+# Categories are few and often seen. Theirs start far apart, so that "the same category" is what
+# attention sees first; from near zero it took longer to find that than to overfit the items.
+CATEGORY_STD = 0.7
 
 
 def log_bucket(x: Tensor) -> Tensor:
@@ -64,8 +67,9 @@ class EventEmbedding(nn.Module):
         self.register_buffer("signal_std", torch.tensor(signal_std))
         self.id_dropout = id_dropout
         self.dropout = nn.Dropout(dropout)
-        for table in (self.item, self.category, self.recency, self.age):
+        for table in (self.item, self.recency, self.age):
             nn.init.normal_(table.weight, std=INITIAL_STD)
+        nn.init.normal_(self.category.weight, std=CATEGORY_STD)
 
     def forward(self, batch: JaggedBatch) -> tuple[JaggedTensor, Tensor]:
         """The batch's histories as one JaggedTensor of tokens, and its targets."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import cast
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from jagged_ranking.batch import HistoryStore, JaggedBatch, SampleTable, make_ba
 from jagged_ranking.config import TrainConfig
 from jagged_ranking.embeddings import BUCKETS, log_bucket
 from jagged_ranking.head import PRIOR_EVENTS, history_features
-from jagged_ranking.models import MODELS
+from jagged_ranking.models import MODELS, TargetAttention
 from jagged_ranking.ranker import DataShape, Ranker
 from jagged_ranking.segments import segment_mean, segment_sum
 
@@ -127,6 +128,30 @@ def test_only_attention_weighs_the_history_by_the_target(toy: ClickDataset) -> N
         history, target = made.embedding(batch)
         moved = (made.pooler(history, target.flip(0)) - made.pooler(history, target)).abs().max()
         assert (moved == 0) == (model == "mean_pool")
+
+
+def test_target_attention_is_softmax_with_a_sink(toy: ClickDataset) -> None:
+    batch, made = batch_of(toy, mixed_rows(toy)), ranker(toy, "din")
+    history, target = made.embedding(batch)
+    pooler = cast("TargetAttention", made.pooler)
+    expected = []
+    for tokens, one in zip(history.unbind(), target, strict=True):
+        query = pooler.query(one).unflatten(0, (2, 8))
+        key, value = pooler.key_value(tokens).unflatten(1, (2, 2, 8)).unbind(1)
+        score = torch.einsum("hd,nhd->hn", query, key) / 8**0.5
+        weight = torch.cat([score, pooler.sink[:, None]], dim=1).softmax(1)[:, :-1]
+        expected.append(pooler.out(torch.einsum("hn,nhd->hd", weight, value).flatten()))
+    torch.testing.assert_close(pooler(history, target), torch.stack(expected))
+
+
+def test_attention_starts_with_the_targets_own_category(toy: ClickDataset) -> None:
+    """Of two events that differ in the category alone, the target's own gets more weight."""
+    torch.manual_seed(0)
+    made = Ranker(TrainConfig(model="din", dim=32), DataShape.of(toy)).eval()
+    pooler = cast("TargetAttention", made.pooler)
+    category = made.embedding.category.weight
+    score = pooler.query(category) @ pooler.key_value(category)[:, :32].T
+    assert (score.argmax(1) == torch.arange(len(category))).all()
 
 
 def test_transformer_starts_as_target_attention(toy: ClickDataset) -> None:
