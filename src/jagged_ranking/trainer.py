@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from jagged_ranking import checkpoint
 from jagged_ranking.batch import HistoryStore, JaggedBatch, SampleLoader, SampleTable

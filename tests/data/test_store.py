@@ -8,7 +8,9 @@ from click_data import prepare
 
 
 def test_reading_needs_no_polars(tmp_path: Path) -> None:
-    folder = prepare("synthetic", out=tmp_path / "log", users=20, items=30, events=400)
+    folder = prepare(
+        "synthetic", out=tmp_path / "log", users=20, items=30, categories=5, events=400
+    )
     code = (
         "import sys; sys.modules['polars'] = None\n"
         "from click_data import open_dataset\n"

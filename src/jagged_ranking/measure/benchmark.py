@@ -7,6 +7,7 @@ say so. What breaks the device itself (an illegal access) fails everything after
 process, visibly.
 """
 
+import gc
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from jagged_ranking import provenance, results
 from jagged_ranking.measure import memory, timing
@@ -177,6 +178,10 @@ class _Measurement:
     def weigh(self, providers: Sequence[str], modes: Sequence[str]) -> None:
         """Each provider alone on the device, with nothing but its own inputs."""
         units = {"peak_memory": "bytes", "peak_memory_minus_inputs": "bytes"}
+        # Every measurement collects garbage several times, and a compiler leaves millions of
+        # objects to look through: set them aside.
+        gc.collect()
+        gc.freeze()
         for name in providers:
             for mode in modes:
                 if (name, mode) in self.failed:
@@ -191,6 +196,7 @@ class _Measurement:
                 for (metric, unit), value in zip(units.items(), values, strict=True):
                     self._row(name, mode, metric, unit, value=float(value))
             self._failure_rows(name, modes, units)
+        gc.unfreeze()
 
     def _peak(self, name: str, mode: str) -> memory.Peak:
         timing.release(self.device)

@@ -116,5 +116,7 @@ def figures(arguments: argparse.Namespace) -> int:
 
 
 def _command() -> str:
-    """What the user typed, without the path of the interpreter's folder."""
-    return " ".join(["jagged", *sys.argv[1:]])
+    """What the user typed, for manifests: absolute paths by their last part, which says what was
+    meant on any machine."""
+    words = (Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])
+    return " ".join(["jagged", *words])
