@@ -80,10 +80,9 @@ def run(backend: Any, inputs: Inputs, *, tile: int | None = TILE, **mask: Any) -
     if tile is not None:
         band = {name: mask[name] for name in ("causal", "window") if name in mask}
         schedule = attention_schedule(jq, jk, tile_q=tile, tile_k=tile, **band)
-    result: Any = jagged_attention(
+    out, lse = jagged_attention(
         jq, jk, jk.with_values(v), backend=backend, schedule=schedule, return_lse=True, **mask
     )
-    out, lse = result
     loss = (out.values * inputs.d_o).sum(dtype=torch.float64)
     loss = loss + (lse.masked_fill(lse == -math.inf, 0.0) * inputs.d_lse).sum()
     loss.backward()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -25,20 +25,26 @@ _BACKENDS = ("auto", "triton", "native", "reference")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+class _Options(TypedDict, total=False):
+    """The options of `jagged_attention` that do not change what it returns."""
+
+    causal: bool
+    window: tuple[int, int] | None
+    scale: float | None
+    bias: Tensor | None
+    dropout_p: float
+    schedule: AttentionSchedule | None
+    backend: Backend
+
+
 @overload
 def jagged_attention(
     q: JaggedTensor,
     k: JaggedTensor,
     v: JaggedTensor,
     *,
-    causal: bool = ...,
-    window: tuple[int, int] | None = ...,
-    scale: float | None = ...,
-    bias: Tensor | None = ...,
-    dropout_p: float = ...,
-    schedule: AttentionSchedule | None = ...,
-    backend: Backend = ...,
     return_lse: Literal[False] = ...,
+    **options: Unpack[_Options],
 ) -> JaggedTensor: ...
 @overload
 def jagged_attention(
@@ -46,30 +52,27 @@ def jagged_attention(
     k: JaggedTensor,
     v: JaggedTensor,
     *,
-    causal: bool = ...,
-    window: tuple[int, int] | None = ...,
-    scale: float | None = ...,
-    bias: Tensor | None = ...,
-    dropout_p: float = ...,
-    schedule: AttentionSchedule | None = ...,
-    backend: Backend = ...,
     return_lse: Literal[False] = ...,
+    **options: Unpack[_Options],
 ) -> Tensor: ...
 @overload
 def jagged_attention(
-    q: JaggedTensor | Tensor,
+    q: JaggedTensor,
     k: JaggedTensor,
     v: JaggedTensor,
     *,
-    causal: bool = ...,
-    window: tuple[int, int] | None = ...,
-    scale: float | None = ...,
-    bias: Tensor | None = ...,
-    dropout_p: float = ...,
-    schedule: AttentionSchedule | None = ...,
-    backend: Backend = ...,
-    return_lse: bool,
-) -> tuple[JaggedTensor | Tensor, Tensor]: ...
+    return_lse: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[JaggedTensor, Tensor]: ...
+@overload
+def jagged_attention(
+    q: Tensor,
+    k: JaggedTensor,
+    v: JaggedTensor,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[Tensor, Tensor]: ...
 def jagged_attention(
     q: JaggedTensor | Tensor,
     k: JaggedTensor,
