@@ -1,0 +1,181 @@
+"""Who walks which key blocks: the rows of a schedule cut into spans of equal cost.
+
+Where few queries meet long, skewed histories, one program a row leaves most of the machine waiting
+for the longest user. A partition cuts the same rows at any key block instead, and a second small
+launch merges the partial results of the rows that were cut. "stream" is LeanAttention (arXiv
+2405.10480, section IV) with a cost for beginning a row beside that of its key blocks; "split" is
+FlashDecoding's fixed split; "rows" is one program a row. All are one table for one kernel.
+
+Heads do not appear in the table: every head has the same rows, so each head walks the same spans,
+and programs that run side by side read neighbouring heads of the same tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from jagged_kernels.attention.tiles import LaunchConfig
+
+Policy = Literal["stream", "split", "rows"]
+
+# Fields of a span, int32; four, so that a span is one 16-byte load.
+SPAN_FIELDS = ("row", "block", "pieces")
+SPAN_WIDTH = 4
+
+# What beginning a row costs, in key blocks: its queries in, its result out, an empty pipeline.
+ROW_COST = 1
+# Shared memory of a multiprocessor that K and V may fill, of the 227 KiB on sm_90 (163 on sm_80).
+_BUFFER_BYTES = 192 * 1024
+# The interpreter has no multiprocessors; enough to cut rows in small batches.
+_INTERPRETED_MULTIPROCESSORS = 4
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Built by `build_partition` once a batch; shared by layers and heads.
+
+    Attributes:
+        spans: [P + 1, 4] int32 (`SPAN_FIELDS`). Program p of a head walks from (row, block) of
+            entry p up to that of entry p + 1; blocks count from the row's range_start. Where a
+            row begins in program p and does not end there, `pieces` programs from p on share it;
+            elsewhere `pieces` is 0.
+        block: keys in a block; the kernels must take as many at a time.
+        cuts: whether a row can be cut at all; if not, nothing needs merging.
+    """
+
+    spans: Tensor
+    block: int
+    cuts: bool
+
+    @property
+    def programs(self) -> int:
+        """Programs for each head (of those that a kernel walks together, one)."""
+        return self.spans.shape[0] - 1
+
+
+def build_partition(
+    rows: Tensor,
+    *,
+    block: int,
+    programs: int,
+    policy: Policy = "stream",
+    row_cost: int = ROW_COST,
+) -> Partition:
+    """Cuts rows into spans, on their device and without waiting for it.
+
+    Args:
+        rows: [R, 8] int32, as `build_rows` makes them: used rows first.
+        block: keys in a block, a power of two of at least 16.
+        programs: "stream": spans in all (`stream_programs`); those without work stay empty.
+            "split": spans for each row. "rows": not used.
+        row_cost: "stream": what beginning a row costs, in blocks.
+
+    Raises:
+        ValueError: an unknown policy, or `programs` or `row_cost` below 1.
+    """
+    if programs < 1 or row_cost < 1:
+        raise ValueError(f"programs and row_cost must be 1 or more, got {programs}, {row_cost}")
+    used = rows[:, 0] < rows[:, 1]
+    row_count = used.sum()
+    blocks = (rows[:, 3] - rows[:, 2] + (block - 1)) // block
+    if policy == "stream":
+        row, first = _equal_cost(used, blocks, programs, row_cost)
+    elif policy == "split":
+        row, first = _equal_chunks(blocks, programs)
+    elif policy == "rows":
+        row = torch.arange(rows.shape[0] + 1, device=rows.device)
+        first = torch.zeros_like(row)
+    else:
+        raise ValueError(f"policy must be stream, split or rows, got {policy!r}")
+    first = torch.where(row < row_count, first, 0)
+    row = torch.minimum(row, row_count)
+    spans = torch.stack([row, first, _pieces(row, first), torch.zeros_like(row)], dim=1)
+    return Partition(spans.int(), block, policy != "rows")
+
+
+def _equal_cost(
+    used: Tensor, blocks: Tensor, programs: int, row_cost: int
+) -> tuple[Tensor, Tensor]:
+    """(row, block) at which each program starts, and the end.
+
+    A row is a strip of row_cost units and then one a block. A cut inside of its first units
+    falls before the row, so that no program begins a row and leaves all blocks to the next.
+    """
+    span = torch.arange(programs + 1, device=blocks.device)
+    if blocks.shape[0] == 0:
+        return torch.zeros_like(span), torch.zeros_like(span)
+    cost = torch.where(used, blocks + row_cost, 0).long()
+    cost_up_to = cost.cumsum(0)
+    total = cost_up_to[-1]
+    # Fewer programs than asked for if there is not a row and a block for each: then two cuts
+    # never fall on one block, and every program that goes on with a row has some of it.
+    working = (total // (row_cost + 1)).clamp(min=1, max=programs)
+    cut = torch.minimum(span * total // working, total)
+    row = torch.searchsorted(cost_up_to, cut, right=True)
+    inside = cut - (cost_up_to - cost)[row.clamp(max=blocks.shape[0] - 1)]
+    return row, (inside - row_cost).clamp(min=0)
+
+
+def _equal_chunks(blocks: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
+    """(row, block) at which each chunk of each row starts, and the end."""
+    span = torch.arange(blocks.shape[0] * chunks + 1, device=blocks.device)
+    if blocks.shape[0] == 0:
+        return span, span
+    row, chunk = span // chunks, span % chunks
+    in_row = blocks.long()[row.clamp(max=blocks.shape[0] - 1)]
+    first = chunk * ((in_row + chunks - 1) // chunks)
+    # A row with fewer blocks than chunks: the last chunks are empty and stand at the next row.
+    empty = (chunk > 0) & (first >= in_row)
+    return row + empty, torch.where(empty, 0, first)
+
+
+def _pieces(row: Tensor, first: Tensor) -> Tensor:
+    """For each span, how many spans share the row that it begins and does not end, or 0."""
+    next_row, next_first = row[1:], first[1:]
+    goes_on = (row[:-1] == next_row) & (first[:-1] > 0)
+    begins_what_is_cut = (next_first > 0) & ~goes_on
+    ends = torch.searchsorted(row, next_row.contiguous(), right=True)
+    span = torch.arange(next_row.shape[0], device=row.device)
+    pieces = torch.where(begins_what_is_cut, ends - span, 0)
+    return torch.nn.functional.pad(pieces, (0, 1))
+
+
+def split_config(head_dim: int, element_size: int) -> LaunchConfig:
+    """Blocks and launch options of the split kernels: 16 KiB of K and V a block, three in flight.
+
+    `head_dim` is padded to a power of two; `element_size` in bytes.
+    """
+    row_bytes = head_dim * element_size
+    block = 64 if row_bytes <= 256 else 32
+    return LaunchConfig(block=block, num_warps=4, num_stages=3)
+
+
+def stream_programs(
+    device: torch.device,
+    *,
+    groups: int,
+    rows: int,
+    k_tokens: int,
+    config: LaunchConfig,
+    row_bytes: int,
+) -> int:
+    """Spans for each group of heads, so that all programs run at once and none waits for a place.
+
+    Args:
+        groups: heads, or groups of heads that share keys and are walked together.
+        rows, k_tokens: rows of the schedule and tokens of k: a bound of the work.
+        config: how the kernel walks.
+        row_bytes: bytes of one token of K and of V, padded, for one head.
+    """
+    if device.type == "cuda":
+        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    else:
+        multiprocessors = _INTERPRETED_MULTIPROCESSORS
+    in_flight = config.block * row_bytes * config.num_stages
+    resident = min(max(_BUFFER_BYTES // in_flight, 1), 16 // config.num_warps)
+    most = rows * max(-(-k_tokens // config.block), 1)
+    return max(min(multiprocessors * resident // groups, most), 1)

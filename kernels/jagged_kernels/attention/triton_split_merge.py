@@ -1,0 +1,183 @@
+"""The second launch: partial results of rows that were cut, put together in their order.
+
+One program takes a few queries of one row and one group of heads, and reads many pieces at a
+time: a long history alone in its batch is shared by dozens of programs. Spans that begin no cut
+row have nothing to do.
+"""
+
+# Triton's jit and its launch options are not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jagged_kernels.attention.partition import SPAN_WIDTH, Partition
+from jagged_kernels.attention.triton_blocks import load_row, padded_dim
+from jagged_kernels.attention.triton_split_blocks import pack_size, slot_of
+
+_SPAN_WIDTH = tl.constexpr(SPAN_WIDTH)
+# Programs for the queries of one row, and the numbers that one of them reads at a time.
+_PARTS = 16
+_NUMBERS = 4096
+
+
+def merge_states(
+    partials: Tensor, tops: Tensor, totals: Tensor, o: Tensor, lse2: Tensor,
+    rows: Tensor, partition: Partition, *, members: int, tile: int, scale_log2: float,
+) -> None:  # fmt: skip
+    """o and lse2 of the rows that were cut, from the pieces' online softmax states.
+
+    Args:
+        partials: [P, 2, G, PACK, Dv] float32, not divided by the totals.
+        tops, totals: [P, 2, G, PACK] float32; the largest score and the sum of exponentials.
+        o, lse2: [Tq, H, Dv] and [Tq, H]; written where a row was cut.
+    """
+    heads, dim = o.shape[1:]
+    shape, grid = _merge_shape(heads, dim, partition, members, tile)
+    _merge_states_kernel[grid](
+        partials, tops, totals, o, lse2, rows, partition.spans, scale_log2, **shape
+    )
+
+
+def merge_sums(
+    partials: Tensor, out: Tensor, rows: Tensor, partition: Partition,
+    *, members: int, tile: int, scale: float,
+) -> None:  # fmt: skip
+    """out [Tq, H, D] = scale * the sum of a row's partials [P, 2, G, PACK, D], where it was cut."""
+    heads, dim = out.shape[1:]
+    shape, grid = _merge_shape(heads, dim, partition, members, tile)
+    _merge_sums_kernel[grid](partials, out, rows, partition.spans, scale, **shape)
+
+
+def _merge_shape(
+    heads: int, dim: int, partition: Partition, members: int, tile: int
+) -> tuple[dict[str, int], tuple[int]]:
+    """Constants of both kernels, and their grid."""
+    pack, pad = pack_size(members, tile), padded_dim(dim)
+    queries = max(pack // _PARTS, 1)
+    shape = {
+        "HEADS": heads,
+        "MEMBERS": members,
+        "D": dim,
+        "PAD_D": pad,
+        "TILE": tile,
+        "PACK": pack,
+        "QUERIES": queries,
+        "PIECES": max(_NUMBERS // (queries * pad), 2),
+        "num_warps": 4,
+    }
+    # The last span begins no row that another one ends.
+    return shape, ((partition.programs - 1) * (heads // members) * (pack // queries),)
+
+
+@triton.jit
+def _merge_states_kernel(
+    partial_ptr, top_ptr, total_ptr, o_ptr, lse2_ptr, rows_ptr, spans_ptr, scale_log2,
+    HEADS: tl.constexpr, MEMBERS: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr,
+    TILE: tl.constexpr, PACK: tl.constexpr, QUERIES: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    GROUPS: tl.constexpr = HEADS // MEMBERS
+    PARTS: tl.constexpr = PACK // QUERIES
+    span = tl.program_id(0) // (GROUPS * PARTS)
+    pieces = tl.load(spans_ptr + span * _SPAN_WIDTH + 2)
+    if pieces == 0:
+        return
+    group = (tl.program_id(0) // PARTS % GROUPS).to(tl.int64)
+    index = tl.program_id(0) % PARTS * QUERIES + tl.arange(0, QUERIES)
+    token, head, inside = _queries(rows_ptr, spans_ptr, span, group, index, MEMBERS, TILE)
+
+    top = tl.full([QUERIES], float("-inf"), tl.float32)
+    for first in range(0, pieces, PIECES):
+        slot, there = _slots(span, first, pieces, group, GROUPS, PIECES)
+        address = slot[:, None] * PACK + index[None, :]
+        tops = tl.load(
+            top_ptr + address, mask=there[:, None] & inside[None, :], other=float("-inf")
+        )
+        top = tl.maximum(top, tl.max(tops, 0))
+    # -inf - -inf is NaN: a query that saw nothing subtracts 0.
+    finite_top = tl.where(top == float("-inf"), 0.0, top)
+
+    dim = tl.arange(0, PAD_D)
+    total = tl.zeros([QUERIES], tl.float32)
+    acc = tl.zeros([QUERIES, PAD_D], tl.float32)
+    for first in range(0, pieces, PIECES):
+        slot, there = _slots(span, first, pieces, group, GROUPS, PIECES)
+        address = slot[:, None] * PACK + index[None, :]
+        mask = there[:, None] & inside[None, :]
+        tops = tl.load(top_ptr + address, mask=mask, other=float("-inf"))
+        totals = tl.load(total_ptr + address, mask=mask, other=0.0)
+        partials = tl.load(
+            partial_ptr + address[:, :, None] * D + dim[None, None, :],
+            mask=mask[:, :, None] & (dim[None, None, :] < D),
+            other=0.0,
+        )
+        weights = tl.exp2((tops - finite_top[None, :]) * scale_log2)
+        total += tl.sum(weights * totals, 0)
+        acc += tl.sum(weights[:, :, None] * partials, 0)
+
+    divisor = tl.where(total == 0.0, 1.0, total)
+    lse2 = tl.where(total == 0.0, float("-inf"), top * scale_log2 + tl.log2(divisor))
+    tl.store(lse2_ptr + token * HEADS + head, lse2, mask=inside)
+    _store_rows(o_ptr, acc / divisor[:, None], token, head, inside, HEADS, D, PAD_D)
+
+
+@triton.jit
+def _merge_sums_kernel(
+    partial_ptr, out_ptr, rows_ptr, spans_ptr, scale,
+    HEADS: tl.constexpr, MEMBERS: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr,
+    TILE: tl.constexpr, PACK: tl.constexpr, QUERIES: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    GROUPS: tl.constexpr = HEADS // MEMBERS
+    PARTS: tl.constexpr = PACK // QUERIES
+    span = tl.program_id(0) // (GROUPS * PARTS)
+    pieces = tl.load(spans_ptr + span * _SPAN_WIDTH + 2)
+    if pieces == 0:
+        return
+    group = (tl.program_id(0) // PARTS % GROUPS).to(tl.int64)
+    index = tl.program_id(0) % PARTS * QUERIES + tl.arange(0, QUERIES)
+    token, head, inside = _queries(rows_ptr, spans_ptr, span, group, index, MEMBERS, TILE)
+    dim = tl.arange(0, PAD_D)
+    acc = tl.zeros([QUERIES, PAD_D], tl.float32)
+    for first in range(0, pieces, PIECES):
+        slot, there = _slots(span, first, pieces, group, GROUPS, PIECES)
+        address = slot[:, None] * PACK + index[None, :]
+        mask = there[:, None] & inside[None, :]
+        partials = tl.load(
+            partial_ptr + address[:, :, None] * D + dim[None, None, :],
+            mask=mask[:, :, None] & (dim[None, None, :] < D),
+            other=0.0,
+        )
+        acc += tl.sum(partials, 0)
+    _store_rows(out_ptr, acc * scale, token, head, inside, HEADS, D, PAD_D)
+
+
+@triton.jit
+def _queries(
+    rows_ptr, spans_ptr, span, group, index, MEMBERS: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    """(token, head, is it one) of some places in the tile of the row that the span begins last."""
+    row = tl.load(spans_ptr + (span + 1) * _SPAN_WIDTH)
+    q_start, q_end, _, _, _ = load_row(rows_ptr, row)
+    token, member = q_start + index % TILE, index // TILE
+    inside = (token < q_end) & (member < MEMBERS)
+    return token.to(tl.int64), group * MEMBERS + member, inside
+
+
+@triton.jit
+def _slots(span, first, pieces, group, GROUPS: tl.constexpr, PIECES: tl.constexpr):
+    """[PIECES] slots of the pieces from `first` on, and whether there is such a piece."""
+    piece = first + tl.arange(0, PIECES)
+    slot = slot_of(span + piece, (piece == 0).to(tl.int32), group, GROUPS)
+    return slot, piece < pieces
+
+
+@triton.jit
+def _store_rows(
+    ptr, rows, token, head, inside, HEADS: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr
+):  # fmt: skip
+    dim = tl.arange(0, PAD_D)[None, :]
+    address = (token * HEADS + head)[:, None] * D + dim
+    tl.store(ptr + address, rows.to(ptr.dtype.element_ty), mask=inside[:, None] & (dim < D))
