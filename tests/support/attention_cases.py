@@ -141,11 +141,23 @@ def assert_as_exact_as_sdpa(
     peer = sdpa(inputs, **mask)
     for backend in backends:
         ours = run(backend, inputs, tile=tile, **mask)
-        for name in RESULTS:
-            error = _error(ours[name], exact[name])
-            rounding = torch.finfo(peer[name].dtype).eps * _largest(exact[name])
-            allowed = factor * max(_error(peer[name], exact[name]), rounding)
-            assert error <= allowed, f"{backend} {name}: error {error:.3g} > {allowed:.3g}"
+        assert_errors_within(factor, ours, exact, peer, who=backend)
+
+
+def assert_errors_within(
+    factor: float,
+    ours: dict[str, Tensor],
+    exact: dict[str, Tensor],
+    peer: dict[str, Tensor],
+    *,
+    who: str,
+) -> None:
+    """The rule of `assert_as_exact_as_sdpa`, for the results that are in `ours`."""
+    for name, result in ours.items():
+        error = _error(result, exact[name])
+        rounding = torch.finfo(peer[name].dtype).eps * _largest(exact[name])
+        allowed = factor * max(_error(peer[name], exact[name]), rounding)
+        assert error <= allowed, f"{who} {name}: error {error:.3g} > {allowed:.3g}"
 
 
 def _error(result: Tensor, exact: Tensor) -> float:

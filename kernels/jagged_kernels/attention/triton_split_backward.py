@@ -1,0 +1,287 @@
+"""The backward of few queries over long histories: one pass over keys and values.
+
+Where one tile holds all of a user's queries, no other program adds to the dK and dV of a key block
+that a program walks: they are written at once, summed over the heads that share the keys by the
+matrix product itself (their queries stand in one tile). dQ is summed along the row, and over the
+pieces of a row that was cut by a second launch, in order. So K and V are read once and dK and dV
+written once; probabilities are recomputed from lse (FlashAttention-2, arXiv 2307.08691, 3.1.2).
+"""
+
+# Triton's jit and its launch options are not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jagged_kernels.attention.partition import Partition, split_config
+from jagged_kernels.attention.tiles import LaunchConfig
+from jagged_kernels.attention.triton_blocks import (
+    LOG2_E,
+    add_dot,
+    band_arguments,
+    dot_precision,
+    load_block,
+    load_row,
+    padded_dim,
+    probability,
+    rows_of_dims,
+    scale_arguments,
+    store_block,
+)
+from jagged_kernels.attention.triton_split_blocks import (
+    band,
+    load_pack,
+    load_pack_numbers,
+    load_span,
+    members_in_tile,
+    pack_size,
+    slot_of,
+    store_pack,
+    store_partial,
+)
+from jagged_kernels.attention.triton_split_merge import merge_sums
+
+_LOG2_E = tl.constexpr(LOG2_E)
+
+
+def launch_split_backward(
+    d_o: Tensor,
+    d_lse2: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse2: Tensor,
+    rows: Tensor,
+    partition: Partition,
+    *,
+    rows_t: Tensor | None,
+    tile_q: int,
+    tile_k: int,
+    left: int,
+    right: int,
+    scale: float,
+    config: LaunchConfig | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv), contiguous, in the dtypes of q, k and v. `o` and `lse2` are the forward's.
+
+    Only for rows of which no user has more than one (at most `tile_q` queries a user), and heads
+    that fit one tile (`split_backward_fits`): otherwise several programs would write one dK.
+
+    Args:
+        partition: of `rows`, with `partition.block` keys a block.
+        rows_t, tile_k: the transpose's rows and their tile, to zero dK and dV of keys that no
+            query sees; None where it is known that every key is seen (every user has a query,
+            and there is no window).
+        config: launch options in place of the rule's; its block is not used.
+
+    Raises:
+        ValueError: the heads that share keys do not fit one tile.
+    """
+    q, k, v, d_o = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v), rows_of_dims(d_o)
+    tokens, heads, dim = q.shape
+    kv_heads, dim_v = v.shape[1:]
+    if not split_backward_fits(heads, kv_heads, tile_q):
+        raise ValueError(f"{heads // kv_heads} heads of {tile_q} queries do not fit one tile")
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
+    pad_d, pad_dv = padded_dim(dim), padded_dim(dim_v)
+    config = config or split_config(max(pad_d, pad_dv), q.element_size())
+    members = heads // kv_heads
+    pack = pack_size(members, tile_q)
+    slots = (partition.programs if partition.cuts else 0, 2, kv_heads, pack, dim)
+    partials = torch.empty(slots, dtype=torch.float32, device=q.device)
+    with torch.cuda.device_of(q):
+        if rows_t is not None and k.shape[0]:
+            # From the keys' side the band is mirrored.
+            _zero_unseen_kernel[(rows_t.shape[0],)](
+                dk, dv, rows_t, **band_arguments(right, left),
+                WIDTH=kv_heads * dim, WIDTH_V=kv_heads * dim_v, TILE=tile_k, num_warps=4,
+            )  # fmt: skip
+        if tokens:
+            _split_backward_kernel[(partition.programs * kv_heads,)](
+                q, k, v, o, d_o, lse2, d_lse2, dq, dk, dv, partials, rows, partition.spans,
+                q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+                d_o.stride(0), d_o.stride(1), scale,
+                **scale_arguments(scale),
+                **band_arguments(left, right),
+                HAS_DLSE=d_lse2 is not None, HEADS=heads, MEMBERS=members,
+                D=dim, DV=dim_v, PAD_D=pad_d, PAD_DV=pad_dv,
+                TILE=tile_q, PACK=pack, BLOCK=partition.block, PRECISION=dot_precision(q.dtype),
+                num_warps=config.num_warps, num_stages=config.num_stages,
+            )  # fmt: skip
+            if partition.cuts and partition.programs > 1:
+                merge_sums(partials, dq, rows, partition, members=members, tile=tile_q, scale=scale)
+    return dq, dk, dv
+
+
+def split_backward_fits(heads: int, kv_heads: int, tile_q: int) -> bool:
+    """Whether one tile holds all heads that share keys, as `launch_split_backward` needs it."""
+    return members_in_tile(heads, kv_heads, tile_q) == heads // kv_heads
+
+
+@triton.jit
+def _split_backward_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
+    partial_ptr, rows_ptr, spans_ptr,
+    q_stride_t, q_stride_h, k_stride_t, k_stride_h, v_stride_t, v_stride_h, do_stride_t,
+    do_stride_h, scale, scale_log2, NEGATE: tl.constexpr, left, right,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, HAS_DLSE: tl.constexpr,
+    HEADS: tl.constexpr, MEMBERS: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
+    TILE: tl.constexpr, PACK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    KV_HEADS: tl.constexpr = HEADS // MEMBERS
+    span, kv_head = tl.program_id(0) // KV_HEADS, (tl.program_id(0) % KV_HEADS).to(tl.int64)
+    first_row, first_block, last_row, last_block = load_span(spans_ptr, span)
+    row_count = last_row + (last_block > 0).to(tl.int32) - first_row
+    if row_count == 0:
+        return
+    head = kv_head * MEMBERS
+    q_ptr += head * q_stride_h
+    do_ptr += head * do_stride_h
+    o_ptr += head * DV
+    lse2_ptr += head
+    if HAS_DLSE:
+        d_lse2_ptr += head
+    dq_ptr += head * D
+    k_ptr += kv_head * k_stride_h
+    v_ptr += kv_head * v_stride_h
+    dk_ptr += kv_head * D
+    dv_ptr += kv_head * DV
+
+    # As in the forward, fields travel two rows ahead and what belongs to the queries one.
+    q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, first_row)
+    q_start_1, q_end_1, k_start_1, k_end_1, shift_1 = load_row(
+        rows_ptr, first_row + tl.minimum(1, row_count - 1)
+    )
+    q_1, do_1, o_1, lse2_1, d_lse2_1 = _load_queries(
+        q_ptr, do_ptr, o_ptr, lse2_ptr, d_lse2_ptr, q_start, q_end, q_stride_t, q_stride_h,
+        do_stride_t, do_stride_h, HAS_DLSE, HEADS, MEMBERS, D, DV, PAD_D, PAD_DV, TILE, PACK,
+    )  # fmt: skip
+    for index in range(0, row_count):
+        q, d_o = q_1, do_1
+        lse2 = tl.where(lse2_1 == float("-inf"), 0.0, lse2_1)
+        delta = tl.sum(o_1.to(tl.float32) * do_1.to(tl.float32), 1)
+        if HAS_DLSE:
+            delta -= d_lse2_1 * _LOG2_E
+        q_1, do_1, o_1, lse2_1, d_lse2_1 = _load_queries(
+            q_ptr, do_ptr, o_ptr, lse2_ptr, d_lse2_ptr, q_start_1, q_end_1, q_stride_t, q_stride_h,
+            do_stride_t, do_stride_h, HAS_DLSE, HEADS, MEMBERS, D, DV, PAD_D, PAD_DV, TILE, PACK,
+        )  # fmt: skip
+        q_start_2, q_end_2, k_start_2, k_end_2, shift_2 = load_row(
+            rows_ptr, first_row + tl.minimum(index + 2, row_count - 1)
+        )
+        row = first_row + index
+        from_block = tl.where(index == 0, first_block, 0)
+        is_cut = row == last_row
+        start = k_start + from_block * BLOCK
+        end = tl.where(is_cut, k_start + last_block * BLOCK, k_end)
+        dq = _walk_span(
+            q, d_o, lse2, delta, k_ptr, v_ptr, dk_ptr, dv_ptr, start, end, q_start, k_end, shift,
+            k_stride_t, v_stride_t, scale, scale_log2, NEGATE, left, right, HAS_LEFT, HAS_RIGHT,
+            KV_HEADS, D, DV, PAD_D, PAD_DV, TILE, PACK, BLOCK, PRECISION,
+        )  # fmt: skip
+        if is_cut | (from_block > 0):
+            slot = slot_of(span, (from_block == 0).to(tl.int32), kv_head, KV_HEADS)
+            store_partial(partial_ptr, slot, dq, PACK, D, PAD_D)
+        else:
+            store_pack(
+                dq_ptr, dq * scale, q_start, q_end, HEADS * D, D,
+                MEMBERS, TILE, PACK, D, PAD_D,
+            )  # fmt: skip
+        q_start, q_end, k_start, k_end, shift = q_start_1, q_end_1, k_start_1, k_end_1, shift_1
+        q_start_1, q_end_1, k_start_1, k_end_1 = q_start_2, q_end_2, k_start_2, k_end_2
+        shift_1 = shift_2
+
+
+@triton.jit
+def _load_queries(
+    q_ptr, do_ptr, o_ptr, lse2_ptr, d_lse2_ptr, start, end, q_stride_t, q_stride_h,
+    do_stride_t, do_stride_h, HAS_DLSE: tl.constexpr, HEADS: tl.constexpr, MEMBERS: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
+    TILE: tl.constexpr, PACK: tl.constexpr,
+):  # fmt: skip
+    """(q, dO, o, lse2, d_lse2 or 0) of a row's queries, for the heads of a tile."""
+    q = load_pack(q_ptr, start, end, q_stride_t, q_stride_h, MEMBERS, TILE, PACK, D, PAD_D)
+    d_o = load_pack(do_ptr, start, end, do_stride_t, do_stride_h, MEMBERS, TILE, PACK, DV, PAD_DV)
+    o = load_pack(o_ptr, start, end, HEADS * DV, DV, MEMBERS, TILE, PACK, DV, PAD_DV)
+    lse2 = load_pack_numbers(lse2_ptr, start, end, HEADS, MEMBERS, TILE, PACK)
+    if HAS_DLSE:
+        d_lse2 = load_pack_numbers(d_lse2_ptr, start, end, HEADS, MEMBERS, TILE, PACK)
+    else:
+        d_lse2 = tl.zeros([PACK], tl.float32)
+    return q, d_o, o, lse2, d_lse2
+
+
+@triton.jit
+def _walk_span(
+    q, d_o, lse2, delta, k_ptr, v_ptr, dk_ptr, dv_ptr, start, end, q_start, k_end, shift,
+    k_stride_t, v_stride_t, scale, scale_log2, NEGATE: tl.constexpr, left, right,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, KV_HEADS: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
+    TILE: tl.constexpr, PACK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dK and dV of the key blocks that start in [start, end), stored; returns dQ / scale.
+
+    Keys stand in the rows of the scores: they are many, and dK and dV come out as they are stored.
+    """
+    seen_from = (q_start + shift + tl.arange(0, PACK) % TILE)[None, :]
+    dq = tl.zeros([PACK, PAD_D], tl.float32)
+    for block_start in range(start, end, BLOCK):
+        k = load_block(k_ptr, block_start, k_end, k_stride_t, BLOCK, D, PAD_D, True)
+        v = load_block(v_ptr, block_start, k_end, v_stride_t, BLOCK, DV, PAD_DV, True)
+        scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale_log2
+        if NEGATE:
+            scores = -scores
+        token = (block_start + tl.arange(0, BLOCK))[:, None]
+        inside = band(seen_from, token, k_end, left, right, HAS_LEFT, HAS_RIGHT)
+        scores = tl.where(inside, scores, float("-inf"))
+        probabilities = probability(scores, lse2[None, :])
+        dv = tl.dot(probabilities.to(d_o.dtype), d_o, input_precision=PRECISION)
+        store_block(dv_ptr, dv, block_start, k_end, KV_HEADS * DV, BLOCK, DV, PAD_DV)
+        d_probabilities = tl.dot(v, tl.trans(d_o), input_precision=PRECISION)
+        d_scores = (probabilities * (d_probabilities - delta[None, :])).to(q.dtype)
+        dk = tl.dot(d_scores, q, input_precision=PRECISION)
+        store_block(dk_ptr, dk * scale, block_start, k_end, KV_HEADS * D, BLOCK, D, PAD_D)
+        dq = add_dot(dq, tl.trans(d_scores), k, PRECISION)
+    return dq
+
+
+@triton.jit
+def _zero_unseen_kernel(
+    dk_ptr, dv_ptr, rows_ptr, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    WIDTH: tl.constexpr, WIDTH_V: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """dK = dV = 0 for the keys of a tile that no query sees: those outside of every row's range.
+
+    The other kernel writes whole ranges, and the windows of neighbouring queries leave no gap
+    in them.
+    """
+    k_start, k_end, q_start, q_end, shift = load_row(rows_ptr, tl.program_id(0))
+    token = k_start + tl.arange(0, TILE)
+    seen_from = tl.zeros([TILE], tl.int32) + q_start
+    seen_to = tl.zeros([TILE], tl.int32) + q_end - 1
+    if HAS_LEFT:
+        seen_from = tl.maximum(seen_from, token + shift - left)
+    if HAS_RIGHT:
+        seen_to = tl.minimum(seen_to, token + shift + right)
+    unseen = (token < k_end) & (seen_from > seen_to)
+    if tl.max(unseen.to(tl.int32), 0) == 0:
+        return
+    CHUNK: tl.constexpr = 64
+    column = tl.arange(0, CHUNK)
+    at = token.to(tl.int64)[:, None]
+    zeros = tl.zeros([TILE, CHUNK], dk_ptr.dtype.element_ty)
+    for first in range(0, WIDTH, CHUNK):
+        mask = unseen[:, None] & (first + column < WIDTH)[None, :]
+        tl.store(dk_ptr + at * WIDTH + (first + column)[None, :], zeros, mask=mask)
+    for first in range(0, WIDTH_V, CHUNK):
+        mask = unseen[:, None] & (first + column < WIDTH_V)[None, :]
+        tl.store(dv_ptr + at * WIDTH_V + (first + column)[None, :], zeros, mask=mask)
