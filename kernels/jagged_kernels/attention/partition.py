@@ -28,8 +28,6 @@ SPAN_WIDTH = 4
 
 # What beginning a row costs, in key blocks: its queries in, its result out, an empty pipeline.
 ROW_COST = 1
-# Shared memory of a multiprocessor that K and V may fill, of the 227 KiB on sm_90 (163 on sm_80).
-_BUFFER_BYTES = 192 * 1024
 # The interpreter has no multiprocessors; enough to cut rows in small batches.
 _INTERPRETED_MULTIPROCESSORS = 4
 
@@ -144,38 +142,53 @@ def _pieces(row: Tensor, first: Tensor) -> Tensor:
     return torch.nn.functional.pad(pieces, (0, 1))
 
 
-def split_config(head_dim: int, element_size: int) -> LaunchConfig:
-    """Blocks and launch options of the split kernels: 16 KiB of K and V a block, three in flight.
-
-    `head_dim` is padded to a power of two; `element_size` in bytes.
+@dataclass(frozen=True)
+class SplitConfig(LaunchConfig):
+    """Attributes beside those of `LaunchConfig`:
+    resident: programs that one multiprocessor holds at once; registers and buffers decide.
     """
-    row_bytes = head_dim * element_size
-    block = 64 if row_bytes <= 256 else 32
-    return LaunchConfig(block=block, num_warps=4, num_stages=3)
+
+    resident: int
+
+
+def split_forward_config(head_dim: int, element_size: int, pack: int) -> SplitConfig:
+    """Blocks of 16 KiB of K and V where they fit, two in flight beside the one in use.
+
+    Args:
+        head_dim: the larger of K's and V's, padded to a power of two.
+        element_size: in bytes; float32's exact products take registers instead of tensor cores.
+        pack: rows of the query tile, with the heads that share keys.
+    """
+    if element_size == 4:
+        block, num_warps = (16, 8) if head_dim > 128 else (32, 4 if pack <= 16 else 8)
+        return SplitConfig(block, num_warps, num_stages=2, resident=2)
+    if head_dim <= 64:
+        return SplitConfig(64, 4, num_stages=3, resident=4 if pack <= 32 else 3)
+    return SplitConfig(64 if head_dim <= 128 else 32, 4, num_stages=3, resident=2)
+
+
+def split_backward_config(head_dim: int, element_size: int, pack: int) -> SplitConfig:
+    """As `split_forward_config`; dK and dV of a block stand in registers beside its scores."""
+    if element_size == 4:
+        return SplitConfig(32 if head_dim <= 64 else 16, 8, num_stages=2, resident=1)
+    if head_dim <= 64:
+        num_warps = 4 if pack <= 16 else 8
+        return SplitConfig(64, num_warps, num_stages=3, resident=2 if pack <= 16 else 1)
+    return SplitConfig(64 if head_dim <= 128 else 32, 8, num_stages=2, resident=1)
 
 
 def stream_programs(
-    device: torch.device,
-    *,
-    groups: int,
-    rows: int,
-    k_tokens: int,
-    config: LaunchConfig,
-    row_bytes: int,
+    device: torch.device, *, groups: int, rows: int, k_tokens: int, config: SplitConfig
 ) -> int:
     """Spans for each group of heads, so that all programs run at once and none waits for a place.
 
     Args:
         groups: heads, or groups of heads that share keys and are walked together.
         rows, k_tokens: rows of the schedule and tokens of k: a bound of the work.
-        config: how the kernel walks.
-        row_bytes: bytes of one token of K and of V, padded, for one head.
     """
     if device.type == "cuda":
         multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     else:
         multiprocessors = _INTERPRETED_MULTIPROCESSORS
-    in_flight = config.block * row_bytes * config.num_stages
-    resident = min(max(_BUFFER_BYTES // in_flight, 1), 16 // config.num_warps)
     most = rows * max(-(-k_tokens // config.block), 1)
-    return max(min(multiprocessors * resident // groups, most), 1)
+    return max(min(multiprocessors * config.resident // groups, most), 1)

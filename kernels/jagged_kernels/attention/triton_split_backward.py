@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.partition import Partition, split_config
+from jagged_kernels.attention.partition import Partition, split_backward_config
 from jagged_kernels.attention.tiles import LaunchConfig
 from jagged_kernels.attention.triton_blocks import (
     LOG2_E,
@@ -92,9 +92,9 @@ def launch_split_backward(
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
     pad_d, pad_dv = padded_dim(dim), padded_dim(dim_v)
-    config = config or split_config(max(pad_d, pad_dv), q.element_size())
     members = heads // kv_heads
     pack = pack_size(members, tile_q)
+    config = config or split_backward_config(max(pad_d, pad_dv), q.element_size(), pack)
     slots = (partition.programs if partition.cuts else 0, 2, kv_heads, pack, dim)
     partials = torch.empty(slots, dtype=torch.float32, device=q.device)
     with torch.cuda.device_of(q):

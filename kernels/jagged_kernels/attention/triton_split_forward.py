@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.partition import Partition, split_config
+from jagged_kernels.attention.partition import Partition, split_forward_config
 from jagged_kernels.attention.tiles import LaunchConfig
 from jagged_kernels.attention.triton_blocks import (
     add_dot,
@@ -72,9 +72,9 @@ def launch_split_forward(
     if tokens == 0:
         return o, lse2
     pad_d, pad_dv = padded_dim(dim), padded_dim(dim_v)
-    config = config or split_config(max(pad_d, pad_dv), q.element_size())
     members = members_in_tile(heads, kv_heads, tile_q)
     groups, pack = heads // members, pack_size(members, tile_q)
+    config = config or split_forward_config(max(pad_d, pad_dv), q.element_size(), pack)
     # Two partial results a program: of the row it goes on with and of the one it begins.
     slots = (partition.programs if partition.cuts else 0, 2, groups, pack)
     partials = torch.empty((*slots, dim_v), dtype=torch.float32, device=q.device)
