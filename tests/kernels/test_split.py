@@ -17,17 +17,13 @@ from jagged_kernels import lengths_to_offsets
 from jagged_kernels.attention.partition import (
     Partition,
     build_partition,
-    split_backward_config,
+    split_backward_fits,
     split_forward_config,
+    split_partition,
     stream_programs,
 )
 from jagged_kernels.attention.schedule import build_rows
-from jagged_kernels.attention.triton_blocks import padded_dim
-from jagged_kernels.attention.triton_split_backward import (
-    launch_split_backward,
-    split_backward_fits,
-)
-from jagged_kernels.attention.triton_split_blocks import members_in_tile, pack_size
+from jagged_kernels.attention.triton_split_backward import launch_split_backward
 from jagged_kernels.attention.triton_split_forward import launch_split_forward
 
 BLOCK = 16
@@ -41,14 +37,13 @@ def run_split(
     programs: int | None = 5,
     *,
     tile: int = 16,
-    block: int | None = BLOCK,
     backward: bool = True,
     every_key_seen: bool = False,
     scale: float | None = None,
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
 ) -> dict[str, Tensor]:
-    """Results as `attention_cases.run` gives them; None takes the rules' block and programs."""
+    """Results as `attention_cases.run` gives them; `programs` None takes `split_partition`."""
     q, k, v = inputs.q, inputs.k, inputs.v
     left, right = window[0], 0 if causal else window[1]
     rows = build_rows(
@@ -60,24 +55,22 @@ def run_split(
     options: dict[str, Any] = {"tile_q": tile, "left": left, "right": right}
     options["scale"] = scale or q.shape[2] ** -0.5
 
-    def partition(rule: Any) -> Partition:
-        heads, kv_heads = q.shape[1], k.shape[1]
-        members = members_in_tile(heads, kv_heads, tile)
-        dim = padded_dim(max(q.shape[2], v.shape[2]))
-        config = rule(dim, q.element_size(), pack_size(members, tile))
-        count = programs or stream_programs(
-            q.device, groups=heads // members, rows=rows.shape[0], k_tokens=k.shape[0],
-            config=config,
+    def partition(backward: bool) -> Partition:
+        if programs is not None:
+            return build_partition(rows, block=BLOCK, programs=programs, policy=policy)
+        return split_partition(
+            rows, heads=q.shape[1], kv_heads=k.shape[1], tile_q=tile,
+            head_dim=max(q.shape[2], v.shape[2]), element_size=q.element_size(),
+            k_tokens=k.shape[0], backward=backward,
         )  # fmt: skip
-        return build_partition(rows, block=block or config.block, programs=count, policy=policy)
 
-    o, lse2 = launch_split_forward(q, k, v, rows, partition(split_forward_config), **options)
+    o, lse2 = launch_split_forward(q, k, v, rows, partition(backward=False), **options)
     results = [o, lse2 * math.log(2)]
     if backward:
         results += launch_split_backward(
             inputs.d_o, inputs.d_lse * math.log(2), q, k, v, o, lse2, rows,
-            partition(split_backward_config),
-            rows_t=None if every_key_seen else rows_t, tile_k=32, **options,
+            partition(backward=True), rows_t=None if every_key_seen else rows_t, tile_k=32,
+            **options,
         )  # fmt: skip
     return dict(zip(RESULTS, results, strict=False))
 
@@ -382,7 +375,7 @@ def test_an_unknown_policy_is_refused():
 @pytest.mark.parametrize("mask", [{}, {"window": (100, 3)}], ids=str)
 def test_default_shapes_on_the_device(dtype, dim, mask):
     case = Case([8, 1, 16, 0, 3, 5], [3000, 64, 129, 70, 0, 1], heads=4, kv_heads=2, dim=dim)
-    assert_exact(case.inputs(dtype), ("stream", None), block=None, **mask)
+    assert_exact(case.inputs(dtype), ("stream", None), **mask)
 
 
 @pytest.mark.gpu
@@ -393,9 +386,10 @@ def test_skewed_histories_on_the_device(queries, tile):
     lengths[7] = 16384
     case = Case([queries] * 64, lengths.tolist(), heads=4, kv_heads=4, dim=64)
     inputs = case.inputs(torch.bfloat16)
-    for policy in (("stream", None), ("split", 4), ("rows", 1)):
-        assert_exact(inputs, policy, tile=tile, block=None, every_key_seen=True)
-    first, second = (run_split(inputs, programs=None, tile=tile, block=None) for _ in range(2))
+    assert_exact(
+        inputs, ("stream", None), ("split", 4), ("rows", 1), tile=tile, every_key_seen=True
+    )
+    first, second = (run_split(inputs, programs=None, tile=tile) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in RESULTS)
 
 
@@ -429,6 +423,6 @@ def test_more_than_2_to_the_31_elements():
         d_lse=alone.d_lse.repeat(2, 1),
         q_offsets=torch.tensor([0, 4, 8], device="cuda"), k_offsets=offsets,
     )  # fmt: skip
-    expected = run_split(alone, "rows", block=None)
-    for name, result in run_split(both, "rows", block=None).items():
+    expected = run_split(alone, "rows", 1)
+    for name, result in run_split(both, "rows", 1).items():
         assert torch.equal(result[-expected[name].shape[0] :], expected[name]), name

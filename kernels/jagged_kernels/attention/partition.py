@@ -28,6 +28,8 @@ SPAN_WIDTH = 4
 
 # What beginning a row costs, in key blocks: its queries in, its result out, an empty pipeline.
 ROW_COST = 1
+# Rows of a query tile with all heads that share keys: more would not leave registers for scores.
+MAX_PACK = 128
 # The interpreter has no multiprocessors; enough to cut rows in small batches.
 _INTERPRETED_MULTIPROCESSORS = 4
 
@@ -142,6 +144,54 @@ def _pieces(row: Tensor, first: Tensor) -> Tensor:
     return torch.nn.functional.pad(pieces, (0, 1))
 
 
+def split_partition(
+    rows: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    tile_q: int,
+    head_dim: int,
+    element_size: int,
+    k_tokens: int,
+    backward: bool = False,
+) -> Partition:
+    """The stream partition for one launch, by the rules below.
+
+    Args:
+        rows: [R, 8] int32, tiles of `tile_q` queries.
+        head_dim: the larger of K's and V's. element_size: in bytes.
+        k_tokens: tokens of k, a bound of the work that the host knows.
+        backward: for `launch_split_backward`, else for `launch_split_forward`.
+    """
+    members = members_in_tile(heads, kv_heads, tile_q)
+    rule = split_backward_config if backward else split_forward_config
+    config = rule(head_dim, element_size, pack_size(members, tile_q))
+    programs = stream_programs(
+        rows.device,
+        groups=heads // members,
+        rows=rows.shape[0],
+        k_tokens=k_tokens,
+        config=config,
+    )
+    return build_partition(rows, block=config.block, programs=programs)
+
+
+def pack_size(members: int, tile: int) -> int:
+    """Rows of a query tile that holds `members` heads, a power of two."""
+    return tile * (1 << (members - 1).bit_length())
+
+
+def members_in_tile(heads: int, kv_heads: int, tile: int) -> int:
+    """Heads walked together: all that share keys, or one if their tile would be too large."""
+    group = heads // kv_heads
+    return group if pack_size(group, tile) <= MAX_PACK else 1
+
+
+def split_backward_fits(heads: int, kv_heads: int, tile_q: int) -> bool:
+    """Whether one tile holds all heads that share keys, as `launch_split_backward` needs it."""
+    return members_in_tile(heads, kv_heads, tile_q) == heads // kv_heads
+
+
 @dataclass(frozen=True)
 class SplitConfig(LaunchConfig):
     """Attributes beside those of `LaunchConfig`:
@@ -155,7 +205,7 @@ def split_forward_config(head_dim: int, element_size: int, pack: int) -> SplitCo
     """Blocks of 16 KiB of K and V where they fit, two in flight beside the one in use.
 
     Args:
-        head_dim: the larger of K's and V's, padded to a power of two.
+        head_dim: the larger of K's and V's.
         element_size: in bytes; float32's exact products take registers instead of tensor cores.
         pack: rows of the query tile, with the heads that share keys.
     """

@@ -17,7 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.partition import Partition, split_backward_config
+from jagged_kernels.attention.partition import (
+    Partition,
+    pack_size,
+    split_backward_config,
+    split_backward_fits,
+)
 from jagged_kernels.attention.tiles import LaunchConfig
 from jagged_kernels.attention.triton_blocks import (
     LOG2_E,
@@ -37,8 +42,6 @@ from jagged_kernels.attention.triton_split_blocks import (
     load_pack,
     load_pack_numbers,
     load_span,
-    members_in_tile,
-    pack_size,
     slot_of,
     store_pack,
     store_partial,
@@ -119,11 +122,6 @@ def launch_split_backward(
             if partition.cuts and partition.programs > 1:
                 merge_sums(partials, dq, rows, partition, members=members, tile=tile_q, scale=scale)
     return dq, dk, dv
-
-
-def split_backward_fits(heads: int, kv_heads: int, tile_q: int) -> bool:
-    """Whether one tile holds all heads that share keys, as `launch_split_backward` needs it."""
-    return members_in_tile(heads, kv_heads, tile_q) == heads // kv_heads
 
 
 @triton.jit

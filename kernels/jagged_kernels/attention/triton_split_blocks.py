@@ -12,19 +12,6 @@ import triton.language as tl
 from jagged_kernels.attention.partition import SPAN_WIDTH
 
 _SPAN_WIDTH = tl.constexpr(SPAN_WIDTH)
-# Rows of a tile with its heads: what the registers of four warps hold beside a block of scores.
-MAX_PACK = 128
-
-
-def pack_size(members: int, tile: int) -> int:
-    """Rows of a tile of `members` heads, a power of two."""
-    return tile * (1 << (members - 1).bit_length())
-
-
-def members_in_tile(heads: int, kv_heads: int, tile: int) -> int:
-    """Heads walked together: all that share keys, or one if their tile would be too large."""
-    group = heads // kv_heads
-    return group if pack_size(group, tile) <= MAX_PACK else 1
 
 
 @triton.jit

@@ -16,7 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.partition import Partition, split_forward_config
+from jagged_kernels.attention.partition import (
+    Partition,
+    members_in_tile,
+    pack_size,
+    split_forward_config,
+)
 from jagged_kernels.attention.tiles import LaunchConfig
 from jagged_kernels.attention.triton_blocks import (
     add_dot,
@@ -32,8 +37,6 @@ from jagged_kernels.attention.triton_split_blocks import (
     band,
     load_pack,
     load_span,
-    members_in_tile,
-    pack_size,
     slot_of,
     store_pack,
     store_pack_numbers,

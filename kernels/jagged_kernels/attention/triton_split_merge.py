@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.partition import SPAN_WIDTH, Partition
+from jagged_kernels.attention.partition import SPAN_WIDTH, Partition, pack_size
 from jagged_kernels.attention.triton_blocks import load_row, padded_dim
-from jagged_kernels.attention.triton_split_blocks import pack_size, slot_of
+from jagged_kernels.attention.triton_split_blocks import slot_of
 
 _SPAN_WIDTH = tl.constexpr(SPAN_WIDTH)
 # Programs for the queries of one row, and the numbers that one of them reads at a time.
