@@ -142,7 +142,11 @@ def test_more_pieces_than_the_merge_reads_at_a_time():
     """Many numbers a piece, so that it reads four pieces at a time, here of eight."""
     for dim, dim_v in ((16, 256), (256, 16)):
         case = Case([3], [8 * BLOCK], heads=1, kv_heads=1, dim=dim, dim_v=dim_v)
-        assert_exact(case.inputs(torch.float32), ("stream", 8), tile=64)
+        inputs = case.inputs(torch.float32)
+        assert_exact(inputs, ("split", 8), tile=64)
+        # The largest score by far, in the last piece.
+        inputs.k[-2] = 100 * inputs.q[0]
+        assert_exact(inputs, ("split", 8), tile=64, backward=False)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +180,7 @@ def test_every_element_is_written(monkeypatch):
     monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(empty(*a, **k)))
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(empty_like(*a, **k)))
     inputs = EVERY_LENGTH.inputs(torch.float32)
-    for window in ((-1, -1), (5, 0)):
+    for window in ((-1, -1), (5, 0), (0, 5)):
         for name, result in run_split(inputs, window=window).items():
             assert not result.isnan().any(), name
 
