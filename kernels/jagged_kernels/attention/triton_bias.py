@@ -1,0 +1,359 @@
+"""Bias and dropout inside the attention kernels: what both cost a plain call is nothing.
+
+The kernels take `bias` (a `BiasArguments`, or None for plain attention) and `BIAS` (a `BiasShape`,
+what is known of it at compile time). Every function below works on a block of scores in either
+orientation: its tokens come as [A, 1] and [1, B], queries and keys either way round.
+"""
+
+# Triton's jit and its launch options are not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jagged_kernels.attention.bias_terms import (
+    BiasTerms,
+    position_buckets,
+    scores_before,
+    time_bucket_starts,
+)
+from jagged_kernels.attention.dropout import drop_below
+from jagged_kernels.attention.schedule import ROW_FIELDS, ROW_WIDTH
+
+_ROW_WIDTH = tl.constexpr(ROW_WIDTH)
+_USER = tl.constexpr(ROW_FIELDS.index("user"))
+
+
+class BiasShape(NamedTuple):
+    """What a kernel is compiled for; 0 and False where there is no such bias.
+
+    Fields:
+        POSITIONS, TIMES: buckets.
+        MAX_DISTANCE: of the position bias.
+        ADDS, DROPS: is there any bias, is there dropout.
+    """
+
+    POSITIONS: int = 0
+    MAX_DISTANCE: int = 0
+    TIMES: int = 0
+    ADDS: bool = False
+    DROPS: bool = False
+
+    @property
+    def ANY(self) -> bool:
+        return self.ADDS or self.DROPS
+
+    @property
+    def POSITIONS_PADDED(self) -> int:
+        return max(16, triton.next_power_of_2(self.POSITIONS))
+
+    @property
+    def TIMES_PADDED(self) -> int:
+        return max(16, triton.next_power_of_2(self.TIMES))
+
+
+class BiasArguments(NamedTuple):
+    """What a kernel is launched with; None where there is no such bias.
+
+    Fields:
+        by_distance: [H, 2 * MAX_DISTANCE + 1], the position bias of each clamped distance.
+        buckets: [2 * MAX_DISTANCE + 1] int32, the bucket of each.
+        time: [TIMES, H]. time_starts: [TIMES] int64. q_times, k_times: int64, one a token.
+        time_rate, time_steps: 1 / unit and 1 / log2(base).
+        slopes: [H].
+        scores: [sum of n_b * m_b, H]. scores_before: [B] int64, each user's first.
+        q_offsets, k_offsets: [B + 1], for dropout and `scores`.
+        seed: int64 scalar.
+        drop_below, keep_scale: see `dropout.keep_mask`; 1 / (1 - p).
+    """
+
+    by_distance: Tensor | None
+    buckets: Tensor | None
+    time: Tensor | None
+    time_starts: Tensor | None
+    q_times: Tensor | None
+    k_times: Tensor | None
+    time_rate: float
+    time_steps: float
+    slopes: Tensor | None
+    scores: Tensor | None
+    scores_before: Tensor | None
+    q_offsets: Tensor | None
+    k_offsets: Tensor | None
+    seed: Tensor | None
+    drop_below: float
+    keep_scale: float
+
+
+class BiasSlots(NamedTuple):
+    """Where the dQ kernel leaves gradients; None where none is wanted.
+
+    Fields:
+        position, time: [R, H, buckets] float32, the sums of one (row, head) program each.
+        slopes: [R, H] float32.
+        scores: like `BiasArguments.scores`.
+    """
+
+    position: Tensor | None
+    time: Tensor | None
+    slopes: Tensor | None
+    scores: Tensor | None
+
+
+NO_BIAS: dict[str, Any] = {"bias": None, "BIAS": BiasShape()}
+
+
+def bias_arguments(
+    terms: BiasTerms,
+    q_offsets: Tensor,
+    k_offsets: Tensor,
+    dropout_seed: Tensor | None,
+    dropout_p: float,
+) -> dict[str, Any]:
+    """The arguments `bias` and `BIAS` of the kernels."""
+    device = q_offsets.device
+    by_distance = buckets = starts = first = None
+    positions = times = 0
+    if terms.position is not None:
+        positions = terms.position.shape[0]
+        buckets = position_buckets(positions, terms.max_distance, terms.bidirectional, device)
+        by_distance = terms.position.t().index_select(1, buckets).contiguous()
+    if terms.time is not None:
+        times = terms.time.shape[0]
+        starts = time_bucket_starts(times, terms.time_unit, terms.time_base, device)
+    if terms.scores is not None:
+        first = scores_before(q_offsets, k_offsets)
+    in_user = terms.scores is not None or dropout_seed is not None
+    arguments = BiasArguments(
+        by_distance=by_distance,
+        buckets=buckets,
+        time=None if terms.time is None else terms.time.contiguous(),
+        time_starts=starts,
+        q_times=terms.q_times,
+        k_times=terms.k_times,
+        time_rate=1 / terms.time_unit,
+        time_steps=1 / math.log2(terms.time_base),
+        slopes=None if terms.slopes is None else terms.slopes.contiguous(),
+        scores=None if terms.scores is None else terms.scores.contiguous(),
+        scores_before=first,
+        q_offsets=q_offsets if in_user else None,
+        k_offsets=k_offsets if in_user else None,
+        seed=dropout_seed,
+        drop_below=float(drop_below(dropout_p)),
+        keep_scale=1 / (1 - dropout_p),
+    )
+    shape = BiasShape(
+        POSITIONS=positions,
+        MAX_DISTANCE=terms.max_distance if positions else 0,
+        TIMES=times,
+        ADDS=any(tensor is not None for tensor in terms.learned()),
+        DROPS=dropout_seed is not None,
+    )
+    return {"bias": arguments, "BIAS": shape}
+
+
+def bias_slots(terms: BiasTerms, wanted: list[bool], rows: int, heads: int) -> BiasSlots | None:
+    """Memory for the gradients that are wanted (of `BiasTerms.learned`); None for no gradient."""
+
+    def slots(tensor: Tensor | None, want: bool, *buckets: int) -> Tensor | None:
+        if tensor is None or not want:
+            return None
+        return torch.empty((rows, heads, *buckets), dtype=torch.float32, device=tensor.device)
+
+    position, time, slopes, scores = terms.learned()
+    made = BiasSlots(
+        slots(position, wanted[0], 0 if position is None else position.shape[0]),
+        slots(time, wanted[1], 0 if time is None else time.shape[0]),
+        slots(slopes, wanted[2]),
+        # Scores that nobody sees have gradient 0, and no program.
+        None if scores is None or not wanted[3] else torch.zeros_like(scores).contiguous(),
+    )
+    return None if all(slot is None for slot in made) else made
+
+
+def reduce_slots(terms: BiasTerms, slots: BiasSlots | None) -> list[Tensor | None]:
+    """Gradients of `BiasTerms.learned`: sums over the rows, in an order that does not vary."""
+    if slots is None:
+        return [None] * 4
+    sums: list[Tensor | None] = [
+        None if slot is None or tensor is None else slot.sum(0).movedim(0, -1).to(tensor.dtype)
+        for slot, tensor in zip(slots[:3], terms.learned()[:3], strict=True)
+    ]
+    return [*sums, slots.scores]
+
+
+# --- inside the kernels ---------------------------------------------------------------------------
+
+
+@triton.jit
+def bias_place(bias, rows_ptr, row, head, BIAS: tl.constexpr):
+    """(first query, first key, keys, first score, hash) of the row's user; 0 where not needed.
+
+    The hash is dropout's, up to the head.
+    """
+    q_first, k_first, keys, score_first, state = 0, 0, 0, 0, 0
+    if bias.q_offsets is not None:
+        user = tl.load(rows_ptr + row.to(tl.int64) * _ROW_WIDTH + _USER)
+        q_first = tl.load(bias.q_offsets + user).to(tl.int32)
+        k_first = tl.load(bias.k_offsets + user).to(tl.int32)
+        keys = tl.load(bias.k_offsets + user + 1).to(tl.int32) - k_first
+        if bias.scores is not None:
+            score_first = tl.load(bias.scores_before + user)
+        if BIAS.DROPS:
+            state = _mix(tl.load(bias.seed).to(tl.uint32))
+            state = _mix(state ^ user.to(tl.uint32))
+            state = _mix(state ^ head.to(tl.uint32))
+    return q_first, k_first, keys, score_first, state
+
+
+@triton.jit
+def bias_block(
+    bias, place, q_token, k_token, q_end, k_end, shift, head,
+    BIAS: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """[A, B] float32 to add to scaled scores, and their time buckets (0 without a time bias).
+
+    Query q_token is aligned with key q_token + shift. Tokens from q_end or k_end on may be
+    anything; what is returned for them too.
+    """
+    distance = k_token - q_token - shift
+    added = tl.zeros(distance.shape, tl.float32)
+    bucket = 0
+    if bias.by_distance is not None:
+        table = bias.by_distance + head * (2 * BIAS.MAX_DISTANCE + 1)
+        added += tl.load(table + _distance_index(distance, BIAS)).to(tl.float32)
+    if bias.time is not None:
+        bucket = _time_bucket(bias, q_token, k_token, q_end, k_end, BIAS)
+        added += tl.load(bias.time + head + bucket * HEADS).to(tl.float32)
+    if bias.slopes is not None:
+        added -= tl.load(bias.slopes + head).to(tl.float32) * tl.abs(distance).to(tl.float32)
+    if bias.scores is not None:
+        index = _score_index(place, q_token, k_token, head, HEADS)
+        inside = (q_token < q_end) & (k_token < k_end)
+        added += tl.load(bias.scores + index, mask=inside, other=0.0).to(tl.float32)
+    return added, bucket
+
+
+@triton.jit
+def keep_block(bias, place, q_token, k_token):
+    """[A, B]: 1 / (1 - p) where a probability is kept, 0 where it is dropped (`keep_mask`)."""
+    q_first, k_first, _, _, state = place
+    state = _mix(state ^ (q_token - q_first).to(tl.uint32))
+    state = _mix(state ^ (k_token - k_first).to(tl.uint32))
+    return tl.where((state >> 8).to(tl.float32) >= bias.drop_below, bias.keep_scale, 0.0)
+
+
+@triton.jit
+def zero_sums(slots, BIAS: tl.constexpr):
+    """The gradients' sums of one program: by position bucket, by time bucket, of the slope."""
+    position = tl.full([], 0.0, tl.float32)
+    time = tl.full([], 0.0, tl.float32)
+    slope = tl.full([], 0.0, tl.float32)
+    if slots is not None:
+        if slots.position is not None:
+            position = tl.zeros([BIAS.POSITIONS_PADDED], tl.float32)
+        if slots.time is not None:
+            time = tl.zeros([BIAS.TIMES_PADDED], tl.float32)
+    return position, time, slope
+
+
+@triton.jit
+def add_to_sums(
+    position, time, slope, d_scores, slots, bias, place, bucket,
+    q_token, k_token, q_end, k_end, shift, head,
+    BIAS: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """The sums with this block's gradients of scores; the flat bias gets its gradient here."""
+    distance = k_token - q_token - shift
+    if slots.position is not None:
+        of_position = tl.load(bias.buckets + _distance_index(distance, BIAS))
+        position = _add_by_bucket(
+            position, d_scores, of_position, BIAS.POSITIONS, BIAS.POSITIONS_PADDED
+        )
+    if slots.time is not None:
+        time = _add_by_bucket(time, d_scores, bucket, BIAS.TIMES, BIAS.TIMES_PADDED)
+    if slots.slopes is not None:
+        slope -= tl.sum(tl.sum(d_scores * tl.abs(distance).to(tl.float32), 1), 0)
+    if slots.scores is not None:
+        index = _score_index(place, q_token, k_token, head, HEADS)
+        inside = (q_token < q_end) & (k_token < k_end)
+        value = d_scores.to(slots.scores.dtype.element_ty)
+        tl.store(slots.scores + index, value, mask=inside)
+    return position, time, slope
+
+
+@triton.jit
+def store_sums(position, time, slope, slots, row, head, BIAS: tl.constexpr, HEADS: tl.constexpr):
+    """Every (row, head) program fills its own slot, unused rows too: nobody else clears it."""
+    slot = row.to(tl.int64) * HEADS + head
+    if slots.position is not None:
+        bucket = tl.arange(0, BIAS.POSITIONS_PADDED)
+        address = slots.position + slot * BIAS.POSITIONS + bucket
+        tl.store(address, position, mask=bucket < BIAS.POSITIONS)
+    if slots.time is not None:
+        bucket = tl.arange(0, BIAS.TIMES_PADDED)
+        tl.store(slots.time + slot * BIAS.TIMES + bucket, time, mask=bucket < BIAS.TIMES)
+    if slots.slopes is not None:
+        tl.store(slots.slopes + slot, slope)
+
+
+@triton.jit
+def _add_by_bucket(sums, values, bucket, BUCKETS: tl.constexpr, PADDED: tl.constexpr):
+    """`sums` plus the sum of the values in each bucket.
+
+    Only buckets between the least and the largest that has a value: in most blocks a few.
+    """
+    index = tl.arange(0, PADDED)
+    some = values != 0.0
+    first = tl.min(tl.min(tl.where(some, bucket, BUCKETS), 1), 0)
+    last = tl.max(tl.max(tl.where(some, bucket, -1), 1), 0)
+    for one in range(first, last + 1):
+        total = tl.sum(tl.sum(tl.where(bucket == one, values, 0.0), 1), 0)
+        sums += tl.where(index == one, total, 0.0)
+    return sums
+
+
+@triton.jit
+def _distance_index(distance, BIAS: tl.constexpr):
+    limit: tl.constexpr = BIAS.MAX_DISTANCE
+    return tl.minimum(tl.maximum(distance, -limit), limit) + limit
+
+
+@triton.jit
+def _time_bucket(bias, q_token, k_token, q_end, k_end, BIAS: tl.constexpr):
+    """[A, B] int32, exactly `bias_terms`' buckets.
+
+    The logarithm in float32 is off by far less than half a bucket: it gives the nearest start of
+    a bucket, and integers decide on which side of it the time is.
+    """
+    q_time = tl.load(bias.q_times + q_token, mask=q_token < q_end, other=0)
+    k_time = tl.load(bias.k_times + k_token, mask=k_token < k_end, other=0)
+    elapsed = tl.abs(q_time - k_time)
+    steps = tl.log2(1.0 + elapsed.to(tl.float32) * bias.time_rate) * bias.time_steps
+    # Bounded while it is a float: there are times longer than int32 has buckets.
+    nearest = tl.minimum(steps + 0.5, BIAS.TIMES - 1.0).to(tl.int32)
+    start = tl.load(bias.time_starts + nearest)
+    return tl.where(elapsed < start, nearest - 1, nearest)
+
+
+@triton.jit
+def _score_index(place, q_token, k_token, head, HEADS: tl.constexpr):
+    q_first, k_first, keys, score_first, _ = place
+    row = (q_token - q_first).to(tl.int64) * keys
+    return (score_first + row + (k_token - k_first)) * HEADS + head
+
+
+@triton.jit
+def _mix(x):
+    """`dropout._mix` on uint32, whose sums and products wrap around."""
+    x = x + tl.full([], 0x9E3779B9, tl.uint32)
+    x = (x ^ (x >> 16)) * tl.full([], 0x85EBCA6B, tl.uint32)
+    x = (x ^ (x >> 13)) * tl.full([], 0xC2B2AE35, tl.uint32)
+    return x ^ (x >> 16)
