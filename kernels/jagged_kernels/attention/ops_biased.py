@@ -101,7 +101,8 @@ def attention_triton_biased_backward(
     numbers = (max_distance, bidirectional, time_unit, time_base)
     terms = BiasTerms(*learned, q_times, k_times, *numbers)
     bias = bias_arguments(terms, q_offsets, k_offsets, dropout_seed, dropout_p)
-    slots = bias_slots(terms, wanted, rows.shape[0], q.shape[1])
+    # Without a query no program runs, and an empty sum is 0.
+    slots = bias_slots(terms, wanted, rows.shape[0] if q.shape[0] else 0, q.shape[1])
     gradients = launch_backward(
         d_o,
         d_lse2,

@@ -227,8 +227,9 @@ def bias_block(
     added = tl.zeros(distance.shape, tl.float32)
     bucket = 0
     if bias.by_distance is not None:
-        table = bias.by_distance + head * (2 * BIAS.MAX_DISTANCE + 1)
-        added += tl.load(table + _distance_index(distance, BIAS)).to(tl.float32)
+        index = _distance_index(distance, BIAS)
+        limit: tl.constexpr = BIAS.MAX_DISTANCE
+        added += tl.load(bias.by_distance + head * (2 * limit + 1) + index).to(tl.float32)
     if bias.time is not None:
         bucket = _time_bucket(bias, q_token, k_token, q_end, k_end, BIAS)
         added += tl.load(bias.time + head + bucket * HEADS).to(tl.float32)
@@ -253,14 +254,16 @@ def keep_block(bias, place, q_token, k_token):
 @triton.jit
 def zero_sums(slots, BIAS: tl.constexpr):
     """The gradients' sums of one program: by position bucket, by time bucket, of the slope."""
+    positions: tl.constexpr = BIAS.POSITIONS_PADDED
+    times: tl.constexpr = BIAS.TIMES_PADDED
     position = tl.full([], 0.0, tl.float32)
     time = tl.full([], 0.0, tl.float32)
     slope = tl.full([], 0.0, tl.float32)
     if slots is not None:
         if slots.position is not None:
-            position = tl.zeros([BIAS.POSITIONS_PADDED], tl.float32)
+            position = tl.zeros([positions], tl.float32)
         if slots.time is not None:
-            time = tl.zeros([BIAS.TIMES_PADDED], tl.float32)
+            time = tl.zeros([times], tl.float32)
     return position, time, slope
 
 
@@ -292,14 +295,17 @@ def add_to_sums(
 @triton.jit
 def store_sums(position, time, slope, slots, row, head, BIAS: tl.constexpr, HEADS: tl.constexpr):
     """Every (row, head) program fills its own slot, unused rows too: nobody else clears it."""
+    positions: tl.constexpr = BIAS.POSITIONS
+    times: tl.constexpr = BIAS.TIMES
+    positions_padded: tl.constexpr = BIAS.POSITIONS_PADDED
+    times_padded: tl.constexpr = BIAS.TIMES_PADDED
     slot = row.to(tl.int64) * HEADS + head
     if slots.position is not None:
-        bucket = tl.arange(0, BIAS.POSITIONS_PADDED)
-        address = slots.position + slot * BIAS.POSITIONS + bucket
-        tl.store(address, position, mask=bucket < BIAS.POSITIONS)
+        bucket = tl.arange(0, positions_padded)
+        tl.store(slots.position + slot * positions + bucket, position, mask=bucket < positions)
     if slots.time is not None:
-        bucket = tl.arange(0, BIAS.TIMES_PADDED)
-        tl.store(slots.time + slot * BIAS.TIMES + bucket, time, mask=bucket < BIAS.TIMES)
+        bucket = tl.arange(0, times_padded)
+        tl.store(slots.time + slot * times + bucket, time, mask=bucket < times)
     if slots.slopes is not None:
         tl.store(slots.slopes + slot, slope)
 
@@ -333,12 +339,13 @@ def _time_bucket(bias, q_token, k_token, q_end, k_end, BIAS: tl.constexpr):
     The logarithm in float32 is off by far less than half a bucket: it gives the nearest start of
     a bucket, and integers decide on which side of it the time is.
     """
+    last: tl.constexpr = BIAS.TIMES - 1
     q_time = tl.load(bias.q_times + q_token, mask=q_token < q_end, other=0)
     k_time = tl.load(bias.k_times + k_token, mask=k_token < k_end, other=0)
     elapsed = tl.abs(q_time - k_time)
     steps = tl.log2(1.0 + elapsed.to(tl.float32) * bias.time_rate) * bias.time_steps
     # Bounded while it is a float: there are times longer than int32 has buckets.
-    nearest = tl.minimum(steps + 0.5, BIAS.TIMES - 1.0).to(tl.int32)
+    nearest = tl.minimum(steps + 0.5, last * 1.0).to(tl.int32)
     start = tl.load(bias.time_starts + nearest)
     return tl.where(elapsed < start, nearest - 1, nearest)
 
