@@ -47,7 +47,7 @@ WRONG = {
         r"more than the 16 distances .* \(64, 2\), got 16",
     ),
     "unit": (lambda: RelativeTimeBias(table(8, 2), torch.arange(7), unit=0.0), "unit 0.0"),
-    "base": (lambda: RelativeTimeBias(table(8, 2), torch.arange(7), base=1.0), "base 1.0"),
+    "base": (lambda: RelativeTimeBias(table(8, 2), torch.arange(7), base=1.05), "base 1.05"),
     "slopes": (lambda: ALiBi(table(8, 2)), r"\[H\], floating, got \(8, 2\)"),
     "heads": (lambda: RelativePositionBias(table(8, 3)), r"H = 2 columns on cpu, got \(8, 3\)"),
     "heads of slopes": (lambda: ALiBi(table(3)), r"H = 2 columns on cpu, got \(3,\)"),

@@ -79,8 +79,9 @@ class RelativeTimeBias:
             numbers, which are rounded to 1/1024 of `unit`.
         query_times: in cross attention: a `JaggedTensor` or tensor [Tq], or [B, N] for dense
             queries; of the kind and unit of `times`.
-        unit: what counts as a short time, in the unit of `times`; 1 second if these are seconds.
-        base: the ratio of one bucket's end to the end before; at least 1.001.
+        unit: what counts as a short time, in the unit of `times`: 1 second if these are seconds.
+            At least 1e-9.
+        base: the ratio of one bucket's end to the end before; at least 1.1.
     """
 
     table: Tensor
@@ -92,10 +93,10 @@ class RelativeTimeBias:
 
     def __post_init__(self) -> None:
         _check_table("RelativeTimeBias", self.table, at_least=1)
-        if not (0 < self.unit < math.inf and 1.001 <= self.base < math.inf):
+        if not (1e-9 <= self.unit < math.inf and 1.1 <= self.base < math.inf):
             raise ValueError(
-                "RelativeTimeBias needs a positive unit and a base of at least 1.001, got unit "
-                f"{self.unit} and base {self.base}"
+                "RelativeTimeBias needs a unit of at least 1e-9 and a base of at least 1.1, got "
+                f"unit {self.unit} and base {self.base}"
             )
 
 

@@ -24,6 +24,7 @@ from jagged_kernels.attention.triton_bias import (
     add_to_sums,
     bias_block,
     bias_place,
+    bias_stages,
     keep_block,
     store_sums,
     zero_sums,
@@ -82,13 +83,14 @@ def launch_backward(
     d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
     pad_d, pad_dv = padded_dim(dim), padded_dim(dim_v)
     config = backward_config(max(pad_d, pad_dv), q.element_size())
+    bias = bias or NO_BIAS
     strides = (
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         d_o.stride(0), d_o.stride(1),
     )  # fmt: skip
     shape = {
         **scale_arguments(scale),
-        **(bias or NO_BIAS),
+        **bias,
         "HEADS": heads,
         "GROUP": heads // kv_heads,
         "D": dim,
@@ -98,7 +100,7 @@ def launch_backward(
         "BLOCK": config.block,
         "PRECISION": dot_precision(q.dtype),
         "num_warps": config.num_warps,
-        "num_stages": config.num_stages,
+        "num_stages": bias_stages(bias["BIAS"], config.num_stages),
     }
     with torch.cuda.device_of(q):
         if q.shape[0]:
@@ -220,7 +222,7 @@ def _dq_walk(
         if slots is not None:
             d_position, d_time, d_slope = add_to_sums(
                 d_position, d_time, d_slope, d_scores, slots, bias, place, bucket,
-                q_token, k_token, q_end, k_end, shift, head, BIAS, HEADS,
+                q_start, k_start, q_end, k_end, shift, head, BIAS, HEADS,
             )  # fmt: skip
         dq = add_dot(dq, d_scores.to(k.dtype), k, PRECISION)
     return dq, d_position, d_time, d_slope

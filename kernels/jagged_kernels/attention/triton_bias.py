@@ -51,6 +51,10 @@ class BiasShape(NamedTuple):
         return self.ADDS or self.DROPS
 
     @property
+    def LOOKS_UP(self) -> bool:
+        return self.POSITIONS > 0 or self.TIMES > 0
+
+    @property
     def POSITIONS_PADDED(self) -> int:
         return max(16, triton.next_power_of_2(self.POSITIONS))
 
@@ -183,10 +187,17 @@ def reduce_slots(terms: BiasTerms, slots: BiasSlots | None) -> list[Tensor | Non
     if slots is None:
         return [None] * 4
     sums: list[Tensor | None] = [
-        None if slot is None or tensor is None else slot.sum(0).movedim(0, -1).to(tensor.dtype)
+        None
+        if slot is None or tensor is None
+        else slot.sum(0).movedim(0, -1).contiguous().to(tensor.dtype)
         for slot, tensor in zip(slots[:3], terms.learned()[:3], strict=True)
     ]
     return [*sums, slots.scores]
+
+
+def bias_stages(BIAS: BiasShape, num_stages: int) -> int:
+    """Pipelined, the look-ups of a table would go through shared memory one number at a time."""
+    return 1 if BIAS.LOOKS_UP else num_stages
 
 
 # --- inside the kernels ---------------------------------------------------------------------------
@@ -270,20 +281,34 @@ def zero_sums(slots, BIAS: tl.constexpr):
 @triton.jit
 def add_to_sums(
     position, time, slope, d_scores, slots, bias, place, bucket,
-    q_token, k_token, q_end, k_end, shift, head,
+    q_start, k_start, q_end, k_end, shift, head,
     BIAS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """The sums with this block's gradients of scores; the flat bias gets its gradient here."""
-    distance = k_token - q_token - shift
+    """The sums with this block's gradients of scores; the flat bias gets its gradient here.
+
+    d_scores: [queries from q_start, keys from k_start], 0 where there is no score.
+    """
+    rows: tl.constexpr = d_scores.shape[0]
+    columns: tl.constexpr = d_scores.shape[1]
     if slots.position is not None:
-        of_position = tl.load(bias.buckets + _distance_index(distance, BIAS))
-        position = _add_by_bucket(
-            position, d_scores, of_position, BIAS.POSITIONS, BIAS.POSITIONS_PADDED
-        )
+        # Turned by its number, row i has in column c its diagonal c (or one of those columns
+        # further on or back), so that diagonals are summed as columns are.
+        turned = (tl.arange(0, columns)[None, :] + tl.arange(0, rows)[:, None]) % columns
+        turns = (tl.arange(0, columns)[None, :] + tl.arange(0, rows)[:, None]) // columns
+        diagonals = tl.gather(d_scores, turned, 1)
+        for turn in tl.static_range((rows + columns - 2) // columns + 1):
+            sums = tl.sum(tl.where(turns == turn, diagonals, 0.0), 0)
+            distance = k_start - q_start - shift + tl.arange(0, columns) - turn * columns
+            of_position = tl.load(bias.buckets + _distance_index(distance, BIAS))
+            here = of_position[:, None] == tl.arange(0, position.shape[0])[None, :]
+            position += tl.sum(tl.where(here, sums[:, None], 0.0), 0)
     if slots.time is not None:
-        time = _add_by_bucket(time, d_scores, bucket, BIAS.TIMES, BIAS.TIMES_PADDED)
+        time = _add_by_bucket(time, d_scores, bucket, BIAS)
+    q_token = (q_start + tl.arange(0, rows))[:, None]
+    k_token = (k_start + tl.arange(0, columns))[None, :]
     if slots.slopes is not None:
-        slope -= tl.sum(tl.sum(d_scores * tl.abs(distance).to(tl.float32), 1), 0)
+        distance = tl.abs(k_token - q_token - shift).to(tl.float32)
+        slope -= tl.sum(tl.sum(d_scores * distance, 1), 0)
     if slots.scores is not None:
         index = _score_index(place, q_token, k_token, head, HEADS)
         inside = (q_token < q_end) & (k_token < k_end)
@@ -311,14 +336,15 @@ def store_sums(position, time, slope, slots, row, head, BIAS: tl.constexpr, HEAD
 
 
 @triton.jit
-def _add_by_bucket(sums, values, bucket, BUCKETS: tl.constexpr, PADDED: tl.constexpr):
-    """`sums` plus the sum of the values in each bucket.
+def _add_by_bucket(sums, values, bucket, BIAS: tl.constexpr):
+    """`sums` plus the sum of the values in each time bucket.
 
     Only buckets between the least and the largest that has a value: in most blocks a few.
     """
-    index = tl.arange(0, PADDED)
+    buckets: tl.constexpr = BIAS.TIMES
+    index = tl.arange(0, sums.shape[0])
     some = values != 0.0
-    first = tl.min(tl.min(tl.where(some, bucket, BUCKETS), 1), 0)
+    first = tl.min(tl.min(tl.where(some, bucket, buckets), 1), 0)
     last = tl.max(tl.max(tl.where(some, bucket, -1), 1), 0)
     for one in range(first, last + 1):
         total = tl.sum(tl.sum(tl.where(bucket == one, values, 0.0), 1), 0)
@@ -336,14 +362,20 @@ def _distance_index(distance, BIAS: tl.constexpr):
 def _time_bucket(bias, q_token, k_token, q_end, k_end, BIAS: tl.constexpr):
     """[A, B] int32, exactly `bias_terms`' buckets.
 
-    The logarithm in float32 is off by far less than half a bucket: it gives the nearest start of
+    An estimate of the logarithm that is off by less than half a bucket gives the nearest start of
     a bucket, and integers decide on which side of it the time is.
     """
     last: tl.constexpr = BIAS.TIMES - 1
     q_time = tl.load(bias.q_times + q_token, mask=q_token < q_end, other=0)
     k_time = tl.load(bias.k_times + k_token, mask=k_token < k_end, other=0)
     elapsed = tl.abs(q_time - k_time)
-    steps = tl.log2(1.0 + elapsed.to(tl.float32) * bias.time_rate) * bias.time_steps
+    # x = 2^e * (1 + m) has the bits (127 + e) * 2^23 + m * 2^23, and log2(1 + m) is m + 0.34 m
+    # (1 - m) to within 0.009; a bucket is 0.137 or more (base 1.1). log2 itself would take more
+    # time than all the rest of a bias.
+    bits = (1.0 + elapsed.to(tl.float32) * bias.time_rate).to(tl.int32, bitcast=True)
+    m = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True) - 1.0
+    log2 = bits.to(tl.float32) * (1.0 / (1 << 23)) - 127.0 + 0.34 * m * (1.0 - m)
+    steps = log2 * bias.time_steps
     # Bounded while it is a float: there are times longer than int32 has buckets.
     nearest = tl.minimum(steps + 0.5, last * 1.0).to(tl.int32)
     start = tl.load(bias.time_starts + nearest)

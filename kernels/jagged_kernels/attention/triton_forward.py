@@ -18,7 +18,13 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.tiles import forward_config
-from jagged_kernels.attention.triton_bias import NO_BIAS, bias_block, bias_place, keep_block
+from jagged_kernels.attention.triton_bias import (
+    NO_BIAS,
+    bias_block,
+    bias_place,
+    bias_stages,
+    keep_block,
+)
 from jagged_kernels.attention.triton_blocks import (
     LOG2_E,
     add_dot,
@@ -63,17 +69,18 @@ def launch_forward(
         return o, lse2
     pad_d, pad_dv = padded_dim(dim), padded_dim(dim_v)
     config = forward_config(max(pad_d, pad_dv), q.element_size())
+    bias = bias or NO_BIAS
     with torch.cuda.device_of(q):
         _forward_kernel[(rows.shape[0] * heads,)](
             q, k, v, o, lse2, rows,
             q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
             **scale_arguments(scale),
             **band_arguments(left, right),
-            **(bias or NO_BIAS),
+            **bias,
             HEADS=heads, GROUP=heads // k.shape[1],
             D=dim, DV=dim_v, PAD_D=pad_d, PAD_DV=pad_dv,
             TILE=tile_q, BLOCK=config.block, PRECISION=dot_precision(q.dtype),
-            num_warps=config.num_warps, num_stages=config.num_stages,
+            num_warps=config.num_warps, num_stages=bias_stages(bias["BIAS"], config.num_stages),
         )  # fmt: skip
     return o, lse2
 
