@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jagged_kernels.attention.bias_launch import bias_arguments, bias_slots, reduce_slots
 from jagged_kernels.attention.bias_terms import BiasTerms
 from jagged_kernels.attention.ops import _empty_output, split_arguments
 
@@ -44,7 +45,6 @@ def attention_triton_biased(
     time_base: float,
 ) -> tuple[Tensor, Tensor]:
     """(o [Tq, H, Dv], lse2 [Tq, H]), as `ops.attention_triton`."""
-    from jagged_kernels.attention.triton_bias import bias_arguments
     from jagged_kernels.attention.triton_forward import launch_forward
 
     learned = (position, time, slopes, scores)
@@ -95,7 +95,6 @@ def attention_triton_biased_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(dq, dk, dv, d_position, d_time, d_slopes, d_scores), the last four where `wanted`."""
     from jagged_kernels.attention.triton_backward import launch_backward
-    from jagged_kernels.attention.triton_bias import bias_arguments, bias_slots, reduce_slots
 
     learned = (position, time, slopes, scores)
     numbers = (max_distance, bidirectional, time_unit, time_base)

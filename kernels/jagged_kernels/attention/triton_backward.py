@@ -7,6 +7,8 @@ of dQ in memory, and results do not change from run to run.
 
 # Triton's jit and its launch options are not typed.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# What compile-time branches define is there where they use it.
+# pyright: reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -17,14 +19,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jagged_kernels.attention.bias_launch import NO_BIAS, BiasSlots, launch_options
 from jagged_kernels.attention.tiles import backward_config
 from jagged_kernels.attention.triton_bias import (
-    NO_BIAS,
-    BiasSlots,
     add_to_sums,
     bias_block,
     bias_place,
-    bias_stages,
     keep_block,
     store_sums,
     zero_sums,
@@ -71,7 +71,7 @@ def launch_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv), contiguous, in the dtypes of q, k and v. `lse2` is the forward's.
 
-    `bias`: from `triton_bias.bias_arguments`, or None; its gradients are left in `bias_slots`.
+    `bias`: from `bias_launch.bias_arguments`, or None; its gradients are left in `bias_slots`.
     """
     q, k, v, d_o = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v), rows_of_dims(d_o)
     heads, dim = q.shape[1:]
@@ -99,8 +99,7 @@ def launch_backward(
         "PAD_DV": pad_dv,
         "BLOCK": config.block,
         "PRECISION": dot_precision(q.dtype),
-        "num_warps": config.num_warps,
-        "num_stages": bias_stages(bias["BIAS"], config.num_stages),
+        **launch_options(bias["BIAS"], config),
     }
     with torch.cuda.device_of(q):
         if q.shape[0]:

@@ -7,6 +7,8 @@ mask leaves whole are computed without it.
 
 # Triton's jit and its launch options are not typed.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# What compile-time branches define is there where they use it.
+# pyright: reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -17,14 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jagged_kernels.attention.bias_launch import NO_BIAS, launch_options
 from jagged_kernels.attention.tiles import forward_config
-from jagged_kernels.attention.triton_bias import (
-    NO_BIAS,
-    bias_block,
-    bias_place,
-    bias_stages,
-    keep_block,
-)
+from jagged_kernels.attention.triton_bias import bias_block, bias_place, keep_block
 from jagged_kernels.attention.triton_blocks import (
     LOG2_E,
     add_dot,
@@ -58,7 +55,7 @@ def launch_forward(
 ) -> tuple[Tensor, Tensor]:
     """o [Tq, H, Dv] in q's dtype, and log2 of the sum of exponentials [Tq, H], float32.
 
-    `bias`: from `triton_bias.bias_arguments`, or None.
+    `bias`: from `bias_launch.bias_arguments`, or None.
     """
     q, k, v = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v)
     tokens, heads, dim = q.shape
@@ -80,7 +77,7 @@ def launch_forward(
             HEADS=heads, GROUP=heads // k.shape[1],
             D=dim, DV=dim_v, PAD_D=pad_d, PAD_DV=pad_dv,
             TILE=tile_q, BLOCK=config.block, PRECISION=dot_precision(q.dtype),
-            num_warps=config.num_warps, num_stages=bias_stages(bias["BIAS"], config.num_stages),
+            **launch_options(bias["BIAS"], config),
         )  # fmt: skip
     return o, lse2
 
