@@ -23,7 +23,9 @@ CATEGORY_STD = 0.7
 
 def log_bucket(x: Tensor) -> Tensor:
     """floor(log2(1 + x)) of integers, at most `BUCKETS` - 1; negative ones go to 0."""
-    return (x.clamp(min=0).double() + 1).log2().int().clamp(max=BUCKETS - 1)
+    # The binary exponent: a logarithm of 8 may be a little less than 3 on another device.
+    exponent = torch.frexp(x.clamp(min=0).double() + 1).exponent - 1
+    return exponent.clamp(max=BUCKETS - 1)
 
 
 class EventEmbedding(nn.Module):

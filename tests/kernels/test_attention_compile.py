@@ -8,6 +8,7 @@ from attention_cases import DEVICE, TILE, Case
 
 from jagged_kernels import JaggedTensor, attention_schedule, jagged_attention
 from jagged_kernels.attention import ops
+from jagged_kernels.attention.bias_terms import BiasTerms
 
 COMPILER = "inductor" if DEVICE == "cuda" else "aot_eager"
 
@@ -30,17 +31,13 @@ def test_opcheck_triton(inputs, lse_gradient):
     torch.library.opcheck(ops.attention_triton_backward, backward)
 
 
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_opcheck_native(inputs, with_bias):
-    scores = int((inputs.q_offsets.diff() ** 2).sum())
-    bias = torch.randn(scores, 2, device=DEVICE, requires_grad=True) if with_bias else None
+def test_opcheck_native(inputs):
     leaves = [t.requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
-    offsets = (inputs.q_offsets, inputs.k_offsets)
-    rest = (None, 0.0, -1, 0, 0.25)
-    torch.library.opcheck(ops.attention_native, (*leaves, bias, *offsets, *rest))
-    o, lse = ops.attention_native(*leaves, bias, *offsets, *rest)
-    detached = [None if t is None else t.detach() for t in (*leaves, bias, o, lse)]
-    backward = (inputs.d_o, inputs.d_lse, *detached, *offsets, *rest)
+    rest = (inputs.q_offsets, inputs.k_offsets, None, 0.0, -1, 0, 0.25, *BiasTerms())
+    torch.library.opcheck(ops.attention_native, (*leaves, *rest))
+    results = ops.attention_native(*leaves, *rest)
+    detached = [t.detach() for t in (*results, *leaves)]
+    backward = (inputs.d_o, inputs.d_lse, *detached, *rest)
     torch.library.opcheck(ops.attention_native_backward_op, backward)
 
 

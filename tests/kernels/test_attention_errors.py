@@ -79,12 +79,8 @@ def test_schedule_of_another_batch_or_mask():
 
 
 def test_what_the_triton_backend_does_not_do():
-    x, double = jagged(2, 8), jagged(2, 8, dtype=torch.float64)
-    with pytest.raises(NotImplementedError, match="no bias yet"):
-        jagged_attention(x, x, x, bias=torch.zeros(25, 2), backend="triton")
-    with pytest.raises(NotImplementedError, match="no dropout yet"):
-        jagged_attention(x, x, x, dropout_p=0.1, backend="triton")
-    with pytest.raises(NotImplementedError, match="no float64 yet"):
+    double = jagged(2, 8, dtype=torch.float64)
+    with pytest.raises(NotImplementedError, match="no float64"):
         jagged_attention(double, double, double, backend="triton")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import DEVICE, RESULTS, Case, Inputs, assert_errors_within, run, sdpa
+from attention_cases import DEVICE, RESULTS, Case, Inputs, assert_no_worse, run, sdpa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -84,7 +84,7 @@ def assert_exact(
     peer = sdpa(inputs, **mask)
     for policy, programs in policies:
         ours = run_split(inputs, policy, programs, **mask, **options)
-        assert_errors_within(3.0, ours, exact, peer, who=f"{policy} {programs}")
+        assert_no_worse(ours, peer, exact, factor=3.0, name=f"{policy} {programs}")
 
 
 # --- the kernels ----------------------------------------------------------------------------------

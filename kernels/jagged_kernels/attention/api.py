@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
 
-from jagged_kernels.attention import ops
+from jagged_kernels.attention import ops, ops_biased
+from jagged_kernels.attention.bias import Bias, bias_terms
+from jagged_kernels.attention.bias_terms import BiasTerms
 from jagged_kernels.attention.reference import attention_reference
 from jagged_kernels.attention.schedule import (
     AttentionSchedule,
@@ -31,7 +34,7 @@ class _Options(TypedDict, total=False):
     causal: bool
     window: tuple[int, int] | None
     scale: float | None
-    bias: Tensor | None
+    bias: Bias | Sequence[Bias] | None
     dropout_p: float
     schedule: AttentionSchedule | None
     backend: Backend
@@ -81,7 +84,7 @@ def jagged_attention(
     causal: bool = False,
     window: tuple[int, int] | None = None,
     scale: float | None = None,
-    bias: Tensor | None = None,
+    bias: Bias | Sequence[Bias] | None = None,
     dropout_p: float = 0.0,
     schedule: AttentionSchedule | None = None,
     backend: Backend = "auto",
@@ -99,10 +102,13 @@ def jagged_attention(
         window: (left, right); query i sees keys i + (m - n) - left ... i + (m - n) + right, -1
             for no limit on a side. `causal` sets right to 0.
         scale: of the scores, 1 / sqrt(D) when None.
-        bias: [sum of n_b * m_b, H], added to the scaled scores: user b's [n_b, m_b] scores row
-            by row, users in order. `native` and `reference` only.
-        dropout_p: chance to drop a probability. The mask depends on a seed (drawn from torch's
-            generator), user, head, query and key, not on packing. `native`, `reference` only.
+        bias: added to the scaled scores: a `RelativePositionBias`, `RelativeTimeBias` or `ALiBi`,
+            or a finite number for each score, [sum of n_b * m_b, H]: user b's [n_b, m_b] scores
+            row by row, users in order. Or a tuple of them, at most one of each kind: their sum.
+            What they learn gets a gradient.
+        dropout_p: chance to drop a probability (after the softmax; lse does not see it). The mask
+            depends on a seed (drawn from torch's generator), user, head, query and key, not on
+            packing, and is the same in all backends.
         schedule: from `attention_schedule` for the same offsets and mask, to share its
             construction between layers; built here when None.
         backend: "triton" (CUDA, or Triton's interpreter), "native" (vectorised PyTorch),
@@ -117,7 +123,7 @@ def jagged_attention(
 
     Raises:
         TypeError, ValueError: arguments of wrong kind, dtype, shape or device, before any launch.
-        NotImplementedError: bias, dropout or float64 on the triton backend.
+        NotImplementedError: float64 on the triton backend.
 
     Triton accumulates in float32; float32 inputs use TF32 only if
     `torch.backends.cuda.matmul.allow_tf32` is set. Results do not change from run to run.
@@ -133,15 +139,15 @@ def jagged_attention(
         raise TypeError(f"k and v must be JaggedTensors, got {kinds}")
     q_jagged = q if isinstance(q, JaggedTensor) else dense_queries(q, k)
     _check_inputs(q_jagged, k, v)
-    if bias is not None:
-        _check_bias(bias, q_jagged, k)
+    terms = bias_terms(bias, q_jagged, k)
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
     band = resolve_window(causal, window)
     if schedule is not None:
         _check_schedule(schedule, q_jagged, k, band)
     scale = 1 / math.sqrt(q_jagged.values.shape[2]) if scale is None else scale
-    chosen = _choose_backend(backend, q_jagged.values, bias, dropout_p)
+    seed = torch.randint(2**31, (), device=q_jagged.device) if dropout_p else None
+    chosen = _choose_backend(backend, q_jagged.values)
 
     if chosen == "triton":
         if schedule is None:
@@ -155,7 +161,7 @@ def jagged_attention(
                 tile_q=tile_q,
                 tile_k=tile_k,
             )
-        o, lse2 = ops.attention_triton(
+        arguments = (
             q_jagged.values,
             k.values,
             v.values,
@@ -166,11 +172,19 @@ def jagged_attention(
             *band,
             scale,
         )
+        if terms is None and seed is None:
+            o, lse2 = ops.attention_triton(*arguments)
+        else:
+            o, lse2 = ops_biased.attention_triton_biased(
+                *arguments,
+                q_jagged.offsets,
+                k.offsets,
+                seed,
+                dropout_p,
+                *(BiasTerms() if terms is None else terms),
+            )
         lse = lse2 * math.log(2) if return_lse else lse2
     else:
-        seed = None
-        if dropout_p:
-            seed = torch.randint(2**31, (), device=q_jagged.device)
         function = attention_reference if chosen == "reference" else ops.native
         o, lse = function(
             q_jagged.values,
@@ -180,7 +194,7 @@ def jagged_attention(
             k.offsets,
             window=band,
             scale=scale,
-            bias=bias,
+            bias=terms,
             dropout_p=dropout_p,
             dropout_seed=seed,
         )
@@ -226,19 +240,6 @@ def _shapes(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> str:
     return ", ".join(f"{name} {tuple(x.values.shape)}" for name, x in parts)
 
 
-def _check_bias(bias: Tensor, q: JaggedTensor, k: JaggedTensor) -> None:
-    heads = q.values.shape[1]
-    if bias.dim() != 2 or bias.shape[1] != heads or bias.device != q.device:
-        raise ValueError(
-            f"bias must be [sum of n_b * m_b, H = {heads}] on {q.device}, "
-            f"got {tuple(bias.shape)} on {bias.device}"
-        )
-    if q.device.type == "cpu" and not _tracing(q.offsets):
-        scores = int((q.lengths.long() * k.lengths.long()).sum())
-        if bias.shape[0] != scores:
-            raise ValueError(f"bias must have a row for each of {scores} scores, got {len(bias)}")
-
-
 def _same(offsets: Tensor, others: Tensor) -> bool:
     return torch.equal(offsets.long(), others.long())
 
@@ -261,18 +262,15 @@ def _check_schedule(
         raise ValueError(f"the schedule is on {schedule.rows.device} and q on {q.device}")
 
 
-def _choose_backend(backend: str, q: Tensor, bias: Tensor | None, dropout_p: float) -> str:
+def _choose_backend(backend: str, q: Tensor) -> str:
     if backend not in _BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(_BACKENDS)}; got {backend!r}")
-    missing = "bias" if bias is not None else "dropout" if dropout_p else None
-    if q.dtype == torch.float64:
-        missing = "float64"
     if backend == "auto":
-        return "triton" if q.is_cuda and missing is None else "native"
+        return "triton" if q.is_cuda and q.dtype != torch.float64 else "native"
     if backend == "triton":
-        if missing is not None:
+        if q.dtype == torch.float64:
             raise NotImplementedError(
-                f"the triton backend has no {missing} yet; use backend='native' or 'auto'"
+                "the triton backend has no float64; use backend='native' or 'auto'"
             )
         ops.check_triton_runs(q)
     return backend

@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 _MASK32 = 0xFFFFFFFF
+# So many bits are compared: whole numbers of 24 bits are exact in float32.
+_BITS = 24
 
 
 def keep_mask(
@@ -15,7 +17,7 @@ def keep_mask(
     key: Tensor | int,
     p: float,
 ) -> Tensor:
-    """True where a probability is kept, with chance 1 - p; the arguments broadcast.
+    """True where a probability is kept, with chance 1 - p to within 2^-24; arguments broadcast.
 
     `seed` is an int64 scalar tensor, `query` and `key` are positions within the user. The same
     (seed, user, head, query, key) gives the same answer on every device and in every backend:
@@ -24,7 +26,12 @@ def keep_mask(
     state = _mix(seed.view(()) & _MASK32)
     for coordinate in (user, head, query, key):
         state = _mix(state ^ coordinate)
-    return state >= int(p * 2**32)
+    return state >> (32 - _BITS) >= drop_below(p)
+
+
+def drop_below(p: float) -> int:
+    """A probability is dropped where the first 24 bits of its hash are below this number."""
+    return round(p * 2**_BITS)
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -15,6 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from jagged_kernels.attention.bias_terms import (
+    BiasGradients,
+    BiasTerms,
+    Places,
+    bias_scores,
+    scores_before,
+)
 from jagged_kernels.attention.dropout import keep_mask
 
 # Scores that one bucket may hold at a time: 64 MB in float32.
@@ -28,7 +35,7 @@ class Mask:
 
     window: tuple[int, int]
     scale: float
-    bias: Tensor | None
+    bias: BiasTerms | None
     dropout_p: float
     dropout_seed: Tensor | None
 
@@ -43,7 +50,7 @@ class _Bucket:
     q_valid: Tensor  # [b, N]
     k_valid: Tensor  # [b, M]
     visible: Tensor | None  # [b, 1, N, M], None when everything is visible
-    score_index: Tensor | None  # [b, N, M] place in the flat bias
+    places: Places | None  # [b, N, M] with a bias
 
 
 def attention_native_forward(
@@ -85,11 +92,11 @@ def attention_native_backward(
     q_offsets: Tensor,
     k_offsets: Tensor,
     mask: Mask,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v and of the bias (None without one)."""
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
+    """Gradients of q, k, v and of `BiasTerms.learned` (None where there is none)."""
     compute = lse.dtype
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    d_bias = None if mask.bias is None else torch.zeros_like(mask.bias)
+    d_bias = None if mask.bias is None else BiasGradients(mask.bias)
     # Each score's gradient is p * (dp - delta), and lse passes on p times its own gradient.
     delta = (d_o.to(compute) * o.to(compute)).sum(-1)
     if d_lse is not None:
@@ -103,7 +110,10 @@ def attention_native_backward(
         delta_pad = _gather(delta[..., None], bucket.q_index, bucket.q_valid, compute)
 
         scores = _scores(q_pad, k_pad, bucket, mask)
-        probabilities = scores.sub_(lse_pad.masked_fill(lse_pad == -math.inf, 0.0)).exp_()
+        # A place without a query has no lse, and its scores may be anything: probability 0.
+        lse_pad = lse_pad.masked_fill(lse_pad == -math.inf, 0.0)
+        lse_pad.masked_fill_(~bucket.q_valid[:, None, :, None], math.inf)
+        probabilities = scores.sub_(lse_pad).exp_()
         d_probabilities = _by_group(do_pad, v_pad.transpose(-1, -2))
         if mask.dropout_p:
             kept = _kept(bucket, q.shape[1], mask)
@@ -112,6 +122,9 @@ def attention_native_backward(
         else:
             dropped = probabilities
         d_scores = probabilities * d_probabilities.sub_(delta_pad)
+        if d_bias is not None and bucket.places is not None:
+            inside = bucket.q_valid[:, None, :, None] & bucket.k_valid[:, None, None, :]
+            d_bias.add(d_scores.masked_fill(~inside, 0.0).movedim(1, 3), bucket.places)
 
         valid_q, valid_k = bucket.q_valid, bucket.k_valid
         dq_pad = _by_group(d_scores, k_pad) * mask.scale
@@ -120,10 +133,7 @@ def attention_native_backward(
         dq[bucket.q_index[valid_q]] = _tokens(dq_pad, valid_q).to(dq.dtype)
         dk[bucket.k_index[valid_k]] = _tokens(dk_pad, valid_k).to(dk.dtype)
         dv[bucket.k_index[valid_k]] = _tokens(dv_pad, valid_k).to(dv.dtype)
-        if d_bias is not None and bucket.score_index is not None:
-            inside = valid_q[:, :, None] & valid_k[:, None, :]
-            d_bias[bucket.score_index[inside]] = d_scores.movedim(1, 3)[inside].to(d_bias.dtype)
-    return dq, dk, dv, d_bias
+    return dq, dk, dv, [None] * 4 if d_bias is None else d_bias.results()
 
 
 def _buckets(q_offsets: Tensor, k_offsets: Tensor, heads: int, mask: Mask) -> Iterator[_Bucket]:
@@ -132,10 +142,9 @@ def _buckets(q_offsets: Tensor, k_offsets: Tensor, heads: int, mask: Mask) -> It
     n_host, m_host = n_all.tolist(), m_all.tolist()
     present = [u for u, (n, m) in enumerate(zip(n_host, m_host, strict=True)) if n and m]
     present.sort(key=lambda u: (m_host[u], n_host[u]), reverse=True)
-    scores_before = None
-    if mask.bias is not None:
-        sizes = n_all.long() * m_all.long()
-        scores_before = sizes.cumsum(0) - sizes
+    first_scores = None
+    if mask.bias is not None and mask.bias.scores is not None:
+        first_scores = scores_before(q_offsets, k_offsets)
 
     begin = 0
     while begin < len(present):
@@ -150,7 +159,7 @@ def _buckets(q_offsets: Tensor, k_offsets: Tensor, heads: int, mask: Mask) -> It
                 break
             queries, end = longest, end + 1
         users = torch.tensor(present[begin:end], device=q_offsets.device)
-        yield _bucket(users, queries, keys, q_offsets, k_offsets, scores_before, mask)
+        yield _bucket(users, queries, keys, q_offsets, k_offsets, first_scores, mask)
         begin = end
 
 
@@ -160,7 +169,7 @@ def _bucket(
     keys: int,
     q_offsets: Tensor,
     k_offsets: Tensor,
-    scores_before: Tensor | None,
+    first_scores: Tensor | None,
     mask: Mask,
 ) -> _Bucket:
     q_index, q_valid = _places(users, queries, q_offsets)
@@ -170,15 +179,23 @@ def _bucket(
     row = torch.arange(queries, device=users.device)[:, None]
     column = torch.arange(keys, device=users.device)
 
+    distance = column - row - (m - n)
+
     visible = k_valid[:, None, :]
     if left >= 0:
-        visible = visible & (column - row - (m - n) >= -left)
+        visible = visible & (distance >= -left)
     if right >= 0:
-        visible = visible & (column - row - (m - n) <= right)
-    score_index = None
-    if scores_before is not None:
-        inside = q_valid[:, :, None] & k_valid[:, None, :]
-        score_index = torch.where(inside, scores_before[users][:, None, None] + row * m + column, 0)
+        visible = visible & (distance <= right)
+    places = None
+    if mask.bias is not None:
+        elapsed, score = None, None
+        if mask.bias.q_times is not None and mask.bias.k_times is not None:
+            q_times, k_times = mask.bias.q_times[q_index], mask.bias.k_times[k_index]
+            elapsed = (q_times[:, :, None] - k_times[:, None, :]).abs()
+        if first_scores is not None:
+            inside = q_valid[:, :, None] & k_valid[:, None, :]
+            score = torch.where(inside, first_scores[users][:, None, None] + row * m + column, 0)
+        places = Places(distance, elapsed, score)
     everything = left < 0 and right < 0 and bool(k_valid.all())
     return _Bucket(
         users,
@@ -187,7 +204,7 @@ def _bucket(
         q_valid,
         k_valid,
         None if everything else visible[:, None],
-        score_index,
+        places,
     )
 
 
@@ -212,8 +229,8 @@ def _tokens(padded: Tensor, valid: Tensor) -> Tensor:
 def _scores(q: Tensor, k: Tensor, bucket: _Bucket, mask: Mask) -> Tensor:
     """[b, H, N, M], -inf where a query does not see a key."""
     scores = _by_group(q, k.transpose(-1, -2)).mul_(mask.scale)
-    if mask.bias is not None and bucket.score_index is not None:
-        scores += mask.bias[bucket.score_index].movedim(3, 1)
+    if mask.bias is not None and bucket.places is not None:
+        scores += bias_scores(mask.bias, bucket.places, scores.dtype).movedim(3, 1)
     if bucket.visible is not None:
         scores.masked_fill_(~bucket.visible, -math.inf)
     return scores

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jagged_kernels.attention.bias_terms import BiasTerms
 from jagged_kernels.attention.native import (
     Mask,
     attention_native_backward,
@@ -128,13 +129,14 @@ attention_triton.register_autograd(_triton_gradient, setup_context=_triton_conte
 
 # --- native ---------------------------------------------------------------------------------------
 
+# The fields of `BiasTerms` are the last ten arguments. An empty tensor stands for no gradient.
+
 
 @torch.library.custom_op("jagged_kernels::attention_native", mutates_args=())
 def attention_native(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    bias: Tensor | None,
     q_offsets: Tensor,
     k_offsets: Tensor,
     dropout_seed: Tensor | None,
@@ -142,14 +144,27 @@ def attention_native(
     left: int,
     right: int,
     scale: float,
+    position: Tensor | None,
+    time: Tensor | None,
+    slopes: Tensor | None,
+    scores: Tensor | None,
+    q_times: Tensor | None,
+    k_times: Tensor | None,
+    max_distance: int,
+    bidirectional: bool,
+    time_unit: float,
+    time_base: float,
 ) -> tuple[Tensor, Tensor]:
     """(o [Tq, H, Dv], lse [Tq, H])."""
+    learned = (position, time, slopes, scores)
+    numbers = (max_distance, bidirectional, time_unit, time_base)
+    bias = given_terms(BiasTerms(*learned, q_times, k_times, *numbers))
     mask = Mask((left, right), scale, bias, dropout_p, dropout_seed)
     return attention_native_forward(q, k, v, q_offsets, k_offsets, mask)
 
 
 @attention_native.register_fake
-def _(q, k, v, bias, q_offsets, k_offsets, dropout_seed, dropout_p, left, right, scale):
+def _(q, k, v, *rest):
     return _empty_output(q, v)
 
 
@@ -157,12 +172,11 @@ def _(q, k, v, bias, q_offsets, k_offsets, dropout_seed, dropout_p, left, right,
 def attention_native_backward_op(
     d_o: Tensor,
     d_lse: Tensor | None,
+    o: Tensor,
+    lse: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    bias: Tensor | None,
-    o: Tensor,
-    lse: Tensor,
     q_offsets: Tensor,
     k_offsets: Tensor,
     dropout_seed: Tensor | None,
@@ -170,53 +184,63 @@ def attention_native_backward_op(
     left: int,
     right: int,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(dq, dk, dv, dbias); dbias is empty without a bias."""
+    position: Tensor | None,
+    time: Tensor | None,
+    slopes: Tensor | None,
+    scores: Tensor | None,
+    q_times: Tensor | None,
+    k_times: Tensor | None,
+    max_distance: int,
+    bidirectional: bool,
+    time_unit: float,
+    time_base: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(dq, dk, dv, d_position, d_time, d_slopes, d_scores)."""
+    learned = (position, time, slopes, scores)
+    numbers = (max_distance, bidirectional, time_unit, time_base)
+    bias = given_terms(BiasTerms(*learned, q_times, k_times, *numbers))
     mask = Mask((left, right), scale, bias, dropout_p, dropout_seed)
     dq, dk, dv, d_bias = attention_native_backward(
         d_o, d_lse, q, k, v, o, lse, q_offsets, k_offsets, mask
     )
-    return dq, dk, dv, q.new_empty(0) if d_bias is None else d_bias
+    position, time, slopes, scores = (q.new_empty(0) if d is None else d for d in d_bias)
+    return dq, dk, dv, position, time, slopes, scores
 
 
 @attention_native_backward_op.register_fake
-def _(
-    d_o,
-    d_lse,
-    q,
-    k,
-    v,
-    bias,
-    o,
-    lse,
-    q_offsets,
-    k_offsets,
-    dropout_seed,
-    dropout_p,
-    left,
-    right,
-    scale,
-):
-    d_bias = q.new_empty(0) if bias is None else torch.empty_like(bias)
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_bias
+def _(d_o, d_lse, o, lse, q, k, v, *rest):
+    qkv = (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v))
+    learned = rest[-10:-6]
+    return *qkv, *(q.new_empty(0) if t is None else torch.empty_like(t) for t in learned)
+
+
+def given_terms(terms: BiasTerms) -> BiasTerms | None:
+    """None instead of terms that add nothing."""
+    return None if all(tensor is None for tensor in terms.learned()) else terms
+
+
+def split_arguments(inputs: tuple[Any, ...]) -> tuple[list[Tensor | None], list[Any]]:
+    """Arguments that are tensors (or None) go into `save_for_backward`, numbers into ctx."""
+    tensors = [x if isinstance(x, Tensor) else None for x in inputs]
+    return tensors, [None if isinstance(x, Tensor) else x for x in inputs]
 
 
 def _native_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, bias, q_offsets, k_offsets, dropout_seed, *ctx.numbers = inputs
-    ctx.save_for_backward(q, k, v, bias, *output, q_offsets, k_offsets, dropout_seed)
+    tensors, ctx.numbers = split_arguments(inputs)
+    ctx.save_for_backward(*output, *tensors)
     ctx.set_materialize_grads(False)
 
 
 def _native_gradient(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
-    unused = (None,) * 7
     if d_o is None and d_lse is None:
-        return (None, None, None, None, *unused)
-    q, k, v, bias, o, lse, *rest = ctx.saved_tensors
+        return (None,) * len(ctx.numbers)
+    o, lse, *tensors = ctx.saved_tensors
+    inputs = [n if t is None else t for t, n in zip(tensors, ctx.numbers, strict=True)]
     d_o = torch.zeros_like(o) if d_o is None else d_o
-    dq, dk, dv, d_bias = attention_native_backward_op(
-        d_o, d_lse, q, k, v, bias, o, lse, *rest, *ctx.numbers
-    )
-    return (dq, dk, dv, None if bias is None else d_bias, *unused)
+    dq, dk, dv, *d_bias = attention_native_backward_op(d_o, d_lse, o, lse, *inputs)
+    learned = inputs[-10:-6]
+    d_bias = [None if t is None else d for t, d in zip(learned, d_bias, strict=True)]
+    return (dq, dk, dv, *(None,) * 7, *d_bias, *(None,) * 6)
 
 
 attention_native.register_autograd(_native_gradient, setup_context=_native_context)
@@ -231,11 +255,11 @@ def native(
     *,
     window: tuple[int, int],
     scale: float,
-    bias: Tensor | None = None,
+    bias: BiasTerms | None = None,
     dropout_p: float = 0.0,
     dropout_seed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`attention_native` with the signature of `attention_reference`."""
-    return attention_native(
-        q, k, v, bias, q_offsets, k_offsets, dropout_seed, dropout_p, *window, scale
-    )
+    terms = BiasTerms() if bias is None else bias
+    rest = (dropout_seed, dropout_p, *window, scale, *terms)
+    return attention_native(q, k, v, q_offsets, k_offsets, *rest)

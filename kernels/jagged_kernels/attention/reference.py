@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from jagged_kernels.attention.bias_terms import BiasTerms, Places, bias_scores
 from jagged_kernels.attention.dropout import keep_mask
 
 
@@ -23,7 +24,7 @@ def attention_reference(
     *,
     window: tuple[int, int],
     scale: float,
-    bias: Tensor | None = None,
+    bias: BiasTerms | None = None,
     dropout_p: float = 0.0,
     dropout_seed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -31,7 +32,8 @@ def attention_reference(
 
     Args:
         q: [Tq, H, D]. k: [Tk, Hk, D]. v: [Tk, Hk, Dv]. H is a multiple of Hk.
-        bias: [sum of n_b * m_b, H] or None; user b's [n_b, m_b] scores row by row, users in order.
+        bias: see `bias_terms.BiasTerms`.
+        dropout_p, dropout_seed: see `dropout.keep_mask`.
 
     Returns:
         o [Tq, H, Dv] in q's dtype and lse [Tq, H], the natural log of the sum of exponentials
@@ -53,14 +55,18 @@ def attention_reference(
         v_user = v[k_start:k_end].to(compute).repeat_interleave(group, dim=1)
 
         logits = scale * torch.einsum("nhd,mhd->hnm", q_user, k_user)
-        if bias is not None:
-            logits = logits + bias[score : score + n * m].to(compute).view(
-                n, m, q.shape[1]
-            ).movedim(2, 0)
-
         # Aligned to the end: the last query stands at the last key.
         distance = torch.arange(m, device=q.device) - torch.arange(n, device=q.device)[:, None]
         distance = distance - (m - n)
+        if bias is not None:
+            elapsed = None
+            if bias.q_times is not None and bias.k_times is not None:
+                q_times = bias.q_times[q_start:q_end]
+                elapsed = (q_times[:, None] - bias.k_times[k_start:k_end]).abs()
+            scores = torch.arange(score, score + n * m, device=q.device).view(n, m)
+            added = bias_scores(bias, Places(distance, elapsed, scores), compute)
+            logits = logits + added.movedim(2, 0)
+
         visible = torch.ones_like(distance, dtype=torch.bool)
         if left >= 0:
             visible &= distance >= -left

@@ -19,7 +19,7 @@ from jagged_kernels.attention.tiles import default_tiles
 from jagged_kernels.jagged_tensor import JaggedTensor
 
 # Fields of a row, int32; padded to 8 so that a row is one 32-byte sector.
-ROW_FIELDS = ("tile_start", "tile_end", "range_start", "range_end", "shift")
+ROW_FIELDS = ("tile_start", "tile_end", "range_start", "range_end", "shift", "user")
 ROW_WIDTH = 8
 
 NO_LIMIT = -1
@@ -152,7 +152,7 @@ def build_rows(
 
     cost = torch.where(used, range_end - range_start, -1)
     order = torch.sort(cost, descending=True, stable=True).indices
-    fields = torch.stack([tile_start, tile_end, range_start, range_end, shift], dim=1)
+    fields = torch.stack([tile_start, tile_end, range_start, range_end, shift, user.int()], dim=1)
     fields = torch.where(used[:, None], fields, 0)[order]
     return torch.nn.functional.pad(fields, (0, ROW_WIDTH - len(ROW_FIELDS)))
 

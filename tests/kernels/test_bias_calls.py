@@ -1,0 +1,187 @@
+"""Biases as arguments: errors before a launch, opcheck, `torch.compile` without graph breaks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attention_cases import DEVICE, TILE, Case
+from bias_cases import Biases
+
+from jagged_kernels import (
+    ALiBi,
+    JaggedTensor,
+    RelativePositionBias,
+    RelativeTimeBias,
+    attention_schedule,
+    jagged_attention,
+)
+from jagged_kernels.attention import ops, ops_biased
+from jagged_kernels.attention.bias import bias_terms
+
+COMPILER = "inductor" if DEVICE == "cuda" else "aot_eager"
+SEED = 12
+
+
+def jagged(*shape, lengths=(3, 4)):
+    offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
+    return JaggedTensor(torch.randn(int(offsets[-1]), *shape), offsets)
+
+
+def table(*shape, dtype=torch.float32):
+    return torch.zeros(shape, dtype=dtype)
+
+
+WRONG = {
+    "table of one dim": (lambda: RelativePositionBias(table(8)), r"num_buckets, H.*got \(8,\)"),
+    "whole numbers": (
+        lambda: RelativeTimeBias(table(8, 2, dtype=torch.int), torch.arange(7)),
+        "int32",
+    ),
+    "odd": (
+        lambda: RelativePositionBias(table(7, 2)),
+        r"even number of buckets, got table \(7, 2\)",
+    ),
+    "too few buckets": (lambda: RelativePositionBias(table(2, 2)), "4 buckets or more"),
+    "too near": (
+        lambda: RelativePositionBias(table(64, 2), max_distance=16),
+        r"more than the 16 distances .* \(64, 2\), got 16",
+    ),
+    "unit": (lambda: RelativeTimeBias(table(8, 2), torch.arange(7), unit=0.0), "unit 0.0"),
+    "base": (lambda: RelativeTimeBias(table(8, 2), torch.arange(7), base=1.05), "base 1.05"),
+    "slopes": (lambda: ALiBi(table(8, 2)), r"\[H\], floating, got \(8, 2\)"),
+    "heads": (lambda: RelativePositionBias(table(8, 3)), r"H = 2 columns on cpu, got \(8, 3\)"),
+    "heads of slopes": (lambda: ALiBi(table(3)), r"H = 2 columns on cpu, got \(3,\)"),
+    "device": (lambda: ALiBi(torch.zeros(2, device="meta")), "on cpu, got .* on meta"),
+    "too many times": (
+        lambda: RelativeTimeBias(table(8, 2), torch.arange(8)),
+        r"each of 7 tokens on cpu, got \(8,\)",
+    ),
+    "query times": (
+        lambda: RelativeTimeBias(table(8, 2), torch.arange(7), query_times=torch.arange(4)),
+        r"query_times must have .* 7 tokens",
+    ),
+    "mixed times": (
+        lambda: RelativeTimeBias(table(8, 2), torch.arange(7), query_times=torch.rand(7)),
+        "int64 and torch.float32",
+    ),
+    "flat": (lambda: table(24, 2), "each of 25 scores, got 24"),
+    "flat heads": (lambda: table(25, 3), r"H = 2\] on cpu, got \(25, 3\)"),
+    "flat whole": (lambda: table(25, 2, dtype=torch.int), "floating, got torch.int32"),
+    "two of a kind": (
+        lambda: (ALiBi(table(2)), ALiBi(table(2))),
+        "at most one bias of each kind, got two of ALiBi",
+    ),
+}
+
+
+@pytest.mark.parametrize(("bias", "message"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("backend", ["native", "triton"])
+def test_wrong_biases(bias, message, backend):
+    x = jagged(2, 8)
+    with pytest.raises(ValueError, match=message):
+        jagged_attention(x, x, x, bias=bias(), backend=backend)
+
+
+def test_what_is_no_bias():
+    x = jagged(2, 8)
+    with pytest.raises(TypeError, match="got float"):
+        jagged_attention(x, x, x, bias=0.5)  # pyright: ignore
+    with pytest.raises(TypeError, match="got NoneType"):
+        jagged_attention(x, x, x, bias=(ALiBi(table(2)), None))  # pyright: ignore
+
+
+def test_cross_attention_needs_query_times():
+    bias = RelativeTimeBias(table(8, 2), torch.arange(7))
+    k = jagged(2, 8)
+    for q in (jagged(2, 8, lengths=(4, 3)), jagged(2, 8, lengths=(4, 4))):
+        with pytest.raises(ValueError, match=r"needs query_times .* q \(\d, 2, 8\), k \(7, 2, 8\)"):
+            jagged_attention(q, k, k, bias=bias)
+
+
+def test_no_biases_are_no_bias():
+    x = jagged(2, 8)
+    plain = jagged_attention(x, x, x)
+    assert torch.equal(jagged_attention(x, x, x, bias=()).values, plain.values)
+
+
+@pytest.mark.parametrize("biases", [Biases(), Biases(position=8, time=9, alibi=True, scores=True)])
+@pytest.mark.parametrize("backend", ["native", "triton"])
+def test_opcheck(backend, biases):
+    inputs = Case([5, 0, TILE + 2], kv_heads=1).inputs(torch.float32)
+    q, k = (JaggedTensor(t, inputs.q_offsets) for t in (inputs.q, inputs.k))
+    terms = bias_terms(biases.values(inputs, biases.leaves(inputs)), q, k) or ops.BiasTerms()
+    leaves = [t.requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
+    dropout = (inputs.q_offsets, inputs.k_offsets, torch.tensor(SEED, device=DEVICE), 0.2)
+    wanted = [t is not None for t in terms.learned()]
+    if backend == "triton":
+        schedule = attention_schedule(q, causal=True, tile_q=TILE, tile_k=TILE)
+        rows = (schedule.rows, schedule.rows_t, TILE, TILE, -1, 0, 0.25)
+        rest, flags = (*rows, *dropout, *terms), (wanted,)
+        forward = ops_biased.attention_triton_biased
+        backward = ops_biased.attention_triton_biased_backward
+    else:
+        rest, flags = (*dropout, -1, 0, 0.25, *terms), ()
+        forward, backward = ops.attention_native, ops.attention_native_backward_op
+    torch.library.opcheck(forward, (*leaves, *rest))
+    results = forward(*leaves, *rest)
+    tensors = [x.detach() if isinstance(x, torch.Tensor) else x for x in (*results, *flags)]
+    inputs_detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in (*leaves, *rest)]
+    torch.library.opcheck(backward, (inputs.d_o, inputs.d_lse, *tensors, *inputs_detached))
+
+
+class Attention(torch.nn.Module):
+    """As a user's module would hold what biases learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = torch.nn.Parameter(torch.randn(8, 2))
+        self.time = torch.nn.Parameter(torch.randn(10, 2))
+        self.slopes = torch.nn.Parameter(torch.rand(2))
+
+    def forward(self, values, offsets, times, backend, dropout_p):
+        x = JaggedTensor(values, offsets)
+        bias = (
+            RelativePositionBias(self.position, max_distance=20, bidirectional=False),
+            RelativeTimeBias(self.time, x.with_values(times), unit=60.0),
+            ALiBi(self.slopes),
+        )
+        schedule = attention_schedule(x, causal=True, tile_q=16, tile_k=16)
+        out = jagged_attention(
+            x,
+            x,
+            x,
+            causal=True,
+            bias=bias,
+            dropout_p=dropout_p,
+            schedule=schedule,
+            backend=backend,
+        )
+        return out.values
+
+
+@pytest.mark.parametrize("backend", ["native", "triton"])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.2])
+def test_compiles_whole_and_for_other_batches(backend, dropout_p):
+    """One graph, with gradients of what the biases learn."""
+    torch._dynamo.reset()
+    torch.manual_seed(1)
+    module = Attention().to(DEVICE)
+    compiled = torch.compile(module, fullgraph=True, backend=COMPILER, dynamic=True)
+    for lengths in ([4, 0, 19], [7, 3], [30, 1, 2]):
+        inputs = Case(lengths).inputs(torch.float32)
+        times = torch.randint(0, 10_000, inputs.q.shape[:1], device=DEVICE)
+        results = []
+        for function in (module, compiled):
+            module.zero_grad()
+            values = inputs.q.detach().clone().requires_grad_()
+            torch.manual_seed(2)
+            out = function(values, inputs.q_offsets, times, backend, dropout_p)
+            (out * out).sum().backward()
+            assert values.grad is not None
+            grads = [p.grad.clone() for p in module.parameters() if p.grad is not None]
+            assert len(grads) == 3
+            results.append((out.detach(), values.grad, *grads))
+        # Inductor draws other seeds than eager PyTorch.
+        if not dropout_p or DEVICE == "cpu":
+            for eager, graph in zip(*results, strict=True):
+                torch.testing.assert_close(graph, eager)
