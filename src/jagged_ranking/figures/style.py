@@ -42,6 +42,9 @@ class Look:
 
 LOOKS: dict[str, Look] = {
     "jagged": Look("jagged (ours)", _COLORS[0], "o", "-"),
+    "jagged_rows": Look("ours, one program a row", _COLORS[8], "X", (0, (5, 1))),
+    "jagged_split": Look("ours, split-K", "#7a3b12", "p", (0, (3, 1.5))),
+    "jagged_stream": Look("ours, stream-K", "#2f6f4f", "H", (0, (1.5, 1))),
     "dense_eager": Look("dense, eager", _COLORS[1], "s", (0, (5, 1.5))),
     "dense_flash": Look("dense flash (SDPA)", _COLORS[2], "^", (0, (3, 1))),
     "dense_cudnn": Look("dense cuDNN (SDPA)", _COLORS[3], "v", (0, (3, 1, 1, 1))),
