@@ -10,8 +10,7 @@ process, visibly.
 import gc
 import math
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -89,7 +88,7 @@ def measure_attention(
     _known("metric", metrics, METRICS)
     if not workloads:
         return results.frame([])
-    with _threads(device, cpu_threads):
+    with timing.threads(device, cpu_threads):
         name = provenance.device_name(device)
         if ceilings is None:
             ceilings = measure_ceilings(device, dtype=workloads[0].dtype)
@@ -110,17 +109,6 @@ def measure_attention(
             bar.update()
         bar.close()
     return results.frame(rows)
-
-
-@contextmanager
-def _threads(device: torch.device, count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _known(kind: str, given: Sequence[str], known: Any) -> None:
