@@ -195,12 +195,12 @@ def log_y_axis(axes: Axes, low: float, high: float) -> None:
         axis.set_minor_locator(NullLocator())
 
 
-def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
-    """A base-2 axis with a tick at each measured length."""
+def binary_axis(axes: Axes, values: Sequence[int], label: str) -> None:
+    """A base-2 axis with a tick at each measured value."""
     axes.set_xscale("log", base=2)
-    axes.set_xticks(sorted(set(lengths)), [f"{n:g}" for n in sorted(set(lengths))])
+    axes.set_xticks(sorted(set(values)), [f"{n:g}" for n in sorted(set(values))])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("longest history (tokens)")
+    axes.set_xlabel(label)
 
 
 def waste_axis(axes: Axes) -> None:
@@ -241,6 +241,17 @@ def save(figure: Figure, out: Path, stem: str) -> list[Path]:
         write_if_changed(path, buffer.getvalue())
         written.append(path)
     return written
+
+
+def save_all(
+    figures: Mapping[str, Figure], manifest: Mapping[str, Any], out: Path | str
+) -> list[Path]:
+    """`save` each figure under `<id>_<name>`; returns the files."""
+    return [
+        path
+        for name, figure in figures.items()
+        for path in save(figure, Path(out), f"{manifest['id']}_{name}")
+    ]
 
 
 def write_if_changed(path: Path, content: bytes) -> bool:
