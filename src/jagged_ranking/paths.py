@@ -28,6 +28,9 @@ CACHE: Path
 DATA: Path
 
 
+DATA_VARIABLE = "CLICK_DATA_DIR"
+
+
 class NoCheckoutError(FileNotFoundError):
     """There is no checkout of the project to work in."""
 
@@ -61,7 +64,7 @@ def shown(path: Path) -> str:
 
 
 def _data() -> Path:
-    if folder := os.environ.get("CLICK_DATA_DIR"):
+    if folder := os.environ.get(DATA_VARIABLE):
         return Path(folder).expanduser().resolve()
     own, beside = find_root() / "data", find_root().parent / "shared" / "data"
     return own if own.is_dir() or not beside.is_dir() else beside

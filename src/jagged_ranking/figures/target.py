@@ -111,6 +111,7 @@ def _skew_figure(table: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure:
     """A row a mode, a column a number of users; events are the same in all of a column."""
     modes, counts = modes_of(table), sorted({int(n) for n in table["B"]})
     skews = list(dict.fromkeys(table["distribution"]))
+    events = int(table["tokens"].iloc[0])
     figure, axes = style.new_figure(
         len(modes), len(counts), height=0.75 + 1.75 * len(modes), sharex=True, sharey="row"
     )
@@ -130,9 +131,8 @@ def _skew_figure(table: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure:
         shown = [*of_mode["value"], *of_mode["q25"], *of_mode["q75"], *of_mode["limit_ms"]]
         panels.padded_limits(row[0], shown)
         row[0].set_ylabel("latency (ms)")
-    figure.supxlabel(
-        f"how {int(table['tokens'].iloc[0]):,} events are spread over the users", fontsize=7
-    )
+    for panel in axes[-1]:
+        panel.set_xlabel(f"how {events:,} events are spread")
     style.legend(figure, handles)
     style.finish(figure, manifest, dtypes_of(table))
     return figure
