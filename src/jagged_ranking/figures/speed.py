@@ -122,7 +122,7 @@ def _peers_figure(
         handles: dict[str, Any] = {"faster than ours": _patch()}
         if np.isfinite(whole).any():
             panel.plot(places, whole, **circle, zorder=3)
-            handles["ours, schedule built for this one call"] = Line2D([], [], **circle)
+            handles["ours + its schedule"] = Line2D([], [], **circle)
         return handles
 
     return sweeps.workloads_figure(
