@@ -8,6 +8,7 @@ dataset.histories.item; dataset.samples("train").prefix; dataset.info
 from typing import TYPE_CHECKING, Any
 
 from click_data.errors import DataError
+from click_data.lengths import history_lengths
 from click_data.store import ClickDataset, HistoryColumns, SampleColumns, open_dataset
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ __all__ = [
     "DataError",
     "HistoryColumns",
     "SampleColumns",
+    "history_lengths",
     "open_dataset",
     "prepare",
 ]

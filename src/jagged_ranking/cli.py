@@ -31,6 +31,11 @@ COMMANDS = {
         add="jagged_ranking.cli:add_nothing",
         run="jagged_ranking.cli:print_datasets",
     ),
+    "lengths": Command(
+        "keep only how long the histories of a log are, to measure elsewhere",
+        add="click_data.lengths:add_arguments",
+        run="click_data.lengths:run",
+    ),
     "train": Command(
         "train one ranking model",
         add="jagged_ranking.commands_train:add_train_arguments",

@@ -11,7 +11,8 @@ FIGURES    committed results and the figures drawn from them, one folder a noteb
 RUNS       results of runs on this machine: RUNS / preset / notebook (never committed)
 BUILD      everything that may be deleted at any time
 CACHE      content-keyed results of expensive calls
-DATA       where public click logs are looked for: `CLICK_DATA_DIR`, else `data/` in the checkout
+DATA       where public click logs are looked for: `CLICK_DATA_DIR`, else `data/` in the checkout,
+           else `shared/data` beside it
 """
 
 import os
@@ -25,6 +26,9 @@ RUNS: Path
 BUILD: Path
 CACHE: Path
 DATA: Path
+
+
+DATA_VARIABLE = "CLICK_DATA_DIR"
 
 
 class NoCheckoutError(FileNotFoundError):
@@ -60,9 +64,10 @@ def shown(path: Path) -> str:
 
 
 def _data() -> Path:
-    if folder := os.environ.get("CLICK_DATA_DIR"):
+    if folder := os.environ.get(DATA_VARIABLE):
         return Path(folder).expanduser().resolve()
-    return find_root() / "data"
+    own, beside = find_root() / "data", find_root().parent / "shared" / "data"
+    return own if own.is_dir() or not beside.is_dir() else beside
 
 
 _FOLDERS: dict[str, Callable[[], Path]] = {

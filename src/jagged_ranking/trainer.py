@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,7 +107,7 @@ def train(
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     on_gpu = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=on_gpu):
+    with torch.random.fork_rng(devices=on_gpu), _deterministic(device):
         run = _Run(config, dataset, device=device, out=out)
         if resume:
             run.restore()
@@ -119,6 +121,31 @@ def train(
         history=run.progress.history,
         best_epoch=run.progress.best_epoch,
     )
+
+
+@contextmanager
+def _deterministic(device: torch.device) -> Iterator[None]:
+    """Kernels of PyTorch that repeat themselves, where it has two: by default a GPU adds up the
+    gradient of an embedding by atomics, in whatever order they come.
+
+    Not for a CPU, where nothing would change but the time.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    was_on = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    with warnings.catch_warnings():
+        # It warns of cuBLAS, which only varies with several streams, and of sums of integers.
+        warnings.filterwarnings("ignore", message=".*determinis.*", category=UserWarning)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(was_on, warn_only=only_warns)
+            torch.utils.deterministic.fill_uninitialized_memory = fills
 
 
 def _ema(decay: float) -> Callable[[Any, Any, Any], None]:

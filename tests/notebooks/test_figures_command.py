@@ -34,6 +34,8 @@ def committed(checkout):
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     (checkout / "README.md").write_text(MARKS)
+    (checkout / "docs").mkdir()
+    (checkout / "docs" / "performance.md").write_text(MARKS.replace("results", "goals"))
     return checkout
 
 
@@ -45,6 +47,8 @@ def test_a_second_run_changes_nothing(committed, capsys):
     assert all(path.name in out for path in drawn)
     readme = (committed / "README.md").read_text()
     assert "README.md" in out
+    assert "performance.md" in out
+    assert "Not measured." in (committed / "docs" / "performance.md").read_text()
     assert "0.7000" in readme
     assert readme.startswith("# A\n\n<!-- results:begin -->")
     assert readme.endswith("<!-- results:end -->\n\nafter\n")

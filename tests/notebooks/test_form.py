@@ -23,7 +23,12 @@ def code_cells(path: Path) -> list[nbformat.NotebookNode]:
 
 
 def test_the_notebooks_are_there():
-    assert [path.stem for path in NOTEBOOKS] == ["01_speed", "02_memory", "04_quality"]
+    assert [path.stem for path in NOTEBOOKS] == [
+        "01_speed",
+        "02_memory",
+        "03_target_attention",
+        "04_quality",
+    ]
     assert sorted(path.stem for path in (FOLDER / "params").glob("*")) == PRESETS
 
 

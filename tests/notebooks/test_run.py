@@ -51,6 +51,18 @@ def test_the_kernel_is_this_interpreter_in_an_empty_folder(add_notebook, checkou
     assert main(["run", "03_where"]) == 0, capfd.readouterr().err
 
 
+def test_data_is_looked_for_where_the_user_stood(add_notebook, tmp_path, monkeypatch, capfd):
+    (tmp_path / "logs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLICK_DATA_DIR", "logs")
+    check = (
+        "from jagged_ranking import paths\n"
+        f"assert str(paths.DATA) == {str(tmp_path / 'logs')!r}, paths.DATA"
+    )
+    add_notebook("03_data", ["# A check", "count = 1", check])
+    assert main(["run", "03_data"]) == 0, capfd.readouterr().err
+
+
 def test_a_failure_names_notebook_cell_and_error(checkout, capfd):
     assert main(["run", "02_bad"]) == 1
     err = capfd.readouterr().err

@@ -11,7 +11,7 @@ from jagged_ranking import cli, paths
 def test_without_arguments_it_prints_help(capsys):
     assert cli.main([]) == 0
     out = capsys.readouterr().out
-    names = ("prepare", "datasets", "train", "evaluate", "run", "reproduce", "figures")
+    names = ("prepare", "datasets", "lengths", "train", "evaluate", "run", "reproduce", "figures")
     assert all(f"    {name} " in out or f"    {name}\n" in out for name in names)
 
 

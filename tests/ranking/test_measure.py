@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 
 from jagged_ranking import results
-from jagged_ranking.measure import Effort, Workload, measure_attention, memory, timing
+from jagged_ranking.measure import (
+    Effort,
+    Workload,
+    measure_attention,
+    memory,
+    timing,
+    with_options,
+)
+from jagged_ranking.measure import (
+    reference as reference_module,
+)
 from jagged_ranking.measure.ceilings import Ceilings
 from jagged_ranking.measure.providers import (
     MODES,
@@ -26,7 +36,7 @@ from jagged_ranking.measure.providers import (
 from jagged_ranking.measure.providers.block_mask import BLOCK, document_block_mask
 from jagged_ranking.measure.providers.jagged import as_is
 from jagged_ranking.measure.reference import compare, reference, tolerance
-from jagged_ranking.measure.workloads import Batch, setup, with_options
+from jagged_ranking.measure.workloads import Batch, setup
 
 CPU = torch.device("cpu")
 QUICK = Effort(rounds=2, inner=1, warmup=1, seconds=0.05)
@@ -47,18 +57,30 @@ def measure(workload: Workload, **options: Any) -> pd.DataFrame:
     return measure_attention([workload], **given)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_reference_is_attention_in_float64(causal: bool) -> None:
-    batch = setup(small(causal=causal), CPU)
+@pytest.mark.parametrize("numbers", [1, 10**9], ids=["alone", "together"])
+@pytest.mark.parametrize(("causal", "queries"), [(False, None), (True, None), (False, 3)])
+def test_reference_is_attention_in_float64(
+    monkeypatch: pytest.MonkeyPatch, numbers: int, causal: bool, queries: int | None
+) -> None:
+    monkeypatch.setattr(reference_module, "GROUP_NUMBERS", numbers)
+    given = [9, 1, 30, 17, 2, 0, 27, 90, 41]
+    batch = setup(
+        Workload.from_lengths(
+            "w", given, heads=2, head_dim=16, dtype=torch.float32, causal=causal, queries=queries
+        ),
+        CPU,
+    )
     found = reference(batch)
     q, k, v = (x.double().requires_grad_() for x in (batch.q, batch.k, batch.v))
     outs = []
-    for start, end in zip(batch.offsets[:-1].tolist(), batch.offsets[1:].tolist(), strict=True):
-        scores = torch.einsum("ihd,jhd->hij", q[start:end], k[start:end]) / 4.0
+    bounds = zip(batch.offsets[:-1].tolist(), batch.offsets[1:].tolist(), strict=True)
+    for user, (start, end) in enumerate(bounds):
+        mine = q[start:end] if queries is None else q[user]
+        scores = torch.einsum("ihd,jhd->hij", mine, k[start:end]) / 4.0
         if causal:
             scores = scores + torch.full_like(scores, -math.inf).triu(1)
         outs.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1), v[start:end]))
-    out = torch.cat(outs)
+    out = torch.cat(outs).view(batch.q.shape)
     grads = torch.autograd.grad(out, (q, k, v), batch.dout.double())
     for got, expected in zip(vars(found).values(), (out, *grads), strict=True):
         torch.testing.assert_close(got.double(), expected, atol=1e-5, rtol=1e-4)
@@ -74,10 +96,46 @@ def test_every_provider_agrees_with_its_reference(name: str, causal: bool) -> No
     provider = PROVIDERS[name]
     ready = provider.prepare(batch)
     expected = reference(batch, padding_attends=provider.padding_attends)
-    got = [ready.to_tokens(batch, x) for x in ready.run("forward+backward")]
+    got = ready.compare_as(batch, "forward+backward")
     wanted = (expected.out, expected.dq, expected.dk, expected.dv)
     assert compare(list(zip(got, wanted, strict=True))).relative < 1e-5
     assert len(ready.run("forward")) == 1
+
+
+@pytest.mark.parametrize("name", ["jagged", "dense_eager", "dense_sdpa"])
+@pytest.mark.parametrize("queries", [1, 30])  # the longest history has 30 events too
+def test_every_provider_of_target_attention_agrees_with_the_reference(
+    name: str, queries: int
+) -> None:
+    batch = setup(small(queries=queries), CPU)
+    ready = PROVIDERS[name].prepare(batch)
+    expected = vars(reference(batch))
+    got = ready.compare_as(batch, "forward+backward")
+    assert [x.shape for x in got] == [x.shape for x in expected.values()]
+    assert compare(list(zip(got, expected.values(), strict=True))).relative < 1e-5
+
+
+def test_target_attention_is_measured_by_whoever_takes_dense_queries() -> None:
+    table = measure(small(queries=4, group="target"), providers=None)
+    assert set(results.select(table, op="attention")["provider"]) == {"jagged", "dense_sdpa"}
+    assert (table["status"] == "ok").all()
+    config = results.with_config(results.select(table, op="attention"), "queries", "limit_ms")
+    assert set(config["queries"]) == {4}
+    # k and v of 59 events, q and o of 20 candidates; 32 float32 each.
+    limit = config[config["mode"] == "forward"]["limit_ms"].iloc[0]
+    assert limit == pytest.approx(2 * (59 + 20) * 32 * 4 / 1e10 * 1e3)
+    others = measure(small(queries=4), providers=["njt_sdpa", "jagged_stream"])
+    failed = results.select(others, op="attention")
+    assert set(failed["status"]) == {"unsupported"}
+
+
+def test_what_a_padded_model_needs_is_known_beforehand() -> None:
+    sdpa, eager = PROVIDERS["dense_sdpa"], PROVIDERS["dense_eager"]
+    both, target = small(), small(queries=3)
+    padded, candidates, scores = 5 * 30 * 32 * 4, 5 * 3 * 32 * 4, 5 * 2 * 30 * 4
+    assert sdpa.bytes_needed(both, "forward+backward") == 8 * padded
+    assert sdpa.bytes_needed(target, "forward+backward") == 4 * (padded + candidates)
+    assert eager.bytes_needed(target, "forward") == 2 * (padded + candidates) + 2 * 3 * scores
 
 
 def test_padding_that_attends_is_not_the_same_thing() -> None:
@@ -222,8 +280,12 @@ def test_peers_that_need_a_gpu_or_an_installation_say_so() -> None:
 
 def test_a_sweep_leaves_out_what_compiles_at_every_point() -> None:
     assert "flex" in default_providers("cuda")
-    assert "flex" not in default_providers("cuda", sweep=True)
-    assert set(default_providers("cuda", sweep=True)) < set(default_providers("cuda"))
+    assert "flex" not in default_providers("cuda", group="length")
+    assert set(default_providers("cuda", group="waste")) < set(default_providers("cuda"))
+    assert "jagged_stream" in default_providers("cuda", group="skew")
+    for group in ("target", "skew"):
+        names = default_providers("cuda", group=group)
+        assert all(PROVIDERS[name].dense_queries for name in names)
     assert "dense_cudnn" not in default_providers("cpu")
 
 
@@ -317,3 +379,16 @@ def test_on_a_gpu_whoever_runs_is_right(causal: bool) -> None:
     assert {"jagged", "dense_eager", "dense_flash", "njt_sdpa", "flex", "varlen_attn"} <= ran
     assert not results.select(table, op="schedule", provider="jagged", status="ok").empty
     assert not results.select(table, op="block_mask", provider="flex", status="ok").empty
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_target_attention_is_right_under_every_policy() -> None:
+    workload = Workload.from_lengths(
+        "t", [3000, 1, 64, 17, 129], heads=4, head_dim=64, queries=8, group="skew"
+    )
+    table = measure_attention([workload], device="cuda", effort=QUICK, progress=False)
+    latency = results.select(table, op="attention", metric="latency")
+    names = {"jagged", "jagged_rows", "jagged_split", "jagged_stream", "varlen_attn"}
+    assert set(latency["provider"]) == names
+    bad = latency[latency["status"] != "ok"]
+    assert bad.empty, bad[["provider", "mode", "message"]].to_string()

@@ -16,12 +16,20 @@ from jagged_ranking.measure.workloads import setup
 LENGTHS = [9, 1, 30, 17]
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, scale: float) -> Tensor:
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    scale: float,
+    q_offsets: Tensor | None = None,
+) -> Tensor:
     """[T, H, D] in, the same out; users one after another."""
-    bounds = offsets.tolist()
+    of_queries = offsets if q_offsets is None else q_offsets
     parts = []
-    for start, end in pairwise(bounds):
-        scores = torch.einsum("ihd,jhd->hij", q[start:end], k[start:end]) * scale
+    bounds = zip(pairwise(of_queries.tolist()), pairwise(offsets.tolist()), strict=True)
+    for (first, last), (start, end) in bounds:
+        scores = torch.einsum("ihd,jhd->hij", q[first:last], k[start:end]) * scale
         parts.append(torch.einsum("hij,jhd->ihd", scores.softmax(-1), v[start:end]))
     return torch.cat(parts)
 
@@ -50,20 +58,28 @@ def flash_attn_stand_in(
     max_seqlen_k: int,
     causal: bool,
 ) -> tuple[Tensor, Tensor]:
-    assert max_seqlen_q == max_seqlen_k == max(LENGTHS)
-    assert cu_seqlens_q.dtype == torch.int32
-    return _attention(q, k, v, cu_seqlens_k, q.shape[-1] ** -0.5), q.new_zeros(())
+    assert max_seqlen_q == int(cu_seqlens_q.diff().max())
+    assert max_seqlen_k == max(LENGTHS)
+    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+    out = _attention(q, k, v, cu_seqlens_k, q.shape[-1] ** -0.5, cu_seqlens_q)
+    return out, q.new_zeros(())
 
 
 @pytest.mark.parametrize(
-    ("provider", "module", "function", "stand_in"),
+    ("provider", "module", "function", "stand_in", "queries"),
     [
-        ("fbgemm_sll", optional.FBGEMM_MODULES[0], optional.FBGEMM_FUNCTION, fbgemm_stand_in),
-        ("flash_attn_4", "flash_attn.cute", "flash_attn_varlen_func", flash_attn_stand_in),
+        ("fbgemm_sll", optional.FBGEMM_MODULES[0], optional.FBGEMM_FUNCTION, fbgemm_stand_in, None),
+        ("flash_attn_4", "flash_attn.cute", "flash_attn_varlen_func", flash_attn_stand_in, None),
+        ("flash_attn_4", "flash_attn.cute", "flash_attn_varlen_func", flash_attn_stand_in, 3),
     ],
 )
 def test_results_are_those_of_the_reference(
-    monkeypatch: pytest.MonkeyPatch, provider: str, module: str, function: str, stand_in: object
+    monkeypatch: pytest.MonkeyPatch,
+    provider: str,
+    module: str,
+    function: str,
+    stand_in: object,
+    queries: int | None,
 ) -> None:
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
@@ -75,14 +91,13 @@ def test_results_are_those_of_the_reference(
         monkeypatch.setattr(optional, check, lambda batch, what: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
-    workload = Workload.from_lengths("x", LENGTHS, heads=2, head_dim=16, dtype=torch.float32)
+    workload = Workload.from_lengths(
+        "x", LENGTHS, heads=2, head_dim=16, dtype=torch.float32, queries=queries
+    )
     batch = setup(workload, "cpu")
     ready = PROVIDERS[provider].prepare(batch)
     expected = reference(batch)
-    got = [
-        ready.to_tokens(batch, result) * factor
-        for result, factor in zip(ready.run("forward+backward"), ready.corrections, strict=True)
-    ]
+    got = ready.compare_as(batch, "forward+backward")
     wanted = (expected.out, expected.dq, expected.dk, expected.dv)
     for one, other in zip(got, wanted, strict=True):
         assert compare([(one, other)]).relative < 1e-5

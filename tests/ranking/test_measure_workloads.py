@@ -3,15 +3,18 @@
 import pytest
 import torch
 
-from jagged_ranking.measure.workloads import (
+from jagged_ranking.measure import (
     Workload,
+    head_dim_sweep,
     length_sweep,
-    setup,
+    skew_sweep,
     small_workloads,
+    target_workloads,
     waste_sweep,
     with_options,
     workloads,
 )
+from jagged_ranking.measure.workloads import setup
 
 BY_NAME = {workload.name: workload for workload in workloads()}
 
@@ -97,8 +100,76 @@ def test_real_lengths_are_taken_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "users", "queries", "tokens", "longest", "limit_ms"),
+    # The published table of target attention; limits at 3.0 TB/s, K and V alone.
+    [
+        ("T1", 64, 8, 96_285, 16_384, 0.033),
+        ("T2", 64, 64, 96_285, 16_384, 0.033),
+        ("T3", 512, 8, 589_110, 16_384, 0.201),
+        ("T4", 1, 16, 16_384, 16_384, 0.006),
+        ("T5", 4096, 1, 502_625, 1024, 0.172),
+        ("T6", 64, 1, 319_703, 32_768, 0.218),
+    ],
+)
+def test_target_workloads_are_the_published_ones(
+    name: str, users: int, queries: int, tokens: int, longest: int, limit_ms: float
+) -> None:
+    workload = {w.name: w for w in target_workloads()}[name]
+    lengths = workload.draw_lengths()
+    assert (workload.users, workload.queries) == (users, queries)
+    assert (int(lengths.sum()), int(lengths.max())) == (tokens, longest)
+    facts = workload.facts()
+    width = workload.heads * workload.head_dim * 2
+    assert facts["bytes_forward"] == 2 * (tokens + users * queries) * width
+    assert facts["bytes_forward+backward"] == 2 * facts["bytes_forward"]
+    assert facts["flops_forward"] == 4 * queries * tokens * workload.heads * workload.head_dim
+    assert 2 * tokens * width / 3.0e12 * 1e3 == pytest.approx(limit_ms, rel=0.1)
+
+
+def test_skews_hold_the_tokens_and_differ_in_the_longest() -> None:
+    sweep = skew_sweep((16, 64), tokens=10_007)
+    assert len(sweep) == 6
+    for workload in sweep:
+        lengths = workload.draw_lengths()
+        assert int(lengths.sum()) == 10_007
+        assert int(lengths.min()) >= 1
+        assert int(lengths.max()) == workload.max_len
+    longest = [(w.distribution, w.users, w.max_len) for w in sweep]
+    assert longest[0] == ("constant", 16, 626)
+    assert longest[2][2] == pytest.approx(0.75 * 10_007, rel=0.01)
+    assert longest[3][2] < longest[4][2] < longest[5][2]
+
+
+def test_skews_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="too few"):
+        skew_sweep((16,), tokens=20)
+
+
+def test_head_dims_share_their_histories() -> None:
+    first, *others = head_dim_sweep((32, 96), users=9, max_len=64)
+    assert [w.head_dim for w in (first, *others)] == [32, 96]
+    assert all(torch.equal(first.draw_lengths(), w.draw_lengths()) for w in others)
+
+
+def test_candidates_are_dense() -> None:
+    workload = Workload.from_lengths("t", [3, 0, 7], heads=2, head_dim=8, queries=5)
+    batch = setup(workload, "cpu")
+    assert batch.q.shape == batch.dout.shape == (3, 5, 2, 8)
+    assert batch.k.shape == batch.v.shape == (10, 2, 8)
+    q, k, _, dout = batch.padded()
+    assert q.shape == dout.shape == (3, 2, 5, 8)
+    assert k.shape == (3, 2, 7, 8)
+    assert torch.equal(q[2, :, 4], batch.q[2, 4])
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
+        {"distribution": "uniform", "median": 3.0},
+        {"distribution": "uniform", "lengths": (1, 2)},
+        {"distribution": "whale"},
+        {"distribution": "full", "queries": 0},
+        {"distribution": "full", "queries": 1, "causal": True},
         {"distribution": "gamma"},
         {"distribution": "waste"},
         {"distribution": "uniform", "waste": 0.5},
@@ -107,7 +178,7 @@ def test_real_lengths_are_taken_as_they_are() -> None:
     ],
 )
 def test_a_workload_that_contradicts_itself_is_refused(wrong: dict) -> None:
-    with pytest.raises(ValueError, match=r"distribution|lengths"):
+    with pytest.raises(ValueError, match=r"distribution|lengths|query"):
         Workload(name="x", users=2, heads=1, head_dim=8, max_len=4, **wrong)
 
 

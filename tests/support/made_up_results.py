@@ -7,7 +7,14 @@ import numpy as np
 import pandas as pd
 
 from jagged_ranking import results
-from jagged_ranking.measure import length_sweep, waste_sweep, workloads
+from jagged_ranking.measure import (
+    head_dim_sweep,
+    length_sweep,
+    skew_sweep,
+    target_workloads,
+    waste_sweep,
+    workloads,
+)
 from jagged_ranking.measure.ceilings import Ceilings
 from jagged_ranking.measure.providers import MODES
 
@@ -27,11 +34,11 @@ MANIFEST: dict[str, Any] = {
 
 
 def attention_results() -> pd.DataFrame:
-    """A-G, N and both sweeps: latency and memory of seven providers, one of them missing."""
+    """A-G, N and the sweeps: latency and memory of seven providers, one of them missing."""
     rng = np.random.default_rng(0)
     ceilings = Ceilings(3.0e12, 740e12, "bfloat16")
     rows = []
-    for workload in [*workloads(), *waste_sweep(), *length_sweep()]:
+    for workload in [*workloads(), *waste_sweep(), *length_sweep(), *head_dim_sweep()]:
         facts = workload.facts()
         padding = 1 / (1 - facts["waste"])
         scores = workload.users * workload.heads * workload.max_len**2 * 2.0
@@ -56,12 +63,40 @@ def attention_results() -> pd.DataFrame:
                 values = {"peak_memory": inputs + beyond, "peak_memory_minus_inputs": beyond}
                 one = {**where, "provider": name, **trouble}
                 rows.append(results.row(metric="latency", unit="ms", samples=draws, **one))
+                rates = [facts[f"flops_{mode}"] / (draw / 1e3) for draw in draws]
+                if rates:
+                    rows.append(
+                        results.row(metric="useful_flops", unit="FLOP/s", samples=rates, **one)
+                    )
                 for metric, value in values.items():
                     number: dict[str, Any] = {} if trouble else {"value": value}
                     rows.append(results.row(metric=metric, unit="bytes", **number, **one))
         built: dict[str, Any] = {"op": "schedule", "provider": "jagged", "workload": workload.name}
         built |= {"mode": "forward", "metric": "latency", "unit": "ms"}
         rows.append(results.row(samples=[0.03, 0.031, 0.032], config=facts, **built))
+    return results.frame(rows)
+
+
+def target_results() -> pd.DataFrame:
+    """T1-T6 and a sweep over skew: ours, its policies, and FA2 that waits for the longest user."""
+    ceilings = Ceilings(3.0e12, 740e12, "bfloat16")
+    policies = {"jagged": 1.1, "jagged_rows": 2.0, "jagged_split": 1.3, "jagged_stream": 1.1}
+    rows = []
+    for workload in [*target_workloads(), *skew_sweep((16, 64))]:
+        facts = workload.facts()
+        names = policies if workload.group == "skew" else {"jagged": 1.2}
+        for mode in MODES:
+            limit = ceilings.limit_ms(facts, mode)
+            config = {**facts, "limit_ms": limit, "device": MANIFEST["device"]}
+            times = {name: limit * factor + 0.01 for name, factor in names.items()}
+            times["varlen_attn"] = 2 * limit + workload.max_len * 1.5e-5
+            for name, ms in times.items():
+                one: dict[str, Any] = {"op": "attention", "workload": workload.name, "mode": mode}
+                one |= {"config": config, "provider": name}
+                rows.append(results.row(metric="latency", unit="ms", samples=[ms] * 3, **one))
+                for metric in ("peak_memory", "peak_memory_minus_inputs"):
+                    peak = 1.5 * facts["bytes_forward"]
+                    rows.append(results.row(metric=metric, unit="bytes", value=peak, **one))
     return results.frame(rows)
 
 

@@ -98,6 +98,10 @@ class BiasSlots(NamedTuple):
     scores: Tensor | None
 
 
+# The kernels always get slots: Triton 3.6 cannot ask whether a tuple is None, only its fields.
+NO_SLOTS = BiasSlots(None, None, None, None)
+
+
 NO_BIAS: dict[str, Any] = {"bias": None, "BIAS": BiasShape()}
 
 

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.bias_launch import NO_BIAS, BiasSlots, launch_options
+from jagged_kernels.attention.bias_launch import NO_BIAS, NO_SLOTS, BiasSlots, launch_options
 from jagged_kernels.attention.tiles import backward_config
 from jagged_kernels.attention.triton_bias import (
     add_to_sums,
@@ -105,7 +105,7 @@ def launch_backward(
         if q.shape[0]:
             _dq_kernel[(rows.shape[0] * heads,)](
                 q, k, v, o, d_o, lse2, d_lse2, delta, dq, rows, *strides, scale,
-                **band_arguments(left, right), slots=bias_slots,
+                **band_arguments(left, right), slots=bias_slots or NO_SLOTS,
                 TILE=tile_q, HAS_DLSE=d_lse2 is not None, **shape,
             )  # fmt: skip
         if k.shape[0]:
@@ -133,7 +133,7 @@ def _dq_kernel(
     q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, row)
     d_position, d_time, d_slope = zero_sums(slots, BIAS)
     if q_start == q_end:
-        if slots is not None:
+        if BIAS.ANY:
             store_sums(d_position, d_time, d_slope, slots, row, head, BIAS, HEADS)
         return
     q = load_block(q_ptr + head * q_stride_h, q_start, q_end, q_stride_t, TILE, D, PAD_D, True)
@@ -182,7 +182,7 @@ def _dq_kernel(
         HAS_LEFT, HAS_RIGHT, D, DV, PAD_D, PAD_DV, TILE, BLOCK, PRECISION, True,
     )  # fmt: skip
     store_block(dq_ptr + head * D, dq * scale, q_start, q_end, HEADS * D, TILE, D, PAD_D)
-    if slots is not None:
+    if BIAS.ANY:
         store_sums(d_position, d_time, d_slope, slots, row, head, BIAS, HEADS)
 
 
@@ -218,7 +218,7 @@ def _dq_walk(
         if BIAS.DROPS:
             d_probabilities *= keep_block(bias, place, q_token, k_token)
         d_scores = probabilities * (d_probabilities - delta[:, None])
-        if slots is not None:
+        if BIAS.ANY:
             d_position, d_time, d_slope = add_to_sums(
                 d_position, d_time, d_slope, d_scores, slots, bias, place, bucket,
                 q_start, k_start, q_end, k_end, shift, head, BIAS, HEADS,

@@ -154,29 +154,17 @@ def _split_backward_kernel(
     dk_ptr += kv_head * D
     dv_ptr += kv_head * DV
 
-    # As in the forward, fields travel two rows ahead and what belongs to the queries one.
-    q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, first_row)
-    q_start_1, q_end_1, k_start_1, k_end_1, shift_1 = load_row(
-        rows_ptr, first_row + tl.minimum(1, row_count - 1)
-    )
-    q_1, do_1, o_1, lse2_1, d_lse2_1 = _load_queries(
-        q_ptr, do_ptr, o_ptr, lse2_ptr, d_lse2_ptr, q_start, q_end, q_stride_t, q_stride_h,
-        do_stride_t, do_stride_h, HAS_DLSE, HEADS, MEMBERS, D, DV, PAD_D, PAD_DV, TILE, PACK,
-    )  # fmt: skip
-    for index in range(0, row_count):
-        q, d_o = q_1, do_1
-        lse2 = tl.where(lse2_1 == float("-inf"), 0.0, lse2_1)
-        delta = tl.sum(o_1.to(tl.float32) * do_1.to(tl.float32), 1)
-        if HAS_DLSE:
-            delta -= d_lse2_1 * _LOG2_E
-        q_1, do_1, o_1, lse2_1, d_lse2_1 = _load_queries(
-            q_ptr, do_ptr, o_ptr, lse2_ptr, d_lse2_ptr, q_start_1, q_end_1, q_stride_t, q_stride_h,
+    for index in tl.range(0, row_count, num_stages=1):
+        row = first_row + index
+        q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, row)
+        q, d_o, o, lse2, d_lse2 = _load_queries(
+            q_ptr, do_ptr, o_ptr, lse2_ptr, d_lse2_ptr, q_start, q_end, q_stride_t, q_stride_h,
             do_stride_t, do_stride_h, HAS_DLSE, HEADS, MEMBERS, D, DV, PAD_D, PAD_DV, TILE, PACK,
         )  # fmt: skip
-        q_start_2, q_end_2, k_start_2, k_end_2, shift_2 = load_row(
-            rows_ptr, first_row + tl.minimum(index + 2, row_count - 1)
-        )
-        row = first_row + index
+        lse2 = tl.where(lse2 == float("-inf"), 0.0, lse2)
+        delta = tl.sum(o.to(tl.float32) * d_o.to(tl.float32), 1)
+        if HAS_DLSE:
+            delta -= d_lse2 * _LOG2_E
         from_block = tl.where(index == 0, first_block, 0)
         is_cut = row == last_row
         start = k_start + from_block * BLOCK
@@ -194,9 +182,6 @@ def _split_backward_kernel(
                 dq_ptr, dq * scale, q_start, q_end, HEADS * D, D,
                 MEMBERS, TILE, PACK, D, PAD_D,
             )  # fmt: skip
-        q_start, q_end, k_start, k_end, shift = q_start_1, q_end_1, k_start_1, k_end_1, shift_1
-        q_start_1, q_end_1, k_start_1, k_end_1 = q_start_2, q_end_2, k_start_2, k_end_2
-        shift_1 = shift_2
 
 
 @triton.jit

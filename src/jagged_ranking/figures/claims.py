@@ -12,8 +12,8 @@ from jagged_ranking.figures.data import ratios
 from jagged_ranking.figures.memory import CLAIMS as MEMORY_CLAIMS
 from jagged_ranking.figures.memory import TOTAL
 from jagged_ranking.figures.panels import Claim
-from jagged_ranking.figures.speed import BASELINES
 from jagged_ranking.figures.speed import CLAIMS as SPEED_CLAIMS
+from jagged_ranking.figures.sweeps import BASELINES
 from jagged_ranking.results import select, with_config
 
 COLUMNS = ("claim", "paper", "mode", "this run", "holds", "where", "device")

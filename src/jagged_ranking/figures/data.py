@@ -10,7 +10,9 @@ import pandas as pd
 from jagged_ranking.results import select, with_config
 
 OURS = "jagged"
-FACTS = ("group", "distribution", "waste", "max_len", "tokens", "B", "H", "D", "dtype")
+FACTS = ("group", "distribution", "waste", "max_len", "tokens", "B", "H", "D", "dtype", "queries")
+# What changes along each sweep.
+SWEEP_AXIS = {"waste": "waste", "length": "max_len", "head_dim": "D"}
 EXTRA = ("limit_ms", "device", "low", "high", "seed")
 
 
@@ -64,6 +66,16 @@ def ratios(results: pd.DataFrame, metric: str, baseline: str, *, ours: str = OUR
 
 
 def sweep(table: pd.DataFrame, group: str) -> pd.DataFrame:
-    """The rows of one sweep, "waste" or "length", ordered along its axis."""
-    axis = {"waste": "waste", "length": "max_len"}[group]
-    return table[table["group"] == group].sort_values(axis, kind="stable")
+    """The rows of one sweep, ordered along its axis."""
+    return of_group(table, group).sort_values(SWEEP_AXIS[group], kind="stable")
+
+
+def of_group(table: pd.DataFrame, group: str) -> pd.DataFrame:
+    """The rows of one group of workloads."""
+    return table.loc[table["group"] == group, :]
+
+
+def ours_of(table: pd.DataFrame, column: str) -> dict[tuple[str, str], float]:
+    """(workload, mode) -> our value of a column, where we have one."""
+    own = table[(table["provider"] == OURS) & (table["status"] == "ok")]
+    return dict(zip(zip(own["workload"], own["mode"], strict=True), own[column], strict=True))

@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from jagged_ranking.figures import style
-from jagged_ranking.figures.data import OURS, sweep
+from jagged_ranking.figures.data import OURS, SWEEP_AXIS, sweep
 
-SWEEP_AXIS = {"waste": "waste", "length": "max_len"}
+RATIO_SWEEPS = ("waste", "length")
 OUT_OF_MEMORY = "out of memory"
 
 
@@ -61,37 +61,53 @@ def sweep_panel(
     points = sweep(table, group)
     handles: dict[str, Any] = {}
     for name in style.ordered(list(points["provider"].unique())):
-        looks = style.look_of(name)
         mine = points[points["provider"] == name]
         good = mine[mine["status"] == "ok"]
-        x = _along(good, group)
+        lost = mine[mine["status"] == "out_of_memory"]
         if len(good):
-            value = good["value"].to_numpy() * scale
-            axes.errorbar(
-                x,
-                value,
-                yerr=_bars(good, scale),
-                color=looks.color,
-                marker=looks.marker,
-                linestyle=looks.line,
-                # Ours is broad and below, so that a peer on the same line stays visible.
-                linewidth=2.4 if name == OURS else 1.1,
-                markersize=6 if name == OURS else 4,
-                markeredgecolor="white",
-                markeredgewidth=0.4,
-                elinewidth=0.8,
-                capsize=1.5,
-                zorder=2.5 if name == OURS else 3,
-            )
-            handles[looks.label] = marker_handle(name)
-        if _mark_out_of_memory(axes, mine, group, name):
-            handles.setdefault(looks.label, marker_handle(name))
+            _line(axes, name, along(good, group), good, scale)
+        if len(lost):
+            _crosses(axes, along(lost, group), style.look_of(name).color)
             handles[OUT_OF_MEMORY] = out_of_memory_handle()
-    if group == "waste":
-        style.waste_axis(axes)
-    else:
-        style.length_axis(axes, [int(n) for n in points["max_len"]])
+        if len(good) or len(lost):
+            handles[style.look_of(name).label] = marker_handle(name)
+    _sweep_axis(axes, points, group)
     return handles
+
+
+def lines_panel(
+    axes: Axes, table: pd.DataFrame, *, column: str, order: Sequence[str]
+) -> dict[str, Any]:
+    """One line a provider over the values of a column, in the given order; legend entries."""
+    handles: dict[str, Any] = {}
+    for name in style.ordered(list(table["provider"].unique())):
+        good = table[(table["provider"] == name) & (table["status"] == "ok")]
+        if len(good):
+            places = good[column].map({value: i for i, value in enumerate(order)})
+            _line(axes, name, places.to_numpy(float), good, 1.0)
+            handles[style.look_of(name).label] = marker_handle(name)
+    axes.set_xticks(range(len(order)), list(order))
+    return handles
+
+
+def _line(axes: Axes, name: str, x: np.ndarray, rows: pd.DataFrame, scale: float) -> None:
+    looks = style.look_of(name)
+    axes.errorbar(
+        x,
+        rows["value"].to_numpy() * scale,
+        yerr=_bars(rows, scale),
+        color=looks.color,
+        marker=looks.marker,
+        linestyle=looks.line,
+        # Ours is broad and below, so that a peer on the same line stays visible.
+        linewidth=2.4 if name == OURS else 1.1,
+        markersize=6 if name == OURS else 4,
+        markeredgecolor="white",
+        markeredgewidth=0.4,
+        elinewidth=0.8,
+        capsize=1.5,
+        zorder=2.5 if name == OURS else 3,
+    )
 
 
 def ratio_panel(
@@ -108,7 +124,7 @@ def ratio_panel(
             low = ratio - good["ratio_low"].to_numpy()
             high = good["ratio_high"].to_numpy() - ratio
             axes.errorbar(
-                _along(good, group),
+                along(good, group),
                 ratio,
                 yerr=np.clip(np.stack([low, high]), 0, None),
                 color=looks.color,
@@ -126,7 +142,7 @@ def ratio_panel(
         lost = mine[mine["baseline_status"] == "out_of_memory"]
         if len(lost):
             handles["dense out of memory"] = out_of_memory_handle()
-            _crosses(axes, _along(lost, group), looks.color)
+            _crosses(axes, along(lost, group), looks.color)
     axes.axhline(1.0, color="#888888", linewidth=0.7, zorder=1)
     line = claim.upper or claim.factor
     if claim.upper is not None:
@@ -138,10 +154,7 @@ def ratio_panel(
     high = max([*shown, line]) * 1.7
     style.log_y_axis(axes, low, high)
     axes.set_title(title)
-    if group == "waste":
-        style.waste_axis(axes)
-    else:
-        style.length_axis(axes, [int(n) for n in points["max_len"]])
+    _sweep_axis(axes, points, group)
     return handles
 
 
@@ -200,8 +213,10 @@ def workload_labels(table: pd.DataFrame) -> dict[str, str]:
     """workload -> what stands below its column: name, lengths, waste."""
     labels = {}
     for row in table.drop_duplicates("workload").itertuples():
-        name = str(row.workload).removesuffix("-small")
-        labels[str(row.workload)] = f"{name}\n{row.distribution}\n{row.waste:.0%} waste"
+        name, lengths = str(row.workload).removesuffix("-small"), str(row.distribution)
+        if len(name) > 10 and "_" in name:  # a data set; that it is real goes without saying
+            name, _, lengths = name.partition("_")
+        labels[str(row.workload)] = f"{name}\n{lengths}\n{row.waste:.0%} waste"
     return labels
 
 
@@ -218,7 +233,7 @@ def _free_side(points: pd.DataFrame, group: str, line: float) -> str:
     good = points[points["ratio"].notna()]
     if good.empty:
         return "right"
-    x = np.log2(_along(good, group)) if group == "length" else _along(good, group)
+    x = np.log2(along(good, group)) if group == "length" else along(good, group)
     right = x > (x.min() + x.max()) / 2
     # A label is about a fifth of a panel's height above its line: a factor of 1.3.
     away = np.abs(np.log(good["ratio"].to_numpy() / (1.3 * line)))
@@ -226,9 +241,18 @@ def _free_side(points: pd.DataFrame, group: str, line: float) -> str:
     return "right" if nearest[0] >= nearest[1] else "left"
 
 
-def _along(table: pd.DataFrame, group: str) -> np.ndarray:
+def along(table: pd.DataFrame, group: str) -> np.ndarray:
+    """Where the points of a sweep stand on its axis."""
     x = table[SWEEP_AXIS[group]].to_numpy(float)
     return x * 100 if group == "waste" else x
+
+
+def _sweep_axis(axes: Axes, points: pd.DataFrame, group: str) -> None:
+    if group == "waste":
+        style.waste_axis(axes)
+        return
+    label = {"length": "longest history (tokens)", "head_dim": "head_dim"}[group]
+    style.binary_axis(axes, [int(n) for n in points[SWEEP_AXIS[group]]], label)
 
 
 def _bars(table: pd.DataFrame, scale: float | np.ndarray) -> np.ndarray:
@@ -237,13 +261,6 @@ def _bars(table: pd.DataFrame, scale: float | np.ndarray) -> np.ndarray:
     low = value - table["q25"].fillna(table["value"]).to_numpy()
     high = table["q75"].fillna(table["value"]).to_numpy() - value
     return np.clip(np.stack([low, high]), 0, None) * scale
-
-
-def _mark_out_of_memory(axes: Axes, mine: pd.DataFrame, group: str, name: str) -> bool:
-    lost = mine[mine["status"] == "out_of_memory"]
-    if len(lost):
-        _crosses(axes, _along(lost, group), style.look_of(name).color)
-    return bool(len(lost))
 
 
 def _crosses(axes: Axes, x: np.ndarray, color: str) -> None:

@@ -1,16 +1,20 @@
-"""Redraw figures from committed results alone, and say them in the README."""
+"""Redraw figures from committed results alone, and say them in README and docs."""
 
 from pathlib import Path
 
 import pandas as pd
 
 from jagged_ranking import provenance, results
-from jagged_ranking.figures import memory, quality, speed, style, tables
+from jagged_ranking.figures import goals, memory, quality, speed, style, tables, target
 
 RESULTS = "results.parquet"
 MANIFEST = "manifest.json"
 BEGIN = "<!-- results:begin -->"
 END = "<!-- results:end -->"
+GOALS_BEGIN = "<!-- goals:begin -->"
+GOALS_END = "<!-- goals:end -->"
+# Shown by the README itself, before everything else.
+FIRST_FIGURE = f"01_speed_{speed.PEERS}"
 
 
 def redraw(folder: Path | str) -> list[Path]:
@@ -22,9 +26,8 @@ def redraw(folder: Path | str) -> list[Path]:
     folder = Path(folder)
     manifest = provenance.read_manifest(folder / MANIFEST)
     table = results.read(folder / RESULTS)
-    return [
-        path for module in (speed, memory, quality) for path in module.draw(table, manifest, folder)
-    ]
+    modules = (speed, memory, target, quality)
+    return [path for module in modules for path in module.draw(table, manifest, folder)]
 
 
 def redraw_all(figures_dir: Path | str) -> list[Path]:
@@ -58,13 +61,25 @@ def update_readme(readme: Path | str, figures_dir: Path | str) -> bool:
     Raises:
         ValueError: the README has not exactly one pair of marks.
     """
-    readme = Path(readme)
-    text = readme.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"{readme}: needs one {BEGIN} and, after it, one {END}")
-    before, after = text[: text.index(BEGIN)], text[text.index(END) + len(END) :]
-    content = before + readme_block(figures_dir) + after
-    return style.write_if_changed(readme, content.encode())
+    return _replace(Path(readme), BEGIN, END, readme_block(figures_dir))
+
+
+def update_performance(page: Path | str, figures_dir: Path | str) -> bool:
+    """Put the tables of goals between the marks of docs/performance.md; True if that changed it.
+
+    Raises:
+        ValueError: the page has not exactly one pair of marks.
+    """
+    block = "\n\n".join([GOALS_BEGIN, goals.goal_tables(figures_dir), GOALS_END])
+    return _replace(Path(page), GOALS_BEGIN, GOALS_END, block)
+
+
+def _replace(page: Path, begin: str, end: str, block: str) -> bool:
+    text = page.read_text(encoding="utf-8")
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ValueError(f"{page}: needs one {begin} and, after it, one {end}")
+    before, after = text[: text.index(begin)], text[text.index(end) + len(end) :]
+    return style.write_if_changed(page, (before + block + after).encode())
 
 
 def _section(folder: Path, base: str) -> str:
@@ -72,16 +87,14 @@ def _section(folder: Path, base: str) -> str:
     table = results.read(folder / RESULTS)
     run = f"{manifest['id']}: {manifest.get('device')}, preset `{manifest['preset']}`"
     parts = [f"### {run}", f"*{style.footer(manifest)}*"]
-    for caption, rows in (
-        ("Latency in ms, forward / forward+backward, medians", tables.speed(table)),
-        ("Peak memory beyond the inputs, forward / forward+backward", tables.memory(table)),
-        ("Test split, mean ± sd over seeds", tables.quality(table)),
-        ("The paper's claims against this run", tables.claims(table)),
-    ):
-        if len(rows):
-            parts += [f"{caption}:", tables.to_markdown(_trimmed(rows))]
+    shown = tables.summaries(table)
+    if len(claims := tables.claims(table)):
+        shown.append(("The paper's claims against this run", claims))
+    for caption, rows in shown:
+        parts += [f"{caption}:", tables.to_markdown(_trimmed(rows))]
     for picture in sorted(folder.glob("*.svg")):
-        parts.append(f"![{picture.stem}]({base}/{folder.name}/{picture.name})")
+        if picture.stem != FIRST_FIGURE:
+            parts.append(f"![{picture.stem}]({base}/{folder.name}/{picture.name})")
     return "\n\n".join(parts)
 
 

@@ -1,20 +1,32 @@
-"""Speed figures: latency along the sweeps, ratios to dense attention, and the named workloads."""
+"""Speed figures: latency and useful arithmetic along the sweeps, ratios to dense attention, and
+the named workloads against the limit of the device and against every peer."""
 
 # pandas says of table[mask], of cells and of iterated rows that they may be anything it knows.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from jagged_ranking.figures import panels, style
-from jagged_ranking.figures.data import attention, dtypes_of, modes_of, ratios, sweep
+from jagged_ranking.figures import panels, style, sweeps
+from jagged_ranking.figures.data import (
+    OURS,
+    SWEEP_AXIS,
+    attention,
+    dtypes_of,
+    modes_of,
+    of_group,
+    ours_of,
+    schedule_ms,
+    sweep,
+)
 from jagged_ranking.figures.panels import Claim
 
 # arXiv 2409.15373, abstract.
@@ -22,132 +34,108 @@ CLAIMS = {
     "dense_eager": Claim(9.0, "paper: up to 9x"),
     "dense_flash": Claim(3.0, "paper: up to 3x"),
 }
-BASELINES = {"dense_eager": "dense attention", "dense_flash": "dense flash attention"}
+LATENCY = sweeps.Quantity(
+    swept="latency",
+    name="latency",
+    label="latency",
+    unit=lambda points: (1.0, "ms"),
+    limits=True,
+    ratio="speedup",
+    ratio_label="times faster",
+    claims=CLAIMS,
+)
+PEERS = "peers"
 
 
 def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) -> list[Path]:
     """Draw what the results allow; returns the files, SVG, PDF and PNG of each figure.
 
-    `<id>_latency_by_waste`, `<id>_latency_by_length`, `<id>_speedup`, `<id>_workloads`.
+    `<id>_latency_by_<sweep>`, `<id>_speedup`, `<id>_throughput` (of useful operations, all
+    sweeps), `<id>_workloads` (times the limit), `<id>_peers` (times ours).
     """
-    table = attention(results, "latency")
-    figures: dict[str, Figure] = {}
     with style.look():
-        for group in ("waste", "length"):
-            if len(sweep(table, group)):
-                figures[f"latency_by_{group}"] = _sweep_figure(table, group, manifest)
-        compared = {name: ratios(results, "latency", name) for name in BASELINES}
-        if any(len(sweep(r, g)) for r in compared.values() for g in ("waste", "length")):
-            figures["speedup"] = ratio_figure(
-                compared,
+        figures = sweeps.figures_of(LATENCY, results, manifest)
+        rates = attention(results, "useful_flops")
+        if any(len(sweep(rates, group)) for group in SWEEP_AXIS):
+            figures["throughput"] = _throughput_figure(rates, manifest)
+        if len(named := of_group(attention(results, "latency"), "workloads")):
+            figures["workloads"] = sweeps.workloads_figure(
+                named,
                 manifest,
-                claims=CLAIMS,
-                ylabel="times faster",
-                dtypes=dtypes_of(table),
+                unit=named["limit_ms"].astype(float),
+                ylabel="latency / limit of the device",
+                baseline=1.0,
             )
-        if (table["group"] == "workloads").any():
-            figures["workloads"] = _workloads_figure(table, manifest)
-        written: list[Path] = []
-        for name, figure in figures.items():
-            written += style.save(figure, Path(out), f"{manifest['id']}_{name}")
-    return written
+            if named["provider"].eq(OURS).any():
+                figures[PEERS] = _peers_figure(named, schedule_ms(results), manifest)
+        return style.save_all(figures, manifest, out)
 
 
-def _sweep_figure(table: pd.DataFrame, group: str, manifest: Mapping[str, Any]) -> Figure:
-    points = sweep(table, group)
-    modes = modes_of(points)
-    figure, axes = style.new_figure(1, len(modes), height=2.9)
+def _throughput_figure(rates: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure:
+    """A row a mode, a column a sweep."""
+    swept = rates[rates["group"].isin(list(SWEEP_AXIS))]
+    groups = [group for group in SWEEP_AXIS if len(sweep(swept, group))]
+    modes = modes_of(swept)
+    size, unit = (1e12, "TFLOP/s") if swept["value"].max() >= 1e12 else (1e9, "GFLOP/s")
+    figure, axes = style.new_figure(
+        len(modes), len(groups), height=0.7 + 1.8 * len(modes), sharey="row"
+    )
     handles: dict[str, Any] = {}
-    for panel, mode in zip(axes[0], modes, strict=True):
-        mine = points[points["mode"] == mode]
-        handles |= panels.sweep_panel(panel, mine, group=group)
-        limit = mine.drop_duplicates("workload")
-        along = limit[panels.SWEEP_AXIS[group]].to_numpy(float)
-        panel.plot(
-            along * 100 if group == "waste" else along,
-            limit["limit_ms"].to_numpy(float),
-            color="#999999",
-            linewidth=0.9,
-            linestyle=":",
-            zorder=2,
-        )
-        handles["limit of the device"] = Line2D([], [], color="#999999", linestyle=":")
-        panels.padded_limits(panel, [*mine["q25"], *mine["q75"], *limit["limit_ms"]])
-        panel.set_title(style.MODE_LOOKS[mode].label)
-        panel.set_ylabel("latency (ms)")
-    style.legend(figure, handles)
-    style.finish(figure, manifest, dtypes_of(points))
-    return figure
-
-
-def ratio_figure(
-    compared: Mapping[str, pd.DataFrame],
-    manifest: Mapping[str, Any],
-    *,
-    claims: Mapping[str, Claim],
-    ylabel: str,
-    dtypes: list[str],
-) -> Figure:
-    """A row a baseline, a column a sweep."""
-    shown = {name: table for name, table in compared.items() if len(table)}
-    groups = [g for g in ("waste", "length") if any(len(sweep(t, g)) for t in shown.values())]
-    figure, axes = style.new_figure(len(shown), len(groups), height=0.6 + 1.9 * len(shown))
-    handles: dict[str, Any] = {}
-    titles = {"waste": "by padding waste", "length": "by longest history"}
-    for row, (name, table) in zip(axes, shown.items(), strict=True):
+    for row, mode in zip(axes, modes, strict=True):
+        mine = swept[swept["mode"] == mode]
         for panel, group in zip(row, groups, strict=True):
-            handles |= panels.ratio_panel(
-                panel,
-                table,
-                group=group,
-                claim=claims[name],
-                title=f"against {BASELINES[name]}, {titles[group]}",
-            )
-            panel.set_ylabel(ylabel)
+            handles |= panels.sweep_panel(panel, mine, group=group, scale=1 / size)
+            panel.set_title(style.MODE_LOOKS[mode].label)
+        panels.padded_limits(row[0], list(mine["value"] / size))
+        row[0].set_ylabel(f"useful {unit}")
     style.legend(figure, handles)
-    style.finish(figure, manifest, dtypes)
+    style.finish(figure, manifest, dtypes_of(swept))
     return figure
 
 
-def _workloads_figure(table: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure:
-    named = table[table["group"] == "workloads"]
-    return workloads_figure(
-        named,
+def _peers_figure(
+    named: pd.DataFrame, built: Mapping[str, float], manifest: Mapping[str, Any]
+) -> Figure:
+    """Every peer's time as a multiple of ours: who is below the line is ahead of us.
+
+    An open circle is ours with the construction of its schedule, which is made once a batch and
+    shared by all layers and both directions, counted in one single call.
+    """
+    ours = ours_of(named, "value")
+    shown = named[[key in ours for key in zip(named["workload"], named["mode"], strict=True)]]
+    unit = [ours[key] for key in zip(shown["workload"], shown["mode"], strict=True)]
+    labels = panels.workload_labels(shown)
+
+    def decorate(panel: Axes, mode: str) -> dict[str, Any]:
+        panel.axhspan(1e-6, 1.0, color=style.PAPER_COLOR, alpha=0.08, linewidth=0, zorder=0)
+        own = [ours.get((name, mode), np.nan) for name in labels]
+        # In the column of ours, which comes first of all providers in it.
+        places = np.arange(len(labels)) - 0.4 + 0.4 / max(shown["provider"].nunique(), 1)
+        whole = [1 + built.get(n, np.nan) / ms for n, ms in zip(labels, own, strict=True)]
+        circle: dict[str, Any] = {
+            "color": style.look_of(OURS).color,
+            "marker": "o",
+            "linestyle": "none",
+            "markersize": 5,
+            "fillstyle": "none",
+        }
+        handles: dict[str, Any] = {"faster than ours": _patch()}
+        if np.isfinite(whole).any():
+            panel.plot(places, whole, **circle, zorder=3)
+            handles["ours + its schedule"] = Line2D([], [], **circle)
+        return handles
+
+    return sweeps.workloads_figure(
+        shown,
         manifest,
-        unit=named["limit_ms"].astype(float),
-        ylabel="latency / limit of the device",
+        unit=pd.Series(unit, index=shown.index),
+        ylabel="time / time of ours",
         baseline=1.0,
+        labels=labels,
+        decorate=decorate,
     )
 
 
-def workloads_figure(
-    named: pd.DataFrame,
-    manifest: Mapping[str, Any],
-    *,
-    unit: pd.Series | float,
-    ylabel: str,
-    baseline: float | None = None,
-    title: Callable[[str], str] = lambda mode: style.MODE_LOOKS[mode].label,
-) -> Figure:
-    """A row a mode, a column a workload, a dot a provider."""
-    modes = modes_of(named)
-    labels = panels.workload_labels(named)
-    figure, axes = style.new_figure(len(modes), 1, height=0.75 + 1.85 * len(modes), sharex=True)
-    handles: dict[str, Any] = {}
-    divided = named.assign(_unit=unit)
-    for panel, mode in zip(axes[:, 0], modes, strict=True):
-        mine = divided[divided["mode"] == mode]
-        handles |= panels.dot_panel(
-            panel, mine, workloads=list(labels), labels=labels, unit=mine["_unit"]
-        )
-        shown = np.concatenate([(mine[c] / mine["_unit"]).to_numpy() for c in ("q25", "q75")])
-        shown = np.concatenate([shown, (mine["value"] / mine["_unit"]).to_numpy()])
-        if baseline is not None:
-            panel.axhline(baseline, color="#999999", linewidth=0.9, linestyle=":", zorder=1)
-            shown = np.append(shown, baseline)
-        panels.padded_limits(panel, list(shown))
-        panel.set_title(title(mode))
-        panel.set_ylabel(ylabel)
-    style.legend(figure, handles, columns=5)
-    style.finish(figure, manifest, dtypes_of(named))
-    return figure
+def _patch() -> Line2D:
+    looks: dict[str, Any] = {"color": style.PAPER_COLOR, "alpha": 0.2}
+    return Line2D([], [], marker="s", linestyle="none", markersize=6, **looks)

@@ -42,6 +42,9 @@ class Look:
 
 LOOKS: dict[str, Look] = {
     "jagged": Look("jagged (ours)", _COLORS[0], "o", "-"),
+    "jagged_rows": Look("ours, one program a row", _COLORS[8], "X", (0, (5, 1))),
+    "jagged_split": Look("ours, split-K", "#7a3b12", "p", (0, (3, 1.5))),
+    "jagged_stream": Look("ours, stream-K", "#2f6f4f", "H", (0, (1.5, 1))),
     "dense_eager": Look("dense, eager", _COLORS[1], "s", (0, (5, 1.5))),
     "dense_flash": Look("dense flash (SDPA)", _COLORS[2], "^", (0, (3, 1))),
     "dense_cudnn": Look("dense cuDNN (SDPA)", _COLORS[3], "v", (0, (3, 1, 1, 1))),
@@ -192,12 +195,12 @@ def log_y_axis(axes: Axes, low: float, high: float) -> None:
         axis.set_minor_locator(NullLocator())
 
 
-def length_axis(axes: Axes, lengths: Sequence[int]) -> None:
-    """A base-2 axis with a tick at each measured length."""
+def binary_axis(axes: Axes, values: Sequence[int], label: str) -> None:
+    """A base-2 axis with a tick at each measured value."""
     axes.set_xscale("log", base=2)
-    axes.set_xticks(sorted(set(lengths)), [f"{n:g}" for n in sorted(set(lengths))])
+    axes.set_xticks(sorted(set(values)), [f"{n:g}" for n in sorted(set(values))])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("longest history (tokens)")
+    axes.set_xlabel(label)
 
 
 def waste_axis(axes: Axes) -> None:
@@ -238,6 +241,17 @@ def save(figure: Figure, out: Path, stem: str) -> list[Path]:
         write_if_changed(path, buffer.getvalue())
         written.append(path)
     return written
+
+
+def save_all(
+    figures: Mapping[str, Figure], manifest: Mapping[str, Any], out: Path | str
+) -> list[Path]:
+    """`save` each figure under `<id>_<name>`; returns the files."""
+    return [
+        path
+        for name, figure in figures.items()
+        for path in save(figure, Path(out), f"{manifest['id']}_{name}")
+    ]
 
 
 def write_if_changed(path: Path, content: bytes) -> bool:

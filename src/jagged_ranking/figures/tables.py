@@ -10,11 +10,20 @@ import pandas as pd
 
 from jagged_ranking.figures import style
 from jagged_ranking.figures.claims import claims
-from jagged_ranking.figures.data import attention, modes_of, schedule_ms
+from jagged_ranking.figures.data import attention, modes_of, ours_of, schedule_ms
 from jagged_ranking.figures.memory import BEYOND
 from jagged_ranking.figures.quality import FLOOR, METRICS, summary
 
-__all__ = ["claims", "memory", "quality", "speed", "to_html", "to_markdown"]
+__all__ = [
+    "claims",
+    "memory",
+    "quality",
+    "speed",
+    "summaries",
+    "target",
+    "to_html",
+    "to_markdown",
+]
 
 _SHORT = {"out_of_memory": "OOM", "missing": "–", "unsupported": "n/a", "error": "wrong"}
 
@@ -29,8 +38,8 @@ def speed(results: pd.DataFrame) -> pd.DataFrame:
     named = table[table["group"] == "workloads"]
     built = schedule_ms(results)
     first = {
-        "limit": lambda rows: _number(float(rows["limit_ms"].min())),
-        "schedule": lambda rows: _number(built.get(str(rows["workload"].iloc[0]), math.nan)),
+        "limit": lambda rows: number(float(rows["limit_ms"].min())),
+        "schedule": lambda rows: number(built.get(str(rows["workload"].iloc[0]), math.nan)),
     }
     if not built:
         del first["schedule"]
@@ -45,6 +54,42 @@ def memory(results: pd.DataFrame) -> pd.DataFrame:
     large = named["value"].max() >= 1e8
     unit = ("GB", 1e9) if large else ("MB", 1e6)
     return _by_workload(named, unit[1], {"unit": lambda rows: unit[0]})
+
+
+def target(results: pd.DataFrame) -> pd.DataFrame:
+    """Median ms of target attention, forward / forward+backward, a column a provider; N is the
+    candidates a user. "limit" is of the forward; "peak" is ours beyond the inputs, in MB."""
+    table = attention(results, "latency")
+    table = table[table["group"].isin(["target", "skew"])]
+    peaks = ours_of(attention(results, BEYOND), "value")
+    built = schedule_ms(results)
+
+    def peak(rows: pd.DataFrame) -> str:
+        name = rows["workload"].iloc[0]
+        found = [peaks.get((name, mode), math.nan) / 1e6 for mode in modes_of(table)]
+        return " / ".join(number(value) for value in found)
+
+    first = {
+        "events": lambda rows: f"{rows['tokens'].iloc[0]:,}",
+        "limit": lambda rows: number(float(rows["limit_ms"].min())),
+        "schedule": lambda rows: number(built.get(str(rows["workload"].iloc[0]), math.nan)),
+        "peak": peak,
+    }
+    if not built:
+        del first["schedule"]
+    return _by_workload(table, 1.0, first, shape=("B", "queries", "H", "D"))
+
+
+def summaries(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """(what it is, table) of every table for reading that the results allow."""
+    latency = "Latency in ms, forward / forward+backward, medians"
+    found = [
+        (latency, speed(results)),
+        ("Peak memory beyond the inputs, forward / forward+backward", memory(results)),
+        (f"Target attention. {latency}", target(results)),
+        ("Test split, mean ± sd over seeds", quality(results)),
+    ]
+    return [(caption, table) for caption, table in found if len(table)]
 
 
 def quality(results: pd.DataFrame) -> pd.DataFrame:
@@ -82,7 +127,9 @@ def to_html(table: pd.DataFrame, *, title: str, source_note: str = "") -> str:
     return shown.as_raw_html()
 
 
-def _by_workload(table: pd.DataFrame, size: float, first: dict) -> pd.DataFrame:
+def _by_workload(
+    table: pd.DataFrame, size: float, first: dict, shape: tuple[str, ...] = ("B", "H", "D")
+) -> pd.DataFrame:
     # Who has no number at all is in the results, and would only widen the table.
     tried = table[~table["status"].isin(["missing", "unsupported"])]
     providers = style.ordered(list(tried["provider"].unique()))
@@ -92,7 +139,7 @@ def _by_workload(table: pd.DataFrame, size: float, first: dict) -> pd.DataFrame:
         facts = mine.iloc[0]
         row = {
             "workload": str(workload),
-            "B, H, D, longest": f"{facts['B']}, {facts['H']}, {facts['D']}, {facts['max_len']}",
+            ", ".join([*shape, "longest"]): ", ".join(f"{facts[k]:g}" for k in (*shape, "max_len")),
             "lengths": str(facts["distribution"]),
             "waste": f"{facts['waste']:.0%}",
             **{title: cell(mine) for title, cell in first.items()},
@@ -113,11 +160,11 @@ def _cell(rows: pd.DataFrame, size: float) -> str:
     if rows.empty:
         return ""
     row = rows.iloc[0]
-    return _number(row["value"] / size) if row["status"] == "ok" else _SHORT[str(row["status"])]
+    return number(row["value"] / size) if row["status"] == "ok" else _SHORT[str(row["status"])]
 
 
-def _number(value: float) -> str:
-    """Three significant digits, without an exponent."""
+def number(value: float) -> str:
+    """A dash for NaN, else three significant digits, without an exponent."""
     if math.isnan(value):
         return "–"
     digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0

@@ -10,8 +10,7 @@ process, visibly.
 import gc
 import math
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -35,7 +34,6 @@ from jagged_ranking.measure.timing import Effort
 from jagged_ranking.measure.workloads import Batch, Workload, setup
 
 METRICS = ("latency", "memory")
-SWEEPS = ("waste", "length")
 
 
 def measure_attention(
@@ -90,7 +88,7 @@ def measure_attention(
     _known("metric", metrics, METRICS)
     if not workloads:
         return results.frame([])
-    with _threads(device, cpu_threads):
+    with timing.threads(device, cpu_threads):
         name = provenance.device_name(device)
         if ceilings is None:
             ceilings = measure_ceilings(device, dtype=workloads[0].dtype)
@@ -102,7 +100,7 @@ def measure_attention(
             one = _Measurement(workload, device, name, ceilings, effort or Effort(), common, bar)
             chosen = providers
             if chosen is None:
-                chosen = default_providers(device, sweep=workload.group in SWEEPS)
+                chosen = default_providers(device, group=workload.group)
             one.latency_and_errors(chosen, modes, timed="latency" in metrics)
             if "memory" in metrics:
                 one.weigh(chosen, modes)
@@ -111,17 +109,6 @@ def measure_attention(
             bar.update()
         bar.close()
     return results.frame(rows)
-
-
-@contextmanager
-def _threads(device: torch.device, count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if device.type == "cpu":
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _known(kind: str, given: Sequence[str], known: Any) -> None:
@@ -209,6 +196,10 @@ class _Measurement:
 
     def _prepare(self, name: str, batch: Batch, modes: Sequence[str]) -> Prepared | None:
         provider = PROVIDERS[name]
+        if self.workload.queries is not None and not provider.dense_queries:
+            for mode in modes:
+                self.failed[name, mode] = ("unsupported", f"{name} is not prepared for it here")
+            return None
         free = _free_bytes(self.device)
         for mode in modes:
             need = provider.bytes_needed(self.workload, mode)
@@ -340,13 +331,9 @@ class _Measurement:
 
 
 def _errors(ready: Prepared, batch: Batch, wanted: Sequence[torch.Tensor], mode: str) -> Errors:
-    got = ready.run(mode)
-    pairs = [
-        (ready.to_tokens(batch, result).float() * factor, expected)
-        for result, expected, factor in zip(got, wanted, ready.corrections, strict=False)
-    ]
-    assert len(pairs) == (4 if mode == TRAINING else 1)
-    return compare(pairs)
+    got = ready.compare_as(batch, mode)
+    assert len(got) == (4 if mode == TRAINING else 1)
+    return compare(list(zip(got, wanted, strict=False)))
 
 
 def _explain(error: Exception) -> tuple[str, str]:

@@ -1,11 +1,14 @@
 """What the device can do at best, measured in the run that it is held against."""
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import torch
 
-from jagged_ranking import results
+from jagged_ranking import provenance, results
+from jagged_ranking.measure import timing
 from jagged_ranking.measure.timing import Effort, interleaved
 
 
@@ -17,6 +20,13 @@ class Ceilings:
     bytes_per_second: float
     flops_per_second: float
     dtype: str
+
+    @classmethod
+    def from_table(cls, table: pd.DataFrame) -> "Ceilings":
+        """What `ceiling_table` said."""
+        value = dict(zip(table["metric"], table["value"], strict=True))
+        config = json.loads(table["config"].iloc[0])
+        return cls(value["bandwidth"], value["arithmetic"], config["ceiling_dtype"])
 
     def limit_ms(self, facts: dict[str, Any], mode: str) -> float:
         """No version of a workload (see `Workload.facts`) runs faster than this."""
@@ -40,15 +50,25 @@ def measure_ceilings(device: torch.device | str, *, dtype: torch.dtype) -> Ceili
         device=device,
         effort=Effort(rounds=3, inner=10, seconds=1.0),
     )
-    for timing in timings.values():
-        if timing.failure:
-            raise timing.failure
+    for timed in timings.values():
+        if timed.failure:
+            raise timed.failure
     copy_ms, matmul_ms = (sorted(t.samples)[len(t.samples) // 2] for t in timings.values())
     return Ceilings(
         bytes_per_second=2 * source.nbytes / (copy_ms / 1e3),
         flops_per_second=2 * size**3 / (matmul_ms / 1e3),
         dtype=str(dtype).removeprefix("torch."),
     )
+
+
+def ceiling_table(
+    *, device: torch.device | str, dtype: torch.dtype, cpu_threads: int = 1, **common: Any
+) -> pd.DataFrame:
+    """`measure_ceilings` as a table of results."""
+    with timing.threads(device, cpu_threads):
+        found = measure_ceilings(device, dtype=dtype)
+    config = {"device": provenance.device_name(device), "ceiling_dtype": found.dtype}
+    return results.frame(ceiling_rows(found, config=config, **common))
 
 
 def ceiling_rows(ceilings: Ceilings, **common: Any) -> list[dict[str, Any]]:

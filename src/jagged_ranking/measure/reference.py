@@ -1,10 +1,12 @@
-"""What every provider is checked against before it is timed: float32 attention, user by user.
+"""What every provider is checked against before it is timed: plain float32 attention.
 
-Independent of the kernels that are measured, plain PyTorch, differentiated by autograd. A user's
-result depends on nobody else, so it runs one user at a time and needs little memory.
+Independent of the kernels that are measured, differentiated by autograd. A user's result depends
+on nobody else, so users of about the same length are padded together under an explicit mask, and
+a group is never larger than needs be: thousands of short histories take a few dozen calls.
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,10 +14,13 @@ from torch import Tensor
 
 from jagged_ranking.measure.workloads import Batch
 
+# Scores, or numbers of the padded keys, of one group: 0.5 GB. A single user may need more.
+GROUP_NUMBERS = 2**27
+
 
 @dataclass(frozen=True)
 class Reference:
-    """Output and gradients, all [T, H, D] float32."""
+    """Output and gradients in the layout of the batch, float32."""
 
     out: Tensor
     dq: Tensor
@@ -32,39 +37,72 @@ def reference(batch: Batch, *, padding_attends: bool = False) -> Reference:
             keys behind a history of n then takes part with logit 0 and value 0, which is one
             further column of logit log(Lmax - n) and value 0.
     """
-    outputs = [torch.zeros_like(batch.q, dtype=torch.float32) for _ in range(4)]
-    start = 0
-    for length in batch.lengths.tolist():
-        rows = slice(start, start + length)
-        start += length
-        if length == 0:
-            continue
-        padding = batch.workload.max_len - length if padding_attends else 0
-        parts = _one_user(batch, rows, padding, torch.float32)
-        for output, part in zip(outputs, parts, strict=True):
-            output[rows] = part
+    like = (batch.q, batch.q, batch.k, batch.v)
+    outputs = [torch.zeros_like(x, dtype=torch.float32) for x in like]
+    for users in _groups(batch):
+        parts = _attend(batch, users, padding_attends=padding_attends, dtype=torch.float32)
+        for output, (where, values) in zip(outputs, parts, strict=True):
+            output[where] = values
     return Reference(*outputs)
 
 
-def _one_user(batch: Batch, rows: slice, padding: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    # [H, n, D] leaves, so that the gradients are this user's alone.
-    q, k, v, dout = (
-        x[rows].to(dtype).transpose(0, 1) for x in (batch.q, batch.k, batch.v, batch.dout)
-    )
+def _groups(batch: Batch) -> Iterator[list[int]]:
+    """Users who are padded together, by at most a fifth of the longest, or by 16 tokens."""
+    lengths = batch.lengths.tolist()
+    w = batch.workload
+    group: list[int] = []
+    for user in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        if lengths[user] == 0:
+            break
+        if group:
+            longest = lengths[group[0]]
+            widest = max(w.queries or longest, w.head_dim)  # of scores, or of keys and values
+            numbers = (len(group) + 1) * w.heads * longest * widest
+            if lengths[user] < min(0.8 * longest, longest - 16) or numbers > GROUP_NUMBERS:
+                yield group
+                group = []
+        group.append(user)
+    if group:
+        yield group
+
+
+def _attend(
+    batch: Batch, users: Sequence[int], *, padding_attends: bool = False, dtype: torch.dtype
+) -> list[tuple[Tensor, Tensor]]:
+    """(index into the batch's tensor, values) of out, dq, dk and dv of some users."""
+    device, w = batch.device, batch.workload
+    chosen = torch.tensor(users, device=device)
+    lengths = batch.lengths.to(device)[chosen]
+    place = torch.arange(int(lengths.max()), device=device)
+    real = place < lengths[:, None]  # [b, L]
+    token = torch.where(real, batch.offsets[:-1].long()[chosen][:, None] + place, 0)
+
+    def padded(values: Tensor) -> Tensor:
+        """[b, H, L, D], zeros behind each history; dense queries [b, H, N, D]."""
+        if values.dim() == 4:
+            return values[chosen].to(dtype).transpose(1, 2)
+        rows = values[token].to(dtype).masked_fill(~real[..., None, None], 0)
+        return rows.transpose(1, 2)
+
+    dout = padded(batch.dout)
     with torch.enable_grad():
-        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-        logits = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
-        if batch.workload.causal:
-            n = logits.shape[-1]
-            hidden = torch.ones(n, n, dtype=torch.bool, device=logits.device).triu(1)
-            logits = logits.masked_fill(hidden, -math.inf)
-        elif padding:
-            column = logits.new_full((*logits.shape[:2], 1), math.log(padding))
-            logits = torch.cat([logits, column], dim=-1)
-        weights = logits.softmax(-1)[..., : v.shape[1]]
-        out = weights @ v
+        q, k, v = (padded(x).detach().requires_grad_() for x in (batch.q, batch.k, batch.v))
+        logits = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        hidden = ~real[:, None, None, :]
+        if w.causal:
+            hidden = hidden | (place > place[:, None])
+        logits = logits.masked_fill(hidden, -math.inf)
+        if padding_attends and not w.causal:
+            column = (w.max_len - lengths).to(dtype).log()[:, None, None, None]
+            logits = torch.cat([logits, column.expand(*logits.shape[:3], 1)], dim=-1)
+        out = logits.softmax(-1)[..., : len(place)] @ v
         grads = torch.autograd.grad(out, (q, k, v), dout)
-    return tuple(x.detach().transpose(0, 1) for x in (out, *grads))
+
+    parts = []
+    for like, result in zip((batch.q, batch.q, batch.k, batch.v), (out, *grads), strict=True):
+        rows = result.detach().transpose(1, 2)
+        parts.append((chosen, rows) if like.dim() == 4 else (token[real], rows[real]))
+    return parts
 
 
 @dataclass(frozen=True)
@@ -101,15 +139,14 @@ def tolerance(batch: Batch, users: int = 4) -> float:
     the longest and a few more users, and at least 1e-3, so that a float32 provider may use the
     tf32 mode of the matrix units.
     """
-    starts = batch.offsets.tolist()
     longest = int(batch.lengths.argmax())
     step = max(1, len(batch.lengths) // users)
     worst = 0.0
     for user in {longest, *range(0, len(batch.lengths), step)}:
-        rows = slice(starts[user], starts[user + 1])
-        if rows.start == rows.stop:
+        if int(batch.lengths[user]) == 0:
             continue
-        same = _one_user(batch, rows, 0, batch.q.dtype)
-        exact = _one_user(batch, rows, 0, torch.float32)
-        worst = max(worst, compare(list(zip(same, exact, strict=True))).relative)
+        same = _attend(batch, [user], dtype=batch.k.dtype)
+        exact = _attend(batch, [user], dtype=torch.float32)
+        pairs = [(a, b) for (_, a), (_, b) in zip(same, exact, strict=True)]
+        worst = max(worst, compare(pairs).relative)
     return max(5 * worst, 1e-3)

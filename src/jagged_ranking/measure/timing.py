@@ -7,7 +7,8 @@ call is timed by CUDA events and the L2 cache is overwritten before it; on a CPU
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -83,6 +84,18 @@ def interleaved(
             except Exception as error:
                 _drop(timings[name], error, device)
     return timings
+
+
+@contextmanager
+def threads(device: torch.device | str, count: int) -> Iterator[None]:
+    """Work on a CPU with `count` threads inside of this; a GPU does not care."""
+    before = torch.get_num_threads()
+    if torch.device(device).type == "cpu":
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _warm_up(call: Callable[[], object], effort: Effort) -> None:

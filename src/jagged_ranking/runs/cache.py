@@ -27,6 +27,7 @@ def cached(function: Callable[..., pd.DataFrame], /, *args: Any, **options: Any)
 
     The key is the function's name, its arguments, the code tree, and the device. A folder that
     holds a prepared dataset counts by the dataset's digest. Prints where the result comes from.
+    A table with rows of status "error" is returned but not kept.
     Delete the folder `build/cache` to forget everything.
 
     Raises:
@@ -50,8 +51,11 @@ def cached(function: Callable[..., pd.DataFrame], /, *args: Any, **options: Any)
         print(f"{function.__name__}: kept from {when} ({path.name})")
         return results.read(path)
     started = time.monotonic()
-    results.write(function(*args, **options), path)
+    table = function(*args, **options)
     print(f"{function.__name__}: took {time.monotonic() - started:.0f} s")
+    if "error" in set(table["status"]):
+        return table  # a device that broke, a provider that was wrong: try again the next time
+    results.write(table, path)
     return results.read(path)  # what the next call will return
 
 

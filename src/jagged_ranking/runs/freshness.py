@@ -2,11 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jagged_ranking import provenance
+from click_data import history_lengths
+from jagged_ranking import paths, provenance
 from jagged_ranking.runs.errors import RunError
 from jagged_ranking.runs.notebook import read_record, source_digest
 
@@ -46,6 +48,32 @@ def data_digest(folder: Path | str | None) -> str | None:
     return None if folder is None else str(describe_data(folder)["digest"])
 
 
+def find_histories(name: str) -> Path | None:
+    """Where the histories of a data set are: a path as it is, a name below `paths.DATA`, as a
+    folder or as `NAME.parquet`; None where they are not.
+
+    Raises:
+        RunError: a path that does not exist.
+    """
+    if os.sep in name:
+        path = Path(name).expanduser()
+        if not path.exists():
+            raise RunError(f"{name} does not exist")
+        return path
+    places = (paths.DATA / name, paths.DATA / f"{name}.parquet")
+    return next((place for place in places if place.exists()), None)
+
+
+def histories_digests(names: Iterable[str]) -> dict[str, str]:
+    """name -> sha256 of the history lengths of each data set that is at hand."""
+    found: dict[str, str] = {}
+    for name in names:
+        if (place := find_histories(name)) is not None:
+            lengths = history_lengths(place).astype("<i8")
+            found[place.stem] = hashlib.sha256(lengths.tobytes()).hexdigest()
+    return found
+
+
 def default_device() -> str:
     """ "cuda" where there is one, else "cpu"."""
     import torch  # seconds to import, and `jagged --help` passes through here
@@ -70,6 +98,7 @@ def run_key(notebook: Path, parameters: Mapping[str, Any], data: Path | str | No
             "parameters": counted,
             "code": provenance.code_hash(),
             "data": data_digest(data),
+            "histories": histories_digests(parameters.get("histories") or ()),
             "device": provenance.device_name(default_device()),
         }
     )

@@ -2,7 +2,7 @@
 
 from jagged_ranking.runs.cache import cached
 from jagged_ranking.runs.session import Session, begin, show
-from jagged_ranking.runs.study import describe_batches, study_batches
+from jagged_ranking.runs.study import describe_batches, measured, study_batches, target_batches
 from jagged_ranking.runs.synthetic import synthetic_log
 
 __all__ = [
@@ -10,7 +10,9 @@ __all__ = [
     "begin",
     "cached",
     "describe_batches",
+    "measured",
     "show",
     "study_batches",
     "synthetic_log",
+    "target_batches",
 ]

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from jagged_ranking import paths
-from jagged_ranking.figures.redraw import redraw, redraw_all, update_readme
+from jagged_ranking.figures.redraw import redraw, redraw_all, update_performance, update_readme
 from jagged_ranking.runs.errors import RunError
 from jagged_ranking.runs.freshness import RESULTS
 
@@ -12,23 +12,25 @@ from jagged_ranking.runs.freshness import RESULTS
 def refresh(folder: Path) -> list[Path]:
     """Redraw a folder of results, or every one below a folder; returns the files that changed.
 
-    For the checkout's own figures the block of numbers in README.md is written anew too.
+    For the checkout's own figures the blocks of numbers in README.md and docs/performance.md are
+    written anew too.
     """
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder")
     own = folder.resolve() == paths.FIGURES.resolve()
-    readme = paths.ROOT / "README.md"
-    before = _digests(folder, readme)
+    readme, page = paths.ROOT / "README.md", paths.ROOT / "docs" / "performance.md"
+    before = _digests(folder, readme, page)
     if (folder / RESULTS).is_file():
         redraw(folder)
     else:
         redraw_all(folder)
     if own:
         update_readme(readme, folder)
-    after = _digests(folder, readme)
+        update_performance(page, folder)
+    after = _digests(folder, readme, page)
     return sorted(path for path in before | after if before.get(path) != after.get(path))
 
 
-def _digests(folder: Path, readme: Path) -> dict[Path, str]:
-    files = [*folder.glob("*"), *folder.glob("*/*"), readme]
+def _digests(folder: Path, *pages: Path) -> dict[Path, str]:
+    files = [*folder.glob("*"), *folder.glob("*/*"), *pages]
     return {p: hashlib.sha256(p.read_bytes()).hexdigest() for p in files if p.is_file()}

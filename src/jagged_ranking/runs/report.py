@@ -3,7 +3,7 @@
 import html
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,7 @@ def _section(section: Section, base: Path) -> str:
         caption = html.escape(path.stem.removeprefix(section.id).replace("_", " ").strip())
         parts.append(f"<figure>{picture}<figcaption>{caption}</figcaption></figure>")
     if section.table is not None:
-        for title, rows in _summaries(section.table):
+        for title, rows in tables.summaries(section.table):
             parts.append(f"<h3>{title}</h3>{frame_html(rows)}")
         parts.append(
             _details(f"Results ({len(section.table)} rows)", frame_html(_readable(section.table)))
@@ -152,17 +152,6 @@ def _section(section: Section, base: Path) -> str:
         manifest = html.escape(json.dumps(section.manifest, indent=2, sort_keys=True))
         parts.append(_details("Manifest", f"<pre>{manifest}</pre>"))
     return "\n".join([*parts, "</section>"])
-
-
-def _summaries(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The tables that are for reading, of those that the results allow."""
-    for title, rows in (
-        ("Latency in ms, forward / forward+backward, medians", tables.speed(table)),
-        ("Peak memory beyond the inputs, forward / forward+backward", tables.memory(table)),
-        ("Test split, mean ± sd over seeds", tables.quality(table)),
-    ):
-        if len(rows):
-            yield title, rows
 
 
 def _readable(table: pd.DataFrame) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """What a notebook says at its beginning and its end: where it writes, and what it ran on."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from jagged_ranking.runs.freshness import (
     RESULTS,
     default_device,
     describe_data,
+    histories_digests,
 )
 
 
@@ -37,19 +38,18 @@ class Session:
     device: str
     parameters: dict[str, Any]
     seed: int | None
-    data: Path | None
+    data_digests: dict[str, str]
     begun: provenance.Beginning
 
     def save(self, table: pd.DataFrame) -> dict[str, Any]:
         """Write results.parquet and manifest.json into the folder; returns the manifest."""
-        described = describe_data(self.data) if self.data else None
         manifest = provenance.manifest(
             run_id=self.id,
             preset=self.preset,
             parameters=self.parameters,
             begun=self.begun,
             seed=self.seed,
-            data_digests={described["name"]: described["digest"]} if described else {},
+            data_digests=self.data_digests,
             command=os.environ.get(COMMAND_VARIABLE, f"{self.id}.ipynb, run by hand"),
             run_key=os.environ.get(KEY_VARIABLE, ""),
         )
@@ -64,6 +64,7 @@ def begin(
     out: str | None,
     preset: str,
     data: str | None = None,
+    histories: Sequence[str] = (),
     seed: int | None = None,
     device: str = "auto",
     parameters: Mapping[str, Any],
@@ -75,12 +76,15 @@ def begin(
         out: the folder for its results; None is figures/runs/PRESET/ID of the checkout.
         preset: the name of the preset.
         data: the folder of the prepared dataset that the notebook reads, if any.
+        histories: data sets of which it reads the history lengths, see `find_histories`.
         seed: the seed of everything random in it.
         device: "cpu", "cuda" or "auto" (CUDA where there is one).
         parameters: the other parameters of the notebook, for the manifest.
     """
+    digests = histories_digests(histories)  # a clear error before hours of work
     if data:
-        describe_data(data)  # a clear error before hours of work
+        described = describe_data(data)
+        digests[described["name"]] = described["digest"]
     device = default_device() if device == "auto" else device
     folder = Path(out) if out else paths.RUNS / preset / run_id
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +95,7 @@ def begin(
         device=device,
         parameters=dict(parameters),
         seed=seed,
-        data=Path(data) if data else None,
+        data_digests=digests,
         begun=provenance.begin(device),
     )
 

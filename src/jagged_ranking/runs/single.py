@@ -111,6 +111,8 @@ def run_plan(plan: Plan, *, command: str, progress: bool = True) -> RunRecord:
         environment={
             COMMAND_VARIABLE: os.environ.get(COMMAND_VARIABLE, command),
             KEY_VARIABLE: record.key,
+            # Absolute: the notebook runs in a folder of its own.
+            paths.DATA_VARIABLE: str(paths.DATA),
         },
         progress=progress,
     )

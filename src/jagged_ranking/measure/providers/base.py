@@ -31,7 +31,9 @@ class Prepared:
             batch, so that the memory of a provider is the memory of its own inputs.
         inputs: the leaves q, k, v in the provider's layout.
         grad_output: the gradient of what `forward` returns, in its layout.
-        to_tokens: (batch, output or gradient in the provider's layout) -> [T, H, D].
+        to_tokens: (batch, a tensor of histories in the provider's layout) -> [T, H, D].
+        to_queries: the same for output and dq, where queries have a layout of their own; as
+            `to_tokens` when None.
         held: further tensors that exist before the call (masks, offsets).
         corrections: factors on output, dq, dk and dv before they are compared with the
             reference, for a provider that computes another normalisation.
@@ -44,6 +46,7 @@ class Prepared:
     inputs: tuple[Tensor, Tensor, Tensor]
     grad_output: Tensor
     to_tokens: Callable[[Batch, Tensor], Tensor]
+    to_queries: Callable[[Batch, Tensor], Tensor] | None = None
     held: tuple[Tensor, ...] = ()
     corrections: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
     builds: Mapping[str, Callable[[], object]] = field(default_factory=dict)
@@ -57,6 +60,13 @@ class Prepared:
         out = self.forward()
         return (out.detach(), *torch.autograd.grad(out, self.inputs, self.grad_output))
 
+    def compare_as(self, batch: Batch, mode: str) -> tuple[Tensor, ...]:
+        """`run` in the layout and the normalisation of the reference, float32."""
+        to_queries = self.to_queries or self.to_tokens
+        convert = (to_queries, to_queries, self.to_tokens, self.to_tokens)
+        parts = zip(self.run(mode), convert, self.corrections, strict=False)
+        return tuple(to(batch, result).float() * factor for result, to, factor in parts)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Provider:
@@ -68,6 +78,7 @@ class Provider:
         prepare: batch -> Prepared; raises Unavailable.
         padded: it works on padded tensors.
         padding_attends: it has no mask, so that padded (zero) keys take part in the softmax.
+        dense_queries: it is prepared for target attention too, not for self-attention only.
         bytes_beyond_inputs: (workload, mode) -> a lower bound, to refuse in time.
     """
 
@@ -76,18 +87,24 @@ class Provider:
     prepare: Callable[[Batch], Prepared]
     padded: bool = False
     padding_attends: bool = False
+    dense_queries: bool = False
     bytes_beyond_inputs: Callable[[Workload, str], int] = lambda workload, mode: 0
 
     def bytes_needed(self, workload: Workload, mode: str) -> int:
         """A lower bound on what has to be allocated, padded inputs included."""
-        inputs = 4 * padded_bytes(workload) if self.padded else 0
+        inputs = 2 * (padded_bytes(workload) + query_bytes(workload)) if self.padded else 0
         return inputs + self.bytes_beyond_inputs(workload, mode)
 
 
 def padded_bytes(workload: Workload) -> int:
-    """Bytes of one padded tensor [B, H, Lmax, D]."""
+    """Bytes of one padded tensor of histories [B, H, Lmax, D]."""
     w = workload
     return w.users * w.heads * w.max_len * w.head_dim * w.dtype.itemsize
+
+
+def query_bytes(workload: Workload) -> int:
+    """Bytes of the queries of a padded model: [B, H, Lmax, D], or [B, H, N, D]."""
+    return padded_bytes(workload) * (workload.queries or workload.max_len) // workload.max_len
 
 
 def leaves(*tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,5 @@
-"""Dense attention: the batch is padded to [B, H, Lmax, D], and padding costs what tokens cost.
+"""Dense attention: the batch is padded to [B, H, Lmax, D], and padding costs what tokens cost
+(candidates are [B, H, N, D] in target attention).
 
 Padding and unpadding happen outside of the timed region, in favour of these providers.
 """
@@ -20,6 +21,7 @@ from jagged_ranking.measure.providers.base import (
     need_cuda,
     need_half,
     padded_bytes,
+    query_bytes,
 )
 from jagged_ranking.measure.workloads import Batch, Workload
 
@@ -41,6 +43,10 @@ def _tokens(batch: Batch, padded: Tensor) -> Tensor:
     return padded.transpose(1, 2)[user, position]
 
 
+def _queries(batch: Batch, values: Tensor) -> Tensor:
+    return _tokens(batch, values) if batch.workload.queries is None else values.transpose(1, 2)
+
+
 def _prepared(
     batch: Batch,
     attention: Callable[[Tensor, Tensor, Tensor], Tensor],
@@ -52,6 +58,7 @@ def _prepared(
         inputs=(q, k, v),
         grad_output=batch.padded()[3],
         to_tokens=_tokens,
+        to_queries=_queries,
         held=held,
     )
 
@@ -71,7 +78,8 @@ def _prepare_eager(batch: Batch) -> Prepared:
 
 def _scores_bytes(workload: Workload, mode: str) -> int:
     # Scores and probabilities at the same time; backward adds a gradient of their size.
-    scores = workload.users * workload.heads * workload.max_len**2 * workload.dtype.itemsize
+    rows = workload.users * workload.heads * (workload.queries or workload.max_len)
+    scores = rows * workload.max_len * workload.dtype.itemsize
     return scores * (2 if mode == FORWARD else 3)
 
 
@@ -111,7 +119,8 @@ def _prepare_cudnn(batch: Batch) -> Prepared:
 
 
 def _output_bytes(workload: Workload, mode: str) -> int:
-    return padded_bytes(workload) * (1 if mode == FORWARD else 4)
+    queries = query_bytes(workload)
+    return queries if mode == FORWARD else 2 * queries + 2 * padded_bytes(workload)
 
 
 DENSE_EAGER = Provider(
@@ -119,6 +128,7 @@ DENSE_EAGER = Provider(
     description="padded; matmul, key padding mask, softmax, matmul, as PyTorch runs them eagerly",
     prepare=_prepare_eager,
     padded=True,
+    dense_queries=True,
     bytes_beyond_inputs=_scores_bytes,
 )
 DENSE_FLASH = Provider(
@@ -143,5 +153,6 @@ DENSE_SDPA = Provider(
     description="padded; SDPA with a key padding mask, whichever backend PyTorch chooses",
     prepare=_prepare_sdpa,
     padded=True,
+    dense_queries=True,
     bytes_beyond_inputs=_output_bytes,
 )

@@ -1,5 +1,6 @@
 """Providers that read jagged tensors: ours, and those that come with PyTorch."""
 
+import dataclasses
 import functools
 import inspect
 from typing import Any
@@ -26,34 +27,92 @@ def as_is(batch: Batch, values: Tensor) -> Tensor:
     return values
 
 
-def _prepare_ours(batch: Batch) -> Prepared:
+def packed_queries(batch: Batch, values: Tensor) -> Tensor:
+    """Queries (or what has their form) as [tokens, H, D]: dense ones one user after another."""
+    return values.flatten(0, -3)
+
+
+def like_queries(batch: Batch, values: Tensor) -> Tensor:
+    """The way back from `packed_queries`."""
+    return values.view(batch.q.shape)
+
+
+def packed_bounds(batch: Batch) -> tuple[Tensor, int, int]:
+    """(offsets of packed queries [B + 1] int32, most queries of a user, longest history)."""
+    longest, queries = int(batch.lengths.max()), batch.workload.queries
+    if queries is None:
+        return batch.offsets, longest, longest
+    users = torch.arange(len(batch.offsets), dtype=torch.int32, device=batch.device)
+    return users * queries, queries, longest
+
+
+def _prepare_ours(batch: Batch, split: str | None = None) -> Prepared:
+    """`split` names a policy of the schedule; None leaves it to the rule, as users do."""
+    w = batch.workload
     q, k, v = leaves(batch.q, batch.k, batch.v)
-    causal = batch.workload.causal
-    histories = JaggedTensor(q, batch.offsets)
-    jagged = (histories, histories.with_values(k), histories.with_values(v))
+    histories = JaggedTensor(k, batch.offsets)
+    values = histories.with_values(v)
+    # Dense candidates go in as they are; a history's own events share its offsets.
+    queries = histories.with_values(q) if w.queries is None else q
+    shared: dict[str, Any] = {
+        "inputs": (q, k, v),
+        "grad_output": batch.dout,
+        "to_tokens": as_is,
+    }
     if batch.device.type != "cuda":
+        if split is not None:
+            raise Unavailable("unsupported", "the native backend has no schedule to split")
         return Prepared(
-            forward=lambda: jagged_attention(*jagged, causal=causal).values,
-            inputs=(q, k, v),
-            grad_output=batch.dout,
-            to_tokens=as_is,
+            forward=lambda: _values(jagged_attention(queries, histories, values, causal=w.causal)),
             held=(batch.offsets,),
             config={"backend": "native"},
+            **shared,
         )
 
+    policy = {} if split is None else {"split": split}
     build = functools.partial(
-        attention_schedule, histories, causal=causal, head_dim=batch.workload.head_dim
+        attention_schedule,
+        *(queries, histories),
+        causal=w.causal,
+        head_dim=w.head_dim,
+        **policy,
     )
     schedule = build()
     return Prepared(
-        forward=lambda: jagged_attention(*jagged, causal=causal, schedule=schedule).values,
-        inputs=(q, k, v),
-        grad_output=batch.dout,
-        to_tokens=as_is,
-        held=(batch.offsets, schedule.rows, schedule.rows_t),
+        forward=lambda: _values(
+            jagged_attention(queries, histories, values, causal=w.causal, schedule=schedule)
+        ),
+        held=(batch.offsets, *_tensors(schedule)),
         builds={"schedule": build},
-        config={"backend": "triton", "tile_q": schedule.tile_q, "tile_k": schedule.tile_k},
+        config={"backend": "triton", **_chosen(schedule)},
+        **shared,
     )
+
+
+def _values(out: JaggedTensor | Tensor) -> Tensor:
+    return out.values if isinstance(out, JaggedTensor) else out
+
+
+def _chosen(schedule: Any) -> dict[str, Any]:
+    """What the schedule chose by its rules: tile shapes, policy. Not what the batch gave it."""
+    given = ("q_tokens", "k_tokens", "users")
+    return {
+        name: value
+        for name, value in vars(schedule).items()
+        if isinstance(value, int | str) and name not in given
+    }
+
+
+def _tensors(schedule: Any) -> list[Tensor]:
+    """Those in the fields of a dataclass, and of dataclasses in it."""
+    found = []
+    for field in dataclasses.fields(schedule):
+        value = getattr(schedule, field.name)
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif dataclasses.is_dataclass(value):
+            found += _tensors(value)
+    return found
 
 
 def _prepare_njt(batch: Batch) -> Prepared:
@@ -132,8 +191,9 @@ def _prepare_varlen(batch: Batch) -> Prepared:
         raise Unavailable("missing", message) from None
     if batch.workload.head_dim > 256:
         raise Unavailable("unsupported", "varlen_attn has head_dim <= 256")
-    q, k, v = leaves(batch.q, batch.k, batch.v)
-    offsets, longest = batch.offsets, int(batch.lengths.max())
+    q, k, v = leaves(packed_queries(batch, batch.q), batch.k, batch.v)
+    offsets = batch.offsets
+    query_offsets, most_queries, longest = packed_bounds(batch)
     mask: dict[str, Any] = {}
     if batch.workload.causal:
         # The name of the option changed between releases.
@@ -141,16 +201,17 @@ def _prepare_varlen(batch: Batch) -> Prepared:
         mask = {"window_size": (-1, 0)} if windowed else {"is_causal": True}
 
     def forward() -> Tensor:
-        out = varlen_attn(q, k, v, offsets, offsets, longest, longest, **mask)
+        out = varlen_attn(q, k, v, query_offsets, offsets, most_queries, longest, **mask)
         assert isinstance(out, Tensor)  # a tuple only if the log-sum-exp was asked for
         return out
 
     return Prepared(
         forward=forward,
         inputs=(q, k, v),
-        grad_output=batch.dout,
+        grad_output=packed_queries(batch, batch.dout),
         to_tokens=as_is,
-        held=(offsets,),
+        to_queries=like_queries,
+        held=(offsets, query_offsets),
     )
 
 
@@ -158,6 +219,20 @@ JAGGED = Provider(
     name="jagged",
     description="ours: jagged_attention, the schedule of the batch handed along",
     prepare=_prepare_ours,
+    dense_queries=True,
+)
+JAGGED_ROWS, JAGGED_SPLIT, JAGGED_STREAM = (
+    Provider(
+        name=f"jagged_{split}",
+        description=f"ours, {what}, whatever the rule would choose",
+        prepare=functools.partial(_prepare_ours, split=split),
+        dense_queries=True,
+    )
+    for split, what in (
+        ("rows", "one program a row"),
+        ("split", "split-K: long rows cut into equal parts"),
+        ("stream", "stream-K: all work cut into equal shares"),
+    )
 )
 NJT_SDPA = Provider(
     name="njt_sdpa",
@@ -174,4 +249,5 @@ VARLEN_ATTN = Provider(
     name="varlen_attn",
     description="torch.nn.attention.varlen.varlen_attn (FlashAttention-2)",
     prepare=_prepare_varlen,
+    dense_queries=True,
 )

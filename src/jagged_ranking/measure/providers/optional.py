@@ -15,7 +15,12 @@ from jagged_ranking.measure.providers.base import (
     need_cuda,
     need_half,
 )
-from jagged_ranking.measure.providers.jagged import as_is
+from jagged_ranking.measure.providers.jagged import (
+    as_is,
+    like_queries,
+    packed_bounds,
+    packed_queries,
+)
 from jagged_ranking.measure.workloads import Batch
 
 FBGEMM_FUNCTION = "multi_head_jagged_flash_attention"
@@ -55,17 +60,18 @@ def _prepare_flash_attn_4(batch: Batch) -> Prepared:
     need_half(batch, "flash-attn 4")
     if torch.cuda.get_device_capability(batch.device)[0] < 9:
         raise Unavailable("unsupported", "flash-attn 4 needs compute capability 9.0 or newer")
-    q, k, v = leaves(batch.q, batch.k, batch.v)
-    offsets, longest, causal = batch.offsets, int(batch.lengths.max()), batch.workload.causal
+    q, k, v = leaves(packed_queries(batch, batch.q), batch.k, batch.v)
+    offsets, causal = batch.offsets, batch.workload.causal
+    query_offsets, most_queries, longest = packed_bounds(batch)
 
     def forward() -> Tensor:
         result = attention(
             q,
             k,
             v,
-            cu_seqlens_q=offsets,
+            cu_seqlens_q=query_offsets,
             cu_seqlens_k=offsets,
-            max_seqlen_q=longest,
+            max_seqlen_q=most_queries,
             max_seqlen_k=longest,
             causal=causal,
         )
@@ -75,9 +81,10 @@ def _prepare_flash_attn_4(batch: Batch) -> Prepared:
     return Prepared(
         forward=forward,
         inputs=(q, k, v),
-        grad_output=batch.dout,
+        grad_output=packed_queries(batch, batch.dout),
         to_tokens=as_is,
-        held=(offsets,),
+        to_queries=like_queries,
+        held=(offsets, query_offsets),
     )
 
 
@@ -103,4 +110,5 @@ FLASH_ATTN_4 = Provider(
     name="flash_attn_4",
     description="flash_attn.cute flash_attn_varlen_func (FlashAttention-4, CuTe DSL)",
     prepare=_prepare_flash_attn_4,
+    dense_queries=True,
 )

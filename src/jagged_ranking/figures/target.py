@@ -1,0 +1,138 @@
+"""Figures of target attention: time against peers and limit, ratios, skew of lengths, memory."""
+
+# pandas says of table[mask], of cells and of iterated rows that they may be anything it knows.
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from jagged_ranking.figures import panels, style, sweeps
+from jagged_ranking.figures.data import OURS, attention, dtypes_of, modes_of, of_group, ours_of
+from jagged_ranking.figures.memory import BEYOND
+
+
+def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) -> list[Path]:
+    """Draw what the results allow; returns the files, SVG, PDF and PNG of each figure.
+
+    `<id>_latency`: ms on the named workloads, with the limit of the device;
+    `<id>_ratios`: ours over the limit, and every peer (FA2 first of all) over ours;
+    `<id>_skew`: ms against how unequally the same number of events is spread;
+    `<id>_memory`: the peak beyond the inputs on the named workloads.
+    """
+    table, beyond = attention(results, "latency"), attention(results, BEYOND)
+    figures: dict[str, Figure] = {}
+    with style.look():
+        if len(named := of_group(table, "target")):
+            labels = workload_labels(named)
+            figures["latency"] = sweeps.workloads_figure(
+                named, manifest, unit=1.0, ylabel="latency (ms)", limits=True, labels=labels
+            )
+            figures["ratios"] = _ratios_figure(named, labels, manifest)
+        if len(skewed := of_group(table, "skew")):
+            figures["skew"] = _skew_figure(skewed, manifest)
+        if len(named := of_group(beyond, "target")):
+            labels = workload_labels(named)
+            figures["memory"] = sweeps.memory_figure(named, manifest, labels=labels)
+        return style.save_all(figures, manifest, out)
+
+
+def workload_labels(table: pd.DataFrame) -> dict[str, str]:
+    """workload -> what stands below its column: name, users x candidates, events."""
+    labels = {}
+    for row in table.drop_duplicates("workload").itertuples():
+        name = str(row.workload).removesuffix("-small")
+        queries = int(float(str(row.queries)))
+        labels[str(row.workload)] = f"{name}\n{row.B} users x {queries}\n{row.tokens:,} events"
+    return labels
+
+
+def _ratios_figure(
+    named: pd.DataFrame, labels: Mapping[str, str], manifest: Mapping[str, Any]
+) -> Figure:
+    """Ours over the limit on the left, every peer over ours on the right; a row a mode."""
+    modes, own = modes_of(named), ours_of(named, "value")
+    good = named[named["status"] == "ok"]
+    peers = [n for n in style.ordered(list(good["provider"].unique())) if not n.startswith(OURS)]
+    limits = dict(
+        zip(zip(named["workload"], named["mode"], strict=True), named["limit_ms"], strict=True)
+    )
+    figure, axes = style.new_figure(len(modes), 2, height=0.75 + 1.75 * len(modes), sharex=True)
+    handles: dict[str, Any] = {}
+    for row, mode in zip(axes, modes, strict=True):
+        ours = np.array([own.get((name, mode), np.nan) for name in labels], dtype=float)
+        least = np.array([limits.get((name, mode), np.nan) for name in labels], dtype=float)
+        handles |= _dots(row[0], OURS, ours / least)
+        for peer in peers:
+            theirs = good[(good["provider"] == peer) & (good["mode"] == mode)]
+            by_name = dict(zip(theirs["workload"], theirs["value"], strict=True))
+            times = np.array([by_name.get(name, np.nan) for name in labels], dtype=float)
+            handles |= _dots(row[1], peer, times / ours)
+        row[0].set_ylabel("time of ours / limit")
+        row[1].set_ylabel("time / time of ours")
+        for panel in row:
+            panel.axhline(1.0, color="#888888", linewidth=0.8, zorder=1)
+            shown = [y for line in panel.lines for y in np.ravel(line.get_ydata())]
+            panels.padded_limits(panel, [float(y) for y in shown])
+            panel.set_xticks(range(len(labels)), [text.split("\n")[0] for text in labels.values()])
+            panel.set_xlim(-0.5, len(labels) - 0.5)
+            panel.tick_params(axis="x", length=0)
+            panel.set_title(style.MODE_LOOKS[mode].label)
+    style.legend(figure, handles)
+    style.finish(figure, manifest, dtypes_of(named))
+    return figure
+
+
+def _dots(panel: Axes, name: str, values: np.ndarray) -> dict[str, Any]:
+    if not np.isfinite(values).any():
+        return {}
+    looks = style.look_of(name)
+    panel.plot(
+        range(len(values)),
+        values,
+        color=looks.color,
+        marker=looks.marker,
+        linestyle="none",
+        markersize=5,
+        markeredgecolor="white",
+        markeredgewidth=0.4,
+    )
+    return {looks.label: panels.marker_handle(name)}
+
+
+def _skew_figure(table: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure:
+    """A row a mode, a column a number of users; events are the same in all of a column."""
+    modes, counts = modes_of(table), sorted({int(n) for n in table["B"]})
+    skews = list(dict.fromkeys(table["distribution"]))
+    events = int(table["tokens"].iloc[0])
+    figure, axes = style.new_figure(
+        len(modes), len(counts), height=0.75 + 1.75 * len(modes), sharex=True, sharey="row"
+    )
+    handles: dict[str, Any] = {}
+    for row, mode in zip(axes, modes, strict=True):
+        of_mode = table[table["mode"] == mode]
+        for panel, users in zip(row, counts, strict=True):
+            mine = of_mode[of_mode["B"] == users]
+            handles |= panels.lines_panel(panel, mine, column="distribution", order=skews)
+            limit = mine.drop_duplicates("distribution").set_index("distribution")["limit_ms"]
+            panel.plot(
+                range(len(skews)), [float(limit.get(s, np.nan)) for s in skews], **sweeps.LIMIT_LINE
+            )
+            handles[sweeps.LIMIT] = Line2D([], [], **sweeps.LIMIT_LINE)
+            panel.set_title(f"{style.MODE_LOOKS[mode].label}, {users} users")
+            panel.set_xlim(-0.3, len(skews) - 0.7)
+        shown = [*of_mode["value"], *of_mode["q25"], *of_mode["q75"], *of_mode["limit_ms"]]
+        panels.padded_limits(row[0], shown)
+        row[0].set_ylabel("latency (ms)")
+    for panel in axes[-1]:
+        panel.set_xlabel(f"how {events:,} events are spread")
+    style.legend(figure, handles)
+    style.finish(figure, manifest, dtypes_of(table))
+    return figure
