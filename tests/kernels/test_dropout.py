@@ -74,7 +74,7 @@ def test_outputs_and_gradients(lengths, options):
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 2), (3, 1)])
 def test_grouped_query_heads(heads, kv_heads):
-    case = Case([TILE + 1, 2], [5, TILE + 2], heads=heads, kv_heads=kv_heads)
+    case = Case([TILE + 1, 2, 2 * TILE], [5, TILE + 2, 9], heads=heads, kv_heads=kv_heads)
     assert_as_exact_as_pytorch(case.inputs(torch.float32), NO_BIAS, dropout_p=0.4, torch_seed=6)
 
 

@@ -9,15 +9,17 @@ from typing import Literal, TypedDict, Unpack, overload
 import torch
 from torch import Tensor
 
-from jagged_kernels.attention import ops, ops_biased
+from jagged_kernels.attention import ops, ops_biased, ops_split
 from jagged_kernels.attention.bias import Bias, bias_terms
 from jagged_kernels.attention.bias_terms import BiasTerms
 from jagged_kernels.attention.reference import attention_reference
 from jagged_kernels.attention.schedule import (
     AttentionSchedule,
+    Split,
     build_schedule,
     check_users,
     dense_queries,
+    dense_schedule,
     resolve_window,
 )
 from jagged_kernels.attention.tiles import default_tiles
@@ -151,38 +153,29 @@ def jagged_attention(
 
     if chosen == "triton":
         if schedule is None:
-            tile_q, tile_k = default_tiles(max(q_jagged.values.shape[2], v.values.shape[2]))
-            schedule = build_schedule(
-                q_jagged.offsets,
-                k.offsets,
-                q_tokens=q_jagged.values.shape[0],
-                k_tokens=k.values.shape[0],
-                window=band,
-                tile_q=tile_q,
-                tile_k=tile_k,
-            )
-        arguments = (
-            q_jagged.values,
-            k.values,
-            v.values,
-            schedule.rows,
-            schedule.rows_t,
-            schedule.tile_q,
-            schedule.tile_k,
-            *band,
-            scale,
-        )
-        if terms is None and seed is None:
-            o, lse2 = ops.attention_triton(*arguments)
-        else:
+            # Short of a schedule of the caller's, rows are enough for bias and dropout.
+            plain = terms is None and seed is None
+            schedule = _schedule(q, q_jagged, k, v, band, split="auto" if plain else "rows")
+        qkv = (q_jagged.values, k.values, v.values)
+        rows = (schedule.rows, schedule.rows_t)
+        mask = (schedule.tile_q, schedule.tile_k, *band, scale)
+        if terms is not None or seed is not None:
             o, lse2 = ops_biased.attention_triton_biased(
-                *arguments,
+                *qkv,
+                *rows,
+                *mask,
                 q_jagged.offsets,
                 k.offsets,
                 seed,
                 dropout_p,
                 *(BiasTerms() if terms is None else terms),
             )
+        elif schedule.partition is not None and schedule.partition_t is not None:
+            partition, partition_t = schedule.partition, schedule.partition_t
+            spans = (partition.spans, partition_t.spans, partition.block, partition_t.block)
+            o, lse2 = ops_split.attention_split(*qkv, *rows, *spans, *mask)
+        else:
+            o, lse2 = ops.attention_triton(*qkv, *rows, *mask)
         lse = lse2 * math.log(2) if return_lse else lse2
     else:
         function = attention_reference if chosen == "reference" else ops.native
@@ -205,6 +198,30 @@ def jagged_attention(
         batch = (len(k), q.shape[-3])
         out, lse = o.unflatten(0, batch), lse.unflatten(0, batch)
     return (out, lse) if return_lse else out
+
+
+def _schedule(
+    q: JaggedTensor | Tensor,
+    q_jagged: JaggedTensor,
+    k: JaggedTensor,
+    v: JaggedTensor,
+    band: tuple[int, int],
+    *,
+    split: Split,
+) -> AttentionSchedule:
+    head_dim = max(q_jagged.values.shape[2], v.values.shape[2])
+    if not isinstance(q, JaggedTensor):
+        return dense_schedule(q, k, window=band, head_dim=head_dim, split=split)
+    tile_q, tile_k = default_tiles(head_dim)
+    return build_schedule(
+        q.offsets,
+        k.offsets,
+        q_tokens=q.values.shape[0],
+        k_tokens=k.values.shape[0],
+        window=band,
+        tile_q=tile_q,
+        tile_k=tile_k,
+    )
 
 
 def _check_inputs(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> None:

@@ -18,7 +18,7 @@ from jagged_kernels.attention.native import (
 )
 
 
-def _empty_output(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def empty_output(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     lse_dtype = torch.promote_types(q.dtype, torch.float32)
     tokens, heads = q.shape[:2]
     return q.new_empty((tokens, heads, v.shape[2])), q.new_empty((tokens, heads), dtype=lse_dtype)
@@ -40,15 +40,15 @@ def check_triton_runs(q: Tensor) -> None:
 
 # Defined below `torch.library.custom_op` and with an autograd kernel of its own: on short histories
 # the time that a call takes on the host is the time that it takes, and this way is 3x cheaper.
-_LIBRARY = torch.library.Library("jagged_kernels", "FRAGMENT")
+LIBRARY = torch.library.Library("jagged_kernels", "FRAGMENT")
 
 
-def _define(function: Callable[..., Any]) -> Any:
+def define_op(function: Callable[..., Any]) -> Any:
     """The operator of a function, its schema from the annotations."""
     name = function.__name__.lstrip("_")
-    _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()))
+    LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()))
     for device in ("CUDA", "CPU"):  # CPU: Triton's interpreter
-        _LIBRARY.impl(name, function, device)
+        LIBRARY.impl(name, function, device)
     return getattr(torch.ops.jagged_kernels, name).default
 
 
@@ -111,13 +111,13 @@ def _attention_triton_backward(
     )
 
 
-attention_triton = _define(_attention_triton)
-attention_triton_backward = _define(_attention_triton_backward)
+attention_triton = define_op(_attention_triton)
+attention_triton_backward = define_op(_attention_triton_backward)
 
 
 @torch.library.register_fake("jagged_kernels::attention_triton")
 def _(q, k, v, rows, rows_t, tile_q, tile_k, left, right, scale):
-    return _empty_output(q, v)
+    return empty_output(q, v)
 
 
 @torch.library.register_fake("jagged_kernels::attention_triton_backward")
@@ -148,7 +148,7 @@ class _TritonAttention(torch.autograd.Function):
         return (*gradients, *unused)
 
 
-_LIBRARY.impl("attention_triton", lambda *inputs: _TritonAttention.apply(*inputs), "Autograd")
+LIBRARY.impl("attention_triton", lambda *inputs: _TritonAttention.apply(*inputs), "Autograd")
 
 
 # --- native ---------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def attention_native(
 
 @attention_native.register_fake
 def _(q, k, v, *rest):
-    return _empty_output(q, v)
+    return empty_output(q, v)
 
 
 @torch.library.custom_op("jagged_kernels::attention_native_backward", mutates_args=())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from jagged_kernels.attention.bias_launch import bias_arguments, bias_slots, reduce_slots
 from jagged_kernels.attention.bias_terms import BiasTerms
-from jagged_kernels.attention.ops import _empty_output, split_arguments
+from jagged_kernels.attention.ops import empty_output, split_arguments
 
 # The last ten arguments are the fields of `BiasTerms`. An empty tensor stands for no gradient.
 _TERMS = len(BiasTerms._fields)
@@ -58,7 +58,7 @@ def attention_triton_biased(
 
 @attention_triton_biased.register_fake
 def _(q, k, v, *rest):
-    return _empty_output(q, v)
+    return empty_output(q, v)
 
 
 @torch.library.custom_op("jagged_kernels::attention_triton_biased_backward", mutates_args=())

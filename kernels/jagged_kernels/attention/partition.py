@@ -28,6 +28,8 @@ SPAN_WIDTH = 4
 
 # What beginning a row costs, in key blocks: its queries in, its result out, an empty pipeline.
 ROW_COST = 1
+# Chunks of a row under "split".
+SPLIT_CHUNKS = 8
 # Rows of a query tile with all heads that share keys: more would not leave registers for scores.
 MAX_PACK = 128
 # The interpreter has no multiprocessors; enough to cut rows in small batches.
@@ -153,9 +155,10 @@ def split_partition(
     head_dim: int,
     element_size: int,
     k_tokens: int,
+    policy: Literal["stream", "split"] = "stream",
     backward: bool = False,
 ) -> Partition:
-    """The stream partition for one launch, by the rules below.
+    """The partition for one launch, by the rules below.
 
     Args:
         rows: [R, 8] int32, tiles of `tile_q` queries.
@@ -166,6 +169,8 @@ def split_partition(
     members = members_in_tile(heads, kv_heads, tile_q)
     rule = split_backward_config if backward else split_forward_config
     config = rule(head_dim, element_size, pack_size(members, tile_q))
+    if policy == "split":
+        return build_partition(rows, block=config.block, programs=SPLIT_CHUNKS, policy="split")
     programs = stream_programs(
         rows.device,
         groups=heads // members,
@@ -202,7 +207,7 @@ class SplitConfig(LaunchConfig):
 
 
 def split_forward_config(head_dim: int, element_size: int, pack: int) -> SplitConfig:
-    """Blocks of 16 KiB of K and V where they fit, two in flight beside the one in use.
+    """Blocks of 32 KiB of K and V where they fit, one in flight beside the one in use.
 
     Args:
         head_dim: the larger of K's and V's.
@@ -213,7 +218,7 @@ def split_forward_config(head_dim: int, element_size: int, pack: int) -> SplitCo
         block, num_warps = (16, 8) if head_dim > 128 else (32, 4 if pack <= 16 else 8)
         return SplitConfig(block, num_warps, num_stages=2, resident=2)
     if head_dim <= 64:
-        return SplitConfig(64, 4, num_stages=3, resident=4 if pack <= 32 else 3)
+        return SplitConfig(128, 4, num_stages=2, resident=2)
     return SplitConfig(64 if head_dim <= 128 else 32, 4, num_stages=3, resident=2)
 
 

@@ -10,11 +10,13 @@ no program walks padding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from jagged_kernels.attention.partition import Partition, split_backward_fits, split_partition
 from jagged_kernels.attention.tiles import default_tiles
 from jagged_kernels.jagged_tensor import JaggedTensor
 
@@ -23,6 +25,11 @@ ROW_FIELDS = ("tile_start", "tile_end", "range_start", "range_end", "shift", "us
 ROW_WIDTH = 8
 
 NO_LIMIT = -1
+
+Split = Literal["auto", "rows", "split", "stream"]
+_SPLITS = ("auto", "rows", "split", "stream")
+# Queries of one user that one tile of the split kernels holds.
+MOST_SPLIT_QUERIES = 64
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,8 @@ class AttentionSchedule:
         window: (left, right) keys visible around the aligned diagonal, -1 for no limit.
         tile_q, tile_k: tokens in a tile of queries (forward, dQ) and of keys (dK, dV).
         q_tokens, k_tokens, users: what the schedule was built for.
+        split: "rows": a program walks a whole row. "stream", "split": rows are cut, by
+            `partition` in the forward and `partition_t` in the backward.
     """
 
     rows: Tensor
@@ -45,6 +54,9 @@ class AttentionSchedule:
     q_tokens: int
     k_tokens: int
     users: int
+    split: str = "rows"
+    partition: Partition | None = None
+    partition_t: Partition | None = None
 
 
 def attention_schedule(
@@ -56,6 +68,7 @@ def attention_schedule(
     head_dim: int = 64,
     tile_q: int | None = None,
     tile_k: int | None = None,
+    split: Split = "auto",
 ) -> AttentionSchedule:
     """Builds the schedule that `jagged_attention` would build for these offsets and this mask.
 
@@ -66,14 +79,23 @@ def attention_schedule(
         causal, window: as in `jagged_attention`.
         head_dim: a hint for the tile shapes, never a number in the result.
         tile_q, tile_k: powers of two, 16 or more, in place of the default tile shapes.
+        split: how rows become programs. "rows": a program each. "stream": rows are cut into spans
+            of equal cost (LeanAttention, arXiv 2405.10480), "split": each row into equal chunks;
+            both for dense queries, at most 64 a user. "auto": "stream" where it can be.
 
     Raises:
-        ValueError: `q` and `k` have different numbers of users, or dense `q` comes without `k`.
+        ValueError: `q` and `k` have different numbers of users, dense `q` comes without `k`, or
+            `split` asks for a cut that these queries cannot have.
     """
     if not isinstance(q, JaggedTensor):
         if k is None:
             raise ValueError("dense queries need k, the users' histories")
-        q = dense_queries(q, k)
+        return dense_schedule(
+            q, k, window=resolve_window(causal, window), head_dim=head_dim,
+            tile_q=tile_q, tile_k=tile_k, split=split,
+        )  # fmt: skip
+    if split not in ("auto", "rows"):
+        raise ValueError(f"split must be auto or rows for jagged queries, got {split!r}")
     k = q if k is None else k
     check_users(q, k)
     tiles = default_tiles(head_dim)
@@ -86,6 +108,64 @@ def attention_schedule(
         tile_q=_checked_tile(tile_q, tiles[0]),
         tile_k=_checked_tile(tile_k, tiles[1]),
     )
+
+
+def dense_schedule(
+    q: Tensor,
+    k: JaggedTensor,
+    *,
+    window: tuple[int, int],
+    head_dim: int,
+    tile_q: int | None = None,
+    tile_k: int | None = None,
+    split: Split = "auto",
+) -> AttentionSchedule:
+    """`attention_schedule` for dense queries [B, N, H, D] or [N, H, D]."""
+    if split not in _SPLITS:
+        raise ValueError(f"split must be one of {', '.join(_SPLITS)}; got {split!r}")
+    tiles = default_tiles(head_dim)
+    queries, heads = q.shape[-3:-1]
+    kv_heads = k.values.shape[1]
+    # One tile for a user's queries, no larger than it must be: products with empty rows cost
+    # more than the few keys of a short history do.
+    tile = _checked_tile(tile_q, max(16, 1 << (max(queries, 1) - 1).bit_length()))
+    fits = 0 < queries <= min(tile, MOST_SPLIT_QUERIES) and len(k) > 0 and k.values.shape[0] > 0
+    fits = fits and split_backward_fits(heads, kv_heads, tile)
+    if split in ("split", "stream") and not fits:
+        raise ValueError(
+            f"split={split!r} needs 1 to {MOST_SPLIT_QUERIES} queries a user, a tile_q that holds "
+            f"them and at least one key; got {queries} queries, {heads} heads over {kv_heads}, "
+            f"tile_q={tile_q}, {k.values.shape[0]} keys of {len(k)} users"
+        )
+    cut = fits and split != "rows"
+    jagged = dense_queries(q, k)
+    schedule = build_schedule(
+        jagged.offsets,
+        k.offsets,
+        q_tokens=jagged.values.shape[0],
+        k_tokens=k.values.shape[0],
+        window=window,
+        tile_q=tile if cut else _checked_tile(tile_q, tiles[0]),
+        tile_k=_checked_tile(tile_k, tiles[1]),
+    )
+    if not cut:
+        return schedule
+    policy = "split" if split == "split" else "stream"
+    partition, partition_t = (
+        split_partition(
+            schedule.rows,
+            policy=policy,
+            heads=heads,
+            kv_heads=kv_heads,
+            tile_q=tile,
+            head_dim=head_dim,
+            element_size=q.element_size(),
+            k_tokens=schedule.k_tokens,
+            backward=backward,
+        )
+        for backward in (False, True)
+    )
+    return replace(schedule, split=policy, partition=partition, partition_t=partition_t)
 
 
 def build_schedule(
