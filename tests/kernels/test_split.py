@@ -352,11 +352,12 @@ def test_a_whale_does_not_wait():
 
 
 def test_programs_follow_the_machine_and_the_work():
-    options: Any = {"config": split_forward_config(64, 2, 16)}
+    config = split_forward_config(64, 2, 16)
+    options: Any = {"config": config}
     device = torch.device("cpu")
     many = stream_programs(device, groups=1, rows=100, k_tokens=10**6, **options)
     assert stream_programs(device, groups=4, rows=100, k_tokens=10**6, **options) == many // 4
-    assert stream_programs(device, groups=1, rows=1, k_tokens=130, **options) == 3
+    assert stream_programs(device, groups=1, rows=1, k_tokens=2 * config.block + 2, **options) == 3
     assert stream_programs(device, groups=10**4, rows=1, k_tokens=0, **options) == 1
 
 
