@@ -163,7 +163,8 @@ def test_dense_queries(backend):
     jagged = run(backend, inputs, tile=None)["o"].view(3, 3, 4, 16)
     dense = inputs.q.view(3, 3, 4, 16)
     out, lse = jagged_attention(dense, k, v, backend=backend, return_lse=True)
-    assert torch.equal(out, jagged)
+    # Not to the bit: dense queries may go another way, that sums in another order.
+    torch.testing.assert_close(out, jagged, rtol=1e-5, atol=1e-6)
     assert lse.shape == (3, 3, 4)
 
     shared = dense[0].clone().requires_grad_()
