@@ -135,17 +135,18 @@ def _deterministic(device: torch.device) -> Iterator[None]:
         return
     was_on = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    fills = torch.utils.deterministic.fill_uninitialized_memory
+    memory: Any = torch.utils.deterministic  # its attribute is a property that type checks miss
+    fills = memory.fill_uninitialized_memory
     with warnings.catch_warnings():
         # It warns of cuBLAS, which only varies with several streams, and of sums of integers.
         warnings.filterwarnings("ignore", message=".*determinis.*", category=UserWarning)
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        memory.fill_uninitialized_memory = False
         try:
             yield
         finally:
             torch.use_deterministic_algorithms(was_on, warn_only=only_warns)
-            torch.utils.deterministic.fill_uninitialized_memory = fills
+            memory.fill_uninitialized_memory = fills
 
 
 def _ema(decay: float) -> Callable[[Any, Any, Any], None]:
