@@ -234,6 +234,10 @@ def save(figure: Figure, out: Path, stem: str) -> list[Path]:
     # Arranged once, not for every format anew.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
+    # The solver's last bits vary from run to run, and the names of clip paths hash all bits.
+    for axes in figure.axes:
+        bounds = [round(float(edge), 6) for edge in axes.get_position().bounds]
+        axes.set_position((bounds[0], bounds[1], bounds[2], bounds[3]))
     for kind in FORMATS:
         path = Path(out) / f"{stem}.{kind}"
         buffer = io.BytesIO()
