@@ -9,7 +9,7 @@ from typing import Literal, TypedDict, Unpack, overload
 import torch
 from torch import Tensor
 
-from jagged_kernels.attention import ops, ops_biased, ops_split
+from jagged_kernels.attention import ops, ops_biased, ops_native, ops_split
 from jagged_kernels.attention.bias import Bias, bias_terms
 from jagged_kernels.attention.bias_terms import BiasTerms
 from jagged_kernels.attention.reference import attention_reference
@@ -23,10 +23,9 @@ from jagged_kernels.attention.schedule import (
     resolve_window,
 )
 from jagged_kernels.attention.tiles import default_tiles
+from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.jagged_tensor import JaggedTensor
 
-Backend = Literal["auto", "triton", "native", "reference"]
-_BACKENDS = ("auto", "triton", "native", "reference")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -149,7 +148,7 @@ def jagged_attention(
         _check_schedule(schedule, q_jagged, k, band)
     scale = 1 / math.sqrt(q_jagged.values.shape[2]) if scale is None else scale
     seed = torch.randint(2**31, (), device=q_jagged.device) if dropout_p else None
-    chosen = _choose_backend(backend, q_jagged.values)
+    chosen = choose_backend(backend, q_jagged.values)
 
     if chosen == "triton":
         if schedule is None:
@@ -172,13 +171,14 @@ def jagged_attention(
             )
         elif schedule.partition is not None and schedule.partition_t is not None:
             partition, partition_t = schedule.partition, schedule.partition_t
-            spans = (partition.spans, partition_t.spans, partition.block, partition_t.block)
-            o, lse2 = ops_split.attention_split(*qkv, *rows, *spans, *mask)
+            spans = (partition.spans, partition.block)
+            spans_t = (partition_t.spans, partition_t.block)
+            o, lse2 = ops_split.attention_split(*qkv, *spans, *rows, *spans_t, *mask)
         else:
             o, lse2 = ops.attention_triton(*qkv, *rows, *mask)
         lse = lse2 * math.log(2) if return_lse else lse2
     else:
-        function = attention_reference if chosen == "reference" else ops.native
+        function = attention_reference if chosen == "reference" else ops_native.attention_native
         o, lse = function(
             q_jagged.values,
             k.values,
@@ -277,17 +277,3 @@ def _check_schedule(
         )
     if schedule.rows.device != q.device:
         raise ValueError(f"the schedule is on {schedule.rows.device} and q on {q.device}")
-
-
-def _choose_backend(backend: str, q: Tensor) -> str:
-    if backend not in _BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(_BACKENDS)}; got {backend!r}")
-    if backend == "auto":
-        return "triton" if q.is_cuda and q.dtype != torch.float64 else "native"
-    if backend == "triton":
-        if q.dtype == torch.float64:
-            raise NotImplementedError(
-                "the triton backend has no float64; use backend='native' or 'auto'"
-            )
-        ops.check_triton_runs(q)
-    return backend
