@@ -24,7 +24,7 @@ def default_tiles(head_dim: int) -> tuple[int, int]:
     return (64, 64) if head_dim <= 128 else (32, 32)
 
 
-def forward_config(head_dim: int, element_size: int) -> LaunchConfig:
+def forward_config(head_dim: int, element_size: int, tile: int) -> LaunchConfig:
     """`head_dim` is padded to a power of two; `element_size` in bytes."""
     row_bytes = head_dim * element_size
     if row_bytes <= 256:
@@ -32,7 +32,7 @@ def forward_config(head_dim: int, element_size: int) -> LaunchConfig:
     return LaunchConfig(block=32, num_warps=4, num_stages=2)
 
 
-def backward_config(head_dim: int, element_size: int) -> LaunchConfig:
+def backward_config(head_dim: int, element_size: int, tile: int) -> LaunchConfig:
     """For both passes of the backward; they hold about twice the forward's state."""
     row_bytes = head_dim * element_size
     if row_bytes <= 64:
