@@ -110,33 +110,21 @@ def _forward_kernel(
         k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D, True)
         v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV, True)
         acc, top, total, reach = _attend(
-            acc, top, total, reach, q, k, v, k_start, row, scale_log2, left, right,
-            bias, place, S, BIAS, True, False,
+            acc, top, total, reach, q, k, v, k_start, True, row, scale_log2, left, right,
+            bias, place, S, BIAS, False,
         )  # fmt: skip
     else:
-        whole_start, whole_end = whole_blocks(
-            q_start, q_end, k_start, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, BLOCK
-        )
-        if S.HAS_LEFT:
-            acc, top, total, reach = _walk(
-                acc, top, total, reach, q, k_ptr, v_ptr, k_start, tl.minimum(whole_start, k_end),
-                row, scale_log2, left, right, bias, place, S, BIAS, True, False,
-            )  # fmt: skip
         acc, top, total, reach = _walk(
-            acc, top, total, reach, q, k_ptr, v_ptr, whole_start, whole_end,
-            row, scale_log2, left, right, bias, place, S, BIAS, False, False,
-        )  # fmt: skip
-        acc, top, total, reach = _walk(
-            acc, top, total, reach, q, k_ptr, v_ptr, tl.maximum(whole_start, whole_end), k_end,
-            row, scale_log2, left, right, bias, place, S, BIAS, True, False,
+            acc, top, total, reach, q, k_ptr, v_ptr, row, scale_log2, left, right,
+            bias, place, S, BIAS, False,
         )  # fmt: skip
     # The first condition is known when compiling, the second is not.
     if not BIAS.ANY:  # noqa: SIM102
         if tl.max(reach, 0) > _FAR:
             acc, top, total, reach = _nothing(TILE, S.PAD_DV)
             acc, top, total, reach = _walk(
-                acc, top, total, reach, q, k_ptr, v_ptr, k_start, k_end,
-                row, scale_log2, left, right, bias, place, S, BIAS, True, True,
+                acc, top, total, reach, q, k_ptr, v_ptr, row, scale_log2, left, right,
+                bias, place, S, BIAS, True,
             )  # fmt: skip
 
     # A query that saw nothing has total 0: its output is 0 and its lse -inf.
@@ -158,27 +146,30 @@ def _nothing(TILE: tl.constexpr, PAD_DV: tl.constexpr):
 
 @triton.jit
 def _walk(
-    acc, top, total, reach, q, k_ptr, v_ptr, start, end,
-    row, scale_log2, left, right, bias, place,
-    S: tl.constexpr, BIAS: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
+    acc, top, total, reach, q, k_ptr, v_ptr, row, scale_log2, left, right, bias, place,
+    S: tl.constexpr, BIAS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """`_attend` for the key blocks that start in [start, end)."""
+    """`_attend` for all key blocks of the row."""
     BLOCK: tl.constexpr = S.BLOCK
-    k_end = row[3]
-    for k_start in range(start, end, BLOCK):
-        k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D, MASKED)
-        v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV, MASKED)
+    q_start, q_end, first, k_end, shift, _ = row
+    whole_start, whole_end = whole_blocks(
+        q_start, q_end, first, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, BLOCK
+    )
+    for k_start in range(first, k_end, BLOCK):
+        k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D, True)
+        v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV, True)
+        cut = (k_start < whole_start) | (k_start >= whole_end)
         acc, top, total, reach = _attend(
-            acc, top, total, reach, q, k, v, k_start, row, scale_log2, left, right,
-            bias, place, S, BIAS, MASKED, EXACT,
+            acc, top, total, reach, q, k, v, k_start, cut, row, scale_log2, left, right,
+            bias, place, S, BIAS, EXACT,
         )  # fmt: skip
     return acc, top, total, reach
 
 
 @triton.jit
 def _attend(
-    acc, top, total, reach, q, k, v, k_start, row, scale_log2, left, right, bias, place,
-    S: tl.constexpr, BIAS: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr,
+    acc, top, total, reach, q, k, v, k_start, cut, row, scale_log2, left, right, bias, place,
+    S: tl.constexpr, BIAS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over one key block.
 
@@ -203,7 +194,7 @@ def _attend(
                 bias, place, q_token, k_token, q_end, k_end, shift, head, BIAS, S.HEADS
             )
             scores += added * _LOG2_E
-    if MASKED:
+    if cut:
         inside = visible(
             q_start, k_start, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
         )
@@ -213,7 +204,7 @@ def _attend(
         block_top = block_top * scale_log2
     new_top = tl.maximum(top, block_top)
     # -inf - -inf is NaN: a query that has seen nothing yet subtracts 0.
-    finite_top = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
+    finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)
     if BIAS.ANY or EXACT:
         weights = tl.exp2(scores - finite_top[:, None])
     else:
