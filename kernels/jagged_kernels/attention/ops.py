@@ -27,9 +27,14 @@ def empty_output(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 # --- triton ---------------------------------------------------------------------------------------
 
 
+def triton_runs(x: Tensor) -> bool:
+    """Whether Triton kernels can run where this tensor is: on CUDA, or in the interpreter."""
+    return x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def check_triton_runs(q: Tensor) -> None:
     """Raises the reason why the Triton kernels cannot run on this tensor."""
-    if not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+    if not triton_runs(q):
         raise ValueError(
             f"the triton backend needs CUDA tensors, got q on {q.device} (for Triton's "
             "interpreter, set TRITON_INTERPRET=1 before starting Python)"

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.schedule import NO_LIMIT, ROW_WIDTH
+from jagged_kernels.attention.rows import NO_LIMIT, ROW_WIDTH
 
 LOG2_E = 1.4426950408889634
 _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
@@ -15,7 +15,7 @@ _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
 
 @triton.jit
 def load_row(rows_ptr, row):
-    """The fields of a row, in the order of `schedule.ROW_FIELDS`."""
+    """The fields of a row, in the order of `rows.ROW_FIELDS`."""
     base = rows_ptr + row.to(tl.int64) * _ROW_WIDTH
     return (
         tl.load(base),
