@@ -12,6 +12,7 @@ and programs that run side by side read neighbouring heads of the same tokens.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -97,7 +98,9 @@ def _build_partitions(
             raise ValueError(f"programs and row_cost must be 1 or more, got {programs}, {row_cost}")
     if policy == "stream":
         blocks, counts = (list(numbers) for numbers in zip(*shapes, strict=True))
-        tables = stream_spans(rows, blocks, counts, row_cost).split([p + 1 for p in counts])
+        tables = stream_spans(rows, blocks, counts, row_cost).split_with_sizes(
+            [p + 1 for p in counts]
+        )
     elif policy == "split":
         tables = [_spans(rows, *_equal_chunks(_blocks(rows, b), p)) for b, p in shapes]
     elif policy == "rows":
@@ -295,14 +298,12 @@ def stream_programs(
     return max(min(multiprocessors * config.resident // groups, most), 1)
 
 
-# A look-up costs as much as half a launch, on a path where launches are what takes time.
-_MULTIPROCESSORS: dict[torch.device, int] = {}
-
-
+# A constant to `torch.compile`, which would look past the cache.
+@torch.compiler.assume_constant_result
 def _multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return _INTERPRETED_MULTIPROCESSORS
-    if device not in _MULTIPROCESSORS:
-        properties = torch.cuda.get_device_properties(device)
-        _MULTIPROCESSORS[device] = properties.multi_processor_count
-    return _MULTIPROCESSORS[device]
+    return _INTERPRETED_MULTIPROCESSORS if device.type != "cuda" else _of_device(device)
+
+
+@functools.cache
+def _of_device(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -51,7 +51,8 @@ class AttentionSchedule:
         tile_q, tile_k: tokens in a tile of queries (forward, dQ) and of keys (dK, dV).
         q_tokens, k_tokens, users: what the schedule was built for.
         split: "rows": a program walks a whole row. "stream", "split": rows are cut, by
-            `partition` in the forward and `partition_t` in the backward.
+            `partition` in the forward and `partition_t` in the backward; those of "stream" are in
+            batch order.
     """
 
     rows: Tensor
@@ -149,7 +150,7 @@ def build_schedule(
     rows = rows_t = table
     if not symmetric:
         counts = row_counts(q_tokens, k_tokens, users, tile_q=tile_q, tile_k=tile_k, sort=sort)
-        rows, rows_t = table.split(counts)
+        rows, rows_t = table.split_with_sizes(counts)
     partitions = (None, None)
     if dense is not None and policy != "rows":
         partitions = split_partitions(

@@ -57,7 +57,7 @@ def launch_stream_spans(
             rows, cost_up_to, totals, row_count, steps, chunks, blocks[0], blocks[-1], row_cost,
             num_warps=8,
         )  # fmt: skip
-        _cut_kernel[(triton.cdiv(max(programs) + 1, _SPANS.value), sides)](
+        _cut_kernel[(max(programs) // _SPANS.value + 1, sides)](
             cost_up_to, totals, spans, row_count, steps, chunks, chunk.bit_length(),
             programs[0], programs[-1], row_cost,
             num_warps=4,

@@ -71,8 +71,8 @@ def launch_rows(
             grid = (chunks, sides)
             _count_kernel[grid](*offsets, counts, users, steps, chunks, *band, num_warps=8)
             _place_kernel[grid](*offsets, counts, order, users, steps, chunks, *band, num_warps=8)
-        q_programs = triton.cdiv(q_rows, _ROWS.value)
-        _fill_kernel[(q_programs + triton.cdiv(k_rows, _ROWS.value),)](
+        programs = -(-q_rows // _ROWS.value) - (-k_rows // _ROWS.value)
+        _fill_kernel[(programs,)](
             *offsets, order, rows, users, users.bit_length(), q_rows, k_rows, *band,
             SORT=sort, num_warps=4,
         )  # fmt: skip
