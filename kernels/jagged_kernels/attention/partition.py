@@ -298,12 +298,16 @@ def stream_programs(
     return max(min(multiprocessors * config.resident // groups, most), 1)
 
 
-# A constant to `torch.compile`, which would look past the cache.
-@torch.compiler.assume_constant_result
 def _multiprocessors(device: torch.device) -> int:
-    return _INTERPRETED_MULTIPROCESSORS if device.type != "cuda" else _of_device(device)
+    if device.type != "cuda":
+        return _INTERPRETED_MULTIPROCESSORS
+    # `torch.compile` looks past a cache, with a warning.
+    ask = _ask_multiprocessors if torch.compiler.is_compiling() else _known_multiprocessors
+    return ask(device)
 
 
-@functools.cache
-def _of_device(device: torch.device) -> int:
+def _ask_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+_known_multiprocessors = functools.cache(_ask_multiprocessors)

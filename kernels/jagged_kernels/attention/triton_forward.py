@@ -1,7 +1,7 @@
 """The forward kernel: one program walks one row of the schedule for one head.
 
 FlashAttention-2 (arXiv 2307.08691, section 3.1) with online softmax in base 2. What differs from
-a padded kernel is the grid: programs are the tiles that exist, longest first. Blocks that the
+a padded kernel is the grid: programs are the tiles that exist, long users first. Blocks that the
 mask leaves whole are computed without it.
 """
 
