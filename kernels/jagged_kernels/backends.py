@@ -30,12 +30,17 @@ def choose_backend(backend: str, x: Tensor) -> str:
     return backend
 
 
+def triton_runs(x: Tensor) -> bool:
+    """Whether Triton kernels can run where this tensor is: on CUDA, or in the interpreter."""
+    return x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def _check_triton_runs(x: Tensor) -> None:
     if x.dtype == torch.float64:
         raise NotImplementedError(
             "the triton backend has no float64; use backend='native' or 'auto'"
         )
-    if not x.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+    if not triton_runs(x):
         raise ValueError(
             f"the triton backend needs CUDA tensors, got one on {x.device} (for Triton's "
             "interpreter, set TRITON_INTERPRET=1 before starting Python)"

@@ -16,36 +16,39 @@ _COMPILED: dict[tuple[Any, ...], Any] = {}
 
 def launch(
     kernel: Any,
-    programs: int,
+    grid: int | tuple[int, int],
     arguments: tuple[Any, ...],
     constants: dict[str, Any],
     **options: int,
 ) -> None:
-    """`kernel[(programs,)](*arguments, **constants, **options)`, on the first argument's device.
+    """`kernel[grid](*arguments, **constants, **options)`, on the first argument's device.
 
     Args:
         kernel: a `triton.jit` function whose parameters are `arguments`, then `constants`, in
             these orders. Integers among the arguments must be in its `do_not_specialize`: Triton
             compiles other integers in where they are 1.
+        grid: programs, in one or two dimensions.
         arguments: the first a tensor; further tensors, numbers, None, and named tuples of such.
         constants: the constexpr parameters.
-        options: num_warps and num_stages.
+        options: Triton's: num_warps, num_stages, maxnreg.
     """
+    shape = grid if isinstance(grid, tuple) else (grid,)
     device = arguments[0].device
     if device.type != "cuda":  # Triton's interpreter
-        kernel[(programs,)](*arguments, **constants, **options)
+        kernel[shape](*arguments, **constants, **options)
         return
     if device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
-            launch(kernel, programs, arguments, constants, **options)
+            launch(kernel, grid, arguments, constants, **options)
         return
-    key = (kernel, device.index, *constants.values(), *options.values(), *map(_kind, arguments))
+    options_key = tuple(options.items())
+    key = (kernel, device.index, *constants.values(), options_key, *map(_kind, arguments))
     compiled = _COMPILED.get(key)
     if compiled is not None:
-        compiled[(programs, 1, 1)](*arguments, *constants.values())
+        compiled[(*shape, 1, 1)[:3]](*arguments, *constants.values())
         return
     _check(kernel, arguments, constants)
-    compiled = kernel[(programs,)](*arguments, **constants, **options)
+    compiled = kernel[shape](*arguments, **constants, **options)
     # Fields of a tuple are specialised one by one; Triton's own look-up is right for them.
     if not any(isinstance(argument, tuple) for argument in arguments):
         _COMPILED[key] = compiled

@@ -15,14 +15,12 @@ from jagged_kernels.attention.bias_terms import BiasTerms
 from jagged_kernels.attention.reference import attention_reference
 from jagged_kernels.attention.schedule import (
     AttentionSchedule,
-    Split,
+    DenseShape,
     build_schedule,
     check_users,
     dense_queries,
-    dense_schedule,
     resolve_window,
 )
-from jagged_kernels.attention.tiles import default_tiles
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.jagged_tensor import JaggedTensor
 
@@ -154,7 +152,16 @@ def jagged_attention(
         if schedule is None:
             # Short of a schedule of the caller's, rows are enough for bias and dropout.
             plain = terms is None and seed is None
-            schedule = _schedule(q, q_jagged, k, v, band, split="auto" if plain else "rows")
+            schedule = build_schedule(
+                q_jagged.offsets,
+                k.offsets,
+                q_tokens=q_jagged.values.shape[0],
+                k_tokens=k.values.shape[0],
+                dense=None if isinstance(q, JaggedTensor) else DenseShape.of(q, k),
+                window=band,
+                head_dim=max(q_jagged.values.shape[2], v.values.shape[2]),
+                split="auto" if plain else "rows",
+            )
         qkv = (q_jagged.values, k.values, v.values)
         rows = (schedule.rows, schedule.rows_t)
         mask = (schedule.tile_q, schedule.tile_k, *band, scale)
@@ -198,30 +205,6 @@ def jagged_attention(
         batch = (len(k), q.shape[-3])
         out, lse = o.unflatten(0, batch), lse.unflatten(0, batch)
     return (out, lse) if return_lse else out
-
-
-def _schedule(
-    q: JaggedTensor | Tensor,
-    q_jagged: JaggedTensor,
-    k: JaggedTensor,
-    v: JaggedTensor,
-    band: tuple[int, int],
-    *,
-    split: Split,
-) -> AttentionSchedule:
-    head_dim = max(q_jagged.values.shape[2], v.values.shape[2])
-    if not isinstance(q, JaggedTensor):
-        return dense_schedule(q, k, window=band, head_dim=head_dim, split=split)
-    tile_q, tile_k = default_tiles(head_dim)
-    return build_schedule(
-        q.offsets,
-        k.offsets,
-        q_tokens=q.values.shape[0],
-        k_tokens=k.values.shape[0],
-        window=band,
-        tile_q=tile_q,
-        tile_k=tile_k,
-    )
 
 
 def _check_inputs(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> None:

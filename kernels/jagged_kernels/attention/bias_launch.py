@@ -184,4 +184,4 @@ def launch_options(BIAS: BiasShape, config: LaunchConfig) -> dict[str, int]:
     number at a time, and their addresses do not fit into the registers of four warps."""
     if BIAS.LOOKS_UP:
         return {"num_warps": 8, "num_stages": 1}
-    return {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    return config.options()

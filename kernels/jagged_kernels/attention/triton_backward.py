@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.bias_launch import NO_BIAS, BiasSlots, launch_options
-from jagged_kernels.attention.tiles import LaunchConfig, backward_config
+from jagged_kernels.attention.tiles import LaunchConfig, dkv_config, dq_config
 from jagged_kernels.attention.triton_bias import (
     add_to_sums,
     bias_block,
@@ -86,7 +86,7 @@ def launch_backward(
     bias = bias or NO_BIAS
     scale_log2, negate = scale_argument(scale)
     pad_d, size = padded_head_dim(q, v), q.element_size()
-    q_config, k_config = configs or [backward_config(pad_d, size, t) for t in (tile_q, tile_k)]
+    q_config, k_config = configs or (dq_config(pad_d, size), dkv_config(pad_d, size))
     if q.shape[0]:
         launch(
             _dq_kernel,
@@ -142,11 +142,11 @@ def _dq_kernel(
     do_ptr += head * S.DO_STRIDE_H
     k_ptr += (head // S.GROUP) * S.K_STRIDE_H
     v_ptr += (head // S.GROUP) * S.V_STRIDE_H
-    q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D, True)
+    q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D)
     if NEGATE:
         q = -q
-    d_o = load_block(do_ptr, q_start, q_end, S.DO_STRIDE_T, TILE, S.DV, S.PAD_DV, True)
-    o = load_block(o_ptr + head * S.DV, q_start, q_end, HEADS * S.DV, TILE, S.DV, S.PAD_DV, True)
+    d_o = load_block(do_ptr, q_start, q_end, S.DO_STRIDE_T, TILE, S.DV, S.PAD_DV)
+    o = load_block(o_ptr + head * S.DV, q_start, q_end, HEADS * S.DV, TILE, S.DV, S.PAD_DV)
     delta = tl.sum(o.to(tl.float32) * d_o.to(tl.float32), 1)
     if HAS_DLSE:
         delta -= load_numbers(d_lse2_ptr + head, q_start, q_end, HEADS, TILE) * _LOG2_E
@@ -159,25 +159,10 @@ def _dq_kernel(
 
     PAD_D: tl.constexpr = S.PAD_D
     dq = tl.zeros([TILE, PAD_D], tl.float32)
-    ends = (q_start, q_end, k_end, shift, head)
-    whole_start, whole_end = whole_blocks(
-        q_start, q_end, k_start, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, S.BLOCK
-    )
-    if S.HAS_LEFT:
-        dq, d_position, d_time, d_slope = _dq_walk(
-            dq, d_position, d_time, d_slope, q, d_o, lse2, delta, k_ptr, v_ptr,
-            k_start, tl.minimum(whole_start, k_end), ends,
-            scale_log2, left, right, bias, slots, place, S, BIAS, True,
-        )  # fmt: skip
+    row_ends = (q_start, q_end, k_start, k_end, shift, head)
     dq, d_position, d_time, d_slope = _dq_walk(
-        dq, d_position, d_time, d_slope, q, d_o, lse2, delta, k_ptr, v_ptr,
-        whole_start, whole_end, ends,
-        scale_log2, left, right, bias, slots, place, S, BIAS, False,
-    )  # fmt: skip
-    dq, d_position, d_time, d_slope = _dq_walk(
-        dq, d_position, d_time, d_slope, q, d_o, lse2, delta, k_ptr, v_ptr,
-        tl.maximum(whole_start, whole_end), k_end, ends,
-        scale_log2, left, right, bias, slots, place, S, BIAS, True,
+        dq, d_position, d_time, d_slope, q, d_o, lse2, delta, k_ptr, v_ptr, row_ends,
+        scale_log2, left, right, bias, slots, place, S, BIAS,
     )  # fmt: skip
     store_block(dq_ptr + head * S.D, dq * scale, q_start, q_end, HEADS * S.D, TILE, S.D, S.PAD_D)
     if BIAS.ANY:
@@ -186,19 +171,22 @@ def _dq_kernel(
 
 @triton.jit
 def _dq_walk(
-    dq, d_position, d_time, d_slope, q, d_o, lse2, delta, k_ptr, v_ptr, start, end, ends,
-    scale_log2, left, right, bias, slots, place,
-    S: tl.constexpr, BIAS: tl.constexpr, MASKED: tl.constexpr,
+    dq, d_position, d_time, d_slope, q, d_o, lse2, delta, k_ptr, v_ptr, row_ends,
+    scale_log2, left, right, bias, slots, place, S: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     TILE: tl.constexpr = S.TILE
-    PRECISION: tl.constexpr = S.PRECISION
     BLOCK: tl.constexpr = S.BLOCK
-    q_start, q_end, k_end, shift, head = ends
-    for k_start in range(start, end, BLOCK):
-        k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D, MASKED)
-        v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV, MASKED)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+    PRECISION: tl.constexpr = S.PRECISION
+    q_start, q_end, first, k_end, shift, head = row_ends
+    whole_start, whole_end = whole_blocks(
+        q_start, q_end, first, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, BLOCK
+    )
+    for k_start in range(first, k_end, BLOCK):
+        k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
+        v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         if BIAS.ANY:
+            scores *= scale_log2
             q_token = (q_start + tl.arange(0, TILE))[:, None]
             k_token = (k_start + tl.arange(0, BLOCK))[None, :]
             bucket = 0
@@ -207,11 +195,13 @@ def _dq_walk(
                     bias, place, q_token, k_token, q_end, k_end, shift, head, BIAS, S.HEADS
                 )
                 scores += added * _LOG2_E
-        if MASKED:
+        if (k_start < whole_start) | (k_start >= whole_end):
             inside = visible(
                 q_start, k_start, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
             )
             scores = tl.where(inside, scores, float("-inf"))
+        if not BIAS.ANY:
+            scores *= scale_log2
         probabilities = probability(scores, lse2[:, None])
         d_probabilities = tl.dot(d_o, tl.trans(v), input_precision=PRECISION)
         if BIAS.DROPS:
@@ -241,37 +231,23 @@ def _dkv_kernel(
         return
     k_ptr += kv_head * S.K_STRIDE_H
     v_ptr += kv_head * S.V_STRIDE_H
-    k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, TILE, S.D, S.PAD_D, True)
+    k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, TILE, S.D, S.PAD_D)
     if NEGATE:
         k = -k
-    v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, TILE, S.DV, S.PAD_DV, True)
+    v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, TILE, S.DV, S.PAD_DV)
     PAD_D: tl.constexpr = S.PAD_D
     PAD_DV: tl.constexpr = S.PAD_DV
     dk = tl.zeros([TILE, PAD_D], tl.float32)
     dv = tl.zeros([TILE, PAD_DV], tl.float32)
-    whole_start, whole_end = whole_blocks(
-        k_start, k_end, q_start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, S.BLOCK
-    )
     for member in range(S.GROUP):
         head = kv_head * S.GROUP + member
-        ends = (k_start, k_end, q_end, shift, head)
         place = None
         if BIAS.ANY:
             place = bias_place(bias, rows_ptr, row, head, BIAS)
-        if S.HAS_LEFT:
-            dk, dv = _dkv_walk(
-                dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr,
-                q_start, tl.minimum(whole_start, q_end), ends,
-                scale_log2, left, right, bias, place, S, BIAS, True,
-            )  # fmt: skip
-        dk, dv = _dkv_walk(
-            dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, whole_start, whole_end, ends,
-            scale_log2, left, right, bias, place, S, BIAS, False,
-        )  # fmt: skip
         dk, dv = _dkv_walk(
             dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr,
-            tl.maximum(whole_start, whole_end), q_end, ends,
-            scale_log2, left, right, bias, place, S, BIAS, True,
+            (k_start, k_end, q_start, q_end, shift, head),
+            scale_log2, left, right, bias, place, S, BIAS,
         )  # fmt: skip
     dk_ptr += kv_head * S.D
     dv_ptr += kv_head * S.DV
@@ -281,25 +257,28 @@ def _dkv_kernel(
 
 @triton.jit
 def _dkv_walk(
-    dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, start, end, ends,
-    scale_log2, left, right, bias, place,
-    S: tl.constexpr, BIAS: tl.constexpr, MASKED: tl.constexpr,
+    dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends,
+    scale_log2, left, right, bias, place, S: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """Keys stand in the rows here: the scores are transposed."""
     TILE: tl.constexpr = S.TILE
-    PRECISION: tl.constexpr = S.PRECISION
     BLOCK: tl.constexpr = S.BLOCK
-    k_start, k_end, q_end, shift, head = ends
+    PRECISION: tl.constexpr = S.PRECISION
+    k_start, k_end, first, q_end, shift, head = row_ends
     q_ptr += head * S.Q_STRIDE_H
     do_ptr += head * S.DO_STRIDE_H
-    for q_start in range(start, end, BLOCK):
-        q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, BLOCK, S.D, S.PAD_D, MASKED)
-        d_o = load_block(do_ptr, q_start, q_end, S.DO_STRIDE_T, BLOCK, S.DV, S.PAD_DV, MASKED)
+    whole_start, whole_end = whole_blocks(
+        k_start, k_end, first, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, BLOCK
+    )
+    for q_start in range(first, q_end, BLOCK):
+        q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, BLOCK, S.D, S.PAD_D)
+        d_o = load_block(do_ptr, q_start, q_end, S.DO_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
         lse2, delta = load_number_pairs(
-            lse2_ptr + head, delta_ptr + head, q_start, q_end, S.HEADS, BLOCK, MASKED
+            lse2_ptr + head, delta_ptr + head, q_start, q_end, S.HEADS, BLOCK
         )
-        scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale_log2
+        scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         if BIAS.ANY:
+            scores *= scale_log2
             q_token = (q_start + tl.arange(0, BLOCK))[None, :]
             k_token = (k_start + tl.arange(0, TILE))[:, None]
             if BIAS.ADDS:
@@ -308,12 +287,15 @@ def _dkv_walk(
                     bias, place, q_token, k_token, q_end, k_end, -shift, head, BIAS, S.HEADS
                 )
                 scores += added * _LOG2_E
-        if MASKED:
+        if (q_start < whole_start) | (q_start >= whole_end):
+            # A query that sees nothing is in no whole block.
             lse2 = tl.where(lse2 == float("-inf"), 0.0, lse2)
             inside = visible(
                 k_start, q_start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
             )
             scores = tl.where(inside, scores, float("-inf"))
+        if not BIAS.ANY:
+            scores *= scale_log2
         probabilities = probability(scores, lse2[None, :])
         kept = probabilities
         if BIAS.DROPS:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from jagged_kernels.attention.schedule import ROW_FIELDS, ROW_WIDTH
+from jagged_kernels.attention.rows import ROW_FIELDS, ROW_WIDTH
 
 _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
 _USER = tl.constexpr(ROW_FIELDS.index("user"))

@@ -1,5 +1,8 @@
 """What the attention kernels share: a row's fields, token blocks in and out, and the mask."""
 
+# Triton's jit is not typed.
+# pyright: reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -9,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.schedule import NO_LIMIT, ROW_WIDTH
+from jagged_kernels.attention.rows import NO_LIMIT, ROW_WIDTH
 
 LOG2_E = 1.4426950408889634
 _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
@@ -17,7 +20,7 @@ _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
 
 @triton.jit
 def load_row(rows_ptr, row):
-    """The fields of a row, in the order of `schedule.ROW_FIELDS`."""
+    """The fields of a row, in the order of `rows.ROW_FIELDS`."""
     base = rows_ptr + row.to(tl.int64) * _ROW_WIDTH
     return (
         tl.load(base),
@@ -30,18 +33,13 @@ def load_row(rows_ptr, row):
 
 @triton.jit
 def load_block(
-    ptr, start, end, stride, BLOCK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr,
-    CUT: tl.constexpr,
+    ptr, start, end, stride, BLOCK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr
 ):  # fmt: skip
-    """[BLOCK, PAD_D] of the tokens from `start`; zero from D on and, if CUT, from `end` on."""
+    """[BLOCK, PAD_D] of the tokens from `start`; zero from D and from `end` on."""
     address, token, dim = _addresses(ptr, start, stride, BLOCK, PAD_D)
-    if CUT and PAD_D != D:
-        return tl.load(address, mask=(token < end) & (dim < D), other=0.0)
-    if CUT:
-        return tl.load(address, mask=token < end, other=0.0)
     if PAD_D != D:
-        return tl.load(address, mask=dim < D, other=0.0)
-    return tl.load(address)
+        return tl.load(address, mask=(token < end) & (dim < D), other=0.0)
+    return tl.load(address, mask=token < end, other=0.0)
 
 
 @triton.jit
@@ -80,10 +78,8 @@ def load_numbers(ptr, start, end, stride, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def load_number_pairs(
-    first_ptr, second_ptr, start, end, stride, BLOCK: tl.constexpr, CUT: tl.constexpr
-):  # fmt: skip
-    """Two times [BLOCK] numbers, one a token; 0 from `end` on if CUT.
+def load_number_pairs(first_ptr, second_ptr, start, end, stride, BLOCK: tl.constexpr):
+    """Two times [BLOCK] numbers, one a token; 0 from `end` on.
 
     For numbers that stand along the columns of scores. In one load of both there is a number for
     each thread, and Triton brings it through shared memory; two loads of BLOCK numbers it repeats
@@ -94,10 +90,8 @@ def load_number_pairs(
     first = _token_start(first_ptr, start, stride)
     second = _token_start(second_ptr, start, stride)
     address = tl.where(which == 0, first, second) + index * stride
-    if CUT:
-        inside = (start + index < end) & (which < 2)
-        return tl.split(tl.load(address, mask=inside, other=0.0))
-    return tl.split(tl.load(address))
+    inside = (start + index < end) & (which < 2)
+    return tl.split(tl.load(address, mask=inside, other=0.0))
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """The forward kernel: one program walks one row of the schedule for one head.
 
 FlashAttention-2 (arXiv 2307.08691, section 3.1) with online softmax in base 2. What differs from
-a padded kernel is the grid: programs are the tiles that exist, longest first. Blocks that the
+a padded kernel is the grid: programs are the tiles that exist, long users first. Blocks that the
 mask leaves whole are computed without it.
 """
 
@@ -70,7 +70,7 @@ def launch_forward(
         return o, lse2
     bias = bias or NO_BIAS
     scale_log2, negate = scale_argument(scale)
-    config = config or forward_config(padded_head_dim(q, v), q.element_size(), tile_q)
+    config = config or forward_config(padded_head_dim(q, v), q.element_size())
     shape = attention_shape(q, k, v, tile=tile_q, block=config.block, left=left, right=right)
     launch(
         _forward_kernel,
@@ -97,7 +97,7 @@ def _forward_kernel(
     q_ptr += head * S.Q_STRIDE_H
     k_ptr += (head // S.GROUP) * S.K_STRIDE_H
     v_ptr += (head // S.GROUP) * S.V_STRIDE_H
-    q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D, True)
+    q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D)
     if NEGATE:
         q = -q
     place = None
@@ -107,8 +107,8 @@ def _forward_kernel(
     acc, top, total, reach = _nothing(TILE, S.PAD_DV)
     if k_end - k_start <= BLOCK:
         # Most users: no walk, and everything is asked of the memory at once.
-        k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D, True)
-        v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV, True)
+        k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
+        v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
         acc, top, total, reach = _attend(
             acc, top, total, reach, q, k, v, k_start, True, row, scale_log2, left, right,
             bias, place, S, BIAS, False,
@@ -156,8 +156,8 @@ def _walk(
         q_start, q_end, first, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, BLOCK
     )
     for k_start in range(first, k_end, BLOCK):
-        k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D, True)
-        v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV, True)
+        k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
+        v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
         cut = (k_start < whole_start) | (k_start >= whole_end)
         acc, top, total, reach = _attend(
             acc, top, total, reach, q, k, v, k_start, cut, row, scale_log2, left, right,

@@ -9,6 +9,7 @@ written once; probabilities are recomputed from lse (FlashAttention-2, arXiv 230
 
 # Triton's jit and its launch options are not typed.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -131,8 +132,7 @@ def launch_split_backward(
                 "HAS_DLSE": d_lse2 is not None,
                 "PACK": pack,
             },
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
+            **config.options(),
         )  # fmt: skip
         if partition.cuts and partition.programs > 1:
             merge_sums(partials, dq, rows, partition, members=members, tile=tile_q, scale=scale)
@@ -238,8 +238,8 @@ def _walk_span(
     PAD_D: tl.constexpr = S.PAD_D
     dq = tl.zeros([PACK, PAD_D], tl.float32)
     for block_start in range(start, end, BLOCK):
-        k = load_block(k_ptr, block_start, k_end, S.K_STRIDE_T, BLOCK, D, S.PAD_D, True)
-        v = load_block(v_ptr, block_start, k_end, S.V_STRIDE_T, BLOCK, DV, S.PAD_DV, True)
+        k = load_block(k_ptr, block_start, k_end, S.K_STRIDE_T, BLOCK, D, S.PAD_D)
+        v = load_block(v_ptr, block_start, k_end, S.V_STRIDE_T, BLOCK, DV, S.PAD_DV)
         scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale_log2
         if NEGATE:
             scores = -scores

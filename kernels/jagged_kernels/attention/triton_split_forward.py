@@ -8,6 +8,7 @@ once, whatever the number of queries and of heads that share them.
 
 # Triton's jit and its launch options are not typed.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -94,8 +95,7 @@ def launch_split_forward(
             "MEMBERS": members,
             "PACK": pack,
         },
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        **config.options(),
     )
     if partition.cuts and partition.programs > 1:
         merge_states(
@@ -180,7 +180,7 @@ def _attend_span(
     PAD_DV: tl.constexpr = S.PAD_DV
     acc = tl.zeros([PACK, PAD_DV], tl.float32)
     for block_start in range(start, end, BLOCK):
-        k = load_block(k_ptr, block_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D, True)
+        k = load_block(k_ptr, block_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         token = (block_start + tl.arange(0, BLOCK))[None, :]
         inside = band(seen_from, token, k_end, left, right, S.HAS_LEFT, S.HAS_RIGHT)
@@ -192,7 +192,7 @@ def _attend_span(
         weights = tl.exp2((scores - finite_top[:, None]) * scale_log2)
         correction = tl.exp2((top - finite_top) * scale_log2)
         total = total * correction + tl.sum(weights, 1)
-        v = load_block(v_ptr, block_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV, True)
+        v = load_block(v_ptr, block_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
         acc = acc * correction[:, None]
         acc = add_dot(acc, weights.to(v.dtype), v, PRECISION)
         top = new_top
