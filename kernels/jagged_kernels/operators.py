@@ -75,5 +75,13 @@ def define_gradient(
             found = gradient(saved, ctx.needs_input_grad, *gradients)
             return (*found, *(None,) * (ctx.inputs - len(found)))
 
+    def with_gradient(*inputs: Any) -> Any:
+        if torch.is_grad_enabled() and any(
+            isinstance(x, Tensor) and x.requires_grad for x in inputs
+        ):
+            return Gradient.apply(*inputs)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*inputs)
+
     name = op.name().removeprefix("jagged_kernels::").removesuffix(".default")
-    _LIBRARY.impl(name, lambda *inputs: Gradient.apply(*inputs), "Autograd")
+    _LIBRARY.impl(name, with_gradient, "Autograd")

@@ -136,7 +136,7 @@ def jagged_attention(
     if not isinstance(k, JaggedTensor) or not isinstance(v, JaggedTensor):
         kinds = f"{type(k).__name__} and {type(v).__name__}"
         raise TypeError(f"k and v must be JaggedTensors, got {kinds}")
-    q_jagged = q if isinstance(q, JaggedTensor) else dense_queries(q, k)
+    q_jagged = q if isinstance(q, JaggedTensor) else dense_queries(q, k, schedule)
     _check_inputs(q_jagged, k, v)
     terms = bias_terms(bias, q_jagged, k)
     if not 0.0 <= dropout_p < 1.0:
@@ -203,7 +203,8 @@ def jagged_attention(
         out = q.with_values(o)
     else:
         batch = (len(k), q.shape[-3])
-        out, lse = o.unflatten(0, batch), lse.unflatten(0, batch)
+        out = o.view(*batch, *o.shape[1:])
+        lse = lse.view(*batch, lse.shape[1]) if return_lse else lse
     return (out, lse) if return_lse else out
 
 

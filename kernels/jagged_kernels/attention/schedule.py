@@ -49,6 +49,7 @@ class AttentionSchedule:
         rows_t: [R', 8] int32; key tiles and the queries that see them.
         window: (left, right) keys visible around the aligned diagonal, -1 for no limit.
         tile_q, tile_k: tokens in a tile of queries (forward, dQ) and of keys (dK, dV).
+        q_offsets: [B + 1], of jagged queries, or of dense ones laid end to end.
         q_tokens, k_tokens, users: what the schedule was built for.
         split: "rows": a program walks a whole row. "stream", "split": rows are cut, by
             `partition` in the forward and `partition_t` in the backward; those of "stream" are in
@@ -60,6 +61,7 @@ class AttentionSchedule:
     window: tuple[int, int]
     tile_q: int
     tile_k: int
+    q_offsets: Tensor
     q_tokens: int
     k_tokens: int
     users: int
@@ -164,8 +166,9 @@ def build_schedule(
             k_tokens=k_tokens,
         )
     return AttentionSchedule(
-        rows, rows_t, window, tile_q, tile_k, q_tokens, k_tokens, users, policy, *partitions
-    )
+        rows, rows_t, window, tile_q, tile_k,
+        q_offsets, q_tokens, k_tokens, users, policy, *partitions,
+    )  # fmt: skip
 
 
 def _policy(
@@ -203,9 +206,23 @@ def resolve_window(causal: bool, window: tuple[int, int] | None) -> tuple[int, i
     return left, (0 if causal else right)
 
 
-def dense_queries(q: Tensor, k: JaggedTensor) -> JaggedTensor:
-    """Dense queries [B, N, H, D], or [N, H, D] for every user alike, as a `JaggedTensor`."""
-    offsets, users = dense_offsets(q, k), len(k)
+def dense_queries(
+    q: Tensor, k: JaggedTensor, schedule: AttentionSchedule | None = None
+) -> JaggedTensor:
+    """Dense queries [B, N, H, D], or [N, H, D] for every user alike, as a `JaggedTensor`.
+
+    The offsets are the schedule's, where there is one for as many queries.
+    """
+    users = len(k)
+    _check_dense(q, users)
+    if (
+        schedule is not None
+        and schedule.users == users
+        and schedule.q_tokens == users * q.shape[-3]
+    ):
+        offsets = schedule.q_offsets
+    else:
+        offsets = dense_offsets(q, k)
     if q.dim() == 3:
         q = q.expand(users, *q.shape)
     return JaggedTensor._trusted(q.reshape(users * q.shape[1], *q.shape[2:]), offsets)
@@ -214,16 +231,20 @@ def dense_queries(q: Tensor, k: JaggedTensor) -> JaggedTensor:
 def dense_offsets(q: Tensor, k: JaggedTensor) -> Tensor:
     """[B + 1], where each user's queries start, in the dtype of k's offsets."""
     users = len(k)
-    if q.dim() not in (3, 4) or (q.dim() == 4 and q.shape[0] != users):
-        raise ValueError(
-            f"dense queries must be [B, N, H, D] or [N, H, D] for B = {users} users, "
-            f"got {tuple(q.shape)}"
-        )
+    _check_dense(q, users)
     count, offsets = q.shape[-3], k.offsets
     if count == 0:
         return torch.zeros_like(offsets)
     end = users * count + 1
     return torch.arange(0, end, count, device=offsets.device, dtype=offsets.dtype)
+
+
+def _check_dense(q: Tensor, users: int) -> None:
+    if q.dim() not in (3, 4) or (q.dim() == 4 and q.shape[0] != users):
+        raise ValueError(
+            f"dense queries must be [B, N, H, D] or [N, H, D] for B = {users} users, "
+            f"got {tuple(q.shape)}"
+        )
 
 
 def check_users(q: JaggedTensor, k: JaggedTensor) -> None:
