@@ -24,8 +24,10 @@ def test_opcheck_triton(inputs, lse_gradient):
     schedule = attention_schedule(q, tile_q=TILE, tile_k=TILE)
     rest = (schedule.rows, schedule.rows_t, TILE, TILE, -1, 0, 0.25)
     leaves = [t.requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
-    torch.library.opcheck(ops.attention_triton, (*leaves, *rest))
-    o, lse = ops.attention_triton(*leaves, *rest)
+    detached = [t.detach() for t in leaves]
+    torch.library.opcheck(ops.attention_triton, (*detached, False, *rest))
+    torch.library.opcheck(ops.attention_triton, (*leaves, True, *rest))
+    o, lse = ops.attention_triton(*leaves, True, *rest)
     d_lse = inputs.d_lse if lse_gradient else None
     backward = (inputs.d_o, d_lse, *(t.detach() for t in (*leaves, o, lse)), *rest)
     torch.library.opcheck(ops.attention_triton_backward, backward)

@@ -117,15 +117,15 @@ def test_opcheck(backend, biases):
     if backend == "triton":
         schedule = attention_schedule(q, causal=True, tile_q=TILE, tile_k=TILE)
         rows = (schedule.rows, schedule.rows_t, TILE, TILE, -1, 0, 0.25)
-        rest, flags = (*rows, *dropout, *terms), (wanted,)
+        rest, first, flags = (*rows, *dropout, *terms), (True,), (wanted,)
         forward = ops_biased.attention_triton_biased
         backward = ops_biased.attention_triton_biased_backward
     else:
         q_offsets, k_offsets, *drop = dropout
-        rest, flags = (q_offsets, k_offsets, -1, 0, 0.25, *drop, *terms), ()
+        rest, first, flags = (q_offsets, k_offsets, -1, 0, 0.25, *drop, *terms), (), ()
         forward, backward = ops_native.native_op, ops_native.native_backward_op
-    torch.library.opcheck(forward, (*leaves, *rest))
-    results = forward(*leaves, *rest)
+    torch.library.opcheck(forward, (*leaves, *first, *rest))
+    results = forward(*leaves, *first, *rest)
     arguments = (inputs.d_o, inputs.d_lse, *leaves, *results, *flags, *rest)
     detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
     torch.library.opcheck(backward, tuple(detached))

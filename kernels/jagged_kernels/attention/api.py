@@ -163,11 +163,16 @@ def jagged_attention(
                 split="auto" if plain else "rows",
             )
         qkv = (q_jagged.values, k.values, v.values)
+        inputs = (*qkv, *(() if terms is None else terms.learned()))
+        with_lse = return_lse or (
+            torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+        )
         rows = (schedule.rows, schedule.rows_t)
         mask = (schedule.tile_q, schedule.tile_k, *band, scale)
         if terms is not None or seed is not None:
             o, lse2 = ops_biased.attention_triton_biased(
                 *qkv,
+                with_lse,
                 *rows,
                 *mask,
                 q_jagged.offsets,
@@ -180,9 +185,9 @@ def jagged_attention(
             partition, partition_t = schedule.partition, schedule.partition_t
             spans = (partition.spans, partition.block)
             spans_t = (partition_t.spans, partition_t.block)
-            o, lse2 = ops_split.attention_split(*qkv, *spans, *rows, *spans_t, *mask)
+            o, lse2 = ops_split.attention_split(*qkv, with_lse, *spans, *rows, *spans_t, *mask)
         else:
-            o, lse2 = ops.attention_triton(*qkv, *rows, *mask)
+            o, lse2 = ops.attention_triton(*qkv, with_lse, *rows, *mask)
         lse = lse2 * math.log(2) if return_lse else lse2
     else:
         function = attention_reference if chosen == "reference" else ops_native.attention_native

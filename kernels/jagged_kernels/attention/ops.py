@@ -11,11 +11,18 @@ from torch import Tensor
 from jagged_kernels.operators import define_gradient, define_op
 
 
-def empty_output(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """o and lse of any backend."""
-    lse_dtype = torch.promote_types(q.dtype, torch.float32)
-    tokens, heads = q.shape[:2]
-    return q.new_empty((tokens, heads, v.shape[2])), q.new_empty((tokens, heads), dtype=lse_dtype)
+def empty_output(
+    q: Tensor, k: Tensor, v: Tensor, with_lse: bool, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    """o and lse2 of the Triton kernels; of the latter nothing if it is not wanted."""
+    return q.new_empty((*q.shape[:2], v.shape[2])), given_lse(
+        q.new_empty(q.shape[:2], dtype=torch.float32) if with_lse else None, q
+    )
+
+
+def given_lse(lse2: Tensor | None, q: Tensor) -> Tensor:
+    """An operator's second output must be a tensor."""
+    return q.new_empty(0, dtype=torch.float32) if lse2 is None else lse2
 
 
 def empty_gradients(
@@ -32,6 +39,7 @@ def _attention_triton(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    with_lse: bool,
     rows: Tensor,
     rows_t: Tensor,
     tile_q: int,
@@ -40,14 +48,16 @@ def _attention_triton(
     right: int,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """(o [Tq, H, Dv], lse2 [Tq, H]) for the rows of an `AttentionSchedule`.
+    """(o [Tq, H, Dv], lse2 [Tq, H], or [0] without) for the rows of an `AttentionSchedule`.
 
     lse2 is log2 of the sum of exponentials: the kernels work in base 2, and a backward from a
     natural logarithm would round twice more.
     """
     from jagged_kernels.attention.triton_forward import launch_forward
 
-    return launch_forward(q, k, v, rows, tile_q=tile_q, left=left, right=right, scale=scale)
+    mask = {"tile_q": tile_q, "left": left, "right": right, "scale": scale}
+    o, lse2 = launch_forward(q, k, v, rows, **mask, with_lse=with_lse)
+    return o, given_lse(lse2, q)
 
 
 def _attention_triton_backward(
@@ -77,8 +87,11 @@ attention_triton = define_op(_attention_triton, fake=empty_output)
 attention_triton_backward = define_op(_attention_triton_backward, fake=empty_gradients)
 
 
-def _save(inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
-    return (*inputs[:3], *output, *inputs[3:])
+def save_with_lse(inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
+    """(q, k, v, o, lse2, what follows with_lse)."""
+    q, k, v, with_lse, *rest = inputs
+    assert with_lse, "a gradient needs lse"
+    return (q, k, v, *output, *rest)
 
 
 def _gradient(
@@ -87,4 +100,4 @@ def _gradient(
     return attention_triton_backward(output_gradient(d_o, saved[3]), d_lse2, *saved)
 
 
-define_gradient(attention_triton, save=_save, gradient=_gradient)
+define_gradient(attention_triton, save=save_with_lse, gradient=_gradient)

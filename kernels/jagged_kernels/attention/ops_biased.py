@@ -8,7 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from jagged_kernels.attention.bias_terms import BIAS_SCHEMA, BiasTerms, given_gradients
-from jagged_kernels.attention.ops import empty_gradients, empty_output, output_gradient
+from jagged_kernels.attention.ops import (
+    empty_gradients,
+    empty_output,
+    given_lse,
+    output_gradient,
+    save_with_lse,
+)
 from jagged_kernels.operators import define_gradient, define_op
 
 _LEARNED = len(BiasTerms().learned())
@@ -20,18 +26,19 @@ _ARGUMENTS = (
 
 
 def _attention_triton_biased(
-    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, rows_t: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, with_lse: bool, rows: Tensor, rows_t: Tensor,
     tile_q: int, tile_k: int, left: int, right: int, scale: float,
     q_offsets: Tensor, k_offsets: Tensor, dropout_seed: Tensor | None, dropout_p: float,
     *terms: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(o [Tq, H, Dv], lse2 [Tq, H]), as `ops.attention_triton`."""
+    """(o [Tq, H, Dv], lse2 [Tq, H], or [0] without), as `ops.attention_triton`."""
     from jagged_kernels.attention.bias_launch import bias_arguments
     from jagged_kernels.attention.triton_forward import launch_forward
 
     bias = bias_arguments(BiasTerms(*terms), q_offsets, k_offsets, dropout_seed, dropout_p)
     mask = {"tile_q": tile_q, "left": left, "right": right, "scale": scale}
-    return launch_forward(q, k, v, rows, **mask, bias=bias)
+    o, lse2 = launch_forward(q, k, v, rows, **mask, bias=bias, with_lse=with_lse)
+    return o, given_lse(lse2, q)
 
 
 def _attention_triton_biased_backward(
@@ -72,7 +79,7 @@ def _empty_backward(
 attention_triton_biased = define_op(
     _attention_triton_biased,
     fake=empty_output,
-    schema=f"(Tensor q, Tensor k, Tensor v, {_ARGUMENTS}) -> (Tensor, Tensor)",
+    schema=f"(Tensor q, Tensor k, Tensor v, bool with_lse, {_ARGUMENTS}) -> (Tensor, Tensor)",
 )
 attention_triton_biased_backward = define_op(
     _attention_triton_biased_backward,
@@ -80,10 +87,6 @@ attention_triton_biased_backward = define_op(
     schema="(Tensor d_o, Tensor? d_lse2, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse2, "
     f"bool[] wanted, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-
-
-def _save(inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
-    return (*inputs[:3], *output, *inputs[3:])
 
 
 def _gradient(
@@ -97,4 +100,4 @@ def _gradient(
     return given_gradients((dq, dk, dv), d_bias, wanted)
 
 
-define_gradient(attention_triton_biased, save=_save, gradient=_gradient)
+define_gradient(attention_triton_biased, save=save_with_lse, gradient=_gradient)

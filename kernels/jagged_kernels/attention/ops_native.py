@@ -14,7 +14,7 @@ from jagged_kernels.attention.native import (
     attention_native_backward,
     attention_native_forward,
 )
-from jagged_kernels.attention.ops import empty_gradients, empty_output, output_gradient
+from jagged_kernels.attention.ops import empty_gradients, output_gradient
 from jagged_kernels.operators import define_gradient, define_op
 
 _ARGUMENTS = (
@@ -75,6 +75,11 @@ def _mask(
     return Mask((left, right), scale, bias if adds else None, dropout_p, seed)
 
 
+def _empty_output(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    lse_dtype = torch.promote_types(q.dtype, torch.float32)
+    return q.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(q.shape[:2], dtype=lse_dtype)
+
+
 def _empty_backward(d_o: Tensor, d_lse: Tensor | None, q: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     learned = BiasTerms(*rest[-len(BiasTerms._fields) :]).learned()
     d_bias = (q.new_empty(0) if t is None else torch.empty_like(t) for t in learned)
@@ -83,7 +88,7 @@ def _empty_backward(d_o: Tensor, d_lse: Tensor | None, q: Tensor, *rest: Any) ->
 
 native_op = define_op(
     _attention_native,
-    fake=empty_output,
+    fake=_empty_output,
     schema=f"(Tensor q, Tensor k, Tensor v, {_ARGUMENTS}) -> (Tensor, Tensor)",
 )
 native_backward_op = define_op(

@@ -7,7 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from jagged_kernels.attention.ops import empty_gradients, empty_output, output_gradient
+from jagged_kernels.attention.ops import (
+    empty_gradients,
+    empty_output,
+    given_lse,
+    output_gradient,
+    save_with_lse,
+)
 from jagged_kernels.attention.partition import Partition
 from jagged_kernels.operators import define_gradient, define_op
 
@@ -16,6 +22,7 @@ def _attention_split(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    with_lse: bool,
     spans: Tensor,
     block: int,
     rows: Tensor,
@@ -28,11 +35,13 @@ def _attention_split(
     right: int,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """(o [Tq, H, Dv], lse2 [Tq, H]); `spans` and `block` are the forward's `Partition`."""
+    """(o [Tq, H, Dv], lse2 [Tq, H], or [0] without); `spans`, `block`: the forward's partition."""
     from jagged_kernels.attention.triton_split_forward import launch_split_forward
 
     mask = {"tile_q": tile_q, "left": left, "right": right, "scale": scale}
-    return launch_split_forward(q, k, v, rows, Partition(spans, block, cuts=True), **mask)
+    partition = Partition(spans, block, cuts=True)
+    o, lse2 = launch_split_forward(q, k, v, rows, partition, **mask, with_lse=with_lse)
+    return o, given_lse(lse2, q)
 
 
 def _attention_split_backward(
@@ -70,8 +79,8 @@ attention_split_backward = define_op(_attention_split_backward, fake=empty_gradi
 
 
 def _save(inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
-    q, k, v, _spans, _block, *rest = inputs
-    return (q, k, v, *output, *rest)
+    q, k, v, o, lse2, _spans, _block, *rest = save_with_lse(inputs, output)
+    return (q, k, v, o, lse2, *rest)
 
 
 def _gradient(

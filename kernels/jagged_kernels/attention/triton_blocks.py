@@ -240,6 +240,11 @@ def rows_of_dims(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 and x.stride(0) < 2**22 else x.contiguous()
 
 
+def empty_lse(q: Tensor) -> Tensor:
+    """[T, H] float32."""
+    return torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+
+
 def padded_head_dim(q: Tensor, v: Tensor) -> int:
     return max(padded_dim(q.shape[2]), padded_dim(v.shape[2]))
 

@@ -26,6 +26,7 @@ from jagged_kernels.attention.triton_blocks import (
     LOG2_E,
     add_dot,
     attention_shape,
+    empty_lse,
     load_block,
     load_row,
     padded_head_dim,
@@ -54,18 +55,20 @@ def launch_forward(
     right: int,
     scale: float,
     bias: dict[str, Any] | None = None,
+    with_lse: bool = True,
     config: LaunchConfig | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """o [Tq, H, Dv] in q's dtype, and log2 of the sum of exponentials [Tq, H], float32.
 
     Args:
+        with_lse: compute the latter too; else it is None.
         bias: from `bias_launch.bias_arguments`, or None.
         config: launch options in place of the rule's.
     """
     q, k, v = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v)
     tokens, heads, _ = q.shape
     o = torch.empty((tokens, heads, v.shape[2]), dtype=q.dtype, device=q.device)
-    lse2 = torch.empty((tokens, heads), dtype=torch.float32, device=q.device)
+    lse2 = empty_lse(q) if with_lse else None
     if tokens == 0:
         return o, lse2
     bias = bias or NO_BIAS
@@ -130,9 +133,10 @@ def _forward_kernel(
     # A query that saw nothing has total 0: its output is 0 and its lse -inf.
     divisor = tl.where(total == 0.0, 1.0, total)
     acc = acc / divisor[:, None]
-    lse2 = tl.where(total == 0.0, float("-inf"), top + tl.log2(divisor))
     store_block(o_ptr + head * S.DV, acc, q_start, q_end, HEADS * S.DV, TILE, S.DV, S.PAD_DV)
-    store_numbers(lse2_ptr + head, lse2, q_start, q_end, HEADS, TILE)
+    if lse2_ptr is not None:
+        lse2 = tl.where(total == 0.0, float("-inf"), top + tl.log2(divisor))
+        store_numbers(lse2_ptr + head, lse2, q_start, q_end, HEADS, TILE)
 
 
 @triton.jit

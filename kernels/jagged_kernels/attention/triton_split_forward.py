@@ -28,6 +28,7 @@ from jagged_kernels.attention.triton_blocks import (
     add_dot,
     attention_shape,
     band,
+    empty_lse,
     load_block,
     load_row,
     padded_head_dim,
@@ -57,14 +58,16 @@ def launch_split_forward(
     left: int,
     right: int,
     scale: float,
+    with_lse: bool = True,
     config: LaunchConfig | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """o [Tq, H, Dv] in q's dtype, and log2 of the sum of exponentials [Tq, H], float32.
 
     Gives what `launch_forward` gives for the same rows, for any rows; made for those where keys
     are many and queries few.
 
     Args:
+        with_lse: compute the latter too; else it is None.
         partition: of `rows`, with `partition.block` keys a block.
         config: launch options in place of the rule's; its block is not used.
     """
@@ -72,7 +75,7 @@ def launch_split_forward(
     tokens, heads, _ = q.shape
     kv_heads, dim_v = v.shape[1:]
     o = torch.empty((tokens, heads, dim_v), dtype=q.dtype, device=q.device)
-    lse2 = torch.empty((tokens, heads), dtype=torch.float32, device=q.device)
+    lse2 = empty_lse(q) if with_lse else None
     if tokens == 0:
         return o, lse2
     members = members_in_tile(heads, kv_heads, tile_q)
@@ -127,7 +130,8 @@ def _split_forward_kernel(
     k_ptr += (head // S.GROUP) * S.K_STRIDE_H
     v_ptr += (head // S.GROUP) * S.V_STRIDE_H
     o_ptr += head * DV
-    lse2_ptr += head
+    if lse2_ptr is not None:
+        lse2_ptr += head
 
     # One stage: Triton's pipeliner must leave the walk over rows alone.
     for index in tl.range(0, row_count, num_stages=1):
@@ -154,12 +158,13 @@ def _split_forward_kernel(
         else:
             # A query that saw nothing has total 0: its output is 0 and its lse -inf.
             divisor = tl.where(total == 0.0, 1.0, total)
-            lse2 = tl.where(total == 0.0, float("-inf"), top * scale_log2 + tl.log2(divisor))
             store_pack(
                 o_ptr, acc / divisor[:, None], q_start, q_end, HEADS * DV, DV,
                 MEMBERS, TILE, PACK, DV, PAD_DV,
             )  # fmt: skip
-            store_pack_numbers(lse2_ptr, lse2, q_start, q_end, HEADS, MEMBERS, TILE, PACK)
+            if lse2_ptr is not None:
+                lse2 = tl.where(total == 0.0, float("-inf"), top * scale_log2 + tl.log2(divisor))
+                store_pack_numbers(lse2_ptr, lse2, q_start, q_end, HEADS, MEMBERS, TILE, PACK)
 
 
 @triton.jit

@@ -26,7 +26,7 @@ _NUMBERS = 4096
 
 
 def merge_states(
-    partials: Tensor, tops: Tensor, totals: Tensor, o: Tensor, lse2: Tensor,
+    partials: Tensor, tops: Tensor, totals: Tensor, o: Tensor, lse2: Tensor | None,
     rows: Tensor, partition: Partition, *, members: int, tile: int, scale_log2: float,
 ) -> None:  # fmt: skip
     """o and lse2 of the rows that were cut, from the pieces' online softmax states.
@@ -34,7 +34,7 @@ def merge_states(
     Args:
         partials: [P, 2, G, PACK, Dv] float32, not divided by the totals.
         tops, totals: [P, 2, G, PACK] float32; the largest score and the sum of exponentials.
-        o, lse2: [Tq, H, Dv] and [Tq, H]; written where a row was cut.
+        o, lse2: [Tq, H, Dv] and [Tq, H] or None; written where a row was cut.
     """
     heads, dim = o.shape[1:]
     shape, programs = _merge_shape(heads, dim, partition, members, tile)
@@ -119,8 +119,9 @@ def _merge_states_kernel(
         acc += tl.sum(weights[:, :, None] * partials, 0)
 
     divisor = tl.where(total == 0.0, 1.0, total)
-    lse2 = tl.where(total == 0.0, float("-inf"), top * scale_log2 + tl.log2(divisor))
-    tl.store(lse2_ptr + token * HEADS + head, lse2, mask=inside)
+    if lse2_ptr is not None:
+        lse2 = tl.where(total == 0.0, float("-inf"), top * scale_log2 + tl.log2(divisor))
+        tl.store(lse2_ptr + token * HEADS + head, lse2, mask=inside)
     _store_rows(o_ptr, acc / divisor[:, None], token, head, inside, HEADS, D, PAD_D)
 
 
