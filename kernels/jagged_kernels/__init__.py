@@ -11,6 +11,8 @@ from jagged_kernels.attention import (
     attention_schedule,
     jagged_attention,
 )
+from jagged_kernels.interaction.jagged_jagged_bmm import jagged_jagged_bmm
+from jagged_kernels.interaction.jagged_linear import jagged_dense_bmm, jagged_linear
 from jagged_kernels.jagged_tensor import JaggedTensor, lengths_to_offsets
 
 __all__ = [
@@ -21,5 +23,8 @@ __all__ = [
     "RelativeTimeBias",
     "attention_schedule",
     "jagged_attention",
+    "jagged_dense_bmm",
+    "jagged_jagged_bmm",
+    "jagged_linear",
     "lengths_to_offsets",
 ]

@@ -1,0 +1,132 @@
+"""Products of a user's tokens: with matrices, with each other, and layers made of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attention_cases import DEVICE
+from operation_cases import (
+    DTYPES,
+    assert_as_exact_as_reference,
+    assert_compiles,
+    assert_gradients_exact,
+)
+from torch import Tensor
+
+from jagged_kernels import (
+    JaggedTensor,
+    jagged_dense_bmm,
+    jagged_jagged_bmm,
+    jagged_linear,
+    lengths_to_offsets,
+)
+from jagged_kernels.interaction import triton_products
+
+LENGTHS = {
+    "mixed": (3, 0, 64, 1, 65, 0),
+    "whale": (2, 0, 300, 5, 1, 131),
+    "one token": (1,),
+    "no tokens": (0, 0),
+    "no users": (),
+}
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    """In half precision first: every precision then gets the same numbers."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).half().float()
+
+
+def offsets_of(lengths: tuple[int, ...], dtype: torch.dtype = torch.int64) -> Tensor:
+    return lengths_to_offsets(torch.tensor(lengths, dtype=dtype))
+
+
+def dense_case(
+    lengths: tuple[int, ...], dim: int, columns: int, dtype: torch.dtype = torch.int64
+) -> dict[str, Tensor]:
+    users = len(lengths)
+    return {
+        "x": random(sum(lengths), dim),
+        "dense": random(users, dim, columns, seed=1),
+        "bias": random(users, columns, seed=2),
+        "offsets": offsets_of(lengths, dtype),
+    }
+
+
+def dense_call(backend, *, x, dense, bias, offsets):
+    return jagged_dense_bmm(JaggedTensor(x, offsets), dense, bias=bias, backend=backend)
+
+
+def pair_call(backend, *, x, y, offsets):
+    x = JaggedTensor(x, offsets)
+    return jagged_jagged_bmm(x, x.with_values(y), backend=backend)
+
+
+@pytest.fixture(params=["one launch", "spans"])
+def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to sum over tokens; small batches would take the first only."""
+    if request.param == "spans":
+        monkeypatch.setattr(triton_products, "ONE_LAUNCH_TOKENS", 0)
+
+
+@pytest.mark.usefixtures("launches")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LENGTHS)
+def test_dense_bmm_is_exact(name: str, dtype: torch.dtype) -> None:
+    assert_as_exact_as_reference(dense_call, dense_case(LENGTHS[name], 20, 7), dtype)
+
+
+@pytest.mark.usefixtures("launches")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LENGTHS)
+def test_jagged_bmm_is_exact(name: str, dtype: torch.dtype) -> None:
+    lengths = LENGTHS[name]
+    tensors = {
+        "x": random(sum(lengths), 20),
+        "y": random(sum(lengths), 33, seed=1),
+        "offsets": offsets_of(lengths, torch.int32),
+    }
+    assert_as_exact_as_reference(pair_call, tensors, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dim", "columns"), [(64, 64), (130, 16), (16, 130)])
+def test_widths(dim: int, columns: int, dtype: torch.dtype) -> None:
+    tensors = dense_case((5, 0, 70), dim, columns, torch.int32)
+    assert_as_exact_as_reference(dense_call, tensors, dtype)
+
+
+def linear_case(lengths: tuple[int, ...], count: int, groups: list[int]) -> dict[str, Tensor]:
+    return {
+        "x": random(sum(lengths), 12),
+        "weight": random(count, 12, 18, seed=1),
+        "bias": random(count, 18, seed=2),
+        "groups": torch.tensor(groups),
+        "offsets": offsets_of(lengths),
+    }
+
+
+def linear_call(activation: str):
+    def call(backend, *, x, weight, bias, groups, offsets):
+        return jagged_linear(
+            JaggedTensor(x, offsets), weight, bias=bias, groups=groups,
+            activation=activation, backend=backend,
+        )  # fmt: skip
+
+    return call
+
+
+@pytest.mark.usefixtures("launches")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["none", "relu", "silu", "gelu"])
+def test_linear_is_exact(activation: str, dtype: torch.dtype) -> None:
+    """Groups out of order, without users (0, 3) and with users that have no tokens."""
+    tensors = linear_case((70, 0, 3, 140, 9, 1, 0), 5, [2, 1, 4, 2, 1, 2, 4])
+    assert_as_exact_as_reference(linear_call(activation), tensors, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["relu", "silu", "gelu"])
+def test_wide_linear_is_exact(activation: str, dtype: torch.dtype) -> None:
+    tensors = linear_case((70, 2), 2, [1, 0])
+    tensors |= {"weight": random(2, 12, 140, seed=1), "bias": random(2, 140, seed=2)}
+    assert_as_exact_as_reference(linear_call(activation), tensors, dtype)
