@@ -14,13 +14,17 @@ from operation_cases import (
 from torch import Tensor
 
 from jagged_kernels import (
+    Jagged2Tensor,
     JaggedTensor,
+    jagged2_matmul,
     jagged_dense_bmm,
     jagged_jagged_bmm,
     jagged_linear,
+    jagged_outer,
     lengths_to_offsets,
 )
 from jagged_kernels.interaction import triton_products
+from jagged_kernels.interaction.jagged2 import jagged2_offsets
 
 LENGTHS = {
     "mixed": (3, 0, 64, 1, 65, 0),
@@ -130,3 +134,60 @@ def test_wide_linear_is_exact(activation: str, dtype: torch.dtype) -> None:
     tensors = linear_case((70, 2), 2, [1, 0])
     tensors |= {"weight": random(2, 12, 140, seed=1), "bias": random(2, 140, seed=2)}
     assert_as_exact_as_reference(linear_call(activation), tensors, dtype)
+
+
+def outer_call(backend, *, x, y, layout, offsets):
+    x = JaggedTensor(x, offsets)
+    like = Jagged2Tensor(layout.to(x.dtype), offsets, jagged2_offsets(offsets))
+    return jagged_outer(x, x.with_values(y), like=like, backend=backend).values
+
+
+def outer_case(
+    lengths: tuple[int, ...], dim: int, dtype: torch.dtype = torch.int64
+) -> dict[str, Tensor]:
+    return {
+        "x": random(sum(lengths), dim),
+        "y": random(sum(lengths), dim, seed=1),
+        "layout": torch.zeros(sum(n * n for n in lengths), dtype=torch.int64),
+        "offsets": offsets_of(lengths, dtype),
+    }
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LENGTHS)
+def test_outer_is_exact(name: str, dtype: torch.dtype) -> None:
+    assert_as_exact_as_reference(outer_call, outer_case(LENGTHS[name], 9), dtype)
+
+
+def matmul_call(transpose: bool):
+    def call(backend, *, m, x, offsets):
+        m = Jagged2Tensor(m, offsets, jagged2_offsets(offsets))
+        x = JaggedTensor(x, offsets)
+        return jagged2_matmul(m, x, transpose=transpose, backend=backend)
+
+    return call
+
+
+def matmul_case(
+    lengths: tuple[int, ...], dim: int, dtype: torch.dtype = torch.int64
+) -> dict[str, Tensor]:
+    return {
+        "m": random(sum(n * n for n in lengths)),
+        "x": random(sum(lengths), dim, seed=1),
+        "offsets": offsets_of(lengths, dtype),
+    }
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LENGTHS)
+def test_matmul_is_exact(name: str, dtype: torch.dtype, transpose: bool) -> None:
+    tensors = matmul_case(LENGTHS[name], 9, torch.int32)
+    assert_as_exact_as_reference(matmul_call(transpose), tensors, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_wide_scores(dtype: torch.dtype) -> None:
+    """Tokens wider than a program holds."""
+    assert_as_exact_as_reference(outer_call, outer_case((3, 70), 150, torch.int32), dtype)
+    assert_as_exact_as_reference(matmul_call(False), matmul_case((3, 70), 150), dtype)

@@ -48,7 +48,7 @@ def jagged_linear(
 
     Triton accumulates in float32; float32 products use TF32 only if
     `torch.backends.cuda.matmul.allow_tf32` is set. The backward recomputes what is before the
-    activation; beyond D or K of 128 it keeps that, and its gradient, in memory: 2 [T, K].
+    activation; beyond D or K of 128 (64 in float32) in memory, with its gradient: 2 [T, K].
 
     Source: the jagged MLP of arXiv 2409.15373.
 

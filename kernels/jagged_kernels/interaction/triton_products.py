@@ -41,11 +41,14 @@ from jagged_kernels.interaction.triton_tiles import (
 
 # Up to so many tokens, a program a segment needs no second launch and is as fast.
 ONE_LAUNCH_TOKENS = 2048
-# The widest matrices that one program holds whole, as the fused backward needs it.
-MOST_FUSED = 128
 _PROGRAMS_PER_MULTIPROCESSOR = 4
 # The interpreter has no multiprocessors; enough to cut users in small batches.
 _INTERPRETED_MULTIPROCESSORS = 4
+
+
+def most_fused(dtype: torch.dtype) -> int:
+    """D and K up to which one program holds all that the backward needs, in registers."""
+    return 64 if dtype == torch.float32 else 128
 
 
 class Segments(NamedTuple):
@@ -84,7 +87,7 @@ def launch_products(
 
     With an activation, y is the gradient of activation(x weight + bias), and what is multiplied and
     summed is the gradient before the activation. dx is that times weight^T. Both need `weight`
-    [S, D, K], D and K up to MOST_FUSED.
+    [S, D, K], D and K up to `most_fused`.
     """
     x, y, offsets = unit_stride(x), unit_stride(y), offsets.contiguous()
     (tokens, dim), columns, users = x.shape, y.shape[1], offsets.shape[0] - 1
@@ -95,8 +98,12 @@ def launch_products(
     d_x = torch.empty_like(x, memory_format=torch.contiguous_format) if want_d_x else None
     if tokens == 0 or out.numel() == 0:
         return out, sums, d_x
-    tile, most = token_tile(x.dtype), MOST_FUSED
+    most = most_fused(x.dtype)
+    # float32 products run in registers: the three of the backward, with few tokens at a time.
+    tile = 16 if weight is not None and x.element_size() == 4 else token_tile(x.dtype)
     block_d, block_k = block_size(dim, most), block_size(columns, most)
+    narrow = weight is None and x.element_size() == 2 and block_d * block_k <= 64 * 64
+    warps = 4 if narrow else 8
     blocks = triton.cdiv(dim, block_d) * triton.cdiv(columns, block_k)
     units = tile_count(tokens, users, tile)
     one_launch = tokens <= ONE_LAUNCH_TOKENS
@@ -120,7 +127,7 @@ def launch_products(
             ACTIVATION=activation, ONE_LAUNCH=one_launch,
             D=dim, K=columns, BLOCK_D=block_d, BLOCK_K=block_k, SIZE=size,
             TILE=tile, PRECISION=dot_precision(x.dtype),
-            num_warps=8 if block_d * block_k > 64 * 64 else 4, num_stages=2,
+            num_warps=warps, num_stages=2,
         )  # fmt: skip
         if partials is not None:
             grid = (programs - 1, triton.cdiv(size, _MERGE_BLOCK.value))
