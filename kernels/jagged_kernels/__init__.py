@@ -15,6 +15,7 @@ from jagged_kernels.interaction.jagged_jagged_bmm import jagged_jagged_bmm
 from jagged_kernels.interaction.jagged_linear import jagged_dense_bmm, jagged_linear
 from jagged_kernels.interaction.jagged2 import Jagged2Tensor, jagged2_like
 from jagged_kernels.interaction.jagged_outer import jagged2_matmul, jagged_outer
+from jagged_kernels.interaction.target_interaction import target_interaction
 from jagged_kernels.jagged_tensor import JaggedTensor, lengths_to_offsets
 
 __all__ = [
@@ -33,4 +34,5 @@ __all__ = [
     "jagged_linear",
     "jagged_outer",
     "lengths_to_offsets",
+    "target_interaction",
 ]

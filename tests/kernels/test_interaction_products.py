@@ -22,6 +22,7 @@ from jagged_kernels import (
     jagged_linear,
     jagged_outer,
     lengths_to_offsets,
+    target_interaction,
 )
 from jagged_kernels.interaction import triton_products
 from jagged_kernels.interaction.jagged2 import jagged2_offsets
@@ -191,3 +192,39 @@ def test_wide_scores(dtype: torch.dtype) -> None:
     """Tokens wider than a program holds."""
     assert_as_exact_as_reference(outer_call, outer_case((3, 70), 150, torch.int32), dtype)
     assert_as_exact_as_reference(matmul_call(False), matmul_case((3, 70), 150), dtype)
+
+
+def target_call(activation: str):
+    def call(backend, *, history, target, weight, bias, offsets):
+        history = JaggedTensor(history, offsets)
+        return target_interaction(
+            history, target, weight, bias=bias, activation=activation, backend=backend
+        )
+
+    return call
+
+
+def target_case(lengths: tuple[int, ...], dim: int, columns: int) -> dict[str, Tensor]:
+    return {
+        "history": random(sum(lengths), dim),
+        "target": random(len(lengths), dim, seed=1),
+        "weight": random(columns, 4 * dim, seed=2) / dim**0.5,
+        "bias": random(columns, seed=3),
+        "offsets": offsets_of(lengths),
+    }
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LENGTHS)
+def test_target_interaction_is_exact(name: str, dtype: torch.dtype) -> None:
+    assert_as_exact_as_reference(target_call("none"), target_case(LENGTHS[name], 12, 18), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["relu", "silu", "gelu"])
+@pytest.mark.parametrize(("dim", "columns"), [(16, 36), (70, 16)])
+def test_target_interaction_activations(
+    dim: int, columns: int, activation: str, dtype: torch.dtype
+) -> None:
+    tensors = target_case((70, 0, 3, 140), dim, columns)
+    assert_as_exact_as_reference(target_call(activation), tensors, dtype)

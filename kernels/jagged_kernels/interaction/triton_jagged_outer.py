@@ -48,7 +48,7 @@ def launch_outer(
             x, y, out, offsets.contiguous(), matrix_offsets.contiguous(),
             users, search_steps(users), x.stride(0), y.stride(0),
             D=dim, BLOCK_D=block_size(dim, _depth(x)), TILE=tile, STRIP=strip,
-            PRECISION=dot_precision(x.dtype), num_warps=4, num_stages=2,
+            PRECISION=dot_precision(x.dtype), num_warps=8, num_stages=2,
         )  # fmt: skip
     return out
 
@@ -63,12 +63,15 @@ def launch_matmul(
     if tokens == 0:
         return out
     tile, block_d = token_tile(x.dtype), block_size(dim, _depth(x))
+    # Neighbouring threads must read neighbouring scores. Of blocks of one shape and order Triton
+    # would give each thread eight values in a row, as is best for x, and read them one by one.
+    block = tile // 2 if block_d == tile and not transpose else tile
     with torch.cuda.device_of(x):
         _matmul_kernel[(tile_count(tokens, users, tile) * triton.cdiv(dim, block_d),)](
             m.contiguous(), x, out, offsets.contiguous(), matrix_offsets.contiguous(),
             users, search_steps(users), x.stride(0), TRANSPOSE=transpose,
-            D=dim, BLOCK_D=block_d, TILE=tile,
-            PRECISION=dot_precision(x.dtype), num_warps=4, num_stages=2,
+            D=dim, BLOCK_D=block_d, TILE=tile, BLOCK=block,
+            PRECISION=dot_precision(x.dtype), num_warps=8 if block_d > 64 else 4, num_stages=2,
         )  # fmt: skip
     return out
 
@@ -113,7 +116,7 @@ def _outer_kernel(
 def _matmul_kernel(
     m_ptr, x_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps, x_stride,
     TRANSPOSE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     D_BLOCKS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
     tile, depth = tl.program_id(0) // D_BLOCKS, tl.program_id(0) % D_BLOCKS * BLOCK_D
@@ -124,18 +127,15 @@ def _matmul_kernel(
     if row >= size:
         return
     m_ptr += tl.load(matrix_offsets_ptr + user)
-    rows = (row + tl.arange(0, TILE)).to(tl.int64)
+    rows = row + tl.arange(0, TILE)[:, None]
     acc = tl.zeros([TILE, BLOCK_D], tl.float32)
-    for block in range(0, size, TILE):
-        columns = (block + tl.arange(0, TILE)).to(tl.int64)
+    for block in range(0, size, BLOCK):
+        columns = block + tl.arange(0, BLOCK)[None, :]
         if TRANSPOSE:
-            inside = (columns[:, None] < size) & (rows[None, :] < size)
-            address = m_ptr + columns[:, None] * size + rows[None, :]
-            weights = tl.trans(tl.load(address, mask=inside, other=0.0))
+            address = m_ptr + columns.to(tl.int64) * size + rows
         else:
-            inside = (rows[:, None] < size) & (columns[None, :] < size)
-            address = m_ptr + rows[:, None] * size + columns[None, :]
-            weights = tl.load(address, mask=inside, other=0.0)
-        x = load_tile(x_ptr, start + block, end, x_stride, depth, D, TILE, BLOCK_D)
+            address = m_ptr + rows.to(tl.int64) * size + columns
+        weights = tl.load(address, mask=(rows < size) & (columns < size), other=0.0)
+        x = load_tile(x_ptr, start + block, end, x_stride, depth, D, BLOCK, BLOCK_D)
         acc = add_dot(acc, weights, x, PRECISION)
     store_tile(out_ptr, acc, start + row, end, depth, D, TILE, BLOCK_D)

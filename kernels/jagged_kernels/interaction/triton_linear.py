@@ -55,8 +55,14 @@ def launch_linear(
     groups: Tensor | None,
     *,
     activation: str,
+    target: Tensor | None = None,
+    scaled: Tensor | None = None,
 ) -> Tensor:
-    """[T, K] = activation(x_t weight_g + bias_g) in x's dtype, g the group of token t's user."""
+    """[T, K] = activation(x_t weight_g + bias_g) in x's dtype, g the group of token t's user.
+
+    With `target` [B, D] and `scaled` [D, K], the matrix of user b is
+    weight_b + target_b[:, None] * scaled instead.
+    """
     x, weight = unit_stride(x), weight_in_place(weight)
     tokens, dim = x.shape
     columns, users = weight.shape[2], offsets.shape[0] - 1
@@ -70,8 +76,9 @@ def launch_linear(
         _linear_kernel[grid](
             x, weight, None if bias is None else bias.contiguous(),
             None if groups is None else groups.contiguous(), offsets.contiguous(), out,
+            None if target is None else target.contiguous(), scaled,
             users, search_steps(users), x.stride(0), *weight.stride(),
-            ACTIVATION=activation, D=dim, K=columns, BLOCK_D=block_size(dim, wide // 2),
+            *((0, 0) if scaled is None else scaled.stride()), ACTIVATION=activation, D=dim, K=columns, BLOCK_D=block_size(dim, wide // 2),
             BLOCK_K=block_k, TILE=tile, PRECISION=dot_precision(x.dtype),
             num_warps=4, num_stages=3,
         )  # fmt: skip
@@ -80,8 +87,9 @@ def launch_linear(
 
 @triton.jit(do_not_specialize=["users", "steps"])
 def _linear_kernel(
-    x_ptr, weight_ptr, bias_ptr, groups_ptr, offsets_ptr, out_ptr, users, steps,
-    x_stride, weight_stride_g, weight_stride_d, weight_stride_k, ACTIVATION: tl.constexpr,
+    x_ptr, weight_ptr, bias_ptr, groups_ptr, offsets_ptr, out_ptr, target_ptr, scaled_ptr,
+    users, steps, x_stride, weight_stride_g, weight_stride_d, weight_stride_k,
+    scaled_stride_d, scaled_stride_k, ACTIVATION: tl.constexpr,
     D: tl.constexpr, K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
     TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -100,9 +108,15 @@ def _linear_kernel(
         weight = load_weight(
             weight_ptr, weight_stride_d, weight_stride_k, row, column, D, K, BLOCK_D, BLOCK_K
         )
+        if target_ptr is not None:
+            scaled = load_weight(
+                scaled_ptr, scaled_stride_d, scaled_stride_k, row, column, D, K, BLOCK_D, BLOCK_K
+            )
+            target = load_row(target_ptr, user.to(tl.int64), row, D, BLOCK_D)
+            weight = fold(weight, scaled, target, x.dtype)
         acc = add_dot(acc, x, weight, PRECISION)
     if bias_ptr is not None:
-        acc += load_bias(bias_ptr, group, column, K, BLOCK_K)[None, :]
+        acc += load_row(bias_ptr, group, column, K, BLOCK_K)[None, :]
     acc = activate(acc, ACTIVATION)
     store_tile(out_ptr, acc, start, end, column, K, TILE, BLOCK_K)
 
@@ -121,10 +135,16 @@ def load_weight(
 
 
 @triton.jit
-def load_bias(ptr, group, column, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """[BLOCK_K] float32 of row `group` of a contiguous [G, K]."""
-    columns = column + tl.arange(0, BLOCK_K)
-    return tl.load(ptr + group * K + columns, mask=columns < K, other=0.0).to(tl.float32)
+def load_row(ptr, row, column, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """[BLOCK] float32 from `column` of one row of a contiguous [..., COLUMNS]; row is int64."""
+    columns = column + tl.arange(0, BLOCK)
+    return tl.load(ptr + row * COLUMNS + columns, mask=columns < COLUMNS, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def fold(weight, scaled, target, dtype: tl.constexpr):
+    """weight + target[:, None] * scaled, rounded once."""
+    return (weight.to(tl.float32) + target[:, None] * scaled.to(tl.float32)).to(dtype)
 
 
 @triton.jit

@@ -36,7 +36,7 @@ def launch_linear_backward(
             d_out,
             offsets,
             segments_of(offsets, groups, weight.shape[0]),
-            sum_y=want_d_bias,
+            sum_y=bias.dtype if want_d_bias and bias is not None else None,
             weight=weight if fused and (want_d_x or activation != "none") else None,
             bias=bias if activation != "none" else None,
             activation=activation,

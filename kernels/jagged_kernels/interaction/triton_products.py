@@ -24,7 +24,7 @@ from jagged_kernels.attention.triton_blocks import add_dot, dot_precision
 from jagged_kernels.interaction.triton_linear import (
     activation_slope,
     block_size,
-    load_bias,
+    load_row,
     load_weight,
     token_tile,
     unit_stride,
@@ -77,13 +77,13 @@ def launch_products(
     offsets: Tensor,
     segments: Segments,
     *,
-    sum_y: bool = False,
+    sum_y: torch.dtype | None = None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     activation: str = "none",
     want_d_x: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """(x^T y [S, D, K], sums of y [S, K] if `sum_y`, dx [T, D] if `want_d_x`) of S segments.
+    """(x^T y [S, D, K], sums of y [S, K] of dtype `sum_y`, dx [T, D] if `want_d_x`) of S segments; None where not asked for.
 
     With an activation, y is the gradient of activation(x weight + bias), and what is multiplied and
     summed is the gradient before the activation. dx is that times weight^T. Both need `weight`
@@ -94,7 +94,9 @@ def launch_products(
     # No program passes a group without users at the end of its span.
     new = torch.empty if segments.group is None and tokens else torch.zeros
     out = new((segments.count, dim, columns), dtype=x.dtype, device=x.device)
-    sums = out.new_zeros((segments.count, columns)) if sum_y else None
+    sums = None
+    if sum_y is not None:
+        sums = new((segments.count, columns), dtype=sum_y, device=x.device)
     d_x = torch.empty_like(x, memory_format=torch.contiguous_format) if want_d_x else None
     if tokens == 0 or out.numel() == 0:
         return out, sums, d_x
@@ -107,9 +109,9 @@ def launch_products(
     blocks = triton.cdiv(dim, block_d) * triton.cdiv(columns, block_k)
     units = tile_count(tokens, users, tile)
     one_launch = tokens <= ONE_LAUNCH_TOKENS
-    span = units if one_launch else triton.cdiv(units, _programs(x.device))
+    span = units if one_launch else triton.cdiv(units, span_programs(x.device))
     programs = segments.count if one_launch else triton.cdiv(units, span)
-    size = dim * columns + (columns if sum_y else 0)
+    size = dim * columns + (0 if sums is None else columns)
     partials = None
     if programs > 1 and not one_launch:
         # Of the segment that a program goes on with, and of the one that it begins.
@@ -130,15 +132,15 @@ def launch_products(
             num_warps=warps, num_stages=2,
         )  # fmt: skip
         if partials is not None:
-            grid = (programs - 1, triton.cdiv(size, _MERGE_BLOCK.value))
-            _merge_kernel[grid](
+            grid = (programs - 1, triton.cdiv(size, MERGE_BLOCK.value))
+            merge_kernel[grid](
                 partials, out, sums, *walk, MATRIX=dim * columns, K=columns, SIZE=size,
                 TILE=tile, num_warps=4,
             )  # fmt: skip
     return out, sums, d_x
 
 
-def _programs(device: torch.device) -> int:
+def span_programs(device: torch.device) -> int:
     """Spans to cut a batch into: what runs at a time."""
     multiprocessors = _INTERPRETED_MULTIPROCESSORS
     if device.type == "cuda":
@@ -177,7 +179,7 @@ def _products_kernel(
                 weight_stride_d, weight_stride_k, 0, 0, D, K, BLOCK_D, BLOCK_K,
             )  # fmt: skip
         if bias_ptr is not None:
-            bias = load_bias(bias_ptr, segment.to(tl.int64), column, K, BLOCK_K)
+            bias = load_row(bias_ptr, segment.to(tl.int64), column, K, BLOCK_K)
         acc = tl.zeros([BLOCK_D, BLOCK_K], tl.float32)
         total = tl.zeros([BLOCK_K], tl.float32)
         for member in range(0, last - first):
@@ -187,7 +189,7 @@ def _products_kernel(
             user_start, user_end = tl.load(offsets_ptr + user), tl.load(offsets_ptr + user + 1)
             from_token = user_start + tl.maximum(low - tiles_before, 0) * TILE
             to_token = user_start + tl.maximum(high - tiles_before, 0) * TILE
-            acc, total = _add_tiles(
+            acc, total = add_tiles(
                 acc, total, from_token, tl.minimum(to_token, user_end),
                 x_ptr, y_ptr, dx_ptr, x_stride, y_stride, weight, bias, row, column,
                 ACTIVATION, D, K, BLOCK_D, BLOCK_K, TILE, PRECISION,
@@ -206,7 +208,7 @@ def _products_kernel(
 
 
 @triton.jit
-def _add_tiles(
+def add_tiles(
     acc, total, start, end, x_ptr, y_ptr, dx_ptr, x_stride, y_stride, weight, bias, row, column,
     ACTIVATION: tl.constexpr, D: tl.constexpr, K: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_K: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
@@ -263,13 +265,13 @@ def load_segment(places_ptr, bounds_ptr, segment, TILE: tl.constexpr):
     return first, last, first_tile(places_ptr, first, TILE), first_tile(places_ptr, last, TILE)
 
 
-_MERGE_BLOCK = tl.constexpr(256)
+MERGE_BLOCK = tl.constexpr(256)
 # Partial sums that are added at a time: the wait for memory is what adding takes.
 _MERGE_ROWS = tl.constexpr(16)
 
 
 @triton.jit(do_not_specialize=["users", "steps", "units", "span"])
-def _merge_kernel(
+def merge_kernel(
     partial_ptr, out_ptr, sum_ptr, places_ptr, group_ptr, bounds_ptr, users, steps, units, span,
     MATRIX: tl.constexpr, K: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -282,7 +284,7 @@ def _merge_kernel(
     if (begin < low) | (end <= high):
         return
     last = (end - 1) // span
-    element = tl.program_id(1) * _MERGE_BLOCK + tl.arange(0, _MERGE_BLOCK)
+    element = tl.program_id(1) * MERGE_BLOCK + tl.arange(0, MERGE_BLOCK)
     inside = element < SIZE
     total = tl.load(
         partial_ptr + (program * 2 + 1).to(tl.int64) * SIZE + element, mask=inside, other=0.0
