@@ -48,9 +48,7 @@ def jagged_jagged_bmm(x: JaggedTensor, y: JaggedTensor, *, backend: Backend = "a
 def _reference(x: Tensor, y: Tensor, offsets: Tensor) -> Tensor:
     """The specification: a loop over users."""
     ends = offsets.tolist()
-    parts = [
-        x[ends[b] : ends[b + 1]].T @ y[ends[b] : ends[b + 1]] for b in range(len(ends) - 1)
-    ]
+    parts = [x[ends[b] : ends[b + 1]].T @ y[ends[b] : ends[b + 1]] for b in range(len(ends) - 1)]
     return torch.stack(parts) if parts else x.new_zeros((0, x.shape[1], y.shape[1]))
 
 
@@ -60,7 +58,7 @@ def _native(x: Tensor, y: Tensor, offsets: Tensor) -> Tensor:
         return (x.T @ y).expand(users, -1, -1)
     compute = torch.promote_types(x.dtype, torch.float32)
     tiles = token_tiles(offsets, tokens)
-    places = (tiles.index, tiles.valid, tiles.place)
+    places = (tiles.token, tiles.valid, tiles.place)
     parts = to_places(x.to(compute), *places).mT @ to_places(y.to(compute), *places)
     lengths = tiles.first.diff()
     return torch.segment_reduce(parts, "sum", lengths=lengths, axis=0, unsafe=True).to(x.dtype)

@@ -165,7 +165,7 @@ def linear_native(
         return x @ weight.sum(0)
     compute = torch.promote_types(x.dtype, torch.float32)
     tiles = token_tiles(offsets, tokens)
-    places = (tiles.index, tiles.valid, tiles.place)
+    places = (tiles.token, tiles.valid, tiles.place)
     group = tiles.user if groups is None else groups[tiles.user].long()
     out = to_places(x.to(compute), *places) @ take(weight.to(compute), group)
     if bias is not None:

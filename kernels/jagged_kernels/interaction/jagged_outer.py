@@ -148,7 +148,7 @@ class _MatrixTiles(NamedTuple):
 
     row: Tensor  # [R], which of the token tiles its rows are
     column: Tensor  # [R]
-    index: Tensor  # [R, TILE, TILE], value of each place; 0 where there is none
+    value: Tensor  # [R, TILE, TILE], value of each place; 0 where there is none
     valid: Tensor  # [R, TILE, TILE]
     place: Tensor  # [sum of n ** 2], where a value is among the places
 
@@ -196,7 +196,7 @@ def _outer_native(
     compute = torch.promote_types(x.dtype, torch.float32)
     tokens = token_tiles(offsets, count)
     matrices = _matrix_tiles(tokens, offsets, matrix_offsets, count, total)
-    places = (tokens.index, tokens.valid, tokens.place)
+    places = (tokens.token, tokens.valid, tokens.place)
     rows = take(to_places(x.to(compute), *places), matrices.row)
     columns = take(to_places(y.to(compute), *places), matrices.column)
     return from_places(rows @ columns.mT, *matrices[2:]).to(x.dtype)
@@ -211,7 +211,7 @@ def _matmul_native(
     compute = torch.promote_types(x.dtype, torch.float32)
     tokens = token_tiles(offsets, count)
     matrices = _matrix_tiles(tokens, offsets, matrix_offsets, count, total)
-    places = (tokens.index, tokens.valid, tokens.place)
+    places = (tokens.token, tokens.valid, tokens.place)
     matrix, source, target = to_places(m.to(compute), *matrices[2:]), *matrices[1::-1]
     if transpose:
         matrix, source, target = matrix.mT, target, source

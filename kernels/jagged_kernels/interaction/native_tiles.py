@@ -24,7 +24,7 @@ class TokenTiles(NamedTuple):
 
     user: Tensor  # [R]
     first: Tensor  # [B + 1], first tile of each user, and R
-    index: Tensor  # [R, TILE], token of each place; 0 where there is none
+    token: Tensor  # [R, TILE], token of each place; 0 where there is none
     valid: Tensor  # [R, TILE]
     place: Tensor  # [T], where a token is among the R * TILE places
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
-from jagged_kernels.interaction.jagged_linear import ACTIVATIONS, Activation, jagged_linear_triton
+from jagged_kernels.interaction.jagged_linear import ACTIVATIONS, Activation
 from jagged_kernels.interaction.native_tiles import take, user_of_tokens
 from jagged_kernels.interaction.product_checks import check_matrix, check_operand
 from jagged_kernels.jagged_tensor import JaggedTensor
@@ -65,9 +65,7 @@ def target_interaction(
         raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {activation!r}")
     chosen = choose_backend(backend, x)
     if chosen == "reference":
-        return history.with_values(
-            _reference(x, target, weight, bias, history.offsets, activation)
-        )
+        return history.with_values(_reference(x, target, weight, bias, history.offsets, activation))
     of_k, of_q, of_difference, scaled = weight.to(_compute(x)).mT.chunk(4)
     user_bias = target.to(_compute(x)) @ (of_q - of_difference)
     if bias is not None:

@@ -29,7 +29,7 @@ _SQRT_HALF_OVER_PI = tl.constexpr(0.3989422804014327)
 
 def block_size(size: int, most: int) -> int:
     """Blocks are powers of two; matrix products are at least 16 wide."""
-    return min(most, max(16, triton.next_power_of_2(size)))
+    return min(most, max(16, 1 << (size - 1).bit_length()))
 
 
 def token_tile(dtype: torch.dtype) -> int:
@@ -78,9 +78,10 @@ def launch_linear(
             None if groups is None else groups.contiguous(), offsets.contiguous(), out,
             None if target is None else target.contiguous(), scaled,
             users, search_steps(users), x.stride(0), *weight.stride(),
-            *((0, 0) if scaled is None else scaled.stride()), ACTIVATION=activation, D=dim, K=columns, BLOCK_D=block_size(dim, wide // 2),
-            BLOCK_K=block_k, TILE=tile, PRECISION=dot_precision(x.dtype),
-            num_warps=4, num_stages=3,
+            *((0, 0) if scaled is None else scaled.stride()), ACTIVATION=activation,
+            D=dim, K=columns, BLOCK_D=block_size(dim, wide // 2), BLOCK_K=block_k, TILE=tile,
+            PRECISION=dot_precision(x.dtype),
+            num_warps=4, num_stages=3 if target is None else 2,
         )  # fmt: skip
     return out
 

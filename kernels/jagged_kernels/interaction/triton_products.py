@@ -54,11 +54,11 @@ def most_fused(dtype: torch.dtype) -> int:
 class Segments(NamedTuple):
     """Users in an order in which those of a group are neighbours. Without groups, as they are."""
 
-    count: int
+    number: int
     offsets: Tensor  # [B + 1], of the tokens in this order
     order: Tensor | None = None  # [B], the user at each place
     group: Tensor | None = None  # [B], the group of the user at each place
-    bounds: Tensor | None = None  # [count + 1], the places of each group
+    bounds: Tensor | None = None  # [number + 1], the places of each group
 
 
 def segments_of(offsets: Tensor, groups: Tensor | None, count: int) -> Segments:
@@ -83,7 +83,9 @@ def launch_products(
     activation: str = "none",
     want_d_x: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """(x^T y [S, D, K], sums of y [S, K] of dtype `sum_y`, dx [T, D] if `want_d_x`) of S segments; None where not asked for.
+    """(x^T y [S, D, K], sums of y [S, K] of dtype `sum_y`, dx [T, D] if `want_d_x`) of S segments.
+
+    What is not asked for is None.
 
     With an activation, y is the gradient of activation(x weight + bias), and what is multiplied and
     summed is the gradient before the activation. dx is that times weight^T. Both need `weight`
@@ -93,10 +95,10 @@ def launch_products(
     (tokens, dim), columns, users = x.shape, y.shape[1], offsets.shape[0] - 1
     # No program passes a group without users at the end of its span.
     new = torch.empty if segments.group is None and tokens else torch.zeros
-    out = new((segments.count, dim, columns), dtype=x.dtype, device=x.device)
+    out = new((segments.number, dim, columns), dtype=x.dtype, device=x.device)
     sums = None
     if sum_y is not None:
-        sums = new((segments.count, columns), dtype=sum_y, device=x.device)
+        sums = new((segments.number, columns), dtype=sum_y, device=x.device)
     d_x = torch.empty_like(x, memory_format=torch.contiguous_format) if want_d_x else None
     if tokens == 0 or out.numel() == 0:
         return out, sums, d_x
@@ -106,14 +108,16 @@ def launch_products(
     block_d, block_k = block_size(dim, most), block_size(columns, most)
     narrow = weight is None and x.element_size() == 2 and block_d * block_k <= 64 * 64
     warps = 4 if narrow else 8
+    # Few enough that two programs fit a multiprocessor, for a few values that spill.
+    registers = 128 if x.element_size() == 2 and block_d * block_k <= 64 * 64 else None
     blocks = triton.cdiv(dim, block_d) * triton.cdiv(columns, block_k)
     units = tile_count(tokens, users, tile)
     one_launch = tokens <= ONE_LAUNCH_TOKENS
     span = units if one_launch else triton.cdiv(units, span_programs(x.device))
-    programs = segments.count if one_launch else triton.cdiv(units, span)
+    programs = segments.number if one_launch else triton.cdiv(units, span)
     size = dim * columns + (0 if sums is None else columns)
     partials = None
-    if programs > 1 and not one_launch:
+    if not one_launch:
         # Of the segment that a program goes on with, and of the one that it begins.
         partials = torch.empty((programs, 2, size), dtype=torch.float32, device=x.device)
     if weight is not None:
@@ -129,9 +133,9 @@ def launch_products(
             ACTIVATION=activation, ONE_LAUNCH=one_launch,
             D=dim, K=columns, BLOCK_D=block_d, BLOCK_K=block_k, SIZE=size,
             TILE=tile, PRECISION=dot_precision(x.dtype),
-            num_warps=warps, num_stages=2,
+            num_warps=warps, num_stages=2, maxnreg=registers,
         )  # fmt: skip
-        if partials is not None:
+        if partials is not None and programs > 1:
             grid = (programs - 1, triton.cdiv(size, MERGE_BLOCK.value))
             merge_kernel[grid](
                 partials, out, sums, *walk, MATRIX=dim * columns, K=columns, SIZE=size,

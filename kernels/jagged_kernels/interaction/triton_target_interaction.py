@@ -87,6 +87,7 @@ def launch_target_backward(
             ACTIVATION=activation, D=dim, K=columns, BLOCK_D=block_size(dim, MOST_FUSED),
             BLOCK_K=block_size(columns, MOST_FUSED), TILE=tile,
             PRECISION=dot_precision(x.dtype), num_warps=8, num_stages=2,
+            maxnreg=128 if x.element_size() == 2 else None,
         )  # fmt: skip
         if programs > 1:
             grid = (programs - 1, triton.cdiv(size, MERGE_BLOCK.value))

@@ -79,9 +79,7 @@ def _search(
             first = tl.load(offsets_ptr + candidate, mask=exists, other=0) // ROWS
             first = first.to(tl.int32) + candidate
         else:
-            first = first_strip(
-                offsets_ptr, matrix_offsets_ptr, candidate, exists, ROWS, COLUMNS
-            )
+            first = first_strip(offsets_ptr, matrix_offsets_ptr, candidate, exists, ROWS, COLUMNS)
         user += (tl.sum((exists & (first <= number)).to(tl.int32), 0) - 1) * stride
     return user
 
