@@ -35,7 +35,7 @@ def output_gradient(d_o: Tensor | None, o: Tensor) -> Tensor:
     return torch.zeros_like(o) if d_o is None else d_o
 
 
-def _attention_triton(
+def attention_triton_now(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -83,7 +83,7 @@ def _attention_triton_backward(
     return launch_backward(d_o, d_lse2, q, k, v, o, lse2, rows, rows_t, **mask)
 
 
-attention_triton = define_op(_attention_triton, fake=empty_output)
+attention_triton = define_op(attention_triton_now, name="attention_triton", fake=empty_output)
 attention_triton_backward = define_op(_attention_triton_backward, fake=empty_gradients)
 
 
