@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -51,7 +53,7 @@ def as_columns(values: Tensor) -> Tensor:
 def user_bounds(offsets: Tensor) -> list[tuple[int, int]]:
     """(first token, end) of each user. Waits for the device: for references."""
     bounds = offsets.tolist()
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(pairwise(bounds))
 
 
 def check_squares(name: str, m: Jagged2Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.interaction.checks import as_columns, check_floats, check_squares, user_bounds
-from jagged_kernels.interaction.jagged2 import Jagged2Tensor, jagged2_like
+from jagged_kernels.interaction.jagged2 import Jagged2Tensor
 from jagged_kernels.interaction.native_users import spread_users, sum_users, token_users
 from jagged_kernels.interaction.squares import row_offsets, score_places, user_matrices
 from jagged_kernels.jagged_tensor import JaggedTensor

@@ -22,7 +22,6 @@ from jagged_kernels.interaction.triton_segments import (
     address_of,
     load_cut_user,
     load_pieces,
-    of_pieces,
     piece_shape,
     piece_slots,
 )
@@ -116,10 +115,10 @@ def _softmax_kernel(
         end = tl.where(is_cut, end, begin)
         inside = (is_cut & (begin < end))[:, None] & has_column
         first_slot = first // PIECE + user
-        address = address_of(tops_ptr, first_slot, column, COLUMNS)
-        top = tl.load(address, mask=inside, other=0.0)
-        address = address_of(totals_ptr, first_slot, column, COLUMNS)
-        total = tl.load(address, mask=inside, other=1.0)
+        state = address_of(tops_ptr, first_slot, column, COLUMNS)
+        top = tl.load(state, mask=inside, other=0.0)
+        state = address_of(totals_ptr, first_slot, column, COLUMNS)
+        total = tl.load(state, mask=inside, other=1.0)
     else:
         top = tl.full([ROWS, BLOCK], LOWEST, tl.float32)
         total = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -182,8 +181,8 @@ def _merge_kernel(
         row = slot + lane + done
         totals = tl.load(address_of(totals_ptr, row, column, COLUMNS), mask=inside, other=0.0)
         if not BACKWARD:
-            address = address_of(tops_ptr, row, column, COLUMNS)
-            tops = tl.load(address, mask=inside, other=LOWEST)
+            state = address_of(tops_ptr, row, column, COLUMNS)
+            tops = tl.load(state, mask=inside, other=LOWEST)
             larger = tl.maximum(top, tops)
             totals *= tl.exp2((tops - larger) * _LOG2_E)
             total *= tl.exp2((top - larger) * _LOG2_E)
