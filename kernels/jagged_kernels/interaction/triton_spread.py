@@ -32,7 +32,7 @@ def row_tile(columns: int) -> tuple[int, int, int]:
     if columns > 8192:
         raise NotImplementedError(f"the triton backend goes to 8192 columns, got {columns}")
     block = triton.next_power_of_2(columns)
-    return max(min(_ELEMENTS // block, 256), 1), block, 8 if block > 2048 else 4
+    return max(min(_ELEMENTS // block, 128), 1), block, 8 if block > 2048 else 4
 
 
 def launch_spread(
