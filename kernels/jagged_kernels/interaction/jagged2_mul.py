@@ -10,9 +10,8 @@ from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.interaction.checks import check_like, check_same_offsets, check_squares
-from jagged_kernels.interaction.jagged2 import Jagged2Tensor, jagged2_like
+from jagged_kernels.interaction.jagged2 import Jagged2Tensor
 from jagged_kernels.interaction.squares import score_places, user_matrices
-from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import define_gradient, define_op
 
 

@@ -206,7 +206,9 @@ def _empty_gradients(
     eps: float,
     rms: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    d_weight, d_bias = (total.new_empty(0) if p is None else p.new_empty(p.shape) for p in (weight, bias))
+    d_weight, d_bias = (
+        total.new_empty(0) if p is None else p.new_empty(p.shape) for p in (weight, bias)
+    )
     return total.new_empty(total.shape), d_weight, d_bias
 
 

@@ -106,7 +106,8 @@ def launch_sum(
     At most one of `weights` and `times`.
     """
     x, columns, users = rows_of_dims(x), x.shape[1], offsets.shape[0] - 1
-    other = weights if times is None else rows_of_dims(times)
+    other = weights if times is None else times
+    other = None if other is None else rows_of_dims(other)
     heads = 1 if weights is None else weights.shape[1]
     out = torch.empty((users, heads, columns), dtype=x.dtype, device=x.device)
     if out.numel() == 0:
@@ -130,7 +131,6 @@ def launch_sum(
             WEIGHTS=weights is not None, TIMES=times is not None,
             X_STRIDE=x.stride(0),
             OTHER_STRIDE=0 if other is None else other.stride(0),
-            HEAD_STRIDE=0 if weights is None else weights.stride(1),
             LANES=shape.lanes, PIECES=shape.pieces,
             num_warps=4,
         )  # fmt: skip
@@ -147,8 +147,7 @@ def _sum_pieces_kernel(
     MEAN: tl.constexpr, COLUMNS: tl.constexpr, HEADS: tl.constexpr,
     BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr,
     WEIGHTS: tl.constexpr, TIMES: tl.constexpr, X_STRIDE: tl.constexpr,
-    OTHER_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr,
-    LANES: tl.constexpr, PIECES: tl.constexpr,
+    OTHER_STRIDE: tl.constexpr, LANES: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0) // BLOCKS % HEADS
     column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
@@ -163,7 +162,7 @@ def _sum_pieces_kernel(
         x = tl.load(address_of(x_ptr, token, column, X_STRIDE), mask=inside, other=0.0)
         x = x.to(tl.float32)
         if WEIGHTS:
-            address = other_ptr + token.to(tl.int64) * OTHER_STRIDE + head * HEAD_STRIDE
+            address = other_ptr + token.to(tl.int64) * OTHER_STRIDE + head
             x *= tl.load(address, mask=token < end, other=0.0).to(tl.float32)[:, None]
         if TIMES:
             address = address_of(other_ptr, token, column, OTHER_STRIDE)

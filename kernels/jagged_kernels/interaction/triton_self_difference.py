@@ -61,9 +61,7 @@ def _difference_kernel(
     for done in range(0, tl.max(count), NUMBERS):
         index = done + tl.arange(0, NUMBERS)
         address, inside = line_addresses(start, step, count, index, 1)
-        others = tl.load(
-            x_ptr + (token - place)[:, None] + index[None, :], mask=inside, other=0
-        )
+        others = tl.load(x_ptr + (token - place)[:, None] + index[None, :], mask=inside, other=0)
         tl.store(out_ptr + address, mine[:, None] - others, mask=inside)
 
 

@@ -20,7 +20,7 @@ def launch_weighted_sum_backward(
     d_out: Tensor, x: Tensor, weights: Tensor, offsets: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients of x [T, C] and weights [T, H], for d_out [B, H, C]."""
-    x, d_out = rows_of_dims(x), d_out.contiguous()
+    x, weights, d_out = rows_of_dims(x), rows_of_dims(weights), d_out.contiguous()
     (tokens, columns), heads = x.shape, weights.shape[1]
     d_x = torch.empty((tokens, columns), dtype=x.dtype, device=x.device)
     d_weights = torch.empty((tokens, heads), dtype=weights.dtype, device=x.device)
@@ -30,7 +30,7 @@ def launch_weighted_sum_backward(
     with torch.cuda.device_of(x):
         _weighted_sum_backward_kernel[(triton.cdiv(tokens, rows),)](
             d_out, x, weights, offsets, d_x, d_weights, tokens, offsets.shape[0] - 1,
-            X_STRIDE=x.stride(0), WEIGHT_STRIDE=weights.stride(0), HEAD_STRIDE=weights.stride(1),
+            X_STRIDE=x.stride(0), WEIGHT_STRIDE=weights.stride(0),
             COLUMNS=columns, HEADS=heads, BLOCK=block, ROWS=rows,
             num_warps=warps,
         )  # fmt: skip
@@ -40,7 +40,7 @@ def launch_weighted_sum_backward(
 @triton.jit(do_not_specialize=["tokens", "users"])
 def _weighted_sum_backward_kernel(
     d_out_ptr, x_ptr, weights_ptr, offsets_ptr, d_x_ptr, d_weights_ptr, tokens, users,
-    X_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr,
+    X_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr,
     COLUMNS: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -53,7 +53,7 @@ def _weighted_sum_backward_kernel(
     for head in range(0, HEADS):
         address = address_of(d_out_ptr, user * HEADS + head, column, COLUMNS)
         d_out = tl.load(address, mask=inside, other=0.0).to(tl.float32)
-        address = weights_ptr + token.to(tl.int64) * WEIGHT_STRIDE + head * HEAD_STRIDE
+        address = weights_ptr + token.to(tl.int64) * WEIGHT_STRIDE + head
         weight = tl.load(address, mask=token < tokens, other=0.0).to(tl.float32)
         d_x += weight[:, None] * d_out
         d_weight = tl.sum(x * d_out, 1).to(d_weights_ptr.dtype.element_ty)
