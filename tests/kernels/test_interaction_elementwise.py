@@ -83,7 +83,9 @@ def test_operands_of_any_layout(name, backend):
         apart = tensors | {tensor: loose.transpose(0, -1).contiguous().transpose(0, -1)}
         for name_, operand in (("loose", loose), ("transposed", apart[tensor])):
             changed = _on_device(tensors) | {tensor: operand.to(DEVICE)}
-            for out, expected in zip(flat(operation.call(backend, **changed)), outputs, strict=True):
+            for out, expected in zip(
+                flat(operation.call(backend, **changed)), outputs, strict=True
+            ):
                 assert torch.equal(out, expected), (tensor, name_)
 
 

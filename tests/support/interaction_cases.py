@@ -172,9 +172,7 @@ OPERATIONS = {
     ),
     "softmax2 rows": Operation(_softmax2(-1), {"x": _SCORES}, squares=True),
     "softmax2 columns": Operation(_softmax2(-2), {"x": _SCORES}, squares=True),
-    "mul2 jagged": Operation(
-        _mul2(jagged=True), {"x": _SCORES, "other": _SCORES}, squares=True
-    ),
+    "mul2 jagged": Operation(_mul2(jagged=True), {"x": _SCORES, "other": _SCORES}, squares=True),
     "mul2 padded": Operation(
         _mul2(jagged=False), {"x": _SCORES, "other": ("user", (PADDED, PADDED))}, squares=True
     ),

@@ -218,15 +218,15 @@ norm_backward_op = define_op(_norm_triton_backward, fake=_empty_gradients)
 
 def _save(inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
     x, residual, *parameters = inputs
-    return x if residual is None else output[1], *parameters
+    return residual is not None, x if residual is None else output[1], *parameters
 
 
 def _gradient(
     saved: Sequence[Any], wanted: Sequence[bool], d_y: Tensor | None, d_total: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    total = saved[0]
+    has_sum, total, *rest = saved
     d_y = torch.zeros_like(total) if d_y is None else d_y
-    d_sum, *d_parameters = norm_backward_op(d_y, d_total, *saved)
+    d_sum, *d_parameters = norm_backward_op(d_y, d_total if has_sum else None, total, *rest)
     given = (d_sum, d_sum, *d_parameters)
     return tuple(d if want else None for d, want in zip(given, wanted[:4], strict=True))
 

@@ -64,6 +64,7 @@ def jagged2_softmax(
     Raises:
         TypeError, ValueError: not a `Jagged2Tensor` of a floating dtype, or another dim.
 
+    >>> from jagged_kernels import jagged2_like
     >>> x = JaggedTensor(torch.zeros(3), torch.tensor([0, 2, 3]))
     >>> jagged2_softmax(jagged2_like(x)).values
     tensor([0.5000, 0.5000, 0.5000, 0.5000, 1.0000])
