@@ -96,7 +96,7 @@ def _gradients(operation, backend, tensors):
         for name, t in _on_device(tensors).items()
     }
     outputs = [t for t in flat(operation.call(backend, **leaves)) if t.is_floating_point()]
-    sum((out * out.detach().cos()).sum() for out in outputs).backward()
+    torch.stack([(out * out.detach().cos()).sum() for out in outputs]).sum().backward()
     kinds = {name: kind for name, (kind, _) in operation.operands.items()}
     grads = [leaves[name].grad for name, kind in kinds.items() if kind != "parameter"]
     return [*(out.detach() for out in outputs), *(g for g in grads if g is not None)]

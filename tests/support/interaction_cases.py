@@ -61,7 +61,7 @@ class Operation:
 def _jagged(function: Any, **options: Any) -> Call:
     """Of (x, offsets)."""
 
-    def call(backend: str, offsets: Tensor, x: Tensor) -> Any:
+    def call(backend: Any, offsets: Tensor, x: Tensor) -> Any:
         return function(JaggedTensor(x, offsets), backend=backend, **options)
 
     return call
@@ -70,23 +70,23 @@ def _jagged(function: Any, **options: Any) -> Call:
 def _with_other(function: Any, *, jagged: bool = False) -> Call:
     """Of (x, offsets) and another operand."""
 
-    def call(backend: str, offsets: Tensor, x: Tensor, other: Tensor) -> Any:
+    def call(backend: Any, offsets: Tensor, x: Tensor, other: Tensor) -> Any:
         second = JaggedTensor(other, offsets) if jagged else other
         return function(JaggedTensor(x, offsets), second, backend=backend)
 
     return call
 
 
-def _last_k(backend: str, offsets: Tensor, x: Tensor) -> Any:
+def _last_k(backend: Any, offsets: Tensor, x: Tensor) -> Any:
     return jk.jagged_last_k(JaggedTensor(x, offsets), PADDED, backend=backend)
 
 
-def _layer_norm(backend: str, offsets: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> Any:
+def _layer_norm(backend: Any, offsets: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> Any:
     return jk.jagged_layer_norm(JaggedTensor(x, offsets), weight, bias, backend=backend)
 
 
 def _layer_norm_sum(
-    backend: str, offsets: Tensor, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor
+    backend: Any, offsets: Tensor, x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor
 ) -> Any:
     added = JaggedTensor(residual, offsets)
     jagged = JaggedTensor(x, offsets)
@@ -94,7 +94,7 @@ def _layer_norm_sum(
 
 
 def _rms_norm_sum(
-    backend: str, offsets: Tensor, x: Tensor, residual: Tensor, weight: Tensor
+    backend: Any, offsets: Tensor, x: Tensor, residual: Tensor, weight: Tensor
 ) -> Any:
     added = JaggedTensor(residual, offsets)
     jagged = JaggedTensor(x, offsets)
@@ -102,7 +102,7 @@ def _rms_norm_sum(
 
 
 def _softmax2(dim: int) -> Call:
-    def call(backend: str, offsets: Tensor, matrix_offsets: Tensor, x: Tensor) -> Any:
+    def call(backend: Any, offsets: Tensor, matrix_offsets: Tensor, x: Tensor) -> Any:
         m: Any = Jagged2Tensor(x, offsets, matrix_offsets)
         return jk.jagged2_softmax(m, dim=dim, backend=backend)  # pyright: ignore
 
@@ -111,7 +111,7 @@ def _softmax2(dim: int) -> Call:
 
 def _mul2(*, jagged: bool) -> Call:
     def call(
-        backend: str, offsets: Tensor, matrix_offsets: Tensor, x: Tensor, other: Tensor
+        backend: Any, offsets: Tensor, matrix_offsets: Tensor, x: Tensor, other: Tensor
     ) -> Any:
         m = Jagged2Tensor(x, offsets, matrix_offsets)
         return jk.jagged2_mul(m, m.with_values(other) if jagged else other, backend=backend)
@@ -120,7 +120,7 @@ def _mul2(*, jagged: bool) -> Call:
 
 
 def _self_difference(
-    backend: str, offsets: Tensor, matrix_offsets: Tensor, x: Tensor, like: Tensor
+    backend: Any, offsets: Tensor, matrix_offsets: Tensor, x: Tensor, like: Tensor
 ) -> Any:
     layout = Jagged2Tensor(like.detach(), offsets, matrix_offsets)
     return jk.jagged_self_difference(JaggedTensor(x, offsets), like=layout, backend=backend)

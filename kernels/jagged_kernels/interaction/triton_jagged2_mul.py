@@ -59,7 +59,7 @@ def _mul2_kernel(
 ):  # fmt: skip
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     user, place, count, matrix = load_tokens(offsets_ptr, matrix_offsets_ptr, users, token)
-    start, step = lines(place, count, matrix, True)
+    start, step = lines(place, count, matrix, 1)
     row = (user.to(tl.int64) * length + place) * length
     # A row behind the padded ones has none of their columns.
     columns = tl.where(place < length, length, 0)
@@ -83,7 +83,7 @@ def _pad2_kernel(
     first = tl.load(offsets_ptr + user).to(tl.int32)
     count = tl.load(offsets_ptr + user + 1).to(tl.int32) - first
     columns = tl.where(there & (place < count), count, 0)
-    start, step = lines(place, count, tl.load(matrix_offsets_ptr + user), True)
+    start, step = lines(place, count, tl.load(matrix_offsets_ptr + user), 1)
     row = (first_row + tl.arange(0, ROWS)) * length
     for done in range(0, length, NUMBERS):
         index = done + tl.arange(0, NUMBERS)

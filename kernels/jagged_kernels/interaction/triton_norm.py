@@ -155,9 +155,8 @@ def _norm_backward_kernel(
     has_column = (column < COLUMNS)[None, :]
     if WEIGHT:
         weight = tl.load(weight_ptr + column, mask=column < COLUMNS, other=0.0).to(tl.float32)
-        d_weight = tl.zeros([ROWS, BLOCK], tl.float32)
-    if BIAS:
-        d_bias = tl.zeros([ROWS, BLOCK], tl.float32)
+    d_weight = tl.zeros([ROWS, BLOCK], tl.float32)
+    d_bias = tl.zeros([ROWS, BLOCK], tl.float32)
     for tile in range(program * tiles_each, (program + 1) * tiles_each):
         row = tile * ROWS + tl.arange(0, ROWS)
         inside = (row < rows)[:, None] & has_column

@@ -34,9 +34,14 @@ class PieceShape(NamedTuple):
     piece: int  # tokens a piece
 
 
+def power_of_two(size: int) -> int:
+    """The least one that is not below `size`."""
+    return 1 << (size - 1).bit_length()
+
+
 def piece_shape(columns: int) -> PieceShape:
     """Depends on the width alone: the order of a user's sum must not change with the batch."""
-    block = min(triton.next_power_of_2(columns), 64)
+    block = min(power_of_two(columns), 64)
     lanes = min(1024 // block, 64)
     pieces = max(1024 // (lanes * block), 4)
     return PieceShape(block, lanes, pieces, 16 * lanes)

@@ -56,7 +56,7 @@ def _difference_kernel(
 ):  # fmt: skip
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     _, place, count, matrix = load_tokens(offsets_ptr, matrix_offsets_ptr, users, token)
-    start, step = lines(place, count, matrix, True)
+    start, step = lines(place, count, matrix, 1)
     mine = tl.load(x_ptr + token, mask=count > 0, other=0)
     for done in range(0, tl.max(count), NUMBERS):
         index = done + tl.arange(0, NUMBERS)
@@ -73,14 +73,14 @@ def _difference_backward_kernel(
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     _, place, count, matrix = load_tokens(offsets_ptr, matrix_offsets_ptr, users, token)
     longest = tl.max(count)
-    start, step = lines(place, count, matrix, True)
+    start, step = lines(place, count, matrix, 1)
     in_row = tl.zeros([TOKENS, NUMBERS], tl.float32)
     for done in range(0, longest, NUMBERS):
         index = done + tl.arange(0, NUMBERS)
         row_address, in_matrix = line_addresses(start, step, count, index, 1)
         in_row += tl.load(d_out_ptr + row_address, mask=in_matrix, other=0.0).to(tl.float32)
     d_x = tl.sum(in_row, 1)
-    start, step = lines(place, count, matrix, False)
+    start, step = lines(place, count, matrix, 0)
     in_column = tl.zeros([NUMBERS, TOKENS], tl.float32)
     for done in range(0, longest, NUMBERS):
         index = done + tl.arange(0, NUMBERS)

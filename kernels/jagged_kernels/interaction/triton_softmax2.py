@@ -39,7 +39,7 @@ def launch_softmax2(
     with torch.cuda.device_of(x):
         _softmax2_kernel[(triton.cdiv(token_bound(x, offsets), tokens),)](
             x, d_y, out, offsets, matrix_offsets, offsets.shape[0] - 1,
-            BY_ROW=by_row, BACKWARD=d_y is not None, TOKENS=tokens, NUMBERS=numbers,
+            AXIS=1 if by_row else 0, BACKWARD=d_y is not None, TOKENS=tokens, NUMBERS=numbers,
             num_warps=4,
         )  # fmt: skip
     return out
@@ -48,14 +48,13 @@ def launch_softmax2(
 @triton.jit(do_not_specialize=["users"])
 def _softmax2_kernel(
     x_ptr, d_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users,
-    BY_ROW: tl.constexpr, BACKWARD: tl.constexpr, TOKENS: tl.constexpr, NUMBERS: tl.constexpr,
+    AXIS: tl.constexpr, BACKWARD: tl.constexpr, TOKENS: tl.constexpr, NUMBERS: tl.constexpr,
 ):  # fmt: skip
-    AXIS: tl.constexpr = 1 if BY_ROW else 0
-    HEIGHT: tl.constexpr = TOKENS if BY_ROW else NUMBERS
-    WIDTH: tl.constexpr = NUMBERS if BY_ROW else TOKENS
+    HEIGHT: tl.constexpr = TOKENS if AXIS == 1 else NUMBERS
+    WIDTH: tl.constexpr = NUMBERS if AXIS == 1 else TOKENS
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     _, place, count, matrix = load_tokens(offsets_ptr, matrix_offsets_ptr, users, token)
-    start, step = lines(place, count, matrix, BY_ROW)
+    start, step = lines(place, count, matrix, AXIS)
     longest = tl.max(count)
 
     top = tl.full([HEIGHT, WIDTH], LOWEST, tl.float32)

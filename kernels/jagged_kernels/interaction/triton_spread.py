@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.triton_blocks import rows_of_dims
-from jagged_kernels.interaction.triton_segments import address_of
+from jagged_kernels.interaction.triton_segments import address_of, power_of_two
 from jagged_kernels.interaction.triton_users import user_of
 
 # Elements a program: enough loads in flight, few registers.
@@ -23,7 +23,7 @@ _ELEMENTS = 4096
 
 def column_tile(columns: int) -> tuple[int, int]:
     """(rows, columns) of a tile, for columns that do not need each other."""
-    block = min(triton.next_power_of_2(columns), 128)
+    block = min(power_of_two(columns), 128)
     return min(_ELEMENTS // block, 1024), block
 
 
@@ -31,7 +31,7 @@ def row_tile(columns: int) -> tuple[int, int, int]:
     """(rows, columns, warps) of a tile of whole rows, for sums along them."""
     if columns > 8192:
         raise NotImplementedError(f"the triton backend goes to 8192 columns, got {columns}")
-    block = triton.next_power_of_2(columns)
+    block = power_of_two(columns)
     return max(min(_ELEMENTS // block, 128), 1), block, 8 if block > 2048 else 4
 
 

@@ -44,9 +44,9 @@ def load_tokens(offsets_ptr, matrix_offsets_ptr, users, token):
 
 
 @triton.jit
-def lines(place, count, matrix, BY_ROW: tl.constexpr):
-    """(first number, step to the next) of each token's row or column."""
-    if BY_ROW:
+def lines(place, count, matrix, AXIS: tl.constexpr):
+    """(first number, step to the next) of each token's row (AXIS 1) or column (AXIS 0)."""
+    if AXIS == 1:
         return matrix + place.to(tl.int64) * count, count * 0 + 1
     return matrix + place, count
 
