@@ -12,6 +12,7 @@ from jagged_kernels.attention import (
     jagged_attention,
 )
 from jagged_kernels.interaction.cat import jagged_cat
+from jagged_kernels.interaction.embedding import jagged_embedding
 from jagged_kernels.interaction.index_select import jagged_index_select
 from jagged_kernels.interaction.jagged2 import Jagged2Tensor, jagged2_like
 from jagged_kernels.interaction.jagged2_padded import jagged2_to_padded
@@ -32,6 +33,7 @@ __all__ = [
     "jagged2_to_padded",
     "jagged_attention",
     "jagged_cat",
+    "jagged_embedding",
     "jagged_index_select",
     "jagged_recent",
     "jagged_slice",

@@ -292,6 +292,10 @@ def test_from_padded_takes_lengths_or_offsets():
         assert torch.equal(found.offsets, x.offsets)
 
 
+TOP: Any = "top"
+ANY: Any = torch.zeros(3)
+
+
 def x_of(*lengths: int) -> Any:
     return JaggedTensor(tokens(lengths, 2), offsets_of(lengths))
 
@@ -302,17 +306,17 @@ def x_of(*lengths: int) -> Any:
         (lambda: jagged_slice(x_of(2, 1), torch.zeros(3).long().to(DEVICE), 1), ValueError,
          r"start must be an int or \[B\] = \[2\] .* got \(3,\)"),
         (lambda: jagged_slice(x_of(2), 0, torch.ones(1).to(DEVICE)), TypeError, "length must "),
-        (lambda: jagged_recent(tokens((3,)), 1), TypeError, "x must be a JaggedTensor, got Tensor"),
+        (lambda: jagged_recent(ANY, 1), TypeError, "x must be a JaggedTensor, got Tensor"),
         (lambda: jagged_index_select(x_of(2), torch.zeros(1, 1).long().to(DEVICE)), ValueError,
          r"users must be \[N\] on .*, got \(1, 1\)"),
-        (lambda: jagged_index_select(x_of(2), torch.zeros(1).to(DEVICE)), TypeError, "users must be int"),
+        (lambda: jagged_index_select(x_of(2), torch.zeros(1).to(DEVICE)), TypeError, "users must"),
         (lambda: jagged_cat([tokens((3,), 2)]), TypeError, r"at least one.*got \[Tensor\]"),
         (lambda: jagged_cat([x_of(2), x_of(2, 1)]), ValueError, r"part 1 \(2 users, \(3, 2\)\)"),
         (lambda: jagged_cat([x_of(2), tokens((2,), 3)]), ValueError, r"part 1 \(\(2, 3\)\)"),
         (lambda: jagged_cat([x_of(2), tokens((2,), 3, 2)]), ValueError, r"\[1, N, 2\]"),
         (lambda: jagged_cat([x_of(2), x_of(2).to(torch.float16)]), TypeError, "of one dtype"),
         (lambda: to_padded(x_of(2), -1), ValueError, "at least 0, got -1"),
-        (lambda: to_padded(x_of(2), 1, **{"pad": "top"}), ValueError, "'right' and 'top'"),
+        (lambda: to_padded(x_of(2), 1, pad=TOP), ValueError, "'right' and 'top'"),
         (lambda: from_padded(tokens((3,), 2)), TypeError, "either lengths or offsets"),
         (lambda: from_padded(tokens((3,), 2), offsets=offsets_of((1, 1))), ValueError,
          r"\(3, 2\) and \(2,\)"),

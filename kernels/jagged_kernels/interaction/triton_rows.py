@@ -31,9 +31,9 @@ def as_rows(x: Tensor) -> Tensor:
 
 def row_tiles(tokens: int, width: int, element_size: int) -> tuple[tuple[int, int], dict[str, int]]:
     """Grid (chunks of tokens, blocks of columns) and the constants WIDTH, COLUMNS, BLOCK."""
-    columns = min(triton.next_power_of_2(width), _MAX_COLUMNS)
+    columns = min(1 << (width - 1).bit_length(), _MAX_COLUMNS)
     block = min(max(_BYTES_PER_PROGRAM // (columns * element_size), 16), 1024)
-    grid = (triton.cdiv(tokens, block), triton.cdiv(width, columns))
+    grid = (-(-tokens // block), -(-width // columns))
     return grid, {"WIDTH": width, "COLUMNS": columns, "BLOCK": block}
 
 
