@@ -18,6 +18,8 @@ from jagged_kernels.interaction.jagged2 import Jagged2Tensor, jagged2_like
 from jagged_kernels.interaction.jagged2_padded import jagged2_to_padded
 from jagged_kernels.interaction.padded import from_padded, to_padded
 from jagged_kernels.interaction.slice import jagged_recent, jagged_slice
+from jagged_kernels.interaction.top_k import jagged_top_k
+from jagged_kernels.interaction.unique import jagged_unique
 from jagged_kernels.jagged_tensor import JaggedTensor, lengths_to_offsets
 
 __all__ = [
@@ -37,6 +39,8 @@ __all__ = [
     "jagged_index_select",
     "jagged_recent",
     "jagged_slice",
+    "jagged_top_k",
+    "jagged_unique",
     "lengths_to_offsets",
     "to_padded",
 ]

@@ -39,7 +39,7 @@ def define_gradient(
     op: Any,
     *,
     save: Callable[[tuple[Any, ...], Any], Sequence[Any]],
-    gradient: Callable[..., Sequence[Tensor | list[Tensor | None] | None]],
+    gradient: Callable[..., Sequence[Tensor | Sequence[Tensor | None] | None]],
 ) -> None:
     """Gives an operator of `define_op` its gradient.
 
@@ -77,7 +77,7 @@ def define_gradient(
             wanted = _nest(ctx.needs_input_grad[1:], ctx.lists)
             found: list[Tensor | None] = []
             for part in gradient(saved, wanted, *gradients):
-                found.extend(part if isinstance(part, list) else [part])
+                found.extend(part if isinstance(part, Sequence) else [part])
             return (None, *found, *(None,) * (ctx.inputs - len(found)))
 
     name = op.name().removeprefix("jagged_kernels::").removesuffix(".default")

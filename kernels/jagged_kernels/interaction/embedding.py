@@ -10,7 +10,7 @@ from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.interaction.row_sums import sum_sorted_rows
-from jagged_kernels.interaction.rows import readable
+from jagged_kernels.interaction.rows import readable, small_integers
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import define_gradient, define_op
 
@@ -42,8 +42,8 @@ def jagged_embedding(
         TypeError, ValueError, IndexError: arguments of wrong kind, shape, dtype, device or range.
 
     Triton's gradients sum the tokens of an id in their order (a stable sort, then sums of equal
-    shares of it), without atomics, and sparse ones have each row once. Scratch memory of the backward:
-    an order [T] for a table at a time, and T / 16 rows of float32.
+    shares of it), without atomics, and sparse ones have each row once. Scratch memory of the
+    backward: an order [T] for a table at a time, and T / 16 rows of float32.
 
     >>> item = JaggedTensor(torch.tensor([1, 0, 1]), torch.tensor([0, 2, 3]))
     >>> tables = [torch.tensor([[1.0], [2.0]]), torch.tensor([[10.0], [20.0]])]
@@ -174,11 +174,5 @@ def _sparse_gradient(d_out: Tensor, ids: Tensor, size: int) -> Tensor:
 
 
 def _sorted_ids(ids: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Ids in order, those outside the table as -1 or `size`, and the token of each.
-
-    As the smallest integers that hold them: the radix sort goes over each byte.
-    """
-    for dtype in (torch.int16, torch.int32):
-        if size <= torch.iinfo(dtype).max:
-            return ids.clamp(-1, size).to(dtype).sort(stable=True)
-    return ids.sort(stable=True)
+    """Ids in order, those outside the table as -1 or `size`, and the token of each."""
+    return small_integers(ids.clamp(-1, size), size).sort(stable=True)

@@ -87,6 +87,22 @@ def token_places(offsets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     return user, torch.arange(tokens, device=offsets.device) - offsets[user]
 
 
+def small_integers(x: Tensor, largest: int) -> Tensor:
+    """x, of numbers from -1 to `largest`, as the smallest integers that hold them: a radix sort
+    goes over each byte."""
+    for dtype in (torch.int16, torch.int32):
+        if largest <= torch.iinfo(dtype).max:
+            return x.to(dtype)
+    return x
+
+
+def by_user(offsets: Tensor, order: Tensor) -> Tensor:
+    """[T] tokens in `order`, those of a user before those of the next."""
+    user, _ = token_places(offsets, order.shape[0])
+    users = small_integers(user, offsets.shape[0])
+    return order[users[order].sort(stable=True).indices]
+
+
 def is_tracing(tensor: Tensor) -> bool:
     """Contents cannot be read: `torch.compile` traces, or the tensor is fake."""
     return torch.compiler.is_compiling() or isinstance(tensor, torch._subclasses.FakeTensor)
