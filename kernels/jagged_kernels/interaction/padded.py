@@ -172,8 +172,8 @@ def _to_padded_native(
     if pad_left:
         token = token - (max_len - lengths).clamp(min=0)
     exists = (token >= 0) & (token < lengths)
-    source = torch.where(exists, x.offsets[:-1, None] + token, 0)
-    return _take(x.values, source, exists, value)
+    source = torch.where(exists, x.offsets[:-1, None] + token, x.values.shape[0])
+    return _take(x.values, source, value)
 
 
 def _from_padded_native(
@@ -187,14 +187,11 @@ def _from_padded_native(
     if pad_left:
         place = place + (max_len - length).clamp(min=0)
     exists = (place >= 0) & (place < max_len)
-    source = torch.where(exists, user * max_len + place, 0)
-    return _take(padded.flatten(0, 1), source, exists, value)
+    rows = padded.flatten(0, 1)
+    return _take(rows, torch.where(exists, user * max_len + place, rows.shape[0]), value)
 
 
-def _take(values: Tensor, source: Tensor, exists: Tensor, value: float) -> Tensor:
-    """Rows `source` of `values`, or `value`."""
-    if values.shape[0] == 0:
-        return values.new_full((*source.shape, *values.shape[1:]), value)
-    rows = values.index_select(0, source.flatten()).unflatten(0, source.shape)
-    exists = exists.view(*exists.shape, *[1] * (rows.dim() - exists.dim()))
-    return rows.masked_fill(~exists, value)
+def _take(values: Tensor, source: Tensor, value: float) -> Tensor:
+    """Rows `source` of values [T, ...]; row T is `value`."""
+    values = torch.cat([values, values.new_full((1, *values.shape[1:]), value)])
+    return values.index_select(0, source.flatten()).unflatten(0, source.shape)

@@ -73,15 +73,15 @@ def _reference(x: JaggedTensor, k: int) -> tuple[Tensor, Tensor]:
 
 def _native(x: JaggedTensor, k: int) -> tuple[Tensor, Tensor]:
     """A stable sort of all tokens by score, then one by user."""
-    if x.values.shape[0] == 0:
-        empty = x.values.new_full((len(x), k), -math.inf)
-        return empty, torch.full((len(x), k), -1, device=x.device)
+    tokens = x.values.shape[0]
     order = by_user(x.offsets, x.values.detach().sort(descending=True, stable=True).indices)
     first = x.offsets[:-1, None].long()
     rank = torch.arange(k, device=x.device)
     exists = rank < x.lengths[:, None]
-    token = order[torch.where(exists, first + rank, 0)]
-    values = x.values[token].masked_fill(~exists, -math.inf)
+    # One more token behind the last, for ranks that a user does not have.
+    order = torch.nn.functional.pad(order, (0, 1), value=tokens)
+    token = order[torch.where(exists, first + rank, tokens)]
+    values = torch.nn.functional.pad(x.values, (0, 1), value=-math.inf)[token]
     return values, (token - first).masked_fill(~exists, -1)
 
 
