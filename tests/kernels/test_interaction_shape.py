@@ -183,6 +183,17 @@ def test_nan_stays_with_its_user(name):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("backend", ["reference", "native", "triton"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_batch_without_tokens_trains(name, backend):
+    tensors = case(name, (0, 0), 3)
+    x = tensors.pop("x").requires_grad_()
+    outs = flat(CALLS[name](backend, x=x, **tensors))
+    torch.stack([out.sum() for out in outs]).sum().backward()
+    assert x.grad is not None
+    assert x.grad.shape == (0, 3)
+
+
 def with_total(name: str) -> Any:
     """The operation with the number of tokens of its result, which a graph needs."""
 

@@ -23,6 +23,7 @@ def jagged_cat(
         parts: `JaggedTensor`s [T_i, ...] of the same users, at least one, and dense tensors
             [B, N, ...], or [N, ...] for the same N tokens at every user. All of one dtype (any)
             and one shape of a token.
+        backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Returns:
         [sum of T_i + B N, ...]; its offsets are the sum of the parts' offsets. Does not wait.

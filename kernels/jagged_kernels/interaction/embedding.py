@@ -34,6 +34,7 @@ def jagged_embedding(
         sparse: gradients of the tables as `torch.sparse_coo` with the rows that were looked up,
             for tables too large for dense ones. Their number depends on the ids, so the backward
             waits for the device once a table; it cannot be traced by `torch.compile`.
+        backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Returns:
         [T, D] with the offsets of the ids. Triton adds up in float32.

@@ -27,6 +27,7 @@ def jagged_index_select(
         total: tokens of the result, where the caller knows it. Without it this waits for the
             device, and cannot be traced by `torch.compile`; a wrong one raises on a CPU and is
             not noticed on CUDA.
+        backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Returns:
         [total, ...] with offsets [N + 1] in the dtype of those of `x`.

@@ -21,6 +21,7 @@ def jagged2_to_padded(
 
     Args:
         m: per-user [n_b, n_b], any dtype; of larger users the first `max_len` rows and columns.
+        backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Raises:
         TypeError, ValueError: arguments of wrong kind or value.

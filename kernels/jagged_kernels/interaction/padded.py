@@ -31,6 +31,7 @@ def to_padded(
         truncate: the end at which users with more than `max_len` tokens lose the rest: "right"
             keeps their first tokens, "left" their most recent.
         pad: the end at which shorter users are filled up.
+        backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Raises:
         TypeError, ValueError: arguments of wrong kind or value.
@@ -79,6 +80,7 @@ def from_padded(
         value: of the tokens that `padded` does not have: a user of more than L tokens keeps its
             length, and those that `to_padded` has truncated at that end are `value`.
         truncate, pad: what `padded` was made with.
+        backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Raises:
         TypeError, ValueError: arguments of wrong kind, shape, dtype or device.

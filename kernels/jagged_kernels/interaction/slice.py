@@ -29,6 +29,7 @@ def jagged_slice(
         total: tokens of the result, where the caller knows it. Without it this waits for the
             device, and cannot be traced by `torch.compile`; a wrong one raises on a CPU and is
             not noticed on CUDA.
+        backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Returns:
         [total, ...] with offsets of its own, in the dtype of those of `x`.
@@ -53,6 +54,7 @@ def jagged_recent(
 
     Args:
         length: tokens, an int or [B] integers; clamped to 0 ... n_b.
+        backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     >>> x = JaggedTensor(torch.arange(6), torch.tensor([0, 4, 4, 6]))
     >>> [user.tolist() for user in jagged_recent(x, 3).unbind()]

@@ -24,6 +24,7 @@ def jagged_top_k(x: JaggedTensor, k: int, *, backend: Backend = "auto") -> tuple
     Args:
         x: scores [T], floating. NaN counts as higher than any number, as in `torch.topk`.
         k: at least 1. Triton goes to 128, beyond which "auto" is native.
+        backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Returns:
         (values [B, k], positions [B, k] int64): the scores, and the token of the user, counted

@@ -31,13 +31,12 @@ def launch_top_k(scores: Tensor, offsets: Tensor, k: int) -> tuple[Tensor, Tenso
     # none needs the lengths to be summed.
     pieces = tokens // PIECE + users
     best = offsets.new_empty((pieces, padded_k), dtype=torch.int64)
+    scores = scores.contiguous()
     tiles = {"K": padded_k, "PIECE": PIECE, "BLOCK": max(_BLOCK, padded_k)}
     with torch.cuda.device_of(scores):
-        _best_of_pieces_kernel[(pieces,)](
-            scores.contiguous(), offsets, best, users, **tiles, num_warps=2
-        )
+        _best_of_pieces_kernel[(pieces,)](scores, offsets, best, users, **tiles, num_warps=2)
         _best_of_users_kernel[(users,)](
-            scores.contiguous(), offsets, best, values, positions, k, **tiles, num_warps=2
+            scores, offsets, best, values, positions, k, **tiles, num_warps=2
         )
     return values, positions
 
