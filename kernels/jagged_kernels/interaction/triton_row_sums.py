@@ -54,7 +54,8 @@ def launch_sum_sorted_rows(rows: Tensor, order: Tensor, keys: Tensor, size: int)
 def _sum_spans_kernel(
     rows_ptr, order_ptr, keys_ptr, sums_ptr, partials_ptr, partial_keys_ptr,
     count, spans, size,
-    STRIDE: tl.constexpr, SPAN: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+    STRIDE: tl.constexpr, SPAN: tl.constexpr, LANES: tl.constexpr,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     span = tl.program_id(0) * LANES + tl.arange(0, LANES)
     start = span * SPAN

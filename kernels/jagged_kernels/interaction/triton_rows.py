@@ -214,7 +214,8 @@ def _walk_parts(
     with torch.cuda.device_of(whole):
         _cat_rows_kernel[grid](
             whole, parts, offsets, out_offsets, out_offsets.shape[0] - 1, whole.shape[0],
-            STRIDE=whole.stride(0), STEPS=tuple(0 if s else 1 for s in shared), SPLIT=split, **tiles,
+            STRIDE=whole.stride(0), STEPS=tuple(0 if s else 1 for s in shared), SPLIT=split,
+            **tiles,
         )  # fmt: skip
 
 
