@@ -1,0 +1,117 @@
+"""Queries with enormous scores, a second time.
+
+A warp-specialised forward cannot go back: its loads are in the next tile already. It leaves lse2
++inf, which no sum of exponentials gives (an infinite score makes it NaN), where `triton_forward`
+would walk again, and one small launch looks for that. So nothing is kept for it in memory, and the
+result is that of `triton_forward`'s own exact walk.
+"""
+
+# Triton's jit and its launch options are not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jagged_kernels.attention.bias_launch import NO_BIAS
+from jagged_kernels.attention.rows import ROW_WIDTH
+from jagged_kernels.attention.tiles import forward_config
+from jagged_kernels.attention.triton_blocks import (
+    attention_shape,
+    load_block,
+    load_row,
+    padded_head_dim,
+    scale_argument,
+)
+from jagged_kernels.attention.triton_forward import nothing_seen, store_tile, walk
+from jagged_kernels.launch import launch
+
+_ROW_WIDTH = tl.constexpr(ROW_WIDTH)
+# Parts of tiles that a program looks at: enough for a short launch, few enough to share the work.
+_PARTS = tl.constexpr(64)
+
+
+def launch_exact(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse2: Tensor,
+    rows: Tensor,
+    *,
+    tile_q: int,
+    part_q: int,
+    left: int,
+    right: int,
+    scale: float,
+) -> None:
+    """Overwrites o and lse2 where the first lse2 of part_q queries of a tile is +inf.
+
+    Args:
+        q, k, v: `rows_of_dims`.
+        tile_q, part_q: queries of a row, and of the parts that are marked by themselves.
+    """
+    scale_log2, negate = scale_argument(scale)
+    config = forward_config(padded_head_dim(q, v), q.element_size())
+    shape = attention_shape(q, k, v, tile=part_q, block=config.block, left=left, right=right)
+    parts = tile_q // part_q
+    launch(
+        _exact_kernel,
+        triton.cdiv(rows.shape[0] * shape.HEADS * parts, _PARTS.value),
+        (q, k, v, o, lse2, rows, rows.shape[0], scale_log2, left, right),
+        {"S": shape, "NEGATE": negate, "BIAS": NO_BIAS["BIAS"], "PARTS": parts},
+        **config.options(),
+    )
+
+
+@triton.jit(do_not_specialize=["row_count", "left", "right"])
+def _exact_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, rows_ptr, row_count, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    TILE: tl.constexpr = S.TILE
+    # Neighbours are the heads of one part, whose lse2 are neighbours in memory.
+    PLACES: tl.constexpr = PARTS * S.HEADS
+    first = tl.program_id(0) * _PARTS
+    place = first + tl.arange(0, _PARTS)
+    there = place < row_count * PLACES
+    base = rows_ptr + (place // PLACES).to(tl.int64) * _ROW_WIDTH
+    start = tl.load(base, mask=there, other=0) + place % PLACES // S.HEADS * TILE
+    end = tl.load(base + 1, mask=there, other=0)
+    address = lse2_ptr + start.to(tl.int64) * S.HEADS + place % S.HEADS
+    lse2 = tl.load(address, mask=start < end, other=0.0)
+    marked = (lse2 == float("inf")).to(tl.int32)
+    if tl.sum(marked, 0) > 0:
+        for index in range(0, _PARTS):
+            if tl.sum(tl.where(tl.arange(0, _PARTS) == index, marked, 0), 0) > 0:
+                _attend_exactly(
+                    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, rows_ptr, first + index,
+                    scale_log2, left, right, S, NEGATE, BIAS, PLACES,
+                )  # fmt: skip
+
+
+@triton.jit
+def _attend_exactly(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, rows_ptr, place, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    TILE: tl.constexpr = S.TILE
+    head = (place % S.HEADS).to(tl.int64)
+    q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, place // PLACES)
+    q_start += place % PLACES // S.HEADS * TILE
+    q_end = tl.minimum(q_end, q_start + TILE)
+    q_ptr += head * S.Q_STRIDE_H
+    k_ptr += (head // S.GROUP) * S.K_STRIDE_H
+    v_ptr += (head // S.GROUP) * S.V_STRIDE_H
+    q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D)
+    if NEGATE:
+        q = -q
+    acc, top, total, reach = nothing_seen(TILE, S.PAD_DV)
+    row = (q_start, q_end, k_start, k_end, shift, head)
+    acc, top, total, reach = walk(
+        acc, top, total, reach, q, k_ptr, v_ptr, row, scale_log2, left, right,
+        None, None, S, BIAS, True,
+    )  # fmt: skip
+    store_tile(acc, top, total, o_ptr, lse2_ptr, row, S)
