@@ -2,7 +2,7 @@
 
 # Gluon's jit is not typed.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAssignmentType=false
+# pyright: reportAssignmentType=false, reportReturnType=false
 # What compile-time branches define is there where they use it.
 # pyright: reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
 

@@ -1,10 +1,10 @@
 """The forward kernel for Hopper: long histories in half precision at head_dim 64 and 128.
 
-FlashAttention-3 (arXiv 2407.08608, section 3.2) over the rows of the schedule, written in Gluon. One
-warp brings K and V blocks by TMA into a ring of buffers; each of the consumers, a warpgroup or
-two, holds 64 or 128 of the tile's queries, and its softmax of one block runs beside its products of
-the block before. Programs stay, one or two a multiprocessor, and take every n-th (row, head), so
-that the loads of the next tile run beside the end of this one.
+FlashAttention-3 (arXiv 2407.08608, section 3) over the rows of the schedule, written in Gluon. One
+warp brings K and V blocks by TMA into a ring of buffers; each of one or two consumers holds a part
+of the tile's queries, and its softmax of one block runs beside its products of the block before.
+Programs stay, one or two a multiprocessor, and take every n-th (row, head), so that the loads of
+the next tile run beside the end of this one.
 """
 
 # Gluon's jit and its launch options are not typed.
@@ -206,7 +206,6 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
     count = row_count * S.HEADS
     head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS)
     for step in range(gl.cdiv(count, gl.num_programs(0))):
-        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS)
         first_q = q_start + ME * ROWS
         acc = gl.zeros([ROWS, D], gl.float32, OUTPUT)
         total = gl.zeros([ROWS], gl.float32, ROW)
@@ -217,7 +216,8 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
             last_k = k_start + (blocks - 1) * BLOCK
             mbarrier.wait(q_full, q_phase)
             q_phase ^= 1
-            if first_q < q_end:
+            # The first part of a tile is never empty.
+            if (ME == 0) or (first_q < q_end):
                 band = (first_q, last_k, k_end, shift, left, right)
                 whole_start, whole_end = whole_blocks(
                     q_start, q_end, k_start, k_end, shift, left, right,
@@ -279,7 +279,7 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
                         v_buffer.index(stage), k_end - last_k, cleaned, clean_phase, C.consumers, ME
                     )
                     clean_phase ^= 1
-                for block in range(blocks):
+                for _ in range(blocks):
                     # In step with the loads, because an arrival too early would count for the
                     # block that is there now.
                     mbarrier.wait(k_full.index(stage), phase)
@@ -287,6 +287,8 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
                     mbarrier.wait(v_full.index(stage), phase)
                     mbarrier.arrive(v_empty.index(stage))
                     stage, phase = next_slot(stage, phase, C.stages)
+        # Not at the top as in `_load`: registers are scarce in between, and it is in the cache now.
+        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS)
         if first_q < q_end:
             _store(acc, total, top, reach, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS, dtype)
         head, q_start, q_end, k_start, k_end, shift = ahead
@@ -373,16 +375,14 @@ def _store(
 ):  # fmt: skip
     """A query that saw nothing has total 0: its output is 0 and its lse -inf.
 
-    All lse are +inf where `triton_exact` has to compute these queries again.
+    An lse of +inf tells `triton_exact` to compute these queries again.
     """
     ROWS: gl.constexpr = acc.shape[0]
     D: gl.constexpr = acc.shape[1]
     divisor = gl.where(total == 0.0, 1.0, total)
     lse2 = gl.where(total == 0.0, float("-inf"), top + gl.log2(divisor))
+    lse2 = gl.where(reach > _FAR, float("inf"), lse2)
     token = q_start + gl.arange(0, ROWS, lse2.type.layout)
-    # Beyond q_end are the next user's queries, and he must not change the way that is taken here.
-    far = gl.max(gl.where(token < q_end, reach, 0.0), 0) > _FAR
-    lse2 = gl.where(far, float("inf"), lse2)
     gl.store(lse2_ptr + token.to(gl.int64) * HEADS + head, lse2, mask=token < q_end)
 
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [gl.num_warps(), 1], [1, 0])

@@ -8,6 +8,7 @@ result is that of `triton_forward`'s own exact walk.
 
 # Triton's jit and its launch options are not typed.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from jagged_kernels.launch import launch
 
 _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
 # Parts of tiles that a program looks at: enough for a short launch, few enough to share the work.
-_PARTS = tl.constexpr(64)
+_PLACES = tl.constexpr(64)
 
 
 def launch_exact(
@@ -47,11 +48,9 @@ def launch_exact(
     right: int,
     scale: float,
 ) -> None:
-    """Overwrites o and lse2 where the first lse2 of part_q queries of a tile is +inf.
+    """Overwrites o and lse2 of part_q queries of a tile of tile_q where any lse2 is +inf.
 
-    Args:
-        q, k, v: `rows_of_dims`.
-        tile_q, part_q: queries of a row, and of the parts that are marked by themselves.
+    q, k, v are `rows_of_dims`.
     """
     scale_log2, negate = scale_argument(scale)
     config = forward_config(padded_head_dim(q, v), q.element_size())
@@ -59,7 +58,7 @@ def launch_exact(
     parts = tile_q // part_q
     launch(
         _exact_kernel,
-        triton.cdiv(rows.shape[0] * shape.HEADS * parts, _PARTS.value),
+        triton.cdiv(rows.shape[0] * parts * shape.HEADS, _PLACES.value),
         (q, k, v, o, lse2, rows, rows.shape[0], scale_log2, left, right),
         {"S": shape, "NEGATE": negate, "BIAS": NO_BIAS["BIAS"], "PARTS": parts},
         **config.options(),
@@ -72,20 +71,21 @@ def _exact_kernel(
     S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     TILE: tl.constexpr = S.TILE
-    # Neighbours are the heads of one part, whose lse2 are neighbours in memory.
+    # Of a row. Heads are neighbours, as their lse2 are in memory.
     PLACES: tl.constexpr = PARTS * S.HEADS
-    first = tl.program_id(0) * _PARTS
-    place = first + tl.arange(0, _PARTS)
+    first = tl.program_id(0) * _PLACES
+    place = first + tl.arange(0, _PLACES)
     there = place < row_count * PLACES
     base = rows_ptr + (place // PLACES).to(tl.int64) * _ROW_WIDTH
     start = tl.load(base, mask=there, other=0) + place % PLACES // S.HEADS * TILE
     end = tl.load(base + 1, mask=there, other=0)
-    address = lse2_ptr + start.to(tl.int64) * S.HEADS + place % S.HEADS
-    lse2 = tl.load(address, mask=start < end, other=0.0)
-    marked = (lse2 == float("inf")).to(tl.int32)
+    token = start[None, :] + tl.arange(0, TILE)[:, None]
+    address = lse2_ptr + token.to(tl.int64) * S.HEADS + (place % S.HEADS)[None, :]
+    top = tl.max(tl.load(address, mask=token < end[None, :], other=0.0), 0)
+    marked = (top == float("inf")).to(tl.int32)
     if tl.sum(marked, 0) > 0:
-        for index in range(0, _PARTS):
-            if tl.sum(tl.where(tl.arange(0, _PARTS) == index, marked, 0), 0) > 0:
+        for index in range(0, _PLACES):
+            if tl.sum(tl.where(tl.arange(0, _PLACES) == index, marked, 0), 0) > 0:
                 _attend_exactly(
                     q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, rows_ptr, first + index,
                     scale_log2, left, right, S, NEGATE, BIAS, PLACES,
