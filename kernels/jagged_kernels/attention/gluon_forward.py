@@ -69,7 +69,8 @@ def launch_forward(
     o = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
     lse2 = torch.empty((tokens, heads), dtype=torch.float32, device=q.device)
     scale_log2, negate = scale_argument(scale)
-    tile_q, part_q, block = config.tile_q, config.part_q, config.block
+    part_q, block = config.part_q, config.block
+    shape = attention_shape(q, k, v, tile=config.tile_q, block=block, left=left, right=right)
     launch(
         _forward_kernel,
         min(multiprocessors(q.device.index) * config.residents, rows.shape[0] * heads),
@@ -78,17 +79,13 @@ def launch_forward(
             token_blocks(q, part_q), token_blocks(k, block), token_blocks(v, block),
             scale_log2, left, right,
         ),
-        {
-            "S": attention_shape(q, k, v, tile=tile_q, block=block, left=left, right=right),
-            "C": config,
-            "NEGATE": negate,
-        },
+        {"S": shape, "C": config, "NEGATE": negate},
         num_warps=config.warps,
         maxnreg=config.start_registers,
     )  # fmt: skip
     launch_exact(
         q, k, v, o, lse2, rows,
-        tile_q=tile_q, part_q=part_q, left=left, right=right, scale=scale,
+        shape=shape, part_q=part_q, left=left, right=right, scale_log2=scale_log2, negate=negate,
     )  # fmt: skip
     return o, lse2
 

@@ -12,20 +12,16 @@ result is that of `triton_forward`'s own exact walk.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.bias_launch import NO_BIAS
 from jagged_kernels.attention.rows import ROW_WIDTH
-from jagged_kernels.attention.tiles import forward_config
-from jagged_kernels.attention.triton_blocks import (
-    attention_shape,
-    load_block,
-    load_row,
-    padded_head_dim,
-    scale_argument,
-)
+from jagged_kernels.attention.tiles import LaunchConfig, forward_config
+from jagged_kernels.attention.triton_blocks import AttentionShape, load_block, load_row
 from jagged_kernels.attention.triton_forward import nothing_seen, store_tile, walk
 from jagged_kernels.launch import launch
 
@@ -42,27 +38,38 @@ def launch_exact(
     lse2: Tensor,
     rows: Tensor,
     *,
-    tile_q: int,
+    shape: AttentionShape,
     part_q: int,
     left: int,
     right: int,
-    scale: float,
+    scale_log2: float,
+    negate: bool,
 ) -> None:
-    """Overwrites o and lse2 of part_q queries of a tile of tile_q where any lse2 is +inf.
+    """Overwrites o and lse2 of `part_q` queries of a row's tile where any lse2 is +inf.
 
-    q, k, v are `rows_of_dims`.
+    Args:
+        q, k, v: `rows_of_dims`.
+        shape: of the forward before; its TILE holds one or more parts.
+        scale_log2, negate: `scale_argument`.
     """
-    scale_log2, negate = scale_argument(scale)
-    config = forward_config(padded_head_dim(q, v), q.element_size())
-    shape = attention_shape(q, k, v, tile=part_q, block=config.block, left=left, right=right)
-    parts = tile_q // part_q
+    shape, config, parts = _layout(shape, part_q, q.element_size())
     launch(
         _exact_kernel,
-        triton.cdiv(rows.shape[0] * parts * shape.HEADS, _PLACES.value),
+        -(-rows.shape[0] * parts * shape.HEADS // _PLACES.value),
         (q, k, v, o, lse2, rows, rows.shape[0], scale_log2, left, right),
         {"S": shape, "NEGATE": negate, "BIAS": NO_BIAS["BIAS"], "PARTS": parts},
         **config.options(),
     )
+
+
+@lru_cache
+def _layout(
+    shape: AttentionShape, part_q: int, element_size: int
+) -> tuple[AttentionShape, LaunchConfig, int]:
+    """(shape of one part, launch options, parts of a tile)."""
+    config = forward_config(max(shape.PAD_D, shape.PAD_DV), element_size)
+    part = shape._replace(TILE=part_q, BLOCK=config.block)
+    return part, config, shape.TILE // part_q
 
 
 @triton.jit(do_not_specialize=["row_count", "left", "right"])
