@@ -44,7 +44,7 @@ def attend(
         inputs.q_offsets, inputs.k_offsets, tokens=q.shape[0], tile=hopper_config(dim).tile_q,
         left=left, right=right,
     )  # fmt: skip
-    scale = dim**-0.5 if scale is None else scale
+    scale = 1 / math.sqrt(dim) if scale is None else scale
     o, lse2 = launch_forward(q, k, v, rows, left=left, right=right, scale=scale)
     return {"o": o, "lse": lse2 * math.log(2)}
 
