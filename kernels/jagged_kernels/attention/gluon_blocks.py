@@ -2,10 +2,13 @@
 
 # Gluon's jit is not typed.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAssignmentType=false, reportReturnType=false
 # What compile-time branches define is there where they use it.
 # pyright: reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -15,10 +18,11 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from jagged_kernels.attention import triton_blocks
-from jagged_kernels.attention.schedule import ROW_WIDTH
+from jagged_kernels.attention.rows import ROW_WIDTH
 
-# It takes scalars alone, which are the same in Gluon.
+# They take no layouts, and so they are the same in Gluon.
 whole_blocks = gluon.jit(triton_blocks.whole_blocks.fn)
+_band = gluon.jit(triton_blocks.band.fn)
 
 _ROW_WIDTH = gl.constexpr(ROW_WIDTH)
 _GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
@@ -31,9 +35,14 @@ def token_blocks(x: Tensor, block: int) -> TensorDescriptor:
     h * x.stride(1). Tokens from T on read as 0.
     """
     tokens, heads, dim = x.shape
-    layout = gl.NVMMASharedLayout.get_default_for([block, dim], _GLUON_DTYPES[x.dtype])
     width = (heads - 1) * x.stride(1) + dim
+    layout = _block_layout(block, dim, x.dtype)
     return TensorDescriptor(x, [tokens, width], [x.stride(0), 1], [block, dim], layout)
+
+
+@lru_cache  # 20 microseconds
+def _block_layout(block: int, dim: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for([block, dim], _GLUON_DTYPES[dtype])
 
 
 @gluon.jit
@@ -82,43 +91,39 @@ def row_fields(rows_ptr, step, count, HEADS: gl.constexpr):
 
 
 @gluon.jit
-def mask_scores(
-    scores, q_start, k_start, k_end, shift, left, right,
-    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-):  # fmt: skip
-    """-inf where the query does not see the key; see `triton_blocks.visible`."""
+def mask_scores(scores, band, before, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr):
+    """-inf where the query does not see the key; see `triton_blocks.visible`.
+
+    Args:
+        band: (first query, first key of the last block, end of the keys, shift, left, right).
+        before: keys between this block and the last one.
+    """
+    q_start, last_k, k_end, shift, left, right = band
+    k_start = last_k - before
     layout: gl.constexpr = scores.type.layout
     seen_from = gl.expand_dims(
         q_start + shift + gl.arange(0, scores.shape[0], gl.SliceLayout(1, layout)), 1
     )
     token = gl.expand_dims(k_start + gl.arange(0, scores.shape[1], gl.SliceLayout(0, layout)), 0)
-    inside = (token < k_end) & (seen_from == seen_from)
-    if HAS_LEFT:
-        inside = inside & (token >= seen_from - left)
-    if HAS_RIGHT:
-        inside = inside & (token <= seen_from + right)
+    inside = _band(seen_from, token, k_end, left, right, HAS_LEFT, HAS_RIGHT)
     return gl.where(inside, scores, float("-inf"))
 
 
 @gluon.jit
-def zero_tail(buffer, valid, cleaned, phase, PARTS: gl.constexpr, part: gl.constexpr):
+def zero_tail(buffer, valid, cleaned, phase, PARTS: gl.constexpr, PART: gl.constexpr):
     """Zeros the rows of `buffer` from `valid` on, before products read them.
 
-    They are the next user's, and 0 times what he may have there, inf or NaN, is not 0. Called by
-    all the consumers, of which up to two share the work; `cleaned` waits for them all.
+    They are the next user's, and 0 times what he may have there, inf or NaN, is not 0. Each of
+    PARTS consumers does its share, and `cleaned` waits for them all.
     """
     D: gl.constexpr = buffer.shape[1]
-    SHARES: gl.constexpr = 1 if PARTS == 1 else 2
-    LENGTH: gl.constexpr = buffer.shape[0] // SHARES
-    if part < SHARES:
-        LAYOUT: gl.constexpr = gl.BlockedLayout(
-            [1, 8], [256 // D, D // 8], [gl.num_warps(), 1], [1, 0]
-        )
-        share = buffer.slice(part * LENGTH, LENGTH)
-        token = part * LENGTH + gl.arange(0, LENGTH, gl.SliceLayout(1, LAYOUT))
-        inside = gl.expand_dims(token, 1) < valid
-        values = share.load(LAYOUT)
-        share.store(gl.where(inside, values, gl.zeros_like(values)))
+    LENGTH: gl.constexpr = buffer.shape[0] // PARTS
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [gl.num_warps(), 1], [1, 0])
+    share = buffer.slice(PART * LENGTH, LENGTH)
+    token = PART * LENGTH + gl.arange(0, LENGTH, gl.SliceLayout(1, LAYOUT))
+    inside = gl.expand_dims(token, 1) < valid
+    values = share.load(LAYOUT)
+    share.store(gl.where(inside, values, gl.zeros_like(values)))
     fence_async_shared()
     mbarrier.arrive(cleaned)
     mbarrier.wait(cleaned, phase)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jagged_kernels.attention.hopper import hopper_config, hopper_forward_fits, hopper_pays
 from jagged_kernels.operators import define_gradient, define_op
 
 
@@ -53,11 +54,24 @@ def attention_triton_now(
     lse2 is log2 of the sum of exponentials: the kernels work in base 2, and a backward from a
     natural logarithm would round twice more.
     """
+    band = {"left": left, "right": right, "scale": scale}
+    if _hopper_takes(q, k, v, rows, tile_q):
+        from jagged_kernels.attention import gluon_forward
+
+        return gluon_forward.launch_forward(q, k, v, rows, **band)
     from jagged_kernels.attention.triton_forward import launch_forward
 
-    mask = {"tile_q": tile_q, "left": left, "right": right, "scale": scale}
-    o, lse2 = launch_forward(q, k, v, rows, **mask, with_lse=with_lse)
+    o, lse2 = launch_forward(q, k, v, rows, tile_q=tile_q, **band, with_lse=with_lse)
     return o, given_lse(lse2, q)
+
+
+def _hopper_takes(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, tile_q: int) -> bool:
+    head_dim = q.shape[2]
+    return (
+        hopper_forward_fits(q, k, v)
+        and tile_q == hopper_config(head_dim).tile_q
+        and hopper_pays(head_dim, q.shape[0], rows.shape[0] - q.shape[0] // tile_q)
+    )
 
 
 def _attention_triton_backward(

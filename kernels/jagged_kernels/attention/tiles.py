@@ -34,8 +34,10 @@ def default_tiles(head_dim: int) -> tuple[int, int]:
 # Measured on an H100. `head_dim` is padded to a power of two; `element_size` in bytes.
 
 
-def forward_config(head_dim: int, element_size: int) -> LaunchConfig:
+def forward_config(head_dim: int, element_size: int, tile: int = 64) -> LaunchConfig:
     row_bytes = head_dim * element_size
+    if tile > 64:
+        return LaunchConfig(block=64 if row_bytes <= 256 else 32, num_warps=8, num_stages=2)
     if row_bytes <= 64:
         return LaunchConfig(block=32, num_warps=4, num_stages=3)
     if row_bytes <= 256:
@@ -43,8 +45,10 @@ def forward_config(head_dim: int, element_size: int) -> LaunchConfig:
     return LaunchConfig(block=32, num_warps=4, num_stages=2)
 
 
-def dq_config(head_dim: int, element_size: int) -> LaunchConfig:
+def dq_config(head_dim: int, element_size: int, tile: int = 64) -> LaunchConfig:
     row_bytes = head_dim * element_size
+    if tile > 64:
+        return LaunchConfig(block=64 if row_bytes <= 256 else 16, num_warps=8, num_stages=2)
     if row_bytes <= 64:
         return LaunchConfig(block=32, num_warps=4, num_stages=3)
     if row_bytes <= 128:

@@ -15,6 +15,8 @@ from torch import Tensor
 from jagged_kernels.attention.rows import NO_LIMIT, ROW_WIDTH
 
 LOG2_E = 1.4426950408889634
+# Scaled scores (log2) this far from 0 are off by less than 1/16 when their product is rounded.
+FAR = 2.0**20
 _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
 
 
