@@ -173,7 +173,7 @@ def test_enormous_logits(dim, causal, dtype, size):
     assert torch.equal(ours["o"][:, 1], plain["o"][:, 1])
     exact = run("reference", inputs.double(), tile=None, causal=causal)
     # Half-precision PyTorch overflows here: one rounding of v, and float32 products.
-    torch.testing.assert_close(ours["o"], exact["o"].to(dtype))
+    torch.testing.assert_close(ours["o"][:, 0], exact["o"][:, 0].to(dtype))
     seen = exact["lse"] != -math.inf
     assert torch.equal(seen, ours["lse"] != -math.inf)
     error = (ours["lse"] - exact["lse"])[seen].abs().max()
