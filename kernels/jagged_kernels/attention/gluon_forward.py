@@ -9,6 +9,9 @@ loads of the next tile run beside the end of this one.
 
 # Gluon's jit and its launch options are not typed.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAssignmentType=false, reportOperatorIssue=false
+# Tuples are taken apart whole, also where a function needs a part.
+# ruff: noqa: RUF059
 # What compile-time branches define is there where they use it.
 # pyright: reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
 
@@ -29,11 +32,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from jagged_kernels.attention.gluon_blocks import (
+    by_row,
+    left_factor,
     mask_scores,
+    multiprocessors,
     next_slot,
     one_barrier,
+    product_with_transpose,
+    register_split,
     ring_of_barriers,
     row_fields,
+    store_tile,
+    tma_reads,
     token_blocks,
     whole_blocks,
     zero_tail,
@@ -69,11 +79,7 @@ class HopperConfig:
 
     @property
     def registers(self) -> tuple[int, int]:
-        """(of a thread at the start, of a consumer's thread later): the loading warp's group of
-        four gives up all but 24."""
-        groups = self.consumers * self.warps // 4
-        start = 65536 // (128 * (groups + 1) * self.residents) // 8 * 8
-        return start, min(240, (start * (groups + 1) - 24) // groups // 8 * 8)
+        return register_split(self.consumers * self.warps // 4, self.residents)
 
 
 @dataclass(frozen=True)
@@ -106,14 +112,8 @@ def hopper_forward_fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and v.shape[2] == dim
         and q.shape[0] > 0
         and k.shape[0] > 0
-        and all(_tma_reads(x) for x in (q, k, v))
+        and all(tma_reads(x) for x in (q, k, v))
     )
-
-
-def _tma_reads(x: Tensor) -> bool:
-    """TMA wants 16-byte-aligned rows and counts in int32."""
-    aligned = x.data_ptr() % 16 == 0 and x.stride(0) % 8 == 0 and x.stride(1) % 8 == 0
-    return x.stride(2) == 1 and aligned and x.shape[1] * x.stride(1) < 2**31
 
 
 def launch_forward(
@@ -133,7 +133,7 @@ def launch_forward(
     o = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
     lse2 = torch.empty((tokens, heads), dtype=torch.float32, device=q.device)
     start_registers, registers = config.registers
-    programs = min(_multiprocessors(q.device.index) * config.residents, rows.shape[0] * heads)
+    programs = min(multiprocessors(q.device.index) * config.residents, rows.shape[0] * heads)
     shape = KernelShape(
         HEADS=heads, GROUP=heads // k.shape[1], D=dim,
         ROWS=16 * config.warps, CONSUMERS=config.consumers, WARPS=config.warps,
@@ -150,10 +150,6 @@ def launch_forward(
             num_warps=config.warps, maxnreg=start_registers,
         )  # fmt: skip
     return o, lse2
-
-
-def _multiprocessors(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @gluon.jit(do_not_specialize=["row_count", "left", "right"])
@@ -307,7 +303,7 @@ def _attend(args, SHAPE: gl.constexpr, ME: gl.constexpr):
             mbarrier.wait(q_full, q_phase)
             q_phase ^= 1
             mbarrier.wait(k_full.index(stage), phase)
-            scores = _product_with_k(q, k_buffer.index(stage), SCORES)
+            scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
             scores = warpgroup_mma_wait(0, deps=[scores])
             mbarrier.arrive(k_empty.index(stage))
             if SHAPE.NEGATE:
@@ -344,14 +340,14 @@ def _attend(args, SHAPE: gl.constexpr, ME: gl.constexpr):
             acc, total, top, weights, stage, phase, turn_phase = state
 
             mbarrier.arrive(q_empty)
-            p = _left_factor(weights, acc, dtype)
+            p = left_factor(weights, acc, dtype)
             mbarrier.wait(v_full.index(stage), phase)
             acc = warpgroup_mma(p, v_buffer.index(stage), acc, is_async=True)
             acc, p = warpgroup_mma_wait(0, deps=[acc, p])
             mbarrier.arrive(v_empty.index(stage))
             stage, phase = next_slot(stage, phase, SHAPE.STAGES)
         if first_q < q_end:
-            _store(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, SHAPE.HEADS, dtype)
+            _store(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, SHAPE.HEADS)
         head, q_start, q_end, k_start, k_end, shift = ahead
 
 
@@ -369,11 +365,11 @@ def _walk(
         v_phase = phase
         stage, phase = next_slot(stage, phase, SHAPE.STAGES)
         # Not at the end of the loop: halves carried around it are taken apart and packed again.
-        p = _left_factor(weights, acc, q.dtype)
+        p = left_factor(weights, acc, q.dtype)
         if SHAPE.IN_TURNS:
             mbarrier.wait(turn.index(ME), turn_phase)
             turn_phase ^= 1
-        scores = _product_with_k(q, k_buffer.index(stage), SCORES)
+        scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
         mbarrier.wait(v_full.index(v_stage), v_phase)
         running = warpgroup_mma(p, v_buffer.index(v_stage), acc, is_async=True)
         if SHAPE.IN_TURNS:
@@ -394,21 +390,8 @@ def _walk(
         mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=block < blocks - 1)
         acc, p = warpgroup_mma_wait(0, deps=[running, p])
         mbarrier.arrive(v_empty.index(v_stage))
-        acc = acc * _by_row(correction, acc)
+        acc = acc * by_row(correction, acc)
     return acc, total, top, weights, stage, phase, turn_phase
-
-
-@gluon.jit
-def _product_with_k(q, k, SCORES: gl.constexpr):
-    nothing = gl.full([q.shape[0], k.shape[0]], 0.0, gl.float32, SCORES)
-    return warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def _left_factor(weights, acc, dtype: gl.constexpr):
-    """Weights as the product with V reads them, from registers."""
-    LAYOUT: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
-    return gl.convert_layout(weights.to(dtype), LAYOUT)
 
 
 @gluon.jit
@@ -426,29 +409,14 @@ def _softmax(scores, top, total, scale_log2, MASKED: gl.constexpr):
 
 
 @gluon.jit
-def _by_row(numbers, block):
-    """One number a row, to go with a block."""
-    LAYOUT: gl.constexpr = gl.SliceLayout(1, block.type.layout)
-    return gl.expand_dims(gl.convert_layout(numbers, LAYOUT), 1)
-
-
-@gluon.jit
 def _store(
-    acc, total, top, o_ptr, lse2_ptr, q_start, q_end, head, HEADS: gl.constexpr,
-    dtype: gl.constexpr,
+    acc, total, top, o_ptr, lse2_ptr, q_start, q_end, head, HEADS: gl.constexpr
 ):  # fmt: skip
     """A query that saw nothing has total 0: its output is 0 and its lse -inf."""
     ROWS: gl.constexpr = acc.shape[0]
-    D: gl.constexpr = acc.shape[1]
     divisor = gl.where(total == 0.0, 1.0, total)
     lse2 = gl.where(total == 0.0, float("-inf"), top + gl.log2(divisor))
     token = q_start + gl.arange(0, ROWS, lse2.type.layout)
     gl.store(lse2_ptr + token.to(gl.int64) * HEADS + head, lse2, mask=token < q_end)
 
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [gl.num_warps(), 1], [1, 0])
-    acc = acc * _by_row(1.0 / divisor, acc)
-    o = gl.convert_layout(acc.to(dtype), LAYOUT)
-    token = gl.expand_dims(q_start + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT)), 1)
-    dim = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, LAYOUT)), 0)
-    address = o_ptr + (token.to(gl.int64) * HEADS + head) * D + dim
-    gl.store(address, o, mask=(token < q_end) & (dim < D))
+    store_tile(o_ptr, acc * by_row(1.0 / divisor, acc), q_start, q_end, head, HEADS)
