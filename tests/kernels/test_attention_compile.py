@@ -7,7 +7,7 @@ import torch
 from attention_cases import DEVICE, TILE, Case
 
 from jagged_kernels import JaggedTensor, attention_schedule, jagged_attention
-from jagged_kernels.attention import ops
+from jagged_kernels.attention import ops, ops_native
 from jagged_kernels.attention.bias_terms import BiasTerms
 
 COMPILER = "inductor" if DEVICE == "cuda" else "aot_eager"
@@ -24,8 +24,10 @@ def test_opcheck_triton(inputs, lse_gradient):
     schedule = attention_schedule(q, tile_q=TILE, tile_k=TILE)
     rest = (schedule.rows, schedule.rows_t, TILE, TILE, -1, 0, 0.25)
     leaves = [t.requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
-    torch.library.opcheck(ops.attention_triton, (*leaves, *rest))
-    o, lse = ops.attention_triton(*leaves, *rest)
+    detached = [t.detach() for t in leaves]
+    torch.library.opcheck(ops.attention_triton, (*detached, False, *rest))
+    torch.library.opcheck(ops.attention_triton, (*leaves, True, *rest))
+    o, lse = ops.attention_triton(*leaves, True, *rest)
     d_lse = inputs.d_lse if lse_gradient else None
     backward = (inputs.d_o, d_lse, *(t.detach() for t in (*leaves, o, lse)), *rest)
     torch.library.opcheck(ops.attention_triton_backward, backward)
@@ -33,12 +35,12 @@ def test_opcheck_triton(inputs, lse_gradient):
 
 def test_opcheck_native(inputs):
     leaves = [t.requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
-    rest = (inputs.q_offsets, inputs.k_offsets, None, 0.0, -1, 0, 0.25, *BiasTerms())
-    torch.library.opcheck(ops.attention_native, (*leaves, *rest))
-    results = ops.attention_native(*leaves, *rest)
-    detached = [t.detach() for t in (*results, *leaves)]
+    rest = (inputs.q_offsets, inputs.k_offsets, -1, 0, 0.25, None, 0.0, *BiasTerms())
+    torch.library.opcheck(ops_native.native_op, (*leaves, *rest))
+    results = ops_native.native_op(*leaves, *rest)
+    detached = [t.detach() for t in (*leaves, *results)]
     backward = (inputs.d_o, inputs.d_lse, *detached, *rest)
-    torch.library.opcheck(ops.attention_native_backward_op, backward)
+    torch.library.opcheck(ops_native.native_backward_op, backward)
 
 
 @pytest.mark.parametrize("backend", ["native", "triton"])

@@ -102,7 +102,7 @@ from jagged_kernels import JaggedTensor, jagged_attention
 x = JaggedTensor(torch.zeros(3, 1, 8), torch.tensor([0, 3]))
 jagged_attention(x, x, x, backend="triton")
 """
-    assert "needs CUDA tensors, got q on cpu" in _python(code).stderr
+    assert "needs CUDA tensors, got one on cpu" in _python(code).stderr
 
 
 def test_importing_is_light():

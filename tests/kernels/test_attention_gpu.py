@@ -66,9 +66,19 @@ def test_a_training_step_in_a_cuda_graph_follows_new_offsets():
 
 
 def test_other_batches_do_not_recompile():
-    from jagged_kernels.attention import triton_backward, triton_forward
+    from jagged_kernels.attention import (
+        triton_backward,
+        triton_forward,
+        triton_partition,
+        triton_rows,
+    )
 
     kernels = (
+        triton_rows._count_kernel,
+        triton_rows._place_kernel,
+        triton_rows._fill_kernel,
+        triton_partition._cost_kernel,
+        triton_partition._cut_kernel,
         triton_forward._forward_kernel,
         triton_backward._dq_kernel,
         triton_backward._dkv_kernel,
@@ -79,6 +89,7 @@ def test_other_batches_do_not_recompile():
 
     generator = torch.Generator().manual_seed(0)
     counts = []
+    queries = torch.zeros(8, 4, 64, device="cuda")
     for batch in range(60):
         users = int(torch.randint(1, 200, (), generator=generator))
         longest = int(torch.randint(1, 600, (), generator=generator))
@@ -87,6 +98,8 @@ def test_other_batches_do_not_recompile():
         q, k, v = (JaggedTensor(t, offsets) for t in leaves)
         out = jagged_attention(q, k, v).values
         out.backward(torch.randn_like(out))
+        attention_schedule(queries, k)
+        attention_schedule(q, causal=True)
         if batch >= 1:
             counts.append(compiled())
     assert counts[0] > 0

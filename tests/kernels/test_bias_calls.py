@@ -15,8 +15,9 @@ from jagged_kernels import (
     attention_schedule,
     jagged_attention,
 )
-from jagged_kernels.attention import ops, ops_biased
+from jagged_kernels.attention import ops_biased, ops_native
 from jagged_kernels.attention.bias import bias_terms
+from jagged_kernels.attention.bias_terms import BiasTerms
 
 COMPILER = "inductor" if DEVICE == "cuda" else "aot_eager"
 SEED = 12
@@ -109,24 +110,25 @@ def test_no_biases_are_no_bias():
 def test_opcheck(backend, biases):
     inputs = Case([5, 0, TILE + 2], kv_heads=1).inputs(torch.float32)
     q, k = (JaggedTensor(t, inputs.q_offsets) for t in (inputs.q, inputs.k))
-    terms = bias_terms(biases.values(inputs, biases.leaves(inputs)), q, k) or ops.BiasTerms()
+    terms = bias_terms(biases.values(inputs, biases.leaves(inputs)), q, k) or BiasTerms()
     leaves = [t.requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
     dropout = (inputs.q_offsets, inputs.k_offsets, torch.tensor(SEED, device=DEVICE), 0.2)
     wanted = [t is not None for t in terms.learned()]
     if backend == "triton":
         schedule = attention_schedule(q, causal=True, tile_q=TILE, tile_k=TILE)
         rows = (schedule.rows, schedule.rows_t, TILE, TILE, -1, 0, 0.25)
-        rest, flags = (*rows, *dropout, *terms), (wanted,)
+        rest, first, flags = (*rows, *dropout, *terms), (True,), (wanted,)
         forward = ops_biased.attention_triton_biased
         backward = ops_biased.attention_triton_biased_backward
     else:
-        rest, flags = (*dropout, -1, 0, 0.25, *terms), ()
-        forward, backward = ops.attention_native, ops.attention_native_backward_op
-    torch.library.opcheck(forward, (*leaves, *rest))
-    results = forward(*leaves, *rest)
-    tensors = [x.detach() if isinstance(x, torch.Tensor) else x for x in (*results, *flags)]
-    inputs_detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in (*leaves, *rest)]
-    torch.library.opcheck(backward, (inputs.d_o, inputs.d_lse, *tensors, *inputs_detached))
+        q_offsets, k_offsets, *drop = dropout
+        rest, first, flags = (q_offsets, k_offsets, -1, 0, 0.25, *drop, *terms), (), ()
+        forward, backward = ops_native.native_op, ops_native.native_backward_op
+    torch.library.opcheck(forward, (*leaves, *first, *rest))
+    results = forward(*leaves, *first, *rest)
+    arguments = (inputs.d_o, inputs.d_lse, *leaves, *results, *flags, *rest)
+    detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
+    torch.library.opcheck(backward, tuple(detached))
 
 
 class Attention(torch.nn.Module):

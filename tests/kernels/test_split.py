@@ -1,28 +1,21 @@
-"""Split attention against the specification in float64, and the partition it walks."""
+"""Split attention against the specification in float64."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
 import pytest
 import torch
-from attention_cases import DEVICE, RESULTS, Case, Inputs, assert_no_worse, run, sdpa
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from attention_cases import RESULTS, Case, Inputs, assert_no_worse, run, sdpa
 from torch import Tensor
 
-from jagged_kernels import lengths_to_offsets
 from jagged_kernels.attention.partition import (
-    Partition,
     build_partition,
     split_backward_fits,
-    split_forward_config,
-    split_partition,
-    stream_programs,
+    split_partitions,
 )
-from jagged_kernels.attention.schedule import build_rows
+from jagged_kernels.attention.rows import build_rows
 from jagged_kernels.attention.triton_split_backward import launch_split_backward
 from jagged_kernels.attention.triton_split_forward import launch_split_forward
 
@@ -43,7 +36,7 @@ def run_split(
     causal: bool = False,
     window: tuple[int, int] = (-1, -1),
 ) -> dict[str, Tensor]:
-    """Results as `attention_cases.run` gives them; `programs` None takes `split_partition`."""
+    """Results as `attention_cases.run` gives them; `programs` None takes `split_partitions`."""
     q, k, v = inputs.q, inputs.k, inputs.v
     left, right = window[0], 0 if causal else window[1]
     rows = build_rows(
@@ -55,21 +48,22 @@ def run_split(
     options: dict[str, Any] = {"tile_q": tile, "left": left, "right": right}
     options["scale"] = scale or q.shape[2] ** -0.5
 
-    def partition(backward: bool) -> Partition:
-        if programs is not None:
-            return build_partition(rows, block=BLOCK, programs=programs, policy=policy)
-        return split_partition(
+    if programs is None:
+        partition, partition_t = split_partitions(
             rows, heads=q.shape[1], kv_heads=k.shape[1], tile_q=tile,
             head_dim=max(q.shape[2], v.shape[2]), element_size=q.element_size(),
-            k_tokens=k.shape[0], backward=backward,
+            k_tokens=k.shape[0],
         )  # fmt: skip
+    else:
+        partition = build_partition(rows, block=BLOCK, programs=programs, policy=policy)
+        partition_t = partition
 
-    o, lse2 = launch_split_forward(q, k, v, rows, partition(backward=False), **options)
+    o, lse2 = launch_split_forward(q, k, v, rows, partition, **options)
     results = [o, lse2 * math.log(2)]
     if backward:
         results += launch_split_backward(
             inputs.d_o, inputs.d_lse * math.log(2), q, k, v, o, lse2, rows,
-            partition(backward=True), rows_t=None if every_key_seen else rows_t, tile_k=32,
+            partition_t, rows_t=None if every_key_seen else rows_t, tile_k=32,
             **options,
         )  # fmt: skip
     return dict(zip(RESULTS, results, strict=False))
@@ -252,124 +246,6 @@ def test_batches_without_events(policy, q_lengths, k_lengths):
     for name in ("o", "dq", "dk", "dv"):
         assert (result[name] == 0).all(), name
     assert (result["lse"] == -math.inf).all()
-
-
-# --- the partition --------------------------------------------------------------------------------
-
-
-def _rows(lengths: list[tuple[int, int]]) -> Tensor:
-    q, k = (
-        lengths_to_offsets(torch.tensor(side)).to(DEVICE) for side in zip(*lengths, strict=True)
-    )
-    return build_rows(q, k, tokens=int(q[-1]), tile=16, left=-1, right=-1)
-
-
-def _walks(rows: Tensor, partition: Partition) -> list[list[tuple[int, list[int]]]]:
-    """For each program, the rows that it visits and their blocks."""
-    ranges = rows[:, :4].tolist()
-    spans = partition.spans.tolist()
-    walks = []
-    for (row, block, *_), (last_row, last_block, *_) in itertools.pairwise(spans):
-        assert (row, block) <= (last_row, last_block)
-        walk = []
-        for visited in range(row, last_row + (last_block > 0)):
-            start, end = ranges[visited][2:]
-            blocks = list(range(math.ceil((end - start) / partition.block)))
-            upto = last_block if visited == last_row else len(blocks)
-            walk.append((visited, blocks[block if visited == row else 0 : upto]))
-        walks.append(walk)
-    return walks
-
-
-LENGTHS = st.lists(
-    st.tuples(st.integers(0, 40), st.integers(0, 700)), min_size=1, max_size=8
-).filter(lambda lengths: any(q for q, _ in lengths))
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    lengths=LENGTHS,
-    policy=st.sampled_from(["stream", "split", "rows"]),
-    programs=st.integers(1, 40),
-    row_cost=st.integers(1, 3),
-)
-def test_every_block_is_walked_once_and_every_cut_is_merged(lengths, policy, programs, row_cost):
-    rows = _rows(lengths)
-    partition = build_partition(rows, block=16, programs=programs, policy=policy, row_cost=row_cost)
-    walks = _walks(rows, partition)
-    assert partition.programs == len(walks)
-    assert partition.spans.dtype == torch.int32
-
-    visitors: dict[int, list[int]] = {}
-    walked: dict[int, list[int]] = {}
-    for program, walk in enumerate(walks):
-        for row, blocks in walk:
-            visitors.setdefault(row, []).append(program)
-            walked.setdefault(row, []).extend(blocks)
-    used = [row for row, (start, end, *_) in enumerate(rows.tolist()) if start < end]
-    assert sorted(walked) == used
-    for row, blocks in walked.items():
-        start, end = rows[row, 2:4].tolist()
-        assert blocks == list(range(math.ceil((end - start) / 16)))
-
-    pieces = [0] * (len(walks) + 1)
-    for row, programs_of_row in visitors.items():
-        first, count = programs_of_row[0], len(programs_of_row)
-        assert programs_of_row == list(range(first, first + count))
-        if count > 1:
-            assert partition.cuts
-            assert walks[first][-1][0] == row
-            pieces[first] = count
-            # No piece without a block: nobody would have written its partial result.
-            assert all(dict(walks[program])[row] for program in programs_of_row)
-    assert partition.spans[:, 2].tolist() == pieces
-
-
-@settings(max_examples=100, deadline=None)
-@given(lengths=LENGTHS, programs=st.integers(1, 40), row_cost=st.integers(1, 3))
-def test_a_stream_balances_costs_within_one_step(lengths, programs, row_cost):
-    rows = _rows(lengths)
-    walks = _walks(rows, build_partition(rows, block=16, programs=programs, row_cost=row_cost))
-    seen = set()
-    costs = []
-    for walk in walks:
-        costs.append(sum(len(blocks) for _, blocks in walk))
-        costs[-1] += row_cost * len({row for row, _ in walk} - seen)
-        seen |= {row for row, _ in walk}
-    working = max(min(programs, sum(costs) // (row_cost + 1)), 1)
-    share = sum(costs) / working
-    # A cut moves by at most the cost of a row's beginning, and a program has two ends.
-    assert all(abs(cost - share) < 1 + row_cost for cost in costs[:working])
-    assert not any(costs[working:])
-
-
-def test_a_whale_does_not_wait():
-    """One user with half of all keys: its programs are half of all."""
-    rows = _rows([(1, 64 * 16), *[(1, 16)] * 32])
-    partition = build_partition(rows, block=16, programs=16)
-    assert partition.spans[0, 2] == 9
-    assert all(len(walk) <= 5 for walk in _walks(rows, partition))
-
-
-def test_programs_follow_the_machine_and_the_work():
-    config = split_forward_config(64, 2, 16)
-    options: Any = {"config": config}
-    device = torch.device("cpu")
-    many = stream_programs(device, groups=1, rows=100, k_tokens=10**6, **options)
-    assert stream_programs(device, groups=4, rows=100, k_tokens=10**6, **options) == many // 4
-    assert stream_programs(device, groups=1, rows=1, k_tokens=2 * config.block + 2, **options) == 3
-    assert stream_programs(device, groups=10**4, rows=1, k_tokens=0, **options) == 1
-
-
-@pytest.mark.parametrize("options", [{"programs": 0}, {"programs": 2, "row_cost": 0}])
-def test_nonsense_is_refused(options):
-    with pytest.raises(ValueError, match="must be 1 or more"):
-        build_partition(_rows([(1, 5)]), block=16, **options)
-
-
-def test_an_unknown_policy_is_refused():
-    with pytest.raises(ValueError, match="policy must be"):
-        build_partition(_rows([(1, 5)]), block=16, programs=2, policy="fair")  # pyright: ignore[reportArgumentType]
 
 
 # --- on the device --------------------------------------------------------------------------------

@@ -9,24 +9,22 @@ from typing import Literal, TypedDict, Unpack, overload
 import torch
 from torch import Tensor
 
-from jagged_kernels.attention import ops, ops_biased, ops_split
+from jagged_kernels.attention import ops, ops_biased, ops_native, ops_split
 from jagged_kernels.attention.bias import Bias, bias_terms
 from jagged_kernels.attention.bias_terms import BiasTerms
 from jagged_kernels.attention.reference import attention_reference
 from jagged_kernels.attention.schedule import (
     AttentionSchedule,
-    Split,
+    DenseShape,
     build_schedule,
     check_users,
     dense_queries,
-    dense_schedule,
     resolve_window,
 )
-from jagged_kernels.attention.tiles import default_tiles
+from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.jagged_tensor import JaggedTensor
+from jagged_kernels.operators import nobody_looks
 
-Backend = Literal["auto", "triton", "native", "reference"]
-_BACKENDS = ("auto", "triton", "native", "reference")
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -139,7 +137,7 @@ def jagged_attention(
     if not isinstance(k, JaggedTensor) or not isinstance(v, JaggedTensor):
         kinds = f"{type(k).__name__} and {type(v).__name__}"
         raise TypeError(f"k and v must be JaggedTensors, got {kinds}")
-    q_jagged = q if isinstance(q, JaggedTensor) else dense_queries(q, k)
+    q_jagged = q if isinstance(q, JaggedTensor) else dense_queries(q, k, schedule)
     _check_inputs(q_jagged, k, v)
     terms = bias_terms(bias, q_jagged, k)
     if not 0.0 <= dropout_p < 1.0:
@@ -149,19 +147,31 @@ def jagged_attention(
         _check_schedule(schedule, q_jagged, k, band)
     scale = 1 / math.sqrt(q_jagged.values.shape[2]) if scale is None else scale
     seed = torch.randint(2**31, (), device=q_jagged.device) if dropout_p else None
-    chosen = _choose_backend(backend, q_jagged.values)
+    chosen = choose_backend(backend, q_jagged.values)
 
     if chosen == "triton":
         if schedule is None:
             # Short of a schedule of the caller's, rows are enough for bias and dropout.
-            plain = terms is None and seed is None
-            schedule = _schedule(q, q_jagged, k, v, band, split="auto" if plain else "rows")
+            rows_do = terms is not None or seed is not None
+            schedule = build_schedule(
+                q_jagged.offsets,
+                k.offsets,
+                q_tokens=q_jagged.values.shape[0],
+                k_tokens=k.values.shape[0],
+                dense=None if isinstance(q, JaggedTensor) else DenseShape.of(q, k),
+                window=band,
+                head_dim=max(q_jagged.values.shape[2], v.values.shape[2]),
+                split="rows" if rows_do else "auto",
+            )
         qkv = (q_jagged.values, k.values, v.values)
+        plain = nobody_looks(*qkv, *(() if terms is None else terms.learned()))
+        with_lse = return_lse or not plain
         rows = (schedule.rows, schedule.rows_t)
         mask = (schedule.tile_q, schedule.tile_k, *band, scale)
         if terms is not None or seed is not None:
             o, lse2 = ops_biased.attention_triton_biased(
                 *qkv,
+                with_lse,
                 *rows,
                 *mask,
                 q_jagged.offsets,
@@ -172,13 +182,16 @@ def jagged_attention(
             )
         elif schedule.partition is not None and schedule.partition_t is not None:
             partition, partition_t = schedule.partition, schedule.partition_t
-            spans = (partition.spans, partition_t.spans, partition.block, partition_t.block)
-            o, lse2 = ops_split.attention_split(*qkv, *rows, *spans, *mask)
+            spans = (partition.spans, partition.block)
+            spans_t = (partition_t.spans, partition_t.block)
+            attend = ops_split.attention_split_now if plain else ops_split.attention_split
+            o, lse2 = attend(*qkv, with_lse, *spans, *rows, *spans_t, *mask)
         else:
-            o, lse2 = ops.attention_triton(*qkv, *rows, *mask)
+            attend = ops.attention_triton_now if plain else ops.attention_triton
+            o, lse2 = attend(*qkv, with_lse, *rows, *mask)
         lse = lse2 * math.log(2) if return_lse else lse2
     else:
-        function = attention_reference if chosen == "reference" else ops.native
+        function = attention_reference if chosen == "reference" else ops_native.attention_native
         o, lse = function(
             q_jagged.values,
             k.values,
@@ -196,32 +209,9 @@ def jagged_attention(
         out = q.with_values(o)
     else:
         batch = (len(k), q.shape[-3])
-        out, lse = o.unflatten(0, batch), lse.unflatten(0, batch)
+        out = o.view(*batch, *o.shape[1:])
+        lse = lse.view(*batch, lse.shape[1]) if return_lse else lse
     return (out, lse) if return_lse else out
-
-
-def _schedule(
-    q: JaggedTensor | Tensor,
-    q_jagged: JaggedTensor,
-    k: JaggedTensor,
-    v: JaggedTensor,
-    band: tuple[int, int],
-    *,
-    split: Split,
-) -> AttentionSchedule:
-    head_dim = max(q_jagged.values.shape[2], v.values.shape[2])
-    if not isinstance(q, JaggedTensor):
-        return dense_schedule(q, k, window=band, head_dim=head_dim, split=split)
-    tile_q, tile_k = default_tiles(head_dim)
-    return build_schedule(
-        q.offsets,
-        k.offsets,
-        q_tokens=q.values.shape[0],
-        k_tokens=k.values.shape[0],
-        window=band,
-        tile_q=tile_q,
-        tile_k=tile_k,
-    )
 
 
 def _check_inputs(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> None:
@@ -277,17 +267,3 @@ def _check_schedule(
         )
     if schedule.rows.device != q.device:
         raise ValueError(f"the schedule is on {schedule.rows.device} and q on {q.device}")
-
-
-def _choose_backend(backend: str, q: Tensor) -> str:
-    if backend not in _BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(_BACKENDS)}; got {backend!r}")
-    if backend == "auto":
-        return "triton" if q.is_cuda and q.dtype != torch.float64 else "native"
-    if backend == "triton":
-        if q.dtype == torch.float64:
-            raise NotImplementedError(
-                "the triton backend has no float64; use backend='native' or 'auto'"
-            )
-        ops.check_triton_runs(q)
-    return backend

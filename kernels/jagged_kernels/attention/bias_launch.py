@@ -98,10 +98,6 @@ class BiasSlots(NamedTuple):
     scores: Tensor | None
 
 
-# The kernels always get slots: Triton 3.6 cannot ask whether a tuple is None, only its fields.
-NO_SLOTS = BiasSlots(None, None, None, None)
-
-
 NO_BIAS: dict[str, Any] = {"bias": None, "BIAS": BiasShape()}
 
 
@@ -154,8 +150,8 @@ def bias_arguments(
     return {"bias": arguments, "BIAS": shape}
 
 
-def bias_slots(terms: BiasTerms, wanted: list[bool], rows: int, heads: int) -> BiasSlots | None:
-    """Memory for the gradients that are wanted (of `BiasTerms.learned`); None for no gradient."""
+def bias_slots(terms: BiasTerms, wanted: list[bool], rows: int, heads: int) -> BiasSlots:
+    """Memory for the gradients that are wanted (of `BiasTerms.learned`)."""
 
     def slots(tensor: Tensor | None, want: bool, *buckets: int) -> Tensor | None:
         if tensor is None or not want:
@@ -163,20 +159,17 @@ def bias_slots(terms: BiasTerms, wanted: list[bool], rows: int, heads: int) -> B
         return torch.empty((rows, heads, *buckets), dtype=torch.float32, device=tensor.device)
 
     position, time, slopes, scores = terms.learned()
-    made = BiasSlots(
+    return BiasSlots(
         slots(position, wanted[0], 0 if position is None else position.shape[0]),
         slots(time, wanted[1], 0 if time is None else time.shape[0]),
         slots(slopes, wanted[2]),
         # Scores that nobody sees have gradient 0, and no program.
         None if scores is None or not wanted[3] else torch.zeros_like(scores).contiguous(),
     )
-    return None if all(slot is None for slot in made) else made
 
 
-def reduce_slots(terms: BiasTerms, slots: BiasSlots | None) -> list[Tensor | None]:
+def reduce_slots(terms: BiasTerms, slots: BiasSlots) -> list[Tensor | None]:
     """Gradients of `BiasTerms.learned`: sums over the rows, in an order that does not vary."""
-    if slots is None:
-        return [None] * 4
     sums: list[Tensor | None] = [
         None
         if slot is None or tensor is None
@@ -191,4 +184,4 @@ def launch_options(BIAS: BiasShape, config: LaunchConfig) -> dict[str, int]:
     number at a time, and their addresses do not fit into the registers of four warps."""
     if BIAS.LOOKS_UP:
         return {"num_warps": 8, "num_stages": 1}
-    return {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    return config.options()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -37,6 +38,25 @@ class BiasTerms(NamedTuple):
     def learned(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """The four tensors that can have a gradient."""
         return self[:4]
+
+
+# The fields as the last arguments of an operator.
+BIAS_SCHEMA = (
+    "Tensor? position, Tensor? time, Tensor? slopes, Tensor? scores, Tensor? q_times, "
+    "Tensor? k_times, int max_distance, bool bidirectional, float time_unit, float time_base"
+)
+
+
+def given_gradients(
+    gradients: tuple[Tensor, ...], d_bias: Sequence[Tensor], wanted: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """What an operator's gradient returns: `gradients` of the first inputs, and those of
+    `BiasTerms.learned`, which begin the last inputs, where they are wanted."""
+    fields = len(BiasTerms._fields)
+    between = len(wanted) - len(gradients) - fields
+    bias_wanted = wanted[-fields:][: len(d_bias)]
+    given = (d if want else None for d, want in zip(d_bias, bias_wanted, strict=True))
+    return (*gradients, *(None,) * between, *given)
 
 
 class Places(NamedTuple):

@@ -1,61 +1,45 @@
-"""The backends as `torch.library` operators, so that autograd, fake tensors and `torch.compile`
-see one opaque call each way."""
+"""Plain attention's Triton kernels as operators; other ways to compute it are in `ops_*.py`."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from jagged_kernels.attention.bias_terms import BiasTerms
-from jagged_kernels.attention.native import (
-    Mask,
-    attention_native_backward,
-    attention_native_forward,
-)
+from jagged_kernels.operators import define_gradient, define_op
 
 
-def empty_output(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    lse_dtype = torch.promote_types(q.dtype, torch.float32)
-    tokens, heads = q.shape[:2]
-    return q.new_empty((tokens, heads, v.shape[2])), q.new_empty((tokens, heads), dtype=lse_dtype)
+def empty_output(
+    q: Tensor, k: Tensor, v: Tensor, with_lse: bool, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    """o and lse2 of the Triton kernels; of the latter nothing if it is not wanted."""
+    return q.new_empty((*q.shape[:2], v.shape[2])), given_lse(
+        q.new_empty(q.shape[:2], dtype=torch.float32) if with_lse else None, q
+    )
 
 
-# --- triton ---------------------------------------------------------------------------------------
+def given_lse(lse2: Tensor | None, q: Tensor) -> Tensor:
+    """An operator's second output must be a tensor."""
+    return q.new_empty(0, dtype=torch.float32) if lse2 is None else lse2
 
 
-def check_triton_runs(q: Tensor) -> None:
-    """Raises the reason why the Triton kernels cannot run on this tensor."""
-    if not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
-        raise ValueError(
-            f"the triton backend needs CUDA tensors, got q on {q.device} (for Triton's "
-            "interpreter, set TRITON_INTERPRET=1 before starting Python)"
-        )
-    if not q.is_cuda and q.dtype == torch.bfloat16:
-        raise ValueError("Triton's interpreter computes bfloat16 products wrongly; use float32")
+def empty_gradients(
+    d_o: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-# Defined below `torch.library.custom_op` and with an autograd kernel of its own: on short histories
-# the time that a call takes on the host is the time that it takes, and this way is 3x cheaper.
-LIBRARY = torch.library.Library("jagged_kernels", "FRAGMENT")
+def output_gradient(d_o: Tensor | None, o: Tensor) -> Tensor:
+    return torch.zeros_like(o) if d_o is None else d_o
 
 
-def define_op(function: Callable[..., Any]) -> Any:
-    """The operator of a function, its schema from the annotations."""
-    name = function.__name__.lstrip("_")
-    LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()))
-    for device in ("CUDA", "CPU"):  # CPU: Triton's interpreter
-        LIBRARY.impl(name, function, device)
-    return getattr(torch.ops.jagged_kernels, name).default
-
-
-def _attention_triton(
+def attention_triton_now(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    with_lse: bool,
     rows: Tensor,
     rows_t: Tensor,
     tile_q: int,
@@ -64,14 +48,16 @@ def _attention_triton(
     right: int,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """(o [Tq, H, Dv], lse2 [Tq, H]) for the rows of an `AttentionSchedule`.
+    """(o [Tq, H, Dv], lse2 [Tq, H], or [0] without) for the rows of an `AttentionSchedule`.
 
     lse2 is log2 of the sum of exponentials: the kernels work in base 2, and a backward from a
     natural logarithm would round twice more.
     """
     from jagged_kernels.attention.triton_forward import launch_forward
 
-    return launch_forward(q, k, v, rows, tile_q=tile_q, left=left, right=right, scale=scale)
+    mask = {"tile_q": tile_q, "left": left, "right": right, "scale": scale}
+    o, lse2 = launch_forward(q, k, v, rows, **mask, with_lse=with_lse)
+    return o, given_lse(lse2, q)
 
 
 def _attention_triton_backward(
@@ -93,197 +79,25 @@ def _attention_triton_backward(
     """(dq, dk, dv) in the dtypes and shapes of q, k, v."""
     from jagged_kernels.attention.triton_backward import launch_backward
 
-    return launch_backward(
-        d_o,
-        d_lse2,
-        q,
-        k,
-        v,
-        o,
-        lse2,
-        rows,
-        rows_t,
-        tile_q=tile_q,
-        tile_k=tile_k,
-        left=left,
-        right=right,
-        scale=scale,
-    )
+    mask = {"tile_q": tile_q, "tile_k": tile_k, "left": left, "right": right, "scale": scale}
+    return launch_backward(d_o, d_lse2, q, k, v, o, lse2, rows, rows_t, **mask)
 
 
-attention_triton = define_op(_attention_triton)
-attention_triton_backward = define_op(_attention_triton_backward)
+attention_triton = define_op(attention_triton_now, name="attention_triton", fake=empty_output)
+attention_triton_backward = define_op(_attention_triton_backward, fake=empty_gradients)
 
 
-@torch.library.register_fake("jagged_kernels::attention_triton")
-def _(q, k, v, rows, rows_t, tile_q, tile_k, left, right, scale):
-    return empty_output(q, v)
+def save_with_lse(inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
+    """(q, k, v, o, lse2, what follows with_lse)."""
+    q, k, v, with_lse, *rest = inputs
+    assert with_lse, "a gradient needs lse"
+    return (q, k, v, *output, *rest)
 
 
-@torch.library.register_fake("jagged_kernels::attention_triton_backward")
-def _(d_o, d_lse2, q, k, v, o, lse2, rows, rows_t, tile_q, tile_k, left, right, scale):
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+def _gradient(
+    saved: Sequence[Any], wanted: Sequence[bool], d_o: Tensor | None, d_lse2: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    return attention_triton_backward(output_gradient(d_o, saved[3]), d_lse2, *saved)
 
 
-class _TritonAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        with torch._C._AutoDispatchBelowAutograd():
-            output = attention_triton(*inputs)
-        q, k, v, rows, rows_t, *ctx.mask = inputs
-        ctx.save_for_backward(q, k, v, *output, rows, rows_t)
-        ctx.set_materialize_grads(False)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, d_o: Tensor | None, d_lse2: Tensor | None) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        unused = (None,) * 7
-        if d_o is None and d_lse2 is None:
-            return (None, None, None, *unused)
-        q, k, v, o, lse2, rows, rows_t = ctx.saved_tensors
-        d_o = torch.zeros_like(o) if d_o is None else d_o
-        gradients = attention_triton_backward(
-            d_o, d_lse2, q, k, v, o, lse2, rows, rows_t, *ctx.mask
-        )
-        return (*gradients, *unused)
-
-
-LIBRARY.impl("attention_triton", lambda *inputs: _TritonAttention.apply(*inputs), "Autograd")
-
-
-# --- native ---------------------------------------------------------------------------------------
-
-# The fields of `BiasTerms` are the last ten arguments. An empty tensor stands for no gradient.
-
-
-@torch.library.custom_op("jagged_kernels::attention_native", mutates_args=())
-def attention_native(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_offsets: Tensor,
-    k_offsets: Tensor,
-    dropout_seed: Tensor | None,
-    dropout_p: float,
-    left: int,
-    right: int,
-    scale: float,
-    position: Tensor | None,
-    time: Tensor | None,
-    slopes: Tensor | None,
-    scores: Tensor | None,
-    q_times: Tensor | None,
-    k_times: Tensor | None,
-    max_distance: int,
-    bidirectional: bool,
-    time_unit: float,
-    time_base: float,
-) -> tuple[Tensor, Tensor]:
-    """(o [Tq, H, Dv], lse [Tq, H])."""
-    learned = (position, time, slopes, scores)
-    numbers = (max_distance, bidirectional, time_unit, time_base)
-    bias = given_terms(BiasTerms(*learned, q_times, k_times, *numbers))
-    mask = Mask((left, right), scale, bias, dropout_p, dropout_seed)
-    return attention_native_forward(q, k, v, q_offsets, k_offsets, mask)
-
-
-@attention_native.register_fake
-def _(q, k, v, *rest):
-    return empty_output(q, v)
-
-
-@torch.library.custom_op("jagged_kernels::attention_native_backward", mutates_args=())
-def attention_native_backward_op(
-    d_o: Tensor,
-    d_lse: Tensor | None,
-    o: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_offsets: Tensor,
-    k_offsets: Tensor,
-    dropout_seed: Tensor | None,
-    dropout_p: float,
-    left: int,
-    right: int,
-    scale: float,
-    position: Tensor | None,
-    time: Tensor | None,
-    slopes: Tensor | None,
-    scores: Tensor | None,
-    q_times: Tensor | None,
-    k_times: Tensor | None,
-    max_distance: int,
-    bidirectional: bool,
-    time_unit: float,
-    time_base: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(dq, dk, dv, d_position, d_time, d_slopes, d_scores)."""
-    learned = (position, time, slopes, scores)
-    numbers = (max_distance, bidirectional, time_unit, time_base)
-    bias = given_terms(BiasTerms(*learned, q_times, k_times, *numbers))
-    mask = Mask((left, right), scale, bias, dropout_p, dropout_seed)
-    dq, dk, dv, d_bias = attention_native_backward(
-        d_o, d_lse, q, k, v, o, lse, q_offsets, k_offsets, mask
-    )
-    position, time, slopes, scores = (q.new_empty(0) if d is None else d for d in d_bias)
-    return dq, dk, dv, position, time, slopes, scores
-
-
-@attention_native_backward_op.register_fake
-def _(d_o, d_lse, o, lse, q, k, v, *rest):
-    qkv = (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v))
-    learned = rest[-10:-6]
-    return *qkv, *(q.new_empty(0) if t is None else torch.empty_like(t) for t in learned)
-
-
-def given_terms(terms: BiasTerms) -> BiasTerms | None:
-    """None instead of terms that add nothing."""
-    return None if all(tensor is None for tensor in terms.learned()) else terms
-
-
-def split_arguments(inputs: tuple[Any, ...]) -> tuple[list[Tensor | None], list[Any]]:
-    """Arguments that are tensors (or None) go into `save_for_backward`, numbers into ctx."""
-    tensors = [x if isinstance(x, Tensor) else None for x in inputs]
-    return tensors, [None if isinstance(x, Tensor) else x for x in inputs]
-
-
-def _native_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    tensors, ctx.numbers = split_arguments(inputs)
-    ctx.save_for_backward(*output, *tensors)
-    ctx.set_materialize_grads(False)
-
-
-def _native_gradient(ctx: Any, d_o: Tensor | None, d_lse: Tensor | None) -> tuple[Any, ...]:
-    if d_o is None and d_lse is None:
-        return (None,) * len(ctx.numbers)
-    o, lse, *tensors = ctx.saved_tensors
-    inputs = [n if t is None else t for t, n in zip(tensors, ctx.numbers, strict=True)]
-    d_o = torch.zeros_like(o) if d_o is None else d_o
-    dq, dk, dv, *d_bias = attention_native_backward_op(d_o, d_lse, o, lse, *inputs)
-    learned = inputs[-10:-6]
-    d_bias = [None if t is None else d for t, d in zip(learned, d_bias, strict=True)]
-    return (dq, dk, dv, *(None,) * 7, *d_bias, *(None,) * 6)
-
-
-attention_native.register_autograd(_native_gradient, setup_context=_native_context)
-
-
-def native(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_offsets: Tensor,
-    k_offsets: Tensor,
-    *,
-    window: tuple[int, int],
-    scale: float,
-    bias: BiasTerms | None = None,
-    dropout_p: float = 0.0,
-    dropout_seed: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`attention_native` with the signature of `attention_reference`."""
-    terms = BiasTerms() if bias is None else bias
-    rest = (dropout_seed, dropout_p, *window, scale, *terms)
-    return attention_native(q, k, v, q_offsets, k_offsets, *rest)
+define_gradient(attention_triton, save=save_with_lse, gradient=_gradient)

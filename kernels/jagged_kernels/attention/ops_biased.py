@@ -1,158 +1,103 @@
-"""The Triton backend with bias or dropout as operators; plain attention has its own in `ops.py`,
-which takes less time to call."""
+"""The Triton backend with bias or dropout as operators."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from jagged_kernels.attention.bias_launch import bias_arguments, bias_slots, reduce_slots
-from jagged_kernels.attention.bias_terms import BiasTerms
-from jagged_kernels.attention.ops import empty_output, split_arguments
+from jagged_kernels.attention.bias_terms import BIAS_SCHEMA, BiasTerms, given_gradients
+from jagged_kernels.attention.ops import (
+    empty_gradients,
+    empty_output,
+    given_lse,
+    output_gradient,
+    save_with_lse,
+)
+from jagged_kernels.operators import define_gradient, define_op
 
-# The last ten arguments are the fields of `BiasTerms`. An empty tensor stands for no gradient.
-_TERMS = len(BiasTerms._fields)
 _LEARNED = len(BiasTerms().learned())
+_ARGUMENTS = (
+    "Tensor rows, Tensor rows_t, int tile_q, int tile_k, int left, int right, float scale, "
+    "Tensor q_offsets, Tensor k_offsets, "
+    f"Tensor? dropout_seed, float dropout_p, {BIAS_SCHEMA}"
+)
 
 
-@torch.library.custom_op("jagged_kernels::attention_triton_biased", mutates_args=())
-def attention_triton_biased(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rows: Tensor,
-    rows_t: Tensor,
-    tile_q: int,
-    tile_k: int,
-    left: int,
-    right: int,
-    scale: float,
-    q_offsets: Tensor,
-    k_offsets: Tensor,
-    dropout_seed: Tensor | None,
-    dropout_p: float,
-    position: Tensor | None,
-    time: Tensor | None,
-    slopes: Tensor | None,
-    scores: Tensor | None,
-    q_times: Tensor | None,
-    k_times: Tensor | None,
-    max_distance: int,
-    bidirectional: bool,
-    time_unit: float,
-    time_base: float,
-) -> tuple[Tensor, Tensor]:
-    """(o [Tq, H, Dv], lse2 [Tq, H]), as `ops.attention_triton`."""
+def _attention_triton_biased(
+    q: Tensor, k: Tensor, v: Tensor, with_lse: bool, rows: Tensor, rows_t: Tensor,
+    tile_q: int, tile_k: int, left: int, right: int, scale: float,
+    q_offsets: Tensor, k_offsets: Tensor, dropout_seed: Tensor | None, dropout_p: float,
+    *terms: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(o [Tq, H, Dv], lse2 [Tq, H], or [0] without), as `ops.attention_triton`."""
+    from jagged_kernels.attention.bias_launch import bias_arguments
     from jagged_kernels.attention.triton_forward import launch_forward
 
-    learned = (position, time, slopes, scores)
-    numbers = (max_distance, bidirectional, time_unit, time_base)
-    terms = BiasTerms(*learned, q_times, k_times, *numbers)
-    bias = bias_arguments(terms, q_offsets, k_offsets, dropout_seed, dropout_p)
-    return launch_forward(
-        q, k, v, rows, tile_q=tile_q, left=left, right=right, scale=scale, bias=bias
-    )
+    bias = bias_arguments(BiasTerms(*terms), q_offsets, k_offsets, dropout_seed, dropout_p)
+    mask = {"tile_q": tile_q, "left": left, "right": right, "scale": scale}
+    o, lse2 = launch_forward(q, k, v, rows, **mask, bias=bias, with_lse=with_lse)
+    return o, given_lse(lse2, q)
 
 
-@attention_triton_biased.register_fake
-def _(q, k, v, *rest):
-    return empty_output(q, v)
-
-
-@torch.library.custom_op("jagged_kernels::attention_triton_biased_backward", mutates_args=())
-def attention_triton_biased_backward(
-    d_o: Tensor,
-    d_lse2: Tensor | None,
-    o: Tensor,
-    lse2: Tensor,
-    wanted: list[bool],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rows: Tensor,
-    rows_t: Tensor,
-    tile_q: int,
-    tile_k: int,
-    left: int,
-    right: int,
-    scale: float,
-    q_offsets: Tensor,
-    k_offsets: Tensor,
-    dropout_seed: Tensor | None,
-    dropout_p: float,
-    position: Tensor | None,
-    time: Tensor | None,
-    slopes: Tensor | None,
-    scores: Tensor | None,
-    q_times: Tensor | None,
-    k_times: Tensor | None,
-    max_distance: int,
-    bidirectional: bool,
-    time_unit: float,
-    time_base: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(dq, dk, dv, d_position, d_time, d_slopes, d_scores), the last four where `wanted`."""
+def _attention_triton_biased_backward(
+    d_o: Tensor, d_lse2: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse2: Tensor,
+    wanted: list[bool], rows: Tensor, rows_t: Tensor,
+    tile_q: int, tile_k: int, left: int, right: int, scale: float,
+    q_offsets: Tensor, k_offsets: Tensor, dropout_seed: Tensor | None, dropout_p: float,
+    *terms: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """(dq, dk, dv), and the gradients of `BiasTerms.learned` where `wanted`, else empty."""
+    from jagged_kernels.attention.bias_launch import bias_arguments, bias_slots, reduce_slots
     from jagged_kernels.attention.triton_backward import launch_backward
 
-    learned = (position, time, slopes, scores)
-    numbers = (max_distance, bidirectional, time_unit, time_base)
-    terms = BiasTerms(*learned, q_times, k_times, *numbers)
-    bias = bias_arguments(terms, q_offsets, k_offsets, dropout_seed, dropout_p)
+    bias_terms = BiasTerms(*terms)
+    bias = bias_arguments(bias_terms, q_offsets, k_offsets, dropout_seed, dropout_p)
     # Without a query no program runs, and an empty sum is 0.
-    slots = bias_slots(terms, wanted, rows.shape[0] if q.shape[0] else 0, q.shape[1])
+    slots = bias_slots(bias_terms, wanted, rows.shape[0] if q.shape[0] else 0, q.shape[1])
+    mask = {"tile_q": tile_q, "tile_k": tile_k, "left": left, "right": right, "scale": scale}
     gradients = launch_backward(
-        d_o,
-        d_lse2,
-        q,
-        k,
-        v,
-        o,
-        lse2,
-        rows,
-        rows_t,
-        tile_q=tile_q,
-        tile_k=tile_k,
-        left=left,
-        right=right,
-        scale=scale,
-        bias=bias,
-        bias_slots=slots,
+        d_o, d_lse2, q, k, v, o, lse2, rows, rows_t, **mask, bias=bias, bias_slots=slots
     )
-    d_bias = reduce_slots(terms, slots)
-    position, time, slopes, scores = (q.new_empty(0) if d is None else d for d in d_bias)
-    return *gradients, position, time, slopes, scores
+    d_bias = reduce_slots(bias_terms, slots)
+    return *gradients, *(q.new_empty(0) if d is None else d for d in d_bias)
 
 
-@attention_triton_biased_backward.register_fake
-def _(d_o, d_lse2, o, lse2, wanted, q, k, v, *rest):
-    gradients = [t.new_empty(t.shape) for t in (q, k, v)]
-    learned = rest[-_TERMS:][:_LEARNED]
+def _empty_backward(
+    d_o: Tensor, d_lse2: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse2: Tensor,
+    wanted: list[bool], *rest: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    learned = BiasTerms(*rest[-len(BiasTerms._fields) :]).learned()
     d_bias = [
-        q.new_empty(0) if t is None or not want else t.new_empty(t.shape)
+        t.new_empty(t.shape) if t is not None and want else q.new_empty(0)
         for t, want in zip(learned, wanted, strict=True)
     ]
-    return *gradients, *d_bias
+    return *empty_gradients(d_o, d_lse2, q, k, v), *d_bias
 
 
-def _context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    tensors, ctx.numbers = split_arguments(inputs)
-    ctx.save_for_backward(*output, *tensors)
-    ctx.set_materialize_grads(False)
+attention_triton_biased = define_op(
+    _attention_triton_biased,
+    fake=empty_output,
+    schema=f"(Tensor q, Tensor k, Tensor v, bool with_lse, {_ARGUMENTS}) -> (Tensor, Tensor)",
+)
+attention_triton_biased_backward = define_op(
+    _attention_triton_biased_backward,
+    fake=_empty_backward,
+    schema="(Tensor d_o, Tensor? d_lse2, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse2, "
+    f"bool[] wanted, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
 
 
-def _gradient(ctx: Any, d_o: Tensor | None, d_lse2: Tensor | None) -> tuple[Any, ...]:
-    count = len(ctx.numbers)
-    if d_o is None and d_lse2 is None:
-        return (None,) * count
-    o, lse2, *tensors = ctx.saved_tensors
-    inputs = [n if t is None else t for t, n in zip(tensors, ctx.numbers, strict=True)]
-    d_o = torch.zeros_like(o) if d_o is None else d_o
-    wanted = list(ctx.needs_input_grad[-_TERMS:][:_LEARNED])
-    dq, dk, dv, *d_bias = attention_triton_biased_backward(d_o, d_lse2, o, lse2, wanted, *inputs)
-    d_bias = [d if want else None for d, want in zip(d_bias, wanted, strict=True)]
-    return (dq, dk, dv, *(None,) * (count - 3 - _TERMS), *d_bias, *(None,) * (_TERMS - _LEARNED))
+def _gradient(
+    saved: Sequence[Any], wanted: Sequence[bool], d_o: Tensor | None, d_lse2: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    q, k, v, o, lse2, *rest = saved
+    wanted_bias = list(wanted[-len(BiasTerms._fields) :][:_LEARNED])
+    dq, dk, dv, *d_bias = attention_triton_biased_backward(
+        output_gradient(d_o, o), d_lse2, q, k, v, o, lse2, wanted_bias, *rest
+    )
+    return given_gradients((dq, dk, dv), d_bias, wanted)
 
 
-attention_triton_biased.register_autograd(_gradient, setup_context=_context)
+define_gradient(attention_triton_biased, save=save_with_lse, gradient=_gradient)

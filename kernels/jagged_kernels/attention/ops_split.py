@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from jagged_kernels.attention.ops import LIBRARY, define_op, empty_output
+from jagged_kernels.attention.ops import (
+    empty_gradients,
+    empty_output,
+    given_lse,
+    output_gradient,
+    save_with_lse,
+)
 from jagged_kernels.attention.partition import Partition
+from jagged_kernels.operators import define_gradient, define_op
 
 
-def _attention_split(
+def attention_split_now(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    with_lse: bool,
+    spans: Tensor,
+    block: int,
     rows: Tensor,
     rows_t: Tensor,
-    spans: Tensor,
     spans_t: Tensor,
-    block: int,
     block_t: int,
     tile_q: int,
     tile_k: int,
@@ -27,13 +35,13 @@ def _attention_split(
     right: int,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """(o [Tq, H, Dv], lse2 [Tq, H]); `spans` and `block` are the forward's `Partition`."""
+    """(o [Tq, H, Dv], lse2 [Tq, H], or [0] without); `spans`, `block`: the forward's partition."""
     from jagged_kernels.attention.triton_split_forward import launch_split_forward
 
+    mask = {"tile_q": tile_q, "left": left, "right": right, "scale": scale}
     partition = Partition(spans, block, cuts=True)
-    return launch_split_forward(
-        q, k, v, rows, partition, tile_q=tile_q, left=left, right=right, scale=scale
-    )
+    o, lse2 = launch_split_forward(q, k, v, rows, partition, **mask, with_lse=with_lse)
+    return o, given_lse(lse2, q)
 
 
 def _attention_split_backward(
@@ -57,59 +65,28 @@ def _attention_split_backward(
     """(dq, dk, dv) in the dtypes and shapes of q, k, v."""
     from jagged_kernels.attention.triton_split_backward import launch_split_backward
 
+    # Every user has queries: without a window, every key is seen.
+    all_seen = left == right == -1
+    mask = {"tile_q": tile_q, "tile_k": tile_k, "left": left, "right": right, "scale": scale}
     return launch_split_backward(
-        d_o,
-        d_lse2,
-        q,
-        k,
-        v,
-        o,
-        lse2,
-        rows,
-        Partition(spans_t, block_t, cuts=True),
-        # Every user has queries: without a window, every key is seen.
-        rows_t=None if left == right == -1 else rows_t,
-        tile_q=tile_q,
-        tile_k=tile_k,
-        left=left,
-        right=right,
-        scale=scale,
-    )
+        d_o, d_lse2, q, k, v, o, lse2, rows, Partition(spans_t, block_t, cuts=True),
+        rows_t=None if all_seen else rows_t, **mask,
+    )  # fmt: skip
 
 
-attention_split = define_op(_attention_split)
-attention_split_backward = define_op(_attention_split_backward)
+attention_split = define_op(attention_split_now, name="attention_split", fake=empty_output)
+attention_split_backward = define_op(_attention_split_backward, fake=empty_gradients)
 
 
-@torch.library.register_fake("jagged_kernels::attention_split")
-def _(q, k, v, *rest):
-    return empty_output(q, v)
+def _save(inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
+    q, k, v, o, lse2, _spans, _block, *rest = save_with_lse(inputs, output)
+    return (q, k, v, o, lse2, *rest)
 
 
-@torch.library.register_fake("jagged_kernels::attention_split_backward")
-def _(d_o, d_lse2, q, k, v, *rest):
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+def _gradient(
+    saved: Sequence[Any], wanted: Sequence[bool], d_o: Tensor | None, d_lse2: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    return attention_split_backward(output_gradient(d_o, saved[3]), d_lse2, *saved)
 
 
-class _SplitAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        with torch._C._AutoDispatchBelowAutograd():
-            output = attention_split(*inputs)
-        q, k, v, rows, rows_t, _, spans_t, _, *ctx.numbers = inputs
-        ctx.save_for_backward(q, k, v, *output, rows, rows_t, spans_t)
-        ctx.set_materialize_grads(False)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, d_o: Tensor | None, d_lse2: Tensor | None) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        unused = (None,) * 11
-        if d_o is None and d_lse2 is None:
-            return (None, None, None, *unused)
-        q, k, v, o, lse2, *tables = ctx.saved_tensors
-        d_o = torch.zeros_like(o) if d_o is None else d_o
-        gradients = attention_split_backward(d_o, d_lse2, q, k, v, o, lse2, *tables, *ctx.numbers)
-        return (*gradients, *unused)
-
-
-LIBRARY.impl("attention_split", lambda *inputs: _SplitAttention.apply(*inputs), "Autograd")
+define_gradient(attention_split, save=_save, gradient=_gradient)

@@ -12,6 +12,8 @@ and programs that run side by side read neighbouring heads of the same tokens.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +21,8 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.attention.tiles import LaunchConfig
+from jagged_kernels.backends import triton_runs
+from jagged_kernels.operators import define_op
 
 Policy = Literal["stream", "split", "rows"]
 
@@ -79,38 +83,69 @@ def build_partition(
     Raises:
         ValueError: an unknown policy, or `programs` or `row_cost` below 1.
     """
-    if programs < 1 or row_cost < 1:
-        raise ValueError(f"programs and row_cost must be 1 or more, got {programs}, {row_cost}")
-    used = rows[:, 0] < rows[:, 1]
-    row_count = used.sum()
-    blocks = (rows[:, 3] - rows[:, 2] + (block - 1)) // block
+    return _build_partitions(rows, ((block, programs),), policy=policy, row_cost=row_cost)[0]
+
+
+def _build_partitions(
+    rows: Tensor,
+    shapes: Sequence[tuple[int, int]],
+    *,
+    policy: Policy,
+    row_cost: int = ROW_COST,
+) -> tuple[Partition, ...]:
+    """`build_partition` for each (block, programs)."""
+    for _, programs in shapes:
+        if programs < 1 or row_cost < 1:
+            raise ValueError(f"programs and row_cost must be 1 or more, got {programs}, {row_cost}")
     if policy == "stream":
-        row, first = _equal_cost(used, blocks, programs, row_cost)
+        blocks, counts = (list(numbers) for numbers in zip(*shapes, strict=True))
+        tables = stream_spans(rows, blocks, counts, row_cost).split_with_sizes(
+            [p + 1 for p in counts]
+        )
     elif policy == "split":
-        row, first = _equal_chunks(blocks, programs)
+        tables = [_spans(rows, *_equal_chunks(_blocks(rows, b), p)) for b, p in shapes]
     elif policy == "rows":
         row = torch.arange(rows.shape[0] + 1, device=rows.device)
-        first = torch.zeros_like(row)
+        tables = [_spans(rows, row, torch.zeros_like(row))] * len(shapes)
     else:
         raise ValueError(f"policy must be stream, split or rows, got {policy!r}")
-    first = torch.where(row < row_count, first, 0)
-    row = torch.minimum(row, row_count)
-    spans = torch.stack([row, first, _pieces(row, first), torch.zeros_like(row)], dim=1)
-    return Partition(spans.int(), block, policy != "rows")
+    return tuple(
+        Partition(spans, block, policy != "rows")
+        for spans, (block, _) in zip(tables, shapes, strict=True)
+    )
 
 
-def _equal_cost(
-    used: Tensor, blocks: Tensor, programs: int, row_cost: int
-) -> tuple[Tensor, Tensor]:
-    """(row, block) at which each program starts, and the end.
+def _stream_spans(
+    rows: Tensor, blocks: Sequence[int], programs: Sequence[int], row_cost: int
+) -> Tensor:
+    """[sum of P + 1, 4] int32: the spans of each of one or two (block, programs), end to end."""
+    if triton_runs(rows):
+        from jagged_kernels.attention.triton_partition import launch_stream_spans
+
+        return launch_stream_spans(rows, blocks, programs, row_cost)
+    shapes = zip(blocks, programs, strict=True)
+    return torch.cat([reference_stream_spans(rows, *shape, row_cost) for shape in shapes])
+
+
+def _empty_spans(
+    rows: Tensor, blocks: Sequence[int], programs: Sequence[int], row_cost: int
+) -> Tensor:
+    return rows.new_empty((sum(programs) + len(programs), SPAN_WIDTH))
+
+
+stream_spans = define_op(_stream_spans, fake=_empty_spans)
+
+
+def reference_stream_spans(rows: Tensor, block: int, programs: int, row_cost: int) -> Tensor:
+    """What `stream_spans` returns for one (block, programs), in PyTorch.
 
     A row is a strip of row_cost units and then one a block. A cut inside of its first units
     falls before the row, so that no program begins a row and leaves all blocks to the next.
     """
-    span = torch.arange(programs + 1, device=blocks.device)
-    if blocks.shape[0] == 0:
-        return torch.zeros_like(span), torch.zeros_like(span)
-    cost = torch.where(used, blocks + row_cost, 0).long()
+    span = torch.arange(programs + 1, device=rows.device)
+    if rows.shape[0] == 0:
+        return _spans(rows, torch.zeros_like(span), torch.zeros_like(span))
+    cost = torch.where(_used(rows), _blocks(rows, block) + row_cost, 0).long()
     cost_up_to = cost.cumsum(0)
     total = cost_up_to[-1]
     # Fewer programs than asked for if there is not a row and a block for each: then two cuts
@@ -118,8 +153,25 @@ def _equal_cost(
     working = (total // (row_cost + 1)).clamp(min=1, max=programs)
     cut = torch.minimum(span * total // working, total)
     row = torch.searchsorted(cost_up_to, cut, right=True)
-    inside = cut - (cost_up_to - cost)[row.clamp(max=blocks.shape[0] - 1)]
-    return row, (inside - row_cost).clamp(min=0)
+    inside = cut - (cost_up_to - cost)[row.clamp(max=rows.shape[0] - 1)]
+    return _spans(rows, row, (inside - row_cost).clamp(min=0))
+
+
+def _used(rows: Tensor) -> Tensor:
+    return rows[:, 0] < rows[:, 1]
+
+
+def _blocks(rows: Tensor, block: int) -> Tensor:
+    return (rows[:, 3] - rows[:, 2] + (block - 1)) // block
+
+
+def _spans(rows: Tensor, row: Tensor, first: Tensor) -> Tensor:
+    """[P + 1, 4] int32 from the (row, block) at which each span starts, and the end."""
+    row_count = _used(rows).sum()
+    first = torch.where(row < row_count, first, 0)
+    row = torch.minimum(row, row_count)
+    spans = torch.stack([row, first, _pieces(row, first), torch.zeros_like(row)], dim=1)
+    return spans.int()
 
 
 def _equal_chunks(blocks: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
@@ -146,7 +198,7 @@ def _pieces(row: Tensor, first: Tensor) -> Tensor:
     return torch.nn.functional.pad(pieces, (0, 1))
 
 
-def split_partition(
+def split_partitions(
     rows: Tensor,
     *,
     heads: int,
@@ -156,29 +208,32 @@ def split_partition(
     element_size: int,
     k_tokens: int,
     policy: Literal["stream", "split"] = "stream",
-    backward: bool = False,
-) -> Partition:
-    """The partition for one launch, by the rules below.
+) -> tuple[Partition, Partition]:
+    """The partitions for `launch_split_forward` and `launch_split_backward`, by the rules below.
 
     Args:
         rows: [R, 8] int32, tiles of `tile_q` queries.
         head_dim: the larger of K's and V's. element_size: in bytes.
         k_tokens: tokens of k, a bound of the work that the host knows.
-        backward: for `launch_split_backward`, else for `launch_split_forward`.
     """
     members = members_in_tile(heads, kv_heads, tile_q)
-    rule = split_backward_config if backward else split_forward_config
-    config = rule(head_dim, element_size, pack_size(members, tile_q))
-    if policy == "split":
-        return build_partition(rows, block=config.block, programs=SPLIT_CHUNKS, policy="split")
-    programs = stream_programs(
-        rows.device,
-        groups=heads // members,
-        rows=rows.shape[0],
-        k_tokens=k_tokens,
-        config=config,
-    )
-    return build_partition(rows, block=config.block, programs=programs)
+    pack = pack_size(members, tile_q)
+    multiprocessors = _multiprocessors(rows.device)
+    shapes = []
+    for rule in (split_forward_config, split_backward_config):
+        config = rule(head_dim, element_size, pack)
+        programs = SPLIT_CHUNKS
+        if policy == "stream":
+            programs = stream_programs(
+                multiprocessors,
+                groups=heads // members,
+                rows=rows.shape[0],
+                k_tokens=k_tokens,
+                config=config,
+            )
+        shapes.append((config.block, programs))
+    forward, backward = _build_partitions(rows, shapes, policy=policy)
+    return forward, backward
 
 
 def pack_size(members: int, tile: int) -> int:
@@ -203,7 +258,7 @@ class SplitConfig(LaunchConfig):
     resident: programs that one multiprocessor holds at once; registers and buffers decide.
     """
 
-    resident: int
+    resident: int = 1
 
 
 def split_forward_config(head_dim: int, element_size: int, pack: int) -> SplitConfig:
@@ -233,7 +288,7 @@ def split_backward_config(head_dim: int, element_size: int, pack: int) -> SplitC
 
 
 def stream_programs(
-    device: torch.device, *, groups: int, rows: int, k_tokens: int, config: SplitConfig
+    multiprocessors: int, *, groups: int, rows: int, k_tokens: int, config: SplitConfig
 ) -> int:
     """Spans for each group of heads, so that all programs run at once and none waits for a place.
 
@@ -241,9 +296,20 @@ def stream_programs(
         groups: heads, or groups of heads that share keys and are walked together.
         rows, k_tokens: rows of the schedule and tokens of k: a bound of the work.
     """
-    if device.type == "cuda":
-        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    else:
-        multiprocessors = _INTERPRETED_MULTIPROCESSORS
     most = rows * max(-(-k_tokens // config.block), 1)
     return max(min(multiprocessors * config.resident // groups, most), 1)
+
+
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _INTERPRETED_MULTIPROCESSORS
+    # `torch.compile` looks past a cache, with a warning.
+    ask = _ask_multiprocessors if torch.compiler.is_compiling() else _known_multiprocessors
+    return ask(device)
+
+
+def _ask_multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+_known_multiprocessors = functools.cache(_ask_multiprocessors)

@@ -12,11 +12,18 @@ class LaunchConfig:
     Attributes:
         block: tokens of the range taken at a time.
         num_warps, num_stages: Triton's launch options.
+        registers: of a thread at most, so that one more program fits a multiprocessor; None for
+            as many as the compiler likes.
     """
 
     block: int
     num_warps: int
     num_stages: int
+    registers: int | None = None
+
+    def options(self) -> dict[str, int]:
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        return options if self.registers is None else {**options, "maxnreg": self.registers}
 
 
 def default_tiles(head_dim: int) -> tuple[int, int]:
@@ -24,21 +31,37 @@ def default_tiles(head_dim: int) -> tuple[int, int]:
     return (64, 64) if head_dim <= 128 else (32, 32)
 
 
+# Measured on an H100. `head_dim` is padded to a power of two; `element_size` in bytes.
+
+
 def forward_config(head_dim: int, element_size: int) -> LaunchConfig:
-    """`head_dim` is padded to a power of two; `element_size` in bytes."""
     row_bytes = head_dim * element_size
+    if row_bytes <= 64:
+        return LaunchConfig(block=32, num_warps=4, num_stages=3)
     if row_bytes <= 256:
         return LaunchConfig(block=64, num_warps=4, num_stages=3)
     return LaunchConfig(block=32, num_warps=4, num_stages=2)
 
 
-def backward_config(head_dim: int, element_size: int) -> LaunchConfig:
-    """For both passes of the backward; they hold about twice the forward's state."""
+def dq_config(head_dim: int, element_size: int) -> LaunchConfig:
     row_bytes = head_dim * element_size
     if row_bytes <= 64:
-        return LaunchConfig(block=64, num_warps=4, num_stages=1)
+        return LaunchConfig(block=32, num_warps=4, num_stages=3)
     if row_bytes <= 128:
         return LaunchConfig(block=64, num_warps=4, num_stages=3)
+    if row_bytes <= 256:
+        return LaunchConfig(block=64, num_warps=4, num_stages=2)
+    return LaunchConfig(block=32, num_warps=4, num_stages=1)
+
+
+def dkv_config(head_dim: int, element_size: int) -> LaunchConfig:
+    """Twice the forward's state: two accumulators, two blocks of scores."""
+    row_bytes = head_dim * element_size
+    if row_bytes <= 64:
+        return LaunchConfig(block=64, num_warps=4, num_stages=3)
+    if row_bytes <= 128:
+        # Three programs instead of two; what spills, spills in masked blocks.
+        return LaunchConfig(block=64, num_warps=4, num_stages=3, registers=168)
     if row_bytes <= 256:
         return LaunchConfig(block=64, num_warps=4, num_stages=2)
     return LaunchConfig(block=32, num_warps=4, num_stages=1)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from jagged_kernels.attention.schedule import ROW_FIELDS, ROW_WIDTH
+from jagged_kernels.attention.rows import ROW_FIELDS, ROW_WIDTH
 
 _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
 _USER = tl.constexpr(ROW_FIELDS.index("user"))
@@ -88,10 +88,11 @@ def zero_sums(slots, BIAS: tl.constexpr):
     position = tl.full([], 0.0, tl.float32)
     time = tl.full([], 0.0, tl.float32)
     slope = tl.full([], 0.0, tl.float32)
-    if slots.position is not None:
-        position = tl.zeros([positions], tl.float32)
-    if slots.time is not None:
-        time = tl.zeros([times], tl.float32)
+    if BIAS.ANY:
+        if slots.position is not None:
+            position = tl.zeros([positions], tl.float32)
+        if slots.time is not None:
+            time = tl.zeros([times], tl.float32)
     return position, time, slope
 
 

@@ -1,13 +1,18 @@
 """What the attention kernels share: a row's fields, token blocks in and out, and the mask."""
 
+# Triton's jit is not typed.
+# pyright: reportGeneralTypeIssues=false
+
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.schedule import NO_LIMIT, ROW_WIDTH
+from jagged_kernels.attention.rows import NO_LIMIT, ROW_WIDTH
 
 LOG2_E = 1.4426950408889634
 _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
@@ -15,7 +20,7 @@ _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
 
 @triton.jit
 def load_row(rows_ptr, row):
-    """The fields of a row, in the order of `schedule.ROW_FIELDS`."""
+    """The fields of a row, in the order of `rows.ROW_FIELDS`."""
     base = rows_ptr + row.to(tl.int64) * _ROW_WIDTH
     return (
         tl.load(base),
@@ -28,21 +33,13 @@ def load_row(rows_ptr, row):
 
 @triton.jit
 def load_block(
-    ptr, start, end, stride, BLOCK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr,
-    CUT: tl.constexpr,
+    ptr, start, end, stride, BLOCK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr
 ):  # fmt: skip
-    """[BLOCK, PAD_D] of the tokens from `start`; zero from D on and, if CUT, from `end` on."""
-    token = start + tl.arange(0, BLOCK)
-    dim = tl.arange(0, PAD_D)
-    # int64: tokens x heads x dim passes 2^31 in large batches.
-    address = ptr + token.to(tl.int64)[:, None] * stride + dim[None, :]
-    if CUT and PAD_D != D:
-        return tl.load(address, mask=(token[:, None] < end) & (dim[None, :] < D), other=0.0)
-    if CUT:
-        return tl.load(address, mask=token[:, None] < end, other=0.0)
+    """[BLOCK, PAD_D] of the tokens from `start`; zero from D and from `end` on."""
+    address, token, dim = _addresses(ptr, start, stride, BLOCK, PAD_D)
     if PAD_D != D:
-        return tl.load(address, mask=dim[None, :] < D, other=0.0)
-    return tl.load(address)
+        return tl.load(address, mask=(token < end) & (dim < D), other=0.0)
+    return tl.load(address, mask=token < end, other=0.0)
 
 
 @triton.jit
@@ -50,24 +47,58 @@ def store_block(
     ptr, block, start, end, stride, BLOCK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr
 ):  # fmt: skip
     """The first D columns of the tokens before `end`, in the dtype of `ptr`."""
-    token = start + tl.arange(0, BLOCK)
-    dim = tl.arange(0, PAD_D)
-    address = ptr + token.to(tl.int64)[:, None] * stride + dim[None, :]
-    inside = (token[:, None] < end) & (dim[None, :] < D)
-    tl.store(address, block.to(ptr.dtype.element_ty), mask=inside)
+    address, token, dim = _addresses(ptr, start, stride, BLOCK, PAD_D)
+    tl.store(address, block.to(ptr.dtype.element_ty), mask=(token < end) & (dim < D))
+
+
+@triton.jit
+def _addresses(ptr, start, stride, BLOCK: tl.constexpr, PAD_D: tl.constexpr):
+    """Addresses [BLOCK, PAD_D], tokens [BLOCK, 1] and dims [1, PAD_D].
+
+    Tokens x heads x dim pass 2^31, a block does not: 64-bit products for the block's start alone,
+    and what is left does not change from block to block.
+    """
+    index = tl.arange(0, BLOCK)[:, None]
+    dim = tl.arange(0, PAD_D)[None, :]
+    return _token_start(ptr, start, stride) + (index * stride + dim), start + index, dim
+
+
+@triton.jit
+def _token_start(ptr, start, stride):
+    # A sum, because the interpreter's loops count in Python integers, which cannot be cast.
+    return ptr + (start + tl.full([], 0, tl.int64)) * stride
 
 
 @triton.jit
 def load_numbers(ptr, start, end, stride, BLOCK: tl.constexpr):
     """[BLOCK] numbers, one a token; 0 from `end` on."""
-    token = start + tl.arange(0, BLOCK)
-    return tl.load(ptr + token.to(tl.int64) * stride, mask=token < end, other=0.0)
+    index = tl.arange(0, BLOCK)
+    address = _token_start(ptr, start, stride) + index * stride
+    return tl.load(address, mask=start + index < end, other=0.0)
+
+
+@triton.jit
+def load_number_pairs(first_ptr, second_ptr, start, end, stride, BLOCK: tl.constexpr):
+    """Two times [BLOCK] numbers, one a token; 0 from `end` on.
+
+    For numbers that stand along the columns of scores. In one load of both there is a number for
+    each thread, and Triton brings it through shared memory; two loads of BLOCK numbers it repeats
+    in every thread that needs them, dozens of instructions in a loop of hundreds.
+    """
+    index = tl.arange(0, BLOCK)[:, None]
+    which = tl.arange(0, 2)[None, :]
+    first = _token_start(first_ptr, start, stride)
+    second = _token_start(second_ptr, start, stride)
+    address = tl.where(which == 0, first, second) + index * stride
+    inside = (start + index < end) & (which < 2)
+    return tl.split(tl.load(address, mask=inside, other=0.0))
 
 
 @triton.jit
 def store_numbers(ptr, numbers, start, end, stride, BLOCK: tl.constexpr):
-    token = start + tl.arange(0, BLOCK)
-    tl.store(ptr + token.to(tl.int64) * stride, numbers, mask=token < end)
+    index = tl.arange(0, BLOCK)
+    address = _token_start(ptr, start, stride) + index * stride
+    tl.store(address, numbers, mask=start + index < end)
 
 
 @triton.jit
@@ -98,6 +129,14 @@ def visible(
     """[TILE, BLOCK]: does this token of the tile see that token of the block?"""
     seen_from = (tile_start + shift + tl.arange(0, TILE))[:, None]
     token = (block_start + tl.arange(0, BLOCK))[None, :]
+    return band(seen_from, token, range_end, left, right, HAS_LEFT, HAS_RIGHT)
+
+
+@triton.jit
+def band(
+    seen_from, token, range_end, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr
+):  # fmt: skip
+    """Which tokens are seen; `seen_from` and `token` of any two shapes that broadcast."""
     inside = (token < range_end) & (seen_from == seen_from)
     if HAS_LEFT:
         inside = inside & (token >= seen_from - left)
@@ -129,6 +168,57 @@ def add_dot(acc, a, b, PRECISION: tl.constexpr):
     return tl.dot(a, b, acc)
 
 
+class AttentionShape(NamedTuple):
+    """What an attention kernel is compiled for beside its bias; nothing that a batch changes.
+
+    Fields:
+        HEADS, GROUP: of queries, and how many of them share keys.
+        D, DV, PAD_D, PAD_DV: of q and k, and of v; padded to a power of two.
+        TILE, BLOCK: tokens of a tile and of a block that it meets.
+        *_STRIDE_T, *_STRIDE_H: of tokens and heads.
+    """
+
+    HEADS: int
+    GROUP: int
+    D: int
+    DV: int
+    PAD_D: int
+    PAD_DV: int
+    TILE: int
+    BLOCK: int
+    HAS_LEFT: bool
+    HAS_RIGHT: bool
+    PRECISION: str
+    Q_STRIDE_T: int
+    Q_STRIDE_H: int
+    K_STRIDE_T: int
+    K_STRIDE_H: int
+    V_STRIDE_T: int
+    V_STRIDE_H: int
+    DO_STRIDE_T: int = 0
+    DO_STRIDE_H: int = 0
+
+
+def attention_shape(
+    q: Tensor, k: Tensor, v: Tensor, d_o: Tensor | None = None,
+    *, tile: int, block: int, left: int, right: int,
+) -> AttentionShape:  # fmt: skip
+    heads, dim, dim_v = q.shape[1], q.shape[2], v.shape[2]
+    return AttentionShape(
+        heads, heads // k.shape[1],
+        dim, dim_v, padded_dim(dim), padded_dim(dim_v),
+        tile, block, left != NO_LIMIT, right != NO_LIMIT, dot_precision(q.dtype),
+        *_strides(q), *_strides(k), *_strides(v), *(() if d_o is None else _strides(d_o)),
+    )  # fmt: skip
+
+
+def _strides(x: Tensor) -> tuple[int, int]:
+    """Of tokens and heads. Where there is one head or token, its stride says nothing, and must not
+    compile another kernel."""
+    tokens, heads, dim = x.shape
+    return x.stride(0) if tokens > 1 else heads * dim, x.stride(1) if heads > 1 else dim
+
+
 def dot_precision(dtype: torch.dtype) -> str:
     """float32 products are exact unless the user allowed TF32, as in torch.matmul."""
     tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
@@ -143,22 +233,25 @@ def padded_dim(dim: int) -> int:
 
 
 def rows_of_dims(x: Tensor) -> Tensor:
-    """[T, H, D] with unit stride in D; packed QKV is read in place."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    """[T, H, D] with unit stride in D; packed QKV is read in place.
+
+    A block's addresses must fit 32 bits, so that nobody's tokens lie millions of numbers apart.
+    """
+    return x if x.stride(2) == 1 and x.stride(0) < 2**22 else x.contiguous()
 
 
-def scale_arguments(scale: float) -> dict[str, float | bool]:
-    """The kernels work in base 2 and with a positive scale; the sign goes into q.
+def empty_lse(q: Tensor) -> Tensor:
+    """[T, H] float32."""
+    return torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+
+
+def padded_head_dim(q: Tensor, v: Tensor) -> int:
+    return max(padded_dim(q.shape[2]), padded_dim(v.shape[2]))
+
+
+def scale_argument(scale: float) -> tuple[float, bool]:
+    """(scale in base 2, negate q): the kernels work in base 2 and with a positive scale.
 
     Not quite 0, so that a masked score stays -inf when it is scaled.
     """
-    return {"scale_log2": max(abs(scale) * LOG2_E, 1e-37), "NEGATE": scale < 0}
-
-
-def band_arguments(left: int, right: int) -> dict[str, int | bool]:
-    return {
-        "left": left,
-        "right": right,
-        "HAS_LEFT": left != NO_LIMIT,
-        "HAS_RIGHT": right != NO_LIMIT,
-    }
+    return max(abs(scale) * LOG2_E, 1e-37), scale < 0

@@ -1,7 +1,7 @@
 """The forward kernel: one program walks one row of the schedule for one head.
 
 FlashAttention-2 (arXiv 2307.08691, section 3.1) with online softmax in base 2. What differs from
-a padded kernel is the grid: programs are the tiles that exist, longest first. Blocks that the
+a padded kernel is the grid: programs are the tiles that exist, long users first. Blocks that the
 mask leaves whole are computed without it.
 """
 
@@ -20,25 +20,28 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.bias_launch import NO_BIAS, launch_options
-from jagged_kernels.attention.tiles import forward_config
+from jagged_kernels.attention.tiles import LaunchConfig, forward_config
 from jagged_kernels.attention.triton_bias import bias_block, bias_place, keep_block
 from jagged_kernels.attention.triton_blocks import (
     LOG2_E,
     add_dot,
-    band_arguments,
-    dot_precision,
+    attention_shape,
+    empty_lse,
     load_block,
     load_row,
-    padded_dim,
+    padded_head_dim,
     rows_of_dims,
-    scale_arguments,
+    scale_argument,
     store_block,
     store_numbers,
     visible,
     whole_blocks,
 )
+from jagged_kernels.launch import launch
 
 _LOG2_E = tl.constexpr(LOG2_E)
+# Scaled scores (log2) this far from 0 are off by less than 1/16 when their product is rounded.
+_FAR = tl.constexpr(2.0**20)
 
 
 def launch_forward(
@@ -52,135 +55,168 @@ def launch_forward(
     right: int,
     scale: float,
     bias: dict[str, Any] | None = None,
-) -> tuple[Tensor, Tensor]:
+    with_lse: bool = True,
+    config: LaunchConfig | None = None,
+) -> tuple[Tensor, Tensor | None]:
     """o [Tq, H, Dv] in q's dtype, and log2 of the sum of exponentials [Tq, H], float32.
 
-    `bias`: from `bias_launch.bias_arguments`, or None.
+    Args:
+        with_lse: compute the latter too; else it is None.
+        bias: from `bias_launch.bias_arguments`, or None.
+        config: launch options in place of the rule's.
     """
     q, k, v = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v)
-    tokens, heads, dim = q.shape
-    dim_v = v.shape[2]
-    o = torch.empty((tokens, heads, dim_v), dtype=q.dtype, device=q.device)
-    lse2 = torch.empty((tokens, heads), dtype=torch.float32, device=q.device)
+    tokens, heads, _ = q.shape
+    o = torch.empty((tokens, heads, v.shape[2]), dtype=q.dtype, device=q.device)
+    lse2 = empty_lse(q) if with_lse else None
     if tokens == 0:
         return o, lse2
-    pad_d, pad_dv = padded_dim(dim), padded_dim(dim_v)
-    config = forward_config(max(pad_d, pad_dv), q.element_size())
     bias = bias or NO_BIAS
-    with torch.cuda.device_of(q):
-        _forward_kernel[(rows.shape[0] * heads,)](
-            q, k, v, o, lse2, rows,
-            q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-            **scale_arguments(scale),
-            **band_arguments(left, right),
-            **bias,
-            HEADS=heads, GROUP=heads // k.shape[1],
-            D=dim, DV=dim_v, PAD_D=pad_d, PAD_DV=pad_dv,
-            TILE=tile_q, BLOCK=config.block, PRECISION=dot_precision(q.dtype),
-            **launch_options(bias["BIAS"], config),
-        )  # fmt: skip
+    scale_log2, negate = scale_argument(scale)
+    config = config or forward_config(padded_head_dim(q, v), q.element_size())
+    shape = attention_shape(q, k, v, tile=tile_q, block=config.block, left=left, right=right)
+    launch(
+        _forward_kernel,
+        rows.shape[0] * heads,
+        (q, k, v, o, lse2, rows, bias["bias"], scale_log2, left, right),
+        {"S": shape, "NEGATE": negate, "BIAS": bias["BIAS"]},
+        **launch_options(bias["BIAS"], config),
+    )
     return o, lse2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["left", "right"])
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, rows_ptr,
-    q_stride_t, q_stride_h, k_stride_t, k_stride_h, v_stride_t, v_stride_h,
-    scale_log2, NEGATE: tl.constexpr, left, right,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, bias, BIAS: tl.constexpr,
-    HEADS: tl.constexpr, GROUP: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, rows_ptr, bias, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
+    HEADS: tl.constexpr = S.HEADS
+    TILE: tl.constexpr = S.TILE
+    BLOCK: tl.constexpr = S.BLOCK
     row, head = tl.program_id(0) // HEADS, (tl.program_id(0) % HEADS).to(tl.int64)
     q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, row)
     if q_start == q_end:
         return
-    q = load_block(q_ptr + head * q_stride_h, q_start, q_end, q_stride_t, TILE, D, PAD_D, True)
+    q_ptr += head * S.Q_STRIDE_H
+    k_ptr += (head // S.GROUP) * S.K_STRIDE_H
+    v_ptr += (head // S.GROUP) * S.V_STRIDE_H
+    q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D)
     if NEGATE:
         q = -q
-    k_ptr += (head // GROUP) * k_stride_h
-    v_ptr += (head // GROUP) * v_stride_h
     place = None
     if BIAS.ANY:
         place = bias_place(bias, rows_ptr, row, head, BIAS)
-
-    top = tl.full([TILE], float("-inf"), tl.float32)
-    total = tl.zeros([TILE], tl.float32)
-    acc = tl.zeros([TILE, PAD_DV], tl.float32)
-    whole_start, whole_end = whole_blocks(
-        q_start, q_end, k_start, k_end, shift, left, right, HAS_LEFT, HAS_RIGHT, BLOCK
-    )
-    if HAS_LEFT:
-        acc, top, total = _attend(
-            acc, top, total, q, k_ptr, v_ptr, k_start, tl.minimum(whole_start, k_end),
-            q_start, k_end, shift, k_stride_t, v_stride_t, scale_log2, left, right,
-            bias, place, q_end, head, BIAS, HEADS,
-            HAS_LEFT, HAS_RIGHT, D, DV, PAD_D, PAD_DV, TILE, BLOCK, PRECISION, True,
+    row = (q_start, q_end, k_start, k_end, shift, head)
+    acc, top, total, reach = _nothing(TILE, S.PAD_DV)
+    if k_end - k_start <= BLOCK:
+        # Most users: no walk, and everything is asked of the memory at once.
+        k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
+        v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
+        acc, top, total, reach = _attend(
+            acc, top, total, reach, q, k, v, k_start, True, row, scale_log2, left, right,
+            bias, place, S, BIAS, False,
         )  # fmt: skip
-    acc, top, total = _attend(
-        acc, top, total, q, k_ptr, v_ptr, whole_start, whole_end,
-        q_start, k_end, shift, k_stride_t, v_stride_t, scale_log2, left, right,
-        bias, place, q_end, head, BIAS, HEADS,
-        HAS_LEFT, HAS_RIGHT, D, DV, PAD_D, PAD_DV, TILE, BLOCK, PRECISION, False,
-    )  # fmt: skip
-    acc, top, total = _attend(
-        acc, top, total, q, k_ptr, v_ptr, tl.maximum(whole_start, whole_end), k_end,
-        q_start, k_end, shift, k_stride_t, v_stride_t, scale_log2, left, right,
-        bias, place, q_end, head, BIAS, HEADS,
-        HAS_LEFT, HAS_RIGHT, D, DV, PAD_D, PAD_DV, TILE, BLOCK, PRECISION, True,
-    )  # fmt: skip
+    else:
+        acc, top, total, reach = _walk(
+            acc, top, total, reach, q, k_ptr, v_ptr, row, scale_log2, left, right,
+            bias, place, S, BIAS, False,
+        )  # fmt: skip
+    # The first condition is known when compiling, the second is not.
+    if not BIAS.ANY:  # noqa: SIM102
+        if tl.max(reach, 0) > _FAR:
+            acc, top, total, reach = _nothing(TILE, S.PAD_DV)
+            acc, top, total, reach = _walk(
+                acc, top, total, reach, q, k_ptr, v_ptr, row, scale_log2, left, right,
+                bias, place, S, BIAS, True,
+            )  # fmt: skip
 
-    top_scale = 1.0 if BIAS.ANY else scale_log2
     # A query that saw nothing has total 0: its output is 0 and its lse -inf.
     divisor = tl.where(total == 0.0, 1.0, total)
     acc = acc / divisor[:, None]
-    lse2 = tl.where(total == 0.0, float("-inf"), top * top_scale + tl.log2(divisor))
-    store_block(o_ptr + head * DV, acc, q_start, q_end, HEADS * DV, TILE, DV, PAD_DV)
-    store_numbers(lse2_ptr + head, lse2, q_start, q_end, HEADS, TILE)
+    store_block(o_ptr + head * S.DV, acc, q_start, q_end, HEADS * S.DV, TILE, S.DV, S.PAD_DV)
+    if lse2_ptr is not None:
+        lse2 = tl.where(total == 0.0, float("-inf"), top + tl.log2(divisor))
+        store_numbers(lse2_ptr + head, lse2, q_start, q_end, HEADS, TILE)
+
+
+@triton.jit
+def _nothing(TILE: tl.constexpr, PAD_DV: tl.constexpr):
+    """Before the first key: the sum of weights * v, what weights are relative to (log2), the sum
+    of weights, and the largest |scaled score| so far."""
+    acc = tl.zeros([TILE, PAD_DV], tl.float32)
+    top = tl.full([TILE], float("-inf"), tl.float32)
+    return acc, top, tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.float32)
+
+
+@triton.jit
+def _walk(
+    acc, top, total, reach, q, k_ptr, v_ptr, row, scale_log2, left, right, bias, place,
+    S: tl.constexpr, BIAS: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """`_attend` for all key blocks of the row."""
+    BLOCK: tl.constexpr = S.BLOCK
+    q_start, q_end, first, k_end, shift, _ = row
+    whole_start, whole_end = whole_blocks(
+        q_start, q_end, first, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, BLOCK
+    )
+    for k_start in range(first, k_end, BLOCK):
+        k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
+        v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
+        cut = (k_start < whole_start) | (k_start >= whole_end)
+        acc, top, total, reach = _attend(
+            acc, top, total, reach, q, k, v, k_start, cut, row, scale_log2, left, right,
+            bias, place, S, BIAS, EXACT,
+        )  # fmt: skip
+    return acc, top, total, reach
 
 
 @triton.jit
 def _attend(
-    acc, top, total, q, k_ptr, v_ptr, start, end,
-    q_start, k_end, shift, k_stride_t, v_stride_t, scale_log2, left, right,
-    bias, place, q_end, head, BIAS: tl.constexpr, HEADS: tl.constexpr,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
+    acc, top, total, reach, q, k, v, k_start, cut, row, scale_log2, left, right, bias, place,
+    S: tl.constexpr, BIAS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over the key blocks that start in [start, end)."""
-    top_scale = 1.0 if BIAS.ANY else scale_log2
-    for k_start in range(start, end, BLOCK):
-        k = load_block(k_ptr, k_start, k_end, k_stride_t, BLOCK, D, PAD_D, MASKED)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        if BIAS.ANY:
-            # A sum of scaled scores and bias has no scale left to apply.
-            scores = scores * scale_log2
-            q_token = (q_start + tl.arange(0, TILE))[:, None]
-            k_token = (k_start + tl.arange(0, BLOCK))[None, :]
-            if BIAS.ADDS:
-                added, _ = bias_block(
-                    bias, place, q_token, k_token, q_end, k_end, shift, head, BIAS, HEADS
-                )
-                scores += added * _LOG2_E
-        if MASKED:
-            inside = visible(
-                q_start, k_start, k_end, shift, left, right, HAS_LEFT, HAS_RIGHT, TILE, BLOCK
+    """Online softmax over one key block.
+
+    Weights are exp2(scores * scale - top) in one instruction. Rounding of top = max * scale moves
+    all weights of a query alike and cancels, but where top is enormous it could move them out of
+    range; EXACT then rounds both products and subtracts nothing but equals at the top.
+    """
+    TILE: tl.constexpr = S.TILE
+    PRECISION: tl.constexpr = S.PRECISION
+    BLOCK: tl.constexpr = S.BLOCK
+    q_start, q_end, _, k_end, shift, head = row
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if BIAS.ANY or EXACT:
+        # `fma` with 0, because a plain product would be fused with what comes next.
+        factor = tl.zeros(scores.shape, tl.float32) + scale_log2
+        scores = tl.fma(scores, factor, tl.zeros(scores.shape, tl.float32))
+    if BIAS.ANY:
+        q_token = (q_start + tl.arange(0, TILE))[:, None]
+        k_token = (k_start + tl.arange(0, BLOCK))[None, :]
+        if BIAS.ADDS:
+            added, _ = bias_block(
+                bias, place, q_token, k_token, q_end, k_end, shift, head, BIAS, S.HEADS
             )
-            scores = tl.where(inside, scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        # -inf - -inf is NaN: a query that has seen nothing yet subtracts 0.
-        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
-        # Subtract before scaling: exact, so no weight passes 1 however large the scores are. A
-        # fused scores * scale - top * scale would differ from 0 by a rounding of top * scale.
-        weights = tl.exp2((scores - finite_top[:, None]) * top_scale)
-        correction = tl.exp2((top - finite_top) * top_scale)
-        total = total * correction + tl.sum(weights, 1)
-        if BIAS.DROPS:
-            weights = weights * keep_block(bias, place, q_token, k_token)
-        v = load_block(v_ptr, k_start, k_end, v_stride_t, BLOCK, DV, PAD_DV, MASKED)
-        acc = acc * correction[:, None]
-        acc = add_dot(acc, weights.to(v.dtype), v, PRECISION)
-        top = new_top
-    return acc, top, total
+            scores += added * _LOG2_E
+    if cut:
+        inside = visible(
+            q_start, k_start, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
+        )
+        scores = tl.where(inside, scores, float("-inf"))
+    block_top = tl.max(scores, 1)
+    if not (BIAS.ANY or EXACT):
+        block_top = block_top * scale_log2
+    new_top = tl.maximum(top, block_top)
+    # -inf - -inf is NaN: a query that has seen nothing yet subtracts 0.
+    finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+    if BIAS.ANY or EXACT:
+        weights = tl.exp2(scores - finite_top[:, None])
+    else:
+        weights = tl.exp2(scores * scale_log2 - finite_top[:, None])
+        reach = tl.maximum(reach, tl.abs(finite_top))
+    correction = tl.exp2(top - finite_top)
+    total = total * correction + tl.sum(weights, 1)
+    if BIAS.DROPS:
+        weights = weights * keep_block(bias, place, q_token, k_token)
+    acc = add_dot(acc * correction[:, None], weights.to(v.dtype), v, PRECISION)
+    return acc, new_top, total, reach

@@ -9,6 +9,7 @@ written once; probabilities are recomputed from lse (FlashAttention-2, arXiv 230
 
 # Triton's jit and its launch options are not typed.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -23,22 +24,22 @@ from jagged_kernels.attention.partition import (
     split_backward_config,
     split_backward_fits,
 )
+from jagged_kernels.attention.schedule import NO_LIMIT
 from jagged_kernels.attention.tiles import LaunchConfig
 from jagged_kernels.attention.triton_blocks import (
     LOG2_E,
     add_dot,
-    band_arguments,
-    dot_precision,
+    attention_shape,
+    band,
     load_block,
     load_row,
-    padded_dim,
+    padded_head_dim,
     probability,
     rows_of_dims,
-    scale_arguments,
+    scale_argument,
     store_block,
 )
 from jagged_kernels.attention.triton_split_blocks import (
-    band,
     load_pack,
     load_pack_numbers,
     load_span,
@@ -47,6 +48,7 @@ from jagged_kernels.attention.triton_split_blocks import (
     store_partial,
 )
 from jagged_kernels.attention.triton_split_merge import merge_sums
+from jagged_kernels.launch import launch
 
 _LOG2_E = tl.constexpr(LOG2_E)
 
@@ -94,47 +96,60 @@ def launch_split_backward(
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
-    pad_d, pad_dv = padded_dim(dim), padded_dim(dim_v)
     members = heads // kv_heads
     pack = pack_size(members, tile_q)
-    config = config or split_backward_config(max(pad_d, pad_dv), q.element_size(), pack)
+    config = config or split_backward_config(padded_head_dim(q, v), q.element_size(), pack)
     slots = (partition.programs if partition.cuts else 0, 2, kv_heads, pack, dim)
     partials = torch.empty(slots, dtype=torch.float32, device=q.device)
-    with torch.cuda.device_of(q):
-        if rows_t is not None and k.shape[0]:
-            # From the keys' side the band is mirrored.
-            _zero_unseen_kernel[(rows_t.shape[0],)](
-                dk, dv, rows_t, **band_arguments(right, left),
-                WIDTH=kv_heads * dim, WIDTH_V=kv_heads * dim_v, TILE=tile_k, num_warps=4,
-            )  # fmt: skip
-        if tokens:
-            _split_backward_kernel[(partition.programs * kv_heads,)](
-                q, k, v, o, d_o, lse2, d_lse2, dq, dk, dv, partials, rows, partition.spans,
-                q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-                d_o.stride(0), d_o.stride(1), scale,
-                **scale_arguments(scale),
-                **band_arguments(left, right),
-                HAS_DLSE=d_lse2 is not None, HEADS=heads, MEMBERS=members,
-                D=dim, DV=dim_v, PAD_D=pad_d, PAD_DV=pad_dv,
-                TILE=tile_q, PACK=pack, BLOCK=partition.block, PRECISION=dot_precision(q.dtype),
-                num_warps=config.num_warps, num_stages=config.num_stages,
-            )  # fmt: skip
-            if partition.cuts and partition.programs > 1:
-                merge_sums(partials, dq, rows, partition, members=members, tile=tile_q, scale=scale)
+    if rows_t is not None and k.shape[0]:
+        # From the keys' side the band is mirrored.
+        launch(
+            _zero_unseen_kernel,
+            rows_t.shape[0],
+            (dk, dv, rows_t, right, left),
+            {
+                "HAS_LEFT": right != NO_LIMIT,
+                "HAS_RIGHT": left != NO_LIMIT,
+                "WIDTH": kv_heads * dim,
+                "WIDTH_V": kv_heads * dim_v,
+                "TILE": tile_k,
+            },
+            num_warps=4,
+        )
+    if tokens:
+        scale_log2, negate = scale_argument(scale)
+        block = partition.block
+        launch(
+            _split_backward_kernel,
+            partition.programs * kv_heads,
+            (q, k, v, o, d_o, lse2, d_lse2, dq, dk, dv, partials, rows, partition.spans,
+             scale, scale_log2, left, right),
+            {
+                "S": attention_shape(
+                    q, k, v, d_o, tile=tile_q, block=block, left=left, right=right
+                ),
+                "NEGATE": negate,
+                "HAS_DLSE": d_lse2 is not None,
+                "PACK": pack,
+            },
+            **config.options(),
+        )  # fmt: skip
+        if partition.cuts and partition.programs > 1:
+            merge_sums(partials, dq, rows, partition, members=members, tile=tile_q, scale=scale)
     return dq, dk, dv
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["left", "right"])
 def _split_backward_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
-    partial_ptr, rows_ptr, spans_ptr,
-    q_stride_t, q_stride_h, k_stride_t, k_stride_h, v_stride_t, v_stride_h, do_stride_t,
-    do_stride_h, scale, scale_log2, NEGATE: tl.constexpr, left, right,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, HAS_DLSE: tl.constexpr,
-    HEADS: tl.constexpr, MEMBERS: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
-    TILE: tl.constexpr, PACK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    partial_ptr, rows_ptr, spans_ptr, scale, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, HAS_DLSE: tl.constexpr, PACK: tl.constexpr,
 ):  # fmt: skip
+    HEADS: tl.constexpr = S.HEADS
+    MEMBERS: tl.constexpr = S.GROUP
+    D: tl.constexpr = S.D
+    DV: tl.constexpr = S.DV
+    BLOCK: tl.constexpr = S.BLOCK
     KV_HEADS: tl.constexpr = HEADS // MEMBERS
     span, kv_head = tl.program_id(0) // KV_HEADS, (tl.program_id(0) % KV_HEADS).to(tl.int64)
     first_row, first_block, last_row, last_block = load_span(spans_ptr, span)
@@ -142,15 +157,15 @@ def _split_backward_kernel(
     if row_count == 0:
         return
     head = kv_head * MEMBERS
-    q_ptr += head * q_stride_h
-    do_ptr += head * do_stride_h
+    q_ptr += head * S.Q_STRIDE_H
+    do_ptr += head * S.DO_STRIDE_H
     o_ptr += head * DV
     lse2_ptr += head
     if HAS_DLSE:
         d_lse2_ptr += head
     dq_ptr += head * D
-    k_ptr += kv_head * k_stride_h
-    v_ptr += kv_head * v_stride_h
+    k_ptr += kv_head * S.K_STRIDE_H
+    v_ptr += kv_head * S.V_STRIDE_H
     dk_ptr += kv_head * D
     dv_ptr += kv_head * DV
 
@@ -158,9 +173,8 @@ def _split_backward_kernel(
         row = first_row + index
         q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, row)
         q, d_o, o, lse2, d_lse2 = _load_queries(
-            q_ptr, do_ptr, o_ptr, lse2_ptr, d_lse2_ptr, q_start, q_end, q_stride_t, q_stride_h,
-            do_stride_t, do_stride_h, HAS_DLSE, HEADS, MEMBERS, D, DV, PAD_D, PAD_DV, TILE, PACK,
-        )  # fmt: skip
+            q_ptr, do_ptr, o_ptr, lse2_ptr, d_lse2_ptr, q_start, q_end, HAS_DLSE, S, PACK
+        )
         lse2 = tl.where(lse2 == float("-inf"), 0.0, lse2)
         delta = tl.sum(o.to(tl.float32) * d_o.to(tl.float32), 1)
         if HAS_DLSE:
@@ -171,30 +185,33 @@ def _split_backward_kernel(
         end = tl.where(is_cut, k_start + last_block * BLOCK, k_end)
         dq = _walk_span(
             q, d_o, lse2, delta, k_ptr, v_ptr, dk_ptr, dv_ptr, start, end, q_start, k_end, shift,
-            k_stride_t, v_stride_t, scale, scale_log2, NEGATE, left, right, HAS_LEFT, HAS_RIGHT,
-            KV_HEADS, D, DV, PAD_D, PAD_DV, TILE, PACK, BLOCK, PRECISION,
+            scale, scale_log2, left, right, S, NEGATE, PACK,
         )  # fmt: skip
         if is_cut | (from_block > 0):
             slot = slot_of(span, (from_block == 0).to(tl.int32), kv_head, KV_HEADS)
-            store_partial(partial_ptr, slot, dq, PACK, D, PAD_D)
+            store_partial(partial_ptr, slot, dq, PACK, D, S.PAD_D)
         else:
             store_pack(
                 dq_ptr, dq * scale, q_start, q_end, HEADS * D, D,
-                MEMBERS, TILE, PACK, D, PAD_D,
+                MEMBERS, S.TILE, PACK, D, S.PAD_D,
             )  # fmt: skip
 
 
 @triton.jit
 def _load_queries(
-    q_ptr, do_ptr, o_ptr, lse2_ptr, d_lse2_ptr, start, end, q_stride_t, q_stride_h,
-    do_stride_t, do_stride_h, HAS_DLSE: tl.constexpr, HEADS: tl.constexpr, MEMBERS: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
-    TILE: tl.constexpr, PACK: tl.constexpr,
+    q_ptr, do_ptr, o_ptr, lse2_ptr, d_lse2_ptr, start, end,
+    HAS_DLSE: tl.constexpr, S: tl.constexpr, PACK: tl.constexpr,
 ):  # fmt: skip
     """(q, dO, o, lse2, d_lse2 or 0) of a row's queries, for the heads of a tile."""
-    q = load_pack(q_ptr, start, end, q_stride_t, q_stride_h, MEMBERS, TILE, PACK, D, PAD_D)
-    d_o = load_pack(do_ptr, start, end, do_stride_t, do_stride_h, MEMBERS, TILE, PACK, DV, PAD_DV)
-    o = load_pack(o_ptr, start, end, HEADS * DV, DV, MEMBERS, TILE, PACK, DV, PAD_DV)
+    HEADS: tl.constexpr = S.HEADS
+    MEMBERS: tl.constexpr = S.GROUP
+    TILE: tl.constexpr = S.TILE
+    DV: tl.constexpr = S.DV
+    q = load_pack(q_ptr, start, end, S.Q_STRIDE_T, S.Q_STRIDE_H, MEMBERS, TILE, PACK, S.D, S.PAD_D)
+    d_o = load_pack(
+        do_ptr, start, end, S.DO_STRIDE_T, S.DO_STRIDE_H, MEMBERS, TILE, PACK, DV, S.PAD_DV
+    )
+    o = load_pack(o_ptr, start, end, HEADS * DV, DV, MEMBERS, TILE, PACK, DV, S.PAD_DV)
     lse2 = load_pack_numbers(lse2_ptr, start, end, HEADS, MEMBERS, TILE, PACK)
     if HAS_DLSE:
         d_lse2 = load_pack_numbers(d_lse2_ptr, start, end, HEADS, MEMBERS, TILE, PACK)
@@ -206,38 +223,41 @@ def _load_queries(
 @triton.jit
 def _walk_span(
     q, d_o, lse2, delta, k_ptr, v_ptr, dk_ptr, dv_ptr, start, end, q_start, k_end, shift,
-    k_stride_t, v_stride_t, scale, scale_log2, NEGATE: tl.constexpr, left, right,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, KV_HEADS: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
-    TILE: tl.constexpr, PACK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    scale, scale_log2, left, right, S: tl.constexpr, NEGATE: tl.constexpr, PACK: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of the key blocks that start in [start, end), stored; returns dQ / scale.
 
     Keys stand in the rows of the scores: they are many, and dK and dV come out as they are stored.
     """
-    seen_from = (q_start + shift + tl.arange(0, PACK) % TILE)[None, :]
+    KV_HEADS: tl.constexpr = S.HEADS // S.GROUP
+    PRECISION: tl.constexpr = S.PRECISION
+    BLOCK: tl.constexpr = S.BLOCK
+    D: tl.constexpr = S.D
+    DV: tl.constexpr = S.DV
+    seen_from = (q_start + shift + tl.arange(0, PACK) % S.TILE)[None, :]
+    PAD_D: tl.constexpr = S.PAD_D
     dq = tl.zeros([PACK, PAD_D], tl.float32)
     for block_start in range(start, end, BLOCK):
-        k = load_block(k_ptr, block_start, k_end, k_stride_t, BLOCK, D, PAD_D, True)
-        v = load_block(v_ptr, block_start, k_end, v_stride_t, BLOCK, DV, PAD_DV, True)
+        k = load_block(k_ptr, block_start, k_end, S.K_STRIDE_T, BLOCK, D, S.PAD_D)
+        v = load_block(v_ptr, block_start, k_end, S.V_STRIDE_T, BLOCK, DV, S.PAD_DV)
         scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale_log2
         if NEGATE:
             scores = -scores
         token = (block_start + tl.arange(0, BLOCK))[:, None]
-        inside = band(seen_from, token, k_end, left, right, HAS_LEFT, HAS_RIGHT)
+        inside = band(seen_from, token, k_end, left, right, S.HAS_LEFT, S.HAS_RIGHT)
         scores = tl.where(inside, scores, float("-inf"))
         probabilities = probability(scores, lse2[None, :])
         dv = tl.dot(probabilities.to(d_o.dtype), d_o, input_precision=PRECISION)
-        store_block(dv_ptr, dv, block_start, k_end, KV_HEADS * DV, BLOCK, DV, PAD_DV)
+        store_block(dv_ptr, dv, block_start, k_end, KV_HEADS * DV, BLOCK, DV, S.PAD_DV)
         d_probabilities = tl.dot(v, tl.trans(d_o), input_precision=PRECISION)
         d_scores = (probabilities * (d_probabilities - delta[None, :])).to(q.dtype)
         dk = tl.dot(d_scores, q, input_precision=PRECISION)
-        store_block(dk_ptr, dk * scale, block_start, k_end, KV_HEADS * D, BLOCK, D, PAD_D)
+        store_block(dk_ptr, dk * scale, block_start, k_end, KV_HEADS * D, BLOCK, D, S.PAD_D)
         dq = add_dot(dq, tl.trans(d_scores), k, PRECISION)
     return dq
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["left", "right"])
 def _zero_unseen_kernel(
     dk_ptr, dv_ptr, rows_ptr, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
     WIDTH: tl.constexpr, WIDTH_V: tl.constexpr, TILE: tl.constexpr,

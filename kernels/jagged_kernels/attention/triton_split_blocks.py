@@ -88,19 +88,6 @@ def store_pack_numbers(
 
 
 @triton.jit
-def band(
-    seen_from, token, range_end, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr
-):  # fmt: skip
-    """Which queries see which tokens; of any two shapes that broadcast."""
-    inside = (token < range_end) & (seen_from == seen_from)
-    if HAS_LEFT:
-        inside = inside & (token >= seen_from - left)
-    if HAS_RIGHT:
-        inside = inside & (token <= seen_from + right)
-    return inside
-
-
-@triton.jit
 def slot_of(span, begins, group, GROUPS: tl.constexpr):
     """Where a span keeps a partial result: one for the row it goes on with, one for the row that
     it begins and does not end."""

@@ -8,6 +8,7 @@ once, whatever the number of queries and of heads that share them.
 
 # Triton's jit and its launch options are not typed.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -25,16 +26,16 @@ from jagged_kernels.attention.partition import (
 from jagged_kernels.attention.tiles import LaunchConfig
 from jagged_kernels.attention.triton_blocks import (
     add_dot,
-    band_arguments,
-    dot_precision,
+    attention_shape,
+    band,
+    empty_lse,
     load_block,
     load_row,
-    padded_dim,
+    padded_head_dim,
     rows_of_dims,
-    scale_arguments,
+    scale_argument,
 )
 from jagged_kernels.attention.triton_split_blocks import (
-    band,
     load_pack,
     load_span,
     slot_of,
@@ -43,6 +44,7 @@ from jagged_kernels.attention.triton_split_blocks import (
     store_partial,
 )
 from jagged_kernels.attention.triton_split_merge import merge_states
+from jagged_kernels.launch import launch
 
 
 def launch_split_forward(
@@ -56,63 +58,67 @@ def launch_split_forward(
     left: int,
     right: int,
     scale: float,
+    with_lse: bool = True,
     config: LaunchConfig | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """o [Tq, H, Dv] in q's dtype, and log2 of the sum of exponentials [Tq, H], float32.
 
     Gives what `launch_forward` gives for the same rows, for any rows; made for those where keys
     are many and queries few.
 
     Args:
+        with_lse: compute the latter too; else it is None.
         partition: of `rows`, with `partition.block` keys a block.
         config: launch options in place of the rule's; its block is not used.
     """
     q, k, v = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v)
-    tokens, heads, dim = q.shape
+    tokens, heads, _ = q.shape
     kv_heads, dim_v = v.shape[1:]
     o = torch.empty((tokens, heads, dim_v), dtype=q.dtype, device=q.device)
-    lse2 = torch.empty((tokens, heads), dtype=torch.float32, device=q.device)
+    lse2 = empty_lse(q) if with_lse else None
     if tokens == 0:
         return o, lse2
-    pad_d, pad_dv = padded_dim(dim), padded_dim(dim_v)
     members = members_in_tile(heads, kv_heads, tile_q)
     groups, pack = heads // members, pack_size(members, tile_q)
-    config = config or split_forward_config(max(pad_d, pad_dv), q.element_size(), pack)
+    config = config or split_forward_config(padded_head_dim(q, v), q.element_size(), pack)
     # Two partial results a program: of the row it goes on with and of the one it begins.
     slots = (partition.programs if partition.cuts else 0, 2, groups, pack)
     partials = torch.empty((*slots, dim_v), dtype=torch.float32, device=q.device)
     tops = torch.empty(slots, dtype=torch.float32, device=q.device)
     totals = torch.empty_like(tops)
-    scaling = scale_arguments(scale)
-    with torch.cuda.device_of(q):
-        _split_forward_kernel[(partition.programs * groups,)](
-            q, k, v, o, lse2, partials, tops, totals, rows, partition.spans,
-            q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-            **scaling,
-            **band_arguments(left, right),
-            HEADS=heads, GROUP=heads // kv_heads, MEMBERS=members,
-            D=dim, DV=dim_v, PAD_D=pad_d, PAD_DV=pad_dv,
-            TILE=tile_q, PACK=pack, BLOCK=partition.block, PRECISION=dot_precision(q.dtype),
-            num_warps=config.num_warps, num_stages=config.num_stages,
+    scale_log2, negate = scale_argument(scale)
+    block = partition.block
+    launch(
+        _split_forward_kernel,
+        partition.programs * groups,
+        (q, k, v, o, lse2, partials, tops, totals, rows, partition.spans, scale_log2, left, right),
+        {
+            "S": attention_shape(q, k, v, tile=tile_q, block=block, left=left, right=right),
+            "NEGATE": negate,
+            "MEMBERS": members,
+            "PACK": pack,
+        },
+        **config.options(),
+    )
+    if partition.cuts and partition.programs > 1:
+        merge_states(
+            partials, tops, totals, o, lse2, rows, partition,
+            members=members, tile=tile_q, scale_log2=scale_log2,
         )  # fmt: skip
-        if partition.cuts and partition.programs > 1:
-            merge_states(
-                partials, tops, totals, o, lse2, rows, partition,
-                members=members, tile=tile_q, scale_log2=scaling["scale_log2"],
-            )  # fmt: skip
     return o, lse2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["left", "right"])
 def _split_forward_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, partial_ptr, top_ptr, total_ptr, rows_ptr, spans_ptr,
-    q_stride_t, q_stride_h, k_stride_t, k_stride_h, v_stride_t, v_stride_h,
-    scale_log2, NEGATE: tl.constexpr, left, right,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, MEMBERS: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
-    TILE: tl.constexpr, PACK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, MEMBERS: tl.constexpr, PACK: tl.constexpr,
 ):  # fmt: skip
+    HEADS: tl.constexpr = S.HEADS
+    TILE: tl.constexpr = S.TILE
+    BLOCK: tl.constexpr = S.BLOCK
+    DV: tl.constexpr = S.DV
+    PAD_DV: tl.constexpr = S.PAD_DV
     GROUPS: tl.constexpr = HEADS // MEMBERS
     span, group = tl.program_id(0) // GROUPS, (tl.program_id(0) % GROUPS).to(tl.int64)
     first_row, first_block, last_row, last_block = load_span(spans_ptr, span)
@@ -120,17 +126,20 @@ def _split_forward_kernel(
     if row_count == 0:
         return
     head = group * MEMBERS
-    q_ptr += head * q_stride_h
-    k_ptr += (head // GROUP) * k_stride_h
-    v_ptr += (head // GROUP) * v_stride_h
+    q_ptr += head * S.Q_STRIDE_H
+    k_ptr += (head // S.GROUP) * S.K_STRIDE_H
+    v_ptr += (head // S.GROUP) * S.V_STRIDE_H
     o_ptr += head * DV
-    lse2_ptr += head
+    if lse2_ptr is not None:
+        lse2_ptr += head
 
     # One stage: Triton's pipeliner must leave the walk over rows alone.
     for index in tl.range(0, row_count, num_stages=1):
         row = first_row + index
         q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, row)
-        q = load_pack(q_ptr, q_start, q_end, q_stride_t, q_stride_h, MEMBERS, TILE, PACK, D, PAD_D)
+        q = load_pack(
+            q_ptr, q_start, q_end, S.Q_STRIDE_T, S.Q_STRIDE_H, MEMBERS, TILE, PACK, S.D, S.PAD_D
+        )
         if NEGATE:
             q = -q
         from_block = tl.where(index == 0, first_block, 0)
@@ -138,10 +147,8 @@ def _split_forward_kernel(
         start = k_start + from_block * BLOCK
         end = tl.where(is_cut, k_start + last_block * BLOCK, k_end)
         acc, top, total = _attend_span(
-            q, k_ptr, v_ptr, start, end, q_start, k_end, shift, k_stride_t, v_stride_t,
-            scale_log2, left, right, HAS_LEFT, HAS_RIGHT,
-            D, DV, PAD_D, PAD_DV, TILE, PACK, BLOCK, PRECISION,
-        )  # fmt: skip
+            q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right, S, PACK
+        )
         if is_cut | (from_block > 0):
             slot = slot_of(span, (from_block == 0).to(tl.int32), group, GROUPS)
             store_partial(partial_ptr, slot, acc, PACK, DV, PAD_DV)
@@ -151,35 +158,37 @@ def _split_forward_kernel(
         else:
             # A query that saw nothing has total 0: its output is 0 and its lse -inf.
             divisor = tl.where(total == 0.0, 1.0, total)
-            lse2 = tl.where(total == 0.0, float("-inf"), top * scale_log2 + tl.log2(divisor))
             store_pack(
                 o_ptr, acc / divisor[:, None], q_start, q_end, HEADS * DV, DV,
                 MEMBERS, TILE, PACK, DV, PAD_DV,
             )  # fmt: skip
-            store_pack_numbers(lse2_ptr, lse2, q_start, q_end, HEADS, MEMBERS, TILE, PACK)
+            if lse2_ptr is not None:
+                lse2 = tl.where(total == 0.0, float("-inf"), top * scale_log2 + tl.log2(divisor))
+                store_pack_numbers(lse2_ptr, lse2, q_start, q_end, HEADS, MEMBERS, TILE, PACK)
 
 
 @triton.jit
 def _attend_span(
-    q, k_ptr, v_ptr, start, end, q_start, k_end, shift, k_stride_t, v_stride_t,
-    scale_log2, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, PAD_D: tl.constexpr, PAD_DV: tl.constexpr,
-    TILE: tl.constexpr, PACK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
+    S: tl.constexpr, PACK: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the key blocks that start in [start, end): (acc, top, total).
 
     One loop with the mask in every block: the memory, not the arithmetic, is what takes time here,
     and a second loop for the last block would wait for its keys with nothing in flight.
     """
-    seen_from = (q_start + shift + tl.arange(0, PACK) % TILE)[:, None]
+    BLOCK: tl.constexpr = S.BLOCK
+    PRECISION: tl.constexpr = S.PRECISION
+    seen_from = (q_start + shift + tl.arange(0, PACK) % S.TILE)[:, None]
     top = tl.full([PACK], float("-inf"), tl.float32)
     total = tl.zeros([PACK], tl.float32)
+    PAD_DV: tl.constexpr = S.PAD_DV
     acc = tl.zeros([PACK, PAD_DV], tl.float32)
     for block_start in range(start, end, BLOCK):
-        k = load_block(k_ptr, block_start, k_end, k_stride_t, BLOCK, D, PAD_D, True)
+        k = load_block(k_ptr, block_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         token = (block_start + tl.arange(0, BLOCK))[None, :]
-        inside = band(seen_from, token, k_end, left, right, HAS_LEFT, HAS_RIGHT)
+        inside = band(seen_from, token, k_end, left, right, S.HAS_LEFT, S.HAS_RIGHT)
         scores = tl.where(inside, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         # -inf - -inf is NaN: a query that has seen nothing yet subtracts 0.
@@ -188,7 +197,7 @@ def _attend_span(
         weights = tl.exp2((scores - finite_top[:, None]) * scale_log2)
         correction = tl.exp2((top - finite_top) * scale_log2)
         total = total * correction + tl.sum(weights, 1)
-        v = load_block(v_ptr, block_start, k_end, v_stride_t, BLOCK, DV, PAD_DV, True)
+        v = load_block(v_ptr, block_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
         acc = acc * correction[:, None]
         acc = add_dot(acc, weights.to(v.dtype), v, PRECISION)
         top = new_top

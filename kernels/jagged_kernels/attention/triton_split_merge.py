@@ -17,6 +17,7 @@ from torch import Tensor
 from jagged_kernels.attention.partition import SPAN_WIDTH, Partition, pack_size
 from jagged_kernels.attention.triton_blocks import load_row, padded_dim
 from jagged_kernels.attention.triton_split_blocks import slot_of
+from jagged_kernels.launch import launch
 
 _SPAN_WIDTH = tl.constexpr(SPAN_WIDTH)
 # Programs for the queries of one row, and the numbers that one of them reads at a time.
@@ -25,7 +26,7 @@ _NUMBERS = 4096
 
 
 def merge_states(
-    partials: Tensor, tops: Tensor, totals: Tensor, o: Tensor, lse2: Tensor,
+    partials: Tensor, tops: Tensor, totals: Tensor, o: Tensor, lse2: Tensor | None,
     rows: Tensor, partition: Partition, *, members: int, tile: int, scale_log2: float,
 ) -> None:  # fmt: skip
     """o and lse2 of the rows that were cut, from the pieces' online softmax states.
@@ -33,13 +34,12 @@ def merge_states(
     Args:
         partials: [P, 2, G, PACK, Dv] float32, not divided by the totals.
         tops, totals: [P, 2, G, PACK] float32; the largest score and the sum of exponentials.
-        o, lse2: [Tq, H, Dv] and [Tq, H]; written where a row was cut.
+        o, lse2: [Tq, H, Dv] and [Tq, H] or None; written where a row was cut.
     """
     heads, dim = o.shape[1:]
-    shape, grid = _merge_shape(heads, dim, partition, members, tile)
-    _merge_states_kernel[grid](
-        partials, tops, totals, o, lse2, rows, partition.spans, scale_log2, **shape
-    )
+    shape, programs = _merge_shape(heads, dim, partition, members, tile)
+    arguments = (partials, tops, totals, o, lse2, rows, partition.spans, scale_log2)
+    launch(_merge_states_kernel, programs, arguments, shape, num_warps=4)
 
 
 def merge_sums(
@@ -48,14 +48,15 @@ def merge_sums(
 ) -> None:  # fmt: skip
     """out [Tq, H, D] = scale * the sum of a row's partials [P, 2, G, PACK, D], where it was cut."""
     heads, dim = out.shape[1:]
-    shape, grid = _merge_shape(heads, dim, partition, members, tile)
-    _merge_sums_kernel[grid](partials, out, rows, partition.spans, scale, **shape)
+    shape, programs = _merge_shape(heads, dim, partition, members, tile)
+    arguments = (partials, out, rows, partition.spans, scale)
+    launch(_merge_sums_kernel, programs, arguments, shape, num_warps=4)
 
 
 def _merge_shape(
     heads: int, dim: int, partition: Partition, members: int, tile: int
-) -> tuple[dict[str, int], tuple[int]]:
-    """Constants of both kernels, and their grid."""
+) -> tuple[dict[str, int], int]:
+    """Constants of both kernels, and how many programs they have."""
     pack, pad = pack_size(members, tile), padded_dim(dim)
     queries = max(pack // _PARTS, 1)
     shape = {
@@ -67,10 +68,9 @@ def _merge_shape(
         "PACK": pack,
         "QUERIES": queries,
         "PIECES": max(_NUMBERS // (queries * pad), 2),
-        "num_warps": 4,
     }
     # The last span begins no row that another one ends.
-    return shape, ((partition.programs - 1) * (heads // members) * (pack // queries),)
+    return shape, (partition.programs - 1) * (heads // members) * (pack // queries)
 
 
 @triton.jit
@@ -119,8 +119,9 @@ def _merge_states_kernel(
         acc += tl.sum(weights[:, :, None] * partials, 0)
 
     divisor = tl.where(total == 0.0, 1.0, total)
-    lse2 = tl.where(total == 0.0, float("-inf"), top * scale_log2 + tl.log2(divisor))
-    tl.store(lse2_ptr + token * HEADS + head, lse2, mask=inside)
+    if lse2_ptr is not None:
+        lse2 = tl.where(total == 0.0, float("-inf"), top * scale_log2 + tl.log2(divisor))
+        tl.store(lse2_ptr + token * HEADS + head, lse2, mask=inside)
     _store_rows(o_ptr, acc / divisor[:, None], token, head, inside, HEADS, D, PAD_D)
 
 

@@ -1,0 +1,49 @@
+"""Which implementation of an operation runs: what `backend` means, for all of them."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Backend = Literal["auto", "triton", "native", "reference"]
+_BACKENDS = ("auto", "triton", "native", "reference")
+
+
+def choose_backend(backend: str, x: Tensor) -> str:
+    """ "triton", "native" or "reference" for an operation on `x`.
+
+    "auto": Triton for CUDA tensors of up to float32, else native.
+
+    Raises:
+        ValueError: an unknown name, or "triton" where it cannot run.
+        NotImplementedError: "triton" for float64.
+    """
+    if backend not in _BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(_BACKENDS)}; got {backend!r}")
+    if backend == "auto":
+        return "triton" if x.is_cuda and x.dtype != torch.float64 else "native"
+    if backend == "triton":
+        _check_triton_runs(x)
+    return backend
+
+
+def triton_runs(x: Tensor) -> bool:
+    """Whether Triton kernels can run where this tensor is: on CUDA, or in the interpreter."""
+    return x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _check_triton_runs(x: Tensor) -> None:
+    if x.dtype == torch.float64:
+        raise NotImplementedError(
+            "the triton backend has no float64; use backend='native' or 'auto'"
+        )
+    if not triton_runs(x):
+        raise ValueError(
+            f"the triton backend needs CUDA tensors, got one on {x.device} (for Triton's "
+            "interpreter, set TRITON_INTERPRET=1 before starting Python)"
+        )
+    if not x.is_cuda and x.dtype == torch.bfloat16:
+        raise ValueError("Triton's interpreter computes bfloat16 products wrongly; use float32")

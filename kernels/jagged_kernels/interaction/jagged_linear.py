@@ -1,0 +1,239 @@
+"""`jagged_linear` and `jagged_dense_bmm`: a matrix for each user or group of users."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from jagged_kernels.backends import Backend, choose_backend
+from jagged_kernels.interaction.native_tiles import from_places, take, to_places, token_tiles
+from jagged_kernels.interaction.product_checks import check_matrix, check_operand, contents_free
+from jagged_kernels.jagged_tensor import JaggedTensor
+from jagged_kernels.operators import define_gradient, define_op
+
+Activation = Literal["none", "relu", "silu", "gelu"]
+ACTIVATIONS = {"none": lambda x: x, "relu": F.relu, "silu": F.silu, "gelu": F.gelu}
+
+
+def jagged_linear(
+    x: JaggedTensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    groups: Tensor | None = None,
+    activation: Activation = "none",
+    backend: Backend = "auto",
+) -> JaggedTensor:
+    """activation(x_b @ weight[g] + bias[g]) for each user b of group g: a layer of a jagged MLP.
+
+    Args:
+        x: [T, D].
+        weight: [G, D, K].
+        bias: [G, K].
+        groups: [B] int32 or int64, the group of each user, 0 to G - 1 (on a GPU not checked: that
+            would wait for it). None: every user has a group of its own, G == B.
+        activation: "none", "relu", "silu" or "gelu" (the exact one, with erf).
+        backend: "triton", "native", "reference" or "auto" (see `choose_backend`).
+
+    Returns:
+        [T, K] in the dtype of `x`; gradients for x, weight and bias. A group without tokens has
+        gradients of 0.
+
+    Raises:
+        TypeError, ValueError: arguments of wrong kind, dtype, shape or device, before any launch.
+
+    Triton accumulates in float32; float32 products use TF32 only if
+    `torch.backends.cuda.matmul.allow_tf32` is set. The backward recomputes what is before the
+    activation; beyond D or K of 128 (64 in float32) in memory, with its gradient: 2 [T, K].
+
+    Source: the jagged MLP of arXiv 2409.15373.
+
+    >>> x = JaggedTensor(torch.ones(3, 2), torch.tensor([0, 2, 2, 3]))
+    >>> weight = torch.tensor([[[1.0], [1.0]], [[-1.0], [-1.0]]])
+    >>> jagged_linear(x, weight, groups=torch.tensor([0, 0, 1]), activation="relu").values
+    tensor([[2.],
+            [2.],
+            [0.]])
+    """
+    check_matrix("x", x)
+    dim = x.values.shape[1]
+    if not isinstance(weight, Tensor) or weight.dim() != 3 or weight.shape[1] != dim:
+        got = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+        raise ValueError(f"weight must be [G, D, K] with D = {dim}, got {got}")
+    count, _, columns = weight.shape
+    if columns == 0:
+        raise ValueError(f"weight must be [G, D, K] with K >= 1, got {tuple(weight.shape)}")
+    check_operand("weight", weight, (count, dim, columns), "[G, D, K]", x.values)
+    check_operand("bias", bias, (count, columns), "[G, K]", x.values)
+    if groups is not None:
+        _check_groups(groups, x, count)
+    elif count != len(x):
+        raise ValueError(f"without groups, G must be B = {len(x)}, got weight of G = {count}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {activation!r}")
+    chosen = choose_backend(backend, x.values)
+    function = {
+        "triton": jagged_linear_triton,
+        "native": linear_native,
+        "reference": _reference,
+    }[chosen]
+    return x.with_values(function(x.values, weight, bias, x.offsets, groups, activation))
+
+
+def jagged_dense_bmm(
+    x: JaggedTensor,
+    dense: Tensor,
+    *,
+    bias: Tensor | None = None,
+    backend: Backend = "auto",
+) -> JaggedTensor:
+    """x_b @ dense[b] + bias[b] for each user b.
+
+    Args:
+        x: [T, D].
+        dense: [B, D, K].
+        bias: [B, K].
+        backend: as in `jagged_linear`, of which this is the case G == B.
+
+    Returns:
+        [T, K] in the dtype of `x`; gradients for x, dense and bias.
+
+    Raises:
+        TypeError, ValueError: arguments of wrong kind, dtype, shape or device, before any launch.
+
+    Source: the jagged-dense product of arXiv 2409.15373.
+
+    >>> x = JaggedTensor(torch.ones(3, 2), torch.tensor([0, 2, 3]))
+    >>> jagged_dense_bmm(x, torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]]])).values.T
+    tensor([[3., 3., 7.]])
+    """
+    check_matrix("x", x)
+    if not isinstance(dense, Tensor) or dense.dim() != 3 or dense.shape[0] != len(x):
+        got = tuple(dense.shape) if isinstance(dense, Tensor) else type(dense).__name__
+        raise ValueError(f"dense must be [B, D, K] with B = {len(x)}, got {got}")
+    return jagged_linear(x, dense, bias=bias, backend=backend)
+
+
+def _check_groups(groups: Tensor, x: JaggedTensor, count: int) -> None:
+    if groups.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"groups must be int32 or int64, got {groups.dtype}")
+    if tuple(groups.shape) != (len(x),) or groups.device != x.device:
+        raise ValueError(
+            f"groups must be [B] = {(len(x),)} on {x.device}, got {tuple(groups.shape)} "
+            f"on {groups.device}"
+        )
+    if contents_free(groups) and groups.numel():
+        low, high = int(groups.min()), int(groups.max())
+        if low < 0 or high >= count:
+            raise ValueError(f"groups must lie in [0, G = {count}), got {low} to {high}")
+
+
+def _reference(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    offsets: Tensor,
+    groups: Tensor | None,
+    activation: str,
+) -> Tensor:
+    """The specification: a loop over users."""
+    ends = offsets.tolist()
+    parts = []
+    for user in range(len(ends) - 1):
+        group = user if groups is None else int(groups[user])
+        part = x[ends[user] : ends[user + 1]] @ weight[group]
+        parts.append(part if bias is None else part + bias[group])
+    if not parts:
+        return x @ weight.sum(0)
+    return ACTIVATIONS[activation](torch.cat(parts))
+
+
+def linear_native(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    offsets: Tensor,
+    groups: Tensor | None,
+    activation: str,
+) -> Tensor:
+    tokens, users = x.shape[0], offsets.shape[0] - 1
+    if tokens == 0 or users == 0:
+        return x @ weight.sum(0)
+    compute = torch.promote_types(x.dtype, torch.float32)
+    tiles = token_tiles(offsets, tokens)
+    places = (tiles.token, tiles.valid, tiles.place)
+    group = tiles.user if groups is None else groups[tiles.user].long()
+    out = to_places(x.to(compute), *places) @ take(weight.to(compute), group)
+    if bias is not None:
+        out = out + take(bias.to(compute), group)[:, None]
+    return ACTIVATIONS[activation](from_places(out, *places)).to(x.dtype)
+
+
+def _jagged_linear_triton(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    offsets: Tensor,
+    groups: Tensor | None,
+    activation: str,
+) -> Tensor:
+    from jagged_kernels.interaction.triton_linear import launch_linear
+
+    return launch_linear(x, weight, bias, offsets, groups, activation=activation)
+
+
+def _jagged_linear_triton_backward(
+    d_out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    offsets: Tensor,
+    groups: Tensor | None,
+    activation: str,
+    want_d_x: bool,
+    want_d_weight: bool,
+    want_d_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dx, d_weight, d_bias), empty where not wanted."""
+    from jagged_kernels.interaction.triton_linear_backward import launch_linear_backward
+
+    wanted = (want_d_x, want_d_weight, want_d_bias)
+    return launch_linear_backward(d_out, x, weight, bias, offsets, groups, activation, wanted)
+
+
+def _empty_output(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[2]))
+
+
+def _empty_gradients(
+    d_out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    count, dim, columns = weight.shape
+    shapes = (x.shape, (count, dim, columns), (count, columns))
+    wanted = rest[-3:]
+    d_x, d_weight, d_bias = (
+        x.new_empty(shape if want else (0,)) for shape, want in zip(shapes, wanted, strict=True)
+    )
+    return d_x, d_weight, d_bias
+
+
+jagged_linear_triton = define_op(_jagged_linear_triton, fake=_empty_output)
+jagged_linear_triton_backward = define_op(_jagged_linear_triton_backward, fake=_empty_gradients)
+
+
+def _save(inputs: tuple[Any, ...], output: Tensor) -> tuple[Any, ...]:
+    return inputs
+
+
+def _gradient(
+    saved: Sequence[Any], wanted: Sequence[bool], d_out: Tensor
+) -> tuple[Tensor | None, ...]:
+    found = jagged_linear_triton_backward(d_out, *saved, *wanted[:3])
+    return tuple(d if want else None for d, want in zip(found, wanted[:3], strict=True))
+
+
+define_gradient(jagged_linear_triton, save=_save, gradient=_gradient)

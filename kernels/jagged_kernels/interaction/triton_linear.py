@@ -1,0 +1,171 @@
+"""A matrix for each user or group of users: the kernel of `jagged_linear` and `jagged_dense_bmm`.
+
+A program takes one tile of one user's tokens (`triton_tiles`) and a block of columns. It is short:
+many at a time keep the memory busy, and no long user sets the time.
+"""
+
+# Triton's jit and its launch options are not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jagged_kernels.attention.triton_blocks import add_dot, dot_precision
+from jagged_kernels.interaction.triton_tiles import (
+    load_tile,
+    search_steps,
+    store_tile,
+    tile_count,
+    user_of_tile,
+)
+
+_SQRT_HALF = tl.constexpr(0.7071067811865476)
+_SQRT_HALF_OVER_PI = tl.constexpr(0.3989422804014327)
+
+
+def block_size(size: int, most: int) -> int:
+    """Blocks are powers of two; matrix products are at least 16 wide."""
+    return min(most, max(16, 1 << (size - 1).bit_length()))
+
+
+def token_tile(dtype: torch.dtype) -> int:
+    """Tokens of a tile: float32 products run in registers, which larger tiles would not fit."""
+    return 32 if dtype == torch.float32 else 64
+
+
+def unit_stride(x: Tensor) -> Tensor:
+    """[T, D] with unit stride in D; other strides are read in place."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def weight_in_place(weight: Tensor) -> Tensor:
+    """[G, D, K] with unit stride in D or K."""
+    return weight if 1 in weight.stride()[1:] else weight.contiguous()
+
+
+def launch_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    offsets: Tensor,
+    groups: Tensor | None,
+    *,
+    activation: str,
+    target: Tensor | None = None,
+    scaled: Tensor | None = None,
+) -> Tensor:
+    """[T, K] = activation(x_t weight_g + bias_g) in x's dtype, g the group of token t's user.
+
+    With `target` [B, D] and `scaled` [D, K], the matrix of user b is
+    weight_b + target_b[:, None] * scaled instead.
+    """
+    x, weight = unit_stride(x), weight_in_place(weight)
+    tokens, dim = x.shape
+    columns, users = weight.shape[2], offsets.shape[0] - 1
+    out = torch.empty((tokens, columns), dtype=x.dtype, device=x.device)
+    if tokens == 0 or columns == 0:
+        return out
+    tile, wide = token_tile(x.dtype), 128 if x.element_size() == 2 else 64
+    block_k = block_size(columns, wide)
+    grid = (tile_count(tokens, users, tile) * triton.cdiv(columns, block_k),)
+    with torch.cuda.device_of(x):
+        _linear_kernel[grid](
+            x, weight, None if bias is None else bias.contiguous(),
+            None if groups is None else groups.contiguous(), offsets.contiguous(), out,
+            None if target is None else target.contiguous(), scaled,
+            users, search_steps(users), x.stride(0), *weight.stride(),
+            *((0, 0) if scaled is None else scaled.stride()), ACTIVATION=activation,
+            D=dim, K=columns, BLOCK_D=block_size(dim, wide // 2), BLOCK_K=block_k, TILE=tile,
+            PRECISION=dot_precision(x.dtype),
+            num_warps=4, num_stages=3 if target is None else 2,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["users", "steps"])
+def _linear_kernel(
+    x_ptr, weight_ptr, bias_ptr, groups_ptr, offsets_ptr, out_ptr, target_ptr, scaled_ptr,
+    users, steps, x_stride, weight_stride_g, weight_stride_d, weight_stride_k,
+    scaled_stride_d, scaled_stride_k, ACTIVATION: tl.constexpr,
+    D: tl.constexpr, K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
+    TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    K_BLOCKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    tile, column = tl.program_id(0) // K_BLOCKS, tl.program_id(0) % K_BLOCKS * BLOCK_K
+    user = user_of_tile(offsets_ptr, users, steps, tile, TILE)
+    user_start, end = tl.load(offsets_ptr + user), tl.load(offsets_ptr + user + 1)
+    start = user_start + (tile - (user_start // TILE).to(tl.int32) - user) * TILE
+    if start >= end:
+        return
+    group = (user if groups_ptr is None else tl.load(groups_ptr + user)).to(tl.int64)
+    weight_ptr += group * weight_stride_g
+    acc = tl.zeros([TILE, BLOCK_K], tl.float32)
+    for row in range(0, D, BLOCK_D):
+        x = load_tile(x_ptr, start, end, x_stride, row, D, TILE, BLOCK_D)
+        weight = load_weight(
+            weight_ptr, weight_stride_d, weight_stride_k, row, column, D, K, BLOCK_D, BLOCK_K
+        )
+        if target_ptr is not None:
+            scaled = load_weight(
+                scaled_ptr, scaled_stride_d, scaled_stride_k, row, column, D, K, BLOCK_D, BLOCK_K
+            )
+            target = load_row(target_ptr, user.to(tl.int64), row, D, BLOCK_D)
+            weight = fold(weight, scaled, target, x.dtype)
+        acc = add_dot(acc, x, weight, PRECISION)
+    if bias_ptr is not None:
+        acc += load_row(bias_ptr, group, column, K, BLOCK_K)[None, :]
+    acc = activate(acc, ACTIVATION)
+    store_tile(out_ptr, acc, start, end, column, K, TILE, BLOCK_K)
+
+
+@triton.jit
+def load_weight(
+    ptr, stride_d, stride_k, row, column, D: tl.constexpr, K: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK_D, BLOCK_K] of one matrix [D, K]; 0 outside."""
+    rows = row + tl.arange(0, BLOCK_D)[:, None]
+    columns = column + tl.arange(0, BLOCK_K)[None, :]
+    return tl.load(
+        ptr + rows * stride_d + columns * stride_k, mask=(rows < D) & (columns < K), other=0.0
+    )
+
+
+@triton.jit
+def load_row(ptr, row, column, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
+    """[BLOCK] float32 from `column` of one row of a contiguous [..., COLUMNS]; row is int64."""
+    columns = column + tl.arange(0, BLOCK)
+    return tl.load(ptr + row * COLUMNS + columns, mask=columns < COLUMNS, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def fold(weight, scaled, target, dtype: tl.constexpr):
+    """weight + target[:, None] * scaled, rounded once."""
+    return (weight.to(tl.float32) + target[:, None] * scaled.to(tl.float32)).to(dtype)
+
+
+@triton.jit
+def activate(x, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "relu":
+        return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    if ACTIVATION == "silu":
+        return x / (1.0 + tl.exp(-x))
+    if ACTIVATION == "gelu":
+        return 0.5 * x * (1.0 + tl.erf(x * _SQRT_HALF))
+    return x
+
+
+@triton.jit
+def activation_slope(x, ACTIVATION: tl.constexpr):
+    """The derivative of `activate`."""
+    if ACTIVATION == "relu":
+        return tl.where(x > 0.0, 1.0, 0.0)
+    if ACTIVATION == "silu":
+        share = 1.0 / (1.0 + tl.exp(-x))
+        return share * (1.0 + x * (1.0 - share))
+    density = _SQRT_HALF_OVER_PI * tl.exp(-0.5 * x * x)
+    return 0.5 * (1.0 + tl.erf(x * _SQRT_HALF)) + x * density

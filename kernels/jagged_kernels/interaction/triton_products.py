@@ -1,0 +1,307 @@
+"""Sums over the tokens of a user or group: x^T y, and with it the backward of `jagged_linear`.
+
+Programs take equal spans of tile numbers (`triton_tiles`) and walk the segments (users, or groups
+of users) that lie in them with one accumulator. A segment that a span holds whole is finished at
+once; of one that is cut, each program leaves a partial sum, and a second launch adds them up in
+order. While a tile is there, the backward takes everything it can from it: tokens are read once.
+"""
+
+# Triton's jit and its launch options are not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# What compile-time branches define is there where they use it.
+# pyright: reportPossiblyUnboundVariable=false
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jagged_kernels.attention.triton_blocks import add_dot, dot_precision
+from jagged_kernels.interaction.triton_linear import (
+    activation_slope,
+    block_size,
+    load_row,
+    load_weight,
+    token_tile,
+    unit_stride,
+    weight_in_place,
+)
+from jagged_kernels.interaction.triton_tiles import (
+    first_tile,
+    load_tile,
+    search_steps,
+    store_tile,
+    tile_count,
+    user_of_tile,
+)
+
+# Up to so many tokens, a program a segment needs no second launch and is as fast.
+ONE_LAUNCH_TOKENS = 2048
+_PROGRAMS_PER_MULTIPROCESSOR = 4
+# The interpreter has no multiprocessors; enough to cut users in small batches.
+_INTERPRETED_MULTIPROCESSORS = 4
+
+
+def most_fused(dtype: torch.dtype) -> int:
+    """D and K up to which one program holds all that the backward needs, in registers."""
+    return 64 if dtype == torch.float32 else 128
+
+
+class Segments(NamedTuple):
+    """Users in an order in which those of a group are neighbours. Without groups, as they are."""
+
+    number: int
+    offsets: Tensor  # [B + 1], of the tokens in this order
+    order: Tensor | None = None  # [B], the user at each place
+    group: Tensor | None = None  # [B], the group of the user at each place
+    bounds: Tensor | None = None  # [number + 1], the places of each group
+
+
+def segments_of(offsets: Tensor, groups: Tensor | None, count: int) -> Segments:
+    """`groups`: [B], or None where each user is a segment. Does not wait for the device."""
+    if groups is None:
+        return Segments(count, offsets.contiguous())
+    group, order = torch.sort(groups, stable=True)
+    places = torch.nn.functional.pad(offsets.diff()[order].cumsum(0), (1, 0))
+    bounds = torch.searchsorted(group, torch.arange(count + 1, device=group.device))
+    return Segments(count, places, order, group, bounds)
+
+
+def launch_products(
+    x: Tensor,
+    y: Tensor,
+    offsets: Tensor,
+    segments: Segments,
+    *,
+    sum_y: torch.dtype | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str = "none",
+    want_d_x: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(x^T y [S, D, K], sums of y [S, K] of dtype `sum_y`, dx [T, D] if `want_d_x`) of S segments.
+
+    What is not asked for is None.
+
+    With an activation, y is the gradient of activation(x weight + bias), and what is multiplied and
+    summed is the gradient before the activation. dx is that times weight^T. Both need `weight`
+    [S, D, K], D and K up to `most_fused`.
+    """
+    x, y, offsets = unit_stride(x), unit_stride(y), offsets.contiguous()
+    (tokens, dim), columns, users = x.shape, y.shape[1], offsets.shape[0] - 1
+    # No program passes a group without users at the end of its span.
+    new = torch.empty if segments.group is None and tokens else torch.zeros
+    out = new((segments.number, dim, columns), dtype=x.dtype, device=x.device)
+    sums = None
+    if sum_y is not None:
+        sums = new((segments.number, columns), dtype=sum_y, device=x.device)
+    d_x = torch.empty_like(x, memory_format=torch.contiguous_format) if want_d_x else None
+    if tokens == 0 or out.numel() == 0:
+        return out, sums, d_x
+    most = most_fused(x.dtype)
+    # float32 products run in registers: the three of the backward, with few tokens at a time.
+    tile = 16 if weight is not None and x.element_size() == 4 else token_tile(x.dtype)
+    block_d, block_k = block_size(dim, most), block_size(columns, most)
+    narrow = weight is None and x.element_size() == 2 and block_d * block_k <= 64 * 64
+    warps = 4 if narrow else 8
+    # Few enough that two programs fit a multiprocessor, for a few values that spill.
+    registers = 128 if x.element_size() == 2 and block_d * block_k <= 64 * 64 else None
+    blocks = triton.cdiv(dim, block_d) * triton.cdiv(columns, block_k)
+    units = tile_count(tokens, users, tile)
+    one_launch = tokens <= ONE_LAUNCH_TOKENS
+    span = units if one_launch else triton.cdiv(units, span_programs(x.device))
+    programs = segments.number if one_launch else triton.cdiv(units, span)
+    size = dim * columns + (0 if sums is None else columns)
+    partials = None
+    if not one_launch:
+        # Of the segment that a program goes on with, and of the one that it begins.
+        partials = torch.empty((programs, 2, size), dtype=torch.float32, device=x.device)
+    if weight is not None:
+        weight = weight_in_place(weight)
+    walk = (
+        segments.offsets, segments.group, segments.bounds, users, search_steps(users), units, span,
+    )  # fmt: skip
+    with torch.cuda.device_of(x):
+        _products_kernel[(programs, blocks)](
+            x, y, weight, None if bias is None else bias.contiguous(), out, sums, d_x, partials,
+            offsets, segments.order, *walk,
+            x.stride(0), y.stride(0), *((0, 0, 0) if weight is None else weight.stride()),
+            ACTIVATION=activation, ONE_LAUNCH=one_launch,
+            D=dim, K=columns, BLOCK_D=block_d, BLOCK_K=block_k, SIZE=size,
+            TILE=tile, PRECISION=dot_precision(x.dtype),
+            num_warps=warps, num_stages=2, maxnreg=registers,
+        )  # fmt: skip
+        if partials is not None and programs > 1:
+            grid = (programs - 1, triton.cdiv(size, MERGE_BLOCK.value))
+            merge_kernel[grid](
+                partials, out, sums, *walk, MATRIX=dim * columns, K=columns, SIZE=size,
+                TILE=tile, num_warps=4,
+            )  # fmt: skip
+    return out, sums, d_x
+
+
+def span_programs(device: torch.device) -> int:
+    """Spans to cut a batch into: what runs at a time."""
+    multiprocessors = _INTERPRETED_MULTIPROCESSORS
+    if device.type == "cuda":
+        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    return multiprocessors * _PROGRAMS_PER_MULTIPROCESSOR
+
+
+@triton.jit(do_not_specialize=["users", "steps", "units", "span"])
+def _products_kernel(
+    x_ptr, y_ptr, weight_ptr, bias_ptr, out_ptr, sum_ptr, dx_ptr, partial_ptr,
+    offsets_ptr, order_ptr, places_ptr, group_ptr, bounds_ptr, users, steps, units, span,
+    x_stride, y_stride, weight_stride_g, weight_stride_d, weight_stride_k,
+    ACTIVATION: tl.constexpr, ONE_LAUNCH: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    K_BLOCKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    program = tl.program_id(0)
+    row, column = tl.program_id(1) // K_BLOCKS * BLOCK_D, tl.program_id(1) % K_BLOCKS * BLOCK_K
+    if ONE_LAUNCH:
+        low, high = units * 0, units
+        first_segment, last_segment = program, program
+    else:
+        low = program * span
+        high = tl.minimum(low + span, units)
+        first_segment = segment_of_tile(places_ptr, group_ptr, users, steps, low, TILE)
+        last_segment = segment_of_tile(places_ptr, group_ptr, users, steps, high - 1, TILE)
+
+    for index in range(0, last_segment + 1 - first_segment):
+        segment = first_segment + index
+        first, last, begin, end = load_segment(places_ptr, bounds_ptr, segment, TILE)
+        weight, bias = None, None
+        if weight_ptr is not None:
+            weight = load_weight(
+                weight_ptr + segment.to(tl.int64) * weight_stride_g,
+                weight_stride_d, weight_stride_k, 0, 0, D, K, BLOCK_D, BLOCK_K,
+            )  # fmt: skip
+        if bias_ptr is not None:
+            bias = load_row(bias_ptr, segment.to(tl.int64), column, K, BLOCK_K)
+        acc = tl.zeros([BLOCK_D, BLOCK_K], tl.float32)
+        total = tl.zeros([BLOCK_K], tl.float32)
+        for member in range(0, last - first):
+            place = first + member
+            user = place if order_ptr is None else tl.load(order_ptr + place).to(tl.int32)
+            tiles_before = first_tile(places_ptr, place, TILE)
+            user_start, user_end = tl.load(offsets_ptr + user), tl.load(offsets_ptr + user + 1)
+            from_token = user_start + tl.maximum(low - tiles_before, 0) * TILE
+            to_token = user_start + tl.maximum(high - tiles_before, 0) * TILE
+            acc, total = add_tiles(
+                acc, total, from_token, tl.minimum(to_token, user_end),
+                x_ptr, y_ptr, dx_ptr, x_stride, y_stride, weight, bias, row, column,
+                ACTIVATION, D, K, BLOCK_D, BLOCK_K, TILE, PRECISION,
+            )  # fmt: skip
+        if ONE_LAUNCH or ((begin >= low) & (end <= high)):
+            _store_sums(
+                out_ptr + segment.to(tl.int64) * (D * K), sum_ptr, segment.to(tl.int64) * K,
+                acc, total, row, column, D, K, BLOCK_D, BLOCK_K,
+            )  # fmt: skip
+        elif partial_ptr is not None:
+            slot = (program * 2 + (begin >= low).to(tl.int32)).to(tl.int64)
+            _store_sums(
+                partial_ptr + slot * SIZE, partial_ptr if SIZE > D * K else None,
+                slot * SIZE + D * K, acc, total, row, column, D, K, BLOCK_D, BLOCK_K,
+            )  # fmt: skip
+
+
+@triton.jit
+def add_tiles(
+    acc, total, start, end, x_ptr, y_ptr, dx_ptr, x_stride, y_stride, weight, bias, row, column,
+    ACTIVATION: tl.constexpr, D: tl.constexpr, K: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_K: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """acc + x^T y and total + the sum of y over tokens from start to end; stores their dx."""
+    for token in range(start, end, TILE):
+        x = load_tile(x_ptr, token, end, x_stride, row, D, TILE, BLOCK_D)
+        y = load_tile(y_ptr, token, end, y_stride, column, K, TILE, BLOCK_K)
+        if ACTIVATION != "none":
+            before = tl.dot(x, weight, input_precision=PRECISION)
+            if bias is not None:
+                before += bias[None, :]
+            slope = y.to(tl.float32) * activation_slope(before, ACTIVATION)
+            total += tl.sum(slope, 0)
+            y = slope.to(x.dtype)
+        else:
+            total += tl.sum(y.to(tl.float32), 0)
+        acc = add_dot(acc, tl.trans(x), y, PRECISION)
+        if dx_ptr is not None:
+            d_x = tl.dot(y, tl.trans(weight), input_precision=PRECISION)
+            store_tile(dx_ptr, d_x, token, end, row, D, TILE, BLOCK_D)
+    return acc, total
+
+
+@triton.jit
+def _store_sums(
+    out_ptr, sum_ptr, sum_start, acc, total, row, column, D: tl.constexpr, K: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """One block of a [D, K], and by the programs of its first rows, of the sums [K]."""
+    rows, columns = row + tl.arange(0, BLOCK_D), column + tl.arange(0, BLOCK_K)
+    inside = (rows[:, None] < D) & (columns[None, :] < K)
+    address = out_ptr + rows[:, None] * K + columns[None, :]
+    tl.store(address, acc.to(out_ptr.dtype.element_ty), mask=inside)
+    if sum_ptr is not None:
+        address = sum_ptr + sum_start + columns
+        tl.store(address, total.to(sum_ptr.dtype.element_ty), mask=(columns < K) & (row == 0))
+
+
+@triton.jit
+def segment_of_tile(places_ptr, group_ptr, users, steps, tile, TILE: tl.constexpr):
+    place = user_of_tile(places_ptr, users, steps, tile, TILE)
+    return place if group_ptr is None else tl.load(group_ptr + place).to(tl.int32)
+
+
+@triton.jit
+def load_segment(places_ptr, bounds_ptr, segment, TILE: tl.constexpr):
+    """The places of its users, from and to, and the numbers of its tiles, from and to."""
+    if bounds_ptr is None:
+        first, last = segment, segment + 1
+    else:
+        first = tl.load(bounds_ptr + segment).to(tl.int32)
+        last = tl.load(bounds_ptr + segment + 1).to(tl.int32)
+    return first, last, first_tile(places_ptr, first, TILE), first_tile(places_ptr, last, TILE)
+
+
+MERGE_BLOCK = tl.constexpr(256)
+# Partial sums that are added at a time: the wait for memory is what adding takes.
+_MERGE_ROWS = tl.constexpr(16)
+
+
+@triton.jit(do_not_specialize=["users", "steps", "units", "span"])
+def merge_kernel(
+    partial_ptr, out_ptr, sum_ptr, places_ptr, group_ptr, bounds_ptr, users, steps, units, span,
+    MATRIX: tl.constexpr, K: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Adds up the segment that a program begins and does not end."""
+    program = tl.program_id(0)
+    low = program * span
+    high = low + span
+    segment = segment_of_tile(places_ptr, group_ptr, users, steps, high - 1, TILE)
+    _, _, begin, end = load_segment(places_ptr, bounds_ptr, segment, TILE)
+    if (begin < low) | (end <= high):
+        return
+    last = (end - 1) // span
+    element = tl.program_id(1) * MERGE_BLOCK + tl.arange(0, MERGE_BLOCK)
+    inside = element < SIZE
+    total = tl.load(
+        partial_ptr + (program * 2 + 1).to(tl.int64) * SIZE + element, mask=inside, other=0.0
+    )
+    for first in range(program + 1, last + 1, _MERGE_ROWS):
+        other = first + tl.arange(0, _MERGE_ROWS)[:, None]
+        part = tl.load(
+            partial_ptr + (other * 2).to(tl.int64) * SIZE + element[None, :],
+            mask=(other <= last) & inside[None, :], other=0.0,
+        )  # fmt: skip
+        total += tl.sum(part, 0)
+    out = out_ptr + segment.to(tl.int64) * MATRIX + element
+    tl.store(out, total.to(out_ptr.dtype.element_ty), mask=element < MATRIX)
+    if sum_ptr is not None:
+        out = sum_ptr + segment.to(tl.int64) * K + element - MATRIX
+        tl.store(out, total.to(sum_ptr.dtype.element_ty), mask=inside & (element >= MATRIX))

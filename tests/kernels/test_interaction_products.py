@@ -1,0 +1,114 @@
+"""Products of a user's tokens: with matrices, with each other, and layers made of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from operation_cases import DTYPES, assert_as_exact_as_reference
+from product_cases import (
+    LENGTHS,
+    dense_call,
+    dense_case,
+    linear_call,
+    linear_case,
+    matmul_call,
+    matmul_case,
+    offsets_of,
+    outer_call,
+    outer_case,
+    pair_call,
+    random,
+    target_call,
+    target_case,
+)
+
+from jagged_kernels.interaction import triton_products
+from jagged_kernels.interaction.jagged_linear import Activation
+
+
+@pytest.fixture(params=["one launch", "spans"])
+def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to sum over tokens; small batches would take the first only."""
+    if request.param == "spans":
+        monkeypatch.setattr(triton_products, "ONE_LAUNCH_TOKENS", 0)
+
+
+@pytest.mark.usefixtures("launches")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LENGTHS)
+def test_dense_bmm_is_exact(name: str, dtype: torch.dtype) -> None:
+    assert_as_exact_as_reference(dense_call, dense_case(LENGTHS[name], 20, 7), dtype)
+
+
+@pytest.mark.usefixtures("launches")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LENGTHS)
+def test_jagged_bmm_is_exact(name: str, dtype: torch.dtype) -> None:
+    lengths = LENGTHS[name]
+    tensors = {
+        "x": random(sum(lengths), 20),
+        "y": random(sum(lengths), 33, seed=1),
+        "offsets": offsets_of(lengths, torch.int32),
+    }
+    assert_as_exact_as_reference(pair_call, tensors, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dim", "columns"), [(64, 64), (130, 16), (16, 130)])
+def test_widths(dim: int, columns: int, dtype: torch.dtype) -> None:
+    tensors = dense_case((5, 0, 70), dim, columns, torch.int32)
+    assert_as_exact_as_reference(dense_call, tensors, dtype)
+
+
+@pytest.mark.usefixtures("launches")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["none", "relu", "silu", "gelu"])
+def test_linear_is_exact(activation: Activation, dtype: torch.dtype) -> None:
+    """Groups out of order, without users (0, 3) and with users that have no tokens."""
+    tensors = linear_case((70, 0, 3, 140, 9, 1, 0), 5, [2, 1, 4, 2, 1, 2, 4])
+    assert_as_exact_as_reference(linear_call(activation), tensors, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["relu", "silu", "gelu"])
+def test_wide_linear_is_exact(activation: Activation, dtype: torch.dtype) -> None:
+    tensors = linear_case((70, 2), 2, [1, 0])
+    tensors |= {"weight": random(2, 12, 140, seed=1), "bias": random(2, 140, seed=2)}
+    assert_as_exact_as_reference(linear_call(activation), tensors, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LENGTHS)
+def test_outer_is_exact(name: str, dtype: torch.dtype) -> None:
+    assert_as_exact_as_reference(outer_call, outer_case(LENGTHS[name], 9), dtype)
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LENGTHS)
+def test_matmul_is_exact(name: str, dtype: torch.dtype, transpose: bool) -> None:
+    tensors = matmul_case(LENGTHS[name], 9, torch.int32)
+    assert_as_exact_as_reference(matmul_call(transpose), tensors, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_wide_scores(dtype: torch.dtype) -> None:
+    """Tokens wider than a program holds."""
+    assert_as_exact_as_reference(outer_call, outer_case((3, 70), 150, torch.int32), dtype)
+    assert_as_exact_as_reference(matmul_call(False), matmul_case((3, 70), 150), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LENGTHS)
+def test_target_interaction_is_exact(name: str, dtype: torch.dtype) -> None:
+    assert_as_exact_as_reference(target_call("none"), target_case(LENGTHS[name], 12, 18), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["relu", "silu", "gelu"])
+@pytest.mark.parametrize(("dim", "columns"), [(16, 36), (70, 16)])
+def test_target_interaction_activations(
+    dim: int, columns: int, activation: Activation, dtype: torch.dtype
+) -> None:
+    tensors = target_case((70, 0, 3, 140), dim, columns)
+    assert_as_exact_as_reference(target_call(activation), tensors, dtype)
