@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from jagged_kernels.attention import triton_blocks
-from jagged_kernels.attention.schedule import ROW_WIDTH
+from jagged_kernels.attention.rows import ROW_WIDTH
 
 # It takes scalars alone, which are the same in Gluon.
 whole_blocks = gluon.jit(triton_blocks.whole_blocks.fn)

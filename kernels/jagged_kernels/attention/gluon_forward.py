@@ -48,7 +48,7 @@ from jagged_kernels.attention.gluon_blocks import (
     whole_blocks,
     zero_tail,
 )
-from jagged_kernels.attention.schedule import NO_LIMIT
+from jagged_kernels.attention.rows import NO_LIMIT
 from jagged_kernels.attention.triton_blocks import LOG2_E
 
 

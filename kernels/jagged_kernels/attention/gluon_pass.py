@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from jagged_kernels.attention.gluon_blocks import multiprocessors, register_split
-from jagged_kernels.attention.schedule import NO_LIMIT
+from jagged_kernels.attention.rows import NO_LIMIT
 
 # A consumer is a group of four warps; a warp holds 16 tokens of the tile.
 WARPS = 4
