@@ -1,9 +1,9 @@
-"""The backward for Hopper: long histories in half precision at head_dim 64 and 128.
+"""The backward for Hopper: long histories in half precision at head_dim 128.
 
 Two passes as in `triton_backward`: dQ over the rows (`gluon_dq`, 3 products a block), then dK and
 dV over the rows of the transpose (`gluon_dkv`, 4 products). In both, probabilities and their
-gradients go from one product to the next in registers, so that nothing but TMA writes shared
-memory, and nothing is summed by two programs.
+gradients go from one product to the next in registers, so that consumers write no shared memory,
+and nothing is summed by two programs.
 """
 
 from __future__ import annotations
@@ -14,21 +14,18 @@ from torch import Tensor
 from jagged_kernels.attention.gluon_blocks import tma_reads
 from jagged_kernels.attention.gluon_dkv import launch_dkv
 from jagged_kernels.attention.gluon_dq import launch_dq
-from jagged_kernels.attention.gluon_pass import HopperPass
+from jagged_kernels.attention.gluon_pass import HEAD_DIM
 
 
 def hopper_backward_fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Can `launch_backward` read these?"""
-    tokens, heads, dim = q.shape
     return (
         q.is_cuda
         and torch.cuda.get_device_capability(q.device)[0] == 9
         and q.dtype in (torch.float16, torch.bfloat16)
-        and dim in (64, 128)
-        and v.shape[2] == dim
-        and tokens > 0
+        and q.shape[2] == v.shape[2] == HEAD_DIM
+        and q.shape[0] > 0
         and k.shape[0] > 0
-        and 2 * tokens * heads < 2**31
         and all(tma_reads(x) for x in (q, k, v))
     )
 
@@ -47,20 +44,11 @@ def launch_backward(
     left: int,
     right: int,
     scale: float,
-    passes: tuple[HopperPass, HopperPass],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`triton_backward.launch_backward` for what `hopper_backward_fits`.
-
-    Args:
-        rows, rows_t: of tiles of `passes[0].tile` queries and `passes[1].tile` keys.
-        passes: how dQ's kernel, and dK and dV's, are laid out.
-    """
+    """`triton_backward.launch_backward` for what `hopper_backward_fits`, and rows of tiles of
+    `gluon_pass.TILE` queries and keys."""
     d_o = d_o if tma_reads(d_o) else d_o.contiguous()
-    dq, numbers = launch_dq(
-        d_o, d_lse2, q, k, v, o, lse2, rows,
-        left=left, right=right, scale=scale, config=passes[0],
-    )  # fmt: skip
-    dk, dv = launch_dkv(
-        d_o, q, k, v, numbers, rows_t, left=left, right=right, scale=scale, config=passes[1]
-    )
+    band = {"left": left, "right": right}
+    dq, numbers = launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, **band, scale=scale)
+    dk, dv = launch_dkv(d_o, q, k, v, numbers, rows_t, **band, scale=scale)
     return dq, dk, dv

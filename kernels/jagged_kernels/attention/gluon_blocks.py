@@ -43,12 +43,6 @@ def token_blocks(x: Tensor, block: int) -> TensorDescriptor:
     return TensorDescriptor(x, [tokens, width], [x.stride(0), 1], [block, dim], layout)
 
 
-def number_blocks(x: Tensor, block: int) -> TensorDescriptor:
-    """What TMA needs to bring `block` of the float32 numbers of x (contiguous), from any on."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
-    return TensorDescriptor(x, [x.numel()], [1], [block], layout)
-
-
 def tma_reads(x: Tensor) -> bool:
     """TMA wants 16-byte-aligned rows and counts in int32."""
     aligned = x.data_ptr() % 16 == 0 and x.stride(0) % 8 == 0 and x.stride(1) % 8 == 0

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -26,7 +27,6 @@ from jagged_kernels.attention.gluon_blocks import (
     left_factor,
     mask_scores,
     next_slot,
-    number_blocks,
     one_barrier,
     probability_exponent,
     product_with_transpose,
@@ -37,8 +37,18 @@ from jagged_kernels.attention.gluon_blocks import (
     whole_blocks,
     zero_rows,
 )
-from jagged_kernels.attention.gluon_pass import ROWS, WARPS, HopperPass, pass_shape
+from jagged_kernels.attention.gluon_pass import (
+    BLOCK,
+    ROWS,
+    START_REGISTERS,
+    WARPS,
+    pass_shape,
+    program_count,
+)
 from jagged_kernels.attention.triton_blocks import LOG2_E
+
+_STAGES = 4
+_LANES = gl.constexpr(32)
 
 
 def launch_dkv(
@@ -52,94 +62,84 @@ def launch_dkv(
     left: int,
     right: int,
     scale: float,
-    config: HopperPass,
 ) -> tuple[Tensor, Tensor]:
     """(dk, dv); `numbers` are those of `launch_dq`, `left` and `right` as there."""
     kv_heads = k.shape[1]
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     # From the keys' side the band is mirrored.
-    shape = pass_shape(q, k, config, heads=kv_heads, left=right, right=left)
+    shape = pass_shape(q, k, heads=kv_heads, left=right, right=left, stages=_STAGES)
     with torch.cuda.device_of(q):
-        _dkv_kernel[(config.programs(q.device.index, rows_t.shape[0] * kv_heads),)](
+        _dkv_kernel[(program_count(q, rows_t.shape[0] * kv_heads),)](
             token_blocks(k, ROWS),
             token_blocks(v, ROWS),
-            token_blocks(q, config.block),
-            token_blocks(d_o, config.block),
-            number_blocks(numbers, config.block),
-            dk, dv, rows_t, rows_t.shape[0], q.shape[0],
+            token_blocks(q, BLOCK),
+            token_blocks(d_o, BLOCK),
+            numbers, dk, dv, rows_t, rows_t.shape[0], q.shape[0],
             k.stride(1), v.stride(1), q.stride(1), d_o.stride(1),
             float(scale), scale * LOG2_E, right, left, shape,
-            num_warps=WARPS, maxnreg=config.registers[0],
+            num_warps=WARPS, maxnreg=START_REGISTERS,
         )  # fmt: skip
     return dk, dv
 
 
 @gluon.jit(do_not_specialize=["row_count", "tokens", "left", "right"])
 def _dkv_kernel(
-    k_blocks, v_blocks, q_blocks, do_blocks, number_blocks,
-    dk_ptr, dv_ptr, rows_ptr, row_count, tokens,
-    k_stride_h, v_stride_h, q_stride_h, do_stride_h,
+    k_blocks, v_blocks, q_blocks, do_blocks, numbers_ptr, dk_ptr, dv_ptr, rows_ptr, row_count,
+    tokens, k_stride_h, v_stride_h, q_stride_h, do_stride_h,
     scale, scale_log2, left, right, SHAPE: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_blocks.dtype
     TILE: gl.constexpr = [SHAPE.CONSUMERS, SHAPE.ROWS, SHAPE.D]
     RING: gl.constexpr = [SHAPE.STAGES, SHAPE.BLOCK, SHAPE.D]
     NUMBERS: gl.constexpr = [SHAPE.STAGES, SHAPE.BLOCK]
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     buffers = (
         gl.allocate_shared_memory(dtype, TILE, k_blocks.layout),
         gl.allocate_shared_memory(dtype, TILE, v_blocks.layout),
         gl.allocate_shared_memory(dtype, RING, q_blocks.layout),
         gl.allocate_shared_memory(dtype, RING, do_blocks.layout),
-        gl.allocate_shared_memory(gl.float32, NUMBERS, number_blocks.layout),
-        gl.allocate_shared_memory(gl.float32, NUMBERS, number_blocks.layout),
+        gl.allocate_shared_memory(gl.float32, NUMBERS, PLAIN),
+        gl.allocate_shared_memory(gl.float32, NUMBERS, PLAIN),
     )
     barriers = (
         one_barrier(1),  # the tile's K and V are there
         one_barrier(SHAPE.CONSUMERS),  # they may be overwritten
-        ring_of_barriers(SHAPE.STAGES, 1),  # Q, lse2 and delta are there
+        ring_of_barriers(SHAPE.STAGES, 1 + _LANES),  # Q is there, and lane by lane lse2 and delta
         ring_of_barriers(SHAPE.STAGES, SHAPE.CONSUMERS),
         ring_of_barriers(SHAPE.STAGES, 1),  # dO is there
         ring_of_barriers(SHAPE.STAGES, SHAPE.CONSUMERS),
         one_barrier(1),  # the last block is there, with rows of the next user
     )
     fence_async_shared()
-    descriptors = (k_blocks, v_blocks, q_blocks, do_blocks, number_blocks)
+    descriptors = (k_blocks, v_blocks, q_blocks, do_blocks)
     strides = (k_stride_h, v_stride_h, q_stride_h, do_stride_h)
-    load = (descriptors, strides, rows_ptr, row_count, tokens, buffers, barriers)
+    load = (descriptors, strides, numbers_ptr, tokens, rows_ptr, row_count, buffers, barriers)
     differentiate = (
         dk_ptr, dv_ptr, rows_ptr, row_count, scale, scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
-    if SHAPE.CONSUMERS == 1:
-        gl.warp_specialize(
-            [(_differentiate, (differentiate, SHAPE, 0)), (_load, (load, SHAPE))],
-            [1],
-            [24],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_differentiate, (differentiate, SHAPE, 0)),
-                (_differentiate, (differentiate, SHAPE, 1)),
-                (_load, (load, SHAPE)),
-            ],
-            [SHAPE.WARPS, 1],
-            [SHAPE.REGISTERS, 24],
-        )
+    gl.warp_specialize(
+        [
+            (_differentiate, (differentiate, SHAPE, 0)),
+            (_differentiate, (differentiate, SHAPE, 1)),
+            (_load, (load, SHAPE)),
+        ],
+        [SHAPE.WARPS, 1],
+        [SHAPE.REGISTERS, 24],
+    )
 
 
 @gluon.jit
 def _load(args, SHAPE: gl.constexpr):
     """Brings each tile's K and V, and Q, dO, lse2 and delta of its queries, head by head."""
-    descriptors, strides, rows_ptr, row_count, tokens, buffers, barriers = args
-    k_blocks, v_blocks, q_blocks, do_blocks, number_blocks = descriptors
+    descriptors, strides, numbers_ptr, tokens, rows_ptr, row_count, buffers, barriers = args
+    k_blocks, v_blocks, q_blocks, do_blocks = descriptors
     k_stride_h, v_stride_h, q_stride_h, do_stride_h = strides
     k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer = buffers
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
     CONSUMERS: gl.constexpr = SHAPE.CONSUMERS
     TILE_BYTES: gl.constexpr = 2 * CONSUMERS * k_blocks.block_type.nbytes
-    DO_BYTES: gl.constexpr = do_blocks.block_type.nbytes
-    Q_BYTES: gl.constexpr = q_blocks.block_type.nbytes + 2 * number_blocks.block_type.nbytes
+    BLOCK_BYTES: gl.constexpr = q_blocks.block_type.nbytes
     stage = 0
     phase = 0
     tile_phase = 0
@@ -162,46 +162,55 @@ def _load(args, SHAPE: gl.constexpr):
             tile_phase ^= 1
             for member in range(SHAPE.GROUP):
                 q_head = head * SHAPE.GROUP + member
+                lse2_ptr = numbers_ptr + (2 * q_head).to(gl.int64) * tokens
+                q_column = q_head * q_stride_h
+                do_column = q_head * do_stride_h
                 for start in range(q_start, q_end, SHAPE.BLOCK):
                     tail = start + SHAPE.BLOCK > q_end
                     mbarrier.wait(q_empty.index(stage), phase ^ 1)
                     mbarrier.wait(do_empty.index(stage), phase ^ 1)
-                    slot = (
-                        q_buffer.index(stage), do_buffer.index(stage),
-                        lse2_buffer.index(stage), delta_buffer.index(stage),
-                    )  # fmt: skip
-                    place = (
-                        start, q_head * q_stride_h, q_head * do_stride_h,
-                        2 * q_head * tokens + start, (2 * q_head + 1) * tokens + start,
+                    q = q_buffer.index(stage)
+                    d_o = do_buffer.index(stage)
+                    q_there = q_full.index(stage)
+                    do_there = do_full.index(stage)
+                    _load_numbers(
+                        lse2_ptr, tokens, start, q_end, lse2_buffer.index(stage),
+                        delta_buffer.index(stage), q_there,
                     )  # fmt: skip
                     if tail:
-                        mbarrier.expect(landed, Q_BYTES + DO_BYTES)
-                        _load_block(q_blocks, do_blocks, number_blocks, place, slot, landed, landed)
+                        mbarrier.expect(landed, 2 * BLOCK_BYTES)
+                        tma.async_copy_global_to_shared(q_blocks, [start, q_column], landed, q)
+                        tma.async_copy_global_to_shared(do_blocks, [start, do_column], landed, d_o)
                         mbarrier.wait(landed, tail_phase)
                         tail_phase ^= 1
-                        zero_rows(slot[0], q_end - start)
-                        mbarrier.arrive(q_full.index(stage))
-                        zero_rows(slot[1], q_end - start)
-                        mbarrier.arrive(do_full.index(stage))
+                        zero_rows(q, q_end - start)
+                        mbarrier.arrive(q_there)
+                        zero_rows(d_o, q_end - start)
+                        mbarrier.arrive(do_there)
                     else:
-                        mbarrier.expect(q_full.index(stage), Q_BYTES)
-                        mbarrier.expect(do_full.index(stage), DO_BYTES)
-                        _load_block(
-                            q_blocks, do_blocks, number_blocks, place, slot,
-                            q_full.index(stage), do_full.index(stage),
-                        )  # fmt: skip
+                        mbarrier.expect(q_there, BLOCK_BYTES)
+                        tma.async_copy_global_to_shared(q_blocks, [start, q_column], q_there, q)
+                        mbarrier.expect(do_there, BLOCK_BYTES)
+                        tma.async_copy_global_to_shared(
+                            do_blocks, [start, do_column], do_there, d_o
+                        )
                     stage, phase = next_slot(stage, phase, SHAPE.STAGES)
         head, k_start, k_end, q_start, q_end, shift = ahead
 
 
 @gluon.jit
-def _load_block(q_blocks, do_blocks, number_blocks, place, slot, q_there, do_there):
-    start, q_column, do_column, lse2_place, delta_place = place
-    q, d_o, lse2, delta = slot
-    tma.async_copy_global_to_shared(q_blocks, [start, q_column], q_there, q)
-    tma.async_copy_global_to_shared(number_blocks, [lse2_place], q_there, lse2)
-    tma.async_copy_global_to_shared(number_blocks, [delta_place], q_there, delta)
-    tma.async_copy_global_to_shared(do_blocks, [start, do_column], do_there, d_o)
+def _load_numbers(lse2_ptr, tokens, start, end, lse2, delta, there):
+    """One head's numbers of the block from `start`, 0 from `end` on.
+
+    Not by TMA, which wants the innermost coordinate at a multiple of 16 bytes. Each lane arrives
+    at `there` when its own copies have.
+    """
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [_LANES], [1], [0])
+    token = start + gl.arange(0, lse2.shape[0], LAYOUT)
+    inside = token < end
+    async_copy.async_copy_global_to_shared(lse2, lse2_ptr + token, mask=inside)
+    async_copy.async_copy_global_to_shared(delta, lse2_ptr + tokens + token, mask=inside)
+    async_copy.mbarrier_arrive(there, increment_count=False)
 
 
 @gluon.jit
@@ -217,7 +226,6 @@ def _differentiate(args, SHAPE: gl.constexpr, ME: gl.constexpr):
         [3, 0], [SHAPE.WARPS, 1], [16, SHAPE.BLOCK, 16]
     )
     OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [SHAPE.WARPS, 1], [16, SHAPE.D, 16])
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
     ROWS: gl.constexpr = SHAPE.ROWS
     BLOCK: gl.constexpr = SHAPE.BLOCK
     D: gl.constexpr = SHAPE.D
@@ -235,13 +243,8 @@ def _differentiate(args, SHAPE: gl.constexpr, ME: gl.constexpr):
         if q_start < q_end:
             mbarrier.wait(tile_full, tile_phase)
             tile_phase ^= 1
-            if SHAPE.HELD:
-                k = k_buffer.index(ME).load(LEFT)
-                v = v_buffer.index(ME).load(LEFT)
-                mbarrier.arrive(tile_empty)
-            else:
-                k = k_buffer.index(ME)
-                v = v_buffer.index(ME)
+            k = k_buffer.index(ME)
+            v = v_buffer.index(ME)
 
             whole_start, whole_end = whole_blocks(
                 k_start, k_end, q_start, q_end, shift, left, right,
@@ -265,8 +268,7 @@ def _differentiate(args, SHAPE: gl.constexpr, ME: gl.constexpr):
                     scale_log2, SHAPE, SCORES, False,
                 )  # fmt: skip
             dk, dv, d_scores, stage, phase = state
-            if not SHAPE.HELD:
-                mbarrier.arrive(tile_empty)
+            mbarrier.arrive(tile_empty)
             factor = left_factor(d_scores, dk, dtype)
             dk = warpgroup_mma(factor, q_buffer.index(stage), dk, is_async=True)
             dk, factor = warpgroup_mma_wait(0, deps=[dk, factor])
@@ -323,7 +325,7 @@ def _meet(
     delta = gl.expand_dims(delta_buffer.index(stage).load(COLUMN), 0)
     d_scores = probabilities * (d_probabilities - delta)
     if cut:
-        # What the next user's delta made of a probability 0.
+        # What inf or NaN of a query made of a probability 0.
         d_scores = mask_scores(
             d_scores, first_k, start, q_end, shift, left, right, SHAPE.HAS_LEFT, SHAPE.HAS_RIGHT,
             0.0,

@@ -36,10 +36,18 @@ from jagged_kernels.attention.gluon_blocks import (
     whole_blocks,
     zero_rows,
 )
-from jagged_kernels.attention.gluon_pass import ROWS, WARPS, HopperPass, pass_shape
+from jagged_kernels.attention.gluon_pass import (
+    BLOCK,
+    ROWS,
+    START_REGISTERS,
+    WARPS,
+    pass_shape,
+    program_count,
+)
 from jagged_kernels.attention.triton_blocks import LOG2_E
 
 _LOG2_E = gl.constexpr(LOG2_E)
+_STAGES = 3
 
 
 def launch_dq(
@@ -55,7 +63,6 @@ def launch_dq(
     left: int,
     right: int,
     scale: float,
-    config: HopperPass,
 ) -> tuple[Tensor, Tensor]:
     """(dq, numbers): numbers [H, 2, T] float32 are lse2, 0 where a query sees nothing, and
     delta = rowsum(o * dO) - d_lse of every query."""
@@ -63,20 +70,20 @@ def launch_dq(
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     numbers = torch.empty((heads, 2, tokens), dtype=torch.float32, device=q.device)
     shape = pass_shape(
-        q, k, config, heads=heads, left=left, right=right, HAS_DLSE=d_lse2 is not None
+        q, k, heads=heads, left=left, right=right, stages=_STAGES, d_lse=d_lse2 is not None
     )
     with torch.cuda.device_of(q):
-        _dq_kernel[(config.programs(q.device.index, rows.shape[0] * heads),)](
+        _dq_kernel[(program_count(q, rows.shape[0] * heads),)](
             token_blocks(q, ROWS),
             token_blocks(d_o, ROWS),
             token_blocks(o, ROWS),
-            token_blocks(k, config.block),
-            token_blocks(v, config.block),
+            token_blocks(k, BLOCK),
+            token_blocks(v, BLOCK),
             lse2, lse2 if d_lse2 is None else d_lse2.contiguous(), numbers, dq,
             rows, rows.shape[0], tokens,
             q.stride(1), d_o.stride(1), o.stride(1), k.stride(1), v.stride(1),
             float(scale), scale * LOG2_E, left, right, shape,
-            num_warps=WARPS, maxnreg=config.registers[0],
+            num_warps=WARPS, maxnreg=START_REGISTERS,
         )  # fmt: skip
     return dq, numbers
 
@@ -115,33 +122,15 @@ def _dq_kernel(
         lse2_ptr, d_lse2_ptr, numbers_ptr, dq_ptr, rows_ptr, row_count, tokens,
         scale, scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
-    if SHAPE.CONSUMERS == 1:
-        gl.warp_specialize(
-            [(_differentiate, (differentiate, SHAPE, 0)), (_load, (load, SHAPE))],
-            [1],
-            [24],
-        )
-    elif SHAPE.CONSUMERS == 2:
-        gl.warp_specialize(
-            [
-                (_differentiate, (differentiate, SHAPE, 0)),
-                (_differentiate, (differentiate, SHAPE, 1)),
-                (_load, (load, SHAPE)),
-            ],
-            [SHAPE.WARPS, 1],
-            [SHAPE.REGISTERS, 24],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_differentiate, (differentiate, SHAPE, 0)),
-                (_differentiate, (differentiate, SHAPE, 1)),
-                (_differentiate, (differentiate, SHAPE, 2)),
-                (_load, (load, SHAPE)),
-            ],
-            [SHAPE.WARPS, SHAPE.WARPS, 1],
-            [SHAPE.REGISTERS, SHAPE.REGISTERS, 24],
-        )
+    gl.warp_specialize(
+        [
+            (_differentiate, (differentiate, SHAPE, 0)),
+            (_differentiate, (differentiate, SHAPE, 1)),
+            (_load, (load, SHAPE)),
+        ],
+        [SHAPE.WARPS, 1],
+        [SHAPE.REGISTERS, 24],
+    )
 
 
 @gluon.jit
@@ -244,13 +233,10 @@ def _differentiate(args, SHAPE: gl.constexpr, ME: gl.constexpr):
             numbers = numbers_ptr + (2 * head).to(gl.int64) * tokens
             gl.store(numbers + token, lse2, mask=own)
             gl.store(numbers + tokens + token, delta, mask=own)
-            if SHAPE.HELD:
-                q = q_buffer.index(ME).load(LEFT)
-                d_o = do_buffer.index(ME).load(LEFT)
-                mbarrier.arrive(tile_empty)
-            else:
-                q = q_buffer.index(ME)
-                d_o = do_buffer.index(ME)
+            # In registers, so that the next tile's load begins now.
+            q = q_buffer.index(ME).load(LEFT)
+            d_o = do_buffer.index(ME).load(LEFT)
+            mbarrier.arrive(tile_empty)
 
             whole_start, whole_end = whole_blocks(
                 q_start, q_end, k_start, k_end, shift, left, right,
@@ -269,8 +255,6 @@ def _differentiate(args, SHAPE: gl.constexpr, ME: gl.constexpr):
                     SHAPE, SCORES, False,
                 )  # fmt: skip
             dq, d_scores, stage, phase = state
-            if not SHAPE.HELD:
-                mbarrier.arrive(tile_empty)
             factor = left_factor(d_scores, dq, dtype)
             dq = warpgroup_mma(factor, k_buffer.index(stage), dq, is_async=True)
             dq, factor = warpgroup_mma_wait(0, deps=[dq, factor])
