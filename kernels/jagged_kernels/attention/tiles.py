@@ -58,9 +58,12 @@ def dq_config(head_dim: int, element_size: int, tile: int = 64) -> LaunchConfig:
     return LaunchConfig(block=32, num_warps=4, num_stages=1)
 
 
-def dkv_config(head_dim: int, element_size: int) -> LaunchConfig:
+def dkv_config(head_dim: int, element_size: int, tile: int = 64) -> LaunchConfig:
     """Twice the forward's state: two accumulators, two blocks of scores."""
     row_bytes = head_dim * element_size
+    if tile > 64:
+        block, num_stages = (32, 2) if row_bytes <= 256 else (16, 1)
+        return LaunchConfig(block=block, num_warps=8, num_stages=num_stages)
     if row_bytes <= 64:
         return LaunchConfig(block=64, num_warps=4, num_stages=3)
     if row_bytes <= 128:

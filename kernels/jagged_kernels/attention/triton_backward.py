@@ -86,7 +86,10 @@ def launch_backward(
     bias = bias or NO_BIAS
     scale_log2, negate = scale_argument(scale)
     pad_d, size = padded_head_dim(q, v), q.element_size()
-    q_config, k_config = configs or (dq_config(pad_d, size, tile_q), dkv_config(pad_d, size))
+    q_config, k_config = configs or (
+        dq_config(pad_d, size, tile_q),
+        dkv_config(pad_d, size, tile_k),
+    )
     if q.shape[0]:
         launch(
             _dq_kernel,
