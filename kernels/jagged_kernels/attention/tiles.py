@@ -31,13 +31,16 @@ def default_tiles(head_dim: int) -> tuple[int, int]:
     return (64, 64) if head_dim <= 128 else (32, 32)
 
 
+def parts_of_tile(tile: int, head_dim: int) -> int:
+    """Programs of the plain kernels that share a tile: four warps hold no larger one."""
+    return max(tile // (64 if head_dim <= 128 else 32), 1)
+
+
 # Measured on an H100. `head_dim` is padded to a power of two; `element_size` in bytes.
 
 
-def forward_config(head_dim: int, element_size: int, tile: int = 64) -> LaunchConfig:
+def forward_config(head_dim: int, element_size: int) -> LaunchConfig:
     row_bytes = head_dim * element_size
-    if tile > 64:
-        return LaunchConfig(block=64 if row_bytes <= 256 else 32, num_warps=8, num_stages=2)
     if row_bytes <= 64:
         return LaunchConfig(block=32, num_warps=4, num_stages=3)
     if row_bytes <= 256:
@@ -45,10 +48,8 @@ def forward_config(head_dim: int, element_size: int, tile: int = 64) -> LaunchCo
     return LaunchConfig(block=32, num_warps=4, num_stages=2)
 
 
-def dq_config(head_dim: int, element_size: int, tile: int = 64) -> LaunchConfig:
+def dq_config(head_dim: int, element_size: int) -> LaunchConfig:
     row_bytes = head_dim * element_size
-    if tile > 64:
-        return LaunchConfig(block=64 if row_bytes <= 256 else 16, num_warps=8, num_stages=2)
     if row_bytes <= 64:
         return LaunchConfig(block=32, num_warps=4, num_stages=3)
     if row_bytes <= 128:
@@ -58,12 +59,9 @@ def dq_config(head_dim: int, element_size: int, tile: int = 64) -> LaunchConfig:
     return LaunchConfig(block=32, num_warps=4, num_stages=1)
 
 
-def dkv_config(head_dim: int, element_size: int, tile: int = 64) -> LaunchConfig:
+def dkv_config(head_dim: int, element_size: int) -> LaunchConfig:
     """Twice the forward's state: two accumulators, two blocks of scores."""
     row_bytes = head_dim * element_size
-    if tile > 64:
-        block, num_stages = (32, 2) if row_bytes <= 256 else (16, 1)
-        return LaunchConfig(block=block, num_warps=8, num_stages=num_stages)
     if row_bytes <= 64:
         return LaunchConfig(block=64, num_warps=4, num_stages=3)
     if row_bytes <= 128:

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.bias_launch import NO_BIAS, launch_options
-from jagged_kernels.attention.tiles import LaunchConfig, forward_config
+from jagged_kernels.attention.tiles import LaunchConfig, forward_config, parts_of_tile
 from jagged_kernels.attention.triton_bias import bias_block, bias_place, keep_block
 from jagged_kernels.attention.triton_blocks import (
     FAR,
@@ -29,7 +29,7 @@ from jagged_kernels.attention.triton_blocks import (
     attention_shape,
     empty_lse,
     load_block,
-    load_row,
+    load_part,
     padded_head_dim,
     rows_of_dims,
     scale_argument,
@@ -73,11 +73,15 @@ def launch_forward(
         return o, lse2
     bias = bias or NO_BIAS
     scale_log2, negate = scale_argument(scale)
-    config = config or forward_config(padded_head_dim(q, v), q.element_size(), tile_q)
-    shape = attention_shape(q, k, v, tile=tile_q, block=config.block, left=left, right=right)
+    pad_d = padded_head_dim(q, v)
+    config = config or forward_config(pad_d, q.element_size())
+    parts = parts_of_tile(tile_q, pad_d)
+    shape = attention_shape(
+        q, k, v, tile=tile_q, parts=parts, block=config.block, left=left, right=right
+    )
     launch(
         _forward_kernel,
-        rows.shape[0] * heads,
+        rows.shape[0] * parts * heads,
         (q, k, v, o, lse2, rows, bias["bias"], scale_log2, left, right),
         {"S": shape, "NEGATE": negate, "BIAS": bias["BIAS"]},
         **launch_options(bias["BIAS"], config),
@@ -93,8 +97,11 @@ def _forward_kernel(
     HEADS: tl.constexpr = S.HEADS
     TILE: tl.constexpr = S.TILE
     BLOCK: tl.constexpr = S.BLOCK
-    row, head = tl.program_id(0) // HEADS, (tl.program_id(0) % HEADS).to(tl.int64)
-    q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, row)
+    slot, head = tl.program_id(0) // HEADS, (tl.program_id(0) % HEADS).to(tl.int64)
+    row = slot // S.PARTS
+    q_start, q_end, k_start, k_end, shift = load_part(
+        rows_ptr, row, slot % S.PARTS, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, S.PARTS
+    )
     if q_start == q_end:
         return
     q_ptr += head * S.Q_STRIDE_H
