@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from jagged_kernels.interaction.native_users import token_users
+
 TILE = 32
 
 
@@ -42,15 +44,9 @@ def token_tiles(offsets: Tensor, tokens: int) -> TokenTiles:
     index = start[:, None] + torch.arange(TILE, device=device)
     valid = index < offsets[user + 1][:, None]
     token = torch.arange(tokens, device=device)
-    owner = user_of_tokens(offsets, tokens)
+    owner = token_users(offsets, tokens)
     place = first[owner] * TILE + token - offsets[owner]
     return TokenTiles(user, first, torch.where(valid, index, 0), valid, place)
-
-
-def user_of_tokens(offsets: Tensor, tokens: int) -> Tensor:
-    """[T] int64, the user of each token."""
-    token = torch.arange(tokens, device=offsets.device, dtype=offsets.dtype)
-    return torch.searchsorted(offsets, token, right=True) - 1
 
 
 def to_places(x: Tensor, index: Tensor, valid: Tensor, place: Tensor) -> Tensor:

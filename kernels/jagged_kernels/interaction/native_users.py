@@ -20,7 +20,8 @@ _PIECE = 32
 def token_users(offsets: Tensor, tokens: int) -> Tensor:
     """[T]: the user of each token."""
     token = torch.arange(tokens, device=offsets.device, dtype=offsets.dtype)
-    return torch.searchsorted(offsets[1:], token, right=True)
+    # Not in offsets[1:], without the - 1: Inductor loses where a view of boundaries begins.
+    return torch.searchsorted(offsets, token, right=True) - 1
 
 
 def token_positions(offsets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.interaction.jagged_linear import ACTIVATIONS, Activation
-from jagged_kernels.interaction.native_tiles import take, user_of_tokens
+from jagged_kernels.interaction.native_tiles import take
+from jagged_kernels.interaction.native_users import token_users
 from jagged_kernels.interaction.product_checks import check_matrix, check_operand
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import define_gradient, define_op
@@ -115,7 +116,7 @@ def _native(
         return (k @ shared + user_bias.sum(0) + (target.to(shared.dtype) @ scaled).sum(0)).to(
             history.dtype
         )
-    user = user_of_tokens(offsets, k.shape[0])
+    user = token_users(offsets, k.shape[0])
     out = k @ shared + (k * take(target.to(k.dtype), user)) @ scaled + take(user_bias, user)
     return ACTIVATIONS[activation](out).to(history.dtype)
 
