@@ -353,7 +353,7 @@ types = [
 ]
 strides = [512, 64] * 3
 shape = AttentionShape(
-    8, 1, 64, 64, 64, 64, config.tile_q, config.block, True, True, "ieee", *strides
+    8, 1, 64, 64, 64, 64, config.tile_q, 1, config.block, True, True, "ieee", *strides
 )
 names = _forward_kernel.arg_names
 source = GluonASTSource(

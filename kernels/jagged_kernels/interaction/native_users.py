@@ -49,7 +49,7 @@ def _native_sum_users(x: Tensor, offsets: Tensor) -> Tensor:
     # User b's pieces are those from offsets[b] // _PIECE + b on; at most one of them is empty.
     first_piece = offsets // _PIECE + torch.arange(users + 1, device=x.device)
     piece = torch.arange(tokens // _PIECE + users, device=x.device)
-    user = torch.searchsorted(first_piece[1:], piece, right=True).clamp(max=users - 1)
+    user = (torch.searchsorted(first_piece, piece, right=True) - 1).clamp(max=users - 1)
     begin = offsets[user] + (piece - first_piece[user]) * _PIECE
     sums = _sum_rows(x, torch.minimum(begin, offsets[user + 1]))
     return _sum_rows(sums.double(), first_piece[:-1]).to(x.dtype)

@@ -20,7 +20,7 @@ class Places(NamedTuple):
 def score_places(offsets: Tensor, matrix_offsets: Tensor, total: int) -> Places:
     """Places of `total` scores."""
     score = torch.arange(total, device=offsets.device)
-    user = torch.searchsorted(matrix_offsets[1:], score, right=True)
+    user = torch.searchsorted(matrix_offsets, score, right=True) - 1
     count, begin = offsets.diff().long()[user], matrix_offsets[user]
     row, column = (score - begin) // count, (score - begin) % count
     return Places(user, row, column, begin + column * count + row)
@@ -35,7 +35,7 @@ def row_offsets(offsets: Tensor, matrix_offsets: Tensor, tokens: int, total: int
     if users == 0:
         return matrix_offsets.new_full((tokens + 1,), total)
     token = torch.arange(tokens, device=offsets.device)
-    user = torch.searchsorted(offsets.long()[1:], token, right=True).clamp(max=users - 1)
+    user = (torch.searchsorted(offsets.long(), token, right=True) - 1).clamp(max=users - 1)
     place = token - offsets[user]
     begin = matrix_offsets[user] + place * offsets.diff()[user]
     begin = torch.where(token < offsets[-1], begin, total)
