@@ -1,0 +1,64 @@
+"""What the operations on [T, ...] values ask of their arguments, and the form they compute in."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from jagged_kernels.interaction.jagged2 import Jagged2Tensor
+from jagged_kernels.jagged_tensor import JaggedTensor
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_floats(name: str, x: JaggedTensor) -> None:
+    """A `JaggedTensor` of a floating dtype, or a TypeError."""
+    if not isinstance(x, JaggedTensor):
+        raise TypeError(f"{name} must be a JaggedTensor, got {type(x).__name__}")
+    if x.dtype not in FLOATS:
+        raise TypeError(f"{name} must be of a floating dtype, got {x.dtype}")
+
+
+def check_like(name: str, tensor: Tensor, x: Tensor) -> None:
+    """`tensor` goes with the values `x`: dtype and device."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if tensor.dtype != x.dtype:
+        raise TypeError(f"{name} must have the dtype of x, {x.dtype}, got {tensor.dtype}")
+    if tensor.device != x.device:
+        raise ValueError(f"{name} must be on {x.device} like x, got {tensor.device}")
+
+
+def check_same_offsets(name: str, offsets: Tensor, others: Tensor) -> None:
+    """Contents are compared only where that does not wait for a device."""
+    if offsets is others:
+        return
+    if offsets.shape != others.shape:
+        raise ValueError(
+            f"{name} must have the users of x, {offsets.shape[0] - 1}, got {others.shape[0] - 1}"
+        )
+    tracing = torch.compiler.is_compiling() or isinstance(offsets, torch._subclasses.FakeTensor)
+    readable = offsets.device.type == others.device.type == "cpu" and not tracing
+    if readable and not torch.equal(offsets.long(), others.long()):
+        raise ValueError(f"{name} must have the offsets of x")
+
+
+def as_columns(values: Tensor) -> Tensor:
+    """[T, ...] -> [T, C]; a view where the strides allow one."""
+    return values[:, None] if values.dim() == 1 else values.flatten(1)
+
+
+def user_bounds(offsets: Tensor) -> list[tuple[int, int]]:
+    """(first token, end) of each user. Waits for the device: for references."""
+    bounds = offsets.tolist()
+    return list(pairwise(bounds))
+
+
+def check_squares(name: str, m: Jagged2Tensor) -> None:
+    """A `Jagged2Tensor` of a floating dtype, or a TypeError."""
+    if not isinstance(m, Jagged2Tensor):
+        raise TypeError(f"{name} must be a Jagged2Tensor, got {type(m).__name__}")
+    if m.dtype not in FLOATS:
+        raise TypeError(f"{name} must be of a floating dtype, got {m.dtype}")

@@ -1,0 +1,150 @@
+"""Elementwise, softmax, pooling and norm operations: what all of them must hold to."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from interaction_cases import OPERATIONS
+from operation_cases import (
+    DEVICE,
+    DTYPES,
+    assert_as_exact_as_reference,
+    assert_compiles,
+    assert_gradients_exact,
+    flat,
+    results,
+)
+
+NAMES = list(OPERATIONS)
+BACKENDS = ("native", "triton")
+MIXED = [3, 0, 21, 1, 9, 0]
+# Longer than a piece, a tile of rows and a block of scores.
+WHALES = {False: [5, 600, 0, 2], True: [3, 140]}
+
+
+@pytest.fixture
+def poisoned_allocations(monkeypatch):
+    """Memory that nothing wrote reads as NaN."""
+    empty, empty_like = torch.empty, torch.empty_like
+
+    def poison(tensor):
+        return tensor.fill_(math.nan) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(empty(*a, **k)))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(empty_like(*a, **k)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_as_exact_as_the_reference(name, dtype):
+    operation = OPERATIONS[name]
+    tensors = operation.tensors(MIXED, 5, offsets_dtype=torch.int32)
+    assert_as_exact_as_reference(operation.call, tensors, dtype)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_long_users_and_wide_tokens(name, poisoned_allocations):
+    operation = OPERATIONS[name]
+    for columns, lengths in ((3, WHALES[operation.squares]), (70, [7, 0, 30])):
+        tensors = operation.tensors(lengths, columns)
+        assert_as_exact_as_reference(operation.call, tensors, torch.float32)
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0], [1]], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_hardly_any_tokens(name, lengths):
+    tensors = OPERATIONS[name].tensors(lengths, 6)
+    assert_as_exact_as_reference(OPERATIONS[name].call, tensors, torch.float32)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients(name):
+    assert_gradients_exact(OPERATIONS[name].call, OPERATIONS[name].tensors([3, 0, 5, 1], 2))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiles_whole_and_for_other_batches(name):
+    operation = OPERATIONS[name]
+    batches = [operation.tensors(lengths, 4) for lengths in ([3, 0, 6], [5, 2, 2, 4], [11, 3])]
+    assert_compiles(operation.call, batches)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_operands_of_any_layout(name, backend):
+    """Transposed, and every second element of a larger tensor."""
+    operation = OPERATIONS[name]
+    tensors = operation.tensors(MIXED, 4)
+    outputs = flat(operation.call(backend, **_on_device(tensors)))
+    for tensor in operation.operands:
+        loose = tensors[tensor].repeat_interleave(2, -1)[..., ::2]
+        apart = tensors | {tensor: loose.transpose(0, -1).contiguous().transpose(0, -1)}
+        for name_, operand in (("loose", loose), ("transposed", apart[tensor])):
+            changed = _on_device(tensors) | {tensor: operand.to(DEVICE)}
+            for out, expected in zip(
+                flat(operation.call(backend, **changed)), outputs, strict=True
+            ):
+                assert torch.equal(out, expected), (tensor, name_)
+
+
+def _gradients(operation, backend, tensors):
+    """Outputs, and gradients for gradients of the outputs that depend on the outputs alone."""
+    leaves = {
+        name: t.clone().requires_grad_(t.is_floating_point())
+        for name, t in _on_device(tensors).items()
+    }
+    outputs = [t for t in flat(operation.call(backend, **leaves)) if t.is_floating_point()]
+    torch.stack([(out * out.detach().cos()).sum() for out in outputs]).sum().backward()
+    kinds = {name: kind for name, (kind, _) in operation.operands.items()}
+    grads = [leaves[name].grad for name, kind in kinds.items() if kind != "parameter"]
+    return [*(out.detach() for out in outputs), *(g for g in grads if g is not None)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_user_does_not_depend_on_where_it_lies(name, backend):
+    """Bit for bit, outputs and gradients, behind a user of an odd length."""
+    operation = OPERATIONS[name]
+    lengths = [11, 5, 0, *WHALES[operation.squares]]
+    together = operation.tensors(lengths, 3)
+    alone = _gradients(operation, backend, operation.without_first_user(together))
+    for with_first, result in zip(_gradients(operation, backend, together), alone, strict=True):
+        assert torch.equal(with_first[len(with_first) - len(result) :], result)
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@pytest.mark.parametrize("name", NAMES)
+def test_nan_stays_with_its_user(name, backend):
+    operation = OPERATIONS[name]
+    tensors = operation.tensors([4, 6, 0, 9, 2], 3)
+    sick = {name: t.clone() for name, t in tensors.items()}
+    for operand, (kind, _) in operation.operands.items():
+        first_user = {"token": 4, "user": 1, "score": 16, "parameter": 0}[kind]
+        sick[operand][:first_user] = math.nan
+    clean = _gradients(operation, backend, tensors)
+    healthy = operation.without_first_user(tensors)
+    sizes = [len(t) for t in _gradients(operation, backend, healthy)]
+    for result, expected, size in zip(
+        _gradients(operation, backend, sick), clean, sizes, strict=True
+    ):
+        first = len(result) - size
+        assert torch.equal(result[first:], expected[first:])
+        assert result[:first].isnan().any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_offsets_of_either_dtype(name):
+    operation = OPERATIONS[name]
+    wide = operation.tensors(MIXED, 5)
+    narrow = operation.tensors(MIXED, 5, offsets_dtype=torch.int32)
+    for backend in BACKENDS:
+        first = results(operation.call, backend, _on_device(wide))
+        second = results(operation.call, backend, _on_device(narrow))
+        for result in first:
+            assert torch.equal(first[result].double(), second[result].double()), result
+
+
+def _on_device(tensors):
+    return {name: tensor.to(DEVICE) for name, tensor in tensors.items()}
