@@ -71,18 +71,15 @@ class JaggedTensor:
 
         Waits for the device: the number of tokens decides a shape.
         """
-        if padded.dim() < 2 or lengths.shape != padded.shape[:1]:
-            raise ValueError(
-                f"padded must be [B, L, ...] and lengths [B], got {tuple(padded.shape)} "
-                f"and {tuple(lengths.shape)}"
-            )
+        from jagged_kernels.interaction.padded import check_padded, from_padded
+
+        check_padded(padded, lengths)
         if lengths.numel() and (int(lengths.min()) < 0 or int(lengths.max()) > padded.shape[1]):
             raise ValueError(
                 f"lengths must lie in [0, {padded.shape[1]}], the padded length; "
                 f"got {int(lengths.min())} to {int(lengths.max())}"
             )
-        kept = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
-        return cls._trusted(padded[kept], lengths_to_offsets(lengths.to(padded.device)))
+        return from_padded(padded, lengths.to(padded.device))
 
     @classmethod
     def from_nested(cls, nested: Tensor) -> JaggedTensor:
@@ -104,16 +101,11 @@ class JaggedTensor:
         Users longer than `max_len` are truncated to their first `max_len` tokens. Without
         `max_len` the longest user decides, which waits for the device.
         """
+        from jagged_kernels.interaction.padded import to_padded
+
         if max_len is None:
             max_len = int(self.lengths.max()) if len(self) else 0
-        position = torch.arange(max_len, device=self.offsets.device)
-        valid = position < self.lengths[:, None]
-        source = torch.where(valid, self.offsets[:-1, None] + position, 0)
-        if self.values.shape[0] == 0:
-            shape = (len(self), max_len, *self.values.shape[1:])
-            return self.values.new_full(shape, value)
-        padded = self.values[source]
-        return padded.masked_fill(~valid.view(*valid.shape, *[1] * (padded.dim() - 2)), value)
+        return to_padded(self, max_len, value=value)
 
     @property
     def lengths(self) -> Tensor:

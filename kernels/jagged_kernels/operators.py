@@ -39,29 +39,31 @@ def define_gradient(
     op: Any,
     *,
     save: Callable[[tuple[Any, ...], Any], Sequence[Any]],
-    gradient: Callable[..., Sequence[Tensor | None]],
+    gradient: Callable[..., Sequence[Tensor | Sequence[Tensor | None] | None]],
 ) -> None:
     """Gives an operator of `define_op` its gradient.
 
     Args:
         save: (inputs, output) -> what `gradient` needs of them, tensors and others.
         gradient: (saved, wanted, *gradients of the outputs) -> gradients of the first inputs;
-            the inputs after those have none. `wanted[i]`: does input i need a gradient. The
-            gradient of an output that nobody used is None, never of all. It calls operators: what
-            it does is traced by `torch.compile`.
+            the inputs after those have none. `wanted[i]`: does input i need a gradient. For an
+            input that is a list of tensors, both are lists. The gradient of an output that nobody
+            used is None, never of all. It calls operators: what it does is traced by
+            `torch.compile`.
 
     A second derivative raises: there is none.
     """
 
     class Gradient(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> Any:
+        def forward(ctx: Any, lists: list[int], *flat: Any) -> Any:
+            inputs = _nest(flat, lists)
             with torch._C._AutoDispatchBelowAutograd():
                 output = op(*inputs)
             saved = save(inputs, output)
             ctx.save_for_backward(*[x if isinstance(x, Tensor) else None for x in saved])
             ctx.others = [None if isinstance(x, Tensor) else x for x in saved]
-            ctx.inputs = len(inputs)
+            ctx.lists, ctx.inputs = lists, len(flat)
             ctx.set_materialize_grads(False)
             return output
 
@@ -69,19 +71,39 @@ def define_gradient(
         @once_differentiable
         def backward(ctx: Any, *gradients: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
             if all(g is None for g in gradients):
-                return (None,) * ctx.inputs
+                return (None,) * (1 + ctx.inputs)
             tensors = ctx.saved_tensors
             saved = [o if t is None else t for t, o in zip(tensors, ctx.others, strict=True)]
-            found = gradient(saved, ctx.needs_input_grad, *gradients)
-            return (*found, *(None,) * (ctx.inputs - len(found)))
+            wanted = _nest(ctx.needs_input_grad[1:], ctx.lists)
+            found: list[Tensor | None] = []
+            for part in gradient(saved, wanted, *gradients):
+                found.extend(part if isinstance(part, Sequence) else [part])
+            return (None, *found, *(None,) * (ctx.inputs - len(found)))
 
     def with_gradient(*inputs: Any) -> Any:
-        if torch.is_grad_enabled() and any(
-            isinstance(x, Tensor) and x.requires_grad for x in inputs
-        ):
-            return Gradient.apply(*inputs)
+        flat, lists = _flatten(inputs)
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in flat):
+            return Gradient.apply(lists, *flat)
         with torch._C._AutoDispatchBelowAutograd():
             return op(*inputs)
 
     name = op.name().removeprefix("jagged_kernels::").removesuffix(".default")
     _LIBRARY.impl(name, with_gradient, "Autograd")
+
+
+def _flatten(inputs: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """Autograd sees tensors only outside lists: the inputs with lists of tensors spread out, and
+    for each input the length of its list, -1 for others."""
+    flat: list[Any] = []
+    lists: list[int] = []
+    for x in inputs:
+        spread = isinstance(x, list | tuple) and any(isinstance(part, Tensor) for part in x)
+        lists.append(len(x) if spread else -1)
+        flat.extend(x if spread else [x])
+    return flat, lists
+
+
+def _nest(flat: Sequence[Any], lists: Sequence[int]) -> tuple[Any, ...]:
+    """What `_flatten` spread out, for inputs or what belongs to them."""
+    rest = iter(flat)
+    return tuple([next(rest) for _ in range(n)] if n >= 0 else next(rest) for n in lists)

@@ -18,10 +18,11 @@ def user_of(offsets_ptr, users, token):
     """
     first = token * 0
     last = first + users - 1
-    # Steps that halve any int32 number of users; those after the last do nothing.
-    for _ in range(0, 31):
+    left = users
+    while left > 1:
         middle = first + (last - first + 1) // 2
         behind = tl.load(offsets_ptr + middle) > token
         last = tl.where(behind, middle - 1, last)
         first = tl.where(behind, first, middle)
+        left = (left + 1) // 2
     return first

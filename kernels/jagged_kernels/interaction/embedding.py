@@ -1,0 +1,179 @@
+"""`jagged_embedding`: the vectors of several features of a token, looked up and added up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jagged_kernels.backends import Backend, choose_backend
+from jagged_kernels.interaction.row_sums import sum_sorted_rows
+from jagged_kernels.interaction.rows import readable, small_integers
+from jagged_kernels.jagged_tensor import JaggedTensor
+from jagged_kernels.operators import define_gradient, define_op
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def jagged_embedding(
+    ids: Sequence[JaggedTensor | Tensor],
+    tables: Sequence[Tensor],
+    *,
+    sparse: bool = False,
+    backend: Backend = "auto",
+) -> JaggedTensor:
+    """Sum of tables[i][ids[i]] over the features i: item, category, time bucket, position, ...
+
+    Args:
+        ids: one for each feature, int32 or int64: `JaggedTensor`s [T] of the same offsets, at
+            least one, or tensors [T]. Ids outside the table raise on a CPU; on CUDA, where
+            looking would wait, they count as a vector of zeros and give no gradient.
+        tables: [V_i, D] of one floating dtype.
+        sparse: gradients of the tables as `torch.sparse_coo` with the rows that were looked up,
+            for tables too large for dense ones. Their number depends on the ids, so the backward
+            waits for the device once a table; it cannot be traced by `torch.compile`.
+        backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
+
+    Returns:
+        [T, D] with the offsets of the ids. Triton adds up in float32.
+
+    Raises:
+        TypeError, ValueError, IndexError: arguments of wrong kind, shape, dtype, device or range.
+
+    Triton's gradients sum the tokens of an id in their order (a stable sort, then sums of equal
+    shares of it), without atomics, and sparse ones have each row once. Scratch memory of the
+    backward: an order [T] for a table at a time, and T / 16 rows of float32.
+
+    >>> item = JaggedTensor(torch.tensor([1, 0, 1]), torch.tensor([0, 2, 3]))
+    >>> tables = [torch.tensor([[1.0], [2.0]]), torch.tensor([[10.0], [20.0]])]
+    >>> jagged_embedding([item, torch.tensor([0, 1, 0])], tables).values.tolist()
+    [[12.0], [21.0], [12.0]]
+    """
+    first, numbers = _check(ids, tables)
+    chosen = choose_backend(backend, tables[0])
+    if chosen == "reference":
+        vectors = [table[n.long()] for n, table in zip(numbers, tables, strict=True)]
+        values = torch.stack(vectors).sum(0)
+    elif chosen == "native":
+        parts = [
+            torch.nn.functional.embedding(n, table, sparse=sparse)
+            for n, table in zip(numbers, tables, strict=True)
+        ]
+        values = parts[0]
+        for part in parts[1:]:
+            values = values + part
+    else:
+        values = embed(list(tables), numbers, sparse)
+    return first.with_values(values)
+
+
+def _check(
+    ids: Sequence[JaggedTensor | Tensor], tables: Sequence[Tensor]
+) -> tuple[JaggedTensor, list[Tensor]]:
+    """The first jagged ids, and the numbers [T] of all."""
+    jagged = [x for x in ids if isinstance(x, JaggedTensor)]
+    if not jagged:
+        kinds = ", ".join(type(x).__name__ for x in ids)
+        raise TypeError(f"ids must be tensors, at least one a JaggedTensor; got [{kinds}]")
+    if len(ids) != len(tables):
+        raise ValueError(f"each feature needs a table, got {len(ids)} ids, {len(tables)} tables")
+    first, width = jagged[0], tables[0].shape[-1:]
+    numbers = [x.values if isinstance(x, JaggedTensor) else x for x in ids]
+    for index, (feature, n, table) in enumerate(zip(ids, numbers, tables, strict=True)):
+        if n.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"ids {index} must be int32 or int64, got {n.dtype}")
+        if n.shape != first.values.shape or n.dim() != 1:
+            raise ValueError(
+                f"ids must be [T] of the same T, got {tuple(n.shape)} and "
+                f"{tuple(first.values.shape)}"
+            )
+        if table.dim() != 2 or table.shape[-1:] != width:
+            raise ValueError(
+                f"tables must be [V, D] of the same D, got {tuple(table.shape)} and "
+                f"{tuple(tables[0].shape)}"
+            )
+        if table.dtype != tables[0].dtype or table.dtype not in _DTYPES:
+            raise TypeError(
+                f"tables must be of one floating dtype, got {tables[0].dtype} and {table.dtype}"
+            )
+        if not n.device == table.device == first.device:
+            raise ValueError(
+                f"ids and tables must be on one device, got {n.device}, {table.device} and "
+                f"{first.device}"
+            )
+        _check_contents(index, feature, first, table.shape[0])
+    return first, numbers
+
+
+def _check_contents(
+    index: int, feature: JaggedTensor | Tensor, first: JaggedTensor, size: int
+) -> None:
+    """What only a CPU can look at."""
+    n = feature.values if isinstance(feature, JaggedTensor) else feature
+    if not readable(n):
+        return
+    if n.numel() and (int(n.min()) < 0 or int(n.max()) >= size):
+        raise IndexError(
+            f"ids {index} must lie in [0, {size}), got {int(n.min())} to {int(n.max())}"
+        )
+    if isinstance(feature, JaggedTensor) and feature.offsets is not first.offsets:
+        mine, others = feature.offsets, first.offsets
+        if mine.shape != others.shape or not torch.equal(mine.long(), others.long()):
+            raise ValueError(f"ids {index} must have the offsets of the others")
+
+
+def _embed(tables: Sequence[Tensor], ids: Sequence[Tensor], sparse: bool) -> Tensor:
+    """[T, D]"""
+    from jagged_kernels.interaction.triton_embedding import launch_embed
+
+    return launch_embed(tables, ids)
+
+
+def _empty_vectors(tables: Sequence[Tensor], ids: Sequence[Tensor], sparse: bool) -> Tensor:
+    return tables[0].new_empty((ids[0].shape[0], tables[0].shape[1]))
+
+
+embed = define_op(_embed, fake=_empty_vectors)
+
+
+def _save(inputs: tuple[Any, ...], output: Tensor) -> tuple[Any, ...]:
+    tables, ids, sparse = inputs
+    return ([table.shape[0] for table in tables], sparse, *ids)
+
+
+def _gradient(
+    saved: Sequence[Any], wanted: Sequence[Any], d_out: Tensor
+) -> tuple[list[Tensor | None]]:
+    sizes, sparse, *ids = saved
+    of_table = _sparse_gradient if sparse else _dense_gradient
+    parts = zip(wanted[0], ids, sizes, strict=True)
+    return ([of_table(d_out, n, size) if need else None for need, n, size in parts],)
+
+
+define_gradient(embed, save=_save, gradient=_gradient)
+
+
+def _dense_gradient(d_out: Tensor, ids: Tensor, size: int) -> Tensor:
+    keys, order = _sorted_ids(ids, size)
+    return sum_sorted_rows(d_out, order, keys, size)
+
+
+def _sparse_gradient(d_out: Tensor, ids: Tensor, size: int) -> Tensor:
+    keys, order = _sorted_ids(ids, size)
+    valid = (keys >= 0) & (keys < size)
+    first = valid.clone()
+    first[1:] &= keys.diff() != 0
+    places = torch.where(valid, first.cumsum(0) - 1, -1)
+    rows = keys[first].long()  # waits
+    sums = sum_sorted_rows(d_out, order, places, rows.shape[0])
+    shape = (size, d_out.shape[1])
+    return torch.sparse_coo_tensor(
+        rows[None], sums, shape, is_coalesced=True, check_invariants=False
+    )
+
+
+def _sorted_ids(ids: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Ids in order, those outside the table as -1 or `size`, and the token of each."""
+    return small_integers(ids.clamp(-1, size), size).sort(stable=True)

@@ -1,0 +1,121 @@
+"""`jagged_slice`, `jagged_recent`: a part of each user's tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from jagged_kernels.backends import Backend, choose_backend
+from jagged_kernels.interaction.rows import place_rows, readable, token_places
+from jagged_kernels.jagged_tensor import JaggedTensor, lengths_to_offsets
+
+_LONGEST = 2**31 - 1
+
+
+def jagged_slice(
+    x: JaggedTensor,
+    start: int | Tensor,
+    length: int | Tensor,
+    *,
+    total: int | None = None,
+    backend: Backend = "auto",
+) -> JaggedTensor:
+    """`length` tokens of each user from its token `start` on.
+
+    Args:
+        x: [T, ...], any dtype.
+        start: token of the user, an int or [B] integers; clamped to 0 ... n_b.
+        length: tokens, an int or [B] integers; clamped to 0 ... n_b - start.
+        total: tokens of the result, where the caller knows it. Without it this waits for the
+            device, and cannot be traced by `torch.compile`; a wrong one raises on a CPU and is
+            not noticed on CUDA.
+        backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
+
+    Returns:
+        [total, ...] with offsets of its own, in the dtype of those of `x`.
+
+    Raises:
+        TypeError, ValueError: arguments of wrong kind, shape, dtype or device.
+
+    >>> x = JaggedTensor(torch.arange(6), torch.tensor([0, 4, 4, 6]))
+    >>> [user.tolist() for user in jagged_slice(x, 1, 2).unbind()]
+    [[1, 2], [], [5]]
+    """
+    start, length = _per_user(x, start, "start"), _per_user(x, length, "length")
+    lengths = x.lengths
+    start = torch.minimum(start.clamp(min=0), lengths)
+    return _cut(x, start, torch.minimum(length.clamp(min=0), lengths - start), total, backend)
+
+
+def jagged_recent(
+    x: JaggedTensor, length: int | Tensor, *, total: int | None = None, backend: Backend = "auto"
+) -> JaggedTensor:
+    """The last `length` tokens of each user: its most recent events. See `jagged_slice`.
+
+    Args:
+        length: tokens, an int or [B] integers; clamped to 0 ... n_b.
+        backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
+
+    >>> x = JaggedTensor(torch.arange(6), torch.tensor([0, 4, 4, 6]))
+    >>> [user.tolist() for user in jagged_recent(x, 3).unbind()]
+    [[1, 2, 3], [], [4, 5]]
+    """
+    length = _per_user(x, length, "length")
+    lengths = x.lengths
+    length = torch.minimum(length.clamp(min=0), lengths)
+    return _cut(x, lengths - length, length, total, backend)
+
+
+def _cut(
+    x: JaggedTensor, start: Tensor, length: Tensor, total: int | None, backend: Backend
+) -> JaggedTensor:
+    """For `start` and `length` [B] that lie inside the users."""
+    chosen = choose_backend(backend, x.values)
+    offsets = lengths_to_offsets(length)
+    tokens = total_tokens(offsets, total)
+    if chosen == "reference":
+        values = _reference(x, start, length)
+    elif chosen == "native":
+        user, place = token_places(offsets, tokens)
+        values = x.values.index_select(0, (x.offsets[:-1] + start)[user] + place)
+    else:
+        values = place_rows(
+            x.values, x.offsets, offsets, start, 1, len(x), tokens, 0, 0, False, False, 0.0
+        )
+    return JaggedTensor._trusted(values, offsets)
+
+
+def _reference(x: JaggedTensor, start: Tensor, length: Tensor) -> Tensor:
+    parts = [
+        part[first : first + count]
+        for part, first, count in zip(x.unbind(), start.tolist(), length.tolist(), strict=True)
+    ]
+    return torch.cat([x.values[:0], *parts])
+
+
+def total_tokens(offsets: Tensor, total: int | None) -> int:
+    """`offsets[-1]`, from the caller where it knows, else waiting for the device."""
+    if total is None:
+        return int(offsets[-1])
+    if total < 0 or (readable(offsets) and int(offsets[-1]) != total):
+        raise ValueError(f"total is {total}, but the result has {int(offsets[-1])} tokens")
+    return total
+
+
+def _per_user(x: JaggedTensor, number: int | Tensor, name: str) -> Tensor:
+    """[B], or [1] for an int, in the dtype of the offsets."""
+    if not isinstance(x, JaggedTensor):
+        raise TypeError(f"x must be a JaggedTensor, got {type(x).__name__}")
+    if isinstance(number, int):
+        return x.offsets.new_full((1,), min(max(number, -_LONGEST), _LONGEST))
+    if number.dtype.is_floating_point or number.dtype == torch.bool:
+        raise TypeError(f"{name} must be an int or integers [B], got {number.dtype}")
+    if number.shape != (len(x),) or number.device != x.device:
+        raise ValueError(
+            f"{name} must be an int or [B] = [{len(x)}] on {x.device}, "
+            f"got {tuple(number.shape)} on {number.device}"
+        )
+    if number.dtype == x.offsets.dtype:
+        return number
+    # An int64 that is far too long must not wrap round in int32.
+    return number.clamp(-_LONGEST, _LONGEST).to(x.offsets.dtype)

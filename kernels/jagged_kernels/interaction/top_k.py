@@ -1,0 +1,119 @@
+"""`jagged_top_k`: the k highest scores of each user, and where they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jagged_kernels.backends import Backend, choose_backend
+from jagged_kernels.interaction.rows import by_user
+from jagged_kernels.jagged_tensor import JaggedTensor
+from jagged_kernels.operators import define_gradient, define_op
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_MAX_TRITON_K = 128
+
+
+def jagged_top_k(x: JaggedTensor, k: int, *, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
+    """The k highest scores of each user, decreasing; of equal ones the earlier token first.
+
+    Args:
+        x: scores [T], floating. NaN counts as higher than any number, as in `torch.topk`.
+        k: at least 1. Triton goes to 128, beyond which "auto" is native.
+        backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
+
+    Returns:
+        (values [B, k], positions [B, k] int64): the scores, and the token of the user, counted
+        from its first. A user of fewer than k tokens is filled up with -inf and -1. Values have a
+        gradient.
+
+    Raises:
+        TypeError, ValueError: arguments of wrong kind, shape, dtype or value.
+        NotImplementedError: more than 128 on the triton backend.
+
+    Does not wait. Scratch memory: 8 k bytes for each user and for every 1024 tokens.
+
+    >>> x = JaggedTensor(torch.tensor([0.5, 2.0, 2.0, 7.0]), torch.tensor([0, 3, 4]))
+    >>> [part.tolist() for part in jagged_top_k(x, 2)]
+    [[[2.0, 2.0], [7.0, -inf]], [[1, 2], [0, -1]]]
+    """
+    if not isinstance(x, JaggedTensor):
+        raise TypeError(f"x must be a JaggedTensor, got {type(x).__name__}")
+    if x.values.dim() != 1:
+        raise ValueError(f"x must be scores [T], got {tuple(x.values.shape)}")
+    if x.dtype not in _DTYPES:
+        raise TypeError(f"x must be floating, got {x.dtype}")
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    chosen = choose_backend(backend, x.values)
+    if chosen == "triton" and k > _MAX_TRITON_K:
+        if backend == "triton":
+            raise NotImplementedError(f"the triton backend goes to k = {_MAX_TRITON_K}, got {k}")
+        chosen = "native"
+    if chosen == "reference":
+        return _reference(x, k)
+    if chosen == "native":
+        return _native(x, k)
+    return top_k(x.values, x.offsets, k)
+
+
+def _reference(x: JaggedTensor, k: int) -> tuple[Tensor, Tensor]:
+    values = [x.values.new_zeros((0, k))]
+    positions = [x.offsets.new_zeros((0, k), dtype=torch.int64)]
+    for scores in x.unbind():
+        order = scores.detach().sort(descending=True, stable=True).indices[:k]
+        missing = (0, k - order.shape[0])
+        values.append(torch.nn.functional.pad(scores[order], missing, value=-math.inf)[None])
+        positions.append(torch.nn.functional.pad(order, missing, value=-1)[None])
+    return torch.cat(values), torch.cat(positions)
+
+
+def _native(x: JaggedTensor, k: int) -> tuple[Tensor, Tensor]:
+    """A stable sort of all tokens by score, then one by user."""
+    tokens = x.values.shape[0]
+    order = by_user(x.offsets, x.values.detach().sort(descending=True, stable=True).indices)
+    first = x.offsets[:-1, None].long()
+    rank = torch.arange(k, device=x.device)
+    exists = rank < x.lengths[:, None]
+    # One more token behind the last, for ranks that a user does not have.
+    order = torch.nn.functional.pad(order, (0, 1), value=tokens)
+    token = order[torch.where(exists, first + rank, tokens)]
+    values = torch.nn.functional.pad(x.values, (0, 1), value=-math.inf)[token]
+    return values, (token - first).masked_fill(~exists, -1)
+
+
+def _top_k(scores: Tensor, offsets: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """(values [B, k], positions [B, k] int64)"""
+    from jagged_kernels.interaction.triton_top_k import launch_top_k
+
+    return launch_top_k(scores, offsets, k)
+
+
+def _empty_top_k(scores: Tensor, offsets: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    shape = (offsets.shape[0] - 1, k)
+    return scores.new_empty(shape), offsets.new_empty(shape, dtype=torch.int64)
+
+
+top_k = define_op(_top_k, fake=_empty_top_k)
+
+
+def _save(inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
+    scores, offsets, _ = inputs
+    return scores.shape[0], offsets, output[1]
+
+
+def _gradient(
+    saved: Sequence[Any], wanted: Sequence[bool], d_values: Tensor, d_positions: None
+) -> tuple[Tensor]:
+    tokens, offsets, positions = saved
+    # No token is there twice; what has no token goes to a place behind the last.
+    target = torch.where(positions < 0, tokens, positions + offsets[:-1, None])
+    d_scores = d_values.new_zeros(tokens + 1).scatter(0, target.flatten(), d_values.flatten())
+    return (d_scores[:tokens].clone(),)
+
+
+define_gradient(top_k, save=_save, gradient=_gradient)

@@ -1,0 +1,253 @@
+"""Copies of tokens from computed places: cut, pad, select and concatenate users' rows.
+
+A program writes an equal share of the output's tokens: it finds whose they are, and from that where
+each comes from. A row is read and written once, whatever the lengths.
+"""
+
+# Triton's jit and its launch options are not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jagged_kernels.interaction.triton_users import user_of
+
+_BYTES_PER_PROGRAM = 16384
+_MAX_COLUMNS = 512
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """[T, ...] as [T, width] with unit stride within a row; bool as bytes."""
+    x = x.view(torch.uint8) if x.dtype == torch.bool else x
+    rows = x.flatten(1) if x.dim() > 1 else x[:, None]
+    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
+
+
+def row_tiles(tokens: int, width: int, element_size: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """Grid (chunks of tokens, blocks of columns) and the constants WIDTH, COLUMNS, BLOCK."""
+    columns = min(1 << (width - 1).bit_length(), _MAX_COLUMNS)
+    block = min(max(_BYTES_PER_PROGRAM // (columns * element_size), 16), 1024)
+    grid = (-(-tokens // block), -(-width // columns))
+    return grid, {"WIDTH": width, "COLUMNS": columns, "BLOCK": block}
+
+
+@triton.jit
+def row_addresses(row, stride, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """[BLOCK, COLUMNS]: elements from the start of the tensor, for the program's columns, and
+    which of the columns exist."""
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    # int64: tokens x width passes 2^31 in large batches.
+    return row.to(tl.int64)[:, None] * stride + column[None, :], (column < WIDTH)[None, :]
+
+
+def launch_place_rows(
+    values: Tensor,
+    source_offsets: Tensor | None,
+    out_offsets: Tensor | None,
+    shift: Tensor | None,
+    sign: int,
+    *,
+    users: int,
+    tokens: int,
+    source_len: int,
+    out_len: int,
+    source_end: bool,
+    out_end: bool,
+    value: float,
+    select: Tensor | None = None,
+) -> Tensor:
+    """What `rows.place_rows` says; with `select` [users], output user b reads user select[b]."""
+    out = values.new_empty((tokens, *values.shape[1:]))
+    if out.numel() == 0:
+        return out
+    if values.shape[0] == 0:
+        return out.fill_(value)
+    source, target = as_rows(values), as_rows(out)
+    grid, tiles = row_tiles(tokens, target.shape[1], target.element_size())
+    with torch.cuda.device_of(values):
+        _place_rows_kernel[grid](
+            source, target, source_offsets, out_offsets, shift, select,
+            value if source.is_floating_point() else int(value),
+            users, tokens, source_len, out_len, source.stride(0),
+            SIGN=sign, SOURCE_END=source_end, OUT_END=out_end, **tiles,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["value", "users", "tokens", "source_len", "out_len"])
+def _place_rows_kernel(
+    source_ptr, out_ptr, source_offsets_ptr, out_offsets_ptr, shift_ptr, select_ptr,
+    value, users, tokens, source_len, out_len, source_stride,
+    SIGN: tl.constexpr, SOURCE_END: tl.constexpr, OUT_END: tl.constexpr,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = token < tokens
+    token = tl.minimum(token, tokens - 1)
+    if out_offsets_ptr is None:
+        user = token // out_len
+        place = token - user * out_len
+        length = out_len
+    else:
+        user = user_of(out_offsets_ptr, users, token)
+        first = tl.load(out_offsets_ptr + user).to(tl.int32)
+        place = token - first
+        length = tl.load(out_offsets_ptr + user + 1).to(tl.int32) - first
+    source_user = user
+    if select_ptr is not None:
+        source_user = tl.load(select_ptr + user).to(tl.int32)
+    if source_offsets_ptr is None:
+        source_first = source_user.to(tl.int64) * source_len
+        source_length = source_len
+    else:
+        source_first = tl.load(source_offsets_ptr + source_user).to(tl.int64)
+        source_end = tl.load(source_offsets_ptr + source_user + 1).to(tl.int64)
+        source_length = (source_end - source_first).to(tl.int32)
+    if shift_ptr is not None:
+        place += SIGN * tl.load(shift_ptr + user).to(tl.int32)
+    if SOURCE_END:
+        place += tl.maximum(source_length - length, 0)
+    if OUT_END:
+        place -= tl.maximum(length - source_length, 0)
+    exists = inside & (place >= 0) & (place < source_length)
+
+    address, column = row_addresses(source_first + place, source_stride, WIDTH, COLUMNS)
+    block = tl.load(source_ptr + address, mask=exists[:, None] & column, other=value)
+    address, column = row_addresses(token, WIDTH, WIDTH, COLUMNS)
+    tl.store(out_ptr + address, block, mask=inside[:, None] & column)
+
+
+def launch_select_rows_backward(
+    d_out: Tensor, offsets: Tensor, out_offsets: Tensor, order: Tensor, first: Tensor, tokens: int
+) -> Tensor:
+    """[tokens, ...]: each token's gradients summed over the output users that copied its user.
+
+    Args:
+        order: [N] output users, sorted by the user that they copied.
+        first: [B + 1], where in `order` those of each user begin.
+    """
+    d_values = d_out.new_empty((tokens, *d_out.shape[1:]))
+    if d_values.numel() == 0:
+        return d_values
+    if d_out.shape[0] == 0:
+        return d_values.zero_()
+    source, target = as_rows(d_out), as_rows(d_values)
+    grid, tiles = row_tiles(tokens, target.shape[1], torch.float32.itemsize)
+    with torch.cuda.device_of(d_out):
+        _sum_selected_kernel[grid](
+            source, target, offsets, out_offsets, order, first,
+            offsets.shape[0] - 1, tokens, source.stride(0), **tiles,
+        )  # fmt: skip
+    return d_values
+
+
+@triton.jit(do_not_specialize=["users", "tokens"])
+def _sum_selected_kernel(
+    d_out_ptr, d_values_ptr, offsets_ptr, out_offsets_ptr, order_ptr, first_ptr,
+    users, tokens, stride,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = token < tokens
+    token = tl.minimum(token, tokens - 1)
+    user = user_of(offsets_ptr, users, token)
+    place = token - tl.load(offsets_ptr + user).to(tl.int32)
+    start = tl.load(first_ptr + user).to(tl.int32)
+    copies = tl.load(first_ptr + user + 1).to(tl.int32) - start
+    acc = tl.zeros([BLOCK, COLUMNS], tl.float32)
+    for copy in range(0, tl.max(copies, 0)):
+        exists = inside & (copy < copies)
+        out_user = tl.load(order_ptr + start + copy, mask=exists, other=0)
+        row = tl.load(out_offsets_ptr + out_user, mask=exists, other=0).to(tl.int64) + place
+        address, column = row_addresses(row, stride, WIDTH, COLUMNS)
+        acc += tl.load(d_out_ptr + address, mask=exists[:, None] & column, other=0.0).to(tl.float32)
+    address, column = row_addresses(token, WIDTH, WIDTH, COLUMNS)
+    tl.store(
+        d_values_ptr + address,
+        acc.to(d_values_ptr.dtype.element_ty),
+        mask=inside[:, None] & column,
+    )
+
+
+def launch_cat_rows(
+    parts: Sequence[Tensor], offsets: Sequence[Tensor], shared: Sequence[bool], out_offsets: Tensor,
+    tokens: int,
+) -> Tensor:  # fmt: skip
+    """What `cat.cat_rows` says."""
+    out = parts[0].new_empty((tokens, *parts[0].shape[1:]))
+    if out.numel():
+        sources = tuple(as_rows(part).contiguous() for part in parts)
+        _walk_parts(as_rows(out), sources, tuple(offsets), tuple(shared), out_offsets, split=False)
+    return out
+
+
+def launch_cat_rows_backward(
+    d_out: Tensor, offsets: Sequence[Tensor], shared: Sequence[bool], out_offsets: Tensor,
+    rows: Sequence[int],
+) -> list[Tensor]:  # fmt: skip
+    """The gradient [rows[i], ...] of each part; of a shared one that of each user."""
+    parts = [d_out.new_empty((n, *d_out.shape[1:])) for n in rows]
+    if d_out.numel():
+        targets = tuple(as_rows(part) for part in parts)
+        _walk_parts(as_rows(d_out), targets, tuple(offsets), tuple(shared), out_offsets, split=True)
+    return parts
+
+
+def _walk_parts(
+    whole: Tensor,
+    parts: tuple[Tensor, ...],
+    offsets: tuple[Tensor, ...],
+    shared: tuple[bool, ...],
+    out_offsets: Tensor,
+    *,
+    split: bool,
+) -> None:
+    grid, tiles = row_tiles(*whole.shape, whole.element_size())
+    with torch.cuda.device_of(whole):
+        _cat_rows_kernel[grid](
+            whole, parts, offsets, out_offsets, out_offsets.shape[0] - 1, whole.shape[0],
+            whole.stride(0),
+            STEPS=tuple(0 if s else 1 for s in shared), SPLIT=split, **tiles,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["users", "tokens"])
+def _cat_rows_kernel(
+    whole_ptr, parts, offsets, out_offsets_ptr, users, tokens, whole_stride,
+    STEPS: tl.constexpr, SPLIT: tl.constexpr,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """From the parts to the whole or, with SPLIT, back. STEPS[i] is 0 for a part that all users
+    share: it has the offsets of one user."""
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = token < tokens
+    token = tl.minimum(token, tokens - 1)
+    user = user_of(out_offsets_ptr, users, token)
+    place = token - tl.load(out_offsets_ptr + user).to(tl.int32)
+    whole_address, column = row_addresses(token, whole_stride, WIDTH, COLUMNS)
+    if SPLIT:
+        block = tl.load(whole_ptr + whole_address, mask=inside[:, None] & column, other=0)
+    else:
+        block = tl.zeros([BLOCK, COLUMNS], whole_ptr.dtype.element_ty)
+    for part in tl.static_range(len(parts)):
+        first = tl.load(offsets[part] + user * STEPS[part]).to(tl.int32)
+        length = tl.load(offsets[part] + user * STEPS[part] + 1).to(tl.int32) - first
+        exists = (inside & (place >= 0) & (place < length))[:, None] & column
+        row = first + place
+        if SPLIT and STEPS[part] == 0:
+            row += user * length
+        address, _ = row_addresses(row, WIDTH, WIDTH, COLUMNS)
+        if SPLIT:
+            tl.store(parts[part] + address, block, mask=exists)
+        else:
+            # Another part's rows are not read: `other` keeps what is there.
+            block = tl.load(parts[part] + address, mask=exists, other=block)
+        place -= length
+    if not SPLIT:
+        tl.store(whole_ptr + whole_address, block, mask=inside[:, None] & column)

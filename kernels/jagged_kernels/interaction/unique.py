@@ -1,0 +1,93 @@
+"""`jagged_unique`: the distinct ids of each user."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from jagged_kernels.backends import choose_backend
+from jagged_kernels.interaction.rows import by_user
+from jagged_kernels.jagged_tensor import JaggedTensor
+from jagged_kernels.operators import define_op
+
+_DTYPES = (torch.int16, torch.int32, torch.int64)
+
+
+def jagged_unique(
+    ids: JaggedTensor, *, backend: Literal["auto", "native", "reference"] = "auto"
+) -> tuple[JaggedTensor, Tensor, Tensor]:
+    """The distinct ids of each user in increasing order, how often each is there, and where.
+
+    Args:
+        ids: [T], int16, int32 or int64; any numbers.
+
+    Returns:
+        (unique, counts, inverse): a `JaggedTensor` [U] with offsets of its own; [U] int64; and
+        [T] int64, the row of `unique.values` that each token is.
+
+    Raises:
+        TypeError, ValueError: arguments of wrong kind, shape or dtype.
+
+    U depends on the ids, so this waits for the device once; to trace it, `torch.compile` needs
+    `torch._dynamo.config.capture_dynamic_output_shape_ops`. It consists of two sorts of all
+    tokens, by id and by user, for which it uses PyTorch's: there is no Triton kernel.
+
+    >>> ids = JaggedTensor(torch.tensor([7, 3, 7, 3]), torch.tensor([0, 3, 4]))
+    >>> unique, counts, inverse = jagged_unique(ids)
+    >>> [user.tolist() for user in unique.unbind()], counts.tolist(), inverse.tolist()
+    ([[3, 7], [3]], [1, 2, 1], [1, 0, 1, 2])
+    """
+    if not isinstance(ids, JaggedTensor):
+        raise TypeError(f"ids must be a JaggedTensor, got {type(ids).__name__}")
+    if ids.values.dim() != 1:
+        raise ValueError(f"ids must be [T], got {tuple(ids.values.shape)}")
+    if ids.dtype not in _DTYPES:
+        raise TypeError(f"ids must be int16, int32 or int64, got {ids.dtype}")
+    if str(backend) == "triton":
+        raise NotImplementedError("jagged_unique has no triton backend; use 'auto'")
+    function = _reference if choose_backend(backend, ids.values) == "reference" else unique
+    values, offsets, counts, inverse = function(ids.values, ids.offsets)
+    return JaggedTensor._trusted(values, offsets), counts, inverse
+
+
+def _reference(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    lengths, rows = [0], 0
+    parts = [(values[:0], offsets[:0].long(), offsets[:0].long())]
+    for part in JaggedTensor._trusted(values, offsets).unbind():
+        distinct, inverse, counts = part.unique(return_inverse=True, return_counts=True)
+        parts.append((distinct, counts, inverse + rows))
+        rows += distinct.shape[0]
+        lengths.append(rows)
+    distinct, counts, inverse = (torch.cat(column) for column in zip(*parts, strict=True))
+    return distinct, offsets.new_tensor(lengths), counts, inverse
+
+
+def _unique(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(unique [U], its offsets [B + 1], counts [U], inverse [T])"""
+    order = by_user(offsets, values.sort(stable=True).indices)
+    ids = values[order]
+    begins = torch.zeros_like(ids, dtype=torch.bool)
+    begins[1:] = ids[1:] != ids[:-1]
+    # The end of the last user is no token; an empty user begins with the next.
+    starts = torch.nn.functional.pad(begins, (0, 1)).index_fill_(0, offsets.long(), True)
+    begins = starts[:-1]
+    before = torch.nn.functional.pad(begins.cumsum(0), (1, 0))
+    first = begins.nonzero()[:, 0]  # waits
+    counts = torch.diff(first, append=first.new_full((1,), values.shape[0]))
+    inverse = torch.empty_like(order).scatter_(0, order, before[1:] - 1)
+    return ids[first], before[offsets].to(offsets.dtype), counts, inverse
+
+
+def _empty_unique(values: Tensor, offsets: Tensor) -> tuple[Any, ...]:
+    distinct = torch.library.get_ctx().new_dynamic_size()
+    return (
+        values.new_empty(distinct),
+        offsets.new_empty(offsets.shape),
+        offsets.new_empty(distinct, dtype=torch.int64),
+        offsets.new_empty(values.shape, dtype=torch.int64),
+    )
+
+
+unique = define_op(_unique, fake=_empty_unique)

@@ -1,0 +1,172 @@
+"""The best tokens of each user, and its distinct ids."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from attention_cases import DEVICE
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from operation_cases import (
+    DTYPES,
+    assert_as_exact_as_reference,
+    assert_compiles,
+    assert_gradients_exact,
+)
+from torch import Tensor
+
+from jagged_kernels import JaggedTensor, jagged_top_k, jagged_unique, lengths_to_offsets
+from jagged_kernels.interaction.top_k import top_k
+from jagged_kernels.interaction.unique import unique
+
+LENGTHS = [(0, 3, 300, 0, 1300, 1, 5, 0), (1,), (0, 0), ()]
+
+
+def offsets_of(lengths: Any, dtype: torch.dtype = torch.int64) -> Tensor:
+    return lengths_to_offsets(torch.tensor(lengths, dtype=dtype)).to(DEVICE)
+
+
+def scores_of(lengths: Any, *, seed: int = 0) -> Tensor:
+    """Few distinct scores: most are ties."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-9, 9, (sum(lengths),), generator=generator).to(DEVICE) / 4
+
+
+def top(k: int) -> Any:
+    def call(backend: Any, x: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        return jagged_top_k(JaggedTensor(x, offsets), k, backend=backend)
+
+    return call
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("k", [1, 5, 20])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_top_k_exact(lengths, k, dtype):
+    tensors = {"x": scores_of(lengths), "offsets": offsets_of(lengths, torch.int32)}
+    assert_as_exact_as_reference(top(k), tensors, dtype)
+
+
+def test_the_largest_k():
+    tensors = {"x": scores_of((200, 3)), "offsets": offsets_of((200, 3))}
+    assert_as_exact_as_reference(top(128), tensors, torch.float32)
+
+
+def test_top_k_of_special_numbers():
+    """NaN is highest, -0 equals 0, and -inf is a score, not a missing token."""
+    nan, inf = math.nan, math.inf
+    numbers = torch.tensor([-0.0, 1, nan, -inf, inf, 0.0, -1, -inf, nan, -inf])
+    for backend in ("reference", "native", "triton"):
+        if backend == "triton":  # PyTorch's sorts differ in what they do with a sign of NaN.
+            numbers[8] = -numbers[8]
+        x = JaggedTensor(numbers.to(DEVICE), offsets_of((8, 2)))
+        values, positions = jagged_top_k(x, 9, backend=backend)
+        assert positions.tolist() == [[2, 4, 1, 0, 5, 6, 3, 7, -1], [0, 1, *[-1] * 7]]
+        assert values.isnan().sum() == 2
+        assert values[0, 3].signbit()
+        assert not values[0, 4].signbit()
+
+
+def test_top_k_gradients_and_graph():
+    def case(*lengths: int) -> dict[str, Tensor]:
+        x = torch.randperm(sum(lengths), generator=torch.Generator().manual_seed(0)).float()
+        return {"x": x.to(DEVICE), "offsets": offsets_of(lengths)}
+
+    # -inf, of users with fewer tokens, has no difference quotient.
+    assert_gradients_exact(top(3), case(3, 5))
+    assert_compiles(top(3), [case(0, 2, 5), case(7, 1), case(4, 4, 4)])
+
+
+def test_top_k_gradient_of_strided_scores():
+    pairs = torch.randn(9, 2, device=DEVICE, requires_grad=True)
+    x = JaggedTensor(pairs[:, 1], offsets_of((4, 5)))
+    values, positions = jagged_top_k(x, 2, backend="triton")
+    values.sum().backward()
+    assert pairs.grad is not None
+    expected = torch.zeros(9, 2)
+    expected[(positions.cpu() + torch.tensor([[0], [4]])).flatten(), 1] = 1
+    assert torch.equal(pairs.grad.cpu(), expected)
+
+
+def test_more_than_triton_takes():
+    x = JaggedTensor(scores_of((300, 4)), offsets_of((300, 4)))
+    with pytest.raises(NotImplementedError, match="k = 128, got 129"):
+        jagged_top_k(x, 129, backend="triton")
+    ours, reference = (jagged_top_k(x, 200, backend=b) for b in ("auto", "reference"))
+    assert torch.equal(ours[1], reference[1])
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    users=st.lists(st.lists(st.integers(-3, 3), max_size=7), max_size=5),
+    dtype=st.sampled_from([torch.int32, torch.int64]),
+)
+def test_unique_is_the_reference(users, dtype):
+    values = torch.tensor([n for user in users for n in user], dtype=dtype, device=DEVICE)
+    ids = JaggedTensor(values, offsets_of([len(user) for user in users]))
+    found, counts, inverse = jagged_unique(ids, backend="native")
+    expected, *others = jagged_unique(ids, backend="reference")
+    assert found.values.dtype == dtype
+    for ours, theirs in [
+        (found.values, expected.values),
+        (found.offsets, expected.offsets),
+        (counts, others[0]),
+        (inverse, others[1]),
+    ]:
+        assert torch.equal(ours, theirs)
+    assert torch.equal(found.values[inverse], values)
+    assert [part.tolist() for part in found.unbind()] == [sorted(set(user)) for user in users]
+
+
+def test_unique_takes_the_largest_ids():
+    big = 2**63 - 1
+    values = torch.tensor([big, -big - 1, big, 0, -big - 1], device=DEVICE)
+    found, counts, _ = jagged_unique(JaggedTensor(values, offsets_of((4, 1), torch.int32)))
+    assert [part.tolist() for part in found.unbind()] == [[-big - 1, 0, big], [-big - 1]]
+    assert counts.tolist() == [1, 1, 2, 1]
+    assert found.offsets.dtype == torch.int32
+
+
+def test_unique_in_a_graph():
+    def call(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        found, counts, inverse = jagged_unique(JaggedTensor(values, offsets, validate=False))
+        return found.values, counts, inverse
+
+    values, offsets = torch.tensor([3, 3, 1, 3], device=DEVICE), offsets_of((3, 1))
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        graph = torch.compile(call, fullgraph=True, backend="aot_eager")
+        for ours, eager in zip(graph(values, offsets), call(values, offsets), strict=True):
+            assert torch.equal(ours, eager)
+
+
+def test_operators_pass_opcheck():
+    offsets = offsets_of((3, 0, 5))
+    torch.library.opcheck(top_k, (scores_of((8,)).requires_grad_(), offsets, 2))
+    torch.library.opcheck(unique, (torch.arange(8, device=DEVICE) % 3, offsets))
+
+
+@pytest.mark.parametrize(
+    ("operation", "values", "options", "error", "message"),
+    [
+        (jagged_top_k, torch.zeros(2, 1), {"k": 1}, ValueError, r"scores \[T\], got \(2, 1\)"),
+        (jagged_top_k, torch.zeros(2).long(), {"k": 1}, TypeError, "floating, got torch.int64"),
+        (jagged_top_k, torch.zeros(2), {"k": 0}, ValueError, "at least 1, got 0"),
+        (jagged_unique, torch.zeros(2), {}, TypeError, "got torch.float32"),
+        (jagged_unique, torch.zeros(2, 1).long(), {}, ValueError, r"\[T\], got \(2, 1\)"),
+        (
+            jagged_unique,
+            torch.zeros(2).long(),
+            {"backend": "triton"},
+            NotImplementedError,
+            "no",
+        ),
+    ],
+)
+def test_errors(operation, values, options, error, message):
+    with pytest.raises(error, match=message):
+        operation(JaggedTensor(values, torch.tensor([0, 2])).to(DEVICE), **options)
+    with pytest.raises(TypeError, match="must be a JaggedTensor, got Tensor"):
+        operation(values, **options)
