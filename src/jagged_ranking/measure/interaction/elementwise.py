@@ -1,6 +1,7 @@
 """Problems of pooling, softmax, sums and products of elements, normalisation."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -187,7 +188,7 @@ def _softmax2(b: Layout) -> Problem:
 def _mul2(b: Layout) -> Problem:
     scores = b.scores * b.size
 
-    def call(backend: str, m: Tensor, y: Tensor) -> Tensor:
+    def call(backend: Any, m: Tensor, y: Tensor) -> Tensor:
         return jagged2_mul(b.jagged2(m), b.jagged2(y), backend=backend).values
 
     return Problem(
@@ -207,7 +208,7 @@ def _self_difference(b: Layout) -> Problem:
     token, scores = b.tokens * b.size, b.scores * b.size
     like = b.scores_like()
 
-    def call(backend: str, x: Tensor) -> Tensor:
+    def call(backend: Any, x: Tensor) -> Tensor:
         return jagged_self_difference(b.jagged(x), like=like, backend=backend).values
 
     return Problem(
@@ -229,7 +230,7 @@ def _layer_norm(b: Layout) -> Problem:
     d = b.columns
     token = b.tokens * d * b.size
 
-    def call(backend: str, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def call(backend: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return jagged_layer_norm(b.jagged(x), weight, bias, backend=backend).values
 
     def peer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -251,7 +252,7 @@ def _rms_norm(b: Layout) -> Problem:
     d = b.columns
     token = b.tokens * d * b.size
 
-    def call(backend: str, x: Tensor, residual: Tensor, weight: Tensor) -> Outputs:
+    def call(backend: Any, x: Tensor, residual: Tensor, weight: Tensor) -> Outputs:
         added = b.jagged(residual)
         y, total = jagged_rms_norm(b.jagged(x), weight, residual=added, backend=backend)
         return y.values, total.values

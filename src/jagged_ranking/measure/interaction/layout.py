@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +54,7 @@ class Layout:
 
     def random(self, *shape: int) -> Tensor:
         """Standard normal."""
-        options = {"generator": self.generator, "device": self.device}
+        options: dict[str, Any] = {"generator": self.generator, "device": self.device}
         return torch.randn(*shape, dtype=torch.float32, **options).to(self.dtype)
 
     def integers(self, high: int, *shape: int) -> Tensor:
@@ -93,13 +94,21 @@ class Layout:
         return masked(self.exists, value)
 
     def squares(self, value: float = 0.0) -> Form:
-        """[scores] as [B, longest, longest]."""
+        """[scores] as [B, longest, longest], by indices: a mask may have too many elements."""
+        shape = (self.users, self.longest, self.longest)
 
-        def inside() -> Tensor:
-            exists = self.exists()
-            return exists[:, :, None] & exists[:, None, :]
+        def index() -> Tensor:
+            users = torch.arange(self.users, device=self.device)
+            user = users.repeat_interleave(self.lengths**2, output_size=self.scores)
+            place = torch.arange(self.scores, device=self.device) - self.matrix_offsets[user]
+            n = self.lengths[user]
+            return (user * self.longest + place // n) * self.longest + place % n
 
-        return masked(inside, value)
+        def to(values: Tensor) -> Tensor:
+            padded = values.new_full((math.prod(shape),), value)
+            return padded.index_put_((index(),), values).view(shape)
+
+        return Form(to, lambda padded: padded.reshape(-1)[index()])
 
     def squares_bytes(self, count: int) -> int:
         """Of `count` tensors [B, longest, longest]."""

@@ -214,7 +214,7 @@ def _gradients(problem: Problem) -> list[Tensor]:
     found = []
     for out in outputs:
         generator = torch.Generator(out.device).manual_seed(0)
-        options = {"generator": generator, "device": out.device}
+        options: dict[str, Any] = {"generator": generator, "device": out.device}
         numbers = torch.randn(out.shape, dtype=torch.float32, **options)
         found.append(numbers.to(out.dtype) if out.is_floating_point() else out)
     return found

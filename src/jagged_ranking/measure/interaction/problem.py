@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ class Problem:
     flops: tuple[float, float] = (0.0, 0.0)
     peers: Mapping[str, Peer | Unavailable] = field(default_factory=dict)
 
-    def ours(self, backend: str = "auto") -> Peer:
+    def ours(self, backend: Any = "auto") -> Peer:
         """Our operation as one of those who are compared."""
         return Peer(lambda *inputs: self.call(backend, *inputs), outputs=self.outputs)
 

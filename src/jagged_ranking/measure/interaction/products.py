@@ -22,7 +22,7 @@ TRANSPOSED = Form(lambda x: x.t().contiguous(), lambda x: x.t())
 
 
 def _allow_tf32() -> bool:
-    return torch.backends.cuda.matmul.allow_tf32
+    return bool(torch.backends.cuda.matmul.allow_tf32)
 
 
 def _dense_bmm(b: Layout) -> Problem:
@@ -67,8 +67,8 @@ def _linear(b: Layout) -> Problem:
     d, users = b.columns, b.users
     token, small = b.tokens * d * b.size, users * d * (d + 1) * b.size
 
-    def call(backend: str, x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-        options = {"activation": "gelu", "backend": backend}
+    def call(backend: Any, x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+        options: dict[str, Any] = {"activation": "gelu", "backend": backend}
         return jagged_linear(b.jagged(x), w, bias=bias, **options).values
 
     return Problem(
@@ -91,8 +91,8 @@ def _grouped_linear(b: Layout) -> Problem:
     token, small = b.tokens * d * b.size, GROUPS * d * (d + 1) * b.size
     groups = b.integers(GROUPS, b.users)
 
-    def call(backend: str, x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-        options = {"groups": groups, "activation": "silu", "backend": backend}
+    def call(backend: Any, x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+        options: dict[str, Any] = {"groups": groups, "activation": "silu", "backend": backend}
         return jagged_linear(b.jagged(x), w, bias=bias, **options).values
 
     return Problem(
@@ -116,8 +116,8 @@ def _target(b: Layout) -> Problem:
     # About as large as what they are added to.
     weight = b.random(d, 4 * d) / 8
 
-    def call(backend: str, k: Tensor, q: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-        options = {"activation": "gelu", "backend": backend}
+    def call(backend: Any, k: Tensor, q: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+        options: dict[str, Any] = {"activation": "gelu", "backend": backend}
         return target_interaction(b.jagged(k), q, w, bias=bias, **options).values
 
     def concatenated(k: Tensor, q: Tensor, w: Tensor, bias: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ def _outer(b: Layout) -> Problem:
     token, scores = b.tokens * d * b.size, b.scores * b.size
     like = b.scores_like()
 
-    def call(backend: str, x: Tensor, y: Tensor) -> Tensor:
+    def call(backend: Any, x: Tensor, y: Tensor) -> Tensor:
         return jagged_outer(b.jagged(x), b.jagged(y), like=like, backend=backend).values
 
     def theirs(f: Any) -> Peer:
@@ -173,7 +173,7 @@ def _matmul2(b: Layout) -> Problem:
     d = b.columns
     token, scores = b.tokens * d * b.size, b.scores * b.size
 
-    def call(backend: str, m: Tensor, x: Tensor) -> Tensor:
+    def call(backend: Any, m: Tensor, x: Tensor) -> Tensor:
         return jagged2_matmul(b.jagged2(m), b.jagged(x), backend=backend).values
 
     def theirs(f: Any) -> Peer:

@@ -1,6 +1,7 @@
 """Problems of operations that move tokens: cat, slice, select, pad; and of ids."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ def _cat(b: Layout) -> Problem:
     d = b.columns
     moved = (2 * b.tokens + b.users) * d * b.size
 
-    def call(backend: str, prefix: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def call(backend: Any, prefix: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return jagged_cat([prefix, b.jagged(x), b.jagged(y)], backend=backend).values
 
     def exist() -> Tensor:
@@ -68,7 +69,7 @@ def _recent(b: Layout) -> Problem:
     length = b.lengths.clamp(max=RECENT)
     kept = int(length.sum())
 
-    def call(backend: str, x: Tensor) -> Tensor:
+    def call(backend: Any, x: Tensor) -> Tensor:
         return jagged_recent(b.jagged(x), RECENT, total=kept, backend=backend).values
 
     return Problem(
@@ -84,7 +85,7 @@ def _slice(b: Layout) -> Problem:
     start, length = b.lengths // 4, b.lengths // 2
     kept = int(length.sum())
 
-    def call(backend: str, x: Tensor) -> Tensor:
+    def call(backend: Any, x: Tensor) -> Tensor:
         return jagged_slice(b.jagged(x), start, length, total=kept, backend=backend).values
 
     return Problem(
@@ -100,7 +101,7 @@ def _index_select(b: Layout) -> Problem:
     users = b.integers(b.users, b.users)
     kept = int(b.lengths[users].sum())
 
-    def call(backend: str, x: Tensor) -> Tensor:
+    def call(backend: Any, x: Tensor) -> Tensor:
         return jagged_index_select(b.jagged(x), users, total=kept, backend=backend).values
 
     selected = masked(lambda: positions(b.lengths[users], b.longest))
@@ -150,7 +151,7 @@ def _from_padded(b: Layout) -> Problem:
     token, dense = (n * b.columns * b.size for n in (b.tokens, b.users * b.longest))
     exists = b.exists()
 
-    def call(backend: str, x: Tensor) -> Tensor:
+    def call(backend: Any, x: Tensor) -> Tensor:
         return from_padded(x, offsets=b.offsets, total=b.tokens, backend=backend).values
 
     return Problem(
@@ -169,7 +170,7 @@ def _padded_scores(b: Layout) -> Problem:
     numbers = int(lengths.square().sum())
     dense = b.users * longest**2
 
-    def call(backend: str, m: Tensor) -> Tensor:
+    def call(backend: Any, m: Tensor) -> Tensor:
         return jagged2_to_padded(Jagged2Tensor(m, offsets, begins), longest, backend=backend)
 
     def flat(m: Tensor) -> Tensor:
@@ -194,7 +195,7 @@ def _unique(b: Layout) -> Problem:
     ids = b.integers(ITEMS, b.tokens)
     user = b.user_of_token()
 
-    def call(backend: str, ids: Tensor) -> Outputs:
+    def call(backend: Any, ids: Tensor) -> Outputs:
         unique, counts, inverse = jagged_unique(b.jagged(ids), backend=backend)
         return unique.values, counts, inverse
 
@@ -223,7 +224,7 @@ def _embedding(b: Layout) -> Problem:
     stacked = torch.stack(ids, 1) + first
     looked_up = sum(int(one.unique().numel()) for one in ids)
 
-    def call(backend: str, *tables: Tensor) -> Tensor:
+    def call(backend: Any, *tables: Tensor) -> Tensor:
         features = [b.jagged(ids[0]), *ids[1:]]
         return jagged_embedding(features, tables, backend=backend).values
 
