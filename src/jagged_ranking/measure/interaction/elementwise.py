@@ -117,7 +117,7 @@ def _softmax_of(b: Layout, columns: int) -> Problem:
             "padded": Peer(lambda x: x.softmax(1), (b.padded(-math.inf),), (b.padded(),)),
             "njt": Peer(lambda x: torch.softmax(x, 1), (b.nested(),), (b.nested(),)),
             "fbgemm_sll": fbgemm(
-                "jagged_softmax", lambda f: Peer(lambda x: f(x, b.offsets, b.longest, False))
+                b, "jagged_softmax", lambda f: Peer(lambda x: f(x, b.offsets, b.longest, False))
             ),
         },
     )
@@ -141,6 +141,7 @@ def _add(b: Layout) -> Problem:
         peers={
             "padded": Peer(torch.add, (b.padded(), SAME), (b.padded(),)),
             "fbgemm_sll": fbgemm(
+                b,
                 "jagged_dense_elementwise_add",
                 lambda f: Peer(lambda x, y: f(x, b.offsets, y, b.longest, False)),
             ),
@@ -178,6 +179,7 @@ def _softmax2(b: Layout) -> Problem:
                 lambda m: m.softmax(-1), (b.squares(-1e9),), (b.squares(),), b.squares_bytes(2)
             ),
             "fbgemm_sll": fbgemm(
+                b,
                 "jagged2_softmax",
                 lambda f: Peer(lambda m: f(m, b.offsets, b.matrix_offsets, b.longest, False)),
             ),

@@ -131,8 +131,17 @@ class _Measurement(Contest):
         """Check everybody, then time whoever was right."""
         assert self.problem is not None
         modes = self._possible(modes)
-        ready = self._prepare_all(self.problem, modes)
-        self._check(self.problem, ready, modes)
+        ready: dict[str, Ready] = {}
+        try:
+            expected, limit = self._expected(self.problem, max(modes, key=MODES.index))
+        except Exception as error:  # nobody can be checked
+            for name in self.providers:
+                for mode in modes:
+                    self.fail(name, mode, error)
+        else:
+            ready = self._prepare_all(self.problem, modes)
+            self._check(ready, expected, limit, modes)
+            del expected
         self.problem = None
         for mode in modes:
             self.time({name: one.run for name, one in ready.items()}, mode)
@@ -145,7 +154,7 @@ class _Measurement(Contest):
 
     def _alone(self, name: str) -> tuple[Run, list[Tensor]]:
         problem = self._problem(self.device)
-        ready = Ready(_peer(problem, name), problem.inputs, _gradients(problem))
+        ready = Ready(_peer(problem, name), problem.inputs, self._gradients(problem))
         return ready.run, ready.tensors()
 
     def _problem(self, device: torch.device) -> Problem:
@@ -156,7 +165,7 @@ class _Measurement(Contest):
 
     def _prepare_all(self, problem: Problem, modes: Sequence[str]) -> dict[str, Ready]:
         ready: dict[str, Ready] = {}
-        gradients = _gradients(problem)
+        gradients = self._gradients(problem)
         for name in self.providers:
             self.tell(name, "prepare")
             try:
@@ -170,21 +179,42 @@ class _Measurement(Contest):
                     self.fail(name, mode, error)
         return ready
 
-    def _check(self, problem: Problem, ready: dict[str, Ready], modes: Sequence[str]) -> None:
-        """Against float32: on a CPU the specification; on a GPU the native backend, vectorised
-        PyTorch that shares nothing with the kernels, since a loop over users would take minutes.
+    @property
+    def _plain(self) -> str:
+        """The backend that providers are held against: on a CPU the specification; on a GPU the
+        native one, vectorised PyTorch that shares nothing with the kernels, since a loop over
+        users would take minutes."""
+        return "native" if self.device.type == "cuda" else "reference"
 
-        A provider is wrong beyond five times the error that the same PyTorch makes in the dtype
-        of the batch.
-        """
-        plain = problem.ours("native" if self.device.type == "cuda" else "reference")
+    def _expected(self, problem: Problem, mode: str) -> tuple[list[Tensor], float]:
+        """Results in float32, and the relative error beyond which a provider is wrong: five times
+        the error that the same PyTorch makes in the dtype of the batch."""
+        plain = problem.ours(self._plain)
         whole = [x.float() if x.is_floating_point() else x for x in problem.inputs]
-        gradients = _gradients(problem)
-        mode = modes[-1]
+        gradients = self._gradients(problem)
         expected = Ready(plain, whole, [g.float() for g in gradients]).compare_as(mode)
         same = Ready(plain, problem.inputs, gradients).compare_as(mode)
-        limit = max(5 * _errors(same, expected).relative, LEAST_TOLERANCE)
-        del same
+        return expected, max(5 * _errors(same, expected).relative, LEAST_TOLERANCE)
+
+    def _gradients(self, problem: Problem) -> list[Tensor]:
+        """Of the outputs: standard normal, the same at every call; nothing for integers."""
+        with torch.no_grad():
+            outputs = several(problem.call(self._plain, *problem.inputs))
+        found = []
+        for out in outputs:
+            generator = torch.Generator(out.device).manual_seed(0)
+            numbers = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+            numbers.normal_(generator=generator)
+            found.append(numbers.to(out.dtype) if out.is_floating_point() else out)
+        return found
+
+    def _check(
+        self,
+        ready: dict[str, Ready],
+        expected: Sequence[Tensor],
+        limit: float,
+        modes: Sequence[str],
+    ) -> None:
         for name, one in ready.items():
             for mode in modes:
                 if (name, mode) in self.failed:
@@ -207,21 +237,8 @@ def _peer(problem: Problem, name: str) -> Peer:
     return peer
 
 
-def _gradients(problem: Problem) -> list[Tensor]:
-    """Of the outputs: standard normal, the same at every call; nothing for integers."""
-    with torch.no_grad():
-        outputs = several(problem.call("auto", *problem.inputs))
-    found = []
-    for out in outputs:
-        generator = torch.Generator(out.device).manual_seed(0)
-        options: dict[str, Any] = {"generator": generator, "device": out.device}
-        numbers = torch.randn(out.shape, dtype=torch.float32, **options)
-        found.append(numbers.to(out.dtype) if out.is_floating_point() else out)
-    return found
-
-
 def _errors(got: Sequence[Tensor], expected: Sequence[Tensor]) -> Errors:
     for one, other in zip(got, expected, strict=False):
         if one.shape != other.shape:
-            raise ValueError(f"result {tuple(one.shape)} in place of {tuple(other.shape)}")
+            raise ValueError(f"shape {tuple(one.shape)} in place of {tuple(other.shape)}")
     return compare(list(zip(got, expected, strict=False)))

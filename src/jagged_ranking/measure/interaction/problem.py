@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from jagged_ranking.measure.interaction.layout import SAME, Form, Layout
-from jagged_ranking.measure.providers.base import FORWARD, Unavailable
+from jagged_ranking.measure.providers.base import FORWARD, Unavailable, need_cuda
 from jagged_ranking.measure.providers.optional import find
 
+FBGEMM_MODULES = ("fbgemm_gpu.sll.triton", "fbgemm_gpu.sll.triton_sll")
 Outputs = Tensor | tuple[Tensor, ...]
 
 
@@ -129,11 +130,13 @@ def several(outputs: Outputs) -> tuple[Tensor, ...]:
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-def fbgemm(function: str, peer: Callable[[Callable[..., Outputs]], Peer]) -> Peer | Unavailable:
+def fbgemm(
+    b: Layout, function: str, peer: Callable[[Callable[..., Outputs]], Peer]
+) -> Peer | Unavailable:
     """A peer made of one of FBGEMM's Triton operators (fbgemm_gpu.sll), where it is installed."""
     try:
-        if not torch.cuda.is_available():
-            raise Unavailable("unsupported", "FBGEMM sll needs a CUDA device")
-        return peer(find(function, ("fbgemm_gpu.sll.triton",), "fbgemm_gpu"))
+        found = find(function, FBGEMM_MODULES, "fbgemm_gpu")
+        need_cuda(b.device, "FBGEMM sll")
     except Unavailable as error:
         return error
+    return peer(found)

@@ -38,6 +38,7 @@ def _dense_bmm(b: Layout) -> Problem:
             "padded": Peer(torch.bmm, padded, (b.padded(),)),
             "njt": Peer(torch.matmul, (b.nested(), SAME), (b.nested(),)),
             "fbgemm_sll": fbgemm(
+                b,
                 "jagged_dense_bmm",
                 lambda f: Peer(lambda x, w: f(x, w, b.offsets, b.longest, _allow_tf32(), False)),
             ),
@@ -56,6 +57,7 @@ def _jagged_bmm(b: Layout) -> Problem:
         peers={
             "padded": Peer(lambda x, y: x.mT @ y, (b.padded(), b.padded())),
             "fbgemm_sll": fbgemm(
+                b,
                 "jagged_jagged_bmm",
                 lambda f: Peer(lambda x, y: f(x, y, b.offsets, b.longest, _allow_tf32(), False)),
             ),
@@ -164,7 +166,7 @@ def _outer(b: Layout) -> Problem:
             "padded": Peer(
                 lambda x, y: x @ y.mT, (b.padded(), b.padded()), (b.squares(),), b.squares_bytes(2)
             ),
-            "fbgemm_sll": fbgemm("jagged_jagged_bmm_jagged_out", theirs),
+            "fbgemm_sll": fbgemm(b, "jagged_jagged_bmm_jagged_out", theirs),
         },
     )
 
@@ -187,7 +189,7 @@ def _matmul2(b: Layout) -> Problem:
         flops=(2.0 * b.scores * d, 4.0 * b.scores * d),
         peers={
             "padded": Peer(torch.bmm, (b.squares(), b.padded()), (b.padded(),), b.squares_bytes(2)),
-            "fbgemm_sll": fbgemm("array_jagged_bmm_jagged_out", theirs),
+            "fbgemm_sll": fbgemm(b, "array_jagged_bmm_jagged_out", theirs),
         },
     )
 

@@ -185,7 +185,7 @@ def _padded_scores(b: Layout) -> Problem:
         peers={
             "flat": Peer(flat),
             "fbgemm_sll": fbgemm(
-                "jagged2_to_padded_dense", lambda f: Peer(lambda m: f(m, begins, longest, 0.0))
+                b, "jagged2_to_padded_dense", lambda f: Peer(lambda m: f(m, begins, longest, 0.0))
             ),
         },
     )

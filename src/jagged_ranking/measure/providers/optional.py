@@ -35,7 +35,7 @@ FBGEMM_MODULES = (
 
 def _prepare_fbgemm(batch: Batch) -> Prepared:
     attention = find(FBGEMM_FUNCTION, FBGEMM_MODULES, "fbgemm_gpu")
-    need_cuda(batch, "FBGEMM sll")
+    need_cuda(batch.device, "FBGEMM sll")
     if batch.workload.causal:
         raise Unavailable("unsupported", "FBGEMM sll has no causal mask")
     max_len = batch.workload.max_len
@@ -56,7 +56,7 @@ def _prepare_fbgemm(batch: Batch) -> Prepared:
 
 def _prepare_flash_attn_4(batch: Batch) -> Prepared:
     attention = find("flash_attn_varlen_func", ("flash_attn.cute",), "flash_attn.cute")
-    need_cuda(batch, "flash-attn 4")
+    need_cuda(batch.device, "flash-attn 4")
     need_half(batch, "flash-attn 4")
     if torch.cuda.get_device_capability(batch.device)[0] < 9:
         raise Unavailable("unsupported", "flash-attn 4 needs compute capability 9.0 or newer")
