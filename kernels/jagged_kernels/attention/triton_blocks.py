@@ -233,11 +233,11 @@ def padded_dim(dim: int) -> int:
 
 
 def rows_of_dims(x: Tensor) -> Tensor:
-    """[T, H, D] with unit stride in D; packed QKV is read in place.
+    """[T, H, D] or [T, D] with unit stride in D; packed QKV is read in place.
 
     A block's addresses must fit 32 bits, so that nobody's tokens lie millions of numbers apart.
     """
-    return x if x.stride(2) == 1 and x.stride(0) < 2**22 else x.contiguous()
+    return x if x.stride(-1) == 1 and x.stride(0) < 2**22 else x.contiguous()
 
 
 def empty_lse(q: Tensor) -> Tensor:

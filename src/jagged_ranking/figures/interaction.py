@@ -173,6 +173,10 @@ def _sweep_figure(
         panel.axhline(1.0, **sweeps.LIMIT_LINE, zorder=1)
         panels.padded_limits(panel, [*here["value"], 1.0])
         panel.set_title(name, fontsize=6.5, fontweight="normal")
+        panel.tick_params(labelsize=5.5)
+        if group == "waste":
+            panel.set_xticks([0, 50, 100], ["0%", "50%", "100%"])
+            panel.set_xlabel("padding waste")
         if place + columns < len(names):
             panel.set_xlabel("")
         if place % columns == 0:
