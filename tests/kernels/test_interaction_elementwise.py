@@ -20,8 +20,15 @@ from operation_cases import (
 NAMES = list(OPERATIONS)
 BACKENDS = ("native", "triton")
 MIXED = [3, 0, 21, 1, 9, 0]
-# Longer than a piece, a tile of rows and a block of scores.
-WHALES = {False: [5, 600, 0, 2], True: [3, 140]}
+WIDE = 40
+
+
+def _with_a_whale(operation):
+    """One longer than a piece (at this width 256 tokens, 1024 single numbers), a tile of rows and a
+    block of scores."""
+    if operation.squares:
+        return [3, 140]
+    return [5, 1040 if operation.operands["x"] == ("token", ()) else 300, 0, 2]
 
 
 @pytest.fixture
@@ -47,9 +54,22 @@ def test_as_exact_as_the_reference(name, dtype):
 @pytest.mark.parametrize("name", NAMES)
 def test_long_users_and_wide_tokens(name, poisoned_allocations):
     operation = OPERATIONS[name]
-    for columns, lengths in ((3, WHALES[operation.squares]), (70, [7, 0, 30])):
+    for columns, lengths in ((WIDE, _with_a_whale(operation)), (140, [7, 0, 30])):
         tensors = operation.tensors(lengths, columns)
         assert_as_exact_as_reference(operation.call, tensors, torch.float32)
+
+
+@pytest.mark.parametrize("name", ["sum", "max", "softmax"])
+def test_more_pieces_than_a_merge_reads_at_once(name):
+    from jagged_kernels.interaction.triton_segments import MERGE_LANES, piece_shape
+
+    operation, columns = OPERATIONS[name], 33
+    lengths = [2, (MERGE_LANES + 1) * piece_shape(columns).piece + 3]
+    tensors = _on_device(operation.tensors(lengths, columns))
+    tensors["x"].abs_()  # so that a sum does not cancel
+    ours, exact = (flat(operation.call(backend, **tensors)) for backend in ("triton", "reference"))
+    for out, expected in zip(ours, exact, strict=True):
+        torch.testing.assert_close(out, expected)
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0], [1]], ids=str)
@@ -107,8 +127,8 @@ def _gradients(operation, backend, tensors):
 def test_a_user_does_not_depend_on_where_it_lies(name, backend):
     """Bit for bit, outputs and gradients, behind a user of an odd length."""
     operation = OPERATIONS[name]
-    lengths = [11, 5, 0, *WHALES[operation.squares]]
-    together = operation.tensors(lengths, 3)
+    lengths = [11, 5, 0, *_with_a_whale(operation)]
+    together = operation.tensors(lengths, WIDE)
     alone = _gradients(operation, backend, operation.without_first_user(together))
     for with_first, result in zip(_gradients(operation, backend, together), alone, strict=True):
         assert torch.equal(with_first[len(with_first) - len(result) :], result)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from jagged_kernels.operators import define_gradient, define_op
 
-# A sum is the sum of the sums of so many tokens: one long float32 sum would cost digits.
+# Sums of so many tokens are added in float64: one long float32 sum would cost digits.
 _PIECE = 32
 
 
@@ -50,7 +50,8 @@ def _native_sum_users(x: Tensor, offsets: Tensor) -> Tensor:
     piece = torch.arange(tokens // _PIECE + users, device=x.device)
     user = torch.searchsorted(first_piece[1:], piece, right=True).clamp(max=users - 1)
     begin = offsets[user] + (piece - first_piece[user]) * _PIECE
-    return _sum_rows(_sum_rows(x, torch.minimum(begin, offsets[user + 1])), first_piece[:-1])
+    sums = _sum_rows(x, torch.minimum(begin, offsets[user + 1]))
+    return _sum_rows(sums.double(), first_piece[:-1]).to(x.dtype)
 
 
 def _sum_rows(x: Tensor, begin: Tensor) -> Tensor:
