@@ -31,7 +31,7 @@ def launch_sum_sorted_rows(rows: Tensor, order: Tensor, keys: Tensor, size: int)
         return sums
     source, count, width = as_rows(rows), keys.shape[0], rows.shape[1]
     columns = min(triton.next_power_of_2(width), _MAX_COLUMNS)
-    lanes = max(_STEP_ELEMENTS // columns, 4)
+    lanes = min(max(_STEP_ELEMENTS // columns, 4), 128)
     with torch.cuda.device_of(rows):
         places: Tensor | None = order
         while count:
@@ -41,8 +41,8 @@ def launch_sum_sorted_rows(rows: Tensor, order: Tensor, keys: Tensor, size: int)
             partial_keys = None if last else keys.new_empty(2 * spans, dtype=torch.int64)
             _sum_spans_kernel[(triton.cdiv(spans, lanes), triton.cdiv(width, columns))](
                 source, places, keys, sums, partials, partial_keys,
-                count, spans, size, source.stride(0),
-                SPAN=_SPAN, LANES=lanes, WIDTH=width, COLUMNS=columns,
+                count, spans, size,
+                STRIDE=source.stride(0), SPAN=_SPAN, LANES=lanes, WIDTH=width, COLUMNS=columns,
             )  # fmt: skip
             if partials is None or partial_keys is None:
                 break
@@ -53,8 +53,9 @@ def launch_sum_sorted_rows(rows: Tensor, order: Tensor, keys: Tensor, size: int)
 @triton.jit(do_not_specialize=["count", "spans", "size"])
 def _sum_spans_kernel(
     rows_ptr, order_ptr, keys_ptr, sums_ptr, partials_ptr, partial_keys_ptr,
-    count, spans, size, stride,
-    SPAN: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+    count, spans, size,
+    STRIDE: tl.constexpr, SPAN: tl.constexpr, LANES: tl.constexpr,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     span = tl.program_id(0) * LANES + tl.arange(0, LANES)
     start = span * SPAN
@@ -65,10 +66,10 @@ def _sum_spans_kernel(
     for step in range(0, SPAN, 4):
         # All loads before the first store: a lane's time is that of its loads.
         at = start + step
-        key0, row0 = _load_row(rows_ptr, order_ptr, keys_ptr, at, count, stride, WIDTH, COLUMNS)
-        key1, row1 = _load_row(rows_ptr, order_ptr, keys_ptr, at + 1, count, stride, WIDTH, COLUMNS)
-        key2, row2 = _load_row(rows_ptr, order_ptr, keys_ptr, at + 2, count, stride, WIDTH, COLUMNS)
-        key3, row3 = _load_row(rows_ptr, order_ptr, keys_ptr, at + 3, count, stride, WIDTH, COLUMNS)
+        key0, row0 = _load_row(rows_ptr, order_ptr, keys_ptr, at, count, STRIDE, WIDTH, COLUMNS)
+        key1, row1 = _load_row(rows_ptr, order_ptr, keys_ptr, at + 1, count, STRIDE, WIDTH, COLUMNS)
+        key2, row2 = _load_row(rows_ptr, order_ptr, keys_ptr, at + 2, count, STRIDE, WIDTH, COLUMNS)
+        key3, row3 = _load_row(rows_ptr, order_ptr, keys_ptr, at + 3, count, STRIDE, WIDTH, COLUMNS)
         acc, later = _add_row(
             acc, later, key, key0, row0, sums_ptr, partials_ptr, span, spans, size, WIDTH, COLUMNS
         )
@@ -96,14 +97,15 @@ def _sum_spans_kernel(
 
 @triton.jit
 def _load_row(
-    rows_ptr, order_ptr, keys_ptr, at, count, stride, WIDTH: tl.constexpr, COLUMNS: tl.constexpr
+    rows_ptr, order_ptr, keys_ptr, at, count,
+    STRIDE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     exists = at < count
     key = tl.load(keys_ptr + at, mask=exists, other=-1).to(tl.int64)
     row = at
     if order_ptr is not None:
         row = tl.load(order_ptr + at, mask=exists, other=0)
-    address, column = row_addresses(row, stride, WIDTH, COLUMNS)
+    address, column = row_addresses(row, STRIDE, WIDTH, COLUMNS)
     return key, tl.load(rows_ptr + address, mask=exists[:, None] & column, other=0.0)
 
 

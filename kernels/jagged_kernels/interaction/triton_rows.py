@@ -32,18 +32,20 @@ def as_rows(x: Tensor) -> Tensor:
 def row_tiles(tokens: int, width: int, element_size: int) -> tuple[tuple[int, int], dict[str, int]]:
     """Grid (chunks of tokens, blocks of columns) and the constants WIDTH, COLUMNS, BLOCK."""
     columns = min(1 << (width - 1).bit_length(), _MAX_COLUMNS)
-    block = min(max(_BYTES_PER_PROGRAM // (columns * element_size), 16), 1024)
+    # Rows that are not all aligned to 16 bytes are loaded number by number: half as many.
+    size = _BYTES_PER_PROGRAM if width * element_size % 16 == 0 else _BYTES_PER_PROGRAM // 2
+    block = min(max(size // (columns * element_size), 16), 1024)
     grid = (-(-tokens // block), -(-width // columns))
     return grid, {"WIDTH": width, "COLUMNS": columns, "BLOCK": block}
 
 
 @triton.jit
-def row_addresses(row, stride, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+def row_addresses(row, STRIDE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
     """[BLOCK, COLUMNS]: elements from the start of the tensor, for the program's columns, and
     which of the columns exist."""
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     # int64: tokens x width passes 2^31 in large batches.
-    return row.to(tl.int64)[:, None] * stride + column[None, :], (column < WIDTH)[None, :]
+    return row.to(tl.int64)[:, None] * STRIDE + column[None, :], (column < WIDTH)[None, :]
 
 
 def launch_place_rows(
@@ -74,8 +76,8 @@ def launch_place_rows(
         _place_rows_kernel[grid](
             source, target, source_offsets, out_offsets, shift, select,
             value if source.is_floating_point() else int(value),
-            users, tokens, source_len, out_len, source.stride(0),
-            SIGN=sign, SOURCE_END=source_end, OUT_END=out_end, **tiles,
+            users, tokens, source_len, out_len,
+            STRIDE=source.stride(0), SIGN=sign, SOURCE_END=source_end, OUT_END=out_end, **tiles,
         )  # fmt: skip
     return out
 
@@ -83,8 +85,8 @@ def launch_place_rows(
 @triton.jit(do_not_specialize=["value", "users", "tokens", "source_len", "out_len"])
 def _place_rows_kernel(
     source_ptr, out_ptr, source_offsets_ptr, out_offsets_ptr, shift_ptr, select_ptr,
-    value, users, tokens, source_len, out_len, source_stride,
-    SIGN: tl.constexpr, SOURCE_END: tl.constexpr, OUT_END: tl.constexpr,
+    value, users, tokens, source_len, out_len,
+    STRIDE: tl.constexpr, SIGN: tl.constexpr, SOURCE_END: tl.constexpr, OUT_END: tl.constexpr,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -117,7 +119,7 @@ def _place_rows_kernel(
         place -= tl.maximum(length - source_length, 0)
     exists = inside & (place >= 0) & (place < source_length)
 
-    address, column = row_addresses(source_first + place, source_stride, WIDTH, COLUMNS)
+    address, column = row_addresses(source_first + place, STRIDE, WIDTH, COLUMNS)
     block = tl.load(source_ptr + address, mask=exists[:, None] & column, other=value)
     address, column = row_addresses(token, WIDTH, WIDTH, COLUMNS)
     tl.store(out_ptr + address, block, mask=inside[:, None] & column)
@@ -142,7 +144,7 @@ def launch_select_rows_backward(
     with torch.cuda.device_of(d_out):
         _sum_selected_kernel[grid](
             source, target, offsets, out_offsets, order, first,
-            offsets.shape[0] - 1, tokens, source.stride(0), **tiles,
+            offsets.shape[0] - 1, tokens, STRIDE=source.stride(0), **tiles,
         )  # fmt: skip
     return d_values
 
@@ -150,8 +152,8 @@ def launch_select_rows_backward(
 @triton.jit(do_not_specialize=["users", "tokens"])
 def _sum_selected_kernel(
     d_out_ptr, d_values_ptr, offsets_ptr, out_offsets_ptr, order_ptr, first_ptr,
-    users, tokens, stride,
-    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    users, tokens,
+    STRIDE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = token < tokens
@@ -165,7 +167,7 @@ def _sum_selected_kernel(
         exists = inside & (copy < copies)
         out_user = tl.load(order_ptr + start + copy, mask=exists, other=0)
         row = tl.load(out_offsets_ptr + out_user, mask=exists, other=0).to(tl.int64) + place
-        address, column = row_addresses(row, stride, WIDTH, COLUMNS)
+        address, column = row_addresses(row, STRIDE, WIDTH, COLUMNS)
         acc += tl.load(d_out_ptr + address, mask=exists[:, None] & column, other=0.0).to(tl.float32)
     address, column = row_addresses(token, WIDTH, WIDTH, COLUMNS)
     tl.store(
@@ -212,15 +214,15 @@ def _walk_parts(
     with torch.cuda.device_of(whole):
         _cat_rows_kernel[grid](
             whole, parts, offsets, out_offsets, out_offsets.shape[0] - 1, whole.shape[0],
-            whole.stride(0),
-            STEPS=tuple(0 if s else 1 for s in shared), SPLIT=split, **tiles,
+            STRIDE=whole.stride(0), STEPS=tuple(0 if s else 1 for s in shared), SPLIT=split,
+            **tiles,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["users", "tokens"])
 def _cat_rows_kernel(
-    whole_ptr, parts, offsets, out_offsets_ptr, users, tokens, whole_stride,
-    STEPS: tl.constexpr, SPLIT: tl.constexpr,
+    whole_ptr, parts, offsets, out_offsets_ptr, users, tokens,
+    STRIDE: tl.constexpr, STEPS: tl.constexpr, SPLIT: tl.constexpr,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """From the parts to the whole or, with SPLIT, back. STEPS[i] is 0 for a part that all users
@@ -230,7 +232,7 @@ def _cat_rows_kernel(
     token = tl.minimum(token, tokens - 1)
     user = user_of(out_offsets_ptr, users, token)
     place = token - tl.load(out_offsets_ptr + user).to(tl.int32)
-    whole_address, column = row_addresses(token, whole_stride, WIDTH, COLUMNS)
+    whole_address, column = row_addresses(token, STRIDE, WIDTH, COLUMNS)
     if SPLIT:
         block = tl.load(whole_ptr + whole_address, mask=inside[:, None] & column, other=0)
     else:
