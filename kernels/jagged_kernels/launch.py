@@ -24,11 +24,12 @@ def launch(
     """`kernel[grid](*arguments, **constants, **options)`, on the first argument's device.
 
     Args:
-        kernel: a `triton.jit` function whose parameters are `arguments`, then `constants`, in
-            these orders. Integers among the arguments must be in its `do_not_specialize`: Triton
-            compiles other integers in where they are 1.
+        kernel: a `triton.jit` or `gluon.jit` function whose parameters are `arguments`, then
+            `constants`, in these orders. Integers among the arguments must be in its
+            `do_not_specialize`: Triton compiles other integers in where they are 1.
         grid: programs, in one or two dimensions.
-        arguments: the first a tensor; further tensors, numbers, None, and named tuples of such.
+        arguments: the first a tensor; further tensors, TMA descriptors, numbers, None, and named
+            tuples of such.
         constants: the constexpr parameters.
         options: Triton's: num_warps, num_stages, maxnreg.
     """
@@ -55,9 +56,12 @@ def launch(
 
 
 def _kind(argument: Any) -> Any:
-    """What Triton compiles a kernel for: of a tensor its dtype and whether it is aligned."""
+    """What Triton compiles a kernel for: of a tensor its dtype and whether it is aligned, of a TMA
+    descriptor the blocks that it brings."""
     if isinstance(argument, Tensor):
         return argument.dtype, argument.data_ptr() % 16 == 0
+    if hasattr(argument, "block_shape"):
+        return argument.base.dtype, *argument.block_shape, argument.layout
     return type(argument)
 
 

@@ -17,9 +17,13 @@ _LIBRARY = torch.library.Library("jagged_kernels", "FRAGMENT")
 
 
 def define_op(
-    function: Callable[..., Any], *, fake: Callable[..., Any], schema: str | None = None
+    function: Callable[..., Any],
+    *,
+    fake: Callable[..., Any],
+    schema: str | None = None,
+    name: str | None = None,
 ) -> Any:
-    """`torch.ops.jagged_kernels.<name of the function>`, without a gradient.
+    """`torch.ops.jagged_kernels.<name>`, by default the function's, without a gradient.
 
     Args:
         function: takes positional arguments without defaults and returns new tensors: neither an
@@ -28,7 +32,7 @@ def define_op(
             returns, without looking at contents.
         schema: "(Tensor x, int n) -> Tensor" where the annotations of `function` do not say it.
     """
-    name = function.__name__.lstrip("_")
+    name = name or function.__name__.lstrip("_")
     _LIBRARY.define(name + (schema or torch.library.infer_schema(function, mutates_args=())))
     _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"jagged_kernels::{name}", fake)
@@ -89,6 +93,22 @@ def define_gradient(
 
     name = op.name().removeprefix("jagged_kernels::").removesuffix(".default")
     _LIBRARY.impl(name, with_gradient, "Autograd")
+
+
+def nobody_looks(*inputs: Any) -> bool:
+    """Whether no gradient is wanted and nothing traces, fakes or transforms these tensors: then
+    the function of an operator may be called itself, without the dispatcher's time."""
+    grad = torch.is_grad_enabled()
+    return (
+        all(type(x) in _PLAIN and not (grad and x.requires_grad) for x in inputs if x is not None)
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None  # pyright: ignore[reportAttributeAccessIssue]
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+    )
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def _flatten(inputs: Sequence[Any]) -> tuple[list[Any], list[int]]:

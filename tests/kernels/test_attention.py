@@ -93,6 +93,13 @@ def test_random_batches(lengths, heads, dim, causal, window, seed):
     )
 
 
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (20, 3)}], ids=str)
+def test_tiles_that_programs_share(mask):
+    """A row of 128 tokens is two programs' work, also where the second has none."""
+    inputs = Case([150, 0, 70, 1], [100, 5, 130, 64]).inputs(torch.float32)
+    assert_as_exact_as_sdpa(inputs, "triton", tile=128, **mask)
+
+
 @pytest.mark.parametrize("backend", ["reference", "native"])
 @pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (2, 1)}], ids=str)
 def test_gradcheck_in_float64(backend, mask):

@@ -114,13 +114,16 @@ def sdpa(inputs: Inputs, **mask: Any) -> dict[str, Tensor]:
         seen = seen[some].to(q.device)
         if not len(queries):
             continue
-        q_user = q[queries].transpose(0, 1)
+        # PyTorch's masks do not stand a negative scale.
+        q_user = (q[queries] if scale >= 0 else -q[queries]).transpose(0, 1)
         k_user = k[k_part].repeat_interleave(group, 1).transpose(0, 1)
         v_user = v[k_part].repeat_interleave(group, 1).transpose(0, 1)
         out = torch.nn.functional.scaled_dot_product_attention(
-            q_user[None], k_user[None], v_user[None], attn_mask=seen, scale=scale
+            q_user[None], k_user[None], v_user[None], attn_mask=seen, scale=abs(scale)
         )[0].transpose(0, 1)
-        scores = (scale * q_user @ k_user.transpose(1, 2)).float().masked_fill(~seen, -math.inf)
+        scores = (
+            (abs(scale) * q_user @ k_user.transpose(1, 2)).float().masked_fill(~seen, -math.inf)
+        )
         user_lse = scores.logsumexp(-1).t()
         o[queries], lse[queries] = out.detach(), user_lse.detach()
         loss = loss + (out * inputs.d_o[queries]).sum() + (user_lse * inputs.d_lse[queries]).sum()

@@ -23,6 +23,7 @@ from jagged_kernels.attention.schedule import (
 )
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.jagged_tensor import JaggedTensor
+from jagged_kernels.operators import nobody_looks
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -151,7 +152,7 @@ def jagged_attention(
     if chosen == "triton":
         if schedule is None:
             # Short of a schedule of the caller's, rows are enough for bias and dropout.
-            plain = terms is None and seed is None
+            rows_do = terms is not None or seed is not None
             schedule = build_schedule(
                 q_jagged.offsets,
                 k.offsets,
@@ -160,13 +161,11 @@ def jagged_attention(
                 dense=None if isinstance(q, JaggedTensor) else DenseShape.of(q, k),
                 window=band,
                 head_dim=max(q_jagged.values.shape[2], v.values.shape[2]),
-                split="auto" if plain else "rows",
+                split="rows" if rows_do else "auto",
             )
         qkv = (q_jagged.values, k.values, v.values)
-        inputs = (*qkv, *(() if terms is None else terms.learned()))
-        with_lse = return_lse or (
-            torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
-        )
+        plain = nobody_looks(*qkv, *(() if terms is None else terms.learned()))
+        with_lse = return_lse or not plain
         rows = (schedule.rows, schedule.rows_t)
         mask = (schedule.tile_q, schedule.tile_k, *band, scale)
         if terms is not None or seed is not None:
@@ -185,9 +184,11 @@ def jagged_attention(
             partition, partition_t = schedule.partition, schedule.partition_t
             spans = (partition.spans, partition.block)
             spans_t = (partition_t.spans, partition_t.block)
-            o, lse2 = ops_split.attention_split(*qkv, with_lse, *spans, *rows, *spans_t, *mask)
+            attend = ops_split.attention_split_now if plain else ops_split.attention_split
+            o, lse2 = attend(*qkv, with_lse, *spans, *rows, *spans_t, *mask)
         else:
-            o, lse2 = ops.attention_triton(*qkv, with_lse, *rows, *mask)
+            attend = ops.attention_triton_now if plain else ops.attention_triton
+            o, lse2 = attend(*qkv, with_lse, *rows, *mask)
         lse = lse2 * math.log(2) if return_lse else lse2
     else:
         function = attention_reference if chosen == "reference" else ops_native.attention_native

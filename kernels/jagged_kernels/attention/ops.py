@@ -8,6 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jagged_kernels.attention.hopper import (
+    BACKWARD_HEAD_DIM,
+    hopper_backward_fits,
+    hopper_config,
+    hopper_forward_fits,
+    hopper_pays,
+)
 from jagged_kernels.operators import define_gradient, define_op
 
 
@@ -35,7 +42,7 @@ def output_gradient(d_o: Tensor | None, o: Tensor) -> Tensor:
     return torch.zeros_like(o) if d_o is None else d_o
 
 
-def _attention_triton(
+def attention_triton_now(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -53,11 +60,24 @@ def _attention_triton(
     lse2 is log2 of the sum of exponentials: the kernels work in base 2, and a backward from a
     natural logarithm would round twice more.
     """
+    band = {"left": left, "right": right, "scale": scale}
+    if _hopper_takes(q, k, v, rows, tile_q):
+        from jagged_kernels.attention import gluon_forward
+
+        return gluon_forward.launch_forward(q, k, v, rows, **band)
     from jagged_kernels.attention.triton_forward import launch_forward
 
-    mask = {"tile_q": tile_q, "left": left, "right": right, "scale": scale}
-    o, lse2 = launch_forward(q, k, v, rows, **mask, with_lse=with_lse)
+    o, lse2 = launch_forward(q, k, v, rows, tile_q=tile_q, **band, with_lse=with_lse)
     return o, given_lse(lse2, q)
+
+
+def _hopper_takes(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, tile_q: int) -> bool:
+    head_dim = q.shape[2]
+    return (
+        hopper_forward_fits(q, k, v)
+        and tile_q == hopper_config(head_dim).tile_q
+        and hopper_pays(head_dim, q.shape[0], rows.shape[0] - q.shape[0] // tile_q)
+    )
 
 
 def _attention_triton_backward(
@@ -77,13 +97,20 @@ def _attention_triton_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) in the dtypes and shapes of q, k, v."""
+    band = {"left": left, "right": right, "scale": scale}
+    inputs = (d_o, d_lse2, q, k, v, o, lse2, rows, rows_t)
+    if tile_q == tile_k == hopper_config(BACKWARD_HEAD_DIM).tile_q and hopper_backward_fits(
+        q, k, v
+    ):
+        from jagged_kernels.attention import gluon_backward
+
+        return gluon_backward.launch_backward(*inputs, **band)
     from jagged_kernels.attention.triton_backward import launch_backward
 
-    mask = {"tile_q": tile_q, "tile_k": tile_k, "left": left, "right": right, "scale": scale}
-    return launch_backward(d_o, d_lse2, q, k, v, o, lse2, rows, rows_t, **mask)
+    return launch_backward(*inputs, tile_q=tile_q, tile_k=tile_k, **band)
 
 
-attention_triton = define_op(_attention_triton, fake=empty_output)
+attention_triton = define_op(attention_triton_now, name="attention_triton", fake=empty_output)
 attention_triton_backward = define_op(_attention_triton_backward, fake=empty_gradients)
 
 

@@ -15,6 +15,7 @@ from jagged_kernels.attention.ops import (
     output_gradient,
     save_with_lse,
 )
+from jagged_kernels.attention.tiles import parts_of_tile
 from jagged_kernels.operators import define_gradient, define_op
 
 _LEARNED = len(BiasTerms().learned())
@@ -51,11 +52,13 @@ def _attention_triton_biased_backward(
     """(dq, dk, dv), and the gradients of `BiasTerms.learned` where `wanted`, else empty."""
     from jagged_kernels.attention.bias_launch import bias_arguments, bias_slots, reduce_slots
     from jagged_kernels.attention.triton_backward import launch_backward
+    from jagged_kernels.attention.triton_blocks import padded_head_dim
 
     bias_terms = BiasTerms(*terms)
     bias = bias_arguments(bias_terms, q_offsets, k_offsets, dropout_seed, dropout_p)
     # Without a query no program runs, and an empty sum is 0.
-    slots = bias_slots(bias_terms, wanted, rows.shape[0] if q.shape[0] else 0, q.shape[1])
+    parts = parts_of_tile(tile_q, padded_head_dim(q, v)) if q.shape[0] else 0
+    slots = bias_slots(bias_terms, wanted, rows.shape[0] * parts, q.shape[1])
     mask = {"tile_q": tile_q, "tile_k": tile_k, "left": left, "right": right, "scale": scale}
     gradients = launch_backward(
         d_o, d_lse2, q, k, v, o, lse2, rows, rows_t, **mask, bias=bias, bias_slots=slots

@@ -18,7 +18,7 @@ from jagged_kernels.attention.partition import Partition
 from jagged_kernels.operators import define_gradient, define_op
 
 
-def _attention_split(
+def attention_split_now(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -74,7 +74,7 @@ def _attention_split_backward(
     )  # fmt: skip
 
 
-attention_split = define_op(_attention_split, fake=empty_output)
+attention_split = define_op(attention_split_now, name="attention_split", fake=empty_output)
 attention_split_backward = define_op(_attention_split_backward, fake=empty_gradients)
 
 

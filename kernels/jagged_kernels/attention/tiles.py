@@ -31,6 +31,11 @@ def default_tiles(head_dim: int) -> tuple[int, int]:
     return (64, 64) if head_dim <= 128 else (32, 32)
 
 
+def parts_of_tile(tile: int, head_dim: int) -> int:
+    """Programs of the plain kernels that share a tile: four warps hold no larger one."""
+    return max(tile // (64 if head_dim <= 128 else 32), 1)
+
+
 # Measured on an H100. `head_dim` is padded to a power of two; `element_size` in bytes.
 
 

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.bias_launch import NO_BIAS, BiasSlots, launch_options
-from jagged_kernels.attention.tiles import LaunchConfig, dkv_config, dq_config
+from jagged_kernels.attention.tiles import LaunchConfig, dkv_config, dq_config, parts_of_tile
 from jagged_kernels.attention.triton_bias import (
     add_to_sums,
     bias_block,
@@ -36,7 +36,7 @@ from jagged_kernels.attention.triton_blocks import (
     load_block,
     load_number_pairs,
     load_numbers,
-    load_row,
+    load_part,
     padded_head_dim,
     probability,
     rows_of_dims,
@@ -87,15 +87,17 @@ def launch_backward(
     scale_log2, negate = scale_argument(scale)
     pad_d, size = padded_head_dim(q, v), q.element_size()
     q_config, k_config = configs or (dq_config(pad_d, size), dkv_config(pad_d, size))
+    q_parts, k_parts = parts_of_tile(tile_q, pad_d), parts_of_tile(tile_k, pad_d)
     if q.shape[0]:
         launch(
             _dq_kernel,
-            rows.shape[0] * q.shape[1],
+            rows.shape[0] * q_parts * q.shape[1],
             (q, k, v, o, d_o, lse2, d_lse2, delta, dq, rows, bias["bias"], bias_slots,
              scale, scale_log2, left, right),
             {
                 "S": attention_shape(
-                    q, k, v, d_o, tile=tile_q, block=q_config.block, left=left, right=right
+                    q, k, v, d_o, tile=tile_q, parts=q_parts, block=q_config.block,
+                    left=left, right=right,
                 ),
                 "NEGATE": negate,
                 "HAS_DLSE": d_lse2 is not None,
@@ -107,12 +109,13 @@ def launch_backward(
         # From the keys' side the band is mirrored.
         launch(
             _dkv_kernel,
-            rows_t.shape[0] * k.shape[1],
+            rows_t.shape[0] * k_parts * k.shape[1],
             (q, k, v, d_o, lse2, delta, dk, dv, rows_t, bias["bias"],
              scale, scale_log2, right, left),
             {
                 "S": attention_shape(
-                    q, k, v, d_o, tile=tile_k, block=k_config.block, left=right, right=left
+                    q, k, v, d_o, tile=tile_k, parts=k_parts, block=k_config.block,
+                    left=right, right=left,
                 ),
                 "NEGATE": negate,
                 "BIAS": bias["BIAS"],
@@ -131,12 +134,15 @@ def _dq_kernel(
     """dQ of one tile of queries, and delta = rowsum(o * dO) - d_lse for the other kernel."""
     HEADS: tl.constexpr = S.HEADS
     TILE: tl.constexpr = S.TILE
-    row, head = tl.program_id(0) // HEADS, (tl.program_id(0) % HEADS).to(tl.int64)
-    q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, row)
+    slot, head = tl.program_id(0) // HEADS, (tl.program_id(0) % HEADS).to(tl.int64)
+    row = slot // S.PARTS
+    q_start, q_end, k_start, k_end, shift = load_part(
+        rows_ptr, row, slot % S.PARTS, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, S.PARTS
+    )
     d_position, d_time, d_slope = zero_sums(slots, BIAS)
     if q_start == q_end:
         if BIAS.ANY:
-            store_sums(d_position, d_time, d_slope, slots, row, head, BIAS, HEADS)
+            store_sums(d_position, d_time, d_slope, slots, slot, head, BIAS, HEADS)
         return
     q_ptr += head * S.Q_STRIDE_H
     do_ptr += head * S.DO_STRIDE_H
@@ -166,7 +172,7 @@ def _dq_kernel(
     )  # fmt: skip
     store_block(dq_ptr + head * S.D, dq * scale, q_start, q_end, HEADS * S.D, TILE, S.D, S.PAD_D)
     if BIAS.ANY:
-        store_sums(d_position, d_time, d_slope, slots, row, head, BIAS, HEADS)
+        store_sums(d_position, d_time, d_slope, slots, slot, head, BIAS, HEADS)
 
 
 @triton.jit
@@ -225,8 +231,11 @@ def _dkv_kernel(
     """dK and dV of one tile of keys, summed over the heads of its group in order."""
     KV_HEADS: tl.constexpr = S.HEADS // S.GROUP
     TILE: tl.constexpr = S.TILE
-    row, kv_head = tl.program_id(0) // KV_HEADS, (tl.program_id(0) % KV_HEADS).to(tl.int64)
-    k_start, k_end, q_start, q_end, shift = load_row(rows_ptr, row)
+    slot, kv_head = tl.program_id(0) // KV_HEADS, (tl.program_id(0) % KV_HEADS).to(tl.int64)
+    row = slot // S.PARTS
+    k_start, k_end, q_start, q_end, shift = load_part(
+        rows_ptr, row, slot % S.PARTS, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, S.PARTS
+    )
     if k_start == k_end:
         return
     k_ptr += kv_head * S.K_STRIDE_H

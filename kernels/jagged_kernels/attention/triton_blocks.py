@@ -15,6 +15,8 @@ from torch import Tensor
 from jagged_kernels.attention.rows import NO_LIMIT, ROW_WIDTH
 
 LOG2_E = 1.4426950408889634
+# Scaled scores (log2) this far from 0 are off by less than 1/16 when their product is rounded.
+FAR = 2.0**20
 _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
 
 
@@ -29,6 +31,24 @@ def load_row(rows_ptr, row):
         tl.load(base + 3),
         tl.load(base + 4),
     )
+
+
+@triton.jit
+def load_part(
+    rows_ptr, row, part, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    TILE: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """`load_row` for TILE tokens of its tile, number `part`; start == end if there are none."""
+    start, end, range_start, range_end, shift = load_row(rows_ptr, row)
+    if PARTS > 1:
+        start += part * TILE
+        end = tl.minimum(end, start + TILE)
+        if HAS_LEFT:
+            range_start = tl.minimum(tl.maximum(range_start, start + shift - left), range_end)
+        if HAS_RIGHT:
+            range_end = tl.maximum(tl.minimum(range_end, end + shift + right), range_start)
+        end = tl.maximum(start, end)
+    return start, end, range_start, range_end, shift
 
 
 @triton.jit
@@ -174,7 +194,8 @@ class AttentionShape(NamedTuple):
     Fields:
         HEADS, GROUP: of queries, and how many of them share keys.
         D, DV, PAD_D, PAD_DV: of q and k, and of v; padded to a power of two.
-        TILE, BLOCK: tokens of a tile and of a block that it meets.
+        TILE, BLOCK: tokens that a program holds, and of a block that they meet.
+        PARTS: programs that share a row, each with TILE tokens of its tile.
         *_STRIDE_T, *_STRIDE_H: of tokens and heads.
     """
 
@@ -185,6 +206,7 @@ class AttentionShape(NamedTuple):
     PAD_D: int
     PAD_DV: int
     TILE: int
+    PARTS: int
     BLOCK: int
     HAS_LEFT: bool
     HAS_RIGHT: bool
@@ -201,13 +223,14 @@ class AttentionShape(NamedTuple):
 
 def attention_shape(
     q: Tensor, k: Tensor, v: Tensor, d_o: Tensor | None = None,
-    *, tile: int, block: int, left: int, right: int,
+    *, tile: int, block: int, left: int, right: int, parts: int = 1,
 ) -> AttentionShape:  # fmt: skip
+    """`tile`: tokens of a row."""
     heads, dim, dim_v = q.shape[1], q.shape[2], v.shape[2]
     return AttentionShape(
         heads, heads // k.shape[1],
         dim, dim_v, padded_dim(dim), padded_dim(dim_v),
-        tile, block, left != NO_LIMIT, right != NO_LIMIT, dot_precision(q.dtype),
+        tile // parts, parts, block, left != NO_LIMIT, right != NO_LIMIT, dot_precision(q.dtype),
         *_strides(q), *_strides(k), *_strides(v), *(() if d_o is None else _strides(d_o)),
     )  # fmt: skip
 
@@ -233,7 +256,7 @@ def padded_dim(dim: int) -> int:
 
 
 def rows_of_dims(x: Tensor) -> Tensor:
-    """[T, H, D] or [T, D] with unit stride in D; packed QKV is read in place.
+    """[T, H, D] with unit stride in D; packed QKV is read in place.
 
     A block's addresses must fit 32 bits, so that nobody's tokens lie millions of numbers apart.
     """

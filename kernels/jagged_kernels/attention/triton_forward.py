@@ -20,15 +20,16 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.bias_launch import NO_BIAS, launch_options
-from jagged_kernels.attention.tiles import LaunchConfig, forward_config
+from jagged_kernels.attention.tiles import LaunchConfig, forward_config, parts_of_tile
 from jagged_kernels.attention.triton_bias import bias_block, bias_place, keep_block
 from jagged_kernels.attention.triton_blocks import (
+    FAR,
     LOG2_E,
     add_dot,
     attention_shape,
     empty_lse,
     load_block,
-    load_row,
+    load_part,
     padded_head_dim,
     rows_of_dims,
     scale_argument,
@@ -40,8 +41,7 @@ from jagged_kernels.attention.triton_blocks import (
 from jagged_kernels.launch import launch
 
 _LOG2_E = tl.constexpr(LOG2_E)
-# Scaled scores (log2) this far from 0 are off by less than 1/16 when their product is rounded.
-_FAR = tl.constexpr(2.0**20)
+_FAR = tl.constexpr(FAR)
 
 
 def launch_forward(
@@ -73,11 +73,15 @@ def launch_forward(
         return o, lse2
     bias = bias or NO_BIAS
     scale_log2, negate = scale_argument(scale)
-    config = config or forward_config(padded_head_dim(q, v), q.element_size())
-    shape = attention_shape(q, k, v, tile=tile_q, block=config.block, left=left, right=right)
+    pad_d = padded_head_dim(q, v)
+    config = config or forward_config(pad_d, q.element_size())
+    parts = parts_of_tile(tile_q, pad_d)
+    shape = attention_shape(
+        q, k, v, tile=tile_q, parts=parts, block=config.block, left=left, right=right
+    )
     launch(
         _forward_kernel,
-        rows.shape[0] * heads,
+        rows.shape[0] * parts * heads,
         (q, k, v, o, lse2, rows, bias["bias"], scale_log2, left, right),
         {"S": shape, "NEGATE": negate, "BIAS": bias["BIAS"]},
         **launch_options(bias["BIAS"], config),
@@ -93,8 +97,11 @@ def _forward_kernel(
     HEADS: tl.constexpr = S.HEADS
     TILE: tl.constexpr = S.TILE
     BLOCK: tl.constexpr = S.BLOCK
-    row, head = tl.program_id(0) // HEADS, (tl.program_id(0) % HEADS).to(tl.int64)
-    q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, row)
+    slot, head = tl.program_id(0) // HEADS, (tl.program_id(0) % HEADS).to(tl.int64)
+    row = slot // S.PARTS
+    q_start, q_end, k_start, k_end, shift = load_part(
+        rows_ptr, row, slot % S.PARTS, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, S.PARTS
+    )
     if q_start == q_end:
         return
     q_ptr += head * S.Q_STRIDE_H
@@ -107,7 +114,7 @@ def _forward_kernel(
     if BIAS.ANY:
         place = bias_place(bias, rows_ptr, row, head, BIAS)
     row = (q_start, q_end, k_start, k_end, shift, head)
-    acc, top, total, reach = _nothing(TILE, S.PAD_DV)
+    acc, top, total, reach = nothing_seen(TILE, S.PAD_DV)
     if k_end - k_start <= BLOCK:
         # Most users: no walk, and everything is asked of the memory at once.
         k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
@@ -117,30 +124,36 @@ def _forward_kernel(
             bias, place, S, BIAS, False,
         )  # fmt: skip
     else:
-        acc, top, total, reach = _walk(
+        acc, top, total, reach = walk(
             acc, top, total, reach, q, k_ptr, v_ptr, row, scale_log2, left, right,
             bias, place, S, BIAS, False,
         )  # fmt: skip
     # The first condition is known when compiling, the second is not.
     if not BIAS.ANY:  # noqa: SIM102
         if tl.max(reach, 0) > _FAR:
-            acc, top, total, reach = _nothing(TILE, S.PAD_DV)
-            acc, top, total, reach = _walk(
+            acc, top, total, reach = nothing_seen(TILE, S.PAD_DV)
+            acc, top, total, reach = walk(
                 acc, top, total, reach, q, k_ptr, v_ptr, row, scale_log2, left, right,
                 bias, place, S, BIAS, True,
             )  # fmt: skip
 
-    # A query that saw nothing has total 0: its output is 0 and its lse -inf.
-    divisor = tl.where(total == 0.0, 1.0, total)
-    acc = acc / divisor[:, None]
-    store_block(o_ptr + head * S.DV, acc, q_start, q_end, HEADS * S.DV, TILE, S.DV, S.PAD_DV)
-    if lse2_ptr is not None:
-        lse2 = tl.where(total == 0.0, float("-inf"), top + tl.log2(divisor))
-        store_numbers(lse2_ptr + head, lse2, q_start, q_end, HEADS, TILE)
+    store_tile(acc, top, total, o_ptr, lse2_ptr, row, S)
 
 
 @triton.jit
-def _nothing(TILE: tl.constexpr, PAD_DV: tl.constexpr):
+def store_tile(acc, top, total, o_ptr, lse2_ptr, row, S: tl.constexpr):
+    """A query that saw nothing has total 0: its output is 0 and its lse -inf."""
+    q_start, q_end, _, _, _, head = row
+    divisor = tl.where(total == 0.0, 1.0, total)
+    acc = acc / divisor[:, None]
+    store_block(o_ptr + head * S.DV, acc, q_start, q_end, S.HEADS * S.DV, S.TILE, S.DV, S.PAD_DV)
+    if lse2_ptr is not None:
+        lse2 = tl.where(total == 0.0, float("-inf"), top + tl.log2(divisor))
+        store_numbers(lse2_ptr + head, lse2, q_start, q_end, S.HEADS, S.TILE)
+
+
+@triton.jit
+def nothing_seen(TILE: tl.constexpr, PAD_DV: tl.constexpr):
     """Before the first key: the sum of weights * v, what weights are relative to (log2), the sum
     of weights, and the largest |scaled score| so far."""
     acc = tl.zeros([TILE, PAD_DV], tl.float32)
@@ -149,7 +162,7 @@ def _nothing(TILE: tl.constexpr, PAD_DV: tl.constexpr):
 
 
 @triton.jit
-def _walk(
+def walk(
     acc, top, total, reach, q, k_ptr, v_ptr, row, scale_log2, left, right, bias, place,
     S: tl.constexpr, BIAS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip

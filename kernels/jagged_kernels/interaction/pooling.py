@@ -141,16 +141,20 @@ def _max_native(x: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     if tokens == 0:
         nowhere = torch.full((users, columns), -1, device=x.device)
         return x.new_zeros((users, columns)), nowhere
-    user = token_users(offsets, tokens)[:, None].expand(-1, columns)
+    user = token_users(offsets, tokens)
     # Extremes are the same in every order: a rerun gives the same bits.
-    top = x.new_full((users, columns), -torch.inf).scatter_reduce(0, user, x.detach(), "amax")
-    is_top = (x == top.gather(0, user)) | x.isnan()
-    token = torch.arange(tokens, device=x.device)[:, None]
-    first = torch.full((users, columns), tokens, device=x.device).scatter_reduce(
-        0, user, torch.where(is_top, token, tokens), "amin"
+    lengths = offsets.diff().long()
+    top = torch.segment_reduce(x.detach(), "max", lengths=lengths, axis=0, unsafe=True)
+    is_top = (x == top[user]) | x.isnan()
+    # In float64, which counts as far as there are tokens: there is no reduction of integers.
+    token = torch.arange(tokens, device=x.device, dtype=torch.float64)[:, None]
+    first = torch.segment_reduce(
+        torch.where(is_top, token, tokens), "min", lengths=lengths, axis=0, unsafe=True
     )
+    first = first.clamp(max=tokens).long()
     is_empty = (offsets.diff() == 0)[:, None]
-    largest = x.gather(0, first.clamp(max=tokens - 1)).masked_fill(is_empty, 0.0)
+    column = torch.arange(columns, device=x.device)
+    largest = x[first.clamp(max=tokens - 1), column].masked_fill(is_empty, 0.0)
     return largest, (first - offsets[:-1, None]).masked_fill(is_empty, -1)
 
 
