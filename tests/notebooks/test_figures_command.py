@@ -33,7 +33,7 @@ def committed(checkout):
         "versions": {"torch": "2.13.0"},
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    (checkout / "README.md").write_text(MARKS)
+    (checkout / "README.md").write_text(f"{MARKS}\n{MARKS.replace('results', 'operations')}")
     (checkout / "docs").mkdir()
     (checkout / "docs" / "performance.md").write_text(MARKS.replace("results", "goals"))
     return checkout
@@ -51,7 +51,9 @@ def test_a_second_run_changes_nothing(committed, capsys):
     assert "Not measured." in (committed / "docs" / "performance.md").read_text()
     assert "0.7000" in readme
     assert readme.startswith("# A\n\n<!-- results:begin -->")
-    assert readme.endswith("<!-- results:end -->\n\nafter\n")
+    assert "<!-- results:end -->\n\nafter\n" in readme
+    assert "| `jagged_sum` |" in readme
+    assert readme.endswith("<!-- operations:end -->\n\nafter\n")
 
     assert main(["figures"]) == 0
     assert capsys.readouterr().out == "nothing changed\n"

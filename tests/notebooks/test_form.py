@@ -28,6 +28,7 @@ def test_the_notebooks_are_there():
         "02_memory",
         "03_target_attention",
         "04_quality",
+        "05_interaction_kernels",
     ]
     assert sorted(path.stem for path in (FOLDER / "params").glob("*")) == PRESETS
 

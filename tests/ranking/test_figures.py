@@ -344,7 +344,7 @@ def test_the_page_of_goals_keeps_its_prose(tmp_path: Path) -> None:
     page.write_text(f"# P\n\n{redraw.GOALS_BEGIN}\n{redraw.GOALS_END}\n\n## Prose\n")
     assert redraw.update_performance(page, tmp_path / "figures")
     text = page.read_text()
-    assert text.count("Not measured.") == 4
+    assert text.count("Not measured.") == 5
     assert text.endswith("\n\n## Prose\n")
     assert not redraw.update_performance(page, tmp_path / "figures")
     page.write_text("no marks")
@@ -363,7 +363,8 @@ def test_readme_block(tmp_path: Path, measured: pd.DataFrame) -> None:
     figures = tmp_path / "figures"
     figures.mkdir()
     readme = tmp_path / "README.md"
-    readme.write_text(f"# Title\n\n{redraw.BEGIN}\nold\n{redraw.END}\n\nafter\n")
+    operations = f"{redraw.OPERATIONS_BEGIN}\n{redraw.OPERATIONS_END}\n"
+    readme.write_text(f"# Title\n\n{redraw.BEGIN}\nold\n{redraw.END}\n\n{operations}after\n")
     assert redraw.update_readme(readme, figures)
     assert "No results are committed yet." in readme.read_text()
     _save(figures / "04_quality", quality_results(), id="04_quality")
@@ -375,6 +376,7 @@ def test_readme_block(tmp_path: Path, measured: pd.DataFrame) -> None:
     text = readme.read_text()
     assert text.startswith("# Title\n")
     assert text.endswith("\nafter\n")
+    assert "| `jagged_sum` | sum pooling" in text
     assert "\nold\n" not in text
     assert text.index("01_speed: Imaginary GPU") < text.index("04_quality: Imaginary GPU")
     assert "![01_speed_speedup](figures/01_speed/01_speed_speedup.svg)" in text

@@ -262,7 +262,7 @@ def test_a_wrong_gradient_is_found_although_the_output_is_right(
 
 
 def test_what_cannot_fit_is_refused_before_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jagged_ranking.measure.benchmark._free_bytes", lambda device: 20_000)
+    monkeypatch.setattr("jagged_ranking.measure.contest.free_bytes", lambda device: 20_000)
     table = measure(small(), providers=["jagged", "dense_eager"], metrics=["latency"])
     dense = results.select(table, provider="dense_eager")
     assert set(dense["status"]) == {"out_of_memory"}

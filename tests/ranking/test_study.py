@@ -15,7 +15,14 @@ from jagged_ranking.measure.ceilings import Ceilings, ceiling_table
 from jagged_ranking.runs import study
 from jagged_ranking.runs.errors import RunError
 from jagged_ranking.runs.freshness import histories_digests
-from jagged_ranking.runs.lab import describe_batches, measured, study_batches, target_batches
+from jagged_ranking.runs.lab import (
+    describe_batches,
+    interaction_batches,
+    measured,
+    measured_interaction,
+    study_batches,
+    target_batches,
+)
 
 QUICK = Effort(rounds=2, inner=1, warmup=1, seconds=0.02)
 
@@ -85,6 +92,52 @@ def test_batches_of_target_attention(home: Path) -> None:
     assert [b.name for b in batches][:2] == ["T4-small", "T1-small"]
     assert [(b.queries, b.group) for b in batches[2:]] == [(3, "skew")] * 3
     assert describe_batches(batches)["candidates"].tolist() == [8, 4, 3, 3, 3]
+
+
+def interaction_batches_of(**changes: Any) -> list[measure.Workload]:
+    given: dict[str, Any] = {
+        "users": [2, 4],
+        "max_len": 16,
+        "wastes": [0.5],
+        "waste_users": 4,
+        "float32_users": [4],
+        "columns": 8,
+        "data": None,
+        "histories": ["few"],
+        "data_users": 10,
+        "device": "cpu",
+        "seed": 0,
+    }
+    return interaction_batches(**{**given, **changes})
+
+
+def test_batches_of_interaction_operations(home: Path) -> None:
+    batches = interaction_batches_of()
+    assert [b.name for b in batches] == ["users 2", "users 4", "waste 50%", "few"]
+    assert [b.group for b in batches] == ["tokens", "tokens", "waste", "real"]
+    assert {b.dtype for b in batches} == {torch.float32}
+    on_gpu = interaction_batches_of(device="cuda")
+    assert [b.dtype for b in on_gpu] == [torch.bfloat16] * 4 + [torch.float32]
+    assert on_gpu[-1].name == "users 4"
+    assert on_gpu[-1].draw_lengths().tolist() == batches[1].draw_lengths().tolist()
+
+
+def test_interaction_operations_are_kept_one_by_one(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batches = interaction_batches_of(histories=[])
+    given: dict[str, Any] = {"device": "cpu", "run_id": "05", "effort": QUICK}
+    given["weighed"] = ["users 4"]
+    first = measured_interaction(batches, operations=["jagged_cat"], **given)
+    capsys.readouterr()
+    both = measured_interaction(batches, operations=["jagged_cat", "jagged_max"], **given)
+    said = capsys.readouterr().out
+    assert "1 of 2, jagged_cat: measure_interaction: kept from" in said
+    assert "2 of 2, jagged_max: measure_interaction: took" in said
+    assert both.iloc[: len(first)].equals(first)
+    assert set(both["op"]) == {"ceiling", "jagged_cat", "jagged_max"}
+    weighed = both[both["metric"] == "peak_memory"]
+    assert set(weighed["workload"]) == {"users 4"}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from jagged_ranking import results
 from jagged_ranking.measure import (
@@ -13,9 +14,11 @@ from jagged_ranking.measure import (
     skew_sweep,
     target_workloads,
     waste_sweep,
+    with_options,
     workloads,
 )
 from jagged_ranking.measure.ceilings import Ceilings
+from jagged_ranking.measure.interaction import OPERATIONS, token_sweep
 from jagged_ranking.measure.providers import MODES
 
 # Times the limit of the padded (dense) or of the real work.
@@ -97,6 +100,39 @@ def target_results() -> pd.DataFrame:
                 for metric in ("peak_memory", "peak_memory_minus_inputs"):
                     peak = 1.5 * facts["bytes_forward"]
                     rows.append(results.row(metric=metric, unit="bytes", value=peak, **one))
+    return results.frame(rows)
+
+
+def interaction_results() -> pd.DataFrame:
+    """All operations on both sweeps, the largest batch in float32 too: ours at 1.2 of the limit,
+    1.4 with the backward, and a launch; padded at 3 and its padding; FBGEMM missing."""
+    ceilings = Ceilings(3.0e12, 740e12, "bfloat16")
+    swept = token_sweep((128, 8192))
+    batches = [*swept, *waste_sweep((0.0, 0.5, 0.9), users=512, max_len=1024, heads=1)]
+    batches += with_options(swept[-1:], dtype=torch.float32)
+    rows = []
+    for name, operation in OPERATIONS.items():
+        for batch in batches:
+            facts = batch.facts()
+            token = facts["bytes_forward"] / 4
+            for mode in MODES if operation.backward else MODES[:1]:
+                training = mode != "forward"
+                facts |= {f"flops_{mode}": 0.0, f"bytes_{mode}": token * (5 if training else 2)}
+                limit = ceilings.limit_ms(facts, mode)
+                config = {**facts, "limit_ms": limit, "device": MANIFEST["device"]}
+                one: dict[str, Any] = {"op": name, "workload": batch.name, "mode": mode}
+                one["config"] = config
+                times = {"jagged": (1.4 if training else 1.2) * limit + 0.005}
+                times["padded"] = 3 * limit / (1 - facts["waste"]) + 0.004
+                for provider, ms in times.items():
+                    one["provider"] = provider
+                    rows.append(results.row(metric="latency", unit="ms", samples=[ms] * 3, **one))
+                    if batch.name == "users 8192":
+                        for metric in ("peak_memory", "peak_memory_minus_inputs"):
+                            peak = token * (1 if provider == "jagged" else 8)
+                            rows.append(results.row(metric=metric, unit="bytes", value=peak, **one))
+                one |= {"provider": "fbgemm_sll", "status": "missing", "message": "not installed"}
+                rows.append(results.row(metric="latency", unit="ms", **one))
     return results.frame(rows)
 
 

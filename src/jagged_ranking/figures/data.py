@@ -12,7 +12,7 @@ from jagged_ranking.results import select, with_config
 OURS = "jagged"
 FACTS = ("group", "distribution", "waste", "max_len", "tokens", "B", "H", "D", "dtype", "queries")
 # What changes along each sweep.
-SWEEP_AXIS = {"waste": "waste", "length": "max_len", "head_dim": "D"}
+SWEEP_AXIS = {"waste": "waste", "length": "max_len", "head_dim": "D", "tokens": "tokens"}
 EXTRA = ("limit_ms", "device", "low", "high", "seed")
 
 

@@ -15,10 +15,11 @@ import pandas as pd
 from jagged_ranking import provenance, results
 from jagged_ranking.figures import style
 from jagged_ranking.figures.data import OURS, attention, modes_of, of_group, ours_of, schedule_ms
+from jagged_ranking.figures.interaction_data import STUDY
+from jagged_ranking.figures.interaction_goals import NOTE, interaction_rows
 from jagged_ranking.figures.memory import BEYOND
 from jagged_ranking.figures.tables import number, to_markdown
-
-NOT_MEASURED = "not measured"
+from jagged_ranking.figures.verdicts import NOT_MEASURED, both, bound, met
 
 # What this project set itself on an H100, before its kernels were tuned: our time over that of the
 # best peer in the same run, (must, aim) for each workload. Derived from the times of all peers on
@@ -102,9 +103,9 @@ def _speed_rows(table: pd.DataFrame) -> list[dict[str, str]]:
                 "best peer": row.peer,
                 "its ms": number(row.best),
                 "ours / best": f"{row.ratio:.2f}",
-                "must": _goal(must),
-                "aim": _goal(aim),
-                "met": _met(row.ratio, must, aim),
+                "must": bound(must),
+                "aim": bound(aim),
+                "met": met(row.ratio, must, aim),
             }
         )
     return rows + _goals_not_measured(rows)
@@ -119,8 +120,8 @@ def _memory_rows(table: pd.DataFrame) -> list[dict[str, str]]:
             "best peer": row.peer,
             "its MB": number(row.best / 1e6),
             "ours / best": f"{row.ratio:.3f}",
-            "must": _goal(MEMORY_GOAL),
-            "met": _met(row.ratio, MEMORY_GOAL, digits=3),
+            "must": bound(MEMORY_GOAL),
+            "met": met(row.ratio, MEMORY_GOAL, digits=3),
         }
         for row in _against_best(of_group(attention(table, BEYOND), "workloads"))
     ]
@@ -142,11 +143,11 @@ def _target_rows(table: pd.DataFrame) -> list[dict[str, str]]:
                 "ours (ms)": number(row.ours),
                 "limit (ms)": number(row.limit),
                 "ours / limit": f"{over:.2f}",
-                "at most": _goal(most),
+                "at most": bound(most),
                 "varlen_attn (ms)": number(row.best),
                 "times faster": f"{faster:.2f}" if math.isfinite(faster) else NOT_MEASURED,
-                "at least": _goal(least),
-                "met": _both(_met(over, most), _met(-faster, -least)),
+                "at least": bound(least),
+                "met": both(met(over, most), met(-faster, -least)),
             }
         )
     return rows
@@ -168,8 +169,8 @@ def _skew_rows(table: pd.DataFrame) -> list[dict[str, str]]:
                     "provider": style.look_of(name).label,
                     **{f"{skew} (ms)": number(float(ms)) for skew, ms in own.items()},
                     "slowest / fastest": f"{ratio:.2f}",
-                    "at most": _goal(goal),
-                    "met": _met(ratio, goal),
+                    "at most": bound(goal),
+                    "met": met(ratio, goal),
                 }
             )
     return rows
@@ -204,6 +205,7 @@ _TABLES: Sequence[tuple[str, str, str, Callable[[pd.DataFrame], list[dict[str, s
         f"The goal for ours is {SKEW_GOAL:g}; the policies beside it are what its rule picks from.",
         _skew_rows,
     ),
+    ("Interaction operations: time against the limit and peers", STUDY, NOTE, interaction_rows),
 )
 
 
@@ -258,33 +260,11 @@ def _goals_not_measured(rows: list[dict[str, str]]) -> list[dict[str, str]]:
         {
             "workload": name,
             "mode": mode,
-            "must": _goal(must),
-            "aim": _goal(aim),
+            "must": bound(must),
+            "aim": bound(aim),
             "met": NOT_MEASURED,
         }
         for mode, by_workload in SPEED_GOALS.items()
         for name, (must, aim) in by_workload.items()
         if rows and (name, mode) not in there
     ]
-
-
-def _goal(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.2f}"
-
-
-def _met(value: float, must: float, aim: float = math.nan, *, digits: int = 2) -> str:
-    """Lower is better. A value is judged with the digits that it is shown with."""
-    if math.isnan(must):
-        return ""
-    if math.isnan(value):
-        return NOT_MEASURED
-    if round(value, digits) <= aim:
-        return "aim"
-    return ("must" if not math.isnan(aim) else "yes") if round(value, digits) <= must else "**no**"
-
-
-def _both(one: str, other: str) -> str:
-    """Of two goals: met only if both are."""
-    said = [text for text in (one, other) if text]
-    bad = [text for text in ("**no**", NOT_MEASURED) if text in said]
-    return [*bad, *said, ""][0]

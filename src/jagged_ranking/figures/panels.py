@@ -251,6 +251,9 @@ def _sweep_axis(axes: Axes, points: pd.DataFrame, group: str) -> None:
     if group == "waste":
         style.waste_axis(axes)
         return
+    if group == "tokens":
+        style.count_axis(axes, "tokens")
+        return
     label = {"length": "longest history (tokens)", "head_dim": "head_dim"}[group]
     style.binary_axis(axes, [int(n) for n in points[SWEEP_AXIS[group]]], label)
 

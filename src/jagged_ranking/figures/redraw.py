@@ -5,12 +5,24 @@ from pathlib import Path
 import pandas as pd
 
 from jagged_ranking import provenance, results
-from jagged_ranking.figures import goals, memory, quality, speed, style, tables, target
+from jagged_ranking.figures import (
+    goals,
+    interaction,
+    memory,
+    quality,
+    speed,
+    style,
+    tables,
+    target,
+)
+from jagged_ranking.figures.interaction_goals import operations_table
 
 RESULTS = "results.parquet"
 MANIFEST = "manifest.json"
 BEGIN = "<!-- results:begin -->"
 END = "<!-- results:end -->"
+OPERATIONS_BEGIN = "<!-- operations:begin -->"
+OPERATIONS_END = "<!-- operations:end -->"
 GOALS_BEGIN = "<!-- goals:begin -->"
 GOALS_END = "<!-- goals:end -->"
 # Shown by the README itself, before everything else.
@@ -26,7 +38,7 @@ def redraw(folder: Path | str) -> list[Path]:
     folder = Path(folder)
     manifest = provenance.read_manifest(folder / MANIFEST)
     table = results.read(folder / RESULTS)
-    modules = (speed, memory, target, quality)
+    modules = (speed, memory, target, interaction, quality)
     return [path for module in modules for path in module.draw(table, manifest, folder)]
 
 
@@ -56,12 +68,16 @@ def readme_block(figures_dir: Path | str) -> str:
 
 
 def update_readme(readme: Path | str, figures_dir: Path | str) -> bool:
-    """Put `readme_block` between the marks of a README; True if that changed it.
+    """Put `readme_block` and the table of operations between their marks of a README; True if that
+    changed it.
 
     Raises:
-        ValueError: the README has not exactly one pair of marks.
+        ValueError: the README has not exactly one pair of marks for each.
     """
-    return _replace(Path(readme), BEGIN, END, readme_block(figures_dir))
+    readme = Path(readme)
+    block = "\n\n".join([OPERATIONS_BEGIN, operations_table(figures_dir), OPERATIONS_END])
+    changed = _replace(readme, BEGIN, END, readme_block(figures_dir))
+    return _replace(readme, OPERATIONS_BEGIN, OPERATIONS_END, block) or changed
 
 
 def update_performance(page: Path | str, figures_dir: Path | str) -> bool:

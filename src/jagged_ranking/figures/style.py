@@ -53,6 +53,11 @@ LOOKS: dict[str, Look] = {
     "flex": Look("FlexAttention", "#a05a9c", "h", (0, (6, 2))),
     "varlen_attn": Look("varlen_attn (FA2)", "#4d4d4d", "d", (0, (2, 1))),
     "fbgemm_sll": Look("FBGEMM sll", "#b59b00", "<", (0, (1, 1.5))),
+    "padded": Look("padded PyTorch", _COLORS[1], "s", (0, (5, 1.5))),
+    "flat": Look("PyTorch on flat tokens", _COLORS[2], "^", (0, (3, 1))),
+    "njt": Look("nested tensor", _COLORS[5], "P", (0, (4, 1, 1, 1, 1, 1))),
+    "segment_reduce": Look("segment_reduce", _COLORS[4], "D", (0, (1, 1))),
+    "embedding_bag": Look("EmbeddingBag", _COLORS[3], "v", (0, (3, 1, 1, 1))),
     "flash_attn_4": Look("flash-attn 4", _COLORS[9], ">", (0, (4, 1.5, 1, 1.5))),
     "mean_pool": Look("mean-pool", _COLORS[7], "s"),
     "din": Look("DIN", _COLORS[1], "^"),
@@ -185,7 +190,17 @@ def log_y_axis(axes: Axes, low: float, high: float) -> None:
     ticks to read."""
     axes.set_yscale("log")
     axes.set_ylim(low, high)
-    axis = axes.yaxis
+    _plain_log_ticks(axes.yaxis, low, high)
+
+
+def log_x_axis(axes: Axes, low: float, high: float) -> None:
+    """As `log_y_axis`."""
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    _plain_log_ticks(axes.xaxis, low, high)
+
+
+def _plain_log_ticks(axis: Any, low: float, high: float) -> None:
     steps = high / max(low, 1e-300)
     subs = (1.0, 2.0, 5.0) if steps < 100 else (1.0, 3.0) if steps < 2000 else (1.0,)
     axis.set_major_locator(LogLocator(base=10, subs=subs, numticks=12))
@@ -201,6 +216,22 @@ def binary_axis(axes: Axes, values: Sequence[int], label: str) -> None:
     axes.set_xticks(sorted(set(values)), [f"{n:g}" for n in sorted(set(values))])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(label)
+
+
+def count_axis(axes: Axes, label: str) -> None:
+    """A logarithmic axis that says 30k, 100k, 300k, 1M."""
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 3.0), numticks=12))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _count(value)))
+    axes.set_xlabel(label)
+
+
+def _count(value: float) -> str:
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
 
 
 def waste_axis(axes: Axes) -> None:

@@ -11,11 +11,13 @@ import pandas as pd
 from jagged_ranking.figures import style
 from jagged_ranking.figures.claims import claims
 from jagged_ranking.figures.data import attention, modes_of, ours_of, schedule_ms
+from jagged_ranking.figures.interaction_data import largest, main_dtype, operations, standing
 from jagged_ranking.figures.memory import BEYOND
 from jagged_ranking.figures.quality import FLOOR, METRICS, summary
 
 __all__ = [
     "claims",
+    "interaction",
     "memory",
     "quality",
     "speed",
@@ -80,6 +82,39 @@ def target(results: pd.DataFrame) -> pd.DataFrame:
     return _by_workload(table, 1.0, first, shape=("B", "queries", "H", "D"))
 
 
+def interaction(results: pd.DataFrame) -> pd.DataFrame:
+    """Interaction operations on the batch with most tokens, forward / forward+backward: medians of
+    ours and the best peer in ms, and ours as multiples of the limit and of that peer."""
+    most = main_dtype(largest(operations(results, "latency")))
+    if most.empty:
+        return pd.DataFrame()
+    found = standing(results)
+    found = found[found["workload"].isin(most["workload"]) & found["dtype"].isin(most["dtype"])]
+    rows = []
+    for name, mine in found.groupby("op", sort=False):
+        modes = [mine[mine["mode"] == mode] for mode in modes_of(mine)]
+
+        def cells(column: str, digits: int | None = None, modes: list = modes) -> str:
+            values = [float(rows[column].iloc[0]) for rows in modes]
+            return " / ".join(number(v) if digits is None else f"{v:.{digits}f}" for v in values)
+
+        peers = [style.look_of(p).label for rows in modes if (p := str(rows["peer"].iloc[0]))]
+        rows.append(
+            {
+                "operation": str(name),
+                "tokens": f"{mine['tokens'].iloc[0]:,}",
+                "dtype": str(mine["dtype"].iloc[0]),
+                "limit": cells("limit"),
+                "jagged (ours)": cells("ours"),
+                "ours / limit": cells("over_limit", 2),
+                "best peer": " / ".join(dict.fromkeys(peers)),
+                "its ms": cells("best"),
+                "ours / best": cells("over_best", 2),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
 def summaries(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """(what it is, table) of every table for reading that the results allow."""
     latency = "Latency in ms, forward / forward+backward, medians"
@@ -87,6 +122,7 @@ def summaries(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
         (latency, speed(results)),
         ("Peak memory beyond the inputs, forward / forward+backward", memory(results)),
         (f"Target attention. {latency}", target(results)),
+        (f"Interaction operations. {latency}", interaction(results)),
         ("Test split, mean ± sd over seeds", quality(results)),
     ]
     return [(caption, table) for caption, table in found if len(table)]

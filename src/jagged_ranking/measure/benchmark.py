@@ -7,26 +7,24 @@ say so. What breaks the device itself (an illegal access) fails everything after
 process, visibly.
 """
 
-import gc
-import math
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from jagged_ranking import provenance, results
-from jagged_ranking.measure import memory, timing
+from jagged_ranking.measure import timing
 from jagged_ranking.measure.ceilings import Ceilings, ceiling_rows, measure_ceilings
+from jagged_ranking.measure.contest import Contest, Run, explain, known
 from jagged_ranking.measure.providers import (
     FORWARD,
     MODES,
     PROVIDERS,
     TRAINING,
     Prepared,
-    Unavailable,
     default_providers,
 )
 from jagged_ranking.measure.reference import Errors, compare, reference, tolerance
@@ -83,9 +81,9 @@ def measure_attention(
         ValueError: an unknown provider, mode or metric.
     """
     device = torch.device(device)
-    _known("provider", providers or (), PROVIDERS)
-    _known("mode", modes, MODES)
-    _known("metric", metrics, METRICS)
+    known("provider", providers or (), PROVIDERS)
+    known("mode", modes, MODES)
+    known("metric", metrics, METRICS)
     if not workloads:
         return results.frame([])
     with timing.threads(device, cpu_threads):
@@ -97,13 +95,23 @@ def measure_attention(
         rows = ceiling_rows(ceilings, config=config, **common)
         bar = tqdm(total=len(workloads), disable=not progress, unit="workload")
         for workload in workloads:
-            one = _Measurement(workload, device, name, ceilings, effort or Effort(), common, bar)
+            one = _Measurement(
+                workload,
+                op="attention",
+                workload=workload.name,
+                facts={**workload.facts(), "device": name},
+                device=device,
+                effort=effort or Effort(),
+                ceilings=ceilings,
+                common=common,
+                tell=bar.set_postfix_str,
+            )
             chosen = providers
             if chosen is None:
                 chosen = default_providers(device, group=workload.group)
             one.latency_and_errors(chosen, modes, timed="latency" in metrics)
             if "memory" in metrics:
-                one.weigh(chosen, modes)
+                one.weigh(chosen, modes, one.alone)
             rows += one.rows
             timing.release(device)
             bar.update()
@@ -111,37 +119,12 @@ def measure_attention(
     return results.frame(rows)
 
 
-def _known(kind: str, given: Sequence[str], known: Any) -> None:
-    for name in given:
-        if name not in known:
-            raise ValueError(f"unknown {kind} {name!r}; known are {', '.join(known)}")
+class _Measurement(Contest):
+    """Attention on one workload."""
 
-
-class _Measurement:
-    """One workload; gathers rows."""
-
-    def __init__(
-        self,
-        workload: Workload,
-        device: torch.device,
-        device_name: str,
-        ceilings: Ceilings,
-        effort: Effort,
-        common: dict[str, Any],
-        bar: tqdm,
-    ) -> None:
-        self.workload = workload
-        self.device = device
-        self.effort = effort
-        self.ceilings = ceilings
-        self.common = common
-        self.bar = bar
-        self.facts = {**workload.facts(), "device": device_name}
-        if device.type == "cpu":
-            self.facts["threads"] = torch.get_num_threads()
-        self.configs: dict[str, dict[str, Any]] = {}
-        self.failed: dict[tuple[str, str], tuple[str, str]] = {}
-        self.rows: list[dict[str, Any]] = []
+    def __init__(self, batch: Workload, **options: Any) -> None:
+        super().__init__(**options)
+        self.workload = batch
 
     def latency_and_errors(
         self, providers: Sequence[str], modes: Sequence[str], *, timed: bool
@@ -150,7 +133,7 @@ class _Measurement:
         batch = setup(self.workload, self.device)
         prepared: dict[str, Prepared] = {}
         for name in providers:
-            self._tell(name, "prepare")
+            self.tell(name, "prepare")
             if ready := self._prepare(name, batch, modes):
                 prepared[name] = ready
         self._check(prepared, batch, modes)
@@ -160,39 +143,12 @@ class _Measurement:
                 self._time(prepared, mode)
             self._time_builds(prepared)
             for name in providers:
-                self._failure_rows(name, modes, {"latency": "ms"})
+                self.failure_rows(name, modes, {"latency": "ms"})
 
-    def weigh(self, providers: Sequence[str], modes: Sequence[str]) -> None:
-        """Each provider alone on the device, with nothing but its own inputs."""
-        units = {"peak_memory": "bytes", "peak_memory_minus_inputs": "bytes"}
-        # Every measurement collects garbage several times, and a compiler leaves millions of
-        # objects to look through: set them aside.
-        gc.collect()
-        gc.freeze()
-        for name in providers:
-            for mode in modes:
-                if (name, mode) in self.failed:
-                    continue
-                self._tell(name, f"memory, {mode}")
-                try:
-                    peak = self._peak(name, mode)
-                except Exception as error:
-                    self._fail(name, mode, error)
-                    continue
-                values = (peak.total, peak.beyond_inputs)
-                for (metric, unit), value in zip(units.items(), values, strict=True):
-                    self._row(name, mode, metric, unit, value=float(value))
-            self._failure_rows(name, modes, units)
-        gc.unfreeze()
-
-    def _peak(self, name: str, mode: str) -> memory.Peak:
-        timing.release(self.device)
-        floor = memory.allocated(self.device)
+    def alone(self, name: str) -> tuple[Run, list[Tensor]]:
+        """A provider with nothing but its own inputs, for its memory."""
         ready = PROVIDERS[name].prepare(setup(self.workload, self.device))
-        inputs = (*ready.inputs, ready.grad_output, *ready.held)
-        return memory.peak_memory(
-            lambda: ready.run(mode), inputs=inputs, device=self.device, floor=floor
-        )
+        return ready.run, [*ready.inputs, ready.grad_output, *ready.held]
 
     def _prepare(self, name: str, batch: Batch, modes: Sequence[str]) -> Prepared | None:
         provider = PROVIDERS[name]
@@ -200,19 +156,15 @@ class _Measurement:
             for mode in modes:
                 self.failed[name, mode] = ("unsupported", f"{name} is not prepared for it here")
             return None
-        free = _free_bytes(self.device)
         for mode in modes:
-            need = provider.bytes_needed(self.workload, mode)
-            if need > free:
-                message = f"refused: needs at least {need / 1e9:.1f} GB, {free / 1e9:.1f} GB free"
-                self.failed[name, mode] = ("out_of_memory", message)
+            self.refuse(name, mode, provider.bytes_needed(self.workload, mode))
         if all((name, mode) in self.failed for mode in modes):
             return None
         try:
             ready = provider.prepare(batch)
         except Exception as error:
             for mode in modes:
-                self._fail(name, mode, error)
+                self.fail(name, mode, error)
             return None
         self.configs[name] = dict(ready.config)
         return ready
@@ -229,43 +181,20 @@ class _Measurement:
                 for mode in modes:
                     if (name, mode) in self.failed:
                         continue
-                    self._tell(name, f"check, {mode}")
+                    self.tell(name, f"check, {mode}")
                     try:
                         errors = _errors(prepared[name], batch, wanted, mode)
                     except Exception as error:
-                        self._fail(name, mode, error)
+                        self.fail(name, mode, error)
                         continue
-                    self._judge(name, mode, errors, limit)
+                    self.judge(name, mode, errors, limit)
         timing.release(self.device)
 
-    def _judge(self, name: str, mode: str, errors: Errors, limit: float) -> None:
-        right = errors.relative <= limit  # False for NaN
-        if not right:
-            message = f"wrong: relative error {errors.relative:.3g}, allowed is {limit:.3g}"
-            self.failed[name, mode] = ("error", message)
-        if math.isnan(errors.relative):
-            return
-        for metric, value in (("max_abs_error", errors.max_abs), ("rel_error", errors.relative)):
-            extra = {"allowed_rel_error": limit}
-            self._row(name, mode, metric, "1", value=value, extra=extra)
-
     def _time(self, prepared: dict[str, Prepared], mode: str) -> None:
-        ready = {n: p for n, p in prepared.items() if (n, mode) not in self.failed}
-        calls = {name: (lambda p=p: p.run(mode)) for name, p in ready.items()}
-        timings = timing.interleaved(
-            calls,
-            device=self.device,
-            effort=self.effort,
-            progress=lambda name: self._tell(name, mode),
-        )
         flops = self.facts[f"flops_{mode}"]
-        for name, timed in timings.items():
-            if timed.failure:
-                self._fail(name, mode, timed.failure)
-                continue
-            self._row(name, mode, "latency", "ms", samples=timed.samples)
-            rates = [flops / (sample / 1e3) for sample in timed.samples]
-            self._row(name, mode, "useful_flops", "FLOP/s", samples=rates)
+        for name, samples in self.time({n: p.run for n, p in prepared.items()}, mode).items():
+            rates = [flops / (sample / 1e3) for sample in samples]
+            self.row(name, mode, "useful_flops", "FLOP/s", samples=rates)
 
     def _time_builds(self, prepared: dict[str, Prepared]) -> None:
         calls = {(n, op): call for n, p in prepared.items() for op, call in p.builds.items()}
@@ -273,92 +202,18 @@ class _Measurement:
             {f"{name} {op}": call for (name, op), call in calls.items()},
             device=self.device,
             effort=self.effort,
-            progress=lambda name: self._tell(name, "build"),
+            progress=lambda name: self.tell(name, "build"),
         )
         for (name, op), timed in zip(calls, timings.values(), strict=True):
             if timed.failure:
-                status, message = _explain(timed.failure)
+                status, message = explain(timed.failure)
                 options: dict[str, Any] = {"status": status, "message": message}
             else:
                 options = {"samples": timed.samples}
-            self._row(name, FORWARD, "latency", "ms", op=op, **options)
-
-    def _failure_rows(self, name: str, modes: Sequence[str], units: dict[str, str]) -> None:
-        for mode in modes:
-            if (name, mode) in self.failed:
-                status, message = self.failed[name, mode]
-                for metric, unit in units.items():
-                    self._row(name, mode, metric, unit, status=status, message=message)
-
-    def _fail(self, name: str, mode: str, error: Exception) -> None:
-        self.failed[name, mode] = _explain(error)
-        del error
-        timing.release(self.device)
-
-    def _row(
-        self,
-        provider: str,
-        mode: str,
-        metric: str,
-        unit: str,
-        *,
-        op: str = "attention",
-        extra: dict[str, Any] | None = None,
-        **options: Any,
-    ) -> None:
-        config = {
-            **self.facts,
-            **self.configs.get(provider, {}),
-            **(extra or {}),
-            "limit_ms": self.ceilings.limit_ms(self.facts, mode),
-        }
-        self.rows.append(
-            results.row(
-                op=op,
-                provider=provider,
-                workload=self.workload.name,
-                mode=mode,
-                metric=metric,
-                unit=unit,
-                config=config,
-                **options,
-                **self.common,
-            )
-        )
-
-    def _tell(self, provider: str, what: str) -> None:
-        self.bar.set_postfix_str(f"{self.workload.name}: {provider}, {what}")
+            self.row(name, FORWARD, "latency", "ms", op=op, **options)
 
 
 def _errors(ready: Prepared, batch: Batch, wanted: Sequence[torch.Tensor], mode: str) -> Errors:
     got = ready.compare_as(batch, mode)
     assert len(got) == (4 if mode == TRAINING else 1)
     return compare(list(zip(got, wanted, strict=False)))
-
-
-def _explain(error: Exception) -> tuple[str, str]:
-    """(status, one line) for whatever a provider raised."""
-    if isinstance(error, Unavailable):
-        return error.status, str(error)
-    text = str(error).strip()
-    first_line = text.splitlines()[0] if text else ""
-    message = f"{type(error).__name__}: {first_line}"
-    # Libraries below PyTorch report a full device as an ordinary RuntimeError.
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
-        sign in text.lower() for sign in ("out of memory", "can't allocate memory")
-    ):
-        return "out_of_memory", message
-    # What SDPA says of padded and of nested tensors.
-    no_kernel = "No available kernel" in text or "No viable backend" in text
-    if isinstance(error, NotImplementedError) or no_kernel:
-        return "unsupported", message
-    return "error", message
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return free + unused
-    # Half of what is free: a CPU that runs out of memory ends the process, or its neighbours.
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -1,6 +1,7 @@
 """What notebooks use: where they write, what is kept because it is expensive, how to show it."""
 
 from jagged_ranking.runs.cache import cached
+from jagged_ranking.runs.interaction_study import interaction_batches, measured_interaction
 from jagged_ranking.runs.session import Session, begin, show
 from jagged_ranking.runs.study import describe_batches, measured, study_batches, target_batches
 from jagged_ranking.runs.synthetic import synthetic_log
@@ -10,7 +11,9 @@ __all__ = [
     "begin",
     "cached",
     "describe_batches",
+    "interaction_batches",
     "measured",
+    "measured_interaction",
     "show",
     "study_batches",
     "synthetic_log",

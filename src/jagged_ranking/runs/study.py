@@ -64,7 +64,7 @@ def study_batches(
     wide = {**shape, "head_dim": head_dim}
     known = _sized(size, measure.workloads, measure.small_workloads, device)
     chosen = with_options(_named(names, known), seed=seed)
-    chosen += _real(data, histories, data_users, **wide)
+    chosen += real_batches(data, histories, data_users, **wide)
     if wastes:
         chosen += measure.waste_sweep(wastes, users=waste_users, max_len=waste_max_len, **wide)
     if max_lens:
@@ -112,7 +112,7 @@ def target_batches(
     shape["queries"] = candidates
     known = _sized(size, measure.target_workloads, measure.small_target_workloads, device)
     chosen = with_options(_named(names, known), seed=seed)
-    chosen += _real(data, (), data_users, group="target", **shape)
+    chosen += real_batches(data, (), data_users, group="target", **shape)
     return chosen + measure.skew_sweep(skew_users, tokens=skew_tokens, **shape)
 
 
@@ -181,10 +181,19 @@ def _named(names: Sequence[str], known: Sequence[Workload]) -> list[Workload]:
     return [by_name[name] for name in names]
 
 
-def _real(
+def real_batches(
     data: str | None, histories: Sequence[str], users: int, *, seed: int, **shape: Any
 ) -> list[Workload]:
-    """A batch of `users` real histories from each data set, drawn at random."""
+    """A batch of `users` real histories from each data set, drawn at random.
+
+    Args:
+        data: a prepared dataset; None for none.
+        histories: names of further ones, see `find_histories`; one that is not at hand is left
+            out, and that is said.
+        users: in each batch.
+        seed: of the draw.
+        shape: further options of the workloads.
+    """
     found = {describe_data(data)["name"]: data} if data is not None else {}
     for name in histories:
         if (place := find_histories(name)) is not None:

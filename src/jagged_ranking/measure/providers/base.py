@@ -113,8 +113,8 @@ def leaves(*tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def need_cuda(batch: Batch, what: str) -> None:
-    if batch.device.type != "cuda":
+def need_cuda(device: torch.device, what: str) -> None:
+    if device.type != "cuda":
         raise Unavailable("unsupported", f"{what} needs a CUDA device")
 
 

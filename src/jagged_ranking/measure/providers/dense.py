@@ -111,7 +111,7 @@ def _prepare_flash(batch: Batch) -> Prepared:
 
 
 def _prepare_cudnn(batch: Batch) -> Prepared:
-    need_cuda(batch, "SDPA's CUDNN_ATTENTION backend")
+    need_cuda(batch.device, "SDPA's CUDNN_ATTENTION backend")
     need_half(batch, "SDPA's CUDNN_ATTENTION backend")
     if batch.workload.head_dim > 128:
         raise Unavailable("unsupported", "SDPA's CUDNN_ATTENTION backend has head_dim <= 128")

@@ -156,7 +156,7 @@ def _compiled_flex() -> Any:
 
 
 def _prepare_flex(batch: Batch) -> Prepared:
-    need_cuda(batch, "compiled FlexAttention, as measured here,")
+    need_cuda(batch.device, "compiled FlexAttention, as measured here,")
     if batch.workload.head_dim < 16:
         raise Unavailable("unsupported", "FlexAttention has head_dim >= 16")
     flex = _compiled_flex()
@@ -182,7 +182,7 @@ def _prepare_flex(batch: Batch) -> Prepared:
 
 
 def _prepare_varlen(batch: Batch) -> Prepared:
-    need_cuda(batch, "varlen_attn")
+    need_cuda(batch.device, "varlen_attn")
     need_half(batch, "varlen_attn")
     try:
         from torch.nn.attention.varlen import varlen_attn

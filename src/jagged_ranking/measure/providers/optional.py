@@ -34,8 +34,8 @@ FBGEMM_MODULES = (
 
 
 def _prepare_fbgemm(batch: Batch) -> Prepared:
-    attention = _find(FBGEMM_FUNCTION, FBGEMM_MODULES, "fbgemm_gpu")
-    need_cuda(batch, "FBGEMM sll")
+    attention = find(FBGEMM_FUNCTION, FBGEMM_MODULES, "fbgemm_gpu")
+    need_cuda(batch.device, "FBGEMM sll")
     if batch.workload.causal:
         raise Unavailable("unsupported", "FBGEMM sll has no causal mask")
     max_len = batch.workload.max_len
@@ -55,8 +55,8 @@ def _prepare_fbgemm(batch: Batch) -> Prepared:
 
 
 def _prepare_flash_attn_4(batch: Batch) -> Prepared:
-    attention = _find("flash_attn_varlen_func", ("flash_attn.cute",), "flash_attn.cute")
-    need_cuda(batch, "flash-attn 4")
+    attention = find("flash_attn_varlen_func", ("flash_attn.cute",), "flash_attn.cute")
+    need_cuda(batch.device, "flash-attn 4")
     need_half(batch, "flash-attn 4")
     if torch.cuda.get_device_capability(batch.device)[0] < 9:
         raise Unavailable("unsupported", "flash-attn 4 needs compute capability 9.0 or newer")
@@ -88,7 +88,8 @@ def _prepare_flash_attn_4(batch: Batch) -> Prepared:
     )
 
 
-def _find(function: str, modules: tuple[str, ...], package: str) -> Any:
+def find(function: str, modules: tuple[str, ...], package: str) -> Any:
+    """The function, from the first module that has it; raises Unavailable."""
     problem = f"{package} is not installed"
     for module in modules:
         try:

@@ -1,0 +1,28 @@
+"""Whether a goal is met, in the words of the tables."""
+
+import math
+
+NOT_MEASURED = "not measured"
+
+
+def bound(value: float) -> str:
+    """Empty where there is none (NaN)."""
+    return "" if math.isnan(value) else f"{value:.2f}"
+
+
+def met(value: float, must: float, aim: float = math.nan, *, digits: int = 2) -> str:
+    """Lower is better. A value is judged with the digits that it is shown with."""
+    if math.isnan(must):
+        return ""
+    if math.isnan(value):
+        return NOT_MEASURED
+    if round(value, digits) <= aim:
+        return "aim"
+    return ("must" if not math.isnan(aim) else "yes") if round(value, digits) <= must else "**no**"
+
+
+def both(one: str, other: str) -> str:
+    """Of two goals: met only if both are."""
+    said = [text for text in (one, other) if text]
+    bad = [text for text in ("**no**", NOT_MEASURED) if text in said]
+    return [*bad, *said, ""][0]

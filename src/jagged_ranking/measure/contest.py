@@ -1,0 +1,229 @@
+"""What every comparison of providers shares: rows, failures, interleaved time, memory apart.
+
+One contest is one operation on one batch. A provider that is missing, wrong or too big becomes
+rows that say so, and is not measured further.
+"""
+
+import gc
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jagged_ranking import results
+from jagged_ranking.measure import memory, timing
+from jagged_ranking.measure.ceilings import Ceilings
+from jagged_ranking.measure.providers.base import Unavailable
+from jagged_ranking.measure.reference import Errors
+from jagged_ranking.measure.timing import Effort
+
+Run = Callable[[str], object]  # does the work of a mode once
+PEAKS = {"peak_memory": "bytes", "peak_memory_minus_inputs": "bytes"}
+
+
+class Contest:
+    """Gathers rows.
+
+    Args:
+        op: the operation.
+        workload: the name of the batch.
+        facts: of the operation on this batch; `bytes_<mode>` and `flops_<mode>` make its limit.
+        device: where it runs.
+        effort: how much is timed.
+        ceilings: of the device.
+        common: further columns of all rows.
+        tell: hears what is being done.
+    """
+
+    def __init__(
+        self,
+        *,
+        op: str,
+        workload: str,
+        facts: Mapping[str, Any],
+        device: torch.device,
+        effort: Effort,
+        ceilings: Ceilings,
+        common: Mapping[str, Any],
+        tell: Callable[[str], None] = lambda what: None,
+    ) -> None:
+        self.op = op
+        self.name = workload
+        self.device = device
+        self.effort = effort
+        self.ceilings = ceilings
+        self.common = common
+        self.facts = dict(facts)
+        if device.type == "cpu":
+            self.facts["threads"] = torch.get_num_threads()
+        self.configs: dict[str, dict[str, Any]] = {}
+        self.failed: dict[tuple[str, str], tuple[str, str]] = {}
+        self.rows: list[dict[str, Any]] = []
+        self._hears = tell
+
+    def refuse(self, provider: str, mode: str, need: int) -> None:
+        """Fails the provider if it needs more bytes than are free."""
+        free = free_bytes(self.device)
+        if need > free:
+            message = f"refused: needs at least {need / 1e9:.1f} GB, {free / 1e9:.1f} GB free"
+            self.failed[provider, mode] = ("out_of_memory", message)
+
+    def judge(self, provider: str, mode: str, errors: Errors, limit: float) -> None:
+        """Rows of the errors; beyond the limit the provider is wrong."""
+        right = errors.relative <= limit  # False for NaN
+        if not right:
+            message = f"wrong: relative error {errors.relative:.3g}, allowed is {limit:.3g}"
+            self.failed[provider, mode] = ("error", message)
+        if math.isnan(errors.relative):
+            return
+        for metric, value in (("max_abs_error", errors.max_abs), ("rel_error", errors.relative)):
+            extra = {"allowed_rel_error": limit}
+            self.row(provider, mode, metric, "1", value=value, extra=extra)
+
+    def time(self, runs: Mapping[str, Run], mode: str) -> dict[str, list[float]]:
+        """Rows of the latency of all who have not failed, who take turns; their samples in ms."""
+        ready = {n: run for n, run in runs.items() if (n, mode) not in self.failed}
+        timings = timing.interleaved(
+            {name: (lambda run=run: run(mode)) for name, run in ready.items()},
+            device=self.device,
+            effort=self.effort,
+            progress=lambda name: self.tell(name, mode),
+        )
+        for name, timed in timings.items():
+            if timed.failure:
+                self.fail(name, mode, timed.failure)
+            else:
+                self.row(name, mode, "latency", "ms", samples=timed.samples)
+        return {name: timed.samples for name, timed in timings.items() if not timed.failure}
+
+    def weigh(
+        self,
+        providers: Iterable[str],
+        modes: Sequence[str],
+        prepare: Callable[[str], tuple[Run, Iterable[Tensor]]],
+    ) -> None:
+        """Rows of the memory of each provider, alone on the device.
+
+        Args:
+            providers: their names.
+            modes: what is run.
+            prepare: a name -> (its run on fresh inputs, those inputs).
+        """
+        # Every measurement collects garbage several times, and a compiler leaves millions of
+        # objects to look through: set them aside.
+        gc.collect()
+        gc.freeze()
+        for name in providers:
+            for mode in modes:
+                if (name, mode) in self.failed:
+                    continue
+                self.tell(name, f"memory, {mode}")
+                try:
+                    peak = self._peak(name, mode, prepare)
+                except Exception as error:
+                    self.fail(name, mode, error)
+                    continue
+                values = (peak.total, peak.beyond_inputs)
+                for (metric, unit), value in zip(PEAKS.items(), values, strict=True):
+                    self.row(name, mode, metric, unit, value=float(value))
+            self.failure_rows(name, modes, PEAKS)
+        gc.unfreeze()
+
+    def _peak(
+        self, name: str, mode: str, prepare: Callable[[str], tuple[Run, Iterable[Tensor]]]
+    ) -> memory.Peak:
+        timing.release(self.device)
+        floor = memory.allocated(self.device)
+        run, inputs = prepare(name)
+        return memory.peak_memory(lambda: run(mode), inputs=inputs, device=self.device, floor=floor)
+
+    def failure_rows(self, provider: str, modes: Sequence[str], units: Mapping[str, str]) -> None:
+        """For each metric, a row that says why there is no number."""
+        for mode in modes:
+            if (provider, mode) in self.failed:
+                status, message = self.failed[provider, mode]
+                for metric, unit in units.items():
+                    self.row(provider, mode, metric, unit, status=status, message=message)
+
+    def fail(self, provider: str, mode: str, error: Exception) -> None:
+        """Remember what a provider raised."""
+        status, _ = self.failed[provider, mode] = explain(error)
+        del error
+        if status != "missing":  # then nothing was allocated, and looking for garbage takes long
+            timing.release(self.device)
+
+    def row(
+        self,
+        provider: str,
+        mode: str,
+        metric: str,
+        unit: str,
+        *,
+        op: str | None = None,
+        extra: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """One row of results."""
+        config = {
+            **self.facts,
+            **self.configs.get(provider, {}),
+            **(extra or {}),
+            "limit_ms": self.ceilings.limit_ms(self.facts, mode),
+        }
+        self.rows.append(
+            results.row(
+                op=op or self.op,
+                provider=provider,
+                workload=self.name,
+                mode=mode,
+                metric=metric,
+                unit=unit,
+                config=config,
+                **options,
+                **self.common,
+            )
+        )
+
+    def tell(self, provider: str, what: str) -> None:
+        """Say what is being done."""
+        self._hears(f"{self.name}: {provider}, {what}")
+
+
+def known(kind: str, given: Sequence[str], names: Iterable[str]) -> None:
+    """Raises ValueError for the first given name that is not among the known ones."""
+    names = list(names)
+    for name in given:
+        if name not in names:
+            raise ValueError(f"unknown {kind} {name!r}; known are {', '.join(names)}")
+
+
+def explain(error: Exception) -> tuple[str, str]:
+    """(status, one line) for whatever a provider raised."""
+    if isinstance(error, Unavailable):
+        return error.status, str(error)
+    text = str(error).strip()
+    first_line = text.splitlines()[0] if text else ""
+    message = f"{type(error).__name__}: {first_line}"
+    # Libraries below PyTorch report a full device as an ordinary RuntimeError.
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
+        sign in text.lower() for sign in ("out of memory", "can't allocate memory")
+    ):
+        return "out_of_memory", message
+    # What SDPA says of padded and of nested tensors.
+    no_kernel = "No available kernel" in text or "No viable backend" in text
+    if isinstance(error, NotImplementedError) or no_kernel:
+        return "unsupported", message
+    return "error", message
+
+
+def free_bytes(device: torch.device) -> int:
+    """What can still be allocated without harm."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return free + unused
+    # Half of what is free: a CPU that runs out of memory ends the process, or its neighbours.
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
