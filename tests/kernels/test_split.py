@@ -59,6 +59,7 @@ def run_split(
         partition_t = partition
 
     o, lse2 = launch_split_forward(q, k, v, rows, partition, **options)
+    assert lse2 is not None
     results = [o, lse2 * math.log(2)]
     if backward:
         results += launch_split_backward(
