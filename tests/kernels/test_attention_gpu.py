@@ -90,7 +90,7 @@ def test_other_batches_do_not_recompile():
     generator = torch.Generator().manual_seed(0)
     counts = []
     queries = torch.zeros(8, 4, 64, device="cuda")
-    for batch in range(60):
+    for batch in range(200):
         users = int(torch.randint(1, 200, (), generator=generator))
         longest = int(torch.randint(1, 600, (), generator=generator))
         offsets = _random_offsets(users, longest, generator)
