@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jagged_kernels.contents import is_tracing
+
 
 class JaggedTensor:
     """A batch of B variable-length sequences: `values[offsets[b]:offsets[b + 1]]` is sequence b.
@@ -178,7 +180,7 @@ def _check_form(values: Tensor, offsets: Tensor) -> None:
 
 
 def _contents_readable(offsets: Tensor) -> bool:
-    if torch.compiler.is_compiling() or isinstance(offsets, torch._subclasses.FakeTensor):
+    if is_tracing(offsets):
         return False
     return not (offsets.is_cuda and torch.cuda.is_current_stream_capturing())
 

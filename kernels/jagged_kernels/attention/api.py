@@ -22,6 +22,7 @@ from jagged_kernels.attention.schedule import (
     resolve_window,
 )
 from jagged_kernels.backends import Backend, choose_backend
+from jagged_kernels.contents import known_to_differ
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import nobody_looks
 
@@ -229,8 +230,7 @@ def _check_inputs(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> None:
     if len(v) != len(k):
         raise ValueError(f"k has {len(k)} users and v has {len(v)}")
     # Contents are not compared where that would wait for the device.
-    readable = v.offsets.device.type == "cpu" and not _tracing(v.offsets)
-    if readable and v.offsets is not k.offsets and not _same(v.offsets, k.offsets):
+    if known_to_differ(v.offsets, k.offsets):
         raise ValueError("k and v must have the same offsets")
     if not (q.dtype == k.dtype == v.dtype) or q.dtype not in _DTYPES:
         raise TypeError(
@@ -245,14 +245,6 @@ def _check_inputs(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> None:
 def _shapes(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> str:
     parts = (("q", q), ("k", k), ("v", v))
     return ", ".join(f"{name} {tuple(x.values.shape)}" for name, x in parts)
-
-
-def _same(offsets: Tensor, others: Tensor) -> bool:
-    return torch.equal(offsets.long(), others.long())
-
-
-def _tracing(offsets: Tensor) -> bool:
-    return torch.compiler.is_compiling() or isinstance(offsets, torch._subclasses.FakeTensor)
 
 
 def _check_schedule(

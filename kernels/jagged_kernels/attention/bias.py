@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.attention.bias_terms import BiasTerms
+from jagged_kernels.contents import known_to_differ, readable
 from jagged_kernels.jagged_tensor import JaggedTensor
 
 # Floating times are rounded to this fraction of a unit, so that buckets are decided by integers.
@@ -178,10 +179,8 @@ def _with_times(
                 f"{k_times.dtype} and {q_times.dtype}"
             )
     else:
-        same = q.values.shape[0] == k.values.shape[0]
-        if same and _readable(q.offsets) and q.offsets is not k.offsets:
-            same = torch.equal(q.offsets.long(), k.offsets.long())
-        if not same:
+        other_tokens = q.values.shape[0] != k.values.shape[0]
+        if other_tokens or known_to_differ(q.offsets, k.offsets):
             raise ValueError(
                 "RelativeTimeBias needs query_times where the queries are not the keys: "
                 f"q {tuple(q.values.shape)}, k {tuple(k.values.shape)}"
@@ -242,13 +241,7 @@ def _check_scores(bias: Tensor, q: JaggedTensor, k: JaggedTensor) -> None:
         )
     if not bias.is_floating_point():
         raise ValueError(f"bias must be floating, got {bias.dtype}")
-    if _readable(q.offsets):
+    if readable(q.offsets):
         scores = int((q.lengths.long() * k.lengths.long()).sum())
         if bias.shape[0] != scores:
             raise ValueError(f"bias must have a row for each of {scores} scores, got {len(bias)}")
-
-
-def _readable(offsets: Tensor) -> bool:
-    """Contents are not compared where that would wait for the device."""
-    tracing = torch.compiler.is_compiling() or isinstance(offsets, torch._subclasses.FakeTensor)
-    return offsets.device.type == "cpu" and not tracing

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
-from jagged_kernels.interaction.rows import token_places
+from jagged_kernels.interaction.native_users import token_positions
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import define_gradient, define_op
 
@@ -126,7 +126,7 @@ def _native(
             places.append((begin[:, None] + torch.arange(count, device=begin.device)).flatten())
             begin = begin + count
         else:
-            user, place = token_places(part.offsets, count)
+            user, place = token_positions(part.offsets, count)
             values.append(part.values)
             places.append(begin[user] + place)
             begin = begin + part.lengths

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
+from jagged_kernels.contents import readable
 from jagged_kernels.interaction.row_sums import sum_sorted_rows
-from jagged_kernels.interaction.rows import readable, small_integers
+from jagged_kernels.interaction.rows import small_integers
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import define_gradient, define_op
 

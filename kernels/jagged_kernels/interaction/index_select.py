@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
-from jagged_kernels.interaction.rows import readable, token_places
+from jagged_kernels.contents import readable
+from jagged_kernels.interaction.native_users import token_positions
 from jagged_kernels.interaction.slice import total_tokens
 from jagged_kernels.jagged_tensor import JaggedTensor, lengths_to_offsets
 from jagged_kernels.operators import define_gradient, define_op
@@ -51,7 +52,7 @@ def jagged_index_select(
         parts = x.unbind()
         values = torch.cat([x.values[:0], *[parts[user] for user in users.tolist()]])
     elif chosen == "native":
-        user, place = token_places(offsets, tokens)
+        user, place = token_positions(offsets, tokens)
         values = x.values[x.offsets[users][user] + place]
     else:
         values = select_rows(x.values, x.offsets, users, offsets, tokens)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.interaction.jagged2 import Jagged2Tensor
-from jagged_kernels.interaction.rows import token_places
+from jagged_kernels.interaction.native_users import token_positions
 from jagged_kernels.operators import define_gradient, define_op
 
 
@@ -54,7 +54,7 @@ def _reference(m: Jagged2Tensor, max_len: int, value: float) -> Tensor:
 
 
 def _native(m: Jagged2Tensor, max_len: int, value: float) -> Tensor:
-    user, place = token_places(m.matrix_offsets, m.values.shape[0])
+    user, place = token_positions(m.matrix_offsets, m.values.shape[0])
     n = m.lengths[user]
     row, column = place // n, place % n
     # What is cut off goes to a place behind the output.

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from jagged_kernels.backends import Backend, choose_backend
+from jagged_kernels.contents import readable
 from jagged_kernels.interaction.native_tiles import from_places, take, to_places, token_tiles
-from jagged_kernels.interaction.product_checks import check_matrix, check_operand, contents_free
+from jagged_kernels.interaction.product_checks import check_matrix, check_operand
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import define_gradient, define_op
 
@@ -126,7 +127,7 @@ def _check_groups(groups: Tensor, x: JaggedTensor, count: int) -> None:
             f"groups must be [B] = {(len(x),)} on {x.device}, got {tuple(groups.shape)} "
             f"on {groups.device}"
         )
-    if contents_free(groups) and groups.numel():
+    if readable(groups) and groups.numel():
         low, high = int(groups.min()), int(groups.max())
         if low < 0 or high >= count:
             raise ValueError(f"groups must lie in [0, G = {count}), got {low} to {high}")

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
-from jagged_kernels.interaction.rows import place_rows, token_places
+from jagged_kernels.interaction.native_users import token_positions
+from jagged_kernels.interaction.rows import place_rows
 from jagged_kernels.interaction.slice import total_tokens
 from jagged_kernels.jagged_tensor import JaggedTensor, lengths_to_offsets
 
@@ -182,7 +183,7 @@ def _from_padded_native(
     padded: Tensor, offsets: Tensor, tokens: int, value: float, cut_left: bool, pad_left: bool
 ) -> Tensor:
     max_len = padded.shape[1]
-    user, place = token_places(offsets, tokens)
+    user, place = token_positions(offsets, tokens)
     length = offsets.diff()[user]
     if cut_left:
         place = place - (length - max_len).clamp(min=0)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jagged_kernels.interaction.native_users import token_users
 from jagged_kernels.operators import define_gradient, define_op
 
 
@@ -80,13 +81,6 @@ def _gradient(saved: Sequence[Any], wanted: Sequence[bool], d_out: Tensor) -> tu
 define_gradient(place_rows, save=_save, gradient=_gradient)
 
 
-def token_places(offsets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """(user, place in the user), each [tokens] int64, of every token. Does not wait."""
-    users = torch.arange(offsets.shape[0] - 1, device=offsets.device)
-    user = users.repeat_interleave(offsets.diff(), output_size=tokens)
-    return user, torch.arange(tokens, device=offsets.device) - offsets[user]
-
-
 def small_integers(x: Tensor, largest: int) -> Tensor:
     """x, of numbers from -1 to `largest`, as the smallest integers that hold them: a radix sort
     goes over each byte."""
@@ -98,16 +92,5 @@ def small_integers(x: Tensor, largest: int) -> Tensor:
 
 def by_user(offsets: Tensor, order: Tensor) -> Tensor:
     """[T] tokens in `order`, those of a user before those of the next."""
-    user, _ = token_places(offsets, order.shape[0])
-    users = small_integers(user, offsets.shape[0])
+    users = small_integers(token_users(offsets, order.shape[0]), offsets.shape[0])
     return order[users[order].sort(stable=True).indices]
-
-
-def is_tracing(tensor: Tensor) -> bool:
-    """Contents cannot be read: `torch.compile` traces, or the tensor is fake."""
-    return torch.compiler.is_compiling() or isinstance(tensor, torch._subclasses.FakeTensor)
-
-
-def readable(tensor: Tensor) -> bool:
-    """Contents can be read without waiting for a device."""
-    return tensor.device.type == "cpu" and not is_tracing(tensor)

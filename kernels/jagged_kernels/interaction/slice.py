@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
-from jagged_kernels.interaction.rows import place_rows, readable, token_places
+from jagged_kernels.contents import readable
+from jagged_kernels.interaction.native_users import token_positions
+from jagged_kernels.interaction.rows import place_rows
 from jagged_kernels.jagged_tensor import JaggedTensor, lengths_to_offsets
 
 _LONGEST = 2**31 - 1
@@ -76,7 +78,7 @@ def _cut(
     if chosen == "reference":
         values = _reference(x, start, length)
     elif chosen == "native":
-        user, place = token_places(offsets, tokens)
+        user, place = token_positions(offsets, tokens)
         values = x.values.index_select(0, (x.offsets[:-1] + start)[user] + place)
     else:
         values = place_rows(
