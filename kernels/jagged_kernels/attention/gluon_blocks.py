@@ -2,7 +2,7 @@
 
 # Gluon's jit is not typed.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAssignmentType=false, reportReturnType=false
+# pyright: reportAssignmentType=false, reportReturnType=false, reportOperatorIssue=false
 # What compile-time branches define is there where they use it.
 # pyright: reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
 
@@ -11,10 +11,15 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
+import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+)
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from jagged_kernels.attention import triton_blocks
@@ -25,6 +30,7 @@ whole_blocks = gluon.jit(triton_blocks.whole_blocks.fn)
 _band = gluon.jit(triton_blocks.band.fn)
 
 _ROW_WIDTH = gl.constexpr(ROW_WIDTH)
+_NAN_STAYS = gl.constexpr(tl.PropagateNan.ALL)
 _GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
@@ -43,6 +49,19 @@ def token_blocks(x: Tensor, block: int) -> TensorDescriptor:
 @lru_cache  # 20 microseconds
 def _block_layout(block: int, dim: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout.get_default_for([block, dim], _GLUON_DTYPES[dtype])
+
+
+def register_split(groups: int, residents: int) -> tuple[int, int]:
+    """(of a thread at the start, of a consumer's thread later): the loading warp's group of four
+    gives up all but 24.
+
+    Args:
+        groups: of four warps that consume.
+        residents: programs that share a multiprocessor.
+    """
+    share = 65536 // (128 * (groups + 1) * residents)
+    start = min(share, (240 * groups + 24) // (groups + 1)) // 8 * 8
+    return start, min(240, (start * (groups + 1) - 24) // groups // 8 * 8)
 
 
 @gluon.jit
@@ -100,13 +119,22 @@ def mask_scores(scores, band, before, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.cons
     """
     q_start, last_k, k_end, shift, left, right = band
     k_start = last_k - before
+    return mask_block(scores, q_start, k_start, k_end, shift, left, right, HAS_LEFT, HAS_RIGHT)
+
+
+@gluon.jit
+def mask_block(
+    scores, q_start, k_start, k_end, shift, left, right,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, HIDDEN: gl.constexpr = float("-inf"),
+):  # fmt: skip
+    """HIDDEN where the query does not see the key; see `triton_blocks.visible`."""
     layout: gl.constexpr = scores.type.layout
     seen_from = gl.expand_dims(
         q_start + shift + gl.arange(0, scores.shape[0], gl.SliceLayout(1, layout)), 1
     )
     token = gl.expand_dims(k_start + gl.arange(0, scores.shape[1], gl.SliceLayout(0, layout)), 0)
     inside = _band(seen_from, token, k_end, left, right, HAS_LEFT, HAS_RIGHT)
-    return gl.where(inside, scores, float("-inf"))
+    return gl.where(inside, scores, HIDDEN)
 
 
 @gluon.jit
@@ -127,3 +155,59 @@ def zero_tail(buffer, valid, cleaned, phase, PARTS: gl.constexpr, PART: gl.const
     fence_async_shared()
     mbarrier.arrive(cleaned)
     mbarrier.wait(cleaned, phase)
+
+
+@gluon.jit
+def zero_rows(buffer, valid):
+    """`zero_tail` by the loading warp alone, which then says that the buffer is full."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
+    # 8 x 64 at a time: this warp has few registers.
+    for part in gl.static_range(buffer.shape[0] // 8):
+        token = 8 * part + gl.arange(0, 8, gl.SliceLayout(1, LAYOUT))
+        if valid < 8 * part + 8:
+            for column in gl.static_range(buffer.shape[1] // 64):
+                share = buffer.slice(8 * part, 8).slice(64 * column, 64, 1)
+                values = share.load(LAYOUT)
+                inside = gl.expand_dims(token, 1) < valid
+                share.store(gl.where(inside, values, gl.zeros_like(values)))
+    fence_async_shared()
+
+
+@gluon.jit
+def product_with_transpose(a, b, LAYOUT: gl.constexpr):
+    """a @ b.T in the making, float32."""
+    nothing = gl.full([a.shape[0], b.shape[0]], 0.0, gl.float32, LAYOUT)
+    return warpgroup_mma(a, b.permute((1, 0)), nothing, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def probability_exponent(scores, lse2, scale_log2):
+    """See `triton_blocks.probability`; `scale_log2` may be negative or 0."""
+    return gl.minimum(scores * scale_log2 - lse2, 0.0, propagate_nan=_NAN_STAYS)
+
+
+@gluon.jit
+def left_factor(weights, acc, dtype: gl.constexpr):
+    """Weights as a product that adds to `acc` reads them, from registers."""
+    LAYOUT: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    return gl.convert_layout(weights.to(dtype), LAYOUT)
+
+
+@gluon.jit
+def by_row(numbers, block):
+    """One number a row, to go with a block."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, block.type.layout)
+    return gl.expand_dims(gl.convert_layout(numbers, LAYOUT), 1)
+
+
+@gluon.jit
+def store_tile(ptr, block, start, end, head, HEADS: gl.constexpr):
+    """Stores a block [ROWS, D] as one head of the tokens [start, end) of a tensor [T, HEADS, D]."""
+    D: gl.constexpr = block.shape[1]
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [gl.num_warps(), 1], [1, 0])
+    block = gl.convert_layout(block.to(ptr.dtype.element_ty), LAYOUT)
+    token = start + gl.arange(0, block.shape[0], gl.SliceLayout(1, LAYOUT))
+    token = gl.expand_dims(token, 1)
+    dim = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, LAYOUT)), 0)
+    address = ptr + (token.to(gl.int64) * HEADS + head) * D + dim
+    gl.store(address, block, mask=(token < end) & (dim < D))

@@ -80,8 +80,17 @@ def hopper_forward_fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and v.shape[2] == dim
         and q.shape[0] > 0
         and k.shape[0] > 0
-        and all(_tma_reads(x) for x in (q, k, v))
+        and all(tma_reads(x) for x in (q, k, v))
     )
+
+
+# What `gluon_backward` takes; its tiles hold as many queries, and keys, as the forward's queries.
+BACKWARD_HEAD_DIM = 128
+
+
+def hopper_backward_fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether `gluon_backward.launch_backward` can read these, on this device."""
+    return q.shape[2] == BACKWARD_HEAD_DIM and hopper_forward_fits(q, k, v)
 
 
 def is_hopper(device: torch.device) -> bool:
@@ -98,7 +107,7 @@ def multiprocessors(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _tma_reads(x: Tensor) -> bool:
+def tma_reads(x: Tensor) -> bool:
     """TMA wants 16-byte-aligned rows and counts in int32; the exact walk's blocks do, too."""
     stride_t, stride_h, stride_d = x.stride()
     aligned = x.data_ptr() % 16 == 0 and stride_t % 8 == 0 and stride_h % 8 == 0

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.attention.hopper import (
+    BACKWARD_HEAD_DIM,
+    hopper_backward_fits,
     hopper_config,
     hopper_forward_fits,
     hopper_pays,
@@ -95,10 +97,17 @@ def _attention_triton_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) in the dtypes and shapes of q, k, v."""
+    band = {"left": left, "right": right, "scale": scale}
+    inputs = (d_o, d_lse2, q, k, v, o, lse2, rows, rows_t)
+    if tile_q == tile_k == hopper_config(BACKWARD_HEAD_DIM).tile_q and hopper_backward_fits(
+        q, k, v
+    ):
+        from jagged_kernels.attention import gluon_backward
+
+        return gluon_backward.launch_backward(*inputs, **band)
     from jagged_kernels.attention.triton_backward import launch_backward
 
-    mask = {"tile_q": tile_q, "tile_k": tile_k, "left": left, "right": right, "scale": scale}
-    return launch_backward(d_o, d_lse2, q, k, v, o, lse2, rows, rows_t, **mask)
+    return launch_backward(*inputs, tile_q=tile_q, tile_k=tile_k, **band)
 
 
 attention_triton = define_op(attention_triton_now, name="attention_triton", fake=empty_output)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.attention.hopper import (
+    BACKWARD_HEAD_DIM,
     hopper_config,
     hopper_pays,
     is_hopper,
@@ -144,6 +145,7 @@ def build_schedule(
     default_q, default_k = default_tiles(head_dim)
     if is_hopper(q_offsets.device) and hopper_pays(head_dim, q_tokens, users):
         default_q = hopper_config(head_dim).tile_q
+        default_k = default_q if head_dim == BACKWARD_HEAD_DIM else default_k
     tile_k = _checked_tile(tile_k, default_k)
     policy, tile = _policy(dense, split, tile_q, users=users, k_tokens=k_tokens)
     tile_q = _checked_tile(tile_q, default_q) if policy == "rows" else tile

@@ -1,0 +1,324 @@
+"""dQ for Hopper, and what dK and dV need of each query; see `gluon_backward`."""
+
+# Gluon's jit and its launch options are not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAssignmentType=false, reportOperatorIssue=false
+# Tuples are taken apart whole, also where a function needs a part.
+# ruff: noqa: RUF059
+# What compile-time branches define is there where they use it.
+# pyright: reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from jagged_kernels.attention.gluon_blocks import (
+    left_factor,
+    mask_block,
+    next_slot,
+    one_barrier,
+    probability_exponent,
+    product_with_transpose,
+    ring_of_barriers,
+    row_fields,
+    store_tile,
+    token_blocks,
+    whole_blocks,
+    zero_rows,
+)
+from jagged_kernels.attention.gluon_pass import (
+    BLOCK,
+    ROWS,
+    START_REGISTERS,
+    WARPS,
+    pass_shape,
+    program_count,
+)
+from jagged_kernels.attention.triton_blocks import LOG2_E
+
+_LOG2_E = gl.constexpr(LOG2_E)
+_STAGES = 3
+
+
+def launch_dq(
+    d_o: Tensor,
+    d_lse2: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse2: Tensor,
+    rows: Tensor,
+    *,
+    left: int,
+    right: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """(dq, numbers): numbers [H, 2, T] float32 are lse2, 0 where a query sees nothing, and
+    delta = rowsum(o * dO) - d_lse of every query."""
+    tokens, heads, _ = q.shape
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    numbers = torch.empty((heads, 2, tokens), dtype=torch.float32, device=q.device)
+    shape = pass_shape(
+        q, k, heads=heads, left=left, right=right, stages=_STAGES, d_lse=d_lse2 is not None
+    )
+    with torch.cuda.device_of(q):
+        _dq_kernel[(program_count(q, rows.shape[0] * heads),)](
+            token_blocks(q, ROWS),
+            token_blocks(d_o, ROWS),
+            token_blocks(o, ROWS),
+            token_blocks(k, BLOCK),
+            token_blocks(v, BLOCK),
+            lse2, lse2 if d_lse2 is None else d_lse2.contiguous(), numbers, dq,
+            rows, rows.shape[0], tokens,
+            q.stride(1), d_o.stride(1), o.stride(1), k.stride(1), v.stride(1),
+            float(scale), scale * LOG2_E, left, right, shape,
+            num_warps=WARPS, maxnreg=START_REGISTERS,
+        )  # fmt: skip
+    return dq, numbers
+
+
+@gluon.jit(do_not_specialize=["row_count", "tokens", "left", "right"])
+def _dq_kernel(
+    q_blocks, do_blocks, o_blocks, k_blocks, v_blocks,
+    lse2_ptr, d_lse2_ptr, numbers_ptr, dq_ptr, rows_ptr, row_count, tokens,
+    q_stride_h, do_stride_h, o_stride_h, k_stride_h, v_stride_h,
+    scale, scale_log2, left, right, SHAPE: gl.constexpr,
+):  # fmt: skip
+    dtype: gl.constexpr = q_blocks.dtype
+    TILE: gl.constexpr = [SHAPE.CONSUMERS, SHAPE.ROWS, SHAPE.D]
+    RING: gl.constexpr = [SHAPE.STAGES, SHAPE.BLOCK, SHAPE.D]
+    buffers = (
+        gl.allocate_shared_memory(dtype, TILE, q_blocks.layout),
+        gl.allocate_shared_memory(dtype, TILE, do_blocks.layout),
+        gl.allocate_shared_memory(dtype, TILE, o_blocks.layout),
+        gl.allocate_shared_memory(dtype, RING, k_blocks.layout),
+        gl.allocate_shared_memory(dtype, RING, v_blocks.layout),
+    )
+    barriers = (
+        one_barrier(1),  # the tile's Q, dO and O are there
+        one_barrier(SHAPE.CONSUMERS),  # they may be overwritten
+        ring_of_barriers(SHAPE.STAGES, 1),  # K is there
+        ring_of_barriers(SHAPE.STAGES, SHAPE.CONSUMERS),
+        ring_of_barriers(SHAPE.STAGES, 1),  # V is there
+        ring_of_barriers(SHAPE.STAGES, SHAPE.CONSUMERS),
+        one_barrier(1),  # K's last block is there, with rows of the next user
+    )
+    fence_async_shared()
+    descriptors = (q_blocks, do_blocks, o_blocks, k_blocks, v_blocks)
+    strides = (q_stride_h, do_stride_h, o_stride_h, k_stride_h, v_stride_h)
+    load = (descriptors, strides, rows_ptr, row_count, buffers, barriers)
+    differentiate = (
+        lse2_ptr, d_lse2_ptr, numbers_ptr, dq_ptr, rows_ptr, row_count, tokens,
+        scale, scale_log2, left, right, buffers, barriers,
+    )  # fmt: skip
+    gl.warp_specialize(
+        [
+            (_differentiate, (differentiate, SHAPE, 0)),
+            (_differentiate, (differentiate, SHAPE, 1)),
+            (_load, (load, SHAPE)),
+        ],
+        [SHAPE.WARPS, 1],
+        [SHAPE.REGISTERS, 24],
+    )
+
+
+@gluon.jit
+def _load(args, SHAPE: gl.constexpr):
+    """Brings each tile's Q, dO and O, and its K and V."""
+    descriptors, strides, rows_ptr, row_count, buffers, barriers = args
+    q_blocks, do_blocks, o_blocks, k_blocks, v_blocks = descriptors
+    q_stride_h, do_stride_h, o_stride_h, k_stride_h, v_stride_h = strides
+    q_buffer, do_buffer, o_buffer, k_buffer, v_buffer = buffers
+    tile_full, tile_empty, k_full, k_empty, v_full, v_empty, landed = barriers
+    CONSUMERS: gl.constexpr = SHAPE.CONSUMERS
+    TILE_BYTES: gl.constexpr = 3 * CONSUMERS * q_blocks.block_type.nbytes
+    stage = 0
+    phase = 0
+    tile_phase = 0
+    tail_phase = 0
+    count = row_count * SHAPE.HEADS
+    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, SHAPE.HEADS)
+    for step in range(gl.cdiv(count, gl.num_programs(0))):
+        ahead = row_fields(rows_ptr, step + 1, count, SHAPE.HEADS)
+        if k_start < k_end:
+            mbarrier.wait(tile_empty, tile_phase ^ 1)
+            mbarrier.expect(tile_full, TILE_BYTES)
+            for consumer in gl.static_range(CONSUMERS):
+                start = q_start + consumer * SHAPE.ROWS
+                tma.async_copy_global_to_shared(
+                    q_blocks, [start, head * q_stride_h], tile_full, q_buffer.index(consumer)
+                )
+                tma.async_copy_global_to_shared(
+                    do_blocks, [start, head * do_stride_h], tile_full, do_buffer.index(consumer)
+                )
+                tma.async_copy_global_to_shared(
+                    o_blocks, [start, head * o_stride_h], tile_full, o_buffer.index(consumer)
+                )
+            tile_phase ^= 1
+            k_column = head // SHAPE.GROUP * k_stride_h
+            v_column = head // SHAPE.GROUP * v_stride_h
+            for start in range(k_start, k_end, SHAPE.BLOCK):
+                k = k_buffer.index(stage)
+                tail = start + SHAPE.BLOCK > k_end
+                mbarrier.wait(k_empty.index(stage), phase ^ 1)
+                if tail:
+                    mbarrier.expect(landed, k_blocks.block_type.nbytes)
+                    tma.async_copy_global_to_shared(k_blocks, [start, k_column], landed, k)
+                else:
+                    k_there = k_full.index(stage)
+                    mbarrier.expect(k_there, k_blocks.block_type.nbytes)
+                    tma.async_copy_global_to_shared(k_blocks, [start, k_column], k_there, k)
+                mbarrier.wait(v_empty.index(stage), phase ^ 1)
+                mbarrier.expect(v_full.index(stage), v_blocks.block_type.nbytes)
+                tma.async_copy_global_to_shared(
+                    v_blocks, [start, v_column], v_full.index(stage), v_buffer.index(stage)
+                )
+                if tail:
+                    mbarrier.wait(landed, tail_phase)
+                    tail_phase ^= 1
+                    zero_rows(k, k_end - start)
+                    mbarrier.arrive(k_full.index(stage))
+                stage, phase = next_slot(stage, phase, SHAPE.STAGES)
+        head, q_start, q_end, k_start, k_end, shift = ahead
+
+
+@gluon.jit
+def _differentiate(args, SHAPE: gl.constexpr, ME: gl.constexpr):
+    """One consumer: the queries from ME * ROWS to (ME + 1) * ROWS of every tile."""
+    lse2_ptr, d_lse2_ptr, numbers_ptr, dq_ptr, rows_ptr, row_count, tokens = args[:7]
+    scale, scale_log2, left, right, buffers, barriers = args[7:]
+    q_buffer, do_buffer, o_buffer, k_buffer, v_buffer = buffers
+    tile_full, tile_empty, k_full, k_empty, v_full, v_empty, landed = barriers
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout(
+        [3, 0], [SHAPE.WARPS, 1], [16, SHAPE.BLOCK, 16]
+    )
+    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [SHAPE.WARPS, 1], [16, SHAPE.D, 16])
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
+    ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
+    ROWS: gl.constexpr = SHAPE.ROWS
+    BLOCK: gl.constexpr = SHAPE.BLOCK
+    D: gl.constexpr = SHAPE.D
+    dtype: gl.constexpr = q_buffer.dtype
+    stage = 0
+    phase = 0
+    tile_phase = 0
+    count = row_count * SHAPE.HEADS
+    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, SHAPE.HEADS)
+    for step in range(gl.cdiv(count, gl.num_programs(0))):
+        ahead = row_fields(rows_ptr, step + 1, count, SHAPE.HEADS)
+        first_q = q_start + ME * ROWS
+        dq = gl.zeros([ROWS, D], gl.float32, OUTPUT)
+        if k_start < k_end:
+            token = first_q + gl.arange(0, ROWS, ROW)
+            own = token < q_end
+            place = token.to(gl.int64) * SHAPE.HEADS + head
+            lse2 = gl.load(lse2_ptr + place, mask=own, other=0.0)
+            lse2 = gl.where(lse2 == float("-inf"), 0.0, lse2)
+            mbarrier.wait(tile_full, tile_phase)
+            tile_phase ^= 1
+            delta = _delta(o_buffer.index(ME), do_buffer.index(ME), ROW)
+            if SHAPE.HAS_DLSE:
+                delta -= gl.load(d_lse2_ptr + place, mask=own, other=0.0) * _LOG2_E
+            numbers = numbers_ptr + (2 * head).to(gl.int64) * tokens
+            gl.store(numbers + token, lse2, mask=own)
+            gl.store(numbers + tokens + token, delta, mask=own)
+            # In registers, so that the next tile's load begins now.
+            q = q_buffer.index(ME).load(LEFT)
+            d_o = do_buffer.index(ME).load(LEFT)
+            mbarrier.arrive(tile_empty)
+
+            whole_start, whole_end = whole_blocks(
+                q_start, q_end, k_start, k_end, shift, left, right,
+                SHAPE.HAS_LEFT, SHAPE.HAS_RIGHT, SHAPE.BLOCK,
+            )  # fmt: skip
+            band = (first_q, k_end, whole_start, whole_end, shift, left, right)
+            mbarrier.wait(k_full.index(stage), phase)
+            state = (dq, gl.zeros([ROWS, BLOCK], gl.float32, SCORES), stage, phase)
+            state = _meet(
+                state, q, d_o, lse2, delta, buffers, barriers, k_start, band, scale_log2,
+                SHAPE, SCORES, True,
+            )  # fmt: skip
+            for start in range(k_start + SHAPE.BLOCK, k_end, SHAPE.BLOCK):
+                state = _meet(
+                    state, q, d_o, lse2, delta, buffers, barriers, start, band, scale_log2,
+                    SHAPE, SCORES, False,
+                )  # fmt: skip
+            dq, d_scores, stage, phase = state
+            factor = left_factor(d_scores, dq, dtype)
+            dq = warpgroup_mma(factor, k_buffer.index(stage), dq, is_async=True)
+            dq, factor = warpgroup_mma_wait(0, deps=[dq, factor])
+            mbarrier.arrive(k_empty.index(stage))
+            stage, phase = next_slot(stage, phase, SHAPE.STAGES)
+        if first_q < q_end:
+            store_tile(dq_ptr, dq * scale, first_q, q_end, head, SHAPE.HEADS)
+        head, q_start, q_end, k_start, k_end, shift = ahead
+
+
+@gluon.jit
+def _delta(o, d_o, ROW: gl.constexpr):
+    D: gl.constexpr = o.shape[1]
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [gl.num_warps(), 1], [1, 0])
+    delta = gl.sum(o.load(LAYOUT).to(gl.float32) * d_o.load(LAYOUT).to(gl.float32), 1)
+    return gl.convert_layout(delta, ROW)
+
+
+@gluon.jit
+def _meet(
+    state, q, d_o, lse2, delta, buffers, barriers, start, band, scale_log2,
+    SHAPE: gl.constexpr, SCORES: gl.constexpr, FIRST: gl.constexpr,
+):  # fmt: skip
+    """The block of keys from `start`, whose K is there, gives its dS; the one before adds to dQ.
+
+    So two products are in the making while probabilities are.
+    """
+    k_buffer, v_buffer = buffers[3:]
+    tile_full, tile_empty, k_full, k_empty, v_full, v_empty, landed = barriers
+    first_q, k_end, whole_start, whole_end, shift, left, right = band
+    dq, d_scores, stage, phase = state
+    before = stage
+    if not FIRST:
+        stage, phase = next_slot(stage, phase, SHAPE.STAGES)
+    scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
+    if not FIRST:
+        # Not at the end of the loop: halves carried around it are taken apart and packed again.
+        factor = left_factor(d_scores, dq, k_buffer.dtype)
+        dq = warpgroup_mma(factor, k_buffer.index(before), dq, is_async=True)
+    mbarrier.wait(v_full.index(stage), phase)
+    d_probabilities = product_with_transpose(d_o, v_buffer.index(stage), SCORES)
+    scores = warpgroup_mma_wait(1 if FIRST else 2, deps=[scores])
+    exponent = probability_exponent(scores, gl.expand_dims(lse2, 1), scale_log2)
+    cut = (start < whole_start) | (start >= whole_end)
+    if cut:
+        exponent = mask_block(
+            exponent, first_q, start, k_end, shift, left, right, SHAPE.HAS_LEFT, SHAPE.HAS_RIGHT
+        )
+    probabilities = gl.exp2(exponent)
+    # The next block's K is waited for here because that wait is a loop: across it the assembler
+    # does not move the end of the products up to before the probabilities.
+    ahead_stage, ahead_phase = next_slot(stage, phase, SHAPE.STAGES)
+    mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=start + SHAPE.BLOCK < k_end)
+    if FIRST:
+        d_probabilities = warpgroup_mma_wait(0, deps=[d_probabilities])
+    else:
+        dq, factor, d_probabilities = warpgroup_mma_wait(0, deps=[dq, factor, d_probabilities])
+        mbarrier.arrive(k_empty.index(before))
+    mbarrier.arrive(v_empty.index(stage))
+    d_scores = probabilities * (d_probabilities - gl.expand_dims(delta, 1))
+    if cut:
+        # What the next user's V made of a probability 0.
+        d_scores = mask_block(
+            d_scores, first_q, start, k_end, shift, left, right, SHAPE.HAS_LEFT, SHAPE.HAS_RIGHT,
+            0.0,
+        )  # fmt: skip
+    return dq, d_scores, stage, phase
