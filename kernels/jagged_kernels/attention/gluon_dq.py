@@ -233,10 +233,8 @@ def _differentiate(args, SHAPE: gl.constexpr, ME: gl.constexpr):
             numbers = numbers_ptr + (2 * head).to(gl.int64) * tokens
             gl.store(numbers + token, lse2, mask=own)
             gl.store(numbers + tokens + token, delta, mask=own)
-            # In registers, so that the next tile's load begins now.
             q = q_buffer.index(ME).load(LEFT)
             d_o = do_buffer.index(ME).load(LEFT)
-            mbarrier.arrive(tile_empty)
 
             whole_start, whole_end = whole_blocks(
                 q_start, q_end, k_start, k_end, shift, left, right,
@@ -249,6 +247,10 @@ def _differentiate(args, SHAPE: gl.constexpr, ME: gl.constexpr):
                 state, q, d_o, lse2, delta, buffers, barriers, k_start, band, scale_log2,
                 SHAPE, SCORES, True,
             )  # fmt: skip
+            # Q and dO are in registers since before these products, which have ended: now they
+            # may be overwritten. Right after their loads is too early: TMA does not wait for loads
+            # that are on their way.
+            mbarrier.arrive(tile_empty)
             for start in range(k_start + SHAPE.BLOCK, k_end, SHAPE.BLOCK):
                 state = _meet(
                     state, q, d_o, lse2, delta, buffers, barriers, start, band, scale_log2,
