@@ -11,7 +11,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
-import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -30,7 +29,6 @@ whole_blocks = gluon.jit(triton_blocks.whole_blocks.fn)
 _band = gluon.jit(triton_blocks.band.fn)
 
 _ROW_WIDTH = gl.constexpr(ROW_WIDTH)
-_NAN_STAYS = gl.constexpr(tl.PropagateNan.ALL)
 _GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
@@ -178,12 +176,6 @@ def product_with_transpose(a, b, LAYOUT: gl.constexpr):
     """a @ b.T in the making, float32."""
     nothing = gl.full([a.shape[0], b.shape[0]], 0.0, gl.float32, LAYOUT)
     return warpgroup_mma(a, b.permute((1, 0)), nothing, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def probability_exponent(scores, lse2, scale_log2):
-    """See `triton_blocks.probability`; `scale_log2` may be negative or 0."""
-    return gl.minimum(scores * scale_log2 - lse2, 0.0, propagate_nan=_NAN_STAYS)
 
 
 @gluon.jit

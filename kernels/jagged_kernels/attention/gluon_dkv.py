@@ -28,7 +28,6 @@ from jagged_kernels.attention.gluon_blocks import (
     mask_block,
     next_slot,
     one_barrier,
-    probability_exponent,
     product_with_transpose,
     ring_of_barriers,
     row_fields,
@@ -306,9 +305,9 @@ def _meet(
     mbarrier.wait(do_full.index(stage), phase)
     d_o = do_buffer.index(stage)
     d_probabilities = product_with_transpose(v, d_o, SCORES)
-    lse2 = gl.expand_dims(lse2_buffer.index(stage).load(COLUMN), 0)
     scores = warpgroup_mma_wait(1 if FIRST else 2, deps=[scores])
-    exponent = probability_exponent(scores, lse2, scale_log2)
+    lse2 = gl.expand_dims(lse2_buffer.index(stage).load(COLUMN), 0)
+    exponent = scores * scale_log2 - lse2
     cut = (start < whole_start) | (start >= whole_end)
     if cut:
         exponent = mask_block(

@@ -27,7 +27,6 @@ from jagged_kernels.attention.gluon_blocks import (
     mask_block,
     next_slot,
     one_barrier,
-    probability_exponent,
     product_with_transpose,
     ring_of_barriers,
     row_fields,
@@ -299,7 +298,7 @@ def _meet(
     mbarrier.wait(v_full.index(stage), phase)
     d_probabilities = product_with_transpose(d_o, v_buffer.index(stage), SCORES)
     scores = warpgroup_mma_wait(1 if FIRST else 2, deps=[scores])
-    exponent = probability_exponent(scores, gl.expand_dims(lse2, 1), scale_log2)
+    exponent = scores * scale_log2 - gl.expand_dims(lse2, 1)
     cut = (start < whole_start) | (start >= whole_end)
     if cut:
         exponent = mask_block(

@@ -63,7 +63,7 @@ def dkv_config(head_dim: int, element_size: int) -> LaunchConfig:
     """Twice the forward's state: two accumulators, two blocks of scores."""
     row_bytes = head_dim * element_size
     if row_bytes <= 64:
-        return LaunchConfig(block=64, num_warps=4, num_stages=3)
+        return LaunchConfig(block=64, num_warps=4, num_stages=3, registers=128)
     if row_bytes <= 128:
         # Three programs instead of two; what spills, spills in masked blocks.
         return LaunchConfig(block=64, num_warps=4, num_stages=3, registers=168)

@@ -183,6 +183,7 @@ def _dq_walk(
     TILE: tl.constexpr = S.TILE
     BLOCK: tl.constexpr = S.BLOCK
     PRECISION: tl.constexpr = S.PRECISION
+    ROUNDS: tl.constexpr = BIAS.ANY or q.dtype == tl.float32
     q_start, q_end, first, k_end, shift, head = row_ends
     whole_start, whole_end = whole_blocks(
         q_start, q_end, first, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, BLOCK
@@ -208,7 +209,7 @@ def _dq_walk(
             scores = tl.where(inside, scores, float("-inf"))
         if not BIAS.ANY:
             scores *= scale_log2
-        probabilities = probability(scores, lse2[:, None])
+        probabilities = probability(scores, lse2[:, None], ROUNDS)
         d_probabilities = tl.dot(d_o, tl.trans(v), input_precision=PRECISION)
         if BIAS.DROPS:
             d_probabilities *= keep_block(bias, place, q_token, k_token)
@@ -273,6 +274,7 @@ def _dkv_walk(
     TILE: tl.constexpr = S.TILE
     BLOCK: tl.constexpr = S.BLOCK
     PRECISION: tl.constexpr = S.PRECISION
+    ROUNDS: tl.constexpr = BIAS.ANY or k.dtype == tl.float32
     k_start, k_end, first, q_end, shift, head = row_ends
     q_ptr += head * S.Q_STRIDE_H
     do_ptr += head * S.DO_STRIDE_H
@@ -305,7 +307,7 @@ def _dkv_walk(
             scores = tl.where(inside, scores, float("-inf"))
         if not BIAS.ANY:
             scores *= scale_log2
-        probabilities = probability(scores, lse2[None, :])
+        probabilities = probability(scores, lse2[None, :], ROUNDS)
         kept = probabilities
         if BIAS.DROPS:
             keep = keep_block(bias, place, q_token, k_token)

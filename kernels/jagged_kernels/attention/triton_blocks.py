@@ -17,6 +17,7 @@ from jagged_kernels.attention.rows import NO_LIMIT, ROW_WIDTH
 LOG2_E = 1.4426950408889634
 # Scaled scores (log2) this far from 0 are off by less than 1/16 when their product is rounded.
 FAR = 2.0**20
+_FARTHEST = tl.constexpr(2.0**24)
 _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
 
 
@@ -166,10 +167,27 @@ def band(
 
 
 @triton.jit
-def probability(scores, lse2):
-    """2 ** (scores - lse2), at most 1: the rounding of lse2 must not make it infinite where scores
-    are enormous. NaN stays NaN."""
-    exponent = tl.minimum(scores - lse2, 0.0, propagate_nan=tl.PropagateNan.ALL)
+def lse2_of(top, total):
+    """log2 of a sum of exponentials, where `total` is that of 2 ** (score - top); -inf for none.
+
+    An enormous one is raised by more than it was rounded, so that 2 ** (score - lse2) stays at
+    most 1 and the backward need not look.
+    """
+    lse2 = tl.where(total == 0.0, float("-inf"), top + tl.log2(total))
+    return tl.where(tl.abs(top) > _FARTHEST, lse2 + tl.abs(lse2) * 2.0**-22, lse2)
+
+
+@triton.jit
+def probability(scores, lse2, ROUNDS: tl.constexpr):
+    """2 ** (scores - lse2), NaN where one is.
+
+    Args:
+        ROUNDS: scores are not to the bit what they were in the forward, and could pass lse2 by far
+            where large terms cancel; at most 1 then.
+    """
+    exponent = scores - lse2
+    if ROUNDS:
+        exponent = tl.minimum(exponent, 0.0, propagate_nan=tl.PropagateNan.ALL)
     return tl.exp2(exponent)
 
 

@@ -30,6 +30,7 @@ from jagged_kernels.attention.triton_blocks import (
     empty_lse,
     load_block,
     load_part,
+    lse2_of,
     padded_head_dim,
     rows_of_dims,
     scale_argument,
@@ -148,8 +149,7 @@ def store_tile(acc, top, total, o_ptr, lse2_ptr, row, S: tl.constexpr):
     acc = acc / divisor[:, None]
     store_block(o_ptr + head * S.DV, acc, q_start, q_end, S.HEADS * S.DV, S.TILE, S.DV, S.PAD_DV)
     if lse2_ptr is not None:
-        lse2 = tl.where(total == 0.0, float("-inf"), top + tl.log2(divisor))
-        store_numbers(lse2_ptr + head, lse2, q_start, q_end, S.HEADS, S.TILE)
+        store_numbers(lse2_ptr + head, lse2_of(top, total), q_start, q_end, S.HEADS, S.TILE)
 
 
 @triton.jit

@@ -246,7 +246,7 @@ def _walk_span(
         token = (block_start + tl.arange(0, BLOCK))[:, None]
         inside = band(seen_from, token, k_end, left, right, S.HAS_LEFT, S.HAS_RIGHT)
         scores = tl.where(inside, scores, float("-inf"))
-        probabilities = probability(scores, lse2[None, :])
+        probabilities = probability(scores, lse2[None, :], True)
         dv = tl.dot(probabilities.to(d_o.dtype), d_o, input_precision=PRECISION)
         store_block(dv_ptr, dv, block_start, k_end, KV_HEADS * DV, BLOCK, DV, S.PAD_DV)
         d_probabilities = tl.dot(v, tl.trans(d_o), input_precision=PRECISION)

@@ -31,6 +31,7 @@ from jagged_kernels.attention.triton_blocks import (
     empty_lse,
     load_block,
     load_row,
+    lse2_of,
     padded_head_dim,
     rows_of_dims,
     scale_argument,
@@ -163,7 +164,7 @@ def _split_forward_kernel(
                 MEMBERS, TILE, PACK, DV, PAD_DV,
             )  # fmt: skip
             if lse2_ptr is not None:
-                lse2 = tl.where(total == 0.0, float("-inf"), top * scale_log2 + tl.log2(divisor))
+                lse2 = lse2_of(top * scale_log2, total)
                 store_pack_numbers(lse2_ptr, lse2, q_start, q_end, HEADS, MEMBERS, TILE, PACK)
 
 

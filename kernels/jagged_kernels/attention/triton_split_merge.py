@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.partition import SPAN_WIDTH, Partition, pack_size
-from jagged_kernels.attention.triton_blocks import load_row, padded_dim
+from jagged_kernels.attention.triton_blocks import load_row, lse2_of, padded_dim
 from jagged_kernels.attention.triton_split_blocks import slot_of
 from jagged_kernels.launch import launch
 
@@ -120,7 +120,7 @@ def _merge_states_kernel(
 
     divisor = tl.where(total == 0.0, 1.0, total)
     if lse2_ptr is not None:
-        lse2 = tl.where(total == 0.0, float("-inf"), top * scale_log2 + tl.log2(divisor))
+        lse2 = lse2_of(top * scale_log2, total)
         tl.store(lse2_ptr + token * HEADS + head, lse2, mask=inside)
     _store_rows(o_ptr, acc / divisor[:, None], token, head, inside, HEADS, D, PAD_D)
 
