@@ -14,7 +14,7 @@ from attention_cases import DEVICE, Case, Inputs, assert_no_worse, run, sdpa
 from torch import Tensor
 
 from jagged_kernels import JaggedTensor, attention_schedule
-from jagged_kernels.attention.hopper import hopper_config, hopper_forward_fits
+from jagged_kernels.attention.hopper import forward_config, hopper_fits
 from jagged_kernels.attention.rows import build_rows
 from jagged_kernels.attention.schedule import resolve_window
 
@@ -37,11 +37,11 @@ def attend(
     from jagged_kernels.attention.gluon_forward import launch_forward
 
     q, k, v = inputs.q, inputs.k, inputs.v
-    assert hopper_forward_fits(q, k, v)
+    assert hopper_fits(q, k, v)
     left, right = resolve_window(causal, window)
     dim = q.shape[2]
     rows = build_rows(
-        inputs.q_offsets, inputs.k_offsets, tokens=q.shape[0], tile=hopper_config(dim).tile_q,
+        inputs.q_offsets, inputs.k_offsets, tokens=q.shape[0], tile=forward_config(dim).tile_q,
         left=left, right=right,
     )  # fmt: skip
     scale = 1 / math.sqrt(dim) if scale is None else scale
@@ -252,7 +252,7 @@ def test_reruns_are_bit_identical_at_size(dim, causal):
 def _forward(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     from jagged_kernels.attention.gluon_forward import launch_forward
 
-    tile = hopper_config(q.shape[2]).tile_q
+    tile = forward_config(q.shape[2]).tile_q
     schedule = attention_schedule(JaggedTensor(q, offsets, validate=False), tile_q=tile)
     return launch_forward(q, k, v, schedule.rows, left=-1, right=-1, scale=0.1)
 
@@ -309,7 +309,7 @@ def test_other_batches_do_not_recompile(dim):
 
 def test_cpu_tensors_do_not_fit():
     x = torch.zeros(3, 2, 64, dtype=torch.bfloat16)
-    assert not hopper_forward_fits(x, x, x)
+    assert not hopper_fits(x, x, x)
 
 
 @on_hopper
@@ -318,7 +318,7 @@ def test_what_does_not_fit():
         return torch.zeros(shape, dtype=dtype, device="cuda")
 
     x = zeros(3, 2, 64)
-    assert hopper_forward_fits(x, x, x)
+    assert hopper_fits(x, x, x)
     for other in (
         zeros(3, 2, 32),
         zeros(3, 2, 64, dtype=torch.float32),
@@ -327,8 +327,8 @@ def test_what_does_not_fit():
         zeros(3, 2, 128)[..., ::2],
         zeros(1, 2, 64).expand(3, 2, 64),
     ):
-        assert not hopper_forward_fits(other, other, other), (other.shape, other.stride())
-    assert not hopper_forward_fits(x, x, zeros(3, 2, 128))
+        assert not hopper_fits(other, other, other), (other.shape, other.stride())
+    assert not hopper_fits(x, x, zeros(3, 2, 128))
 
 
 COMPILE = """
@@ -338,10 +338,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from jagged_kernels.attention.gluon_forward import _forward_kernel
-from jagged_kernels.attention.hopper import hopper_config
+from jagged_kernels.attention.hopper import forward_config
 from jagged_kernels.attention.triton_blocks import AttentionShape
 
-config = hopper_config(64)
+config = forward_config(64)
 
 def blocks(tokens):
     layout = gl.NVMMASharedLayout.get_default_for([tokens, 64], gl.bfloat16)

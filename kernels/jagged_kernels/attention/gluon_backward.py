@@ -1,4 +1,4 @@
-"""The backward for Hopper: long histories in half precision at head_dim 128.
+"""The backward for Hopper: long histories in half precision at head_dim 64 and 128.
 
 Two passes as in `triton_backward`: dQ over the rows (`gluon_dq`, 3 products a block), then dK and
 dV over the rows of the transpose (`gluon_dkv`, 4 products). In both, probabilities and their
@@ -30,8 +30,11 @@ def launch_backward(
     right: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`triton_backward.launch_backward` for what `hopper_backward_fits`, and rows of tiles of
-    `gluon_pass.TILE` queries and keys."""
+    """`triton_backward.launch_backward` for what `hopper_fits`.
+
+    Args:
+        rows, rows_t: of tiles of `dq_config.tile_q` queries and `dkv_config.tile_q` keys.
+    """
     d_o = d_o if tma_reads(d_o) else d_o.contiguous()
     band = {"left": left, "right": right}
     dq, numbers = launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, **band, scale=scale)

@@ -36,17 +36,10 @@ from jagged_kernels.attention.gluon_blocks import (
     whole_blocks,
     zero_rows,
 )
-from jagged_kernels.attention.gluon_pass import (
-    BLOCK,
-    ROWS,
-    START_REGISTERS,
-    WARPS,
-    pass_shape,
-    program_count,
-)
-from jagged_kernels.attention.triton_blocks import LOG2_E
+from jagged_kernels.attention.hopper import HopperConfig, dkv_config, multiprocessors
+from jagged_kernels.attention.triton_blocks import LOG2_E, attention_shape
+from jagged_kernels.launch import launch
 
-_STAGES = 4
 _LANES = gl.constexpr(32)
 
 
@@ -61,37 +54,49 @@ def launch_dkv(
     left: int,
     right: int,
     scale: float,
+    config: HopperConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(dk, dv); `numbers` are those of `launch_dq`, `left` and `right` as there."""
-    kv_heads = k.shape[1]
+    """(dk, dv); `numbers` are those of `launch_dq`, `left` and `right` as there.
+
+    Args:
+        config: in place of the rule's.
+    """
+    kv_heads, dim = k.shape[1:]
+    config = config or dkv_config(dim)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    part_k, block = config.part_q, config.block
     # From the keys' side the band is mirrored.
-    shape = pass_shape(q, k, heads=kv_heads, left=right, right=left, stages=_STAGES)
-    with torch.cuda.device_of(q):
-        _dkv_kernel[(program_count(q, rows_t.shape[0] * kv_heads),)](
-            token_blocks(k, ROWS),
-            token_blocks(v, ROWS),
-            token_blocks(q, BLOCK),
-            token_blocks(d_o, BLOCK),
+    launch(
+        _dkv_kernel,
+        min(multiprocessors(k.device.index) * config.residents, rows_t.shape[0] * kv_heads),
+        (
             numbers, dk, dv, rows_t, rows_t.shape[0], q.shape[0],
-            k.stride(1), v.stride(1), q.stride(1), d_o.stride(1),
-            float(scale), scale * LOG2_E, right, left, shape,
-            num_warps=WARPS, maxnreg=START_REGISTERS,
-        )  # fmt: skip
+            token_blocks(k, part_k), token_blocks(v, part_k),
+            token_blocks(q, block), token_blocks(d_o, block),
+            scale, scale * LOG2_E, right, left,
+        ),
+        {
+            "S": attention_shape(
+                q, k, v, d_o, tile=config.tile_q, block=block, left=right, right=left
+            ),
+            "C": config,
+        },
+        num_warps=config.warps,
+        maxnreg=config.start_registers,
+    )  # fmt: skip
     return dk, dv
 
 
 @gluon.jit(do_not_specialize=["row_count", "tokens", "left", "right"])
 def _dkv_kernel(
-    k_blocks, v_blocks, q_blocks, do_blocks, numbers_ptr, dk_ptr, dv_ptr, rows_ptr, row_count,
-    tokens, k_stride_h, v_stride_h, q_stride_h, do_stride_h,
-    scale, scale_log2, left, right, SHAPE: gl.constexpr,
+    numbers_ptr, dk_ptr, dv_ptr, rows_ptr, row_count, tokens, k_blocks, v_blocks, q_blocks,
+    do_blocks, scale, scale_log2, left, right, S: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_blocks.dtype
-    TILE: gl.constexpr = [SHAPE.CONSUMERS, SHAPE.ROWS, SHAPE.D]
-    RING: gl.constexpr = [SHAPE.STAGES, SHAPE.BLOCK, SHAPE.D]
-    NUMBERS: gl.constexpr = [SHAPE.STAGES, SHAPE.BLOCK]
+    TILE: gl.constexpr = [C.consumers, C.part_q, S.D]
+    RING: gl.constexpr = [C.stages, S.BLOCK, S.D]
+    NUMBERS: gl.constexpr = [C.stages, S.BLOCK]
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     buffers = (
         gl.allocate_shared_memory(dtype, TILE, k_blocks.layout),
@@ -103,69 +108,75 @@ def _dkv_kernel(
     )
     barriers = (
         one_barrier(1),  # the tile's K and V are there
-        one_barrier(SHAPE.CONSUMERS),  # they may be overwritten
-        ring_of_barriers(SHAPE.STAGES, 1 + _LANES),  # Q is there, and lane by lane lse2 and delta
-        ring_of_barriers(SHAPE.STAGES, SHAPE.CONSUMERS),
-        ring_of_barriers(SHAPE.STAGES, 1),  # dO is there
-        ring_of_barriers(SHAPE.STAGES, SHAPE.CONSUMERS),
+        one_barrier(C.consumers),  # they may be overwritten
+        ring_of_barriers(C.stages, 1 + _LANES),  # Q is there, and lane by lane lse2 and delta
+        ring_of_barriers(C.stages, C.consumers),
+        ring_of_barriers(C.stages, 1),  # dO is there
+        ring_of_barriers(C.stages, C.consumers),
         one_barrier(1),  # the last block is there, with rows of the next user
     )
     fence_async_shared()
     descriptors = (k_blocks, v_blocks, q_blocks, do_blocks)
-    strides = (k_stride_h, v_stride_h, q_stride_h, do_stride_h)
-    load = (descriptors, strides, numbers_ptr, tokens, rows_ptr, row_count, buffers, barriers)
+    load = (descriptors, numbers_ptr, tokens, rows_ptr, row_count, buffers, barriers)
     differentiate = (
         dk_ptr, dv_ptr, rows_ptr, row_count, scale, scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
-    gl.warp_specialize(
-        [
-            (_differentiate, (differentiate, SHAPE, 0)),
-            (_differentiate, (differentiate, SHAPE, 1)),
-            (_load, (load, SHAPE)),
-        ],
-        [SHAPE.WARPS, 1],
-        [SHAPE.REGISTERS, 24],
-    )
+    if C.consumers == 1:
+        gl.warp_specialize(
+            [(_differentiate, (differentiate, S, C, 0)), (_load, (load, S, C))],
+            [1],
+            [24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_differentiate, (differentiate, S, C, 0)),
+                (_differentiate, (differentiate, S, C, 1)),
+                (_load, (load, S, C)),
+            ],
+            [C.warps, 1],
+            [C.registers, 24],
+        )
 
 
 @gluon.jit
-def _load(args, SHAPE: gl.constexpr):
+def _load(args, S: gl.constexpr, C: gl.constexpr):
     """Brings each tile's K and V, and Q, dO, lse2 and delta of its queries, head by head."""
-    descriptors, strides, numbers_ptr, tokens, rows_ptr, row_count, buffers, barriers = args
+    descriptors, numbers_ptr, tokens, rows_ptr, row_count, buffers, barriers = args
     k_blocks, v_blocks, q_blocks, do_blocks = descriptors
-    k_stride_h, v_stride_h, q_stride_h, do_stride_h = strides
     k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer = buffers
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
-    CONSUMERS: gl.constexpr = SHAPE.CONSUMERS
+    CONSUMERS: gl.constexpr = C.consumers
+    KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
     TILE_BYTES: gl.constexpr = 2 * CONSUMERS * k_blocks.block_type.nbytes
     BLOCK_BYTES: gl.constexpr = q_blocks.block_type.nbytes
     stage = 0
     phase = 0
     tile_phase = 0
     tail_phase = 0
-    count = row_count * SHAPE.HEADS
-    head, k_start, k_end, q_start, q_end, shift = row_fields(rows_ptr, 0, count, SHAPE.HEADS)
+    count = row_count * KV_HEADS
+    head, k_start, k_end, q_start, q_end, shift = row_fields(rows_ptr, 0, count, KV_HEADS)
     for step in range(gl.cdiv(count, gl.num_programs(0))):
-        ahead = row_fields(rows_ptr, step + 1, count, SHAPE.HEADS)
+        ahead = row_fields(rows_ptr, step + 1, count, KV_HEADS)
         if q_start < q_end:
             mbarrier.wait(tile_empty, tile_phase ^ 1)
             mbarrier.expect(tile_full, TILE_BYTES)
             for consumer in gl.static_range(CONSUMERS):
-                start = k_start + consumer * SHAPE.ROWS
+                start = k_start + consumer * C.part_q
                 tma.async_copy_global_to_shared(
-                    k_blocks, [start, head * k_stride_h], tile_full, k_buffer.index(consumer)
+                    k_blocks, [start, head * S.K_STRIDE_H], tile_full, k_buffer.index(consumer)
                 )
                 tma.async_copy_global_to_shared(
-                    v_blocks, [start, head * v_stride_h], tile_full, v_buffer.index(consumer)
+                    v_blocks, [start, head * S.V_STRIDE_H], tile_full, v_buffer.index(consumer)
                 )
             tile_phase ^= 1
-            for member in range(SHAPE.GROUP):
-                q_head = head * SHAPE.GROUP + member
+            for member in range(S.GROUP):
+                q_head = head * S.GROUP + member
                 lse2_ptr = numbers_ptr + (2 * q_head).to(gl.int64) * tokens
-                q_column = q_head * q_stride_h
-                do_column = q_head * do_stride_h
-                for start in range(q_start, q_end, SHAPE.BLOCK):
-                    tail = start + SHAPE.BLOCK > q_end
+                q_column = q_head * S.Q_STRIDE_H
+                do_column = q_head * S.DO_STRIDE_H
+                for start in range(q_start, q_end, S.BLOCK):
+                    tail = start + S.BLOCK > q_end
                     mbarrier.wait(q_empty.index(stage), phase ^ 1)
                     mbarrier.wait(do_empty.index(stage), phase ^ 1)
                     q = q_buffer.index(stage)
@@ -193,7 +204,7 @@ def _load(args, SHAPE: gl.constexpr):
                         tma.async_copy_global_to_shared(
                             do_blocks, [start, do_column], do_there, d_o
                         )
-                    stage, phase = next_slot(stage, phase, SHAPE.STAGES)
+                    stage, phase = next_slot(stage, phase, C.stages)
         head, k_start, k_end, q_start, q_end, shift = ahead
 
 
@@ -213,7 +224,7 @@ def _load_numbers(lse2_ptr, tokens, start, end, lse2, delta, there):
 
 
 @gluon.jit
-def _differentiate(args, SHAPE: gl.constexpr, ME: gl.constexpr):
+def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     """One consumer: the keys from ME * ROWS to (ME + 1) * ROWS of every tile.
 
     The queries of the heads of a group follow each other as one long row of blocks.
@@ -221,21 +232,23 @@ def _differentiate(args, SHAPE: gl.constexpr, ME: gl.constexpr):
     dk_ptr, dv_ptr, rows_ptr, row_count, scale, scale_log2, left, right, buffers, barriers = args
     k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer = buffers
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout(
-        [3, 0], [SHAPE.WARPS, 1], [16, SHAPE.BLOCK, 16]
-    )
-    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [SHAPE.WARPS, 1], [16, SHAPE.D, 16])
-    ROWS: gl.constexpr = SHAPE.ROWS
-    BLOCK: gl.constexpr = SHAPE.BLOCK
-    D: gl.constexpr = SHAPE.D
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
+    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.D, 16])
+    ROWS: gl.constexpr = C.part_q
+    BLOCK: gl.constexpr = S.BLOCK
+    D: gl.constexpr = S.D
+    KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
     dtype: gl.constexpr = k_buffer.dtype
+    # Registers for K and V, which shared memory then need not bring for every block.
+    HELD: gl.constexpr = D == 64
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
     stage = 0
     phase = 0
     tile_phase = 0
-    count = row_count * SHAPE.HEADS
-    head, k_start, k_end, q_start, q_end, shift = row_fields(rows_ptr, 0, count, SHAPE.HEADS)
+    count = row_count * KV_HEADS
+    head, k_start, k_end, q_start, q_end, shift = row_fields(rows_ptr, 0, count, KV_HEADS)
     for step in range(gl.cdiv(count, gl.num_programs(0))):
-        ahead = row_fields(rows_ptr, step + 1, count, SHAPE.HEADS)
+        ahead = row_fields(rows_ptr, step + 1, count, KV_HEADS)
         first_k = k_start + ME * ROWS
         dk = gl.zeros([ROWS, D], gl.float32, OUTPUT)
         dv = gl.zeros([ROWS, D], gl.float32, OUTPUT)
@@ -244,45 +257,52 @@ def _differentiate(args, SHAPE: gl.constexpr, ME: gl.constexpr):
             tile_phase ^= 1
             k = k_buffer.index(ME)
             v = v_buffer.index(ME)
+            if HELD:
+                k = k.load(LEFT)
+                v = v.load(LEFT)
 
             whole_start, whole_end = whole_blocks(
                 k_start, k_end, q_start, q_end, shift, left, right,
-                SHAPE.HAS_LEFT, SHAPE.HAS_RIGHT, SHAPE.BLOCK,
+                S.HAS_LEFT, S.HAS_RIGHT, S.BLOCK,
             )  # fmt: skip
             band = (first_k, q_end, whole_start, whole_end, shift, left, right)
             mbarrier.wait(q_full.index(stage), phase)
-            left_over = SHAPE.GROUP * gl.cdiv(q_end - q_start, SHAPE.BLOCK) - 1
+            left_over = S.GROUP * gl.cdiv(q_end - q_start, S.BLOCK) - 1
             d_scores = gl.zeros([ROWS, BLOCK], gl.float32, SCORES)
             state = (dk, dv, d_scores, stage, phase)
             state = _meet(
                 state, k, v, buffers, barriers, q_start, band, left_over > 0, scale_log2,
-                SHAPE, SCORES, True,
+                S, C, SCORES, True,
             )  # fmt: skip
+            if HELD:
+                # As in `gluon_dq`: not before products have read the registers.
+                mbarrier.arrive(tile_empty)
             start = q_start
             for block in range(left_over):
-                start += SHAPE.BLOCK
+                start += S.BLOCK
                 start = gl.where(start < q_end, start, q_start)
                 state = _meet(
                     state, k, v, buffers, barriers, start, band, block + 1 < left_over,
-                    scale_log2, SHAPE, SCORES, False,
+                    scale_log2, S, C, SCORES, False,
                 )  # fmt: skip
             dk, dv, d_scores, stage, phase = state
-            mbarrier.arrive(tile_empty)
+            if not HELD:
+                mbarrier.arrive(tile_empty)
             factor = left_factor(d_scores, dk, dtype)
             dk = warpgroup_mma(factor, q_buffer.index(stage), dk, is_async=True)
             dk, factor = warpgroup_mma_wait(0, deps=[dk, factor])
             mbarrier.arrive(q_empty.index(stage))
-            stage, phase = next_slot(stage, phase, SHAPE.STAGES)
+            stage, phase = next_slot(stage, phase, C.stages)
         if first_k < k_end:
-            store_tile(dk_ptr, dk * scale, first_k, k_end, head, SHAPE.HEADS)
-            store_tile(dv_ptr, dv, first_k, k_end, head, SHAPE.HEADS)
+            store_tile(dk_ptr, dk * scale, first_k, k_end, head, KV_HEADS)
+            store_tile(dv_ptr, dv, first_k, k_end, head, KV_HEADS)
         head, k_start, k_end, q_start, q_end, shift = ahead
 
 
 @gluon.jit
 def _meet(
     state, k, v, buffers, barriers, start, band, more, scale_log2,
-    SHAPE: gl.constexpr, SCORES: gl.constexpr, FIRST: gl.constexpr,
+    S: gl.constexpr, C: gl.constexpr, SCORES: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
     """The block of queries from `start`, whose Q is there, adds to dV and gives its dS; the one
     before adds to dK.
@@ -296,7 +316,7 @@ def _meet(
     dk, dv, d_scores, stage, phase = state
     before = stage
     if not FIRST:
-        stage, phase = next_slot(stage, phase, SHAPE.STAGES)
+        stage, phase = next_slot(stage, phase, C.stages)
     scores = product_with_transpose(k, q_buffer.index(stage), SCORES)
     if not FIRST:
         # Not at the end of the loop: halves carried around it are taken apart and packed again.
@@ -311,7 +331,7 @@ def _meet(
     cut = (start < whole_start) | (start >= whole_end)
     if cut:
         exponent = mask_block(
-            exponent, first_k, start, q_end, shift, left, right, SHAPE.HAS_LEFT, SHAPE.HAS_RIGHT
+            exponent, first_k, start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT
         )
     probabilities = gl.exp2(exponent)
     if FIRST:
@@ -326,12 +346,12 @@ def _meet(
     if cut:
         # What inf or NaN of a query made of a probability 0.
         d_scores = mask_block(
-            d_scores, first_k, start, q_end, shift, left, right, SHAPE.HAS_LEFT, SHAPE.HAS_RIGHT,
+            d_scores, first_k, start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT,
             0.0,
         )  # fmt: skip
     # The next block's Q is waited for here because that wait is a loop: across it the assembler
     # does not move the end of the products up to before dS.
-    ahead_stage, ahead_phase = next_slot(stage, phase, SHAPE.STAGES)
+    ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
     mbarrier.wait(q_full.index(ahead_stage), ahead_phase, pred=more)
     dv, weights = warpgroup_mma_wait(0, deps=[dv, weights])
     mbarrier.arrive(do_empty.index(stage))

@@ -35,18 +35,11 @@ from jagged_kernels.attention.gluon_blocks import (
     whole_blocks,
     zero_rows,
 )
-from jagged_kernels.attention.gluon_pass import (
-    BLOCK,
-    ROWS,
-    START_REGISTERS,
-    WARPS,
-    pass_shape,
-    program_count,
-)
-from jagged_kernels.attention.triton_blocks import LOG2_E
+from jagged_kernels.attention.hopper import HopperConfig, dq_config, multiprocessors
+from jagged_kernels.attention.triton_blocks import LOG2_E, attention_shape
+from jagged_kernels.launch import launch
 
 _LOG2_E = gl.constexpr(LOG2_E)
-_STAGES = 3
 
 
 def launch_dq(
@@ -62,41 +55,50 @@ def launch_dq(
     left: int,
     right: int,
     scale: float,
+    config: HopperConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(dq, numbers): numbers [H, 2, T] float32 are lse2, 0 where a query sees nothing, and
-    delta = rowsum(o * dO) - d_lse of every query."""
-    tokens, heads, _ = q.shape
+    delta = rowsum(o * dO) - d_lse of every query.
+
+    Args:
+        config: in place of the rule's.
+    """
+    tokens, heads, dim = q.shape
+    config = config or dq_config(dim)
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     numbers = torch.empty((heads, 2, tokens), dtype=torch.float32, device=q.device)
-    shape = pass_shape(
-        q, k, heads=heads, left=left, right=right, stages=_STAGES, d_lse=d_lse2 is not None
-    )
-    with torch.cuda.device_of(q):
-        _dq_kernel[(program_count(q, rows.shape[0] * heads),)](
-            token_blocks(q, ROWS),
-            token_blocks(d_o, ROWS),
-            token_blocks(o, ROWS),
-            token_blocks(k, BLOCK),
-            token_blocks(v, BLOCK),
-            lse2, lse2 if d_lse2 is None else d_lse2.contiguous(), numbers, dq,
+    part_q, block = config.part_q, config.block
+    launch(
+        _dq_kernel,
+        min(multiprocessors(q.device.index) * config.residents, rows.shape[0] * heads),
+        (
+            lse2, None if d_lse2 is None else d_lse2.contiguous(), numbers, dq,
             rows, rows.shape[0], tokens,
-            q.stride(1), d_o.stride(1), o.stride(1), k.stride(1), v.stride(1),
-            float(scale), scale * LOG2_E, left, right, shape,
-            num_warps=WARPS, maxnreg=START_REGISTERS,
-        )  # fmt: skip
+            token_blocks(q, part_q), token_blocks(d_o, part_q), token_blocks(o, part_q),
+            token_blocks(k, block), token_blocks(v, block),
+            scale, scale * LOG2_E, left, right,
+        ),
+        {
+            "S": attention_shape(
+                q, k, v, d_o, tile=config.tile_q, block=block, left=left, right=right
+            ),
+            "C": config,
+        },
+        num_warps=config.warps,
+        maxnreg=config.start_registers,
+    )  # fmt: skip
     return dq, numbers
 
 
 @gluon.jit(do_not_specialize=["row_count", "tokens", "left", "right"])
 def _dq_kernel(
-    q_blocks, do_blocks, o_blocks, k_blocks, v_blocks,
     lse2_ptr, d_lse2_ptr, numbers_ptr, dq_ptr, rows_ptr, row_count, tokens,
-    q_stride_h, do_stride_h, o_stride_h, k_stride_h, v_stride_h,
-    scale, scale_log2, left, right, SHAPE: gl.constexpr,
+    q_blocks, do_blocks, o_blocks, k_blocks, v_blocks,
+    scale, scale_log2, left, right, S: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_blocks.dtype
-    TILE: gl.constexpr = [SHAPE.CONSUMERS, SHAPE.ROWS, SHAPE.D]
-    RING: gl.constexpr = [SHAPE.STAGES, SHAPE.BLOCK, SHAPE.D]
+    TILE: gl.constexpr = [C.consumers, C.part_q, S.D]
+    RING: gl.constexpr = [C.stages, S.BLOCK, S.D]
     buffers = (
         gl.allocate_shared_memory(dtype, TILE, q_blocks.layout),
         gl.allocate_shared_memory(dtype, TILE, do_blocks.layout),
@@ -106,70 +108,75 @@ def _dq_kernel(
     )
     barriers = (
         one_barrier(1),  # the tile's Q, dO and O are there
-        one_barrier(SHAPE.CONSUMERS),  # they may be overwritten
-        ring_of_barriers(SHAPE.STAGES, 1),  # K is there
-        ring_of_barriers(SHAPE.STAGES, SHAPE.CONSUMERS),
-        ring_of_barriers(SHAPE.STAGES, 1),  # V is there
-        ring_of_barriers(SHAPE.STAGES, SHAPE.CONSUMERS),
+        one_barrier(C.consumers),  # they may be overwritten
+        ring_of_barriers(C.stages, 1),  # K is there
+        ring_of_barriers(C.stages, C.consumers),
+        ring_of_barriers(C.stages, 1),  # V is there
+        ring_of_barriers(C.stages, C.consumers),
         one_barrier(1),  # K's last block is there, with rows of the next user
     )
     fence_async_shared()
     descriptors = (q_blocks, do_blocks, o_blocks, k_blocks, v_blocks)
-    strides = (q_stride_h, do_stride_h, o_stride_h, k_stride_h, v_stride_h)
-    load = (descriptors, strides, rows_ptr, row_count, buffers, barriers)
+    load = (descriptors, rows_ptr, row_count, buffers, barriers)
     differentiate = (
         lse2_ptr, d_lse2_ptr, numbers_ptr, dq_ptr, rows_ptr, row_count, tokens,
         scale, scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
-    gl.warp_specialize(
-        [
-            (_differentiate, (differentiate, SHAPE, 0)),
-            (_differentiate, (differentiate, SHAPE, 1)),
-            (_load, (load, SHAPE)),
-        ],
-        [SHAPE.WARPS, 1],
-        [SHAPE.REGISTERS, 24],
-    )
+    if C.consumers == 1:
+        gl.warp_specialize(
+            [(_differentiate, (differentiate, S, C, 0)), (_load, (load, S, C))],
+            [1],
+            [24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_differentiate, (differentiate, S, C, 0)),
+                (_differentiate, (differentiate, S, C, 1)),
+                (_load, (load, S, C)),
+            ],
+            [C.warps, 1],
+            [C.registers, 24],
+        )
 
 
 @gluon.jit
-def _load(args, SHAPE: gl.constexpr):
+def _load(args, S: gl.constexpr, C: gl.constexpr):
     """Brings each tile's Q, dO and O, and its K and V."""
-    descriptors, strides, rows_ptr, row_count, buffers, barriers = args
+    descriptors, rows_ptr, row_count, buffers, barriers = args
     q_blocks, do_blocks, o_blocks, k_blocks, v_blocks = descriptors
-    q_stride_h, do_stride_h, o_stride_h, k_stride_h, v_stride_h = strides
     q_buffer, do_buffer, o_buffer, k_buffer, v_buffer = buffers
     tile_full, tile_empty, k_full, k_empty, v_full, v_empty, landed = barriers
-    CONSUMERS: gl.constexpr = SHAPE.CONSUMERS
+    CONSUMERS: gl.constexpr = C.consumers
     TILE_BYTES: gl.constexpr = 3 * CONSUMERS * q_blocks.block_type.nbytes
     stage = 0
     phase = 0
     tile_phase = 0
     tail_phase = 0
-    count = row_count * SHAPE.HEADS
-    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, SHAPE.HEADS)
+    count = row_count * S.HEADS
+    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS)
     for step in range(gl.cdiv(count, gl.num_programs(0))):
-        ahead = row_fields(rows_ptr, step + 1, count, SHAPE.HEADS)
+        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS)
         if k_start < k_end:
             mbarrier.wait(tile_empty, tile_phase ^ 1)
             mbarrier.expect(tile_full, TILE_BYTES)
             for consumer in gl.static_range(CONSUMERS):
-                start = q_start + consumer * SHAPE.ROWS
+                start = q_start + consumer * C.part_q
                 tma.async_copy_global_to_shared(
-                    q_blocks, [start, head * q_stride_h], tile_full, q_buffer.index(consumer)
+                    q_blocks, [start, head * S.Q_STRIDE_H], tile_full, q_buffer.index(consumer)
                 )
                 tma.async_copy_global_to_shared(
-                    do_blocks, [start, head * do_stride_h], tile_full, do_buffer.index(consumer)
+                    do_blocks, [start, head * S.DO_STRIDE_H], tile_full, do_buffer.index(consumer)
                 )
                 tma.async_copy_global_to_shared(
-                    o_blocks, [start, head * o_stride_h], tile_full, o_buffer.index(consumer)
+                    o_blocks, [start, head * S.D], tile_full, o_buffer.index(consumer)
                 )
             tile_phase ^= 1
-            k_column = head // SHAPE.GROUP * k_stride_h
-            v_column = head // SHAPE.GROUP * v_stride_h
-            for start in range(k_start, k_end, SHAPE.BLOCK):
+            k_column = head // S.GROUP * S.K_STRIDE_H
+            v_column = head // S.GROUP * S.V_STRIDE_H
+            for start in range(k_start, k_end, S.BLOCK):
                 k = k_buffer.index(stage)
-                tail = start + SHAPE.BLOCK > k_end
+                tail = start + S.BLOCK > k_end
                 mbarrier.wait(k_empty.index(stage), phase ^ 1)
                 if tail:
                     mbarrier.expect(landed, k_blocks.block_type.nbytes)
@@ -188,46 +195,44 @@ def _load(args, SHAPE: gl.constexpr):
                     tail_phase ^= 1
                     zero_rows(k, k_end - start)
                     mbarrier.arrive(k_full.index(stage))
-                stage, phase = next_slot(stage, phase, SHAPE.STAGES)
+                stage, phase = next_slot(stage, phase, C.stages)
         head, q_start, q_end, k_start, k_end, shift = ahead
 
 
 @gluon.jit
-def _differentiate(args, SHAPE: gl.constexpr, ME: gl.constexpr):
+def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     """One consumer: the queries from ME * ROWS to (ME + 1) * ROWS of every tile."""
     lse2_ptr, d_lse2_ptr, numbers_ptr, dq_ptr, rows_ptr, row_count, tokens = args[:7]
     scale, scale_log2, left, right, buffers, barriers = args[7:]
     q_buffer, do_buffer, o_buffer, k_buffer, v_buffer = buffers
     tile_full, tile_empty, k_full, k_empty, v_full, v_empty, landed = barriers
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout(
-        [3, 0], [SHAPE.WARPS, 1], [16, SHAPE.BLOCK, 16]
-    )
-    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [SHAPE.WARPS, 1], [16, SHAPE.D, 16])
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
+    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.D, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
-    ROWS: gl.constexpr = SHAPE.ROWS
-    BLOCK: gl.constexpr = SHAPE.BLOCK
-    D: gl.constexpr = SHAPE.D
+    ROWS: gl.constexpr = C.part_q
+    BLOCK: gl.constexpr = S.BLOCK
+    D: gl.constexpr = S.D
     dtype: gl.constexpr = q_buffer.dtype
     stage = 0
     phase = 0
     tile_phase = 0
-    count = row_count * SHAPE.HEADS
-    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, SHAPE.HEADS)
+    count = row_count * S.HEADS
+    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS)
     for step in range(gl.cdiv(count, gl.num_programs(0))):
-        ahead = row_fields(rows_ptr, step + 1, count, SHAPE.HEADS)
+        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS)
         first_q = q_start + ME * ROWS
         dq = gl.zeros([ROWS, D], gl.float32, OUTPUT)
         if k_start < k_end:
             token = first_q + gl.arange(0, ROWS, ROW)
             own = token < q_end
-            place = token.to(gl.int64) * SHAPE.HEADS + head
+            place = token.to(gl.int64) * S.HEADS + head
             lse2 = gl.load(lse2_ptr + place, mask=own, other=0.0)
             lse2 = gl.where(lse2 == float("-inf"), 0.0, lse2)
             mbarrier.wait(tile_full, tile_phase)
             tile_phase ^= 1
             delta = _delta(o_buffer.index(ME), do_buffer.index(ME), ROW)
-            if SHAPE.HAS_DLSE:
+            if d_lse2_ptr is not None:
                 delta -= gl.load(d_lse2_ptr + place, mask=own, other=0.0) * _LOG2_E
             numbers = numbers_ptr + (2 * head).to(gl.int64) * tokens
             gl.store(numbers + token, lse2, mask=own)
@@ -237,32 +242,32 @@ def _differentiate(args, SHAPE: gl.constexpr, ME: gl.constexpr):
 
             whole_start, whole_end = whole_blocks(
                 q_start, q_end, k_start, k_end, shift, left, right,
-                SHAPE.HAS_LEFT, SHAPE.HAS_RIGHT, SHAPE.BLOCK,
+                S.HAS_LEFT, S.HAS_RIGHT, S.BLOCK,
             )  # fmt: skip
             band = (first_q, k_end, whole_start, whole_end, shift, left, right)
             mbarrier.wait(k_full.index(stage), phase)
             state = (dq, gl.zeros([ROWS, BLOCK], gl.float32, SCORES), stage, phase)
             state = _meet(
                 state, q, d_o, lse2, delta, buffers, barriers, k_start, band, scale_log2,
-                SHAPE, SCORES, True,
+                S, C, SCORES, True,
             )  # fmt: skip
             # Q and dO are in registers since before these products, which have ended: now they
             # may be overwritten. Right after their loads is too early: TMA does not wait for loads
             # that are on their way.
             mbarrier.arrive(tile_empty)
-            for start in range(k_start + SHAPE.BLOCK, k_end, SHAPE.BLOCK):
+            for start in range(k_start + S.BLOCK, k_end, S.BLOCK):
                 state = _meet(
                     state, q, d_o, lse2, delta, buffers, barriers, start, band, scale_log2,
-                    SHAPE, SCORES, False,
+                    S, C, SCORES, False,
                 )  # fmt: skip
             dq, d_scores, stage, phase = state
             factor = left_factor(d_scores, dq, dtype)
             dq = warpgroup_mma(factor, k_buffer.index(stage), dq, is_async=True)
             dq, factor = warpgroup_mma_wait(0, deps=[dq, factor])
             mbarrier.arrive(k_empty.index(stage))
-            stage, phase = next_slot(stage, phase, SHAPE.STAGES)
+            stage, phase = next_slot(stage, phase, C.stages)
         if first_q < q_end:
-            store_tile(dq_ptr, dq * scale, first_q, q_end, head, SHAPE.HEADS)
+            store_tile(dq_ptr, dq * scale, first_q, q_end, head, S.HEADS)
         head, q_start, q_end, k_start, k_end, shift = ahead
 
 
@@ -277,7 +282,7 @@ def _delta(o, d_o, ROW: gl.constexpr):
 @gluon.jit
 def _meet(
     state, q, d_o, lse2, delta, buffers, barriers, start, band, scale_log2,
-    SHAPE: gl.constexpr, SCORES: gl.constexpr, FIRST: gl.constexpr,
+    S: gl.constexpr, C: gl.constexpr, SCORES: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
     """The block of keys from `start`, whose K is there, gives its dS; the one before adds to dQ.
 
@@ -289,7 +294,7 @@ def _meet(
     dq, d_scores, stage, phase = state
     before = stage
     if not FIRST:
-        stage, phase = next_slot(stage, phase, SHAPE.STAGES)
+        stage, phase = next_slot(stage, phase, C.stages)
     scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
     if not FIRST:
         # Not at the end of the loop: halves carried around it are taken apart and packed again.
@@ -302,13 +307,13 @@ def _meet(
     cut = (start < whole_start) | (start >= whole_end)
     if cut:
         exponent = mask_block(
-            exponent, first_q, start, k_end, shift, left, right, SHAPE.HAS_LEFT, SHAPE.HAS_RIGHT
+            exponent, first_q, start, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT
         )
     probabilities = gl.exp2(exponent)
     # The next block's K is waited for here because that wait is a loop: across it the assembler
     # does not move the end of the products up to before the probabilities.
-    ahead_stage, ahead_phase = next_slot(stage, phase, SHAPE.STAGES)
-    mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=start + SHAPE.BLOCK < k_end)
+    ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
+    mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=start + S.BLOCK < k_end)
     if FIRST:
         d_probabilities = warpgroup_mma_wait(0, deps=[d_probabilities])
     else:
@@ -319,7 +324,7 @@ def _meet(
     if cut:
         # What the next user's V made of a probability 0.
         d_scores = mask_block(
-            d_scores, first_q, start, k_end, shift, left, right, SHAPE.HAS_LEFT, SHAPE.HAS_RIGHT,
+            d_scores, first_q, start, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT,
             0.0,
         )  # fmt: skip
     return dq, d_scores, stage, phase

@@ -39,7 +39,7 @@ from jagged_kernels.attention.gluon_blocks import (
     whole_blocks,
     zero_tail,
 )
-from jagged_kernels.attention.hopper import HopperConfig, hopper_config, multiprocessors
+from jagged_kernels.attention.hopper import HopperConfig, forward_config, multiprocessors
 from jagged_kernels.attention.triton_blocks import FAR, attention_shape, scale_argument
 from jagged_kernels.attention.triton_exact import launch_exact
 from jagged_kernels.launch import launch
@@ -58,14 +58,14 @@ def launch_forward(
     scale: float,
     config: HopperConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`triton_forward.launch_forward` for what `hopper_forward_fits`.
+    """`triton_forward.launch_forward` for what `hopper_fits`.
 
     Args:
         rows: tiles of `config.tile_q` queries.
         config: in place of the rule's.
     """
     tokens, heads, dim = q.shape
-    config = config or hopper_config(dim)
+    config = config or forward_config(dim)
     o = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
     lse2 = torch.empty((tokens, heads), dtype=torch.float32, device=q.device)
     scale_log2, negate = scale_argument(scale)

@@ -1,6 +1,6 @@
-"""When the forward runs on Hopper's own kernel (`gluon_forward`), and how that is laid out.
+"""When Hopper's own kernels run (`gluon_*`), and how they are laid out.
 
-Apart from the kernel, because Gluon is imported only where it runs.
+Apart from the kernels, because Gluon is imported only where it runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class HopperConfig:
-    """How the forward kernel is laid out.
+    """How a kernel is laid out; where keys stand in the rows, read keys for queries.
 
     Attributes:
         consumers: groups of warps that hold queries, 1 or 2.
@@ -54,24 +54,61 @@ class HopperConfig:
         return self.consumers * self.warps // 4
 
 
-def hopper_config(head_dim: int) -> HopperConfig:
-    """Measured on an H100, for the two head_dims that the kernel takes."""
+# Measured on an H100, for the two head_dims that the kernels take. The tiles of all three are the
+# same, so that one schedule serves them.
+
+
+def forward_config(head_dim: int) -> HopperConfig:
     if head_dim == 64:
         return HopperConfig(consumers=1, warps=4, block=128, stages=3, residents=2)
     return HopperConfig(consumers=2, warps=4, block=128, stages=2)
 
 
-# Tokens of a user, on average, from which the kernel is faster than the plain one.
-_PAYS_FROM = {64: 1024, 128: 256}
+def dq_config(head_dim: int) -> HopperConfig:
+    """Of `gluon_dq`. Its stages are those of K: the block before, the one at hand, the next."""
+    if head_dim == 64:
+        return HopperConfig(consumers=1, warps=4, block=64, stages=3, residents=2)
+    return HopperConfig(consumers=2, warps=4, block=64, stages=3)
 
 
-def hopper_pays(head_dim: int, tokens: int, users: int) -> bool:
-    """Whether histories are long enough; of `tokens` in all."""
-    return head_dim in _PAYS_FROM and tokens >= _PAYS_FROM[head_dim] * users
+def dkv_config(head_dim: int) -> HopperConfig:
+    """Of `gluon_dkv`; a block has queries."""
+    if head_dim == 64:
+        return HopperConfig(consumers=1, warps=4, block=64, stages=4, residents=2)
+    return HopperConfig(consumers=2, warps=4, block=64, stages=4)
 
 
-def hopper_forward_fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether `gluon_forward.launch_forward` can read these, on this device."""
+# Tokens of a user, on average, from which these kernels are faster than the plain ones.
+_FORWARD_PAYS_FROM = {64: 1024, 128: 256}
+_BACKWARD_PAYS_FROM = {64: 256, 128: 256}
+
+
+def hopper_tile(head_dim: int, tokens: int, users: int) -> int | None:
+    """The tile to take for histories long enough, `tokens` in all; else None."""
+    pays = head_dim in _FORWARD_PAYS_FROM and tokens >= _FORWARD_PAYS_FROM[head_dim] * users
+    return forward_config(head_dim).tile_q if pays else None
+
+
+def forward_pays(q: Tensor, rows: Tensor, tile_q: int) -> bool:
+    return _pays(_FORWARD_PAYS_FROM, q, rows, tile_q)
+
+
+def backward_pays(q: Tensor, rows: Tensor, tile_q: int, tile_k: int) -> bool:
+    return tile_q == tile_k and _pays(_BACKWARD_PAYS_FROM, q, rows, tile_q)
+
+
+def _pays(pays_from: dict[int, int], q: Tensor, rows: Tensor, tile_q: int) -> bool:
+    tokens, _, dim = q.shape
+    users = rows.shape[0] - tokens // tile_q
+    return (
+        dim in pays_from
+        and tile_q == forward_config(dim).tile_q
+        and tokens >= pays_from[dim] * users
+    )
+
+
+def hopper_fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the Gluon kernels can read these, on this device."""
     dim = q.shape[2]
     return (
         is_hopper(q.device)
@@ -82,15 +119,6 @@ def hopper_forward_fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
         and k.shape[0] > 0
         and all(tma_reads(x) for x in (q, k, v))
     )
-
-
-# What `gluon_backward` takes; its tiles hold as many queries, and keys, as the forward's queries.
-BACKWARD_HEAD_DIM = 128
-
-
-def hopper_backward_fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether `gluon_backward.launch_backward` can read these, on this device."""
-    return q.shape[2] == BACKWARD_HEAD_DIM and hopper_forward_fits(q, k, v)
 
 
 def is_hopper(device: torch.device) -> bool:

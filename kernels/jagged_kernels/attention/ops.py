@@ -8,13 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jagged_kernels.attention.hopper import (
-    BACKWARD_HEAD_DIM,
-    hopper_backward_fits,
-    hopper_config,
-    hopper_forward_fits,
-    hopper_pays,
-)
+from jagged_kernels.attention.hopper import backward_pays, forward_pays, hopper_fits
 from jagged_kernels.operators import define_gradient, define_op
 
 
@@ -61,7 +55,7 @@ def attention_triton_now(
     natural logarithm would round twice more.
     """
     band = {"left": left, "right": right, "scale": scale}
-    if _hopper_takes(q, k, v, rows, tile_q):
+    if forward_pays(q, rows, tile_q) and hopper_fits(q, k, v):
         from jagged_kernels.attention import gluon_forward
 
         return gluon_forward.launch_forward(q, k, v, rows, **band)
@@ -69,15 +63,6 @@ def attention_triton_now(
 
     o, lse2 = launch_forward(q, k, v, rows, tile_q=tile_q, **band, with_lse=with_lse)
     return o, given_lse(lse2, q)
-
-
-def _hopper_takes(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, tile_q: int) -> bool:
-    head_dim = q.shape[2]
-    return (
-        hopper_forward_fits(q, k, v)
-        and tile_q == hopper_config(head_dim).tile_q
-        and hopper_pays(head_dim, q.shape[0], rows.shape[0] - q.shape[0] // tile_q)
-    )
 
 
 def _attention_triton_backward(
@@ -99,9 +84,7 @@ def _attention_triton_backward(
     """(dq, dk, dv) in the dtypes and shapes of q, k, v."""
     band = {"left": left, "right": right, "scale": scale}
     inputs = (d_o, d_lse2, q, k, v, o, lse2, rows, rows_t)
-    if tile_q == tile_k == hopper_config(BACKWARD_HEAD_DIM).tile_q and hopper_backward_fits(
-        q, k, v
-    ):
+    if backward_pays(q, rows, tile_q, tile_k) and hopper_fits(q, k, v):
         from jagged_kernels.attention import gluon_backward
 
         return gluon_backward.launch_backward(*inputs, **band)
