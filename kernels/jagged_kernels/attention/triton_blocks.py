@@ -173,8 +173,9 @@ def lse2_of(top, total):
     An enormous one is raised by more than it was rounded, so that 2 ** (score - lse2) stays at
     most 1 and the backward need not look.
     """
-    lse2 = tl.where(total == 0.0, float("-inf"), top + tl.log2(total))
-    return tl.where(tl.abs(top) > _FARTHEST, lse2 + tl.abs(lse2) * 2.0**-22, lse2)
+    lse2 = top + tl.log2(total)
+    lse2 = tl.where(tl.abs(lse2) > _FARTHEST, lse2 + tl.abs(lse2) * 2.0**-22, lse2)
+    return tl.where(total == 0.0, float("-inf"), lse2)
 
 
 @triton.jit
