@@ -1,12 +1,13 @@
 """How a function becomes an operator: one opaque call to autograd, fake tensors and torch.compile.
 
-Below `torch.library.custom_op` and with an autograd kernel of its own: on short histories the time
-that a call takes on the host is the time that it takes, and this way is 3x cheaper.
+Below `torch.library.custom_op`, with an autograd kernel of its own, and where nobody looks without
+the dispatcher: on short histories the time that a call takes on the host is the time that it takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import NoneType
 from typing import Any
 
 import torch
@@ -14,6 +15,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _LIBRARY = torch.library.Library("jagged_kernels", "FRAGMENT")
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {}
+_GRADIENTS: dict[Any, type[torch.autograd.Function]] = {}
+_NUMBERS = frozenset((int, float, bool, NoneType))
+_PLAIN = _NUMBERS | {Tensor, torch.nn.Parameter}
 
 
 def define_op(
@@ -36,7 +41,9 @@ def define_op(
     _LIBRARY.define(name + (schema or torch.library.infer_schema(function, mutates_args=())))
     _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"jagged_kernels::{name}", fake)
-    return getattr(torch.ops.jagged_kernels, name).default
+    op = getattr(torch.ops.jagged_kernels, name).default
+    _FUNCTIONS[op] = function
+    return op
 
 
 def define_gradient(
@@ -60,10 +67,9 @@ def define_gradient(
 
     class Gradient(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, lists: list[int], *flat: Any) -> Any:
+        def forward(ctx: Any, run: Callable[..., Any], lists: list[int] | None, *flat: Any) -> Any:
             inputs = _nest(flat, lists)
-            with torch._C._AutoDispatchBelowAutograd():
-                output = op(*inputs)
+            output = run(*inputs)
             saved = save(inputs, output)
             ctx.save_for_backward(*[x if isinstance(x, Tensor) else None for x in saved])
             ctx.others = [None if isinstance(x, Tensor) else x for x in saved]
@@ -72,43 +78,63 @@ def define_gradient(
             return output
 
         @staticmethod
-        @once_differentiable
-        def backward(ctx: Any, *gradients: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-            if all(g is None for g in gradients):
-                return (None,) * (1 + ctx.inputs)
-            tensors = ctx.saved_tensors
-            saved = [o if t is None else t for t, o in zip(tensors, ctx.others, strict=True)]
-            wanted = _nest(ctx.needs_input_grad[1:], ctx.lists)
-            found: list[Tensor | None] = []
-            for part in gradient(saved, wanted, *gradients):
-                found.extend(part if isinstance(part, Sequence) else [part])
-            return (None, *found, *(None,) * (ctx.inputs - len(found)))
+        def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+            # What forbids a second derivative takes time, and is needed only where one may follow.
+            once = once_differentiable(_backward) if torch.is_grad_enabled() else _backward
+            return once(ctx, *gradients)
 
-    def with_gradient(*inputs: Any) -> Any:
-        flat, lists = _flatten(inputs)
-        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in flat):
-            return Gradient.apply(lists, *flat)
+    def _backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        found: list[Tensor | None] = []
+        if any(g is not None for g in gradients):
+            saved = [
+                o if t is None else t for t, o in zip(ctx.saved_tensors, ctx.others, strict=True)
+            ]
+            wanted = _nest(ctx.needs_input_grad[2:], ctx.lists)
+            for part in gradient(saved, wanted, *gradients):
+                found.extend(part if isinstance(part, list | tuple) else [part])
+        return (None, None, *found, *(None,) * (ctx.inputs - len(found)))
+
+    def below_autograd(*inputs: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return op(*inputs)
 
+    def with_gradient(*inputs: Any) -> Any:
+        flat, lists = _flatten(inputs)
+        if wants_gradient(*[x for x in flat if isinstance(x, Tensor)]):
+            return Gradient.apply(below_autograd, lists, *flat)
+        return below_autograd(*inputs)
+
     name = op.name().removeprefix("jagged_kernels::").removesuffix(".default")
     _LIBRARY.impl(name, with_gradient, "Autograd")
+    _GRADIENTS[op] = Gradient
 
 
-def nobody_looks(*inputs: Any) -> bool:
-    """Whether no gradient is wanted and nothing traces, fakes or transforms these tensors: then
-    the function of an operator may be called itself, without the dispatcher's time."""
-    grad = torch.is_grad_enabled()
-    return (
-        all(type(x) in _PLAIN and not (grad and x.requires_grad) for x in inputs if x is not None)
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None  # pyright: ignore[reportAttributeAccessIssue]
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
-    )
+def wants_gradient(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+def call(op: Any, *inputs: Any) -> Any:
+    """`op(*inputs)`, where nothing traces, fakes or transforms without the dispatcher's time."""
+    if torch.compiler.is_compiling():
+        return op(*inputs)
+    wanted, grad = False, torch.is_grad_enabled()
+    for x in inputs:
+        if type(x) not in _PLAIN and not _has_numbers(x):
+            return op(*inputs)
+        wanted = wanted or (grad and isinstance(x, Tensor) and x.requires_grad)
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+        or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+        or (wanted and op not in _GRADIENTS)
+    ):
+        return op(*inputs)
+    function = _FUNCTIONS[op]
+    return _GRADIENTS[op].apply(function, None, *inputs) if wanted else function(*inputs)
+
+
+def _has_numbers(x: Any) -> bool:
+    return type(x) is list and all(type(part) in _NUMBERS for part in x)
 
 
 def _flatten(inputs: Sequence[Any]) -> tuple[list[Any], list[int]]:
@@ -123,7 +149,9 @@ def _flatten(inputs: Sequence[Any]) -> tuple[list[Any], list[int]]:
     return flat, lists
 
 
-def _nest(flat: Sequence[Any], lists: Sequence[int]) -> tuple[Any, ...]:
-    """What `_flatten` spread out, for inputs or what belongs to them."""
+def _nest(flat: Sequence[Any], lists: Sequence[int] | None) -> Sequence[Any]:
+    """What `_flatten` spread out, for inputs or what belongs to them; None if there was no list."""
+    if lists is None:
+        return flat
     rest = iter(flat)
     return tuple([next(rest) for _ in range(n)] if n >= 0 else next(rest) for n in lists)

@@ -24,7 +24,7 @@ from jagged_kernels.attention.schedule import (
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.contents import known_to_differ
 from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import nobody_looks
+from jagged_kernels.operators import call, wants_gradient
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -165,12 +165,13 @@ def jagged_attention(
                 split="rows" if rows_do else "auto",
             )
         qkv = (q_jagged.values, k.values, v.values)
-        plain = nobody_looks(*qkv, *(() if terms is None else terms.learned()))
-        with_lse = return_lse or not plain
+        learned = () if terms is None else terms.learned()
+        with_lse = return_lse or wants_gradient(*qkv, *(x for x in learned if x is not None))
         rows = (schedule.rows, schedule.rows_t)
         mask = (schedule.tile_q, schedule.tile_k, *band, scale)
         if terms is not None or seed is not None:
-            o, lse2 = ops_biased.attention_triton_biased(
+            o, lse2 = call(
+                ops_biased.attention_triton_biased,
                 *qkv,
                 with_lse,
                 *rows,
@@ -185,11 +186,10 @@ def jagged_attention(
             partition, partition_t = schedule.partition, schedule.partition_t
             spans = (partition.spans, partition.block)
             spans_t = (partition_t.spans, partition_t.block)
-            attend = ops_split.attention_split_now if plain else ops_split.attention_split
-            o, lse2 = attend(*qkv, with_lse, *spans, *rows, *spans_t, *mask)
+            rest = (*spans, *rows, *spans_t, *mask)
+            o, lse2 = call(ops_split.attention_split, *qkv, with_lse, *rest)
         else:
-            attend = ops.attention_triton_now if plain else ops.attention_triton
-            o, lse2 = attend(*qkv, with_lse, *rows, *mask)
+            o, lse2 = call(ops.attention_triton, *qkv, with_lse, *rows, *mask)
         lse = lse2 * math.log(2) if return_lse else lse2
     else:
         function = attention_reference if chosen == "reference" else ops_native.attention_native
