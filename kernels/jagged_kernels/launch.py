@@ -38,30 +38,30 @@ def launch(
         constants: the constexpr parameters.
         options: Triton's: num_warps, num_stages, maxnreg.
     """
-    device = arguments[0].device
-    if device.type != "cuda":  # Triton's interpreter
+    index = arguments[0].get_device()
+    if index < 0:  # on the CPU: Triton's interpreter
         kernel[_two(grid)](*arguments, **constants, **options)
         return
-    index = device.index
     if index != torch._C._cuda_getDevice():
-        with torch.cuda.device(device):
+        with torch.cuda.device(index):
             launch(kernel, grid, arguments, constants, **options)
         return
     # What Triton compiles a kernel for, beside the constants: of a tensor its dtype and whether
-    # it is aligned, of most else the type.
+    # it is aligned, of most else the type. And its device, because the launcher does not look where
+    # an address lies: what is not where it was goes the long way, and Triton refuses it.
     kinds: list[Any] = []
     passed: list[Any] = []
     for argument in arguments:
         kind = type(argument)
         if kind is Tensor:
             address = argument.data_ptr()
-            kinds += argument.dtype, address % 16 == 0
+            kinds += argument.dtype, argument.get_device(), address % 16 == 0
             passed.append(address)
         else:
             kinds.append(kind if kind in _NUMBERS else _kind(argument))
             passed.append(argument)
     values = constants.values()
-    key = (kernel.fn, index, *values, *options, *options.values(), *kinds)
+    key = (kernel.fn, *values, *options, *options.values(), *kinds)
     compiled = _COMPILED.get(key)
     if compiled is None:
         _check(kernel, arguments, constants)
@@ -90,7 +90,7 @@ def _is_watched() -> bool:
 
 def _kind(argument: Any) -> Any:
     if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
+        return argument.dtype, argument.get_device(), argument.data_ptr() % 16 == 0
     if isinstance(argument, tuple):
         return tuple(map(_kind, argument))
     if hasattr(argument, "block_shape"):  # of a TMA descriptor the blocks that it brings

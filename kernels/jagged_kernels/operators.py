@@ -18,7 +18,7 @@ _LIBRARY = torch.library.Library("jagged_kernels", "FRAGMENT")
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 _GRADIENTS: dict[Any, type[torch.autograd.Function]] = {}
 _NUMBERS = frozenset((int, float, bool, NoneType))
-_PLAIN = _NUMBERS | {Tensor, torch.nn.Parameter}
+_TENSORS = frozenset((Tensor, torch.nn.Parameter))
 
 
 def define_op(
@@ -66,14 +66,21 @@ def define_gradient(
     """
 
     class Gradient(torch.autograd.Function):
+        # Autograd gets those inputs alone that want a gradient: it takes time for each.
         @staticmethod
-        def forward(ctx: Any, run: Callable[..., Any], lists: list[int] | None, *flat: Any) -> Any:
-            inputs = _nest(flat, lists)
+        def forward(
+            ctx: Any,
+            run: Callable[..., Any],
+            inputs: tuple[Any, ...],
+            lists: list[int] | None,
+            places: list[int],
+            *_leaves: Tensor,
+        ) -> Any:
             output = run(*inputs)
             saved = save(inputs, output)
             ctx.save_for_backward(*[x if isinstance(x, Tensor) else None for x in saved])
             ctx.others = [None if isinstance(x, Tensor) else x for x in saved]
-            ctx.lists, ctx.inputs = lists, len(flat)
+            ctx.inputs, ctx.lists, ctx.places = len(inputs), lists, places
             ctx.set_materialize_grads(False)
             return output
 
@@ -84,15 +91,18 @@ def define_gradient(
             return once(ctx, *gradients)
 
     def _backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        if all(g is None for g in gradients):
+            return (None,) * (4 + len(ctx.places))
+        pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
+        saved = [other if tensor is None else tensor for tensor, other in pairs]
+        wanted = [False] * (ctx.inputs if ctx.lists is None else sum(map(abs, ctx.lists)))
+        for place, needed in zip(ctx.places, ctx.needs_input_grad[4:], strict=True):
+            wanted[place] = needed
         found: list[Tensor | None] = []
-        if any(g is not None for g in gradients):
-            saved = [
-                o if t is None else t for t, o in zip(ctx.saved_tensors, ctx.others, strict=True)
-            ]
-            wanted = _nest(ctx.needs_input_grad[2:], ctx.lists)
-            for part in gradient(saved, wanted, *gradients):
-                found.extend(part if isinstance(part, list | tuple) else [part])
-        return (None, None, *found, *(None,) * (ctx.inputs - len(found)))
+        for part in gradient(saved, _nest(wanted, ctx.lists), *gradients):
+            found.extend(part if isinstance(part, list | tuple) else [part])
+        leaves = (found[place] if place < len(found) else None for place in ctx.places)
+        return (None, None, None, None, *leaves)
 
     def below_autograd(*inputs: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
@@ -100,9 +110,10 @@ def define_gradient(
 
     def with_gradient(*inputs: Any) -> Any:
         flat, lists = _flatten(inputs)
-        if wants_gradient(*[x for x in flat if isinstance(x, Tensor)]):
-            return Gradient.apply(below_autograd, lists, *flat)
-        return below_autograd(*inputs)
+        places = [i for i, x in enumerate(flat) if isinstance(x, Tensor) and x.requires_grad]
+        if not (places and torch.is_grad_enabled()):
+            return below_autograd(*inputs)
+        return Gradient.apply(below_autograd, inputs, lists, places, *[flat[i] for i in places])
 
     name = op.name().removeprefix("jagged_kernels::").removesuffix(".default")
     _LIBRARY.impl(name, with_gradient, "Autograd")
@@ -114,23 +125,30 @@ def wants_gradient(*tensors: Tensor) -> bool:
 
 
 def call(op: Any, *inputs: Any) -> Any:
-    """`op(*inputs)`, where nothing traces, fakes or transforms without the dispatcher's time."""
+    """`op(*inputs)`; where nothing traces, fakes or transforms, without the dispatcher's time."""
     if torch.compiler.is_compiling():
         return op(*inputs)
-    wanted, grad = False, torch.is_grad_enabled()
-    for x in inputs:
-        if type(x) not in _PLAIN and not _has_numbers(x):
+    grad = torch.is_grad_enabled()
+    places = []
+    for place, x in enumerate(inputs):
+        kind = type(x)
+        if kind in _TENSORS:
+            if grad and x.requires_grad:
+                places.append(place)
+        elif kind not in _NUMBERS and not _has_numbers(x):
             return op(*inputs)
-        wanted = wanted or (grad and isinstance(x, Tensor) and x.requires_grad)
     if (
         torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
         or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
-        or (wanted and op not in _GRADIENTS)
     ):
         return op(*inputs)
     function = _FUNCTIONS[op]
-    return _GRADIENTS[op].apply(function, None, *inputs) if wanted else function(*inputs)
+    if not places:
+        return function(*inputs)
+    if op not in _GRADIENTS:
+        return op(*inputs)
+    return _GRADIENTS[op].apply(function, inputs, None, places, *[inputs[i] for i in places])
 
 
 def _has_numbers(x: Any) -> bool:

@@ -146,7 +146,7 @@ def jagged_attention(
     band = resolve_window(causal, window)
     if schedule is not None:
         _check_schedule(schedule, q_jagged, k, band)
-    scale = 1 / math.sqrt(q_jagged.values.shape[2]) if scale is None else scale
+    scale = 1 / math.sqrt(q_jagged.values.shape[2]) if scale is None else float(scale)
     seed = torch.randint(2**31, (), device=q_jagged.device) if dropout_p else None
     chosen = choose_backend(backend, q_jagged.values)
 
@@ -216,35 +216,41 @@ def jagged_attention(
 
 
 def _check_inputs(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> None:
-    if not (q.values.dim() == k.values.dim() == v.values.dim() == 3):
-        raise ValueError(f"q, k and v must be [T, H, D], got {_shapes(q, k, v)}")
-    if k.values.shape[:2] != v.values.shape[:2]:
-        raise ValueError(f"k and v must have the same tokens and heads, got {_shapes(q, k, v)}")
-    if q.values.shape[2] != k.values.shape[2]:
-        raise ValueError(f"q and k must have the same head_dim, got {_shapes(q, k, v)}")
-    if 0 in (q.values.shape[1], k.values.shape[1], q.values.shape[2], v.values.shape[2]):
-        raise ValueError(f"heads and head_dim must be at least 1, got {_shapes(q, k, v)}")
-    if q.values.shape[1] % k.values.shape[1]:
-        raise ValueError(f"q's heads must be a multiple of k's, got {_shapes(q, k, v)}")
-    check_users(q, k)
-    if len(v) != len(k):
-        raise ValueError(f"k has {len(k)} users and v has {len(v)}")
-    # Contents are not compared where that would wait for the device.
-    if known_to_differ(v.offsets, k.offsets):
-        raise ValueError("k and v must have the same offsets")
-    if not (q.dtype == k.dtype == v.dtype) or q.dtype not in _DTYPES:
+    # Each look at a tensor takes the host time.
+    tensors = q.values, k.values, v.values
+    q_shape, k_shape, v_shape = shapes = [x.shape for x in tensors]
+    if not (len(q_shape) == len(k_shape) == len(v_shape) == 3):
+        raise ValueError(f"q, k and v must be [T, H, D], got {_named(shapes)}")
+    if k_shape[:2] != v_shape[:2]:
+        raise ValueError(f"k and v must have the same tokens and heads, got {_named(shapes)}")
+    if q_shape[2] != k_shape[2]:
+        raise ValueError(f"q and k must have the same head_dim, got {_named(shapes)}")
+    if 0 in (q_shape[1], k_shape[1], q_shape[2], v_shape[2]):
+        raise ValueError(f"heads and head_dim must be at least 1, got {_named(shapes)}")
+    if q_shape[1] % k_shape[1]:
+        raise ValueError(f"q's heads must be a multiple of k's, got {_named(shapes)}")
+    if not (q.offsets is k.offsets is v.offsets):
+        check_users(q, k)
+        if len(v) != len(k):
+            raise ValueError(f"k has {len(k)} users and v has {len(v)}")
+        # Contents are not compared where that would wait for the device.
+        if known_to_differ(v.offsets, k.offsets):
+            raise ValueError("k and v must have the same offsets")
+    q_dtype, k_dtype, v_dtype = [x.dtype for x in tensors]
+    if not (q_dtype == k_dtype == v_dtype) or q_dtype not in _DTYPES:
         raise TypeError(
-            f"q, k and v must be of one floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}"
+            f"q, k and v must be of one floating dtype, got {q_dtype}, {k_dtype}, {v_dtype}"
         )
-    if not (q.device == k.device == v.device):
+    q_device, k_device, v_device = [x.device for x in tensors]
+    if not (q_device == k_device == v_device):
         raise ValueError(
-            f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}"
+            f"q, k and v must be on one device, got {q_device}, {k_device}, {v_device}"
         )
 
 
-def _shapes(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> str:
-    parts = (("q", q), ("k", k), ("v", v))
-    return ", ".join(f"{name} {tuple(x.values.shape)}" for name, x in parts)
+def _named(shapes: Sequence[torch.Size]) -> str:
+    named = zip("qkv", shapes, strict=True)
+    return ", ".join(f"{name} {tuple(shape)}" for name, shape in named)
 
 
 def _check_schedule(

@@ -70,11 +70,12 @@ def _attention_triton(
 
 
 def _hopper_takes(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, tile_q: int) -> bool:
-    head_dim = q.shape[2]
+    tokens, _, head_dim = q.shape
+    # The cheapest question first: short batches are bound by the host's time.
     return (
-        hopper_forward_fits(q, k, v)
+        hopper_pays(head_dim, tokens, rows.shape[0] - tokens // tile_q)
         and tile_q == hopper_config(head_dim).tile_q
-        and hopper_pays(head_dim, q.shape[0], rows.shape[0] - q.shape[0] // tile_q)
+        and hopper_forward_fits(q, k, v)
     )
 
 
