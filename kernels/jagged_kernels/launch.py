@@ -1,4 +1,4 @@
-"""Launching a Triton kernel in a fifth of the time that `kernel[grid](...)` takes.
+"""Launching a Triton kernel in a quarter of the time that `kernel[grid](...)` takes.
 
 To find the compiled kernel, Triton looks at every argument of every launch: 20 microseconds for
 thirty of them, longer than a kernel on a small batch runs. Here one dictionary look-up finds it,

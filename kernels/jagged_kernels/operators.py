@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _LIBRARY = torch.library.Library("jagged_kernels", "FRAGMENT")
-_FUNCTIONS: dict[Any, Callable[..., Any]] = {}
-_GRADIENTS: dict[Any, type[torch.autograd.Function]] = {}
+# Of each operator its function and, where it has one, its gradient.
+_EAGER: dict[Any, tuple[Callable[..., Any], type[torch.autograd.Function] | None]] = {}
 _NUMBERS = frozenset((int, float, bool, NoneType))
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
 
@@ -42,7 +42,7 @@ def define_op(
     _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"jagged_kernels::{name}", fake)
     op = getattr(torch.ops.jagged_kernels, name).default
-    _FUNCTIONS[op] = function
+    _EAGER[op] = (function, None)
     return op
 
 
@@ -117,7 +117,7 @@ def define_gradient(
 
     name = op.name().removeprefix("jagged_kernels::").removesuffix(".default")
     _LIBRARY.impl(name, with_gradient, "Autograd")
-    _GRADIENTS[op] = Gradient
+    _EAGER[op] = (_EAGER[op][0], Gradient)
 
 
 def wants_gradient(*tensors: Tensor) -> bool:
@@ -143,12 +143,12 @@ def call(op: Any, *inputs: Any) -> Any:
         or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
     ):
         return op(*inputs)
-    function = _FUNCTIONS[op]
+    function, gradient = _EAGER[op]
     if not places:
         return function(*inputs)
-    if op not in _GRADIENTS:
+    if gradient is None:
         return op(*inputs)
-    return _GRADIENTS[op].apply(function, inputs, None, places, *[inputs[i] for i in places])
+    return gradient.apply(function, inputs, None, places, *[inputs[i] for i in places])
 
 
 def _has_numbers(x: Any) -> bool:

@@ -207,7 +207,7 @@ def jagged_attention(
         )
 
     if isinstance(q, JaggedTensor):
-        out = q.with_values(o)
+        out = JaggedTensor._trusted(o, q.offsets)
     else:
         batch = (len(k), q.shape[-3])
         out = o.view(*batch, *o.shape[1:])
