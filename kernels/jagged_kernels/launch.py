@@ -11,10 +11,9 @@ from types import NoneType
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
+from triton import knobs
 
-_KNOBS = triton.knobs.runtime
 _COMPILED: dict[tuple[Any, ...], Any] = {}
 _NUMBERS = frozenset((int, float, bool, NoneType))
 
@@ -83,7 +82,7 @@ def _two(grid: int | tuple[int, int]) -> tuple[int, int]:
 
 def _is_watched() -> bool:
     """Whether a profiler wants to hear of every launch, by Triton's hooks."""
-    before, after = _KNOBS.launch_enter_hook, _KNOBS.launch_exit_hook
+    before, after = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     # Each is a chain of hooks, one hook, or None.
     return bool(getattr(before, "calls", before) or getattr(after, "calls", after))
 

@@ -100,7 +100,7 @@ def define_gradient(
             wanted[place] = needed
         found: list[Tensor | None] = []
         for part in gradient(saved, _nest(wanted, ctx.lists), *gradients):
-            found.extend(part if isinstance(part, list | tuple) else [part])
+            found.extend([part] if part is None or isinstance(part, Tensor) else part)
         leaves = (found[place] if place < len(found) else None for place in ctx.places)
         return (None, None, None, None, *leaves)
 

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from attention_cases import DEVICE
 from torch import Tensor
+from triton import knobs
 
 from jagged_kernels.launch import launch
 
@@ -40,7 +41,7 @@ def add(x: Tensor, y: Tensor | None, factor: float = 1.0) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     launch(
         _add_kernel,
-        triton.cdiv(len(x), SIZE),
+        -(-len(x) // SIZE),
         (x, Pair(y, factor), out, len(x)),
         {"SIZE": SIZE, "HAS_Y": y is not None},
         num_warps=4,
@@ -74,7 +75,7 @@ def test_hooks_hear_of_every_launch():
     def hook(metadata):
         names.append(metadata.get()["name"])
 
-    hooks = triton.knobs.runtime.launch_enter_hook
+    hooks = knobs.runtime.launch_enter_hook
     hooks.add(hook)
     try:
         add(x, x)

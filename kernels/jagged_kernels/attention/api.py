@@ -216,18 +216,18 @@ def jagged_attention(
 
 
 def _check_inputs(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> None:
-    # Each look at a tensor takes the host time.
-    tensors = q.values, k.values, v.values
-    q_shape, k_shape, v_shape = shapes = [x.shape for x in tensors]
-    if not (len(q_shape) == len(k_shape) == len(v_shape) == 3):
+    # Each look at a tensor takes time, and short batches are bound by the host's.
+    shapes = q.values.shape, k.values.shape, v.values.shape
+    if not (len(shapes[0]) == len(shapes[1]) == len(shapes[2]) == 3):
         raise ValueError(f"q, k and v must be [T, H, D], got {_named(shapes)}")
-    if k_shape[:2] != v_shape[:2]:
+    (_, heads, dim), (k_tokens, kv_heads, k_dim), (v_tokens, v_heads, v_dim) = shapes
+    if k_tokens != v_tokens or kv_heads != v_heads:
         raise ValueError(f"k and v must have the same tokens and heads, got {_named(shapes)}")
-    if q_shape[2] != k_shape[2]:
+    if dim != k_dim:
         raise ValueError(f"q and k must have the same head_dim, got {_named(shapes)}")
-    if 0 in (q_shape[1], k_shape[1], q_shape[2], v_shape[2]):
+    if 0 in (heads, kv_heads, dim, v_dim):
         raise ValueError(f"heads and head_dim must be at least 1, got {_named(shapes)}")
-    if q_shape[1] % k_shape[1]:
+    if heads % kv_heads:
         raise ValueError(f"q's heads must be a multiple of k's, got {_named(shapes)}")
     if not (q.offsets is k.offsets is v.offsets):
         check_users(q, k)
@@ -236,12 +236,12 @@ def _check_inputs(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> None:
         # Contents are not compared where that would wait for the device.
         if known_to_differ(v.offsets, k.offsets):
             raise ValueError("k and v must have the same offsets")
-    q_dtype, k_dtype, v_dtype = [x.dtype for x in tensors]
+    q_dtype, k_dtype, v_dtype = q.values.dtype, k.values.dtype, v.values.dtype
     if not (q_dtype == k_dtype == v_dtype) or q_dtype not in _DTYPES:
         raise TypeError(
             f"q, k and v must be of one floating dtype, got {q_dtype}, {k_dtype}, {v_dtype}"
         )
-    q_device, k_device, v_device = [x.device for x in tensors]
+    q_device, k_device, v_device = q.values.device, k.values.device, v.values.device
     if not (q_device == k_device == v_device):
         raise ValueError(
             f"q, k and v must be on one device, got {q_device}, {k_device}, {v_device}"
