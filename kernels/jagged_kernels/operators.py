@@ -80,7 +80,7 @@ def define_gradient(
             saved = save(inputs, output)
             ctx.save_for_backward(*[x if isinstance(x, Tensor) else None for x in saved])
             ctx.others = [None if isinstance(x, Tensor) else x for x in saved]
-            ctx.inputs, ctx.lists, ctx.places = len(inputs), lists, places
+            ctx.count, ctx.lists, ctx.places = len(inputs), lists, places
             ctx.set_materialize_grads(False)
             return output
 
@@ -95,7 +95,7 @@ def define_gradient(
             return (None,) * (4 + len(ctx.places))
         pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
         saved = [other if tensor is None else tensor for tensor, other in pairs]
-        wanted = [False] * (ctx.inputs if ctx.lists is None else sum(map(abs, ctx.lists)))
+        wanted = [False] * (ctx.count if ctx.lists is None else sum(map(abs, ctx.lists)))
         for place, needed in zip(ctx.places, ctx.needs_input_grad[4:], strict=True):
             wanted[place] = needed
         found: list[Tensor | None] = []
