@@ -59,8 +59,8 @@ def define_gradient(
         gradient: (saved, wanted, *gradients of the outputs) -> gradients of the first inputs;
             the inputs after those have none. `wanted[i]`: does input i need a gradient. For an
             input that is a list of tensors, both are lists. The gradient of an output that nobody
-            used is None, never of all. It calls operators: what it does is traced by
-            `torch.compile`.
+            used is None, never of all. It calls operators (by `call`): what it does is traced
+            by `torch.compile`.
 
     A second derivative raises: there is none.
     """

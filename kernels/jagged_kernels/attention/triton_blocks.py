@@ -291,12 +291,12 @@ def padded_dim(dim: int) -> int:
 
 
 def rows_of_dims(x: Tensor) -> Tensor:
-    """[T, H, D] with unit stride in D; packed QKV is read in place.
+    """[T, ..., D] with unit stride in D; packed QKV is read in place.
 
     A block's addresses must fit 32 bits, so that nobody's tokens lie millions of numbers apart.
     """
-    stride_t, _, stride_d = x.stride()
-    return x if stride_d == 1 and stride_t < 2**22 else x.contiguous()
+    strides = x.stride()
+    return x if strides[-1] == 1 and strides[0] < 2**22 else x.contiguous()
 
 
 def empty_lse(q: Tensor) -> Tensor:
