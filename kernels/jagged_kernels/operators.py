@@ -1,12 +1,13 @@
 """How a function becomes an operator: one opaque call to autograd, fake tensors and torch.compile.
 
-Below `torch.library.custom_op` and with an autograd kernel of its own: on short histories the time
-that a call takes on the host is the time that it takes, and this way is 3x cheaper.
+Below `torch.library.custom_op`, with an autograd kernel of its own, and where nobody looks without
+the dispatcher: on short histories the time that a call takes on the host is the time that it takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import NoneType
 from typing import Any
 
 import torch
@@ -14,6 +15,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _LIBRARY = torch.library.Library("jagged_kernels", "FRAGMENT")
+# Of each operator its function and, where it has one, its gradient.
+_EAGER: dict[Any, tuple[Callable[..., Any], type[torch.autograd.Function] | None]] = {}
+_NUMBERS = frozenset((int, float, bool, NoneType))
+_TENSORS = frozenset((Tensor, torch.nn.Parameter))
 
 
 def define_op(
@@ -36,7 +41,9 @@ def define_op(
     _LIBRARY.define(name + (schema or torch.library.infer_schema(function, mutates_args=())))
     _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"jagged_kernels::{name}", fake)
-    return getattr(torch.ops.jagged_kernels, name).default
+    op = getattr(torch.ops.jagged_kernels, name).default
+    _EAGER[op] = (function, None)
+    return op
 
 
 def define_gradient(
@@ -52,63 +59,100 @@ def define_gradient(
         gradient: (saved, wanted, *gradients of the outputs) -> gradients of the first inputs;
             the inputs after those have none. `wanted[i]`: does input i need a gradient. For an
             input that is a list of tensors, both are lists. The gradient of an output that nobody
-            used is None, never of all. It calls operators: what it does is traced by
-            `torch.compile`.
+            used is None, never of all. It calls operators (by `call`): what it does is traced
+            by `torch.compile`.
 
     A second derivative raises: there is none.
     """
 
     class Gradient(torch.autograd.Function):
+        # Autograd gets those inputs alone that want a gradient: it takes time for each.
         @staticmethod
-        def forward(ctx: Any, lists: list[int], *flat: Any) -> Any:
-            inputs = _nest(flat, lists)
-            with torch._C._AutoDispatchBelowAutograd():
-                output = op(*inputs)
+        def forward(
+            ctx: Any,
+            run: Callable[..., Any],
+            inputs: tuple[Any, ...],
+            lists: list[int] | None,
+            places: list[int],
+            *_leaves: Tensor,
+        ) -> Any:
+            output = run(*inputs)
             saved = save(inputs, output)
             ctx.save_for_backward(*[x if isinstance(x, Tensor) else None for x in saved])
             ctx.others = [None if isinstance(x, Tensor) else x for x in saved]
-            ctx.lists, ctx.inputs = lists, len(flat)
+            ctx.count, ctx.lists, ctx.places = len(inputs), lists, places
             ctx.set_materialize_grads(False)
             return output
 
         @staticmethod
-        @once_differentiable
-        def backward(ctx: Any, *gradients: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-            if all(g is None for g in gradients):
-                return (None,) * (1 + ctx.inputs)
-            tensors = ctx.saved_tensors
-            saved = [o if t is None else t for t, o in zip(tensors, ctx.others, strict=True)]
-            wanted = _nest(ctx.needs_input_grad[1:], ctx.lists)
-            found: list[Tensor | None] = []
-            for part in gradient(saved, wanted, *gradients):
-                found.extend(part if isinstance(part, Sequence) else [part])
-            return (None, *found, *(None,) * (ctx.inputs - len(found)))
+        def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+            # What forbids a second derivative takes time, and is needed only where one may follow.
+            once = once_differentiable(_backward) if torch.is_grad_enabled() else _backward
+            return once(ctx, *gradients)
 
-    def with_gradient(*inputs: Any) -> Any:
-        flat, lists = _flatten(inputs)
-        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in flat):
-            return Gradient.apply(lists, *flat)
+    def _backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        if all(g is None for g in gradients):
+            return (None,) * (4 + len(ctx.places))
+        pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
+        saved = [other if tensor is None else tensor for tensor, other in pairs]
+        wanted = [False] * (ctx.count if ctx.lists is None else sum(map(abs, ctx.lists)))
+        for place, needed in zip(ctx.places, ctx.needs_input_grad[4:], strict=True):
+            wanted[place] = needed
+        found: list[Tensor | None] = []
+        for part in gradient(saved, _nest(wanted, ctx.lists), *gradients):
+            found.extend([part] if part is None or isinstance(part, Tensor) else part)
+        leaves = (found[place] if place < len(found) else None for place in ctx.places)
+        return (None, None, None, None, *leaves)
+
+    def below_autograd(*inputs: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return op(*inputs)
 
+    def with_gradient(*inputs: Any) -> Any:
+        flat, lists = _flatten(inputs)
+        places = [i for i, x in enumerate(flat) if isinstance(x, Tensor) and x.requires_grad]
+        if not (places and torch.is_grad_enabled()):
+            return below_autograd(*inputs)
+        return Gradient.apply(below_autograd, inputs, lists, places, *[flat[i] for i in places])
+
     name = op.name().removeprefix("jagged_kernels::").removesuffix(".default")
     _LIBRARY.impl(name, with_gradient, "Autograd")
+    _EAGER[op] = (_EAGER[op][0], Gradient)
 
 
-def nobody_looks(*inputs: Any) -> bool:
-    """Whether no gradient is wanted and nothing traces, fakes or transforms these tensors: then
-    the function of an operator may be called itself, without the dispatcher's time."""
+def wants_gradient(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def call(op: Any, *inputs: Any) -> Any:
+    """`op(*inputs)`; where nothing traces, fakes or transforms, without the dispatcher's time."""
+    if torch.compiler.is_compiling():
+        return op(*inputs)
     grad = torch.is_grad_enabled()
-    return (
-        all(type(x) in _PLAIN and not (grad and x.requires_grad) for x in inputs if x is not None)
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None  # pyright: ignore[reportAttributeAccessIssue]
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
-    )
+    places = []
+    for place, x in enumerate(inputs):
+        kind = type(x)
+        if kind in _TENSORS:
+            if grad and x.requires_grad:
+                places.append(place)
+        elif kind not in _NUMBERS and not _has_numbers(x):
+            return op(*inputs)
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+        or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+    ):
+        return op(*inputs)
+    function, gradient = _EAGER[op]
+    if not places:
+        return function(*inputs)
+    if gradient is None:
+        return op(*inputs)
+    return gradient.apply(function, inputs, None, places, *[inputs[i] for i in places])
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+def _has_numbers(x: Any) -> bool:
+    return type(x) is list and all(type(part) in _NUMBERS for part in x)
 
 
 def _flatten(inputs: Sequence[Any]) -> tuple[list[Any], list[int]]:
@@ -123,7 +167,9 @@ def _flatten(inputs: Sequence[Any]) -> tuple[list[Any], list[int]]:
     return flat, lists
 
 
-def _nest(flat: Sequence[Any], lists: Sequence[int]) -> tuple[Any, ...]:
-    """What `_flatten` spread out, for inputs or what belongs to them."""
+def _nest(flat: Sequence[Any], lists: Sequence[int] | None) -> Sequence[Any]:
+    """What `_flatten` spread out, for inputs or what belongs to them; None if there was no list."""
+    if lists is None:
+        return flat
     rest = iter(flat)
     return tuple([next(rest) for _ in range(n)] if n >= 0 else next(rest) for n in lists)

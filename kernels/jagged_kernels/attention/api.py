@@ -24,7 +24,7 @@ from jagged_kernels.attention.schedule import (
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.contents import known_to_differ
 from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import nobody_looks
+from jagged_kernels.operators import call, wants_gradient
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -146,7 +146,7 @@ def jagged_attention(
     band = resolve_window(causal, window)
     if schedule is not None:
         _check_schedule(schedule, q_jagged, k, band)
-    scale = 1 / math.sqrt(q_jagged.values.shape[2]) if scale is None else scale
+    scale = 1 / math.sqrt(q_jagged.values.shape[2]) if scale is None else float(scale)
     seed = torch.randint(2**31, (), device=q_jagged.device) if dropout_p else None
     chosen = choose_backend(backend, q_jagged.values)
 
@@ -165,12 +165,13 @@ def jagged_attention(
                 split="rows" if rows_do else "auto",
             )
         qkv = (q_jagged.values, k.values, v.values)
-        plain = nobody_looks(*qkv, *(() if terms is None else terms.learned()))
-        with_lse = return_lse or not plain
+        learned = () if terms is None else terms.learned()
+        with_lse = return_lse or wants_gradient(*qkv, *(x for x in learned if x is not None))
         rows = (schedule.rows, schedule.rows_t)
         mask = (schedule.tile_q, schedule.tile_k, *band, scale)
         if terms is not None or seed is not None:
-            o, lse2 = ops_biased.attention_triton_biased(
+            o, lse2 = call(
+                ops_biased.attention_triton_biased,
                 *qkv,
                 with_lse,
                 *rows,
@@ -185,11 +186,10 @@ def jagged_attention(
             partition, partition_t = schedule.partition, schedule.partition_t
             spans = (partition.spans, partition.block)
             spans_t = (partition_t.spans, partition_t.block)
-            attend = ops_split.attention_split_now if plain else ops_split.attention_split
-            o, lse2 = attend(*qkv, with_lse, *spans, *rows, *spans_t, *mask)
+            rest = (*spans, *rows, *spans_t, *mask)
+            o, lse2 = call(ops_split.attention_split, *qkv, with_lse, *rest)
         else:
-            attend = ops.attention_triton_now if plain else ops.attention_triton
-            o, lse2 = attend(*qkv, with_lse, *rows, *mask)
+            o, lse2 = call(ops.attention_triton, *qkv, with_lse, *rows, *mask)
         lse = lse2 * math.log(2) if return_lse else lse2
     else:
         function = attention_reference if chosen == "reference" else ops_native.attention_native
@@ -207,7 +207,7 @@ def jagged_attention(
         )
 
     if isinstance(q, JaggedTensor):
-        out = q.with_values(o)
+        out = JaggedTensor._trusted(o, q.offsets)
     else:
         batch = (len(k), q.shape[-3])
         out = o.view(*batch, *o.shape[1:])
@@ -216,35 +216,41 @@ def jagged_attention(
 
 
 def _check_inputs(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> None:
-    if not (q.values.dim() == k.values.dim() == v.values.dim() == 3):
-        raise ValueError(f"q, k and v must be [T, H, D], got {_shapes(q, k, v)}")
-    if k.values.shape[:2] != v.values.shape[:2]:
-        raise ValueError(f"k and v must have the same tokens and heads, got {_shapes(q, k, v)}")
-    if q.values.shape[2] != k.values.shape[2]:
-        raise ValueError(f"q and k must have the same head_dim, got {_shapes(q, k, v)}")
-    if 0 in (q.values.shape[1], k.values.shape[1], q.values.shape[2], v.values.shape[2]):
-        raise ValueError(f"heads and head_dim must be at least 1, got {_shapes(q, k, v)}")
-    if q.values.shape[1] % k.values.shape[1]:
-        raise ValueError(f"q's heads must be a multiple of k's, got {_shapes(q, k, v)}")
-    check_users(q, k)
-    if len(v) != len(k):
-        raise ValueError(f"k has {len(k)} users and v has {len(v)}")
-    # Contents are not compared where that would wait for the device.
-    if known_to_differ(v.offsets, k.offsets):
-        raise ValueError("k and v must have the same offsets")
-    if not (q.dtype == k.dtype == v.dtype) or q.dtype not in _DTYPES:
+    # Each look at a tensor takes time, and short batches are bound by the host's.
+    shapes = q.values.shape, k.values.shape, v.values.shape
+    if not (len(shapes[0]) == len(shapes[1]) == len(shapes[2]) == 3):
+        raise ValueError(f"q, k and v must be [T, H, D], got {_named(shapes)}")
+    (_, heads, dim), (k_tokens, kv_heads, k_dim), (v_tokens, v_heads, v_dim) = shapes
+    if k_tokens != v_tokens or kv_heads != v_heads:
+        raise ValueError(f"k and v must have the same tokens and heads, got {_named(shapes)}")
+    if dim != k_dim:
+        raise ValueError(f"q and k must have the same head_dim, got {_named(shapes)}")
+    if 0 in (heads, kv_heads, dim, v_dim):
+        raise ValueError(f"heads and head_dim must be at least 1, got {_named(shapes)}")
+    if heads % kv_heads:
+        raise ValueError(f"q's heads must be a multiple of k's, got {_named(shapes)}")
+    if not (q.offsets is k.offsets is v.offsets):
+        check_users(q, k)
+        if len(v) != len(k):
+            raise ValueError(f"k has {len(k)} users and v has {len(v)}")
+        # Contents are not compared where that would wait for the device.
+        if known_to_differ(v.offsets, k.offsets):
+            raise ValueError("k and v must have the same offsets")
+    q_dtype, k_dtype, v_dtype = q.values.dtype, k.values.dtype, v.values.dtype
+    if not (q_dtype == k_dtype == v_dtype) or q_dtype not in _DTYPES:
         raise TypeError(
-            f"q, k and v must be of one floating dtype, got {q.dtype}, {k.dtype}, {v.dtype}"
+            f"q, k and v must be of one floating dtype, got {q_dtype}, {k_dtype}, {v_dtype}"
         )
-    if not (q.device == k.device == v.device):
+    q_device, k_device, v_device = q.values.device, k.values.device, v.values.device
+    if not (q_device == k_device == v_device):
         raise ValueError(
-            f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}"
+            f"q, k and v must be on one device, got {q_device}, {k_device}, {v_device}"
         )
 
 
-def _shapes(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> str:
-    parts = (("q", q), ("k", k), ("v", v))
-    return ", ".join(f"{name} {tuple(x.values.shape)}" for name, x in parts)
+def _named(shapes: Sequence[torch.Size]) -> str:
+    named = zip("qkv", shapes, strict=True)
+    return ", ".join(f"{name} {tuple(shape)}" for name, shape in named)
 
 
 def _check_schedule(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.attention.hopper import backward_pays, forward_pays, hopper_fits
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
 
 def empty_output(
@@ -36,7 +36,7 @@ def output_gradient(d_o: Tensor | None, o: Tensor) -> Tensor:
     return torch.zeros_like(o) if d_o is None else d_o
 
 
-def attention_triton_now(
+def _attention_triton(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -93,7 +93,7 @@ def _attention_triton_backward(
     return launch_backward(*inputs, tile_q=tile_q, tile_k=tile_k, **band)
 
 
-attention_triton = define_op(attention_triton_now, name="attention_triton", fake=empty_output)
+attention_triton = define_op(_attention_triton, fake=empty_output)
 attention_triton_backward = define_op(_attention_triton_backward, fake=empty_gradients)
 
 
@@ -107,7 +107,7 @@ def save_with_lse(inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tup
 def _gradient(
     saved: Sequence[Any], wanted: Sequence[bool], d_o: Tensor | None, d_lse2: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return attention_triton_backward(output_gradient(d_o, saved[3]), d_lse2, *saved)
+    return call(attention_triton_backward, output_gradient(d_o, saved[3]), d_lse2, *saved)
 
 
 define_gradient(attention_triton, save=save_with_lse, gradient=_gradient)

@@ -16,7 +16,7 @@ from jagged_kernels.attention.ops import (
     save_with_lse,
 )
 from jagged_kernels.attention.tiles import parts_of_tile
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
 _LEARNED = len(BiasTerms().learned())
 _ARGUMENTS = (
@@ -97,9 +97,8 @@ def _gradient(
 ) -> tuple[Tensor | None, ...]:
     q, k, v, o, lse2, *rest = saved
     wanted_bias = list(wanted[-len(BiasTerms._fields) :][:_LEARNED])
-    dq, dk, dv, *d_bias = attention_triton_biased_backward(
-        output_gradient(d_o, o), d_lse2, q, k, v, o, lse2, wanted_bias, *rest
-    )
+    given = (output_gradient(d_o, o), d_lse2, q, k, v, o, lse2, wanted_bias)
+    dq, dk, dv, *d_bias = call(attention_triton_biased_backward, *given, *rest)
     return given_gradients((dq, dk, dv), d_bias, wanted)
 
 

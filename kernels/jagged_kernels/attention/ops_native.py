@@ -15,7 +15,7 @@ from jagged_kernels.attention.native import (
     attention_native_forward,
 )
 from jagged_kernels.attention.ops import empty_gradients, output_gradient
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
 _ARGUMENTS = (
     "Tensor q_offsets, Tensor k_offsets, int left, int right, float scale, "
@@ -39,7 +39,7 @@ def attention_native(
     """(o [Tq, H, Dv], lse [Tq, H]), as `attention_reference`."""
     terms = BiasTerms() if bias is None else bias
     rest = (*window, scale, dropout_seed, dropout_p, *terms)
-    return native_op(q, k, v, q_offsets, k_offsets, *rest)
+    return call(native_op, q, k, v, q_offsets, k_offsets, *rest)
 
 
 def _attention_native(
@@ -106,7 +106,7 @@ def _save(inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tuple[Any, 
 def _gradient(
     saved: Sequence[Any], wanted: Sequence[bool], d_o: Tensor | None, d_lse: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    dq, dk, dv, *d_bias = native_backward_op(output_gradient(d_o, saved[3]), d_lse, *saved)
+    dq, dk, dv, *d_bias = call(native_backward_op, output_gradient(d_o, saved[3]), d_lse, *saved)
     return given_gradients((dq, dk, dv), d_bias, wanted)
 
 

@@ -15,10 +15,10 @@ from jagged_kernels.attention.ops import (
     save_with_lse,
 )
 from jagged_kernels.attention.partition import Partition
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
 
-def attention_split_now(
+def _attention_split(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -74,7 +74,7 @@ def _attention_split_backward(
     )  # fmt: skip
 
 
-attention_split = define_op(attention_split_now, name="attention_split", fake=empty_output)
+attention_split = define_op(_attention_split, fake=empty_output)
 attention_split_backward = define_op(_attention_split_backward, fake=empty_gradients)
 
 
@@ -86,7 +86,7 @@ def _save(inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tuple[Any, 
 def _gradient(
     saved: Sequence[Any], wanted: Sequence[bool], d_o: Tensor | None, d_lse2: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return attention_split_backward(output_gradient(d_o, saved[3]), d_lse2, *saved)
+    return call(attention_split_backward, output_gradient(d_o, saved[3]), d_lse2, *saved)
 
 
 define_gradient(attention_split, save=_save, gradient=_gradient)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from jagged_kernels.attention.tiles import LaunchConfig
 from jagged_kernels.backends import triton_runs
-from jagged_kernels.operators import define_op
+from jagged_kernels.operators import call, define_op
 
 Policy = Literal["stream", "split", "rows"]
 
@@ -99,7 +99,7 @@ def _build_partitions(
             raise ValueError(f"programs and row_cost must be 1 or more, got {programs}, {row_cost}")
     if policy == "stream":
         blocks, counts = (list(numbers) for numbers in zip(*shapes, strict=True))
-        tables = stream_spans(rows, blocks, counts, row_cost).split_with_sizes(
+        tables = call(stream_spans, rows, blocks, counts, row_cost).split_with_sizes(
             [p + 1 for p in counts]
         )
     elif policy == "split":

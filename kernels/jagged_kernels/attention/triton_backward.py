@@ -12,6 +12,7 @@ of dQ in memory, and results do not change from run to run.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.bias_launch import NO_BIAS, BiasSlots, launch_options
+from jagged_kernels.attention.bias_launch import NO_BIAS, BiasShape, BiasSlots, launch_options
+from jagged_kernels.attention.rows import NO_LIMIT
 from jagged_kernels.attention.tiles import LaunchConfig, dkv_config, dq_config, parts_of_tile
 from jagged_kernels.attention.triton_bias import (
     add_to_sums,
@@ -31,16 +33,21 @@ from jagged_kernels.attention.triton_bias import (
 )
 from jagged_kernels.attention.triton_blocks import (
     LOG2_E,
+    PLANS,
+    LaunchPlan,
+    Layout,
     add_dot,
-    attention_shape,
+    dot_precision,
+    layout_of,
     load_block,
     load_number_pairs,
     load_numbers,
     load_part,
-    padded_head_dim,
+    padded_dim,
     probability,
     rows_of_dims,
     scale_argument,
+    shape_of_layouts,
     store_block,
     store_numbers,
     visible,
@@ -84,45 +91,62 @@ def launch_backward(
     delta = torch.empty_like(lse2)
     d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
     bias = bias or NO_BIAS
-    scale_log2, negate = scale_argument(scale)
-    pad_d, size = padded_head_dim(q, v), q.element_size()
-    q_config, k_config = configs or (dq_config(pad_d, size), dkv_config(pad_d, size))
-    q_parts, k_parts = parts_of_tile(tile_q, pad_d), parts_of_tile(tile_k, pad_d)
+    q_plan, k_plan = _plans(
+        layout_of(q), layout_of(k), layout_of(v), layout_of(d_o), q.element_size(),
+        dot_precision(q.dtype), tile_q, tile_k, (left != NO_LIMIT, right != NO_LIMIT), scale,
+        bias["BIAS"], d_lse2 is not None, configs,
+    )  # fmt: skip
+    scale_log2 = q_plan.scale_log2
     if q.shape[0]:
         launch(
             _dq_kernel,
-            rows.shape[0] * q_parts * q.shape[1],
+            rows.shape[0] * q_plan.programs,
             (q, k, v, o, d_o, lse2, d_lse2, delta, dq, rows, bias["bias"], bias_slots,
              scale, scale_log2, left, right),
-            {
-                "S": attention_shape(
-                    q, k, v, d_o, tile=tile_q, parts=q_parts, block=q_config.block,
-                    left=left, right=right,
-                ),
-                "NEGATE": negate,
-                "HAS_DLSE": d_lse2 is not None,
-                "BIAS": bias["BIAS"],
-            },
-            **launch_options(bias["BIAS"], q_config),
+            q_plan.constants,
+            **q_plan.options,
         )  # fmt: skip
     if k.shape[0]:
         # From the keys' side the band is mirrored.
         launch(
             _dkv_kernel,
-            rows_t.shape[0] * k_parts * k.shape[1],
+            rows_t.shape[0] * k_plan.programs,
             (q, k, v, d_o, lse2, delta, dk, dv, rows_t, bias["bias"],
              scale, scale_log2, right, left),
-            {
-                "S": attention_shape(
-                    q, k, v, d_o, tile=tile_k, parts=k_parts, block=k_config.block,
-                    left=right, right=left,
-                ),
-                "NEGATE": negate,
-                "BIAS": bias["BIAS"],
-            },
-            **launch_options(bias["BIAS"], k_config),
+            k_plan.constants,
+            **k_plan.options,
         )  # fmt: skip
     return dq, dk, dv
+
+
+@lru_cache(PLANS)
+def _plans(
+    q: Layout, k: Layout, v: Layout, d_o: Layout, element_size: int, precision: str,
+    tile_q: int, tile_k: int, limits: tuple[bool, bool], scale: float, BIAS: BiasShape,
+    has_d_lse: bool, configs: tuple[LaunchConfig, LaunchConfig] | None,
+) -> tuple[LaunchPlan, LaunchPlan]:  # fmt: skip
+    """Of dQ, and of dK and dV."""
+    pad_d = padded_dim(max(q[1], v[1]))
+    q_config, k_config = configs or (
+        dq_config(pad_d, element_size),
+        dkv_config(pad_d, element_size),
+    )
+    q_parts, k_parts = parts_of_tile(tile_q, pad_d), parts_of_tile(tile_k, pad_d)
+    q_shape = shape_of_layouts(
+        q, k, v, d_o, tile=tile_q, parts=q_parts, block=q_config.block,
+        limits=limits, precision=precision,
+    )  # fmt: skip
+    k_shape = shape_of_layouts(
+        q, k, v, d_o, tile=tile_k, parts=k_parts, block=k_config.block,
+        limits=limits[::-1], precision=precision,
+    )  # fmt: skip
+    scale_log2, negate = scale_argument(scale)
+    q_constants = {"S": q_shape, "NEGATE": negate, "HAS_DLSE": has_d_lse, "BIAS": BIAS}
+    k_constants = {"S": k_shape, "NEGATE": negate, "BIAS": BIAS}
+    return (
+        LaunchPlan(q_parts * q[0], scale_log2, q_constants, launch_options(BIAS, q_config)),
+        LaunchPlan(k_parts * k[0], scale_log2, k_constants, launch_options(BIAS, k_config)),
+    )
 
 
 @triton.jit(do_not_specialize=["left", "right"])

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,6 +18,8 @@ LOG2_E = 1.4426950408889634
 # Scaled scores (log2) this far from 0 are off by less than 1/16 when their product is rounded.
 FAR = 2.0**20
 _FARTHEST = tl.constexpr(2.0**24)
+# Plans that are kept of each kernel: one for each layout and mask in use.
+PLANS = 256
 _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
 
 
@@ -240,25 +242,58 @@ class AttentionShape(NamedTuple):
     DO_STRIDE_H: int = 0
 
 
+class LaunchPlan(NamedTuple):
+    """What of a launch follows from layouts and options alone, kept for the next one.
+
+    Fields:
+        programs: for each row.
+        constants, options: as `launch` takes them.
+    """
+
+    programs: int
+    scale_log2: float
+    constants: dict[str, Any]
+    options: dict[str, int]
+
+
+# Of [T, H, D] what kernels are compiled for: heads, dim, and strides of tokens and heads.
+Layout = tuple[int, int, int, int]
+
+
+def layout_of(x: Tensor) -> Layout:
+    """Where there is one head or token, its stride says nothing, and must not compile another
+    kernel."""
+    tokens, heads, dim = x.shape
+    stride_t, stride_h, _ = x.stride()
+    return heads, dim, stride_t if tokens > 1 else heads * dim, stride_h if heads > 1 else dim
+
+
 def attention_shape(
     q: Tensor, k: Tensor, v: Tensor, d_o: Tensor | None = None,
     *, tile: int, block: int, left: int, right: int, parts: int = 1,
 ) -> AttentionShape:  # fmt: skip
     """`tile`: tokens of a row."""
-    heads, dim, dim_v = q.shape[1], q.shape[2], v.shape[2]
-    return AttentionShape(
-        heads, heads // k.shape[1],
-        dim, dim_v, padded_dim(dim), padded_dim(dim_v),
-        tile // parts, parts, block, left != NO_LIMIT, right != NO_LIMIT, dot_precision(q.dtype),
-        *_strides(q), *_strides(k), *_strides(v), *(() if d_o is None else _strides(d_o)),
+    return shape_of_layouts(
+        layout_of(q), layout_of(k), layout_of(v), None if d_o is None else layout_of(d_o),
+        tile=tile, parts=parts, block=block,
+        limits=(left != NO_LIMIT, right != NO_LIMIT), precision=dot_precision(q.dtype),
     )  # fmt: skip
 
 
-def _strides(x: Tensor) -> tuple[int, int]:
-    """Of tokens and heads. Where there is one head or token, its stride says nothing, and must not
-    compile another kernel."""
-    tokens, heads, dim = x.shape
-    return x.stride(0) if tokens > 1 else heads * dim, x.stride(1) if heads > 1 else dim
+def shape_of_layouts(
+    q: Layout, k: Layout, v: Layout, d_o: Layout | None = None,
+    *, tile: int, block: int, limits: tuple[bool, bool], precision: str, parts: int = 1,
+) -> AttentionShape:  # fmt: skip
+    """`limits`: has the mask a left and a right one."""
+    heads, dim, *q_strides = q
+    kv_heads, _, *k_strides = k
+    _, dim_v, *v_strides = v
+    return AttentionShape(
+        heads, heads // kv_heads,
+        dim, dim_v, padded_dim(dim), padded_dim(dim_v),
+        tile // parts, parts, block, *limits, precision,
+        *q_strides, *k_strides, *v_strides, *(() if d_o is None else d_o[2:]),
+    )  # fmt: skip
 
 
 def dot_precision(dtype: torch.dtype) -> str:
@@ -275,11 +310,12 @@ def padded_dim(dim: int) -> int:
 
 
 def rows_of_dims(x: Tensor) -> Tensor:
-    """[T, H, D] with unit stride in D; packed QKV is read in place.
+    """[T, ..., D] with unit stride in D; packed QKV is read in place.
 
     A block's addresses must fit 32 bits, so that nobody's tokens lie millions of numbers apart.
     """
-    return x if x.stride(-1) == 1 and x.stride(0) < 2**22 else x.contiguous()
+    strides = x.stride()
+    return x if strides[-1] == 1 and strides[0] < 2**22 else x.contiguous()
 
 
 def empty_lse(q: Tensor) -> Tensor:

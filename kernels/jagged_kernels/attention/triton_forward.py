@@ -12,6 +12,7 @@ mask leaves whole are computed without it.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -19,21 +20,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.bias_launch import NO_BIAS, launch_options
+from jagged_kernels.attention.bias_launch import NO_BIAS, BiasShape, launch_options
+from jagged_kernels.attention.rows import NO_LIMIT
 from jagged_kernels.attention.tiles import LaunchConfig, forward_config, parts_of_tile
 from jagged_kernels.attention.triton_bias import bias_block, bias_place, keep_block
 from jagged_kernels.attention.triton_blocks import (
     FAR,
     LOG2_E,
+    PLANS,
+    LaunchPlan,
+    Layout,
     add_dot,
-    attention_shape,
+    dot_precision,
     empty_lse,
+    layout_of,
     load_block,
     load_part,
     lse2_of,
-    padded_head_dim,
+    padded_dim,
     rows_of_dims,
     scale_argument,
+    shape_of_layouts,
     store_block,
     store_numbers,
     visible,
@@ -73,21 +80,34 @@ def launch_forward(
     if tokens == 0:
         return o, lse2
     bias = bias or NO_BIAS
-    scale_log2, negate = scale_argument(scale)
-    pad_d = padded_head_dim(q, v)
-    config = config or forward_config(pad_d, q.element_size())
-    parts = parts_of_tile(tile_q, pad_d)
-    shape = attention_shape(
-        q, k, v, tile=tile_q, parts=parts, block=config.block, left=left, right=right
-    )
+    plan = _plan(
+        layout_of(q), layout_of(k), layout_of(v), q.element_size(), dot_precision(q.dtype),
+        tile_q, (left != NO_LIMIT, right != NO_LIMIT), scale, bias["BIAS"], config,
+    )  # fmt: skip
     launch(
         _forward_kernel,
-        rows.shape[0] * parts * heads,
-        (q, k, v, o, lse2, rows, bias["bias"], scale_log2, left, right),
-        {"S": shape, "NEGATE": negate, "BIAS": bias["BIAS"]},
-        **launch_options(bias["BIAS"], config),
+        rows.shape[0] * plan.programs,
+        (q, k, v, o, lse2, rows, bias["bias"], plan.scale_log2, left, right),
+        plan.constants,
+        **plan.options,
     )
     return o, lse2
+
+
+@lru_cache(PLANS)
+def _plan(
+    q: Layout, k: Layout, v: Layout, element_size: int, precision: str, tile: int,
+    limits: tuple[bool, bool], scale: float, BIAS: BiasShape, config: LaunchConfig | None,
+) -> LaunchPlan:  # fmt: skip
+    pad_d = padded_dim(max(q[1], v[1]))
+    config = config or forward_config(pad_d, element_size)
+    parts = parts_of_tile(tile, pad_d)
+    shape = shape_of_layouts(
+        q, k, v, tile=tile, parts=parts, block=config.block, limits=limits, precision=precision
+    )
+    scale_log2, negate = scale_argument(scale)
+    constants = {"S": shape, "NEGATE": negate, "BIAS": BIAS}
+    return LaunchPlan(parts * shape.HEADS, scale_log2, constants, launch_options(BIAS, config))
 
 
 @triton.jit(do_not_specialize=["left", "right"])

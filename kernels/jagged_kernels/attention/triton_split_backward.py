@@ -13,6 +13,8 @@ written once; probabilities are recomputed from lse (FlashAttention-2, arXiv 230
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -24,19 +26,24 @@ from jagged_kernels.attention.partition import (
     split_backward_config,
     split_backward_fits,
 )
-from jagged_kernels.attention.schedule import NO_LIMIT
+from jagged_kernels.attention.rows import NO_LIMIT
 from jagged_kernels.attention.tiles import LaunchConfig
 from jagged_kernels.attention.triton_blocks import (
     LOG2_E,
+    PLANS,
+    LaunchPlan,
+    Layout,
     add_dot,
-    attention_shape,
     band,
+    dot_precision,
+    layout_of,
     load_block,
     load_row,
-    padded_head_dim,
+    padded_dim,
     probability,
     rows_of_dims,
     scale_argument,
+    shape_of_layouts,
     store_block,
 )
 from jagged_kernels.attention.triton_split_blocks import (
@@ -96,9 +103,11 @@ def launch_split_backward(
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
-    members = heads // kv_heads
-    pack = pack_size(members, tile_q)
-    config = config or split_backward_config(padded_head_dim(q, v), q.element_size(), pack)
+    plan, pack = _plan(
+        layout_of(q), layout_of(k), layout_of(v), layout_of(d_o), q.element_size(),
+        dot_precision(q.dtype), tile_q, partition.block, (left != NO_LIMIT, right != NO_LIMIT),
+        scale, d_lse2 is not None, config,
+    )  # fmt: skip
     slots = (partition.programs if partition.cuts else 0, 2, kv_heads, pack, dim)
     partials = torch.empty(slots, dtype=torch.float32, device=q.device)
     if rows_t is not None and k.shape[0]:
@@ -117,26 +126,36 @@ def launch_split_backward(
             num_warps=4,
         )
     if tokens:
-        scale_log2, negate = scale_argument(scale)
-        block = partition.block
         launch(
             _split_backward_kernel,
             partition.programs * kv_heads,
             (q, k, v, o, d_o, lse2, d_lse2, dq, dk, dv, partials, rows, partition.spans,
-             scale, scale_log2, left, right),
-            {
-                "S": attention_shape(
-                    q, k, v, d_o, tile=tile_q, block=block, left=left, right=right
-                ),
-                "NEGATE": negate,
-                "HAS_DLSE": d_lse2 is not None,
-                "PACK": pack,
-            },
-            **config.options(),
+             scale, plan.scale_log2, left, right),
+            plan.constants,
+            **plan.options,
         )  # fmt: skip
         if partition.cuts and partition.programs > 1:
+            members = heads // kv_heads
             merge_sums(partials, dq, rows, partition, members=members, tile=tile_q, scale=scale)
     return dq, dk, dv
+
+
+@lru_cache(PLANS)
+def _plan(
+    q: Layout, k: Layout, v: Layout, d_o: Layout, element_size: int, precision: str,
+    tile: int, block: int, limits: tuple[bool, bool], scale: float, has_d_lse: bool,
+    config: LaunchConfig | None,
+) -> tuple[LaunchPlan, int]:  # fmt: skip
+    """With the rows of a query tile; programs are those of a span."""
+    heads, kv_heads = q[0], k[0]
+    pack = pack_size(heads // kv_heads, tile)
+    config = config or split_backward_config(padded_dim(max(q[1], v[1])), element_size, pack)
+    shape = shape_of_layouts(
+        q, k, v, d_o, tile=tile, block=block, limits=limits, precision=precision
+    )
+    scale_log2, negate = scale_argument(scale)
+    constants = {"S": shape, "NEGATE": negate, "HAS_DLSE": has_d_lse, "PACK": pack}
+    return LaunchPlan(kv_heads, scale_log2, constants, config.options()), pack
 
 
 @triton.jit(do_not_specialize=["left", "right"])
@@ -189,7 +208,7 @@ def _split_backward_kernel(
         )  # fmt: skip
         if is_cut | (from_block > 0):
             slot = slot_of(span, (from_block == 0).to(tl.int32), kv_head, KV_HEADS)
-            store_partial(partial_ptr, slot, dq, PACK, D, S.PAD_D)
+            store_partial(partial_ptr + slot * (PACK * D), dq, PACK, D, S.PAD_D)
         else:
             store_pack(
                 dq_ptr, dq * scale, q_start, q_end, HEADS * D, D,

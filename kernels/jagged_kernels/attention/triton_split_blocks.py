@@ -95,10 +95,8 @@ def slot_of(span, begins, group, GROUPS: tl.constexpr):
 
 
 @triton.jit
-def store_partial(
-    ptr, slot, partial, PACK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr
-):  # fmt: skip
-    """Slot [PACK, D], float32."""
+def store_partial(ptr, partial, PACK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr):
+    """[PACK, D], float32."""
     index = tl.arange(0, PACK)[:, None]
     dim = tl.arange(0, PAD_D)[None, :]
-    tl.store(ptr + slot * (PACK * D) + index * D + dim, partial, mask=(dim < D) & (index < PACK))
+    tl.store(ptr + index * D + dim, partial, mask=(dim < D) & (index < PACK))

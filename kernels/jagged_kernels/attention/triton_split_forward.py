@@ -12,6 +12,8 @@ once, whatever the number of queries and of heads that share them.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -23,18 +25,24 @@ from jagged_kernels.attention.partition import (
     pack_size,
     split_forward_config,
 )
+from jagged_kernels.attention.rows import NO_LIMIT
 from jagged_kernels.attention.tiles import LaunchConfig
 from jagged_kernels.attention.triton_blocks import (
+    PLANS,
+    LaunchPlan,
+    Layout,
     add_dot,
-    attention_shape,
     band,
+    dot_precision,
     empty_lse,
+    layout_of,
     load_block,
     load_row,
     lse2_of,
-    padded_head_dim,
+    padded_dim,
     rows_of_dims,
     scale_argument,
+    shape_of_layouts,
 )
 from jagged_kernels.attention.triton_split_blocks import (
     load_pack,
@@ -74,44 +82,54 @@ def launch_split_forward(
     """
     q, k, v = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v)
     tokens, heads, _ = q.shape
-    kv_heads, dim_v = v.shape[1:]
+    dim_v = v.shape[2]
     o = torch.empty((tokens, heads, dim_v), dtype=q.dtype, device=q.device)
     lse2 = empty_lse(q) if with_lse else None
     if tokens == 0:
         return o, lse2
-    members = members_in_tile(heads, kv_heads, tile_q)
-    groups, pack = heads // members, pack_size(members, tile_q)
-    config = config or split_forward_config(padded_head_dim(q, v), q.element_size(), pack)
-    # Two partial results a program: of the row it goes on with and of the one it begins.
-    slots = (partition.programs if partition.cuts else 0, 2, groups, pack)
-    partials = torch.empty((*slots, dim_v), dtype=torch.float32, device=q.device)
-    tops = torch.empty(slots, dtype=torch.float32, device=q.device)
-    totals = torch.empty_like(tops)
-    scale_log2, negate = scale_argument(scale)
-    block = partition.block
+    plan, pack = _plan(
+        layout_of(q), layout_of(k), layout_of(v), q.element_size(), dot_precision(q.dtype),
+        tile_q, partition.block, (left != NO_LIMIT, right != NO_LIMIT), scale, config,
+    )  # fmt: skip
+    groups, programs = plan.programs, partition.programs
+    # Two states a program: of the row it goes on with and of the one it begins.
+    slots = (programs if partition.cuts else 0, 2, groups, pack * (dim_v + 2))
+    states = torch.empty(slots, dtype=torch.float32, device=q.device)
+    scale_log2 = plan.scale_log2
     launch(
         _split_forward_kernel,
-        partition.programs * groups,
-        (q, k, v, o, lse2, partials, tops, totals, rows, partition.spans, scale_log2, left, right),
-        {
-            "S": attention_shape(q, k, v, tile=tile_q, block=block, left=left, right=right),
-            "NEGATE": negate,
-            "MEMBERS": members,
-            "PACK": pack,
-        },
-        **config.options(),
+        programs * groups,
+        (q, k, v, o, lse2, states, rows, partition.spans, scale_log2, left, right),
+        plan.constants,
+        **plan.options,
     )
-    if partition.cuts and partition.programs > 1:
+    if partition.cuts and programs > 1:
+        members = heads // groups
         merge_states(
-            partials, tops, totals, o, lse2, rows, partition,
-            members=members, tile=tile_q, scale_log2=scale_log2,
-        )  # fmt: skip
+            states, o, lse2, rows, partition, members=members, tile=tile_q, scale_log2=scale_log2
+        )
     return o, lse2
+
+
+@lru_cache(PLANS)
+def _plan(
+    q: Layout, k: Layout, v: Layout, element_size: int, precision: str, tile: int, block: int,
+    limits: tuple[bool, bool], scale: float, config: LaunchConfig | None,
+) -> tuple[LaunchPlan, int]:  # fmt: skip
+    """With the rows of a query tile; programs are those of a span."""
+    heads, kv_heads = q[0], k[0]
+    members = members_in_tile(heads, kv_heads, tile)
+    pack = pack_size(members, tile)
+    config = config or split_forward_config(padded_dim(max(q[1], v[1])), element_size, pack)
+    shape = shape_of_layouts(q, k, v, tile=tile, block=block, limits=limits, precision=precision)
+    scale_log2, negate = scale_argument(scale)
+    constants = {"S": shape, "NEGATE": negate, "MEMBERS": members, "PACK": pack}
+    return LaunchPlan(heads // members, scale_log2, constants, config.options()), pack
 
 
 @triton.jit(do_not_specialize=["left", "right"])
 def _split_forward_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, partial_ptr, top_ptr, total_ptr, rows_ptr, spans_ptr,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, states_ptr, rows_ptr, spans_ptr,
     scale_log2, left, right,
     S: tl.constexpr, NEGATE: tl.constexpr, MEMBERS: tl.constexpr, PACK: tl.constexpr,
 ):  # fmt: skip
@@ -152,10 +170,11 @@ def _split_forward_kernel(
         )
         if is_cut | (from_block > 0):
             slot = slot_of(span, (from_block == 0).to(tl.int32), group, GROUPS)
-            store_partial(partial_ptr, slot, acc, PACK, DV, PAD_DV)
-            place = slot * PACK + tl.arange(0, PACK)
-            tl.store(top_ptr + place, top)
-            tl.store(total_ptr + place, total)
+            state_ptr = states_ptr + slot * (PACK * (DV + 2))
+            store_partial(state_ptr, acc, PACK, DV, PAD_DV)
+            numbers_ptr = state_ptr + PACK * DV + tl.arange(0, PACK)
+            tl.store(numbers_ptr, top)
+            tl.store(numbers_ptr + PACK, total)
         else:
             # A query that saw nothing has total 0: its output is 0 and its lse -inf.
             divisor = tl.where(total == 0.0, 1.0, total)

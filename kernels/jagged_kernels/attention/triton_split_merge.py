@@ -10,6 +10,8 @@ row have nothing to do.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -26,19 +28,20 @@ _NUMBERS = 4096
 
 
 def merge_states(
-    partials: Tensor, tops: Tensor, totals: Tensor, o: Tensor, lse2: Tensor | None,
-    rows: Tensor, partition: Partition, *, members: int, tile: int, scale_log2: float,
+    states: Tensor, o: Tensor, lse2: Tensor | None, rows: Tensor, partition: Partition,
+    *, members: int, tile: int, scale_log2: float,
 ) -> None:  # fmt: skip
     """o and lse2 of the rows that were cut, from the pieces' online softmax states.
 
     Args:
-        partials: [P, 2, G, PACK, Dv] float32, not divided by the totals.
-        tops, totals: [P, 2, G, PACK] float32; the largest score and the sum of exponentials.
+        states: [P, 2, G, PACK * (Dv + 2)] float32: in each slot o [PACK, Dv], not divided by
+            the totals, then the largest scores [PACK], then the totals [PACK] of exponentials.
         o, lse2: [Tq, H, Dv] and [Tq, H] or None; written where a row was cut.
     """
     heads, dim = o.shape[1:]
-    shape, programs = _merge_shape(heads, dim, partition, members, tile)
-    arguments = (partials, tops, totals, o, lse2, rows, partition.spans, scale_log2)
+    shape, of_span = _merge_shape(heads, dim, members, tile)
+    arguments = (states, o, lse2, rows, partition.spans, scale_log2)
+    programs = (partition.programs - 1) * of_span
     launch(_merge_states_kernel, programs, arguments, shape, num_warps=4)
 
 
@@ -48,15 +51,16 @@ def merge_sums(
 ) -> None:  # fmt: skip
     """out [Tq, H, D] = scale * the sum of a row's partials [P, 2, G, PACK, D], where it was cut."""
     heads, dim = out.shape[1:]
-    shape, programs = _merge_shape(heads, dim, partition, members, tile)
+    shape, of_span = _merge_shape(heads, dim, members, tile)
     arguments = (partials, out, rows, partition.spans, scale)
+    # The last span begins no row that another one ends.
+    programs = (partition.programs - 1) * of_span
     launch(_merge_sums_kernel, programs, arguments, shape, num_warps=4)
 
 
-def _merge_shape(
-    heads: int, dim: int, partition: Partition, members: int, tile: int
-) -> tuple[dict[str, int], int]:
-    """Constants of both kernels, and how many programs they have."""
+@lru_cache
+def _merge_shape(heads: int, dim: int, members: int, tile: int) -> tuple[dict[str, int], int]:
+    """Constants of both kernels, and how many programs they have for each span."""
     pack, pad = pack_size(members, tile), padded_dim(dim)
     queries = max(pack // _PARTS, 1)
     shape = {
@@ -69,18 +73,18 @@ def _merge_shape(
         "QUERIES": queries,
         "PIECES": max(_NUMBERS // (queries * pad), 2),
     }
-    # The last span begins no row that another one ends.
-    return shape, (partition.programs - 1) * (heads // members) * (pack // queries)
+    return shape, heads // members * (pack // queries)
 
 
 @triton.jit
 def _merge_states_kernel(
-    partial_ptr, top_ptr, total_ptr, o_ptr, lse2_ptr, rows_ptr, spans_ptr, scale_log2,
+    states_ptr, o_ptr, lse2_ptr, rows_ptr, spans_ptr, scale_log2,
     HEADS: tl.constexpr, MEMBERS: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr,
     TILE: tl.constexpr, PACK: tl.constexpr, QUERIES: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     GROUPS: tl.constexpr = HEADS // MEMBERS
     PARTS: tl.constexpr = PACK // QUERIES
+    STATE: tl.constexpr = PACK * (D + 2)
     span = tl.program_id(0) // (GROUPS * PARTS)
     pieces = tl.load(spans_ptr + span * _SPAN_WIDTH + 2)
     if pieces == 0:
@@ -92,10 +96,9 @@ def _merge_states_kernel(
     top = tl.full([QUERIES], float("-inf"), tl.float32)
     for first in range(0, pieces, PIECES):
         slot, there = _slots(span, first, pieces, group, GROUPS, PIECES)
-        address = slot[:, None] * PACK + index[None, :]
-        tops = tl.load(
-            top_ptr + address, mask=there[:, None] & inside[None, :], other=float("-inf")
-        )
+        address = slot[:, None] * STATE + (PACK * D + index)[None, :]
+        mask = there[:, None] & inside[None, :]
+        tops = tl.load(states_ptr + address, mask=mask, other=float("-inf"))
         top = tl.maximum(top, tl.max(tops, 0))
     # -inf - -inf is NaN: a query that saw nothing subtracts 0.
     finite_top = tl.where(top == float("-inf"), 0.0, top)
@@ -105,14 +108,13 @@ def _merge_states_kernel(
     acc = tl.zeros([QUERIES, PAD_D], tl.float32)
     for first in range(0, pieces, PIECES):
         slot, there = _slots(span, first, pieces, group, GROUPS, PIECES)
-        address = slot[:, None] * PACK + index[None, :]
+        address = slot[:, None] * STATE + (PACK * D + index)[None, :]
         mask = there[:, None] & inside[None, :]
-        tops = tl.load(top_ptr + address, mask=mask, other=float("-inf"))
-        totals = tl.load(total_ptr + address, mask=mask, other=0.0)
+        tops = tl.load(states_ptr + address, mask=mask, other=float("-inf"))
+        totals = tl.load(states_ptr + address + PACK, mask=mask, other=0.0)
+        address = (slot[:, None] * STATE + (index * D)[None, :])[:, :, None] + dim[None, None, :]
         partials = tl.load(
-            partial_ptr + address[:, :, None] * D + dim[None, None, :],
-            mask=mask[:, :, None] & (dim[None, None, :] < D),
-            other=0.0,
+            states_ptr + address, mask=mask[:, :, None] & (dim[None, None, :] < D), other=0.0
         )
         weights = tl.exp2((tops - finite_top[None, :]) * scale_log2)
         total += tl.sum(weights * totals, 0)
