@@ -1,18 +1,19 @@
 """The backward for Hopper: long histories in half precision at head_dim 64 and 128.
 
-Two passes as in `triton_backward`: dQ over the rows (`gluon_dq`, 3 products a block), then dK and
-dV over the rows of the transpose (`gluon_dkv`, 4 products). In both, probabilities and their
-gradients go from one product to the next in registers, so that consumers write no shared memory,
-and nothing is summed by two programs.
+Two passes as in `triton_backward`: dQ over the rows (3 products a block), then dK and dV over the
+rows of the transpose (4 products). In both, probabilities and their gradients go from one product
+to the next in registers, so that consumers write no shared memory, and nothing is summed by two
+programs. dQ at head_dim 64 is the plain one's, which is faster.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from jagged_kernels.attention import triton_backward
 from jagged_kernels.attention.gluon_dkv import launch_dkv
 from jagged_kernels.attention.gluon_dq import launch_dq
-from jagged_kernels.attention.hopper import tma_reads
+from jagged_kernels.attention.hopper import forward_config, tma_reads
 
 
 def launch_backward(
@@ -33,10 +34,14 @@ def launch_backward(
     """`triton_backward.launch_backward` for what `hopper_fits`.
 
     Args:
-        rows, rows_t: of tiles of `dq_config.tile_q` queries and `dkv_config.tile_q` keys.
+        rows, rows_t: of tiles of `forward_config(head_dim).tile_q` queries and keys.
     """
     d_o = d_o if tma_reads(d_o) else d_o.contiguous()
-    band = {"left": left, "right": right}
-    dq, numbers = launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, **band, scale=scale)
-    dk, dv = launch_dkv(d_o, q, k, v, numbers, rows_t, **band, scale=scale)
+    options = {"left": left, "right": right, "scale": scale}
+    if q.shape[2] == 128:
+        dq, delta = launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, **options)
+    else:
+        options_q = {**options, "tile": forward_config(q.shape[2]).tile_q}
+        dq, delta = triton_backward.launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, **options_q)
+    dk, dv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, **options)
     return dq, dk, dv

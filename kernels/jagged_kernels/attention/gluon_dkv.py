@@ -48,7 +48,8 @@ def launch_dkv(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    numbers: Tensor,
+    lse2: Tensor,
+    delta: Tensor,
     rows_t: Tensor,
     *,
     left: int,
@@ -56,9 +57,11 @@ def launch_dkv(
     scale: float,
     config: HopperConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(dk, dv); `numbers` are those of `launch_dq`, `left` and `right` as there.
+    """`triton_backward.launch_dkv` for what `hopper_fits`.
 
     Args:
+        lse2, delta: [Tq, H] float32, contiguous.
+        rows_t: tiles of `config.tile_q` keys.
         config: in place of the rule's.
     """
     kv_heads, dim = k.shape[1:]
@@ -71,7 +74,7 @@ def launch_dkv(
         _dkv_kernel,
         min(multiprocessors(k.device.index) * config.residents, rows_t.shape[0] * kv_heads),
         (
-            numbers, dk, dv, rows_t, rows_t.shape[0], q.shape[0],
+            lse2, delta, dk, dv, rows_t, rows_t.shape[0],
             token_blocks(k, part_k), token_blocks(v, part_k),
             token_blocks(q, block), token_blocks(d_o, block),
             scale, scale * LOG2_E, right, left,
@@ -88,9 +91,9 @@ def launch_dkv(
     return dk, dv
 
 
-@gluon.jit(do_not_specialize=["row_count", "tokens", "left", "right"])
+@gluon.jit(do_not_specialize=["row_count", "left", "right"])
 def _dkv_kernel(
-    numbers_ptr, dk_ptr, dv_ptr, rows_ptr, row_count, tokens, k_blocks, v_blocks, q_blocks,
+    lse2_ptr, delta_ptr, dk_ptr, dv_ptr, rows_ptr, row_count, k_blocks, v_blocks, q_blocks,
     do_blocks, scale, scale_log2, left, right, S: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_blocks.dtype
@@ -117,7 +120,7 @@ def _dkv_kernel(
     )
     fence_async_shared()
     descriptors = (k_blocks, v_blocks, q_blocks, do_blocks)
-    load = (descriptors, numbers_ptr, tokens, rows_ptr, row_count, buffers, barriers)
+    load = (descriptors, lse2_ptr, delta_ptr, rows_ptr, row_count, buffers, barriers)
     differentiate = (
         dk_ptr, dv_ptr, rows_ptr, row_count, scale, scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
@@ -142,7 +145,7 @@ def _dkv_kernel(
 @gluon.jit
 def _load(args, S: gl.constexpr, C: gl.constexpr):
     """Brings each tile's K and V, and Q, dO, lse2 and delta of its queries, head by head."""
-    descriptors, numbers_ptr, tokens, rows_ptr, row_count, buffers, barriers = args
+    descriptors, lse2_ptr, delta_ptr, rows_ptr, row_count, buffers, barriers = args
     k_blocks, v_blocks, q_blocks, do_blocks = descriptors
     k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer = buffers
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
@@ -172,7 +175,6 @@ def _load(args, S: gl.constexpr, C: gl.constexpr):
             tile_phase ^= 1
             for member in range(S.GROUP):
                 q_head = head * S.GROUP + member
-                lse2_ptr = numbers_ptr + (2 * q_head).to(gl.int64) * tokens
                 q_column = q_head * S.Q_STRIDE_H
                 do_column = q_head * S.DO_STRIDE_H
                 for start in range(q_start, q_end, S.BLOCK):
@@ -184,8 +186,8 @@ def _load(args, S: gl.constexpr, C: gl.constexpr):
                     q_there = q_full.index(stage)
                     do_there = do_full.index(stage)
                     _load_numbers(
-                        lse2_ptr, tokens, start, q_end, lse2_buffer.index(stage),
-                        delta_buffer.index(stage), q_there,
+                        lse2_ptr + q_head, delta_ptr + q_head, start, q_end,
+                        lse2_buffer.index(stage), delta_buffer.index(stage), q_there, S.HEADS,
                     )  # fmt: skip
                     if tail:
                         mbarrier.expect(landed, 2 * BLOCK_BYTES)
@@ -209,7 +211,9 @@ def _load(args, S: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def _load_numbers(lse2_ptr, tokens, start, end, lse2, delta, there):
+def _load_numbers(
+    lse2_ptr, delta_ptr, start, end, lse2, delta, there, HEADS: gl.constexpr
+):  # fmt: skip
     """One head's numbers of the block from `start`, 0 from `end` on.
 
     Not by TMA, which wants the innermost coordinate at a multiple of 16 bytes. Each lane arrives
@@ -217,9 +221,9 @@ def _load_numbers(lse2_ptr, tokens, start, end, lse2, delta, there):
     """
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [_LANES], [1], [0])
     token = start + gl.arange(0, lse2.shape[0], LAYOUT)
-    inside = token < end
-    async_copy.async_copy_global_to_shared(lse2, lse2_ptr + token, mask=inside)
-    async_copy.async_copy_global_to_shared(delta, lse2_ptr + tokens + token, mask=inside)
+    place = token.to(gl.int64) * HEADS
+    async_copy.async_copy_global_to_shared(lse2, lse2_ptr + place, mask=token < end)
+    async_copy.async_copy_global_to_shared(delta, delta_ptr + place, mask=token < end)
     async_copy.mbarrier_arrive(there, increment_count=False)
 
 

@@ -35,7 +35,7 @@ from jagged_kernels.attention.gluon_blocks import (
     whole_blocks,
     zero_rows,
 )
-from jagged_kernels.attention.hopper import HopperConfig, dq_config, multiprocessors
+from jagged_kernels.attention.hopper import DQ_CONFIG, HopperConfig, multiprocessors
 from jagged_kernels.attention.triton_blocks import LOG2_E, attention_shape
 from jagged_kernels.launch import launch
 
@@ -57,23 +57,22 @@ def launch_dq(
     scale: float,
     config: HopperConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(dq, numbers): numbers [H, 2, T] float32 are lse2, 0 where a query sees nothing, and
-    delta = rowsum(o * dO) - d_lse of every query.
+    """`triton_backward.launch_dq` for what `hopper_fits`, at head_dim 128.
 
     Args:
+        rows: tiles of `config.tile_q` queries.
         config: in place of the rule's.
     """
-    tokens, heads, dim = q.shape
-    config = config or dq_config(dim)
+    config = config or DQ_CONFIG
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    numbers = torch.empty((heads, 2, tokens), dtype=torch.float32, device=q.device)
+    delta = torch.empty_like(lse2)
     part_q, block = config.part_q, config.block
     launch(
         _dq_kernel,
-        min(multiprocessors(q.device.index) * config.residents, rows.shape[0] * heads),
+        min(multiprocessors(q.device.index) * config.residents, rows.shape[0] * q.shape[1]),
         (
-            lse2, None if d_lse2 is None else d_lse2.contiguous(), numbers, dq,
-            rows, rows.shape[0], tokens,
+            lse2, None if d_lse2 is None else d_lse2.contiguous(), delta, dq,
+            rows, rows.shape[0],
             token_blocks(q, part_q), token_blocks(d_o, part_q), token_blocks(o, part_q),
             token_blocks(k, block), token_blocks(v, block),
             scale, scale * LOG2_E, left, right,
@@ -87,12 +86,12 @@ def launch_dq(
         num_warps=config.warps,
         maxnreg=config.start_registers,
     )  # fmt: skip
-    return dq, numbers
+    return dq, delta
 
 
-@gluon.jit(do_not_specialize=["row_count", "tokens", "left", "right"])
+@gluon.jit(do_not_specialize=["row_count", "left", "right"])
 def _dq_kernel(
-    lse2_ptr, d_lse2_ptr, numbers_ptr, dq_ptr, rows_ptr, row_count, tokens,
+    lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, rows_ptr, row_count,
     q_blocks, do_blocks, o_blocks, k_blocks, v_blocks,
     scale, scale_log2, left, right, S: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
@@ -119,25 +118,18 @@ def _dq_kernel(
     descriptors = (q_blocks, do_blocks, o_blocks, k_blocks, v_blocks)
     load = (descriptors, rows_ptr, row_count, buffers, barriers)
     differentiate = (
-        lse2_ptr, d_lse2_ptr, numbers_ptr, dq_ptr, rows_ptr, row_count, tokens,
+        lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, rows_ptr, row_count,
         scale, scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
-    if C.consumers == 1:
-        gl.warp_specialize(
-            [(_differentiate, (differentiate, S, C, 0)), (_load, (load, S, C))],
-            [1],
-            [24],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_differentiate, (differentiate, S, C, 0)),
-                (_differentiate, (differentiate, S, C, 1)),
-                (_load, (load, S, C)),
-            ],
-            [C.warps, 1],
-            [C.registers, 24],
-        )
+    gl.warp_specialize(
+        [
+            (_differentiate, (differentiate, S, C, 0)),
+            (_differentiate, (differentiate, S, C, 1)),
+            (_load, (load, S, C)),
+        ],
+        [C.warps, 1],
+        [C.registers, 24],
+    )
 
 
 @gluon.jit
@@ -202,8 +194,8 @@ def _load(args, S: gl.constexpr, C: gl.constexpr):
 @gluon.jit
 def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     """One consumer: the queries from ME * ROWS to (ME + 1) * ROWS of every tile."""
-    lse2_ptr, d_lse2_ptr, numbers_ptr, dq_ptr, rows_ptr, row_count, tokens = args[:7]
-    scale, scale_log2, left, right, buffers, barriers = args[7:]
+    lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, rows_ptr, row_count = args[:6]
+    scale, scale_log2, left, right, buffers, barriers = args[6:]
     q_buffer, do_buffer, o_buffer, k_buffer, v_buffer = buffers
     tile_full, tile_empty, k_full, k_empty, v_full, v_empty, landed = barriers
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
@@ -234,9 +226,7 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
             delta = _delta(o_buffer.index(ME), do_buffer.index(ME), ROW)
             if d_lse2_ptr is not None:
                 delta -= gl.load(d_lse2_ptr + place, mask=own, other=0.0) * _LOG2_E
-            numbers = numbers_ptr + (2 * head).to(gl.int64) * tokens
-            gl.store(numbers + token, lse2, mask=own)
-            gl.store(numbers + tokens + token, delta, mask=own)
+            gl.store(delta_ptr + place, delta, mask=own)
             q = q_buffer.index(ME).load(LEFT)
             d_o = do_buffer.index(ME).load(LEFT)
 

@@ -64,11 +64,8 @@ def forward_config(head_dim: int) -> HopperConfig:
     return HopperConfig(consumers=2, warps=4, block=128, stages=2)
 
 
-def dq_config(head_dim: int) -> HopperConfig:
-    """Of `gluon_dq`. Its stages are those of K: the block before, the one at hand, the next."""
-    if head_dim == 64:
-        return HopperConfig(consumers=1, warps=4, block=64, stages=3, residents=2)
-    return HopperConfig(consumers=2, warps=4, block=64, stages=3)
+# Of `gluon_dq`, at head_dim 128. Stages are those of K: the block before, this one, the next.
+DQ_CONFIG = HopperConfig(consumers=2, warps=4, block=64, stages=3)
 
 
 def dkv_config(head_dim: int) -> HopperConfig:
@@ -80,7 +77,7 @@ def dkv_config(head_dim: int) -> HopperConfig:
 
 # Tokens of a user, on average, from which these kernels are faster than the plain ones.
 _FORWARD_PAYS_FROM = {64: 1024, 128: 256}
-_BACKWARD_PAYS_FROM = {64: 256, 128: 256}
+_BACKWARD_PAYS_FROM = {64: 128, 128: 256}
 
 
 def hopper_tile(head_dim: int, tokens: int, users: int) -> int | None:

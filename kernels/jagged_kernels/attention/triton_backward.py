@@ -84,69 +84,128 @@ def launch_backward(
         bias: from `bias_launch.bias_arguments`, or None; its gradients are left in `bias_slots`.
         configs: launch options of dQ and of dK and dV, in place of the rule's.
     """
-    q, k, v, d_o = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v), rows_of_dims(d_o)
-    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    delta = torch.empty_like(lse2)
-    d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
-    bias = bias or NO_BIAS
-    q_plan, k_plan = _plans(
-        layout_of(q), layout_of(k), layout_of(v), layout_of(d_o), q.element_size(),
-        dot_precision(q.dtype), tile_q, tile_k, (left != NO_LIMIT, right != NO_LIMIT), scale,
-        bias["BIAS"], d_lse2 is not None, configs,
+    q_config, k_config = configs or (None, None)
+    options: dict[str, Any] = {"left": left, "right": right, "scale": scale, "bias": bias}
+    dq, delta = launch_dq(
+        d_o, d_lse2, q, k, v, o, lse2, rows,
+        tile=tile_q, **options, bias_slots=bias_slots, config=q_config,
     )  # fmt: skip
-    scale_log2 = q_plan.scale_log2
-    if q.shape[0]:
-        launch(
-            _dq_kernel,
-            rows.shape[0] * q_plan.programs,
-            (q, k, v, o, d_o, lse2, d_lse2, delta, dq, rows, bias["bias"], bias_slots,
-             scale, scale_log2, left, right),
-            q_plan.constants,
-            **q_plan.options,
-        )  # fmt: skip
-    if k.shape[0]:
-        # From the keys' side the band is mirrored.
-        launch(
-            _dkv_kernel,
-            rows_t.shape[0] * k_plan.programs,
-            (q, k, v, d_o, lse2, delta, dk, dv, rows_t, bias["bias"],
-             scale, scale_log2, right, left),
-            k_plan.constants,
-            **k_plan.options,
-        )  # fmt: skip
+    dk, dv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, tile=tile_k, **options, config=k_config)
     return dq, dk, dv
 
 
+def launch_dq(
+    d_o: Tensor,
+    d_lse2: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse2: Tensor,
+    rows: Tensor,
+    *,
+    tile: int,
+    left: int,
+    right: int,
+    scale: float,
+    bias: dict[str, Any] | None = None,
+    bias_slots: BiasSlots | None = None,
+    config: LaunchConfig | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(dq, delta [Tq, H] float32); delta = rowsum(o * dO) - d_lse is for `launch_dkv`."""
+    q, k, v, d_o = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v), rows_of_dims(d_o)
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    delta = torch.empty_like(lse2)
+    if q.shape[0] == 0:
+        return dq, delta
+    d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
+    bias = bias or NO_BIAS
+    plan = _dq_plan(
+        layout_of(q), layout_of(k), layout_of(v), layout_of(d_o), q.element_size(),
+        dot_precision(q.dtype), tile, (left != NO_LIMIT, right != NO_LIMIT), scale,
+        bias["BIAS"], d_lse2 is not None, config,
+    )  # fmt: skip
+    launch(
+        _dq_kernel,
+        rows.shape[0] * plan.programs,
+        (q, k, v, o, d_o, lse2, d_lse2, delta, dq, rows, bias["bias"], bias_slots,
+         scale, plan.scale_log2, left, right),
+        plan.constants,
+        **plan.options,
+    )  # fmt: skip
+    return dq, delta
+
+
+def launch_dkv(
+    d_o: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse2: Tensor,
+    delta: Tensor,
+    rows_t: Tensor,
+    *,
+    tile: int,
+    left: int,
+    right: int,
+    scale: float,
+    bias: dict[str, Any] | None = None,
+    config: LaunchConfig | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(dk, dv); `left` and `right` are those of the queries."""
+    q, k, v, d_o = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v), rows_of_dims(d_o)
+    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    if k.shape[0] == 0:
+        return dk, dv
+    bias = bias or NO_BIAS
+    # From the keys' side the band is mirrored.
+    plan = _dkv_plan(
+        layout_of(q), layout_of(k), layout_of(v), layout_of(d_o), q.element_size(),
+        dot_precision(q.dtype), tile, (right != NO_LIMIT, left != NO_LIMIT), scale,
+        bias["BIAS"], config,
+    )  # fmt: skip
+    launch(
+        _dkv_kernel,
+        rows_t.shape[0] * plan.programs,
+        (q, k, v, d_o, lse2, delta, dk, dv, rows_t, bias["bias"],
+         scale, plan.scale_log2, right, left),
+        plan.constants,
+        **plan.options,
+    )  # fmt: skip
+    return dk, dv
+
+
 @lru_cache(PLANS)
-def _plans(
+def _dq_plan(
     q: Layout, k: Layout, v: Layout, d_o: Layout, element_size: int, precision: str,
-    tile_q: int, tile_k: int, limits: tuple[bool, bool], scale: float, BIAS: BiasShape,
-    has_d_lse: bool, configs: tuple[LaunchConfig, LaunchConfig] | None,
-) -> tuple[LaunchPlan, LaunchPlan]:  # fmt: skip
-    """Of dQ, and of dK and dV."""
-    pad_d = padded_dim(max(q[1], v[1]))
-    q_config, k_config = configs or (
-        dq_config(pad_d, element_size),
-        dkv_config(pad_d, element_size),
+    tile: int, limits: tuple[bool, bool], scale: float, BIAS: BiasShape, has_d_lse: bool,
+    config: LaunchConfig | None,
+) -> LaunchPlan:  # fmt: skip
+    dim = padded_dim(max(q[1], v[1]))
+    config, parts = config or dq_config(dim, element_size), parts_of_tile(tile, dim)
+    shape = shape_of_layouts(
+        q, k, v, d_o, tile=tile, parts=parts, block=config.block, limits=limits, precision=precision
     )
-    q_parts, k_parts = parts_of_tile(tile_q, pad_d), parts_of_tile(tile_k, pad_d)
-    q_shape = shape_of_layouts(
-        q, k, v, d_o, tile=tile_q, parts=q_parts, block=q_config.block,
-        limits=limits, precision=precision,
-    )  # fmt: skip
-    k_shape = shape_of_layouts(
-        q, k, v, d_o, tile=tile_k, parts=k_parts, block=k_config.block,
-        limits=limits[::-1], precision=precision,
-    )  # fmt: skip
     scale_log2, negate = scale_argument(scale)
-    q_constants = {"S": q_shape, "NEGATE": negate, "HAS_DLSE": has_d_lse, "BIAS": BIAS}
-    k_constants = {"S": k_shape, "NEGATE": negate, "BIAS": BIAS}
-    return (
-        LaunchPlan(q_parts * q[0], scale_log2, q_constants, launch_options(BIAS, q_config)),
-        LaunchPlan(k_parts * k[0], scale_log2, k_constants, launch_options(BIAS, k_config)),
+    constants = {"S": shape, "NEGATE": negate, "HAS_DLSE": has_d_lse, "BIAS": BIAS}
+    return LaunchPlan(parts * q[0], scale_log2, constants, launch_options(BIAS, config))
+
+
+@lru_cache(PLANS)
+def _dkv_plan(
+    q: Layout, k: Layout, v: Layout, d_o: Layout, element_size: int, precision: str,
+    tile: int, limits: tuple[bool, bool], scale: float, BIAS: BiasShape,
+    config: LaunchConfig | None,
+) -> LaunchPlan:  # fmt: skip
+    dim = padded_dim(max(q[1], v[1]))
+    config, parts = config or dkv_config(dim, element_size), parts_of_tile(tile, dim)
+    shape = shape_of_layouts(
+        q, k, v, d_o, tile=tile, parts=parts, block=config.block, limits=limits, precision=precision
     )
+    scale_log2, negate = scale_argument(scale)
+    constants = {"S": shape, "NEGATE": negate, "BIAS": BIAS}
+    return LaunchPlan(parts * k[0], scale_log2, constants, launch_options(BIAS, config))
 
 
 @triton.jit(do_not_specialize=["left", "right"])
