@@ -1,4 +1,4 @@
-# make reproduce | test | lab | figures | lint: each sets up .venv first, once.
+# make reproduce | test | sanitize | lab | figures | lint: each sets up .venv first, once.
 # Other options go through the command itself: .venv/bin/jagged reproduce --help
 
 PYTHON ?= python3
@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup reproduce test lab figures lint constraints
+.PHONY: setup reproduce test sanitize lab figures lint constraints
 
 setup: $(READY)
 
@@ -24,6 +24,12 @@ reproduce: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+# On a GPU: every access to memory of every kernel on small batches. PyTorch's cache of memory would
+# hide accesses past an end.
+sanitize: $(READY)
+	for tool in memcheck racecheck; do PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer \
+	    --tool $$tool --error-exitcode 1 $(BIN)/python tests/support/small_matrix.py || exit 1; done
 
 lab: $(READY)
 	$(BIN)/jupyter lab notebooks

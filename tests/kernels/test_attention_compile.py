@@ -69,3 +69,32 @@ def test_compiles_whole_and_for_other_batches(backend, kind):
             results.append((out.detach(), values.grad))
         for eager, graph in zip(*results, strict=True):
             torch.testing.assert_close(graph, eager)
+
+
+@pytest.mark.parametrize("backend", ["native", "triton"])
+@pytest.mark.parametrize("kind", ["self", "dense queries"])
+def test_sizes_become_dynamic_by_themselves(backend, kind):
+    """Without `dynamic=True`: at most one more compilation after the first two batches."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(graph, _inputs):
+        graphs.append(graph)
+        return graph
+
+    def attend(values, offsets, queries):
+        x = JaggedTensor(values, offsets)
+        if kind == "self":
+            return jagged_attention(x, x, x, causal=True, backend=backend).values
+        return jagged_attention(queries, x, x, backend=backend)
+
+    compiled = torch.compile(attend, fullgraph=True, backend=count)
+    after = []
+    for lengths in ([4, 0, 19], [7, 3], [30, 1, 2, 9, 5], [16, 17, 2], [8] * 7, [1], [40, 3]):
+        inputs = Case(lengths).inputs(torch.float32)
+        queries = torch.randn(len(lengths), 2, 2, 16, device=DEVICE)
+        arguments = (inputs.q.detach(), inputs.q_offsets, queries)
+        torch.testing.assert_close(compiled(*arguments), attend(*arguments))
+        after.append(len(graphs))
+    assert after[0] == 1
+    assert after[-1] - after[1] <= 1, after

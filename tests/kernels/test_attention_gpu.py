@@ -33,20 +33,29 @@ def test_forward_and_backward_never_wait_for_the_device():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_a_training_step_in_a_cuda_graph_follows_new_offsets():
+@pytest.mark.parametrize("kind", ["self", "target", "long"])
+def test_a_training_step_in_a_cuda_graph_follows_new_offsets(kind):
     """Captured once at a token budget, replayed with other lengths: the schedule is rebuilt."""
-    budget, users = 1024, 6
-    leaves = [t.requires_grad_() for t in _qkv(budget, dtype=torch.float32)]
-    d_o = torch.randn(budget, 4, 64, device="cuda")
-    offsets = torch.tensor([0, 100, 100, 600, 900, 1000, 1024], device="cuda")
+    budget, users = 2048, 6
+    # "long" is what Hopper's own kernels take: half precision at head_dim 128.
+    dim, dtype = (128, torch.bfloat16) if kind == "long" else (64, torch.float32)
+    leaves = [t.requires_grad_() for t in _qkv(budget, dim=dim, dtype=dtype)]
+    if kind == "target":
+        leaves[0] = torch.randn(users, 3, 4, dim, device="cuda", dtype=dtype, requires_grad=True)
+    d_o = torch.randn_like(leaves[0])
+    offsets = torch.tensor([0, 100, 100, 600, 900, 1000, 2048], device="cuda")
 
     def step():
         for leaf in leaves:
             leaf.grad = None
-        q, k, v = (JaggedTensor(t, offsets, validate=False) for t in leaves)
-        out = jagged_attention(q, k, v, causal=True)
-        out.values.backward(d_o)
-        return out.values
+        q = leaves[0]
+        k, v = (JaggedTensor(t, offsets, validate=False) for t in leaves[1:])
+        if kind == "target":
+            out = jagged_attention(q, k, v)
+        else:
+            out = jagged_attention(k.with_values(q), k, v, causal=True).values
+        out.backward(d_o)
+        return out
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
@@ -56,7 +65,7 @@ def test_a_training_step_in_a_cuda_graph_follows_new_offsets():
     with torch.cuda.graph(graph):
         out = step()
     captured = [out.detach(), *(leaf.grad for leaf in leaves)]
-    for new in ([0, 1, 2, 3, 4, 5, 1024], [0, 300, 600, 601, 800, 1024, 1024]):
+    for new in ([0, 1, 2, 3, 4, 5, 2048], [0, 300, 600, 601, 800, 2048, 2048]):
         assert len(new) == users + 1
         offsets.copy_(torch.tensor(new))
         graph.replay()
