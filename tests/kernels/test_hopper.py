@@ -196,14 +196,17 @@ def test_marked_parts_are_computed_again(mask):
     )
     o, lse2 = torch.full_like(inputs.q, 7.0), torch.full(inputs.q.shape[:2], 7.0, device=DEVICE)
     marked = torch.zeros(lse2.shape, dtype=torch.bool, device=DEVICE)
+    marks = torch.zeros((rows.shape[0], tile // part, 2), dtype=torch.int8, device=DEVICE)
+    starts = rows[:, :1] + torch.arange(0, tile, part, device=DEVICE)
     for (first, last), head in (((0, 16), 1), ((48, 64), 0), ((64, 70), 0), ((119, 120), 1)):
-        lse2[last - 1, head] = math.inf
         marked[first:last, head] = True
+        # Unused rows are empty and stand at 0, too.
+        marks[..., head] |= (starts == first) & (rows[:, :1] < rows[:, 1:2])
     band: dict[str, Any] = {"left": left, "right": right}
     shape = attention_shape(inputs.q, inputs.k, inputs.v, tile=tile, block=64, **band)
     scale_log2, negate = scale_argument(-0.5)
     launch_exact(
-        inputs.q, inputs.k, inputs.v, o, lse2, rows,
+        inputs.q, inputs.k, inputs.v, o, lse2, marks, rows,
         shape=shape, part_q=part, scale_log2=scale_log2, negate=negate, **band,
     )  # fmt: skip
     exact = run("reference", inputs.double(), tile=None, scale=-0.5, **mask)
@@ -332,34 +335,51 @@ def test_what_does_not_fit():
 
 
 COMPILE = """
+import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from jagged_kernels.attention.gluon_forward import _forward_kernel
-from jagged_kernels.attention.hopper import forward_config
+from jagged_kernels.attention import gluon_dkv, gluon_dq, gluon_forward, hopper
 from jagged_kernels.attention.triton_blocks import AttentionShape
 
-config = forward_config(64)
+name, dim = sys.argv[1], int(sys.argv[2])
+kernel, config, tiles = {
+    "forward": (gluon_forward._forward_kernel, hopper.forward_config(dim), "q"),
+    "dq": (gluon_dq._dq_kernel, hopper.DQ_CONFIG, ("q", "do", "o")),
+    "dkv": (gluon_dkv._dkv_kernel, hopper.dkv_config(dim), ("k", "v")),
+}[name]
 
 def blocks(tokens):
-    layout = gl.NVMMASharedLayout.get_default_for([tokens, 64], gl.bfloat16)
-    return f"tensordesc<bf16[{tokens}, 64],{layout!r}>"
+    layout = gl.NVMMASharedLayout.get_default_for([tokens, dim], gl.bfloat16)
+    return f"tensordesc<bf16[{tokens}, {dim}],{layout!r}>"
 
-types = [
-    "*bf16", "*fp32", "*i32", "i32", blocks(config.part_q), *[blocks(config.block)] * 2,
-    "fp32", "i32", "i32",
-]
-strides = [512, 64] * 3
+strides = [8 * dim, dim] * 4
 shape = AttentionShape(
-    8, 1, 64, 64, 64, 64, config.tile_q, 1, config.block, True, True, "ieee", *strides
+    8, 1, dim, dim, dim, dim, config.tile_q, 1, config.block, True, True, "ieee", *strides
 )
-names = _forward_kernel.arg_names
+constants = {"S": shape, "C": config, "NEGATE": True}
+pointers = {
+    "lse2_ptr": "*fp32", "d_lse2_ptr": "*fp32", "delta_ptr": "*fp32", "marks_ptr": "*i8",
+    "rows_ptr": "*i32",
+}
+
+def kind(argument):
+    if argument in constants:
+        return "constexpr"
+    if argument.endswith("_blocks"):
+        tile = argument.removesuffix("_blocks") in tiles
+        return blocks(config.part_q if tile else config.block)
+    if argument.endswith("_ptr"):
+        return pointers.get(argument, "*bf16")
+    return "fp32" if argument.startswith("scale") else "i32"
+
+names = kernel.arg_names
 source = GluonASTSource(
-    fn=_forward_kernel,
-    signature=dict(zip(names, [*types, *["constexpr"] * 3])),
-    constexprs={(10,): shape, (11,): config, (12,): True},
+    fn=kernel,
+    signature={argument: kind(argument) for argument in names},
+    constexprs={(names.index(c),): value for c, value in constants.items() if c in names},
 )
 options = {"num_warps": config.warps, "maxnreg": config.start_registers}
 compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
@@ -367,9 +387,14 @@ assert "wgmma.mma_async" in compiled.asm["ptx"] and compiled.asm["cubin"]
 """
 
 
-def test_it_compiles_without_a_gpu():
+@pytest.mark.parametrize(
+    ("kernel", "dim"),
+    [("forward", 64), ("forward", 128), ("dq", 128), ("dkv", 64), ("dkv", 128)],
+)
+def test_it_compiles_without_a_gpu(kernel, dim):
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     result = subprocess.run(
-        [sys.executable, "-c", COMPILE], env=kept, capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-c", COMPILE, kernel, str(dim)],
+        env=kept, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr[-2000:]

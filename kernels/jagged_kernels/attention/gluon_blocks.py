@@ -86,15 +86,21 @@ def next_slot(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def row_fields(rows_ptr, step, count, HEADS: gl.constexpr):
-    """(head, tile_start, tile_end, range_start, range_end, shift) of this program's tile number
-    `step`; an empty tile from `count` = rows * HEADS on.
+def place_of(step):
+    """Of this program's tile number `step` among all, row * HEADS + head.
 
     Tiles are dealt out to and fro, since they come longest first.
     """
     programs = gl.num_programs(0)
     program = gl.program_id(0)
-    place = step * programs + gl.where(step % 2 == 0, program, programs - 1 - program)
+    return step * programs + gl.where(step % 2 == 0, program, programs - 1 - program)
+
+
+@gluon.jit
+def row_fields(rows_ptr, step, count, HEADS: gl.constexpr):
+    """(head, tile_start, tile_end, range_start, range_end, shift) of this program's tile number
+    `step`; an empty tile from `count` = rows * HEADS on."""
+    place = place_of(step)
     there = place < count
     base = rows_ptr + (place // HEADS).to(gl.int64) * _ROW_WIDTH
     return (

@@ -33,6 +33,7 @@ from jagged_kernels.attention.gluon_blocks import (
     mask_scores,
     next_slot,
     one_barrier,
+    place_of,
     ring_of_barriers,
     row_fields,
     token_blocks,
@@ -40,7 +41,7 @@ from jagged_kernels.attention.gluon_blocks import (
     zero_tail,
 )
 from jagged_kernels.attention.hopper import HopperConfig, forward_config, multiprocessors
-from jagged_kernels.attention.triton_blocks import FAR, attention_shape, scale_argument
+from jagged_kernels.attention.triton_blocks import FAR, attention_shape, empty_lse, scale_argument
 from jagged_kernels.attention.triton_exact import launch_exact
 from jagged_kernels.launch import launch
 
@@ -56,8 +57,9 @@ def launch_forward(
     left: int,
     right: int,
     scale: float,
+    with_lse: bool = True,
     config: HopperConfig | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """`triton_forward.launch_forward` for what `hopper_fits`.
 
     Args:
@@ -67,7 +69,8 @@ def launch_forward(
     tokens, heads, dim = q.shape
     config = config or forward_config(dim)
     o = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
-    lse2 = torch.empty((tokens, heads), dtype=torch.float32, device=q.device)
+    lse2 = empty_lse(q) if with_lse else None
+    marks = torch.empty((rows.shape[0], config.consumers, heads), dtype=torch.int8, device=q.device)
     scale_log2, negate = scale_argument(scale)
     part_q, block = config.part_q, config.block
     shape = attention_shape(q, k, v, tile=config.tile_q, block=block, left=left, right=right)
@@ -75,7 +78,7 @@ def launch_forward(
         _forward_kernel,
         min(multiprocessors(q.device.index) * config.residents, rows.shape[0] * heads),
         (
-            o, lse2, rows, rows.shape[0],
+            o, lse2, marks, rows, rows.shape[0],
             token_blocks(q, part_q), token_blocks(k, block), token_blocks(v, block),
             scale_log2, left, right,
         ),
@@ -84,7 +87,7 @@ def launch_forward(
         maxnreg=config.start_registers,
     )  # fmt: skip
     launch_exact(
-        q, k, v, o, lse2, rows,
+        q, k, v, o, lse2, marks, rows,
         shape=shape, part_q=part_q, left=left, right=right, scale_log2=scale_log2, negate=negate,
     )  # fmt: skip
     return o, lse2
@@ -92,8 +95,8 @@ def launch_forward(
 
 @gluon.jit(do_not_specialize=["row_count", "left", "right"])
 def _forward_kernel(
-    o_ptr, lse2_ptr, rows_ptr, row_count, q_blocks, k_blocks, v_blocks, scale_log2, left, right,
-    S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr,
+    o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, q_blocks, k_blocks, v_blocks,
+    scale_log2, left, right, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_blocks.dtype
     buffers = (
@@ -113,7 +116,7 @@ def _forward_kernel(
     fence_async_shared()
     load = (q_blocks, k_blocks, v_blocks, rows_ptr, row_count, buffers, barriers)
     attend = (
-        o_ptr, lse2_ptr, rows_ptr, row_count, scale_log2, left, right, buffers, barriers,
+        o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
     if C.consumers == 1:
         gl.warp_specialize(
@@ -185,7 +188,8 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
     Block j's scores are in the making while block j - 1's softmax goes into its product with V;
     a product with V ends under the next softmax.
     """
-    o_ptr, lse2_ptr, rows_ptr, row_count, scale_log2, left, right, buffers, barriers = args
+    o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count = args[:5]
+    scale_log2, left, right, buffers, barriers = args[5:]
     q_buffer, k_buffer, v_buffer = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned = barriers
     ROWS: gl.constexpr = C.part_q
@@ -286,8 +290,14 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
                     stage, phase = next_slot(stage, phase, C.stages)
         # Not at the top as in `_load`: registers are scarce in between, and it is in the cache now.
         ahead = row_fields(rows_ptr, step + 1, count, S.HEADS)
+        place = place_of(step)
+        if place < count:
+            # What `triton_exact` is to compute again.
+            mark = place // S.HEADS * C.consumers + ME
+            far = gl.max(reach, 0) > _FAR
+            gl.store(marks_ptr + mark * S.HEADS + head, far.to(gl.int8))
         if first_q < q_end:
-            _store(acc, total, top, reach, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS, dtype)
+            _store(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS, dtype)
         head, q_start, q_end, k_start, k_end, shift = ahead
 
 
@@ -367,20 +377,17 @@ def _by_row(numbers, block):
 
 @gluon.jit
 def _store(
-    acc, total, top, reach, o_ptr, lse2_ptr, q_start, q_end, head, HEADS: gl.constexpr,
+    acc, total, top, o_ptr, lse2_ptr, q_start, q_end, head, HEADS: gl.constexpr,
     dtype: gl.constexpr,
 ):  # fmt: skip
-    """A query that saw nothing has total 0: its output is 0 and its lse -inf.
-
-    An lse of +inf tells `triton_exact` to compute these queries again.
-    """
+    """A query that saw nothing has total 0: its output is 0 and its lse -inf."""
     ROWS: gl.constexpr = acc.shape[0]
     D: gl.constexpr = acc.shape[1]
     divisor = gl.where(total == 0.0, 1.0, total)
-    lse2 = gl.where(total == 0.0, float("-inf"), top + gl.log2(divisor))
-    lse2 = gl.where(reach > _FAR, float("inf"), lse2)
-    token = q_start + gl.arange(0, ROWS, lse2.type.layout)
-    gl.store(lse2_ptr + token.to(gl.int64) * HEADS + head, lse2, mask=token < q_end)
+    if lse2_ptr is not None:
+        lse2 = gl.where(total == 0.0, float("-inf"), top + gl.log2(divisor))
+        token = q_start + gl.arange(0, ROWS, lse2.type.layout)
+        gl.store(lse2_ptr + token.to(gl.int64) * HEADS + head, lse2, mask=token < q_end)
 
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [gl.num_warps(), 1], [1, 0])
     acc = acc * _by_row(1.0 / divisor, acc)

@@ -58,10 +58,11 @@ def _attention_triton(
     if forward_pays(q, rows, tile_q) and hopper_fits(q, k, v):
         from jagged_kernels.attention import gluon_forward
 
-        return gluon_forward.launch_forward(q, k, v, rows, **band)
-    from jagged_kernels.attention.triton_forward import launch_forward
+        o, lse2 = gluon_forward.launch_forward(q, k, v, rows, **band, with_lse=with_lse)
+    else:
+        from jagged_kernels.attention.triton_forward import launch_forward
 
-    o, lse2 = launch_forward(q, k, v, rows, tile_q=tile_q, **band, with_lse=with_lse)
+        o, lse2 = launch_forward(q, k, v, rows, tile_q=tile_q, **band, with_lse=with_lse)
     return o, given_lse(lse2, q)
 
 

@@ -1,8 +1,7 @@
 """Queries with enormous scores, a second time.
 
-A warp-specialised forward cannot go back: its loads are in the next tile already. It leaves lse2
-+inf, which no sum of exponentials gives (an infinite score makes it NaN), where `triton_forward`
-would walk again, and one small launch looks for that. So nothing is kept for it in memory, and the
+A warp-specialised forward cannot go back: its loads are in the next tile already. It marks the
+parts of tiles that `triton_forward` would walk again, and one small launch looks for marks. The
 result is that of `triton_forward`'s own exact walk.
 """
 
@@ -19,13 +18,11 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.bias_launch import NO_BIAS
-from jagged_kernels.attention.rows import ROW_WIDTH
 from jagged_kernels.attention.tiles import LaunchConfig, forward_config
 from jagged_kernels.attention.triton_blocks import AttentionShape, load_block, load_row
 from jagged_kernels.attention.triton_forward import nothing_seen, store_tile, walk
 from jagged_kernels.launch import launch
 
-_ROW_WIDTH = tl.constexpr(ROW_WIDTH)
 # Parts of tiles that a program looks at: enough for a short launch, few enough to share the work.
 _PLACES = tl.constexpr(64)
 
@@ -35,7 +32,8 @@ def launch_exact(
     k: Tensor,
     v: Tensor,
     o: Tensor,
-    lse2: Tensor,
+    lse2: Tensor | None,
+    marks: Tensor,
     rows: Tensor,
     *,
     shape: AttentionShape,
@@ -45,9 +43,10 @@ def launch_exact(
     scale_log2: float,
     negate: bool,
 ) -> None:
-    """Overwrites o and lse2 of `part_q` queries of a row's tile where any lse2 is +inf.
+    """Overwrites o and lse2 of `part_q` queries of a row's tile where they are marked.
 
     Args:
+        marks: [rows, parts of a tile, H] int8, 1 or 0.
         q, k, v: `rows_of_dims`.
         shape: of the forward before; its TILE holds one or more parts.
         scale_log2, negate: `scale_argument`.
@@ -56,7 +55,7 @@ def launch_exact(
     launch(
         _exact_kernel,
         -(-rows.shape[0] * parts * shape.HEADS // _PLACES.value),
-        (q, k, v, o, lse2, rows, rows.shape[0], scale_log2, left, right),
+        (q, k, v, o, lse2, marks, rows, rows.shape[0], scale_log2, left, right),
         {"S": shape, "NEGATE": negate, "BIAS": NO_BIAS["BIAS"], "PARTS": parts},
         **config.options(),
     )
@@ -74,22 +73,13 @@ def _layout(
 
 @triton.jit(do_not_specialize=["row_count", "left", "right"])
 def _exact_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, rows_ptr, row_count, scale_log2, left, right,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, scale_log2, left, right,
     S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    TILE: tl.constexpr = S.TILE
-    # Of a row. Heads are neighbours, as their lse2 are in memory.
-    PLACES: tl.constexpr = PARTS * S.HEADS
+    PLACES: tl.constexpr = PARTS * S.HEADS  # of a row
     first = tl.program_id(0) * _PLACES
     place = first + tl.arange(0, _PLACES)
-    there = place < row_count * PLACES
-    base = rows_ptr + (place // PLACES).to(tl.int64) * _ROW_WIDTH
-    start = tl.load(base, mask=there, other=0) + place % PLACES // S.HEADS * TILE
-    end = tl.load(base + 1, mask=there, other=0)
-    token = start[None, :] + tl.arange(0, TILE)[:, None]
-    address = lse2_ptr + token.to(tl.int64) * S.HEADS + (place % S.HEADS)[None, :]
-    top = tl.max(tl.load(address, mask=token < end[None, :], other=0.0), 0)
-    marked = (top == float("inf")).to(tl.int32)
+    marked = tl.load(marks_ptr + place, mask=place < row_count * PLACES, other=0).to(tl.int32)
     if tl.sum(marked, 0) > 0:
         for index in range(0, _PLACES):
             if tl.sum(tl.where(tl.arange(0, _PLACES) == index, marked, 0), 0) > 0:
