@@ -62,6 +62,8 @@ def _kind(argument: Any) -> Any:
         return argument.dtype, argument.data_ptr() % 16 == 0
     if hasattr(argument, "block_shape"):
         return argument.base.dtype, *argument.block_shape, argument.layout
+    if type(argument) is int and not -(2**31) <= argument < 2**31:
+        return "int64"
     return type(argument)
 
 

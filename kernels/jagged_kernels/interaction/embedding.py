@@ -13,7 +13,7 @@ from jagged_kernels.contents import readable
 from jagged_kernels.interaction.row_sums import sum_sorted_rows
 from jagged_kernels.interaction.rows import small_integers
 from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call_op, define_gradient, define_op
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -66,7 +66,7 @@ def jagged_embedding(
         for part in parts[1:]:
             values = values + part
     else:
-        values = embed(list(tables), numbers, sparse)
+        values = call_op(embed, list(tables), numbers, sparse)
     return first.with_values(values)
 
 
@@ -158,7 +158,7 @@ define_gradient(embed, save=_save, gradient=_gradient)
 
 def _dense_gradient(d_out: Tensor, ids: Tensor, size: int) -> Tensor:
     keys, order = _sorted_ids(ids, size)
-    return sum_sorted_rows(d_out, order, keys, size)
+    return call_op(sum_sorted_rows, d_out, order, keys, size)
 
 
 def _sparse_gradient(d_out: Tensor, ids: Tensor, size: int) -> Tensor:
@@ -168,7 +168,7 @@ def _sparse_gradient(d_out: Tensor, ids: Tensor, size: int) -> Tensor:
     first[1:] &= keys.diff() != 0
     places = torch.where(valid, first.cumsum(0) - 1, -1)
     rows = keys[first].long()  # waits
-    sums = sum_sorted_rows(d_out, order, places, rows.shape[0])
+    sums = call_op(sum_sorted_rows, d_out, order, places, rows.shape[0])
     shape = (size, d_out.shape[1])
     return torch.sparse_coo_tensor(
         rows[None], sums, shape, is_coalesced=True, check_invariants=False

@@ -13,7 +13,7 @@ from jagged_kernels.contents import readable
 from jagged_kernels.interaction.native_users import token_positions
 from jagged_kernels.interaction.slice import total_tokens
 from jagged_kernels.jagged_tensor import JaggedTensor, lengths_to_offsets
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call_op, define_gradient, define_op
 
 
 def jagged_index_select(
@@ -55,7 +55,7 @@ def jagged_index_select(
         user, place = token_positions(offsets, tokens)
         values = x.values[x.offsets[users][user] + place]
     else:
-        values = select_rows(x.values, x.offsets, users, offsets, tokens)
+        values = call_op(select_rows, x.values, x.offsets, users, offsets, tokens)
     return JaggedTensor._trusted(values, offsets)
 
 
@@ -115,7 +115,7 @@ def _save(inputs: tuple[Any, ...], output: Tensor) -> tuple[Any, ...]:
 
 
 def _gradient(saved: Sequence[Any], wanted: Sequence[bool], d_out: Tensor) -> tuple[Tensor]:
-    return (select_rows_backward(d_out, *saved),)
+    return (call_op(select_rows_backward, d_out, *saved),)
 
 
 define_gradient(select_rows, save=_save, gradient=_gradient)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from jagged_kernels.interaction.native_tiles import (
 )
 from jagged_kernels.interaction.product_checks import check_like, check_matrix, check_pair
 from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call_op, define_gradient, define_op
 
 
 def jagged_outer(
@@ -66,7 +67,7 @@ def jagged_outer(
         matrix_offsets, total = like.matrix_offsets, like.values.shape[0]
     chosen = choose_backend(backend, x.values)
     function = {
-        "triton": jagged_outer_triton,
+        "triton": partial(call_op, jagged_outer_triton),
         "native": _outer_native,
         "reference": _outer_reference,
     }[chosen]
@@ -102,7 +103,7 @@ def jagged2_matmul(
     check_like("m", m.values, x.values)
     chosen = choose_backend(backend, x.values)
     function = {
-        "triton": jagged2_matmul_triton,
+        "triton": partial(call_op, jagged2_matmul_triton),
         "native": _matmul_native,
         "reference": _matmul_reference,
     }[chosen]
@@ -269,9 +270,9 @@ def _outer_gradient(
     x, y, offsets, matrix_offsets, _ = saved
     d_x = d_y = None
     if wanted[0]:
-        d_x = jagged2_matmul_triton(d_out, y, offsets, matrix_offsets, False)
+        d_x = call_op(jagged2_matmul_triton, d_out, y, offsets, matrix_offsets, False)
     if wanted[1]:
-        d_y = jagged2_matmul_triton(d_out, x, offsets, matrix_offsets, True)
+        d_y = call_op(jagged2_matmul_triton, d_out, x, offsets, matrix_offsets, True)
     return d_x, d_y
 
 
@@ -282,9 +283,9 @@ def _matmul_gradient(
     d_m = d_x = None
     if wanted[0]:
         pair = (x, d_out) if transpose else (d_out, x)
-        d_m = jagged_outer_triton(*pair, offsets, matrix_offsets, m.shape[0])
+        d_m = call_op(jagged_outer_triton, *pair, offsets, matrix_offsets, m.shape[0])
     if wanted[1]:
-        d_x = jagged2_matmul_triton(m, d_out, offsets, matrix_offsets, not transpose)
+        d_x = call_op(jagged2_matmul_triton, m, d_out, offsets, matrix_offsets, not transpose)
     return d_m, d_x
 
 

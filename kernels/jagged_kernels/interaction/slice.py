@@ -10,6 +10,7 @@ from jagged_kernels.contents import readable
 from jagged_kernels.interaction.native_users import token_positions
 from jagged_kernels.interaction.rows import place_rows
 from jagged_kernels.jagged_tensor import JaggedTensor, lengths_to_offsets
+from jagged_kernels.operators import call_op
 
 _LONGEST = 2**31 - 1
 
@@ -81,8 +82,20 @@ def _cut(
         user, place = token_positions(offsets, tokens)
         values = x.values.index_select(0, (x.offsets[:-1] + start)[user] + place)
     else:
-        values = place_rows(
-            x.values, x.offsets, offsets, start, 1, len(x), tokens, 0, 0, False, False, 0.0
+        values = call_op(
+            place_rows,
+            x.values,
+            x.offsets,
+            offsets,
+            start,
+            1,
+            len(x),
+            tokens,
+            0,
+            0,
+            False,
+            False,
+            0.0,
         )
     return JaggedTensor._trusted(values, offsets)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from jagged_kernels.interaction.native_tiles import take
 from jagged_kernels.interaction.native_users import token_users
 from jagged_kernels.interaction.product_checks import check_matrix, check_operand
 from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call_op, define_gradient, define_op
 
 
 def target_interaction(
@@ -71,7 +72,7 @@ def target_interaction(
     user_bias = target.to(_compute(x)) @ (of_q - of_difference)
     if bias is not None:
         user_bias = user_bias + bias
-    function = target_interaction_triton if chosen == "triton" else _native
+    function = partial(call_op, target_interaction_triton) if chosen == "triton" else _native
     shared = of_k + of_difference
     return history.with_values(
         function(x, target, shared, scaled, user_bias, history.offsets, activation)
@@ -180,7 +181,7 @@ def _save(inputs: tuple[Any, ...], output: Tensor) -> tuple[Any, ...]:
 def _gradient(
     saved: Sequence[Any], wanted: Sequence[bool], d_out: Tensor
 ) -> tuple[Tensor | None, ...]:
-    return target_interaction_triton_backward(d_out, *saved)
+    return call_op(target_interaction_triton_backward, d_out, *saved)
 
 
 define_gradient(target_interaction_triton, save=_save, gradient=_gradient)

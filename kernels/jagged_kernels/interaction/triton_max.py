@@ -20,6 +20,7 @@ from jagged_kernels.interaction.triton_segments import (
     piece_shape,
     piece_slots,
 )
+from jagged_kernels.launch import launch
 
 # The place of a token that is not there: behind all others.
 _NOWHERE = tl.constexpr(2**31 - 1)
@@ -43,18 +44,20 @@ def launch_max(x: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     places = torch.empty(partials, dtype=torch.int32, device=x.device)
     blocks = triton.cdiv(columns, shape.block)
     common = {
-        "COLUMNS": columns, "BLOCKS": blocks, "BLOCK": shape.block, "PIECE": shape.piece,
-        "num_warps": 8,  # values and places take many registers
+        "COLUMNS": columns, "BLOCKS": blocks, "BLOCK": shape.block, "PIECE": shape.piece
     }  # fmt: skip
-    with torch.cuda.device_of(x):
-        _max_pieces_kernel[(triton.cdiv(slots, shape.pieces) * blocks,)](
-            x, offsets, top, place, tops, places, users, users.bit_length(),
-            X_STRIDE=x.stride(0), LANES=shape.lanes, PIECES=shape.pieces, **common,
+    # Eight warps: values and places take many registers.
+    launch(
+        _max_pieces_kernel, triton.cdiv(slots, shape.pieces) * blocks,
+        (x, offsets, top, place, tops, places, users, users.bit_length()),
+        {"X_STRIDE": x.stride(0), **common, "LANES": shape.lanes, "PIECES": shape.pieces},
+        num_warps=8,
+    )  # fmt: skip
+    if cut:
+        launch(
+            _merge_max_kernel, users * blocks, (tops, places, offsets, top, place),
+            {**common, "LANES": MERGE_LANES}, num_warps=8,
         )  # fmt: skip
-        if cut:
-            _merge_max_kernel[(users * blocks,)](
-                tops, places, offsets, top, place, LANES=MERGE_LANES, **common
-            )
     return top, place
 
 

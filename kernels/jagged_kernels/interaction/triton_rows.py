@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.interaction.triton_users import user_of
+from jagged_kernels.launch import launch
 
 _BYTES_PER_PROGRAM = 16384
 _MAX_COLUMNS = 512
@@ -72,13 +73,18 @@ def launch_place_rows(
         return out.fill_(value)
     source, target = as_rows(values), as_rows(out)
     grid, tiles = row_tiles(tokens, target.shape[1], target.element_size())
-    with torch.cuda.device_of(values):
-        _place_rows_kernel[grid](
+    launch(
+        _place_rows_kernel, grid,
+        (
             source, target, source_offsets, out_offsets, shift, select,
-            value if source.is_floating_point() else int(value),
+            float(value) if source.is_floating_point() else int(value),
             users, tokens, source_len, out_len,
-            STRIDE=source.stride(0), SIGN=sign, SOURCE_END=source_end, OUT_END=out_end, **tiles,
-        )  # fmt: skip
+        ),
+        {
+            "STRIDE": source.stride(0), "SIGN": sign, "SOURCE_END": source_end,
+            "OUT_END": out_end, **tiles,
+        },
+    )  # fmt: skip
     return out
 
 
@@ -141,11 +147,11 @@ def launch_select_rows_backward(
         return d_values.zero_()
     source, target = as_rows(d_out), as_rows(d_values)
     grid, tiles = row_tiles(tokens, target.shape[1], torch.float32.itemsize)
-    with torch.cuda.device_of(d_out):
-        _sum_selected_kernel[grid](
-            source, target, offsets, out_offsets, order, first,
-            offsets.shape[0] - 1, tokens, STRIDE=source.stride(0), **tiles,
-        )  # fmt: skip
+    launch(
+        _sum_selected_kernel, grid,
+        (source, target, offsets, out_offsets, order, first, offsets.shape[0] - 1, tokens),
+        {"STRIDE": source.stride(0), **tiles},
+    )  # fmt: skip
     return d_values
 
 
@@ -211,12 +217,14 @@ def _walk_parts(
     split: bool,
 ) -> None:
     grid, tiles = row_tiles(*whole.shape, whole.element_size())
-    with torch.cuda.device_of(whole):
-        _cat_rows_kernel[grid](
-            whole, parts, offsets, out_offsets, out_offsets.shape[0] - 1, whole.shape[0],
-            STRIDE=whole.stride(0), STEPS=tuple(0 if s else 1 for s in shared), SPLIT=split,
-            **tiles,
-        )  # fmt: skip
+    launch(
+        _cat_rows_kernel, grid,
+        (whole, parts, offsets, out_offsets, out_offsets.shape[0] - 1, whole.shape[0]),
+        {
+            "STRIDE": whole.stride(0), "STEPS": tuple(0 if s else 1 for s in shared),
+            "SPLIT": split, **tiles,
+        },
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["users", "tokens"])

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.triton_blocks import rows_of_dims
+from jagged_kernels.launch import launch
 
 # Partial results of one user that the merge reads at a time.
 MERGE_LANES = 64
@@ -129,20 +130,21 @@ def launch_sum(
         "MEAN": mean, "COLUMNS": columns, "HEADS": heads,
         "BLOCKS": column_blocks, "BLOCK": shape.block, "PIECE": shape.piece,
     }  # fmt: skip
-    with torch.cuda.device_of(x):
-        _sum_pieces_kernel[(triton.cdiv(slots, shape.pieces) * heads * column_blocks,)](
-            x, other, offsets, out, partials, users, users.bit_length(),
-            **common,
-            WEIGHTS=weights is not None, TIMES=times is not None,
-            X_STRIDE=x.stride(0),
-            OTHER_STRIDE=0 if other is None else other.stride(0),
-            LANES=shape.lanes, PIECES=shape.pieces,
-            num_warps=4,
+    launch(
+        _sum_pieces_kernel, triton.cdiv(slots, shape.pieces) * heads * column_blocks,
+        (x, other, offsets, out, partials, users, users.bit_length()),
+        {
+            **common, "WEIGHTS": weights is not None, "TIMES": times is not None,
+            "X_STRIDE": x.stride(0), "OTHER_STRIDE": 0 if other is None else other.stride(0),
+            "LANES": shape.lanes, "PIECES": shape.pieces,
+        },
+        num_warps=4,
+    )  # fmt: skip
+    if cut:
+        launch(
+            _merge_sums_kernel, users * heads * column_blocks, (partials, offsets, out),
+            {**common, "LANES": MERGE_LANES}, num_warps=4,
         )  # fmt: skip
-        if cut:
-            _merge_sums_kernel[(users * heads * column_blocks,)](
-                partials, offsets, out, **common, LANES=MERGE_LANES, num_warps=4
-            )
     return out
 
 

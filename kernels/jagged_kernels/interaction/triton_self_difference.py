@@ -17,6 +17,7 @@ from jagged_kernels.interaction.triton_squares import (
     lines,
     load_tokens,
 )
+from jagged_kernels.launch import launch
 
 
 def launch_difference(x: Tensor, offsets: Tensor, matrix_offsets: Tensor, total: int) -> Tensor:
@@ -25,11 +26,11 @@ def launch_difference(x: Tensor, offsets: Tensor, matrix_offsets: Tensor, total:
     if total == 0:
         return out
     tokens, numbers = ROW_TILE
-    with torch.cuda.device_of(x):
-        _difference_kernel[(triton.cdiv(x.shape[0], tokens),)](
-            x, out, offsets, matrix_offsets, offsets.shape[0] - 1,
-            TOKENS=tokens, NUMBERS=numbers, num_warps=4,
-        )  # fmt: skip
+    launch(
+        _difference_kernel, triton.cdiv(x.shape[0], tokens),
+        (x, out, offsets, matrix_offsets, offsets.shape[0] - 1),
+        {"TOKENS": tokens, "NUMBERS": numbers}, num_warps=4,
+    )  # fmt: skip
     return out
 
 
@@ -41,11 +42,11 @@ def launch_difference_backward(
     if tokens == 0:
         return d_x
     chunk, numbers = COLUMN_TILE
-    with torch.cuda.device_of(d_out):
-        _difference_backward_kernel[(triton.cdiv(tokens, chunk),)](
-            d_out, d_x, offsets, matrix_offsets, offsets.shape[0] - 1,
-            TOKENS=chunk, NUMBERS=numbers, num_warps=4,
-        )  # fmt: skip
+    launch(
+        _difference_backward_kernel, triton.cdiv(tokens, chunk),
+        (d_out, d_x, offsets, matrix_offsets, offsets.shape[0] - 1),
+        {"TOKENS": chunk, "NUMBERS": numbers}, num_warps=4,
+    )  # fmt: skip
     return d_x
 
 

@@ -25,6 +25,7 @@ from jagged_kernels.interaction.triton_segments import (
     piece_shape,
     piece_slots,
 )
+from jagged_kernels.launch import launch
 
 _LOG2_E = tl.constexpr(LOG2_E)
 # Below every score but -inf, so that nothing seen yet minus -inf is not NaN.
@@ -56,19 +57,19 @@ def _launch(x: Tensor, d_y: Tensor | None, offsets: Tensor) -> Tensor:
     blocks = triton.cdiv(columns, shape.block)
     common = {
         "BACKWARD": d_y is not None, "COLUMNS": columns, "BLOCKS": blocks,
-        "BLOCK": shape.block, "PIECE": shape.piece, "num_warps": 8,
+        "BLOCK": shape.block, "PIECE": shape.piece,
     }  # fmt: skip
-    pieces = {
-        "X_STRIDE": x.stride(0), "D_STRIDE": 0 if d_y is None else d_y.stride(0),
+    shapes = {
+        **common, "X_STRIDE": x.stride(0), "D_STRIDE": 0 if d_y is None else d_y.stride(0),
         "LANES": shape.lanes, "PIECES": shape.pieces,
     }  # fmt: skip
-    grid = (triton.cdiv(slots, shape.pieces) * blocks,)
+    grid = triton.cdiv(slots, shape.pieces) * blocks
     arguments = (x, d_y, out, offsets, tops, totals, users, users.bit_length())
-    with torch.cuda.device_of(x):
-        _softmax_kernel[grid](*arguments, MERGED=False, **pieces, **common)
-        if cut:
-            _merge_kernel[(users * blocks,)](tops, totals, offsets, LANES=MERGE_LANES, **common)
-            _softmax_kernel[grid](*arguments, MERGED=True, **pieces, **common)
+    launch(_softmax_kernel, grid, arguments, {"MERGED": False, **shapes}, num_warps=8)
+    if cut:
+        merge = {**common, "LANES": MERGE_LANES}
+        launch(_merge_kernel, users * blocks, (tops, totals, offsets), merge, num_warps=8)
+        launch(_softmax_kernel, grid, arguments, {"MERGED": True, **shapes}, num_warps=8)
     return out
 
 
