@@ -104,6 +104,13 @@ def _operator_samples() -> dict[str, tuple]:
         "jagged_linear_triton_backward": (d_out, *plain, True, True, False),
         "jagged_jagged_triton": (x, random(38, 3).to(DEVICE).requires_grad_(), offsets),
         "jagged_outer_triton": (x, x.detach().clone(), offsets, begins, 9 + 35 * 35),
+        "jagged_outer_triton_backward": (
+            scores.detach(),
+            x.detach(),
+            x.detach().clone(),
+            offsets,
+            begins,
+        ),
         "jagged2_matmul_triton": (scores, x, offsets, begins, True),
         "target_interaction_triton": interaction,
         "target_interaction_triton_backward": (d_out, *frozen),
@@ -214,6 +221,7 @@ def test_no_waiting_and_no_second_compilation(name: str) -> None:
         triton_products.merge_kernel,
         triton_jagged_outer._outer_kernel,
         triton_jagged_outer._matmul_kernel,
+        triton_jagged_outer._outer_backward_kernel,
         triton_target_interaction._target_kernel,
         triton_target_interaction._target_backward_kernel,
     )

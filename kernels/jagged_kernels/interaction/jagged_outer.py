@@ -237,6 +237,15 @@ def _jagged2_matmul_triton(
     return launch_matmul(m, x, offsets, matrix_offsets, transpose=transpose)
 
 
+def _jagged_outer_triton_backward(
+    d_out: Tensor, x: Tensor, y: Tensor, offsets: Tensor, matrix_offsets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(dx, dy)"""
+    from jagged_kernels.interaction.triton_jagged_outer import launch_outer_backward
+
+    return launch_outer_backward(d_out, x, y, offsets, matrix_offsets)
+
+
 def _empty_outer(
     x: Tensor, y: Tensor, offsets: Tensor, matrix_offsets: Tensor, total: int
 ) -> Tensor:
@@ -258,6 +267,10 @@ jagged2_matmul_triton = define_op(
     fake=_empty_matmul,
     schema=f"(Tensor m, Tensor x, {_SCHEMA}, bool transpose) -> Tensor",
 )
+jagged_outer_triton_backward = define_op(
+    _jagged_outer_triton_backward,
+    fake=lambda d_out, x, y, *rest: (x.new_empty(x.shape), y.new_empty(y.shape)),
+)
 
 
 def _save(inputs: tuple[Any, ...], output: Tensor) -> tuple[Any, ...]:
@@ -268,6 +281,8 @@ def _outer_gradient(
     saved: Sequence[Any], wanted: Sequence[bool], d_out: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
     x, y, offsets, matrix_offsets, _ = saved
+    if all(wanted[:2]):
+        return call_op(jagged_outer_triton_backward, d_out, x, y, offsets, matrix_offsets)
     d_x = d_y = None
     if wanted[0]:
         d_x = call_op(jagged2_matmul_triton, d_out, y, offsets, matrix_offsets, False)

@@ -61,6 +61,7 @@ OUTER_CONFIGS = {2: OuterConfig(64, 4, 2), 4: OuterConfig(64, 8, 2, 128)}
 # TRANSPOSE, `block` is not `tile` where D is `tile`.
 MATMUL_CONFIGS = {2: MatmulConfig(128, 8, 2, 128), 4: MatmulConfig(32, 8, 3, 128)}
 TRANSPOSED_CONFIGS = {2: MatmulConfig(64, 4, 2, 128), 4: MatmulConfig(32, 8, 3, 128)}
+BACKWARD_CONFIGS = {2: MatmulConfig(128, 8, 2, 128), 4: MatmulConfig(32, 8, 3, 128)}
 
 
 def launch_outer(
@@ -101,10 +102,7 @@ def launch_matmul(
     out = torch.empty((tokens, dim), dtype=x.dtype, device=x.device)
     if tokens == 0:
         return out
-    config = (TRANSPOSED_CONFIGS if transpose else MATMUL_CONFIGS)[x.element_size()]
-    block_d = block_size(dim, _depth(x))
-    if block_d > 64:
-        config = replace(config, num_warps=8, registers=None)
+    config, block_d = _matmul_config(TRANSPOSED_CONFIGS if transpose else MATMUL_CONFIGS, x)
     launch(
         _matmul_kernel, tile_count(tokens, users, config.tile) * triton.cdiv(dim, block_d),
         (
@@ -118,6 +116,41 @@ def launch_matmul(
         **config.options(),
     )  # fmt: skip
     return out
+
+
+def launch_outer_backward(
+    d_out: Tensor, x: Tensor, y: Tensor, offsets: Tensor, matrix_offsets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(dx, dy) [T, D] of `launch_outer`, for d_out [total]."""
+    x, y = unit_stride(x), unit_stride(y)
+    (tokens, dim), users = x.shape, offsets.shape[0] - 1
+    d_x = torch.empty((tokens, dim), dtype=x.dtype, device=x.device)
+    d_y = torch.empty((tokens, dim), dtype=x.dtype, device=x.device)
+    if tokens == 0:
+        return d_x, d_y
+    config, block_d = _matmul_config(BACKWARD_CONFIGS, x)
+    tiles = tile_count(tokens, users, config.tile) * triton.cdiv(dim, block_d)
+    launch(
+        _outer_backward_kernel, 2 * tiles,
+        (
+            d_out.contiguous(), x, y, d_x, d_y, offsets.contiguous(), matrix_offsets.contiguous(),
+            users, search_steps(users),
+        ),
+        {
+            "X_STRIDE": x.stride(0), "Y_STRIDE": y.stride(0), "D": dim, "BLOCK_D": block_d,
+            "TILE": config.tile, "BLOCK": config.block, "PRECISION": product_precision(x),
+        },
+        **config.options(),
+    )  # fmt: skip
+    return d_x, d_y
+
+
+def _matmul_config(configs: dict[int, MatmulConfig], x: Tensor) -> tuple[MatmulConfig, int]:
+    """And the columns of x that a program takes."""
+    config, block_d = configs[x.element_size()], block_size(x.shape[1], _depth(x))
+    if block_d > 64:
+        config = replace(config, num_warps=8, registers=None)
+    return config, block_d
 
 
 def _depth(x: Tensor) -> int:
@@ -167,27 +200,60 @@ def _matmul_kernel(
     X_STRIDE: tl.constexpr, TRANSPOSE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    _multiply(
+        tl.program_id(0), m_ptr, x_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
+        X_STRIDE, TRANSPOSE, D, BLOCK_D, TILE, BLOCK, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["users", "steps"])
+def _outer_backward_kernel(
+    m_ptr, x_ptr, y_ptr, dx_ptr, dy_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
+    X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    # Programs for rows and for columns of a user run beside each other, so that one of the two
+    # reads of its matrix is from cache.
+    program = tl.program_id(0) // 2
+    if tl.program_id(0) % 2 == 0:
+        _multiply(
+            program, m_ptr, y_ptr, dx_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
+            Y_STRIDE, False, D, BLOCK_D, TILE, BLOCK, PRECISION,
+        )  # fmt: skip
+    else:
+        _multiply(
+            program, m_ptr, x_ptr, dy_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
+            X_STRIDE, True, D, BLOCK_D, TILE, BLOCK, PRECISION,
+        )  # fmt: skip
+
+
+@triton.jit
+def _multiply(
+    program, m_ptr, x_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
+    X_STRIDE: tl.constexpr, TRANSPOSE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of m x, or of m^T x."""
     D_BLOCKS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
-    tile, depth = tl.program_id(0) // D_BLOCKS, tl.program_id(0) % D_BLOCKS * BLOCK_D
+    tile, depth = program // D_BLOCKS, program % D_BLOCKS * BLOCK_D
     user = user_of_tile(offsets_ptr, users, steps, tile, TILE)
     start, end = tl.load(offsets_ptr + user), tl.load(offsets_ptr + user + 1)
     size = (end - start).to(tl.int32)
     row = (tile - first_tile(offsets_ptr, user, TILE)) * TILE
-    if row >= size:
-        return
-    m_ptr += tl.load(matrix_offsets_ptr + user)
-    m_ptr += row if TRANSPOSE else row.to(tl.int64) * size
-    rows = tl.arange(0, TILE)[:, None]
-    acc = tl.zeros([TILE, BLOCK_D], tl.float32)
-    for block in range(0, size, BLOCK):
-        # 64-bit products for a block's start alone: TILE x size, or BLOCK x size, is not as long.
-        columns = tl.arange(0, BLOCK)[None, :]
-        if TRANSPOSE:
-            address = m_ptr + block * size.to(tl.int64) + columns * size + rows
-        else:
-            address = m_ptr + block + rows * size + columns
-        inside = (rows < size - row) & (columns < size - block)
-        weights = tl.load(address, mask=inside, other=0.0)
-        x = load_tile(x_ptr, start + block, end, X_STRIDE, depth, D, BLOCK, BLOCK_D)
-        acc = add_dot(acc, weights, x, PRECISION)
-    store_tile(out_ptr, acc, start + row, end, depth, D, TILE, BLOCK_D)
+    if row < size:
+        m_ptr += tl.load(matrix_offsets_ptr + user)
+        m_ptr += row if TRANSPOSE else row.to(tl.int64) * size
+        rows = tl.arange(0, TILE)[:, None]
+        acc = tl.zeros([TILE, BLOCK_D], tl.float32)
+        for block in range(0, size, BLOCK):
+            # 64-bit products for a block's start alone: TILE or BLOCK times size is not as long.
+            columns = tl.arange(0, BLOCK)[None, :]
+            if TRANSPOSE:
+                address = m_ptr + block * size.to(tl.int64) + columns * size + rows
+            else:
+                address = m_ptr + block + rows * size + columns
+            inside = (rows < size - row) & (columns < size - block)
+            weights = tl.load(address, mask=inside, other=0.0)
+            x = load_tile(x_ptr, start + block, end, X_STRIDE, depth, D, BLOCK, BLOCK_D)
+            acc = add_dot(acc, weights, x, PRECISION)
+        store_tile(out_ptr, acc, start + row, end, depth, D, TILE, BLOCK_D)

@@ -21,7 +21,7 @@ from jagged_kernels.interaction.triton_spread import row_tile
 from jagged_kernels.launch import launch
 
 # Programs of the backward: a few waves on any device, and few sums for the second launch.
-_PROGRAMS = 1024
+PROGRAMS = 1024
 # Sums and columns that a program of the second launch takes at a time.
 _SUMS, _SUM_COLUMNS = 256, 16
 
@@ -79,7 +79,7 @@ def launch_norm_backward(
     chunk, block, warps = row_tile(columns)
     # The sums of two parameters beside the tokens: more threads for as many registers.
     warps *= 2
-    tiles_each = triton.cdiv(triton.cdiv(rows, chunk), _PROGRAMS)
+    tiles_each = triton.cdiv(triton.cdiv(rows, chunk), PROGRAMS)
     programs = triton.cdiv(triton.cdiv(rows, chunk), tiles_each)
     sums = torch.empty((2, programs, columns), dtype=torch.float32, device=total.device)
     parameters = {"WEIGHT": weight is not None, "BIAS": bias is not None, "COLUMNS": columns}

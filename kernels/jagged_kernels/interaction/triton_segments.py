@@ -24,6 +24,8 @@ from jagged_kernels.launch import launch
 
 # Partial results of one user that the merge reads at a time.
 MERGE_LANES = 64
+# Elements that a program takes side by side, and how often at most.
+ELEMENTS, STEPS = 1024, 16
 
 
 class PieceShape(NamedTuple):
@@ -43,9 +45,9 @@ def power_of_two(size: int) -> int:
 def piece_shape(columns: int) -> PieceShape:
     """Depends on the width alone: the order of a user's sum must not change with the batch."""
     block = min(power_of_two(columns), 64)
-    lanes = min(1024 // block, 64)
-    pieces = max(1024 // (lanes * block), 4)
-    return PieceShape(block, lanes, pieces, 16 * lanes)
+    lanes = min(ELEMENTS // block, 64)
+    pieces = max(ELEMENTS // (lanes * block), 4)
+    return PieceShape(block, lanes, pieces, STEPS * lanes)
 
 
 def piece_slots(tokens: int, users: int, shape: PieceShape) -> int:

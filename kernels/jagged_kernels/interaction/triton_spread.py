@@ -19,13 +19,13 @@ from jagged_kernels.interaction.triton_users import user_of
 from jagged_kernels.launch import launch
 
 # Elements a program: enough loads in flight, few registers.
-_ELEMENTS = 4096
+ELEMENTS = 4096
 
 
 def column_tile(columns: int) -> tuple[int, int]:
     """(rows, columns) of a tile, for columns that do not need each other."""
     block = min(power_of_two(columns), 128)
-    return min(_ELEMENTS // block, 1024), block
+    return min(ELEMENTS // block, 1024), block
 
 
 def row_tile(columns: int) -> tuple[int, int, int]:
@@ -33,7 +33,7 @@ def row_tile(columns: int) -> tuple[int, int, int]:
     if columns > 8192:
         raise NotImplementedError(f"the triton backend goes to 8192 columns, got {columns}")
     block = power_of_two(columns)
-    return max(min(_ELEMENTS // block, 128), 1), block, 8 if block > 2048 else 4
+    return max(min(ELEMENTS // block, 128), 1), block, 8 if block > 2048 else 4
 
 
 def launch_spread(
