@@ -12,6 +12,7 @@ from torch import Tensor
 
 from jagged_kernels.interaction.triton_spread import padded_rows
 from jagged_kernels.interaction.triton_squares import (
+    OPTIONS,
     ROW_TILE,
     line_addresses,
     lines,
@@ -31,7 +32,7 @@ def launch_mul2(m: Tensor, other: Tensor, offsets: Tensor, matrix_offsets: Tenso
     launch(
         _mul2_kernel, triton.cdiv(token_bound(m, offsets), tokens),
         (m, other, out, offsets, matrix_offsets, offsets.shape[0] - 1, other.shape[1]),
-        {"TOKENS": tokens, "NUMBERS": numbers}, num_warps=4,
+        {"TOKENS": tokens, "NUMBERS": numbers}, **OPTIONS,
     )  # fmt: skip
     return out
 
@@ -48,7 +49,7 @@ def launch_pad2(
     launch(
         _pad2_kernel, triton.cdiv(users * length, rows),
         (a, b, out, offsets, matrix_offsets, users, length),
-        {"ROWS": rows, "NUMBERS": numbers}, num_warps=4,
+        {"ROWS": rows, "NUMBERS": numbers}, **OPTIONS,
     )  # fmt: skip
     return out
 

@@ -77,8 +77,8 @@ def launch_norm_backward(
     if rows == 0:
         return d_x, d_weight.zero_(), d_bias.zero_()
     chunk, block, warps = row_tile(columns)
-    # The sums of two parameters beside the tokens: more threads for as many registers.
-    warps *= 2
+    # The sums of two parameters beside the tokens: more threads a token for as many registers.
+    chunk, warps = (chunk // 2, warps) if chunk > 1 else (chunk, 2 * warps)
     tiles_each = triton.cdiv(triton.cdiv(rows, chunk), PROGRAMS)
     programs = triton.cdiv(triton.cdiv(rows, chunk), tiles_each)
     sums = torch.empty((2, programs, columns), dtype=torch.float32, device=total.device)

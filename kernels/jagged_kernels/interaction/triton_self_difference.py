@@ -12,6 +12,7 @@ from torch import Tensor
 
 from jagged_kernels.interaction.triton_squares import (
     COLUMN_TILE,
+    OPTIONS,
     ROW_TILE,
     line_addresses,
     lines,
@@ -29,7 +30,7 @@ def launch_difference(x: Tensor, offsets: Tensor, matrix_offsets: Tensor, total:
     launch(
         _difference_kernel, triton.cdiv(x.shape[0], tokens),
         (x, out, offsets, matrix_offsets, offsets.shape[0] - 1),
-        {"TOKENS": tokens, "NUMBERS": numbers}, num_warps=4,
+        {"TOKENS": tokens, "NUMBERS": numbers}, **OPTIONS,
     )  # fmt: skip
     return out
 
@@ -45,7 +46,7 @@ def launch_difference_backward(
     launch(
         _difference_backward_kernel, triton.cdiv(tokens, chunk),
         (d_out, d_x, offsets, matrix_offsets, offsets.shape[0] - 1),
-        {"TOKENS": chunk, "NUMBERS": numbers}, num_warps=4,
+        {"TOKENS": chunk, "NUMBERS": numbers}, **OPTIONS,
     )  # fmt: skip
     return d_x
 

@@ -17,6 +17,7 @@ from jagged_kernels.attention.triton_blocks import LOG2_E
 from jagged_kernels.interaction.triton_softmax import LOWEST, merge_softmax, online_softmax
 from jagged_kernels.interaction.triton_squares import (
     COLUMN_TILE,
+    OPTIONS,
     ROW_TILE,
     line_addresses,
     lines,
@@ -44,7 +45,7 @@ def launch_softmax2(
             "AXIS": 1 if by_row else 0, "BACKWARD": d_y is not None, "TOKENS": tokens,
             "NUMBERS": numbers,
         },
-        num_warps=4,
+        **OPTIONS,
     )  # fmt: skip
     return out
 
