@@ -21,6 +21,8 @@ from jagged_kernels.launch import launch
 
 _BYTES_PER_PROGRAM = 16384
 _MAX_COLUMNS = 512
+# Users that a program cuts; it sums up those before them, too.
+_USERS = 2048
 
 
 def as_rows(x: Tensor) -> Tensor:
@@ -129,6 +131,71 @@ def _place_rows_kernel(
     block = tl.load(source_ptr + address, mask=exists[:, None] & column, other=value)
     address, column = row_addresses(token, WIDTH, WIDTH, COLUMNS)
     tl.store(out_ptr + address, block, mask=inside[:, None] & column)
+
+
+def launch_cut_users(
+    offsets: Tensor,
+    starts: Tensor | None,
+    start: int | None,
+    lengths: Tensor | None,
+    length: int | None,
+) -> tuple[Tensor, Tensor]:
+    """What `slice.cut_users` says."""
+    users = offsets.shape[0] - 1
+    out_offsets, begins = offsets.new_empty(users + 1), offsets.new_empty(users)
+    if users == 0:
+        return out_offsets.zero_(), begins
+    launch(
+        _cut_users_kernel, -(-users // _USERS),
+        (out_offsets, begins, offsets, starts, lengths, start or 0, length or 0, users),
+        {"RECENT": starts is None and start is None, "USERS": _USERS}, num_warps=8,
+    )  # fmt: skip
+    return out_offsets, begins
+
+
+@triton.jit(do_not_specialize=["start", "length", "users"])
+def _cut_users_kernel(
+    out_offsets_ptr, begins_ptr, offsets_ptr, starts_ptr, lengths_ptr, start, length, users,
+    RECENT: tl.constexpr, USERS: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * USERS
+    before = tl.zeros([USERS], tl.int64)
+    for other in range(0, first, USERS):
+        _, count = _cut_user(
+            offsets_ptr, starts_ptr, lengths_ptr, start, length, users,
+            other + tl.arange(0, USERS), RECENT,
+        )  # fmt: skip
+        before += count
+    user = first + tl.arange(0, USERS)
+    begin, count = _cut_user(
+        offsets_ptr, starts_ptr, lengths_ptr, start, length, users, user, RECENT
+    )
+    end = tl.sum(before, 0) + tl.cumsum(count, 0)
+    dtype = out_offsets_ptr.dtype.element_ty
+    tl.store(out_offsets_ptr + user, (end - count).to(dtype), mask=user < users)
+    tl.store(out_offsets_ptr + user + 1, end.to(dtype), mask=user == users - 1)
+    tl.store(begins_ptr + user, begin.to(dtype), mask=user < users)
+
+
+@triton.jit
+def _cut_user(
+    offsets_ptr, starts_ptr, lengths_ptr, start, length, users, user, RECENT: tl.constexpr
+):
+    """(start in the user, number of tokens) of each user's part, int64; 0 behind the last user."""
+    inside = user < users
+    end = tl.load(offsets_ptr + user + 1, mask=inside, other=0).to(tl.int64)
+    count = end - tl.load(offsets_ptr + user, mask=inside, other=0).to(tl.int64)
+    begin = count * 0 + start
+    if starts_ptr is not None:
+        begin = tl.load(starts_ptr + user, mask=inside, other=0).to(tl.int64)
+    wanted = count * 0 + length
+    if lengths_ptr is not None:
+        wanted = tl.load(lengths_ptr + user, mask=inside, other=0).to(tl.int64)
+    wanted = tl.maximum(wanted, 0)
+    if RECENT:
+        begin = count - tl.minimum(wanted, count)
+    begin = tl.minimum(tl.maximum(begin, 0), count)
+    return begin, tl.minimum(wanted, count - begin)
 
 
 def launch_select_rows_backward(

@@ -24,8 +24,8 @@ from jagged_kernels.launch import launch
 
 # Partial results of one user that the merge reads at a time.
 MERGE_LANES = 64
-# Elements that a program takes side by side, and how often at most.
-ELEMENTS, STEPS = 1024, 16
+# Of a piece, elements side by side and how often at most; pieces a program, at least.
+ELEMENTS, STEPS, PIECES = 1024, 16, 4
 
 
 class PieceShape(NamedTuple):
@@ -46,7 +46,7 @@ def piece_shape(columns: int) -> PieceShape:
     """Depends on the width alone: the order of a user's sum must not change with the batch."""
     block = min(power_of_two(columns), 64)
     lanes = min(ELEMENTS // block, 64)
-    pieces = max(ELEMENTS // (lanes * block), 4)
+    pieces = max(ELEMENTS // (lanes * block), PIECES)
     return PieceShape(block, lanes, pieces, STEPS * lanes)
 
 
