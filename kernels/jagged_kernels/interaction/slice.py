@@ -73,19 +73,19 @@ def _cut(
     """`start` None: the last `length` tokens."""
     chosen = choose_backend(backend, x.values)
     if chosen == "triton":
-        offsets, start = call_op(cut_users, x.offsets, *_either(start), *_either(length))
+        offsets, begins = call_op(cut_users, x.offsets, *_either(start), *_either(length))
     else:
-        start, length = _clamped(x, start, length)
-        offsets = lengths_to_offsets(length)
+        begins, lengths = _clamped(x, start, length)
+        offsets = lengths_to_offsets(lengths)
     tokens = total_tokens(offsets, total)
     if chosen == "reference":
-        values = _reference(x, start, offsets.diff())
+        values = _reference(x, begins, offsets.diff())
     elif chosen == "native":
         user, place = token_positions(offsets, tokens)
-        values = x.values.index_select(0, (x.offsets[:-1] + start)[user] + place)
+        values = x.values.index_select(0, (x.offsets[:-1] + begins)[user] + place)
     else:
         values = call_op(
-            place_rows, x.values, x.offsets, offsets, start, 1, len(x), tokens, 0, 0,
+            place_rows, x.values, x.offsets, offsets, begins, 1, len(x), tokens, 0, 0,
             False, False, 0.0,
         )  # fmt: skip
     return JaggedTensor._trusted(values, offsets)
