@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from jagged_kernels.interaction.rows import place_rows
 from jagged_kernels.jagged_tensor import JaggedTensor, lengths_to_offsets
 from jagged_kernels.operators import call_op, define_op
 
-_LONGEST = 2**31 - 1
+LONGEST = 2**31 - 1
 
 
 def jagged_slice(
@@ -73,7 +75,7 @@ def _cut(
     """`start` None: the last `length` tokens."""
     chosen = choose_backend(backend, x.values)
     if chosen == "triton":
-        offsets, begins = call_op(cut_users, x.offsets, *_either(start), *_either(length))
+        offsets, begins = call_op(cut_users, x.offsets, None, *_either(start), *_either(length))
     else:
         begins, lengths = _clamped(x, start, length)
         offsets = lengths_to_offsets(lengths)
@@ -113,26 +115,28 @@ def _clamped(
 
 def _cut_users(
     offsets: Tensor,
+    select: Tensor | None,
     starts: Tensor | None,
     start: int | None,
     lengths: Tensor | None,
     length: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """(offsets of the parts [B + 1], their starts in the users [B]); of each pair of arguments one
-    is given, of the first it may be none: the last tokens."""
+    """(offsets of the parts [N + 1], their starts in the users [N]).
+
+    Args:
+        select: [N], whose tokens each part is of; nobody's where there is no such user. None: all
+            users in turn.
+        starts, start, lengths, length: of each pair one is given; of the first it may be none,
+            for the last tokens.
+    """
     from jagged_kernels.interaction.triton_rows import launch_cut_users
 
-    return launch_cut_users(offsets, starts, start, lengths, length)
+    return launch_cut_users(offsets, select, starts, start, lengths, length)
 
 
-def _empty_cut(
-    offsets: Tensor,
-    starts: Tensor | None,
-    start: int | None,
-    lengths: Tensor | None,
-    length: int | None,
-) -> tuple[Tensor, Tensor]:
-    return offsets.new_empty(offsets.shape), offsets.new_empty(offsets.shape[0] - 1)
+def _empty_cut(offsets: Tensor, select: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    users = offsets.shape[0] - 1 if select is None else select.shape[0]
+    return offsets.new_empty(users + 1), offsets.new_empty(users)
 
 
 cut_users = define_op(_cut_users, fake=_empty_cut)
@@ -160,7 +164,7 @@ def _per_user(x: JaggedTensor, number: int | Tensor, name: str) -> int | Tensor:
     if not isinstance(x, JaggedTensor):
         raise TypeError(f"x must be a JaggedTensor, got {type(x).__name__}")
     if isinstance(number, int):
-        return min(max(number, -_LONGEST), _LONGEST)
+        return min(max(number, -LONGEST), LONGEST)
     if number.dtype.is_floating_point or number.dtype == torch.bool:
         raise TypeError(f"{name} must be an int or integers [B], got {number.dtype}")
     if number.shape != (len(x),) or number.device != x.device:
@@ -171,4 +175,4 @@ def _per_user(x: JaggedTensor, number: int | Tensor, name: str) -> int | Tensor:
     if number.dtype == x.offsets.dtype:
         return number
     # An int64 that is far too long must not wrap round in int32.
-    return number.clamp(-_LONGEST, _LONGEST).to(x.offsets.dtype)
+    return number.clamp(-LONGEST, LONGEST).to(x.offsets.dtype)

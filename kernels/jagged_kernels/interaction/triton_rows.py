@@ -135,40 +135,49 @@ def _place_rows_kernel(
 
 def launch_cut_users(
     offsets: Tensor,
+    select: Tensor | None,
     starts: Tensor | None,
     start: int | None,
     lengths: Tensor | None,
     length: int | None,
 ) -> tuple[Tensor, Tensor]:
     """What `slice.cut_users` says."""
-    users = offsets.shape[0] - 1
+    offsets, known = offsets.contiguous(), offsets.shape[0] - 1
+    select, starts, lengths = (
+        None if x is None else x.contiguous() for x in (select, starts, lengths)
+    )
+    users = known if select is None else select.shape[0]
     out_offsets, begins = offsets.new_empty(users + 1), offsets.new_empty(users)
     if users == 0:
         return out_offsets.zero_(), begins
     launch(
         _cut_users_kernel, -(-users // _USERS),
-        (out_offsets, begins, offsets, starts, lengths, start or 0, length or 0, users),
+        (
+            out_offsets, begins, offsets, select, starts, lengths, start or 0, length or 0, known,
+            users,
+        ),
         {"RECENT": starts is None and start is None, "USERS": _USERS}, num_warps=8,
     )  # fmt: skip
     return out_offsets, begins
 
 
-@triton.jit(do_not_specialize=["start", "length", "users"])
+@triton.jit(do_not_specialize=["start", "length", "known", "users"])
 def _cut_users_kernel(
-    out_offsets_ptr, begins_ptr, offsets_ptr, starts_ptr, lengths_ptr, start, length, users,
+    out_offsets_ptr, begins_ptr, offsets_ptr, select_ptr, starts_ptr, lengths_ptr, start, length,
+    known, users,
     RECENT: tl.constexpr, USERS: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * USERS
     before = tl.zeros([USERS], tl.int64)
     for other in range(0, first, USERS):
         _, count = _cut_user(
-            offsets_ptr, starts_ptr, lengths_ptr, start, length, users,
+            offsets_ptr, select_ptr, starts_ptr, lengths_ptr, start, length, known, users,
             other + tl.arange(0, USERS), RECENT,
         )  # fmt: skip
         before += count
     user = first + tl.arange(0, USERS)
     begin, count = _cut_user(
-        offsets_ptr, starts_ptr, lengths_ptr, start, length, users, user, RECENT
+        offsets_ptr, select_ptr, starts_ptr, lengths_ptr, start, length, known, users, user, RECENT
     )
     end = tl.sum(before, 0) + tl.cumsum(count, 0)
     dtype = out_offsets_ptr.dtype.element_ty
@@ -179,12 +188,17 @@ def _cut_users_kernel(
 
 @triton.jit
 def _cut_user(
-    offsets_ptr, starts_ptr, lengths_ptr, start, length, users, user, RECENT: tl.constexpr
-):
+    offsets_ptr, select_ptr, starts_ptr, lengths_ptr, start, length, known, users, user,
+    RECENT: tl.constexpr,
+):  # fmt: skip
     """(start in the user, number of tokens) of each user's part, int64; 0 behind the last user."""
     inside = user < users
-    end = tl.load(offsets_ptr + user + 1, mask=inside, other=0).to(tl.int64)
-    count = end - tl.load(offsets_ptr + user, mask=inside, other=0).to(tl.int64)
+    source = user.to(tl.int64)
+    if select_ptr is not None:
+        source = tl.load(select_ptr + user, mask=inside, other=-1).to(tl.int64)
+    exists = inside & (source >= 0) & (source < known)
+    end = tl.load(offsets_ptr + source + 1, mask=exists, other=0).to(tl.int64)
+    count = end - tl.load(offsets_ptr + source, mask=exists, other=0).to(tl.int64)
     begin = count * 0 + start
     if starts_ptr is not None:
         begin = tl.load(starts_ptr + user, mask=inside, other=0).to(tl.int64)

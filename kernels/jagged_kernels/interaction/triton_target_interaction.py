@@ -152,7 +152,7 @@ def launch_target_backward(
     launch(
         _users_kernel, user_programs,
         (by_user, target, weight, d_target, user_sums, users, share),
-        {**shape, "USERS": _USERS, "PRECISION": product_precision(by_user)}, num_warps=4,
+        {**shape, "USERS": _USERS, "PRECISION": product_precision(by_user)}, num_warps=8,
     )  # fmt: skip
     launch(
         _weight_sums_kernel, triton.cdiv(dim * columns, _SUM_BLOCK),
