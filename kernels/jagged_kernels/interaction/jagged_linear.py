@@ -48,9 +48,10 @@ def jagged_linear(
     Raises:
         TypeError, ValueError: arguments of wrong kind, dtype, shape or device, before any launch.
 
-    Triton accumulates in float32; float32 products are as exact as in registers (six of bfloat16
-    each) unless `torch.backends.cuda.matmul.allow_tf32` is set. The backward recomputes what is before the
-    activation; beyond D or K of 128 (64 in float32) in memory, with its gradient: 2 [T, K].
+    Triton accumulates in float32; float32 products use TF32 only if
+    `torch.backends.cuda.matmul.allow_tf32` is set, else six products of bfloat16 parts, which are
+    as exact as one of float32. The backward recomputes what is before the activation; beyond D or K
+    of 128 (64 in float32) in memory, with its gradient: 2 [T, K].
 
     Source: the jagged MLP of arXiv 2409.15373.
 

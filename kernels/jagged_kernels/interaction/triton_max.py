@@ -20,8 +20,11 @@ from jagged_kernels.interaction.triton_segments import (
     piece_shape,
     piece_slots,
 )
+from jagged_kernels.interaction.triton_tiles import search_steps
 from jagged_kernels.launch import launch
 
+# Values and places take many registers: what spills, spills outside the loop.
+OPTIONS = {"num_warps": 8, "maxnreg": 64}
 # The place of a token that is not there: behind all others.
 _NOWHERE = tl.constexpr(2**31 - 1)
 
@@ -46,17 +49,16 @@ def launch_max(x: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     common = {
         "COLUMNS": columns, "BLOCKS": blocks, "BLOCK": shape.block, "PIECE": shape.piece
     }  # fmt: skip
-    # Eight warps: values and places take many registers.
     launch(
         _max_pieces_kernel, triton.cdiv(slots, shape.pieces) * blocks,
-        (x, offsets, top, place, tops, places, users, users.bit_length()),
+        (x, offsets, top, place, tops, places, users, search_steps(users)),
         {"X_STRIDE": x.stride(0), **common, "LANES": shape.lanes, "PIECES": shape.pieces},
-        num_warps=8,
+        **OPTIONS,
     )  # fmt: skip
     if cut:
         launch(
             _merge_max_kernel, users * blocks, (tops, places, offsets, top, place),
-            {**common, "LANES": MERGE_LANES}, num_warps=8,
+            {**common, "LANES": MERGE_LANES}, **OPTIONS,
         )  # fmt: skip
     return top, place
 
@@ -101,8 +103,10 @@ def _max_pieces_kernel(
 ):  # fmt: skip
     column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     row = tl.arange(0, PIECES * LANES)
-    slot = tl.program_id(0) // BLOCKS * PIECES + row // LANES
-    user, first, length, begin, end = load_pieces(offsets_ptr, slot, users, steps, PIECE)
+    first_slot = tl.program_id(0) // BLOCKS * PIECES
+    slot, user, first, length, begin, end = load_pieces(
+        offsets_ptr, first_slot, row, users, steps, PIECE, LANES, PIECES
+    )
     lane = begin + row % LANES
     top = tl.full([PIECES * LANES, BLOCK], float("-inf"), tl.float32)
     place = tl.full([PIECES * LANES, BLOCK], _NOWHERE, tl.int32)

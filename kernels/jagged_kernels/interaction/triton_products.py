@@ -146,7 +146,7 @@ def launch_products(
             merge_kernel, (programs - 1, triton.cdiv(size, MERGE_BLOCK.value)),
             (partials, out, sums, *walk),
             {"MATRIX": dim * columns, "K": columns, "SIZE": size, "TILE": config.block},
-            num_warps=4,
+            num_warps=8,
         )  # fmt: skip
     return out, sums, d_x
 
@@ -276,7 +276,7 @@ def load_segment(places_ptr, bounds_ptr, segment, TILE: tl.constexpr):
 
 MERGE_BLOCK = tl.constexpr(1024)
 # Partial sums that are added at a time: the wait for memory is what adding takes.
-_MERGE_ROWS = tl.constexpr(8)
+_MERGE_ROWS = tl.constexpr(16)
 
 
 @triton.jit(do_not_specialize=["users", "steps", "units", "span"])

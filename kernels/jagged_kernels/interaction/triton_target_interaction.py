@@ -144,7 +144,7 @@ def launch_target_backward(
             merge_kernel, (programs - 1, triton.cdiv(dim + columns, MERGE_BLOCK.value)),
             (partials, by_user, None, offsets, None, None, *walk),
             {"MATRIX": dim + columns, "K": 1, "SIZE": dim + columns, "TILE": config.block},
-            num_warps=4,
+            num_warps=8,
         )  # fmt: skip
     share = triton.cdiv(triton.cdiv(users, _USERS), multiprocessors(x.device))
     user_programs = triton.cdiv(users, _USERS * share)
