@@ -28,7 +28,7 @@ def jagged_jagged_bmm(x: JaggedTensor, y: JaggedTensor, *, backend: Backend = "a
     Returns:
         [B, D, K] in the dtype of `x`, 0 for a user without tokens; gradients for x and y. Triton
         sums in float32 and takes scratch memory for two results a program, of which there are at
-        most four a multiprocessor; the order of a sum does not change from run to run.
+        most five a multiprocessor; the order of a sum does not change from run to run.
 
     Raises:
         TypeError, ValueError: arguments of wrong kind, dtype, shape or device, before any launch.

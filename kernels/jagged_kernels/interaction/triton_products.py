@@ -45,10 +45,11 @@ from jagged_kernels.launch import launch
 
 # Up to so many tokens, a program a segment needs no second launch and is as fast.
 ONE_LAUNCH_TOKENS = 2048
-PROGRAMS_PER_MULTIPROCESSOR = 4
+# Spans a multiprocessor, as many as run at a time: for sums alone, and for sums and dx together.
+SUM_PROGRAMS, FUSED_PROGRAMS = 5, 3
 # By bytes of a number: for sums alone, and for sums and dx together.
 SUM_CONFIGS = {2: LaunchConfig(64, 4, 2, 128), 4: LaunchConfig(32, 4, 2)}
-FUSED_CONFIGS = {2: LaunchConfig(64, 8, 2, 128), 4: LaunchConfig(32, 4, 2)}
+FUSED_CONFIGS = {2: LaunchConfig(64, 4, 2, 168), 4: LaunchConfig(32, 4, 2)}
 # By bytes of a number: D and K up to which the backward is one launch over the tokens, and the most
 # rows and columns of a matrix that a program sums.
 FUSED_UP_TO = {2: 128, 4: 64}
@@ -113,8 +114,9 @@ def launch_products(
         config = replace(config, num_warps=8, registers=None)
     blocks = triton.cdiv(dim, block_d) * triton.cdiv(columns, block_k)
     units = tile_count(tokens, users, config.block)
+    each = SUM_PROGRAMS if weight is None else FUSED_PROGRAMS
     one_launch = tokens <= ONE_LAUNCH_TOKENS
-    span = units if one_launch else triton.cdiv(units, span_programs(x.device))
+    span = units if one_launch else triton.cdiv(units, multiprocessors(x.device) * each)
     programs = segments.number if one_launch else triton.cdiv(units, span)
     size = dim * columns + (0 if sums is None else columns)
     partials = None
@@ -149,11 +151,6 @@ def launch_products(
             num_warps=8,
         )  # fmt: skip
     return out, sums, d_x
-
-
-def span_programs(device: torch.device) -> int:
-    """Spans to cut a batch into: what runs at a time."""
-    return multiprocessors(device) * PROGRAMS_PER_MULTIPROCESSOR
 
 
 @triton.jit(do_not_specialize=["users", "steps", "units", "span"])
@@ -230,7 +227,7 @@ def add_tiles(
             before = tl.dot(x, weight, input_precision=PRECISION)
             if bias is not None:
                 before += bias[None, :]
-            slope = y.to(tl.float32) * activation_slope(before, ACTIVATION)
+            slope = y.to(tl.float32) * activation_slope(before, ACTIVATION, x.dtype)
             total += tl.sum(slope, 0)
             y = slope.to(x.dtype)
         else:

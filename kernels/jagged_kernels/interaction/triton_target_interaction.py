@@ -43,10 +43,10 @@ from jagged_kernels.launch import launch
 MOST_FUSED = 64
 # By bytes of a number; `block` is the tokens at a time.
 FORWARD_CONFIGS = {2: LaunchConfig(64, 8, 2, 128), 4: LaunchConfig(64, 4, 2)}
-BACKWARD_CONFIGS = {2: LaunchConfig(64, 8, 2, 128), 4: LaunchConfig(32, 8, 2)}
+BACKWARD_CONFIGS = {2: LaunchConfig(64, 4, 2, 168), 4: LaunchConfig(32, 8, 2)}
 # Spans a multiprocessor.
 FORWARD_PROGRAMS = 8
-BACKWARD_PROGRAMS = 2
+BACKWARD_PROGRAMS = 3
 
 # Users at a time in the pass over users.
 _USERS = 64
@@ -152,7 +152,8 @@ def launch_target_backward(
     launch(
         _users_kernel, user_programs,
         (by_user, target, weight, d_target, user_sums, users, share),
-        {**shape, "USERS": _USERS, "PRECISION": product_precision(by_user)}, num_warps=8,
+        {**shape, "USERS": _USERS, "PRECISION": product_precision(by_user)},
+        num_warps=8, num_stages=1,
     )  # fmt: skip
     launch(
         _weight_sums_kernel, triton.cdiv(dim * columns, _SUM_BLOCK),
@@ -217,7 +218,8 @@ def _target_kernel(
         for token in range(from_token, to_token, TILE):
             x = load_tile(x_ptr, token, to_token, X_STRIDE, 0, D, TILE, BLOCK_D)
             out = tl.dot(x, matrix, input_precision=PRECISION) + user_bias[None, :]
-            store_tile(out_ptr, activate(out, ACTIVATION), token, to_token, 0, K, TILE, BLOCK_K)
+            out = activate(out, ACTIVATION, out_ptr.dtype.element_ty)
+            store_tile(out_ptr, out, token, to_token, 0, K, TILE, BLOCK_K)
 
 
 @triton.jit(do_not_specialize=["users", "steps", "units", "span"])
