@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Literal
 
@@ -10,6 +11,8 @@ from torch import Tensor
 
 Backend = Literal["auto", "triton", "native", "reference"]
 _BACKENDS = ("auto", "triton", "native", "reference")
+# The interpreter has no multiprocessors; enough to cut work in small batches.
+_INTERPRETED_MULTIPROCESSORS = 4
 
 
 def choose_backend(backend: str, x: Tensor) -> str:
@@ -33,6 +36,22 @@ def choose_backend(backend: str, x: Tensor) -> str:
 def triton_runs(x: Tensor) -> bool:
     """Whether Triton kernels can run where this tensor is: on CUDA, or in the interpreter."""
     return x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def multiprocessors(device: torch.device) -> int:
+    """How many programs a device runs beside each other, at one a multiprocessor."""
+    if device.type != "cuda":
+        return _INTERPRETED_MULTIPROCESSORS
+    # `torch.compile` looks past a cache, with a warning.
+    ask = _ask_multiprocessors if torch.compiler.is_compiling() else _known_multiprocessors
+    return ask(device)
+
+
+def _ask_multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+_known_multiprocessors = functools.cache(_ask_multiprocessors)
 
 
 def _check_triton_runs(x: Tensor) -> None:

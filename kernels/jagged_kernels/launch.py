@@ -15,7 +15,8 @@ from torch import Tensor
 from triton import knobs
 
 _COMPILED: dict[tuple[Any, ...], Any] = {}
-_NUMBERS = frozenset((int, float, bool, NoneType))
+# What types alone say all about.
+_KINDS = frozenset((float, bool, NoneType))
 
 
 def launch(
@@ -57,7 +58,7 @@ def launch(
             kinds += argument.dtype, argument.get_device(), address % 16 == 0
             passed.append(address)
         else:
-            kinds.append(kind if kind in _NUMBERS else _kind(argument))
+            kinds.append(kind if kind in _KINDS else _kind(argument))
             passed.append(argument)
     values = constants.values()
     key = (kernel.fn, *values, *options, *options.values(), *kinds)
@@ -94,6 +95,8 @@ def _kind(argument: Any) -> Any:
         return tuple(map(_kind, argument))
     if hasattr(argument, "block_shape"):  # of a TMA descriptor the blocks that it brings
         return argument.base.dtype, *argument.block_shape, argument.layout
+    if type(argument) is int:
+        return -(2**31) <= argument < 2**31  # int32 or int64
     return type(argument)
 
 

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 _LIBRARY = torch.library.Library("jagged_kernels", "FRAGMENT")
 # Of each operator its function and, where it has one, its gradient.
 _EAGER: dict[Any, tuple[Callable[..., Any], type[torch.autograd.Function] | None]] = {}
-_NUMBERS = frozenset((int, float, bool, NoneType))
+_PLAIN = frozenset((int, float, bool, str, NoneType))
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
 
 
@@ -135,7 +135,7 @@ def call(op: Any, *inputs: Any) -> Any:
         if kind in _TENSORS:
             if grad and x.requires_grad:
                 places.append(place)
-        elif kind not in _NUMBERS and not _has_numbers(x):
+        elif kind not in _PLAIN and not _is_plain(x, grad):
             return op(*inputs)
     if (
         torch._C._len_torch_dispatch_stack()
@@ -151,8 +151,12 @@ def call(op: Any, *inputs: Any) -> Any:
     return gradient.apply(function, inputs, None, places, *[inputs[i] for i in places])
 
 
-def _has_numbers(x: Any) -> bool:
-    return type(x) is list and all(type(part) in _NUMBERS for part in x)
+def _is_plain(x: Any, grad: bool) -> bool:
+    """Is it a list of numbers, or of tensors that want no gradient?"""
+    return type(x) in (list, tuple) and all(
+        type(part) in _PLAIN or (type(part) in _TENSORS and not (grad and part.requires_grad))
+        for part in x
+    )
 
 
 def _flatten(inputs: Sequence[Any]) -> tuple[list[Any], list[int]]:

@@ -46,6 +46,7 @@ def attend(
     )  # fmt: skip
     scale = 1 / math.sqrt(dim) if scale is None else scale
     o, lse2 = launch_forward(q, k, v, rows, left=left, right=right, scale=scale)
+    assert lse2 is not None
     return {"o": o, "lse": lse2 * math.log(2)}
 
 
@@ -257,7 +258,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> tuple[Tensor, 
 
     tile = forward_config(q.shape[2]).tile_q
     schedule = attention_schedule(JaggedTensor(q, offsets, validate=False), tile_q=tile)
-    return launch_forward(q, k, v, schedule.rows, left=-1, right=-1, scale=0.1)
+    o, lse2 = launch_forward(q, k, v, schedule.rows, left=-1, right=-1, scale=0.1)
+    assert lse2 is not None
+    return o, lse2
 
 
 @on_hopper

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from jagged_kernels import JaggedTensor, jagged_embedding
 from jagged_kernels.interaction.embedding import embed
-from jagged_kernels.interaction.row_sums import sum_sorted_rows
+from jagged_kernels.interaction.row_sums import sort_ids, sum_sorted_rows
 
 
 def embedding(backend: Any, offsets: Tensor, **tensors: Tensor) -> JaggedTensor:
@@ -77,6 +77,7 @@ def test_operators_pass_opcheck():
     tables = [tensors[f"table_{n}"].requires_grad_() for n in ("often", "same")]
     ids = [tensors[f"ids_{n}"] for n in ("often", "same")]
     torch.library.opcheck(embed, (tables, ids, False))
+    torch.library.opcheck(sort_ids, (ids, [40, 3]))
     keys, order = ids[0].sort()
     rows = torch.randn(9, 4, device=DEVICE)
     torch.library.opcheck(sum_sorted_rows, (rows, order, keys, 40))

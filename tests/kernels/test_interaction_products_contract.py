@@ -94,8 +94,8 @@ def _operator_samples() -> dict[str, tuple]:
     begins = jagged2_offsets(offsets)
     d_out, groups = random(38, 3, seed=7).to(DEVICE), torch.tensor([1, 0, 1], device=DEVICE)
     target = random(3, 5, seed=8).to(DEVICE).requires_grad_()
-    parts = (random(5, 3, seed=9).to(DEVICE), random(5, 3, seed=10).to(DEVICE))
-    interaction = (x, target, *(p.requires_grad_() for p in parts), bias, offsets, "relu")
+    layer = (random(3, 20, seed=9).to(DEVICE), random(3, seed=10).to(DEVICE))
+    interaction = (x, target, *(p.requires_grad_() for p in layer), offsets, "relu")
     frozen = [t.detach() if isinstance(t, Tensor) else t for t in interaction]
     linear = (x, weight, bias, offsets, groups, "gelu")
     plain = [t.detach() if isinstance(t, Tensor) else t for t in linear]
@@ -104,6 +104,13 @@ def _operator_samples() -> dict[str, tuple]:
         "jagged_linear_triton_backward": (d_out, *plain, True, True, False),
         "jagged_jagged_triton": (x, random(38, 3).to(DEVICE).requires_grad_(), offsets),
         "jagged_outer_triton": (x, x.detach().clone(), offsets, begins, 9 + 35 * 35),
+        "jagged_outer_triton_backward": (
+            scores.detach(),
+            x.detach(),
+            x.detach().clone(),
+            offsets,
+            begins,
+        ),
         "jagged2_matmul_triton": (scores, x, offsets, begins, True),
         "target_interaction_triton": interaction,
         "target_interaction_triton_backward": (d_out, *frozen),
@@ -214,6 +221,8 @@ def test_no_waiting_and_no_second_compilation(name: str) -> None:
         triton_products.merge_kernel,
         triton_jagged_outer._outer_kernel,
         triton_jagged_outer._matmul_kernel,
+        triton_jagged_outer._outer_backward_kernel,
+        triton_target_interaction._target_kernel,
         triton_target_interaction._target_backward_kernel,
     )
     call, case = OPERATIONS[name]

@@ -36,6 +36,7 @@ from jagged_kernels.interaction.index_select import select_rows, select_rows_bac
 from jagged_kernels.interaction.jagged2 import jagged2_offsets
 from jagged_kernels.interaction.jagged2_padded import cut_matrices, pad_matrices
 from jagged_kernels.interaction.rows import place_rows
+from jagged_kernels.interaction.slice import cut_users
 
 # Empty users at either end and between, one token, and more tokens than one program takes.
 LENGTHS = {
@@ -231,6 +232,8 @@ def test_operators_pass_opcheck():
     chosen = offsets_of((5, 3, 5))
     ends = (0, 4, True, False, 0.5)
     torch.library.opcheck(place_rows, (x, offsets, None, None, 1, 3, 12, *ends))
+    torch.library.opcheck(cut_users, (offsets, None, None, 1, users, None))
+    torch.library.opcheck(cut_users, (offsets, users, None, None, None, 2))
     torch.library.opcheck(select_rows, (x, offsets, users, chosen, 13))
     d_out = tokens((13,), 4)
     torch.library.opcheck(select_rows_backward, (d_out, offsets, users, chosen, 8))

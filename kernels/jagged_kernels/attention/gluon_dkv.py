@@ -36,8 +36,9 @@ from jagged_kernels.attention.gluon_blocks import (
     whole_blocks,
     zero_rows,
 )
-from jagged_kernels.attention.hopper import HopperConfig, dkv_config, multiprocessors
+from jagged_kernels.attention.hopper import HopperConfig, dkv_config
 from jagged_kernels.attention.triton_blocks import LOG2_E, attention_shape
+from jagged_kernels.backends import multiprocessors
 from jagged_kernels.launch import launch
 
 _LANES = gl.constexpr(32)
@@ -72,7 +73,7 @@ def launch_dkv(
     # From the keys' side the band is mirrored.
     launch(
         _dkv_kernel,
-        min(multiprocessors(k.device.index) * config.residents, rows_t.shape[0] * kv_heads),
+        min(multiprocessors(k.device) * config.residents, rows_t.shape[0] * kv_heads),
         (
             lse2, delta, dk, dv, rows_t, rows_t.shape[0],
             token_blocks(k, part_k), token_blocks(v, part_k),

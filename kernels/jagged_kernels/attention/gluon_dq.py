@@ -35,8 +35,9 @@ from jagged_kernels.attention.gluon_blocks import (
     whole_blocks,
     zero_rows,
 )
-from jagged_kernels.attention.hopper import DQ_CONFIG, HopperConfig, multiprocessors
+from jagged_kernels.attention.hopper import DQ_CONFIG, HopperConfig
 from jagged_kernels.attention.triton_blocks import LOG2_E, attention_shape
+from jagged_kernels.backends import multiprocessors
 from jagged_kernels.launch import launch
 
 _LOG2_E = gl.constexpr(LOG2_E)
@@ -69,7 +70,7 @@ def launch_dq(
     part_q, block = config.part_q, config.block
     launch(
         _dq_kernel,
-        min(multiprocessors(q.device.index) * config.residents, rows.shape[0] * q.shape[1]),
+        min(multiprocessors(q.device) * config.residents, rows.shape[0] * q.shape[1]),
         (
             lse2, None if d_lse2 is None else d_lse2.contiguous(), delta, dq,
             rows, rows.shape[0],

@@ -40,9 +40,10 @@ from jagged_kernels.attention.gluon_blocks import (
     whole_blocks,
     zero_tail,
 )
-from jagged_kernels.attention.hopper import HopperConfig, forward_config, multiprocessors
+from jagged_kernels.attention.hopper import HopperConfig, forward_config
 from jagged_kernels.attention.triton_blocks import FAR, attention_shape, empty_lse, scale_argument
 from jagged_kernels.attention.triton_exact import launch_exact
+from jagged_kernels.backends import multiprocessors
 from jagged_kernels.launch import launch
 
 _FAR = gl.constexpr(FAR)
@@ -76,7 +77,7 @@ def launch_forward(
     shape = attention_shape(q, k, v, tile=config.tile_q, block=block, left=left, right=right)
     launch(
         _forward_kernel,
-        min(multiprocessors(q.device.index) * config.residents, rows.shape[0] * heads),
+        min(multiprocessors(q.device) * config.residents, rows.shape[0] * heads),
         (
             o, lse2, marks, rows, rows.shape[0],
             token_blocks(q, part_q), token_blocks(k, block), token_blocks(v, block),

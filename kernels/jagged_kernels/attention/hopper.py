@@ -127,11 +127,6 @@ def _capability(device: int | None) -> int:
     return torch.cuda.get_device_capability(device)[0]
 
 
-@lru_cache
-def multiprocessors(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def tma_reads(x: Tensor) -> bool:
     """TMA wants 16-byte-aligned rows and counts in int32; the exact walk's blocks do, too."""
     stride_t, stride_h, stride_d = x.stride()

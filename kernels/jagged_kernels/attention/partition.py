@@ -12,7 +12,6 @@ and programs that run side by side read neighbouring heads of the same tokens.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.attention.tiles import LaunchConfig
-from jagged_kernels.backends import triton_runs
+from jagged_kernels.backends import multiprocessors, triton_runs
 from jagged_kernels.operators import call, define_op
 
 Policy = Literal["stream", "split", "rows"]
@@ -36,8 +35,6 @@ ROW_COST = 1
 SPLIT_CHUNKS = 8
 # Rows of a query tile with all heads that share keys: more would not leave registers for scores.
 MAX_PACK = 128
-# The interpreter has no multiprocessors; enough to cut rows in small batches.
-_INTERPRETED_MULTIPROCESSORS = 4
 
 
 @dataclass(frozen=True)
@@ -218,14 +215,13 @@ def split_partitions(
     """
     members = members_in_tile(heads, kv_heads, tile_q)
     pack = pack_size(members, tile_q)
-    multiprocessors = _multiprocessors(rows.device)
     shapes = []
     for rule in (split_forward_config, split_backward_config):
         config = rule(head_dim, element_size, pack)
         programs = SPLIT_CHUNKS
         if policy == "stream":
             programs = stream_programs(
-                multiprocessors,
+                multiprocessors(rows.device),
                 groups=heads // members,
                 rows=rows.shape[0],
                 k_tokens=k_tokens,
@@ -288,28 +284,14 @@ def split_backward_config(head_dim: int, element_size: int, pack: int) -> SplitC
 
 
 def stream_programs(
-    multiprocessors: int, *, groups: int, rows: int, k_tokens: int, config: SplitConfig
+    available: int, *, groups: int, rows: int, k_tokens: int, config: SplitConfig
 ) -> int:
     """Spans for each group of heads, so that all programs run at once and none waits for a place.
 
     Args:
+        available: multiprocessors.
         groups: heads, or groups of heads that share keys and are walked together.
         rows, k_tokens: rows of the schedule and tokens of k: a bound of the work.
     """
     most = rows * max(-(-k_tokens // config.block), 1)
-    return max(min(multiprocessors * config.resident // groups, most), 1)
-
-
-def _multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return _INTERPRETED_MULTIPROCESSORS
-    # `torch.compile` looks past a cache, with a warning.
-    ask = _ask_multiprocessors if torch.compiler.is_compiling() else _known_multiprocessors
-    return ask(device)
-
-
-def _ask_multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-_known_multiprocessors = functools.cache(_ask_multiprocessors)
+    return max(min(available * config.resident // groups, most), 1)

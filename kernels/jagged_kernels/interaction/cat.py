@@ -11,7 +11,7 @@ from torch import Tensor
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.interaction.native_users import token_positions
 from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
 
 def jagged_cat(
@@ -55,8 +55,13 @@ def jagged_cat(
     elif chosen == "native":
         values = _native(jagged, shared, offsets, tokens)
     else:
-        values = cat_rows(
-            [p.values for p in jagged], [p.offsets for p in jagged], shared, offsets, tokens
+        values = call(
+            cat_rows,
+            [p.values for p in jagged],
+            [p.offsets for p in jagged],
+            shared,
+            offsets,
+            tokens,
         )
     return JaggedTensor._trusted(values, offsets)
 
@@ -197,7 +202,7 @@ def _save(inputs: tuple[Any, ...], output: Tensor) -> tuple[Any, ...]:
 
 def _gradient(saved: Sequence[Any], wanted: Sequence[Any], d_out: Tensor) -> tuple[list[Tensor]]:
     shared, rows, out_offsets, *offsets = saved
-    return (cat_rows_backward(d_out, offsets, shared, out_offsets, rows),)
+    return (call(cat_rows_backward, d_out, offsets, shared, out_offsets, rows),)
 
 
 define_gradient(cat_rows, save=_save, gradient=_gradient)

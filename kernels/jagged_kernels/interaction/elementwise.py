@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from jagged_kernels.interaction.checks import (
 )
 from jagged_kernels.interaction.native_users import spread_users, token_positions
 from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
 
 def jagged_add(
@@ -85,7 +86,7 @@ def _join(
             f"got {tuple(other.shape)}"
         )
     functions: dict[str, Callable[[Tensor, Tensor, Tensor, bool], Tensor]] = {
-        "triton": join_op,
+        "triton": partial(call, join_op),
         "native": _join_native,
         "reference": _join_reference,
     }
@@ -172,8 +173,8 @@ def _gradient(
     x, other, offsets, length, multiply = saved
     d_x = None
     if wanted[0]:
-        d_x = join_op(d_out, other, offsets, True) if multiply else d_out
-    return d_x, gather_op(d_out, x, offsets, length) if wanted[1] else None
+        d_x = call(join_op, d_out, other, offsets, True) if multiply else d_out
+    return d_x, call(gather_op, d_out, x, offsets, length) if wanted[1] else None
 
 
 define_gradient(join_op, save=_save, gradient=_gradient)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -10,11 +11,12 @@ from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.contents import readable
-from jagged_kernels.interaction.row_sums import sum_sorted_rows
-from jagged_kernels.interaction.rows import small_integers
+from jagged_kernels.interaction.row_sums import sort_ids, sum_sorted_rows
 from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
+# Of tables that are sorted together.
+_SHARED_ROWS = 2**15
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -34,7 +36,7 @@ def jagged_embedding(
         tables: [V_i, D] of one floating dtype.
         sparse: gradients of the tables as `torch.sparse_coo` with the rows that were looked up,
             for tables too large for dense ones. Their number depends on the ids, so the backward
-            waits for the device once a table; it cannot be traced by `torch.compile`.
+            waits for the device twice a sort; it cannot be traced by `torch.compile`.
         backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Returns:
@@ -45,7 +47,9 @@ def jagged_embedding(
 
     Triton's gradients sum the tokens of an id in their order (a stable sort, then sums of equal
     shares of it), without atomics, and sparse ones have each row once. Scratch memory of the
-    backward: an order [T] for a table at a time, and T / 16 rows of float32.
+    backward: an order [T] for each of the tables that are sorted together (up to 32,768 rows in
+    all, and every larger one by itself), and a row of float32 for 64 of its numbers (32 in
+    float32).
 
     >>> item = JaggedTensor(torch.tensor([1, 0, 1]), torch.tensor([0, 2, 3]))
     >>> tables = [torch.tensor([[1.0], [2.0]]), torch.tensor([[10.0], [20.0]])]
@@ -66,7 +70,7 @@ def jagged_embedding(
         for part in parts[1:]:
             values = values + part
     else:
-        values = embed(list(tables), numbers, sparse)
+        values = call(embed, list(tables), numbers, sparse)
     return first.with_values(values)
 
 
@@ -148,33 +152,53 @@ def _gradient(
     saved: Sequence[Any], wanted: Sequence[Any], d_out: Tensor
 ) -> tuple[list[Tensor | None]]:
     sizes, sparse, *ids = saved
-    of_table = _sparse_gradient if sparse else _dense_gradient
-    parts = zip(wanted[0], ids, sizes, strict=True)
-    return ([of_table(d_out, n, size) if need else None for need, n, size in parts],)
+    found: list[Tensor | None] = [None] * len(ids)
+    needed = [feature for feature, need in enumerate(wanted[0]) if need]
+    for group in _sorted_together(needed, sizes):
+        heights = [sizes[feature] for feature in group]
+        keys, order = call(sort_ids, [ids[feature] for feature in group], heights)
+        if sparse:
+            parts = _sparse_gradients(d_out, keys, order, heights)
+        else:
+            parts = call(sum_sorted_rows, d_out, order, keys, sum(heights)).split(heights)
+        for feature, part in zip(group, parts, strict=True):
+            found[feature] = part
+    return (found,)
 
 
 define_gradient(embed, save=_save, gradient=_gradient)
 
 
-def _dense_gradient(d_out: Tensor, ids: Tensor, size: int) -> Tensor:
-    keys, order = _sorted_ids(ids, size)
-    return sum_sorted_rows(d_out, order, keys, size)
+def _sorted_together(features: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+    """Small tables whose rows together have numbers of 16 bits share a sort, which is then two
+    passes; every other has one of its own."""
+    groups: list[list[int]] = []
+    rows = 0
+    for feature in sorted(features, key=lambda feature: sizes[feature]):
+        rows += sizes[feature]
+        if groups and rows <= _SHARED_ROWS:
+            groups[-1].append(feature)
+        else:
+            groups.append([feature])
+    return groups
 
 
-def _sparse_gradient(d_out: Tensor, ids: Tensor, size: int) -> Tensor:
-    keys, order = _sorted_ids(ids, size)
-    valid = (keys >= 0) & (keys < size)
+def _sparse_gradients(
+    d_out: Tensor, keys: Tensor, order: Tensor, heights: Sequence[int]
+) -> list[Tensor]:
+    """Of tables that were sorted together."""
+    valid = keys >= 0
     first = valid.clone()
     first[1:] &= keys.diff() != 0
     places = torch.where(valid, first.cumsum(0) - 1, -1)
     rows = keys[first].long()  # waits
-    sums = sum_sorted_rows(d_out, order, places, rows.shape[0])
-    shape = (size, d_out.shape[1])
-    return torch.sparse_coo_tensor(
-        rows[None], sums, shape, is_coalesced=True, check_invariants=False
-    )
-
-
-def _sorted_ids(ids: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Ids in order, those outside the table as -1 or `size`, and the token of each."""
-    return small_integers(ids.clamp(-1, size), size).sort(stable=True)
+    sums = call(sum_sorted_rows, d_out, order, places, rows.shape[0])
+    bases = [0, *accumulate(heights)]
+    ends = torch.searchsorted(rows, rows.new_tensor(bases)).tolist()  # waits
+    return [
+        torch.sparse_coo_tensor(
+            rows[None, begin:end] - base, sums[begin:end], (height, d_out.shape[1]),
+            is_coalesced=True, check_invariants=False,
+        )
+        for base, height, (begin, end) in zip(bases, heights, pairwise(ends), strict=False)
+    ]  # fmt: skip

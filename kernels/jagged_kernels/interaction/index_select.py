@@ -11,9 +11,9 @@ from torch import Tensor
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.contents import readable
 from jagged_kernels.interaction.native_users import token_positions
-from jagged_kernels.interaction.slice import total_tokens
+from jagged_kernels.interaction.slice import LONGEST, cut_users, total_tokens
 from jagged_kernels.jagged_tensor import JaggedTensor, lengths_to_offsets
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
 
 def jagged_index_select(
@@ -23,8 +23,8 @@ def jagged_index_select(
 
     Args:
         x: [T, ...], any dtype.
-        users: [N] int32 or int64 in [0, B). Others raise on a CPU and are a device assertion on
-            CUDA, as in `torch.index_select`.
+        users: [N] int32 or int64 in [0, B). Others raise on a CPU; on CUDA, where looking would
+            wait, they count as users without tokens.
         total: tokens of the result, where the caller knows it. Without it this waits for the
             device, and cannot be traced by `torch.compile`; a wrong one raises on a CPU and is
             not noticed on CUDA.
@@ -45,8 +45,12 @@ def jagged_index_select(
     [[4, 5], [], [4, 5]]
     """
     _check(x, users)
+    users = users.contiguous()
     chosen = choose_backend(backend, x.values)
-    offsets = lengths_to_offsets(x.lengths.index_select(0, users))
+    if chosen == "triton":
+        offsets, _ = call(cut_users, x.offsets, users, None, 0, None, LONGEST)
+    else:
+        offsets = lengths_to_offsets(x.lengths.index_select(0, users))
     tokens = total_tokens(offsets, total)
     if chosen == "reference":
         parts = x.unbind()
@@ -55,7 +59,7 @@ def jagged_index_select(
         user, place = token_positions(offsets, tokens)
         values = x.values[x.offsets[users][user] + place]
     else:
-        values = select_rows(x.values, x.offsets, users, offsets, tokens)
+        values = call(select_rows, x.values, x.offsets, users, offsets, tokens)
     return JaggedTensor._trusted(values, offsets)
 
 
@@ -115,7 +119,7 @@ def _save(inputs: tuple[Any, ...], output: Tensor) -> tuple[Any, ...]:
 
 
 def _gradient(saved: Sequence[Any], wanted: Sequence[bool], d_out: Tensor) -> tuple[Tensor]:
-    return (select_rows_backward(d_out, *saved),)
+    return (call(select_rows_backward, d_out, *saved),)
 
 
 define_gradient(select_rows, save=_save, gradient=_gradient)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.interaction.checks import check_like, check_same_offsets, check_squares
 from jagged_kernels.interaction.jagged2 import Jagged2Tensor
 from jagged_kernels.interaction.squares import score_places, user_matrices
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
 
 def jagged2_mul(
@@ -52,7 +53,7 @@ def jagged2_mul(
             f"got {tuple(other.shape)}"
         )
     functions: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
-        "triton": mul2_op,
+        "triton": partial(call, mul2_op),
         "native": _mul2_native,
         "reference": _mul2_reference,
     }
@@ -115,10 +116,10 @@ def _gradient(
     saved: Sequence[Any], wanted: Sequence[bool], d_out: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
     m, other, offsets, matrix_offsets = saved
-    d_m = mul2_op(d_out, other, offsets, matrix_offsets) if wanted[0] else None
+    d_m = call(mul2_op, d_out, other, offsets, matrix_offsets) if wanted[0] else None
     if not wanted[1]:
         return d_m, None
-    return d_m, pad2_op(d_out, m, offsets, matrix_offsets, other.shape[1])
+    return d_m, call(pad2_op, d_out, m, offsets, matrix_offsets, other.shape[1])
 
 
 define_gradient(mul2_op, save=_save, gradient=_gradient)

@@ -11,7 +11,7 @@ from torch import Tensor
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.interaction.jagged2 import Jagged2Tensor
 from jagged_kernels.interaction.native_users import token_positions
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
 
 def jagged2_to_padded(
@@ -40,7 +40,7 @@ def jagged2_to_padded(
         return _reference(m, max_len, value)
     if chosen == "native":
         return _native(m, max_len, value)
-    return pad_matrices(m.values, m.offsets, m.matrix_offsets, max_len, value)
+    return call(pad_matrices, m.values, m.offsets, m.matrix_offsets, max_len, value)
 
 
 def _reference(m: Jagged2Tensor, max_len: int, value: float) -> Tensor:
@@ -101,7 +101,7 @@ def _save(inputs: tuple[Any, ...], output: Tensor) -> tuple[Any, ...]:
 
 
 def _gradient(saved: Sequence[Any], wanted: Sequence[bool], d_out: Tensor) -> tuple[Tensor]:
-    return (cut_matrices(d_out, *saved),)
+    return (call(cut_matrices, d_out, *saved),)
 
 
 define_gradient(pad_matrices, save=_save, gradient=_gradient)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from jagged_kernels.interaction.jagged_linear import jagged_linear_triton
 from jagged_kernels.interaction.native_tiles import to_places, token_tiles
 from jagged_kernels.interaction.product_checks import check_pair
 from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
 
 def jagged_jagged_bmm(x: JaggedTensor, y: JaggedTensor, *, backend: Backend = "auto") -> Tensor:
@@ -27,7 +28,7 @@ def jagged_jagged_bmm(x: JaggedTensor, y: JaggedTensor, *, backend: Backend = "a
     Returns:
         [B, D, K] in the dtype of `x`, 0 for a user without tokens; gradients for x and y. Triton
         sums in float32 and takes scratch memory for two results a program, of which there are at
-        most four a multiprocessor; the order of a sum does not change from run to run.
+        most five a multiprocessor; the order of a sum does not change from run to run.
 
     Raises:
         TypeError, ValueError: arguments of wrong kind, dtype, shape or device, before any launch.
@@ -41,7 +42,11 @@ def jagged_jagged_bmm(x: JaggedTensor, y: JaggedTensor, *, backend: Backend = "a
     """
     check_pair(x, y)
     chosen = choose_backend(backend, x.values)
-    function = {"triton": jagged_jagged_triton, "native": _native, "reference": _reference}[chosen]
+    function = {
+        "triton": partial(call, jagged_jagged_triton),
+        "native": _native,
+        "reference": _reference,
+    }[chosen]
     return function(x.values, y.values, x.offsets)
 
 
@@ -87,9 +92,9 @@ def _gradient(
     x, y, offsets = saved
     d_x = d_y = None
     if wanted[0]:
-        d_x = jagged_linear_triton(y, d_out.mT, None, offsets, None, "none")
+        d_x = call(jagged_linear_triton, y, d_out.mT, None, offsets, None, "none")
     if wanted[1]:
-        d_y = jagged_linear_triton(x, d_out, None, offsets, None, "none")
+        d_y = call(jagged_linear_triton, x, d_out, None, offsets, None, "none")
     return d_x, d_y
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from jagged_kernels.contents import readable
 from jagged_kernels.interaction.native_tiles import from_places, take, to_places, token_tiles
 from jagged_kernels.interaction.product_checks import check_matrix, check_operand
 from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
 Activation = Literal["none", "relu", "silu", "gelu"]
 ACTIVATIONS = {"none": lambda x: x, "relu": F.relu, "silu": F.silu, "gelu": F.gelu}
@@ -48,8 +49,9 @@ def jagged_linear(
         TypeError, ValueError: arguments of wrong kind, dtype, shape or device, before any launch.
 
     Triton accumulates in float32; float32 products use TF32 only if
-    `torch.backends.cuda.matmul.allow_tf32` is set. The backward recomputes what is before the
-    activation; beyond D or K of 128 (64 in float32) in memory, with its gradient: 2 [T, K].
+    `torch.backends.cuda.matmul.allow_tf32` is set, else six products of bfloat16 parts, which are
+    as exact as one of float32. The backward recomputes what is before the activation; beyond D or K
+    of 128 (64 in float32) in memory, with its gradient: 2 [T, K].
 
     Source: the jagged MLP of arXiv 2409.15373.
 
@@ -78,7 +80,7 @@ def jagged_linear(
         raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {activation!r}")
     chosen = choose_backend(backend, x.values)
     function = {
-        "triton": jagged_linear_triton,
+        "triton": partial(call, jagged_linear_triton),
         "native": linear_native,
         "reference": _reference,
     }[chosen]
@@ -233,7 +235,7 @@ def _save(inputs: tuple[Any, ...], output: Tensor) -> tuple[Any, ...]:
 def _gradient(
     saved: Sequence[Any], wanted: Sequence[bool], d_out: Tensor
 ) -> tuple[Tensor | None, ...]:
-    found = jagged_linear_triton_backward(d_out, *saved, *wanted[:3])
+    found = call(jagged_linear_triton_backward, d_out, *saved, *wanted[:3])
     return tuple(d if want else None for d, want in zip(found, wanted[:3], strict=True))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from jagged_kernels.interaction.native_tiles import (
 )
 from jagged_kernels.interaction.product_checks import check_like, check_matrix, check_pair
 from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
 
 def jagged_outer(
@@ -66,7 +67,7 @@ def jagged_outer(
         matrix_offsets, total = like.matrix_offsets, like.values.shape[0]
     chosen = choose_backend(backend, x.values)
     function = {
-        "triton": jagged_outer_triton,
+        "triton": partial(call, jagged_outer_triton),
         "native": _outer_native,
         "reference": _outer_reference,
     }[chosen]
@@ -102,7 +103,7 @@ def jagged2_matmul(
     check_like("m", m.values, x.values)
     chosen = choose_backend(backend, x.values)
     function = {
-        "triton": jagged2_matmul_triton,
+        "triton": partial(call, jagged2_matmul_triton),
         "native": _matmul_native,
         "reference": _matmul_reference,
     }[chosen]
@@ -236,6 +237,15 @@ def _jagged2_matmul_triton(
     return launch_matmul(m, x, offsets, matrix_offsets, transpose=transpose)
 
 
+def _jagged_outer_triton_backward(
+    d_out: Tensor, x: Tensor, y: Tensor, offsets: Tensor, matrix_offsets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(dx, dy)"""
+    from jagged_kernels.interaction.triton_jagged_outer import launch_outer_backward
+
+    return launch_outer_backward(d_out, x, y, offsets, matrix_offsets)
+
+
 def _empty_outer(
     x: Tensor, y: Tensor, offsets: Tensor, matrix_offsets: Tensor, total: int
 ) -> Tensor:
@@ -257,6 +267,10 @@ jagged2_matmul_triton = define_op(
     fake=_empty_matmul,
     schema=f"(Tensor m, Tensor x, {_SCHEMA}, bool transpose) -> Tensor",
 )
+jagged_outer_triton_backward = define_op(
+    _jagged_outer_triton_backward,
+    fake=lambda d_out, x, y, *rest: (x.new_empty(x.shape), y.new_empty(y.shape)),
+)
 
 
 def _save(inputs: tuple[Any, ...], output: Tensor) -> tuple[Any, ...]:
@@ -267,11 +281,13 @@ def _outer_gradient(
     saved: Sequence[Any], wanted: Sequence[bool], d_out: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
     x, y, offsets, matrix_offsets, _ = saved
+    if all(wanted[:2]):
+        return call(jagged_outer_triton_backward, d_out, x, y, offsets, matrix_offsets)
     d_x = d_y = None
     if wanted[0]:
-        d_x = jagged2_matmul_triton(d_out, y, offsets, matrix_offsets, False)
+        d_x = call(jagged2_matmul_triton, d_out, y, offsets, matrix_offsets, False)
     if wanted[1]:
-        d_y = jagged2_matmul_triton(d_out, x, offsets, matrix_offsets, True)
+        d_y = call(jagged2_matmul_triton, d_out, x, offsets, matrix_offsets, True)
     return d_x, d_y
 
 
@@ -282,9 +298,9 @@ def _matmul_gradient(
     d_m = d_x = None
     if wanted[0]:
         pair = (x, d_out) if transpose else (d_out, x)
-        d_m = jagged_outer_triton(*pair, offsets, matrix_offsets, m.shape[0])
+        d_m = call(jagged_outer_triton, *pair, offsets, matrix_offsets, m.shape[0])
     if wanted[1]:
-        d_x = jagged2_matmul_triton(m, d_out, offsets, matrix_offsets, not transpose)
+        d_x = call(jagged2_matmul_triton, m, d_out, offsets, matrix_offsets, not transpose)
     return d_m, d_x
 
 

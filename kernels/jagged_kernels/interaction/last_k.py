@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.interaction.checks import as_columns, check_floats, user_bounds
 from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
 
 def jagged_last_k(x: JaggedTensor, k: int, *, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
@@ -40,7 +41,7 @@ def jagged_last_k(x: JaggedTensor, k: int, *, backend: Backend = "auto") -> tupl
         raise ValueError(f"k must be at least 1, got {k}")
     values = as_columns(x.values)
     functions: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
-        "triton": last_k_op,
+        "triton": partial(call, last_k_op),
         "native": _last_k_native,
         "reference": _last_k_reference,
     }
@@ -97,7 +98,7 @@ def _save(inputs: tuple[Any, ...], output: Tensor) -> tuple[Any, ...]:
 
 
 def _gradient(saved: Sequence[Any], wanted: Sequence[bool], d_out: Tensor) -> tuple[Tensor]:
-    return (last_k_backward_op(d_out, *saved),)
+    return (call(last_k_backward_op, d_out, *saved),)
 
 
 define_gradient(last_k_op, save=_save, gradient=_gradient)

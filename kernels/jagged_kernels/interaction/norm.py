@@ -11,7 +11,7 @@ from torch import Tensor
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.interaction.checks import check_floats, check_like, check_same_offsets
 from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
 
 @overload
@@ -132,7 +132,7 @@ def _norm(
         added = residual.values.flatten(0, -2)
     chosen = choose_backend(backend, x.values)
     if chosen == "triton":
-        y, total = norm_op(rows, added, weight, bias, eps, rms)
+        y, total = call(norm_op, rows, added, weight, bias, eps, rms)
     else:
         total = rows if added is None else rows + added
         # Nothing about it is irregular: the specification serves as the native backend, too.
@@ -226,7 +226,7 @@ def _gradient(
 ) -> tuple[Tensor | None, ...]:
     has_sum, total, *rest = saved
     d_y = torch.zeros_like(total) if d_y is None else d_y
-    d_sum, *d_parameters = norm_backward_op(d_y, d_total if has_sum else None, total, *rest)
+    d_sum, *d_parameters = call(norm_backward_op, d_y, d_total if has_sum else None, total, *rest)
     given = (d_sum, d_sum, *d_parameters)
     return tuple(d if want else None for d, want in zip(given, wanted[:4], strict=True))
 

@@ -12,6 +12,7 @@ from jagged_kernels.interaction.native_users import token_positions
 from jagged_kernels.interaction.rows import place_rows
 from jagged_kernels.interaction.slice import total_tokens
 from jagged_kernels.jagged_tensor import JaggedTensor, lengths_to_offsets
+from jagged_kernels.operators import call
 
 Side = Literal["right", "left"]
 
@@ -52,8 +53,19 @@ def to_padded(
         return _to_padded_reference(x, max_len, value, *ends)
     if chosen == "native":
         return _to_padded_native(x, max_len, value, *ends)
-    rows = place_rows(
-        x.values, x.offsets, None, None, 1, len(x), len(x) * max_len, 0, max_len, *ends, value
+    rows = call(
+        place_rows,
+        x.values,
+        x.offsets,
+        None,
+        None,
+        1,
+        len(x),
+        len(x) * max_len,
+        0,
+        max_len,
+        *ends,
+        value,
     )
     return rows.unflatten(0, (len(x), max_len))
 
@@ -109,7 +121,7 @@ def from_padded(
         values = _from_padded_native(padded, offsets, tokens, value, *ends)
     else:
         # The end that lost tokens is now that of the output, and the other way round.
-        values = place_rows(
+        values = call(place_rows,
             padded.flatten(0, 1), None, offsets, None, 1, users, tokens, max_len, 0,
             ends[1], ends[0], value,
         )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, overload
 
 import torch
@@ -12,7 +13,7 @@ from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.interaction.checks import as_columns, check_floats, user_bounds
 from jagged_kernels.interaction.native_users import sum_users, token_users
 from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
 
 def jagged_sum(x: JaggedTensor, *, backend: Backend = "auto") -> Tensor:
@@ -81,7 +82,7 @@ def jagged_max(
     values = as_columns(x.values)
     chosen = choose_backend(backend, values)
     if chosen == "triton":
-        largest, place = max_op(values, x.offsets)
+        largest, place = call(max_op, values, x.offsets)
     else:
         function = _max_reference if chosen == "reference" else _max_native
         largest, place = function(values, x.offsets)
@@ -95,7 +96,7 @@ def _pool(x: JaggedTensor, backend: Backend, *, mean: bool) -> Tensor:
     values = as_columns(x.values)
     chosen = choose_backend(backend, values)
     functions: dict[str, Callable[[Tensor, Tensor, bool], Tensor]] = {
-        "triton": pool_op,
+        "triton": partial(call, pool_op),
         "native": _pool_native,
         "reference": _pool_reference,
     }
@@ -215,7 +216,7 @@ def _save_pool(inputs: tuple[Any, ...], output: Tensor) -> tuple[Any, ...]:
 
 
 def _pool_gradient(saved: Sequence[Any], wanted: Sequence[bool], d_out: Tensor) -> tuple[Tensor]:
-    return (spread_op(d_out, *saved),)
+    return (call(spread_op, d_out, *saved),)
 
 
 def _save_max(inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
@@ -226,7 +227,7 @@ def _save_max(inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tuple[A
 def _max_gradient(
     saved: Sequence[Any], wanted: Sequence[bool], d_out: Tensor, d_place: None
 ) -> tuple[Tensor]:
-    return (max_backward_op(d_out, *saved),)
+    return (call(max_backward_op, d_out, *saved),)
 
 
 define_gradient(pool_op, save=_save_pool, gradient=_pool_gradient)

@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
 from jagged_kernels.operators import define_op
 
 
+def _sort_ids(ids: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """(keys, order) [features x T], sorted by key: ids of later features behind the tables, of
+    `sizes`, before them; -1 for those outside their table. Order i is token i % T of a feature.
+    """
+    from jagged_kernels.interaction.triton_row_sums import launch_keys
+
+    keys, order = launch_keys(ids, sizes, key_dtype(sum(sizes))).sort(stable=True)
+    return keys, order
+
+
+def key_dtype(size: int) -> torch.dtype:
+    """The smallest integers for numbers from -1 to size - 1: a radix sort goes over each byte."""
+    for dtype in (torch.int16, torch.int32):
+        if size - 1 <= torch.iinfo(dtype).max:
+            return dtype
+    return torch.int64
+
+
+def _empty_keys(ids: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    count = len(ids) * ids[0].shape[0]
+    keys = ids[0].new_empty(count, dtype=key_dtype(sum(sizes)))
+    return keys, keys.new_empty(count, dtype=torch.int64)
+
+
 def _sum_sorted_rows(rows: Tensor, order: Tensor, keys: Tensor, size: int) -> Tensor:
-    """[size, D]: row k is the sum of rows[order[i]] where keys[i] == k, in the order of i.
+    """[size, D]: row k is the sum of rows[order[i] % T] where keys[i] == k, in the order of i.
 
     Args:
         rows: [T, D] floating.
-        order: [T] integers.
-        keys: [T] integers; equal ones beside each other. Those outside [0, size) are left out.
+        order: [N] integers.
+        keys: [N] integers; equal ones beside each other. Those outside [0, size) are left out.
     """
     from jagged_kernels.interaction.triton_row_sums import launch_sum_sorted_rows
 
@@ -24,4 +51,5 @@ def _empty_sums(rows: Tensor, order: Tensor, keys: Tensor, size: int) -> Tensor:
     return rows.new_empty((size, rows.shape[1]))
 
 
+sort_ids = define_op(_sort_ids, fake=_empty_keys)
 sum_sorted_rows = define_op(_sum_sorted_rows, fake=_empty_sums)

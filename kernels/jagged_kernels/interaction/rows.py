@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.interaction.native_users import token_users
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
 
 def _place_rows(
@@ -71,7 +71,7 @@ def _gradient(saved: Sequence[Any], wanted: Sequence[bool], d_out: Tensor) -> tu
         saved
     )
     source_end, out_end = ends
-    d_values = place_rows(
+    d_values = call(place_rows,
         d_out, out_offsets, source_offsets, shift, -sign, users, tokens, out_len, source_len,
         out_end, source_end, 0.0,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from jagged_kernels.interaction.jagged2 import Jagged2Tensor, jagged2_like
 from jagged_kernels.interaction.native_users import spread_users
 from jagged_kernels.interaction.squares import row_offsets, score_places
 from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
 _DTYPES = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64,
@@ -54,7 +55,7 @@ def jagged_self_difference(
         like = jagged2_like(x)
     check_same_offsets("like", x.offsets, like.offsets)
     functions: dict[str, Callable[[Tensor, Tensor, Tensor, int], Tensor]] = {
-        "triton": difference_op,
+        "triton": partial(call, difference_op),
         "native": _difference_native,
         "reference": _difference_reference,
     }
@@ -111,7 +112,7 @@ def _save(inputs: tuple[Any, ...], output: Tensor) -> tuple[Any, ...]:
 
 
 def _gradient(saved: Sequence[Any], wanted: Sequence[bool], d_out: Tensor) -> tuple[Tensor]:
-    return (difference_backward_op(d_out, *saved),)
+    return (call(difference_backward_op, d_out, *saved),)
 
 
 define_gradient(difference_op, save=_save, gradient=_gradient)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,8 +12,9 @@ from jagged_kernels.contents import readable
 from jagged_kernels.interaction.native_users import token_positions
 from jagged_kernels.interaction.rows import place_rows
 from jagged_kernels.jagged_tensor import JaggedTensor, lengths_to_offsets
+from jagged_kernels.operators import call, define_op
 
-_LONGEST = 2**31 - 1
+LONGEST = 2**31 - 1
 
 
 def jagged_slice(
@@ -43,10 +46,7 @@ def jagged_slice(
     >>> [user.tolist() for user in jagged_slice(x, 1, 2).unbind()]
     [[1, 2], [], [5]]
     """
-    start, length = _per_user(x, start, "start"), _per_user(x, length, "length")
-    lengths = x.lengths
-    start = torch.minimum(start.clamp(min=0), lengths)
-    return _cut(x, start, torch.minimum(length.clamp(min=0), lengths - start), total, backend)
+    return _cut(x, _per_user(x, start, "start"), _per_user(x, length, "length"), total, backend)
 
 
 def jagged_recent(
@@ -62,29 +62,84 @@ def jagged_recent(
     >>> [user.tolist() for user in jagged_recent(x, 3).unbind()]
     [[1, 2, 3], [], [4, 5]]
     """
-    length = _per_user(x, length, "length")
-    lengths = x.lengths
-    length = torch.minimum(length.clamp(min=0), lengths)
-    return _cut(x, lengths - length, length, total, backend)
+    return _cut(x, None, _per_user(x, length, "length"), total, backend)
 
 
 def _cut(
-    x: JaggedTensor, start: Tensor, length: Tensor, total: int | None, backend: Backend
+    x: JaggedTensor,
+    start: int | Tensor | None,
+    length: int | Tensor,
+    total: int | None,
+    backend: Backend,
 ) -> JaggedTensor:
-    """For `start` and `length` [B] that lie inside the users."""
+    """`start` None: the last `length` tokens."""
     chosen = choose_backend(backend, x.values)
-    offsets = lengths_to_offsets(length)
+    if chosen == "triton":
+        offsets, begins = call(cut_users, x.offsets, None, *_either(start), *_either(length))
+    else:
+        begins, lengths = _clamped(x, start, length)
+        offsets = lengths_to_offsets(lengths)
     tokens = total_tokens(offsets, total)
     if chosen == "reference":
-        values = _reference(x, start, length)
+        values = _reference(x, begins, offsets.diff())
     elif chosen == "native":
         user, place = token_positions(offsets, tokens)
-        values = x.values.index_select(0, (x.offsets[:-1] + start)[user] + place)
+        values = x.values.index_select(0, (x.offsets[:-1] + begins)[user] + place)
     else:
-        values = place_rows(
-            x.values, x.offsets, offsets, start, 1, len(x), tokens, 0, 0, False, False, 0.0
-        )
+        values = call(
+            place_rows, x.values, x.offsets, offsets, begins, 1, len(x), tokens, 0, 0,
+            False, False, 0.0,
+        )  # fmt: skip
     return JaggedTensor._trusted(values, offsets)
+
+
+def _either(number: int | Tensor | None) -> tuple[Tensor | None, int | None]:
+    return (number, None) if isinstance(number, Tensor) else (None, number)
+
+
+def _clamped(
+    x: JaggedTensor, start: int | Tensor | None, length: int | Tensor
+) -> tuple[Tensor, Tensor]:
+    """Both [B], inside the users."""
+    lengths = x.lengths
+    if isinstance(length, int):
+        length = lengths.new_full((1,), length)
+    if start is None:
+        length = torch.minimum(length.clamp(min=0), lengths)
+        return lengths - length, length
+    if isinstance(start, int):
+        start = lengths.new_full((1,), start)
+    start = torch.minimum(start.clamp(min=0), lengths)
+    return start, torch.minimum(length.clamp(min=0), lengths - start)
+
+
+def _cut_users(
+    offsets: Tensor,
+    select: Tensor | None,
+    starts: Tensor | None,
+    start: int | None,
+    lengths: Tensor | None,
+    length: int | None,
+) -> tuple[Tensor, Tensor]:
+    """(offsets of the parts [N + 1], their starts in the users [N]).
+
+    Args:
+        select: [N], whose tokens each part is of; nobody's where there is no such user. None: all
+            users in turn.
+        starts, start, lengths, length: of each pair one is given; of the first it may be none,
+            for the last tokens.
+    """
+    from jagged_kernels.interaction.triton_rows import launch_cut_users
+
+    return launch_cut_users(offsets, select, starts, start, lengths, length)
+
+
+def _empty_cut(offsets: Tensor, select: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    users = offsets.shape[0] - 1 if select is None else select.shape[0]
+    return offsets.new_empty(users + 1), offsets.new_empty(users)
+
+
+cut_users = define_op(_cut_users, fake=_empty_cut)
 
 
 def _reference(x: JaggedTensor, start: Tensor, length: Tensor) -> Tensor:
@@ -104,12 +159,12 @@ def total_tokens(offsets: Tensor, total: int | None) -> int:
     return total
 
 
-def _per_user(x: JaggedTensor, number: int | Tensor, name: str) -> Tensor:
-    """[B], or [1] for an int, in the dtype of the offsets."""
+def _per_user(x: JaggedTensor, number: int | Tensor, name: str) -> int | Tensor:
+    """An int, or [B] in the dtype of the offsets."""
     if not isinstance(x, JaggedTensor):
         raise TypeError(f"x must be a JaggedTensor, got {type(x).__name__}")
     if isinstance(number, int):
-        return x.offsets.new_full((1,), min(max(number, -_LONGEST), _LONGEST))
+        return min(max(number, -LONGEST), LONGEST)
     if number.dtype.is_floating_point or number.dtype == torch.bool:
         raise TypeError(f"{name} must be an int or integers [B], got {number.dtype}")
     if number.shape != (len(x),) or number.device != x.device:
@@ -120,4 +175,4 @@ def _per_user(x: JaggedTensor, number: int | Tensor, name: str) -> Tensor:
     if number.dtype == x.offsets.dtype:
         return number
     # An int64 that is far too long must not wrap round in int32.
-    return number.clamp(-_LONGEST, _LONGEST).to(x.offsets.dtype)
+    return number.clamp(-LONGEST, LONGEST).to(x.offsets.dtype)

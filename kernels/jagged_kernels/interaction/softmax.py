@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,7 @@ from jagged_kernels.interaction.jagged2 import Jagged2Tensor
 from jagged_kernels.interaction.native_users import spread_users, sum_users, token_users
 from jagged_kernels.interaction.squares import row_offsets, score_places, user_matrices
 from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
 
 def jagged_softmax(x: JaggedTensor, *, backend: Backend = "auto") -> JaggedTensor:
@@ -40,7 +41,7 @@ def jagged_softmax(x: JaggedTensor, *, backend: Backend = "auto") -> JaggedTenso
     check_floats("x", x)
     values = as_columns(x.values)
     functions: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-        "triton": softmax_op,
+        "triton": partial(call, softmax_op),
         "native": _softmax_native,
         "reference": _softmax_reference,
     }
@@ -73,7 +74,7 @@ def jagged2_softmax(
     if dim not in (-1, -2):
         raise ValueError(f"dim must be -1 or -2, got {dim}")
     functions: dict[str, Callable[[Tensor, Tensor, Tensor, bool], Tensor]] = {
-        "triton": softmax2_op,
+        "triton": partial(call, softmax2_op),
         "native": softmax2_native_op,
         "reference": _softmax2_reference,
     }
@@ -179,7 +180,7 @@ def _save(inputs: tuple[Any, ...], output: Tensor) -> tuple[Any, ...]:
 
 def _define_gradient_of(op: Any, backward_op: Any) -> None:
     def gradient(saved: Sequence[Any], wanted: Sequence[bool], d_y: Tensor) -> tuple[Tensor]:
-        return (backward_op(d_y, *saved),)
+        return (call(backward_op, d_y, *saved),)
 
     define_gradient(op, save=_save, gradient=gradient)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from jagged_kernels.interaction.native_tiles import take
 from jagged_kernels.interaction.native_users import token_users
 from jagged_kernels.interaction.product_checks import check_matrix, check_operand
 from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
 
 def target_interaction(
@@ -64,18 +65,32 @@ def target_interaction(
     check_operand("bias", bias, (weight.shape[0],), "[K]", x)
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {activation!r}")
-    chosen = choose_backend(backend, x)
-    if chosen == "reference":
-        return history.with_values(_reference(x, target, weight, bias, history.offsets, activation))
-    of_k, of_q, of_difference, scaled = weight.to(_compute(x)).mT.chunk(4)
-    user_bias = target.to(_compute(x)) @ (of_q - of_difference)
-    if bias is not None:
-        user_bias = user_bias + bias
-    function = target_interaction_triton if chosen == "triton" else _native
-    shared = of_k + of_difference
-    return history.with_values(
-        function(x, target, shared, scaled, user_bias, history.offsets, activation)
-    )
+    functions: dict[str, Callable[..., Tensor]] = {
+        "triton": partial(call, target_interaction_triton),
+        "native": _native,
+        "reference": _reference,
+    }
+    function = functions[choose_backend(backend, x)]
+    return history.with_values(function(x, target, weight, bias, history.offsets, activation))
+
+
+class _Parts(NamedTuple):
+    """Token k of a user with target q gets k (shared + q scaled) + q of_target."""
+
+    shared: Tensor  # [D, K]
+    scaled: Tensor  # [D, K]
+    of_target: Tensor  # [D, K]
+
+
+def _parts(weight: Tensor) -> _Parts:
+    of_k, of_q, of_difference, scaled = weight.to(_compute(weight)).mT.chunk(4)
+    return _Parts(of_k + of_difference, scaled, of_q - of_difference)
+
+
+def _user_bias(target: Tensor, of_target: Tensor, bias: Tensor | None) -> Tensor:
+    """[B, K]"""
+    user_bias = target.to(of_target.dtype) @ of_target
+    return user_bias if bias is None else user_bias + bias
 
 
 def _compute(x: Tensor) -> torch.dtype:
@@ -105,12 +120,13 @@ def _reference(
 def _native(
     history: Tensor,
     target: Tensor,
-    shared: Tensor,
-    scaled: Tensor,
-    user_bias: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
     offsets: Tensor,
     activation: str,
 ) -> Tensor:
+    shared, scaled, of_target = _parts(weight)
+    user_bias = _user_bias(target, of_target, bias)
     k = history.to(shared.dtype)
     if k.shape[0] == 0:
         return (k @ shared + user_bias.sum(0) + (target.to(shared.dtype) @ scaled).sum(0)).to(
@@ -124,47 +140,71 @@ def _native(
 def _target_interaction_triton(
     history: Tensor,
     target: Tensor,
-    shared: Tensor,
-    scaled: Tensor,
-    user_bias: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
     offsets: Tensor,
     activation: str,
 ) -> Tensor:
-    """activation(k_t (shared + target_b[:, None] * scaled) + user_bias_b) [T, K].
-
-    shared, scaled [D, K] and user_bias [B, K] are float32.
-    """
     from jagged_kernels.interaction.triton_linear import launch_linear
+    from jagged_kernels.interaction.triton_target_interaction import MOST_FUSED, launch_target
 
-    weight = shared.expand(target.shape[0], -1, -1)
+    if max(weight.shape[0], history.shape[1]) <= MOST_FUSED:
+        return launch_target(history, target, weight, bias, offsets, activation=activation)
+    shared, scaled, of_target = _parts(weight)
+    user_bias = _user_bias(target, of_target, bias)
+    # One matrix for all users, whatever their number.
+    weights = shared.as_strided((target.shape[0], *shared.shape), (0, *shared.stride()))
     fold = {"target": target, "scaled": scaled}
-    return launch_linear(history, weight, user_bias, offsets, None, activation=activation, **fold)
+    return launch_linear(history, weights, user_bias, offsets, None, activation=activation, **fold)
 
 
 def _target_interaction_triton_backward(
     d_out: Tensor,
     history: Tensor,
     target: Tensor,
-    shared: Tensor,
-    scaled: Tensor,
-    user_bias: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
     offsets: Tensor,
     activation: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of the first five, in their dtypes and shapes."""
-    from jagged_kernels.interaction.triton_target_interaction import launch_target_backward
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the first four, in their dtypes and shapes; empty for no bias."""
+    from jagged_kernels.interaction import triton_target_interaction as fused
+    from jagged_kernels.interaction.triton_linear_backward import launch_linear_backward
 
-    return launch_target_backward(
-        d_out, history, target, shared, scaled, user_bias, offsets, activation=activation
+    if max(weight.shape[0], history.shape[1]) <= fused.MOST_FUSED:
+        inputs = (history, target, weight, bias, offsets)
+        return fused.launch_target_backward(d_out, *inputs, activation=activation)
+    shared, scaled, of_target = _parts(weight)
+    user_bias, q = _user_bias(target, of_target, bias), target.to(shared.dtype)
+    weights = (shared + q[:, :, None] * scaled).to(history.dtype)
+    d_history, d_weights, d_user_bias = launch_linear_backward(
+        d_out, history, weights, user_bias, offsets, None, activation, (True, True, True)
     )
+    d_weights = d_weights.to(shared.dtype)
+    d_target = torch.einsum("bdk,dk->bd", d_weights, scaled) + d_user_bias @ of_target.mT
+    d_scaled = torch.einsum("bdk,bd->dk", d_weights, q)
+    d_shared, d_of_target = d_weights.sum(0), q.mT @ d_user_bias
+    d_weight = torch.cat([d_shared, d_of_target, d_shared - d_of_target, d_scaled])
+    d_bias = weight.new_empty(0) if bias is None else d_user_bias.sum(0).to(bias.dtype)
+    return d_history, d_target.to(target.dtype), d_weight.mT.to(weight.dtype).contiguous(), d_bias
 
 
-def _empty_output(history: Tensor, target: Tensor, shared: Tensor, *rest: Any) -> Tensor:
-    return history.new_empty((history.shape[0], shared.shape[1]))
+def _empty_output(history: Tensor, target: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    return history.new_empty((history.shape[0], weight.shape[0]))
 
 
-def _empty_gradients(d_out: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in inputs[:5])
+def _empty_gradients(
+    d_out: Tensor,
+    history: Tensor,
+    target: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    d_bias = weight.new_empty(0 if bias is None else bias.shape)
+    inputs = (history, target, weight)
+    d_history, d_target, d_weight = (x.new_empty(x.shape) for x in inputs)
+    return d_history, d_target, d_weight, d_bias
 
 
 target_interaction_triton = define_op(_target_interaction_triton, fake=_empty_output)
@@ -180,7 +220,8 @@ def _save(inputs: tuple[Any, ...], output: Tensor) -> tuple[Any, ...]:
 def _gradient(
     saved: Sequence[Any], wanted: Sequence[bool], d_out: Tensor
 ) -> tuple[Tensor | None, ...]:
-    return target_interaction_triton_backward(d_out, *saved)
+    found = call(target_interaction_triton_backward, d_out, *saved)
+    return tuple(d if want else None for d, want in zip(found, wanted[:4], strict=True))
 
 
 define_gradient(target_interaction_triton, save=_save, gradient=_gradient)

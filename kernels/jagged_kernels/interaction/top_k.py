@@ -12,7 +12,7 @@ from torch import Tensor
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.interaction.rows import by_user
 from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MAX_TRITON_K = 128
@@ -58,7 +58,7 @@ def jagged_top_k(x: JaggedTensor, k: int, *, backend: Backend = "auto") -> tuple
         return _reference(x, k)
     if chosen == "native":
         return _native(x, k)
-    return top_k(x.values, x.offsets, k)
+    return call(top_k, x.values, x.offsets, k)
 
 
 def _reference(x: JaggedTensor, k: int) -> tuple[Tensor, Tensor]:

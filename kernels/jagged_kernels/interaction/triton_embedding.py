@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.interaction.triton_rows import row_addresses, row_tiles
+from jagged_kernels.launch import launch
 
 
 def launch_embed(tables: Sequence[Tensor], ids: Sequence[Tensor]) -> Tensor:
@@ -21,17 +22,15 @@ def launch_embed(tables: Sequence[Tensor], ids: Sequence[Tensor]) -> Tensor:
     out = tables[0].new_empty((tokens, width))
     if out.numel():
         grid, tiles = row_tiles(tokens, width, torch.float32.itemsize)
-        with torch.cuda.device_of(out):
-            _embed_kernel[grid](
-                tuple(table.contiguous() for table in tables), tuple(n.contiguous() for n in ids),
-                out, tokens, SIZES=tuple(table.shape[0] for table in tables), **tiles,
-            )  # fmt: skip
+        packed = tuple(tuple(x.contiguous() for x in part) for part in (tables, ids))
+        sizes = tuple(table.shape[0] for table in tables)
+        launch(_embed_kernel, grid, (out, *packed, tokens), {"SIZES": sizes, **tiles})
     return out
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _embed_kernel(
-    tables, ids, out_ptr, tokens, SIZES: tl.constexpr,
+    out_ptr, tables, ids, tokens, SIZES: tl.constexpr,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from jagged_kernels.interaction.triton_spread import padded_rows
 from jagged_kernels.interaction.triton_squares import (
+    OPTIONS,
     ROW_TILE,
     line_addresses,
     lines,
     load_tokens,
     token_bound,
 )
+from jagged_kernels.launch import launch
 
 
 def launch_mul2(m: Tensor, other: Tensor, offsets: Tensor, matrix_offsets: Tensor) -> Tensor:
@@ -27,11 +29,11 @@ def launch_mul2(m: Tensor, other: Tensor, offsets: Tensor, matrix_offsets: Tenso
     if out.numel() == 0:
         return out
     tokens, numbers = ROW_TILE
-    with torch.cuda.device_of(m):
-        _mul2_kernel[(triton.cdiv(token_bound(m, offsets), tokens),)](
-            m, other, out, offsets, matrix_offsets, offsets.shape[0] - 1, other.shape[1],
-            TOKENS=tokens, NUMBERS=numbers, num_warps=4,
-        )  # fmt: skip
+    launch(
+        _mul2_kernel, triton.cdiv(token_bound(m, offsets), tokens),
+        (m, other, out, offsets, matrix_offsets, offsets.shape[0] - 1, other.shape[1]),
+        {"TOKENS": tokens, "NUMBERS": numbers}, **OPTIONS,
+    )  # fmt: skip
     return out
 
 
@@ -44,11 +46,11 @@ def launch_pad2(
     if out.numel() == 0:
         return out
     rows, numbers = ROW_TILE
-    with torch.cuda.device_of(a):
-        _pad2_kernel[(triton.cdiv(users * length, rows),)](
-            a, b, out, offsets, matrix_offsets, users, length,
-            ROWS=rows, NUMBERS=numbers, num_warps=4,
-        )  # fmt: skip
+    launch(
+        _pad2_kernel, triton.cdiv(users * length, rows),
+        (a, b, out, offsets, matrix_offsets, users, length),
+        {"ROWS": rows, "NUMBERS": numbers}, **OPTIONS,
+    )  # fmt: skip
     return out
 
 

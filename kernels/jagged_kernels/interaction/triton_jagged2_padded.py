@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.interaction.triton_users import user_of
+from jagged_kernels.launch import launch
 
 _ROWS, _COLUMNS, _BLOCK = 32, 64, 1024
 
@@ -28,12 +29,12 @@ def launch_pad_matrices(
     source, target = (x.view(torch.uint8) if as_bytes else x for x in (values, padded))
     tiles = (triton.cdiv(max_len, _ROWS), triton.cdiv(max_len, _COLUMNS))
     if padded.numel():
-        with torch.cuda.device_of(values):
-            _pad_matrices_kernel[(users * tiles[0] * tiles[1],)](
-                source.contiguous(), target, offsets, matrix_offsets,
-                value if source.is_floating_point() else int(value), *tiles, max_len,
-                ROWS=_ROWS, COLUMNS=_COLUMNS,
-            )  # fmt: skip
+        number = float(value) if source.is_floating_point() else int(value)
+        launch(
+            _pad_matrices_kernel, users * tiles[0] * tiles[1],
+            (source.contiguous(), target, offsets, matrix_offsets, number, *tiles, max_len),
+            {"ROWS": _ROWS, "COLUMNS": _COLUMNS},
+        )  # fmt: skip
     return padded
 
 
@@ -45,11 +46,11 @@ def launch_cut_matrices(
     if padded.numel() == 0:
         return values.zero_()
     if total:
-        with torch.cuda.device_of(padded):
-            _cut_matrices_kernel[(triton.cdiv(total, _BLOCK),)](
-                padded.contiguous(), values, offsets, matrix_offsets, *padded.shape[:2], total,
-                SMALL=total < 2**31, BLOCK=_BLOCK,
-            )  # fmt: skip
+        launch(
+            _cut_matrices_kernel, triton.cdiv(total, _BLOCK),
+            (padded.contiguous(), values, offsets, matrix_offsets, *padded.shape[:2], total),
+            {"SMALL": total < 2**31, "BLOCK": _BLOCK},
+        )  # fmt: skip
     return values
 
 

@@ -1,7 +1,7 @@
 """The kernels of `jagged_outer` and `jagged2_matmul`; each is the other's gradient.
 
 Memory is what takes time: a user's matrix begins and its rows end at any address, so it is moved
-value by value, and what matters is that a program touches it once and many programs run.
+value by value, and what matters is that a program touches it once and many are on their way.
 """
 
 # Triton's jit and its launch options are not typed.
@@ -9,13 +9,17 @@ value by value, and what matters is that a program touches it once and many prog
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.triton_blocks import add_dot, dot_precision
-from jagged_kernels.interaction.triton_linear import block_size, token_tile, unit_stride
+from jagged_kernels.attention.tiles import LaunchConfig
+from jagged_kernels.attention.triton_blocks import add_dot
+from jagged_kernels.backends import multiprocessors
+from jagged_kernels.interaction.triton_linear import block_size, product_precision, unit_stride
 from jagged_kernels.interaction.triton_tiles import (
     first_strip,
     first_tile,
@@ -27,9 +31,37 @@ from jagged_kernels.interaction.triton_tiles import (
     user_of_strip,
     user_of_tile,
 )
+from jagged_kernels.launch import launch
 
-# Column blocks that a program of `jagged_outer` takes beside each other, for one read of its rows.
-_STRIP_BLOCKS = 4
+
+@dataclass(frozen=True)
+class OuterConfig(LaunchConfig):
+    """Attributes beside those of `LaunchConfig`, for blocks [block, block] of scores:
+    blocks: beside each other in a piece, for one read of its rows.
+    programs: spans of pieces, a multiprocessor.
+    """
+
+    blocks: int = 4
+    programs: int = 16
+
+
+@dataclass(frozen=True)
+class MatmulConfig(LaunchConfig):
+    """Attributes beside those of `LaunchConfig`, for `block` columns of a matrix:
+    tile: rows a program.
+    """
+
+    tile: int = 64
+
+
+# By bytes of a number.
+OUTER_CONFIGS = {2: OuterConfig(64, 4, 2), 4: OuterConfig(64, 8, 2, 128)}
+# Neighbouring threads must read neighbouring scores. Of blocks of one shape and order Triton would
+# give each thread eight values in a row, as is best for x, and read them one by one: without
+# TRANSPOSE, `block` is not `tile` where D is `tile`.
+MATMUL_CONFIGS = {2: MatmulConfig(128, 8, 2, 128), 4: MatmulConfig(32, 8, 3, 128)}
+TRANSPOSED_CONFIGS = {2: MatmulConfig(64, 4, 2, 128), 4: MatmulConfig(32, 8, 3, 128)}
+BACKWARD_CONFIGS = {2: MatmulConfig(128, 8, 2, 128), 4: MatmulConfig(32, 8, 3, 128)}
 
 
 def launch_outer(
@@ -41,15 +73,23 @@ def launch_outer(
     out = torch.empty(total, dtype=x.dtype, device=x.device)
     if total == 0:
         return out
-    tile = token_tile(x.dtype)
-    strip = tile * _STRIP_BLOCKS
-    with torch.cuda.device_of(x):
-        _outer_kernel[(strip_count(tokens, users, total, tile, strip),)](
+    config = OUTER_CONFIGS[x.element_size()]
+    piece = config.block * config.blocks
+    pieces = strip_count(tokens, users, total, config.block, piece)
+    span = triton.cdiv(pieces, multiprocessors(x.device) * config.programs)
+    launch(
+        _outer_kernel, triton.cdiv(pieces, span),
+        (
             x, y, out, offsets.contiguous(), matrix_offsets.contiguous(),
-            users, search_steps(users), x.stride(0), y.stride(0),
-            D=dim, BLOCK_D=block_size(dim, _depth(x)), TILE=tile, STRIP=strip,
-            PRECISION=dot_precision(x.dtype), num_warps=8, num_stages=2,
-        )  # fmt: skip
+            users, search_steps(users), pieces, span,
+        ),
+        {
+            "X_STRIDE": x.stride(0), "Y_STRIDE": y.stride(0), "D": dim,
+            "BLOCK_D": block_size(dim, _depth(x)), "TILE": config.block, "PIECE": piece,
+            "PRECISION": product_precision(x),
+        },
+        **config.options(),
+    )  # fmt: skip
     return out
 
 
@@ -62,18 +102,55 @@ def launch_matmul(
     out = torch.empty((tokens, dim), dtype=x.dtype, device=x.device)
     if tokens == 0:
         return out
-    tile, block_d = token_tile(x.dtype), block_size(dim, _depth(x))
-    # Neighbouring threads must read neighbouring scores. Of blocks of one shape and order Triton
-    # would give each thread eight values in a row, as is best for x, and read them one by one.
-    block = tile // 2 if block_d == tile and not transpose else tile
-    with torch.cuda.device_of(x):
-        _matmul_kernel[(tile_count(tokens, users, tile) * triton.cdiv(dim, block_d),)](
+    config, block_d = _matmul_config(TRANSPOSED_CONFIGS if transpose else MATMUL_CONFIGS, x)
+    launch(
+        _matmul_kernel, tile_count(tokens, users, config.tile) * triton.cdiv(dim, block_d),
+        (
             m.contiguous(), x, out, offsets.contiguous(), matrix_offsets.contiguous(),
-            users, search_steps(users), x.stride(0), TRANSPOSE=transpose,
-            D=dim, BLOCK_D=block_d, TILE=tile, BLOCK=block,
-            PRECISION=dot_precision(x.dtype), num_warps=8 if block_d > 64 else 4, num_stages=2,
-        )  # fmt: skip
+            users, search_steps(users),
+        ),
+        {
+            "X_STRIDE": x.stride(0), "TRANSPOSE": transpose, "D": dim, "BLOCK_D": block_d,
+            "TILE": config.tile, "BLOCK": config.block, "PRECISION": product_precision(x),
+        },
+        **config.options(),
+    )  # fmt: skip
     return out
+
+
+def launch_outer_backward(
+    d_out: Tensor, x: Tensor, y: Tensor, offsets: Tensor, matrix_offsets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(dx, dy) [T, D] of `launch_outer`, for d_out [total]."""
+    x, y = unit_stride(x), unit_stride(y)
+    (tokens, dim), users = x.shape, offsets.shape[0] - 1
+    d_x = torch.empty((tokens, dim), dtype=x.dtype, device=x.device)
+    d_y = torch.empty((tokens, dim), dtype=x.dtype, device=x.device)
+    if tokens == 0:
+        return d_x, d_y
+    config, block_d = _matmul_config(BACKWARD_CONFIGS, x)
+    tiles = tile_count(tokens, users, config.tile) * triton.cdiv(dim, block_d)
+    launch(
+        _outer_backward_kernel, 2 * tiles,
+        (
+            d_out.contiguous(), x, y, d_x, d_y, offsets.contiguous(), matrix_offsets.contiguous(),
+            users, search_steps(users),
+        ),
+        {
+            "X_STRIDE": x.stride(0), "Y_STRIDE": y.stride(0), "D": dim, "BLOCK_D": block_d,
+            "TILE": config.tile, "BLOCK": config.block, "PRECISION": product_precision(x),
+        },
+        **config.options(),
+    )  # fmt: skip
+    return d_x, d_y
+
+
+def _matmul_config(configs: dict[int, MatmulConfig], x: Tensor) -> tuple[MatmulConfig, int]:
+    """And the columns of x that a program takes."""
+    config, block_d = configs[x.element_size()], block_size(x.shape[1], _depth(x))
+    if block_d > 64:
+        config = replace(config, num_warps=8, registers=None)
+    return config, block_d
 
 
 def _depth(x: Tensor) -> int:
@@ -81,61 +158,102 @@ def _depth(x: Tensor) -> int:
     return 128 if x.element_size() == 2 else 64
 
 
-@triton.jit(do_not_specialize=["users", "steps"])
+@triton.jit(do_not_specialize=["users", "steps", "pieces", "span"])
 def _outer_kernel(
-    x_ptr, y_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps, x_stride, y_stride,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr, STRIP: tl.constexpr,
-    PRECISION: tl.constexpr,
+    x_ptr, y_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps, pieces, span,
+    X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr, PIECE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    strip = tl.program_id(0)
-    user = user_of_strip(offsets_ptr, matrix_offsets_ptr, users, steps, strip, TILE, STRIP)
-    start, end = tl.load(offsets_ptr + user), tl.load(offsets_ptr + user + 1)
-    size = (end - start).to(tl.int32)
-    number = strip - first_strip(offsets_ptr, matrix_offsets_ptr, user, True, TILE, STRIP)
-    across = tl.maximum(tl.cdiv(size, STRIP), 1)
-    row, column = number // across * TILE, number % across * STRIP
-    if row >= size:
-        return
-    out_ptr += tl.load(matrix_offsets_ptr + user)
-    rows = row + tl.arange(0, TILE)[:, None]
-    out_rows = out_ptr + rows.to(tl.int64) * size
-    x_first = load_tile(x_ptr, start + row, end, x_stride, 0, D, TILE, BLOCK_D)
-    for block in range(column, tl.minimum(column + STRIP, size), TILE):
-        y = load_tile(y_ptr, start + block, end, y_stride, 0, D, TILE, BLOCK_D)
-        scores = tl.dot(x_first, tl.trans(y), input_precision=PRECISION)
-        for depth in range(BLOCK_D, D, BLOCK_D):
-            x = load_tile(x_ptr, start + row, end, x_stride, depth, D, TILE, BLOCK_D)
-            y = load_tile(y_ptr, start + block, end, y_stride, depth, D, TILE, BLOCK_D)
-            scores = add_dot(scores, x, tl.trans(y), PRECISION)
-        columns = block + tl.arange(0, TILE)[None, :]
-        inside = (rows < size) & (columns < size)
-        tl.store(out_rows + columns, scores.to(out_ptr.dtype.element_ty), mask=inside)
+    low = tl.program_id(0) * span
+    high = tl.minimum(low + span, pieces)
+    first_user = user_of_strip(offsets_ptr, matrix_offsets_ptr, users, steps, low, TILE, PIECE)
+    last_user = user_of_strip(offsets_ptr, matrix_offsets_ptr, users, steps, high - 1, TILE, PIECE)
+    for index in range(0, last_user + 1 - first_user):
+        user = first_user + index
+        start, end = tl.load(offsets_ptr + user), tl.load(offsets_ptr + user + 1)
+        size = (end - start).to(tl.int32)
+        begin = first_strip(offsets_ptr, matrix_offsets_ptr, user, True, TILE, PIECE)
+        matrix_ptr = out_ptr + tl.load(matrix_offsets_ptr + user)
+        across = tl.cdiv(size, PIECE)
+        needed = tl.cdiv(size, TILE) * across
+        for number in range(tl.maximum(low - begin, 0), tl.minimum(high - begin, needed)):
+            row, column = number // across * TILE, number % across * PIECE
+            rows = tl.arange(0, TILE)[:, None]
+            row_ptr = matrix_ptr + row.to(tl.int64) * size
+            x_first = load_tile(x_ptr, start + row, end, X_STRIDE, 0, D, TILE, BLOCK_D)
+            for block in range(column, tl.minimum(column + PIECE, size), TILE):
+                y = load_tile(y_ptr, start + block, end, Y_STRIDE, 0, D, TILE, BLOCK_D)
+                scores = tl.dot(x_first, tl.trans(y), input_precision=PRECISION)
+                for depth in range(BLOCK_D, D, BLOCK_D):
+                    x = load_tile(x_ptr, start + row, end, X_STRIDE, depth, D, TILE, BLOCK_D)
+                    y = load_tile(y_ptr, start + block, end, Y_STRIDE, depth, D, TILE, BLOCK_D)
+                    scores = add_dot(scores, x, tl.trans(y), PRECISION)
+                columns = block + tl.arange(0, TILE)[None, :]
+                inside = (rows < size - row) & (columns < size)
+                address = row_ptr + rows * size + columns
+                tl.store(address, scores.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["users", "steps"])
 def _matmul_kernel(
-    m_ptr, x_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps, x_stride,
-    TRANSPOSE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    m_ptr, x_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
+    X_STRIDE: tl.constexpr, TRANSPOSE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    _multiply(
+        tl.program_id(0), m_ptr, x_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
+        X_STRIDE, TRANSPOSE, D, BLOCK_D, TILE, BLOCK, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["users", "steps"])
+def _outer_backward_kernel(
+    m_ptr, x_ptr, y_ptr, dx_ptr, dy_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
+    X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    # Programs for rows and for columns of a user run beside each other, so that one of the two
+    # reads of its matrix is from cache.
+    program = tl.program_id(0) // 2
+    if tl.program_id(0) % 2 == 0:
+        _multiply(
+            program, m_ptr, y_ptr, dx_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
+            Y_STRIDE, False, D, BLOCK_D, TILE, BLOCK, PRECISION,
+        )  # fmt: skip
+    else:
+        _multiply(
+            program, m_ptr, x_ptr, dy_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
+            X_STRIDE, True, D, BLOCK_D, TILE, BLOCK, PRECISION,
+        )  # fmt: skip
+
+
+@triton.jit
+def _multiply(
+    program, m_ptr, x_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
+    X_STRIDE: tl.constexpr, TRANSPOSE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of m x, or of m^T x."""
     D_BLOCKS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
-    tile, depth = tl.program_id(0) // D_BLOCKS, tl.program_id(0) % D_BLOCKS * BLOCK_D
+    tile, depth = program // D_BLOCKS, program % D_BLOCKS * BLOCK_D
     user = user_of_tile(offsets_ptr, users, steps, tile, TILE)
     start, end = tl.load(offsets_ptr + user), tl.load(offsets_ptr + user + 1)
     size = (end - start).to(tl.int32)
     row = (tile - first_tile(offsets_ptr, user, TILE)) * TILE
-    if row >= size:
-        return
-    m_ptr += tl.load(matrix_offsets_ptr + user)
-    rows = row + tl.arange(0, TILE)[:, None]
-    acc = tl.zeros([TILE, BLOCK_D], tl.float32)
-    for block in range(0, size, BLOCK):
-        columns = block + tl.arange(0, BLOCK)[None, :]
-        if TRANSPOSE:
-            address = m_ptr + columns.to(tl.int64) * size + rows
-        else:
-            address = m_ptr + rows.to(tl.int64) * size + columns
-        weights = tl.load(address, mask=(rows < size) & (columns < size), other=0.0)
-        x = load_tile(x_ptr, start + block, end, x_stride, depth, D, BLOCK, BLOCK_D)
-        acc = add_dot(acc, weights, x, PRECISION)
-    store_tile(out_ptr, acc, start + row, end, depth, D, TILE, BLOCK_D)
+    if row < size:
+        m_ptr += tl.load(matrix_offsets_ptr + user)
+        m_ptr += row if TRANSPOSE else row.to(tl.int64) * size
+        rows = tl.arange(0, TILE)[:, None]
+        acc = tl.zeros([TILE, BLOCK_D], tl.float32)
+        for block in range(0, size, BLOCK):
+            # 64-bit products for a block's start alone: TILE or BLOCK times size is not as long.
+            columns = tl.arange(0, BLOCK)[None, :]
+            if TRANSPOSE:
+                address = m_ptr + block * size.to(tl.int64) + columns * size + rows
+            else:
+                address = m_ptr + block + rows * size + columns
+            inside = (rows < size - row) & (columns < size - block)
+            weights = tl.load(address, mask=inside, other=0.0)
+            x = load_tile(x_ptr, start + block, end, X_STRIDE, depth, D, BLOCK, BLOCK_D)
+            acc = add_dot(acc, weights, x, PRECISION)
+        store_tile(out_ptr, acc, start + row, end, depth, D, TILE, BLOCK_D)

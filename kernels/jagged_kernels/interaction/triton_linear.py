@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jagged_kernels.attention.tiles import LaunchConfig
 from jagged_kernels.attention.triton_blocks import add_dot, dot_precision
 from jagged_kernels.interaction.triton_tiles import (
     load_tile,
@@ -22,6 +23,14 @@ from jagged_kernels.interaction.triton_tiles import (
     tile_count,
     user_of_tile,
 )
+from jagged_kernels.launch import launch
+
+# float32 on tensor cores: each number is the sum of three bfloat16, and of their nine products the
+# three smallest, below float32's rounding, are left out. Several times as fast as "ieee", which
+# multiplies in registers.
+FLOAT32_PRODUCTS = "bf16x6"
+# By bytes of a number.
+LINEAR_CONFIGS = {2: LaunchConfig(64, 4, 3), 4: LaunchConfig(64, 4, 2)}
 
 _SQRT_HALF = tl.constexpr(0.7071067811865476)
 _SQRT_HALF_OVER_PI = tl.constexpr(0.3989422804014327)
@@ -32,9 +41,13 @@ def block_size(size: int, most: int) -> int:
     return min(most, max(16, 1 << (size - 1).bit_length()))
 
 
-def token_tile(dtype: torch.dtype) -> int:
-    """Tokens of a tile: float32 products run in registers, which larger tiles would not fit."""
-    return 32 if dtype == torch.float32 else 64
+def product_precision(x: Tensor) -> str:
+    """Triton's name for how numbers like those of `x` are multiplied: float32 as
+    `FLOAT32_PRODUCTS`, and with TF32 only where torch.matmul may use it, too."""
+    precision = dot_precision(x.dtype)
+    exact = x.dtype == torch.float32 and precision == "ieee"
+    # The interpreter knows no other.
+    return FLOAT32_PRODUCTS if exact and x.is_cuda else precision
 
 
 def unit_stride(x: Tensor) -> Tensor:
@@ -43,8 +56,10 @@ def unit_stride(x: Tensor) -> Tensor:
 
 
 def weight_in_place(weight: Tensor) -> Tensor:
-    """[G, D, K] with unit stride in D or K."""
-    return weight if 1 in weight.stride()[1:] else weight.contiguous()
+    """[G, D, K] with unit stride in D or K, and strides in these that do not grow with G."""
+    stride, *inner = weight.stride()
+    fits = 1 in inner and (stride == 0 or stride >= max(inner) or weight.shape[0] == 1)
+    return weight if fits else weight.contiguous()
 
 
 def launch_linear(
@@ -69,28 +84,34 @@ def launch_linear(
     out = torch.empty((tokens, columns), dtype=x.dtype, device=x.device)
     if tokens == 0 or columns == 0:
         return out
-    tile, wide = token_tile(x.dtype), 128 if x.element_size() == 2 else 64
+    wide = 128 if x.element_size() == 2 else 64
     block_k = block_size(columns, wide)
-    grid = (tile_count(tokens, users, tile) * triton.cdiv(columns, block_k),)
-    with torch.cuda.device_of(x):
-        _linear_kernel[grid](
+    config = LINEAR_CONFIGS[x.element_size()]
+    launch(
+        _linear_kernel, tile_count(tokens, users, config.block) * triton.cdiv(columns, block_k),
+        (
             x, weight, None if bias is None else bias.contiguous(),
             None if groups is None else groups.contiguous(), offsets.contiguous(), out,
             None if target is None else target.contiguous(), scaled,
-            users, search_steps(users), x.stride(0), *weight.stride(),
-            *((0, 0) if scaled is None else scaled.stride()), ACTIVATION=activation,
-            D=dim, K=columns, BLOCK_D=block_size(dim, wide // 2), BLOCK_K=block_k, TILE=tile,
-            PRECISION=dot_precision(x.dtype),
-            num_warps=4, num_stages=3 if target is None else 2,
-        )  # fmt: skip
+            users, search_steps(users),
+        ),
+        {
+            "X_STRIDE": x.stride(0), "WEIGHT_STRIDES": weight.stride(),
+            "SCALED_STRIDES": (0, 0) if scaled is None else scaled.stride(),
+            "ACTIVATION": activation, "D": dim, "K": columns,
+            "BLOCK_D": block_size(dim, wide // 2), "BLOCK_K": block_k, "TILE": config.block,
+            "PRECISION": product_precision(x),
+        },
+        **config.options(),
+    )  # fmt: skip
     return out
 
 
 @triton.jit(do_not_specialize=["users", "steps"])
 def _linear_kernel(
     x_ptr, weight_ptr, bias_ptr, groups_ptr, offsets_ptr, out_ptr, target_ptr, scaled_ptr,
-    users, steps, x_stride, weight_stride_g, weight_stride_d, weight_stride_k,
-    scaled_stride_d, scaled_stride_k, ACTIVATION: tl.constexpr,
+    users, steps, X_STRIDE: tl.constexpr, WEIGHT_STRIDES: tl.constexpr,
+    SCALED_STRIDES: tl.constexpr, ACTIVATION: tl.constexpr,
     D: tl.constexpr, K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
     TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -102,23 +123,25 @@ def _linear_kernel(
     if start >= end:
         return
     group = (user if groups_ptr is None else tl.load(groups_ptr + user)).to(tl.int64)
-    weight_ptr += group * weight_stride_g
+    weight_ptr += group * WEIGHT_STRIDES[0]
     acc = tl.zeros([TILE, BLOCK_K], tl.float32)
     for row in range(0, D, BLOCK_D):
-        x = load_tile(x_ptr, start, end, x_stride, row, D, TILE, BLOCK_D)
+        x = load_tile(x_ptr, start, end, X_STRIDE, row, D, TILE, BLOCK_D)
         weight = load_weight(
-            weight_ptr, weight_stride_d, weight_stride_k, row, column, D, K, BLOCK_D, BLOCK_K
-        )
+            weight_ptr, WEIGHT_STRIDES[1], WEIGHT_STRIDES[2], row, column,
+            D, K, BLOCK_D, BLOCK_K,
+        )  # fmt: skip
         if target_ptr is not None:
             scaled = load_weight(
-                scaled_ptr, scaled_stride_d, scaled_stride_k, row, column, D, K, BLOCK_D, BLOCK_K
-            )
+                scaled_ptr, SCALED_STRIDES[0], SCALED_STRIDES[1], row, column,
+                D, K, BLOCK_D, BLOCK_K,
+            )  # fmt: skip
             target = load_row(target_ptr, user.to(tl.int64), row, D, BLOCK_D)
             weight = fold(weight, scaled, target, x.dtype)
         acc = add_dot(acc, x, weight, PRECISION)
     if bias_ptr is not None:
         acc += load_row(bias_ptr, group, column, K, BLOCK_K)[None, :]
-    acc = activate(acc, ACTIVATION)
+    acc = activate(acc, ACTIVATION, out_ptr.dtype.element_ty)
     store_tile(out_ptr, acc, start, end, column, K, TILE, BLOCK_K)
 
 
@@ -149,23 +172,40 @@ def fold(weight, scaled, target, dtype: tl.constexpr):
 
 
 @triton.jit
-def activate(x, ACTIVATION: tl.constexpr):
+def activate(x, ACTIVATION: tl.constexpr, dtype: tl.constexpr):
+    """Of float32 x, exact to the rounding of `dtype`."""
     if ACTIVATION == "relu":
         return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     if ACTIVATION == "silu":
         return x / (1.0 + tl.exp(-x))
     if ACTIVATION == "gelu":
-        return 0.5 * x * (1.0 + tl.erf(x * _SQRT_HALF))
+        below, _ = _normal_distribution(x, dtype)
+        return x * below
     return x
 
 
 @triton.jit
-def activation_slope(x, ACTIVATION: tl.constexpr):
+def activation_slope(x, ACTIVATION: tl.constexpr, dtype: tl.constexpr):
     """The derivative of `activate`."""
     if ACTIVATION == "relu":
         return tl.where(x > 0.0, 1.0, 0.0)
     if ACTIVATION == "silu":
         share = 1.0 / (1.0 + tl.exp(-x))
         return share * (1.0 + x * (1.0 - share))
-    density = _SQRT_HALF_OVER_PI * tl.exp(-0.5 * x * x)
-    return 0.5 * (1.0 + tl.erf(x * _SQRT_HALF)) + x * density
+    below, density = _normal_distribution(x, dtype)
+    return below + x * density
+
+
+@triton.jit
+def _normal_distribution(x, dtype: tl.constexpr):
+    """(the share below x, its density at x) of the normal distribution."""
+    power = tl.exp(-0.5 * x * x)
+    density = _SQRT_HALF_OVER_PI * power
+    if dtype == tl.float32:
+        return 0.5 * (1.0 + tl.erf(x * _SQRT_HALF)), density
+    # Abramowitz and Stegun 7.1.26, within 1e-7: half types need no more, and the exact erf takes
+    # longer than the products.
+    t = 1.0 / (1.0 + (0.3275911 * _SQRT_HALF) * tl.abs(x))
+    tail = ((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736
+    tail = 0.5 * (tail * t + 0.254829592) * t * power
+    return tl.where(x > 0.0, 1.0 - tail, tail), density

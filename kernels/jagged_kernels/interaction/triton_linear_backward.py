@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from jagged_kernels.interaction import triton_products
 from jagged_kernels.interaction.triton_linear import launch_linear
-from jagged_kernels.interaction.triton_products import launch_products, most_fused, segments_of
+from jagged_kernels.interaction.triton_products import launch_products, segments_of
 
 
 def launch_linear_backward(
@@ -22,7 +23,7 @@ def launch_linear_backward(
     """(dx [T, D], d_weight [G, D, K], d_bias [G, K]), empty where not wanted."""
     none = x.new_empty(0)
     want_d_x, want_d_weight, want_d_bias = wanted
-    fused = max(weight.shape[1:]) <= most_fused(x.dtype)
+    fused = max(weight.shape[1:]) <= triton_products.FUSED_UP_TO[x.element_size()]
     d_x = d_weight = d_bias = None
     if activation != "none" and not fused:
         before = launch_linear(x, weight, bias, offsets, groups, activation="none")

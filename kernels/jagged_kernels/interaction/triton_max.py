@@ -20,7 +20,11 @@ from jagged_kernels.interaction.triton_segments import (
     piece_shape,
     piece_slots,
 )
+from jagged_kernels.interaction.triton_tiles import search_steps
+from jagged_kernels.launch import launch
 
+# Values and places take many registers: what spills, spills outside the loop.
+OPTIONS = {"num_warps": 8, "maxnreg": 64}
 # The place of a token that is not there: behind all others.
 _NOWHERE = tl.constexpr(2**31 - 1)
 
@@ -43,18 +47,19 @@ def launch_max(x: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     places = torch.empty(partials, dtype=torch.int32, device=x.device)
     blocks = triton.cdiv(columns, shape.block)
     common = {
-        "COLUMNS": columns, "BLOCKS": blocks, "BLOCK": shape.block, "PIECE": shape.piece,
-        "num_warps": 8,  # values and places take many registers
+        "COLUMNS": columns, "BLOCKS": blocks, "BLOCK": shape.block, "PIECE": shape.piece
     }  # fmt: skip
-    with torch.cuda.device_of(x):
-        _max_pieces_kernel[(triton.cdiv(slots, shape.pieces) * blocks,)](
-            x, offsets, top, place, tops, places, users, users.bit_length(),
-            X_STRIDE=x.stride(0), LANES=shape.lanes, PIECES=shape.pieces, **common,
+    launch(
+        _max_pieces_kernel, triton.cdiv(slots, shape.pieces) * blocks,
+        (x, offsets, top, place, tops, places, users, search_steps(users)),
+        {"X_STRIDE": x.stride(0), **common, "LANES": shape.lanes, "PIECES": shape.pieces},
+        **OPTIONS,
+    )  # fmt: skip
+    if cut:
+        launch(
+            _merge_max_kernel, users * blocks, (tops, places, offsets, top, place),
+            {**common, "LANES": MERGE_LANES}, **OPTIONS,
         )  # fmt: skip
-        if cut:
-            _merge_max_kernel[(users * blocks,)](
-                tops, places, offsets, top, place, LANES=MERGE_LANES, **common
-            )
     return top, place
 
 
@@ -98,8 +103,10 @@ def _max_pieces_kernel(
 ):  # fmt: skip
     column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     row = tl.arange(0, PIECES * LANES)
-    slot = tl.program_id(0) // BLOCKS * PIECES + row // LANES
-    user, first, length, begin, end = load_pieces(offsets_ptr, slot, users, steps, PIECE)
+    first_slot = tl.program_id(0) // BLOCKS * PIECES
+    slot, user, first, length, begin, end = load_pieces(
+        offsets_ptr, first_slot, row, users, steps, PIECE, LANES, PIECES
+    )
     lane = begin + row % LANES
     top = tl.full([PIECES * LANES, BLOCK], float("-inf"), tl.float32)
     place = tl.full([PIECES * LANES, BLOCK], _NOWHERE, tl.int32)

@@ -18,9 +18,10 @@ from torch import Tensor
 from jagged_kernels.attention.triton_blocks import rows_of_dims
 from jagged_kernels.interaction.triton_segments import address_of
 from jagged_kernels.interaction.triton_spread import row_tile
+from jagged_kernels.launch import launch
 
 # Programs of the backward: a few waves on any device, and few sums for the second launch.
-_PROGRAMS = 1024
+PROGRAMS = 1024
 # Sums and columns that a program of the second launch takes at a time.
 _SUMS, _SUM_COLUMNS = 256, 16
 
@@ -42,15 +43,16 @@ def launch_norm(
     if rows == 0:
         return y, total
     chunk, block, warps = row_tile(columns)
-    with torch.cuda.device_of(x):
-        _norm_kernel[(triton.cdiv(rows, chunk),)](
-            x, residual, _packed(weight), _packed(bias), y, total, rows, eps,
-            RMS=rms, X_STRIDE=x.stride(0),
-            RESIDUAL_STRIDE=0 if residual is None else residual.stride(0),
-            RESIDUAL=residual is not None, WEIGHT=weight is not None, BIAS=bias is not None,
-            COLUMNS=columns, BLOCK=block, ROWS=chunk,
-            num_warps=warps,
-        )  # fmt: skip
+    launch(
+        _norm_kernel, triton.cdiv(rows, chunk),
+        (x, residual, _packed(weight), _packed(bias), y, total, rows, float(eps)),
+        {
+            "RMS": rms, "X_STRIDE": x.stride(0),
+            "RESIDUAL_STRIDE": 0 if residual is None else residual.stride(0),
+            "COLUMNS": columns, "BLOCK": block, "ROWS": chunk,
+        },
+        num_warps=warps,
+    )  # fmt: skip
     return y, total
 
 
@@ -75,26 +77,32 @@ def launch_norm_backward(
     if rows == 0:
         return d_x, d_weight.zero_(), d_bias.zero_()
     chunk, block, warps = row_tile(columns)
-    # The sums of two parameters beside the tokens: more threads for as many registers.
-    warps *= 2
-    tiles_each = triton.cdiv(triton.cdiv(rows, chunk), _PROGRAMS)
+    # The sums of two parameters beside the tokens: more threads a token for as many registers.
+    chunk, warps = (chunk // 2, warps) if chunk > 1 else (chunk, 2 * warps)
+    tiles_each = triton.cdiv(triton.cdiv(rows, chunk), PROGRAMS)
     programs = triton.cdiv(triton.cdiv(rows, chunk), tiles_each)
     sums = torch.empty((2, programs, columns), dtype=torch.float32, device=total.device)
     parameters = {"WEIGHT": weight is not None, "BIAS": bias is not None, "COLUMNS": columns}
-    with torch.cuda.device_of(total):
-        _norm_backward_kernel[(programs,)](
-            d_y, d_total, total, _packed(weight), d_x, sums, rows, tiles_each, programs, eps,
-            RMS=rms, D_STRIDE=d_y.stride(0), X_STRIDE=total.stride(0),
-            SUM_STRIDE=0 if d_total is None else d_total.stride(0),
-            SUM_GRADIENT=d_total is not None,
-            BLOCK=block, ROWS=chunk, num_warps=warps,
-            **parameters,
+    launch(
+        _norm_backward_kernel, programs,
+        (
+            d_y, d_total, total, _packed(weight), d_x, sums, rows, tiles_each, programs,
+            float(eps),
+        ),
+        {
+            "RMS": rms, "D_STRIDE": d_y.stride(0), "X_STRIDE": total.stride(0),
+            "SUM_STRIDE": 0 if d_total is None else d_total.stride(0),
+            **parameters, "BLOCK": block, "ROWS": chunk,
+        },
+        num_warps=warps,
+    )  # fmt: skip
+    if weight is not None or bias is not None:
+        launch(
+            _parameter_kernel, triton.cdiv(columns, _SUM_COLUMNS),
+            (sums, d_weight, d_bias, programs),
+            {**parameters, "SUMS": _SUMS, "BLOCK": _SUM_COLUMNS},
+            num_warps=4,
         )  # fmt: skip
-        if weight is not None or bias is not None:
-            _parameter_kernel[(triton.cdiv(columns, _SUM_COLUMNS),)](
-                sums, d_weight, d_bias, programs,
-                SUMS=_SUMS, BLOCK=_SUM_COLUMNS, num_warps=4, **parameters,
-            )  # fmt: skip
     return d_x, d_weight, d_bias
 
 
@@ -116,7 +124,6 @@ def _normalised(x, has_column, eps, RMS: tl.constexpr, COLUMNS: tl.constexpr):
 def _norm_kernel(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, total_ptr, rows, eps,
     RMS: tl.constexpr, X_STRIDE: tl.constexpr, RESIDUAL_STRIDE: tl.constexpr,
-    RESIDUAL: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -125,7 +132,7 @@ def _norm_kernel(
     inside = (row < rows)[:, None] & has_column
     x = tl.load(address_of(x_ptr, row, column, X_STRIDE), mask=inside, other=0.0)
     x = x.to(tl.float32)
-    if RESIDUAL:
+    if residual_ptr is not None:
         address = address_of(residual_ptr, row, column, RESIDUAL_STRIDE)
         x += tl.load(address, mask=inside, other=0.0).to(tl.float32)
         # What the backward reads is what is normalised.
@@ -133,10 +140,10 @@ def _norm_kernel(
         tl.store(address_of(total_ptr, row, column, COLUMNS), rounded, mask=inside)
         x = rounded.to(tl.float32)
     y, _ = _normalised(x, has_column, eps, RMS, COLUMNS)
-    if WEIGHT:
+    if weight_ptr is not None:
         weight = tl.load(weight_ptr + column, mask=column < COLUMNS, other=0.0)
         y *= weight.to(tl.float32)[None, :]
-    if BIAS:
+    if bias_ptr is not None:
         bias = tl.load(bias_ptr + column, mask=column < COLUMNS, other=0.0)
         y += bias.to(tl.float32)[None, :]
     address = address_of(y_ptr, row, column, COLUMNS)
@@ -147,7 +154,7 @@ def _norm_kernel(
 def _norm_backward_kernel(
     d_y_ptr, d_total_ptr, x_ptr, weight_ptr, d_x_ptr, sums_ptr, rows, tiles_each, programs, eps,
     RMS: tl.constexpr, D_STRIDE: tl.constexpr, X_STRIDE: tl.constexpr, SUM_STRIDE: tl.constexpr,
-    SUM_GRADIENT: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -173,7 +180,7 @@ def _norm_backward_kernel(
         if not RMS:
             d_x -= (tl.sum(d_y, 1) / COLUMNS)[:, None]
         d_x *= reciprocal[:, None]
-        if SUM_GRADIENT:
+        if d_total_ptr is not None:
             address = address_of(d_total_ptr, row, column, SUM_STRIDE)
             d_x += tl.load(address, mask=inside, other=0.0).to(tl.float32)
         result = d_x.to(d_x_ptr.dtype.element_ty)

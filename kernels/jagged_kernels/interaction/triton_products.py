@@ -13,6 +13,7 @@ order. While a tile is there, the backward takes everything it can from it: toke
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -20,13 +21,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.triton_blocks import add_dot, dot_precision
+from jagged_kernels.attention.tiles import LaunchConfig
+from jagged_kernels.attention.triton_blocks import add_dot
+from jagged_kernels.backends import multiprocessors
 from jagged_kernels.interaction.triton_linear import (
     activation_slope,
     block_size,
     load_row,
     load_weight,
-    token_tile,
+    product_precision,
     unit_stride,
     weight_in_place,
 )
@@ -38,17 +41,19 @@ from jagged_kernels.interaction.triton_tiles import (
     tile_count,
     user_of_tile,
 )
+from jagged_kernels.launch import launch
 
 # Up to so many tokens, a program a segment needs no second launch and is as fast.
 ONE_LAUNCH_TOKENS = 2048
-_PROGRAMS_PER_MULTIPROCESSOR = 4
-# The interpreter has no multiprocessors; enough to cut users in small batches.
-_INTERPRETED_MULTIPROCESSORS = 4
-
-
-def most_fused(dtype: torch.dtype) -> int:
-    """D and K up to which one program holds all that the backward needs, in registers."""
-    return 64 if dtype == torch.float32 else 128
+# Spans a multiprocessor, as many as run at a time: for sums alone, and for sums and dx together.
+SUM_PROGRAMS, FUSED_PROGRAMS = 5, 3
+# By bytes of a number: for sums alone, and for sums and dx together.
+SUM_CONFIGS = {2: LaunchConfig(64, 4, 2, 128), 4: LaunchConfig(32, 4, 2)}
+FUSED_CONFIGS = {2: LaunchConfig(64, 4, 2, 168), 4: LaunchConfig(32, 4, 2)}
+# By bytes of a number: D and K up to which the backward is one launch over the tokens, and the most
+# rows and columns of a matrix that a program sums.
+FUSED_UP_TO = {2: 128, 4: 64}
+_WIDEST = {2: 128, 4: 64}
 
 
 class Segments(NamedTuple):
@@ -89,7 +94,7 @@ def launch_products(
 
     With an activation, y is the gradient of activation(x weight + bias), and what is multiplied and
     summed is the gradient before the activation. dx is that times weight^T. Both need `weight`
-    [S, D, K], D and K up to `most_fused`.
+    [S, D, K], D and K up to `FUSED_UP_TO`.
     """
     x, y, offsets = unit_stride(x), unit_stride(y), offsets.contiguous()
     (tokens, dim), columns, users = x.shape, y.shape[1], offsets.shape[0] - 1
@@ -102,18 +107,16 @@ def launch_products(
     d_x = torch.empty_like(x, memory_format=torch.contiguous_format) if want_d_x else None
     if tokens == 0 or out.numel() == 0:
         return out, sums, d_x
-    most = most_fused(x.dtype)
-    # float32 products run in registers: the three of the backward, with few tokens at a time.
-    tile = 16 if weight is not None and x.element_size() == 4 else token_tile(x.dtype)
+    most = _WIDEST[x.element_size()]
     block_d, block_k = block_size(dim, most), block_size(columns, most)
-    narrow = weight is None and x.element_size() == 2 and block_d * block_k <= 64 * 64
-    warps = 4 if narrow else 8
-    # Few enough that two programs fit a multiprocessor, for a few values that spill.
-    registers = 128 if x.element_size() == 2 and block_d * block_k <= 64 * 64 else None
+    config = (SUM_CONFIGS if weight is None else FUSED_CONFIGS)[x.element_size()]
+    if block_d * block_k > 64 * 64:
+        config = replace(config, num_warps=8, registers=None)
     blocks = triton.cdiv(dim, block_d) * triton.cdiv(columns, block_k)
-    units = tile_count(tokens, users, tile)
+    units = tile_count(tokens, users, config.block)
+    each = SUM_PROGRAMS if weight is None else FUSED_PROGRAMS
     one_launch = tokens <= ONE_LAUNCH_TOKENS
-    span = units if one_launch else triton.cdiv(units, span_programs(x.device))
+    span = units if one_launch else triton.cdiv(units, multiprocessors(x.device) * each)
     programs = segments.number if one_launch else triton.cdiv(units, span)
     size = dim * columns + (0 if sums is None else columns)
     partials = None
@@ -125,38 +128,36 @@ def launch_products(
     walk = (
         segments.offsets, segments.group, segments.bounds, users, search_steps(users), units, span,
     )  # fmt: skip
-    with torch.cuda.device_of(x):
-        _products_kernel[(programs, blocks)](
+    launch(
+        _products_kernel, (programs, blocks),
+        (
             x, y, weight, None if bias is None else bias.contiguous(), out, sums, d_x, partials,
             offsets, segments.order, *walk,
-            x.stride(0), y.stride(0), *((0, 0, 0) if weight is None else weight.stride()),
-            ACTIVATION=activation, ONE_LAUNCH=one_launch,
-            D=dim, K=columns, BLOCK_D=block_d, BLOCK_K=block_k, SIZE=size,
-            TILE=tile, PRECISION=dot_precision(x.dtype),
-            num_warps=warps, num_stages=2, maxnreg=registers,
+        ),
+        {
+            "X_STRIDE": x.stride(0), "Y_STRIDE": y.stride(0),
+            "WEIGHT_STRIDES": (0, 0, 0) if weight is None else weight.stride(),
+            "ACTIVATION": activation, "ONE_LAUNCH": one_launch, "D": dim, "K": columns,
+            "BLOCK_D": block_d, "BLOCK_K": block_k, "SIZE": size, "TILE": config.block,
+            "PRECISION": product_precision(x),
+        },
+        **config.options(),
+    )  # fmt: skip
+    if partials is not None and programs > 1:
+        launch(
+            merge_kernel, (programs - 1, triton.cdiv(size, MERGE_BLOCK.value)),
+            (partials, out, sums, *walk),
+            {"MATRIX": dim * columns, "K": columns, "SIZE": size, "TILE": config.block},
+            num_warps=8,
         )  # fmt: skip
-        if partials is not None and programs > 1:
-            grid = (programs - 1, triton.cdiv(size, MERGE_BLOCK.value))
-            merge_kernel[grid](
-                partials, out, sums, *walk, MATRIX=dim * columns, K=columns, SIZE=size,
-                TILE=tile, num_warps=4,
-            )  # fmt: skip
     return out, sums, d_x
-
-
-def span_programs(device: torch.device) -> int:
-    """Spans to cut a batch into: what runs at a time."""
-    multiprocessors = _INTERPRETED_MULTIPROCESSORS
-    if device.type == "cuda":
-        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    return multiprocessors * _PROGRAMS_PER_MULTIPROCESSOR
 
 
 @triton.jit(do_not_specialize=["users", "steps", "units", "span"])
 def _products_kernel(
     x_ptr, y_ptr, weight_ptr, bias_ptr, out_ptr, sum_ptr, dx_ptr, partial_ptr,
     offsets_ptr, order_ptr, places_ptr, group_ptr, bounds_ptr, users, steps, units, span,
-    x_stride, y_stride, weight_stride_g, weight_stride_d, weight_stride_k,
+    X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, WEIGHT_STRIDES: tl.constexpr,
     ACTIVATION: tl.constexpr, ONE_LAUNCH: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -179,8 +180,8 @@ def _products_kernel(
         weight, bias = None, None
         if weight_ptr is not None:
             weight = load_weight(
-                weight_ptr + segment.to(tl.int64) * weight_stride_g,
-                weight_stride_d, weight_stride_k, 0, 0, D, K, BLOCK_D, BLOCK_K,
+                weight_ptr + segment.to(tl.int64) * WEIGHT_STRIDES[0],
+                WEIGHT_STRIDES[1], WEIGHT_STRIDES[2], 0, 0, D, K, BLOCK_D, BLOCK_K,
             )  # fmt: skip
         if bias_ptr is not None:
             bias = load_row(bias_ptr, segment.to(tl.int64), column, K, BLOCK_K)
@@ -195,7 +196,7 @@ def _products_kernel(
             to_token = user_start + tl.maximum(high - tiles_before, 0) * TILE
             acc, total = add_tiles(
                 acc, total, from_token, tl.minimum(to_token, user_end),
-                x_ptr, y_ptr, dx_ptr, x_stride, y_stride, weight, bias, row, column,
+                x_ptr, y_ptr, dx_ptr, X_STRIDE, Y_STRIDE, weight, bias, row, column,
                 ACTIVATION, D, K, BLOCK_D, BLOCK_K, TILE, PRECISION,
             )  # fmt: skip
         if ONE_LAUNCH or ((begin >= low) & (end <= high)):
@@ -213,19 +214,20 @@ def _products_kernel(
 
 @triton.jit
 def add_tiles(
-    acc, total, start, end, x_ptr, y_ptr, dx_ptr, x_stride, y_stride, weight, bias, row, column,
+    acc, total, start, end, x_ptr, y_ptr, dx_ptr, X_STRIDE: tl.constexpr,
+    Y_STRIDE: tl.constexpr, weight, bias, row, column,
     ACTIVATION: tl.constexpr, D: tl.constexpr, K: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_K: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """acc + x^T y and total + the sum of y over tokens from start to end; stores their dx."""
     for token in range(start, end, TILE):
-        x = load_tile(x_ptr, token, end, x_stride, row, D, TILE, BLOCK_D)
-        y = load_tile(y_ptr, token, end, y_stride, column, K, TILE, BLOCK_K)
+        x = load_tile(x_ptr, token, end, X_STRIDE, row, D, TILE, BLOCK_D)
+        y = load_tile(y_ptr, token, end, Y_STRIDE, column, K, TILE, BLOCK_K)
         if ACTIVATION != "none":
             before = tl.dot(x, weight, input_precision=PRECISION)
             if bias is not None:
                 before += bias[None, :]
-            slope = y.to(tl.float32) * activation_slope(before, ACTIVATION)
+            slope = y.to(tl.float32) * activation_slope(before, ACTIVATION, x.dtype)
             total += tl.sum(slope, 0)
             y = slope.to(x.dtype)
         else:
@@ -269,7 +271,7 @@ def load_segment(places_ptr, bounds_ptr, segment, TILE: tl.constexpr):
     return first, last, first_tile(places_ptr, first, TILE), first_tile(places_ptr, last, TILE)
 
 
-MERGE_BLOCK = tl.constexpr(256)
+MERGE_BLOCK = tl.constexpr(1024)
 # Partial sums that are added at a time: the wait for memory is what adding takes.
 _MERGE_ROWS = tl.constexpr(16)
 

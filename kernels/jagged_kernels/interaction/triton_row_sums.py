@@ -1,9 +1,9 @@
-"""Sums of rows that share a key, however many they are: equal shares, and then their ends.
+"""Sums of rows that share a key, however many they are: the gradient of a lookup.
 
-Sorted rows are cut into spans of equal length. A lane of a program walks a span: what begins and
-ends inside it is a finished sum, the first and the last are partial. The partial ones are again
-sorted rows, fewer by the length of half a span, and go the same way until one span is left. The
-order of additions depends on nothing but the keys.
+A program takes a tile of sorted rows at once. Which of them share a key is a matrix of ones and
+zeros, and its product with the rows has each row's sum. What begins and ends inside a tile is
+finished; of what goes on, every tile leaves a partial sum, and a second launch adds those up, for
+each key where it begins. The order of additions depends on nothing but the keys.
 """
 
 # Triton's jit and its launch options are not typed.
@@ -11,120 +11,159 @@ order of additions depends on nothing but the keys.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from jagged_kernels.attention.tiles import LaunchConfig
+from jagged_kernels.interaction.triton_linear import block_size, product_precision
 from jagged_kernels.interaction.triton_rows import as_rows, row_addresses
+from jagged_kernels.launch import launch
 
-_SPAN = 32
-# Elements of a step of a program: four steps are in flight at once.
-_STEP_ELEMENTS = 2048
-_MAX_COLUMNS = 256
+# By bytes of a number; `block` is the rows of a tile.
+SUM_CONFIGS = {2: LaunchConfig(128, 4, 1, 128), 4: LaunchConfig(64, 4, 1, 168)}
+# Partial sums that are added at a time.
+MERGE_ROWS = 64
+_MAX_COLUMNS = 128
+_KEY_BLOCK = 1024
+
+
+def launch_keys(ids: Sequence[Tensor], sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """[features x T]: ids, those of later features behind the tables before them, and -1 for those
+    outside their own."""
+    tokens = ids[0].shape[0]
+    keys = torch.empty(len(ids) * tokens, dtype=dtype, device=ids[0].device)
+    if keys.numel():
+        packed = tuple(n.contiguous() for n in ids)
+        bases = tuple(accumulate(sizes[:-1], initial=0))
+        tables = {"SIZES": tuple(sizes), "BASES": bases, "BLOCK": _KEY_BLOCK}
+        launch(_keys_kernel, triton.cdiv(tokens, _KEY_BLOCK), (keys, packed, tokens), tables)
+    return keys
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _keys_kernel(
+    keys_ptr, ids, tokens, SIZES: tl.constexpr, BASES: tl.constexpr, BLOCK: tl.constexpr
+):
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = token < tokens
+    for feature in tl.static_range(len(ids)):
+        number = tl.load(ids[feature] + token, mask=inside, other=-1)
+        exists = (number >= 0) & (number < SIZES[feature])
+        key = tl.where(exists, number.to(tl.int64) + BASES[feature], -1)
+        place = token.to(tl.int64) + tokens.to(tl.int64) * feature
+        tl.store(keys_ptr + place, key.to(keys_ptr.dtype.element_ty), mask=inside)
 
 
 def launch_sum_sorted_rows(rows: Tensor, order: Tensor, keys: Tensor, size: int) -> Tensor:
     """What `row_sums.sum_sorted_rows` says."""
     sums = rows.new_zeros((size, rows.shape[1]))
-    if rows.numel() == 0 or size == 0:
+    count, width = keys.shape[0], rows.shape[1]
+    if rows.numel() == 0 or size == 0 or count == 0:
         return sums
-    source, count, width = as_rows(rows), keys.shape[0], rows.shape[1]
-    columns = min(triton.next_power_of_2(width), _MAX_COLUMNS)
-    lanes = min(max(_STEP_ELEMENTS // columns, 4), 128)
-    with torch.cuda.device_of(rows):
-        places: Tensor | None = order
-        while count:
-            spans = triton.cdiv(count, _SPAN)
-            last = spans == 1
-            partials = None if last else rows.new_empty((2 * spans, width), dtype=torch.float32)
-            partial_keys = None if last else keys.new_empty(2 * spans, dtype=torch.int64)
-            _sum_spans_kernel[(triton.cdiv(spans, lanes), triton.cdiv(width, columns))](
-                source, places, keys, sums, partials, partial_keys,
-                count, spans, size,
-                STRIDE=source.stride(0), SPAN=_SPAN, LANES=lanes, WIDTH=width, COLUMNS=columns,
-            )  # fmt: skip
-            if partials is None or partial_keys is None:
-                break
-            source, places, keys, count = partials, None, partial_keys, 2 * spans
+    source = as_rows(rows)
+    config = SUM_CONFIGS[rows.element_size()]
+    tiles = triton.cdiv(count, config.block)
+    columns = block_size(width, _MAX_COLUMNS)
+    blocks = triton.cdiv(width, columns)
+    partials = None
+    if tiles > 1:
+        # Of what a tile goes on with, and of what it begins.
+        partials = torch.empty((2 * tiles, width), dtype=torch.float32, device=rows.device)
+    shape = {"TILE": config.block, "WIDTH": width, "COLUMNS": columns}
+    launch(
+        _sum_tiles_kernel, (tiles, blocks),
+        (sums, source, order, keys, partials, count, rows.shape[0], size),
+        {"STRIDE": source.stride(0), **shape, "PRECISION": product_precision(rows)},
+        **config.options(),
+    )  # fmt: skip
+    if partials is not None:
+        launch(
+            _merge_tiles_kernel, (tiles - 1, blocks), (sums, partials, keys, tiles, size),
+            {**shape, "ROWS": MERGE_ROWS}, num_warps=4,
+        )  # fmt: skip
     return sums
 
 
-@triton.jit(do_not_specialize=["count", "spans", "size"])
-def _sum_spans_kernel(
-    rows_ptr, order_ptr, keys_ptr, sums_ptr, partials_ptr, partial_keys_ptr,
-    count, spans, size,
-    STRIDE: tl.constexpr, SPAN: tl.constexpr, LANES: tl.constexpr,
-    WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+@triton.jit(do_not_specialize=["count", "tokens", "size"])
+def _sum_tiles_kernel(
+    sums_ptr, rows_ptr, order_ptr, keys_ptr, partials_ptr, count, tokens, size,
+    STRIDE: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    span = tl.program_id(0) * LANES + tl.arange(0, LANES)
-    start = span * SPAN
-    # Rows behind the last have a key that is left out.
-    first_key = tl.load(keys_ptr + start, mask=start < count, other=-1).to(tl.int64)
-    key, later = first_key, span < 0
-    acc = tl.zeros([LANES, COLUMNS], tl.float32)
-    for step in range(0, SPAN, 4):
-        # All loads before the first store: a lane's time is that of its loads.
-        at = start + step
-        key0, row0 = _load_row(rows_ptr, order_ptr, keys_ptr, at, count, STRIDE, WIDTH, COLUMNS)
-        key1, row1 = _load_row(rows_ptr, order_ptr, keys_ptr, at + 1, count, STRIDE, WIDTH, COLUMNS)
-        key2, row2 = _load_row(rows_ptr, order_ptr, keys_ptr, at + 2, count, STRIDE, WIDTH, COLUMNS)
-        key3, row3 = _load_row(rows_ptr, order_ptr, keys_ptr, at + 3, count, STRIDE, WIDTH, COLUMNS)
-        acc, later = _add_row(
-            acc, later, key, key0, row0, sums_ptr, partials_ptr, span, spans, size, WIDTH, COLUMNS
-        )
-        acc, later = _add_row(
-            acc, later, key0, key1, row1, sums_ptr, partials_ptr, span, spans, size, WIDTH, COLUMNS
-        )
-        acc, later = _add_row(
-            acc, later, key1, key2, row2, sums_ptr, partials_ptr, span, spans, size, WIDTH, COLUMNS
-        )
-        acc, later = _add_row(
-            acc, later, key2, key3, row3, sums_ptr, partials_ptr, span, spans, size, WIDTH, COLUMNS
-        )
-        key = key3
-    if partials_ptr is None:
-        _store_rows(sums_ptr, acc, key, (span < spans) & (key >= 0) & (key < size), WIDTH, COLUMNS)
-    else:
-        # A span of one key has all of it in its first place and 0 in its last.
-        inside = span < spans
-        _store_rows(partials_ptr, acc, 2 * span, inside & (later == 0), WIDTH, COLUMNS)
-        acc = tl.where(later[:, None], acc, 0.0)
-        _store_rows(partials_ptr, acc, 2 * span + 1, inside, WIDTH, COLUMNS)
-        tl.store(partial_keys_ptr + 2 * span, first_key, mask=inside)
-        tl.store(partial_keys_ptr + 2 * span + 1, key, mask=inside)
-
-
-@triton.jit
-def _load_row(
-    rows_ptr, order_ptr, keys_ptr, at, count,
-    STRIDE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    exists = at < count
-    key = tl.load(keys_ptr + at, mask=exists, other=-1).to(tl.int64)
-    row = at
-    if order_ptr is not None:
-        row = tl.load(order_ptr + at, mask=exists, other=0)
+    tile = tl.program_id(0).to(tl.int64)
+    start = tile * TILE
+    end = tl.minimum(start + TILE, count)
+    at = start + tl.arange(0, TILE)
+    inside = at < count
+    key = tl.load(keys_ptr + at, mask=inside, other=-1)
+    after = tl.load(keys_ptr + at + 1, mask=at + 1 < end, other=-1)
+    row = tl.load(order_ptr + at, mask=inside, other=0) % tokens
     address, column = row_addresses(row, STRIDE, WIDTH, COLUMNS)
-    return key, tl.load(rows_ptr + address, mask=exists[:, None] & column, other=0.0)
+    rows = tl.load(rows_ptr + address, mask=inside[:, None] & column, other=0.0)
+    others = tl.load(keys_ptr + start + tl.arange(0, TILE), mask=inside, other=-1)
+    is_number = (tl.abs(rows.to(tl.float32)) < float("inf")).to(tl.int32)
+    if tl.min(tl.min(is_number, 1), 0) > 0:
+        same = (key[:, None] == others[None, :]).to(rows.dtype)
+        sums = tl.dot(same, rows, input_precision=PRECISION)
+    else:
+        # 0 times NaN would reach the rows of other keys.
+        sums = tl.zeros([TILE, COLUMNS], tl.float32)
+        columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        for place in range(start, end):
+            number = tl.load(order_ptr + place).to(tl.int64) % tokens
+            one = tl.load(rows_ptr + number * STRIDE + columns, mask=columns < WIDTH, other=0.0)
+            shares = (key == tl.load(keys_ptr + place))[:, None]
+            sums += tl.where(shares, one.to(tl.float32)[None, :], 0.0)
 
-
-@triton.jit
-def _add_row(
-    acc, later, key, new_key, row, sums_ptr, partials_ptr, span, spans, size,
-    WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """The sum and whether it is a later one than the first of the span, after one more row."""
-    ends = new_key != key
-    finished = ends & (key >= 0) & (key < size)
+    first, last = tl.load(keys_ptr + start), tl.load(keys_ptr + end - 1)
+    goes_on = tl.load(keys_ptr + start - 1, mask=start > 0, other=-1) == first
+    stays = tl.load(keys_ptr + end, mask=end < count, other=-1) == last
+    head = (key == first) & goes_on
+    tail = (key == last) & stays & (head == 0)
+    which = inside & (key >= 0) & (key < size) & ((after != key) | (at == end - 1))
+    _store_rows(sums_ptr, sums, key, which & (head == 0) & (tail == 0), WIDTH, COLUMNS)
     if partials_ptr is not None:
-        _store_rows(partials_ptr, acc, 2 * span, ends & (later == 0), WIDTH, COLUMNS)
-        finished = finished & later
-    _store_rows(sums_ptr, acc, key, finished, WIDTH, COLUMNS)
-    return tl.where(ends[:, None], 0.0, acc) + row.to(tl.float32), later | ends
+        slot = 2 * tile + tail.to(tl.int64)
+        _store_rows(partials_ptr, sums, slot, which & (head | tail), WIDTH, COLUMNS)
+
+
+@triton.jit(do_not_specialize=["tiles", "size"])
+def _merge_tiles_kernel(
+    sums_ptr, partials_ptr, keys_ptr, tiles, size,
+    TILE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Adds up the key that begins in a tile and goes on behind it."""
+    tile = tl.program_id(0).to(tl.int64)
+    start = tile * TILE
+    key = tl.load(keys_ptr + start + TILE - 1)
+    goes_on = tl.load(keys_ptr + start + TILE) == key
+    is_later = tl.load(keys_ptr + start) != key
+    begins = is_later | (tl.load(keys_ptr + start - 1, mask=start > 0, other=-1) != key)
+    if (goes_on & begins & (key >= 0) & (key < size)) == 0:
+        return
+    address, column = row_addresses(2 * tile + 1 + tl.arange(0, 1), WIDTH, WIDTH, COLUMNS)
+    total = tl.sum(tl.load(partials_ptr + address, mask=column, other=0.0), 0)
+    next_tile = tile + 1
+    more = next_tile < tiles
+    while more:
+        other = next_tile + tl.arange(0, ROWS)
+        exists = other < tiles
+        part_address, _ = row_addresses(2 * other, WIDTH, WIDTH, COLUMNS)
+        part = tl.load(partials_ptr + part_address, mask=exists[:, None] & column, other=0.0)
+        same = exists & (tl.load(keys_ptr + other * TILE, mask=exists, other=-1) == key)
+        total += tl.sum(tl.where(same[:, None], part, 0.0), 0)
+        next_tile += ROWS
+        more = tl.min(same.to(tl.int32), 0) > 0
+    address, column = row_addresses(key + tl.zeros([1], tl.int64), WIDTH, WIDTH, COLUMNS)
+    tl.store(sums_ptr + address, total[None, :].to(sums_ptr.dtype.element_ty), mask=column)
 
 
 @triton.jit
-def _store_rows(ptr, acc, row, which, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+def _store_rows(ptr, sums, row, which, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
     address, column = row_addresses(row, WIDTH, WIDTH, COLUMNS)
-    tl.store(ptr + address, acc.to(ptr.dtype.element_ty), mask=which[:, None] & column)
+    tl.store(ptr + address, sums.to(ptr.dtype.element_ty), mask=which[:, None] & column)

@@ -17,9 +17,12 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.interaction.triton_users import user_of
+from jagged_kernels.launch import launch
 
 _BYTES_PER_PROGRAM = 16384
 _MAX_COLUMNS = 512
+# Users that a program cuts; it sums up those before them, too.
+_USERS = 2048
 
 
 def as_rows(x: Tensor) -> Tensor:
@@ -72,13 +75,18 @@ def launch_place_rows(
         return out.fill_(value)
     source, target = as_rows(values), as_rows(out)
     grid, tiles = row_tiles(tokens, target.shape[1], target.element_size())
-    with torch.cuda.device_of(values):
-        _place_rows_kernel[grid](
+    launch(
+        _place_rows_kernel, grid,
+        (
             source, target, source_offsets, out_offsets, shift, select,
-            value if source.is_floating_point() else int(value),
+            float(value) if source.is_floating_point() else int(value),
             users, tokens, source_len, out_len,
-            STRIDE=source.stride(0), SIGN=sign, SOURCE_END=source_end, OUT_END=out_end, **tiles,
-        )  # fmt: skip
+        ),
+        {
+            "STRIDE": source.stride(0), "SIGN": sign, "SOURCE_END": source_end,
+            "OUT_END": out_end, **tiles,
+        },
+    )  # fmt: skip
     return out
 
 
@@ -125,6 +133,85 @@ def _place_rows_kernel(
     tl.store(out_ptr + address, block, mask=inside[:, None] & column)
 
 
+def launch_cut_users(
+    offsets: Tensor,
+    select: Tensor | None,
+    starts: Tensor | None,
+    start: int | None,
+    lengths: Tensor | None,
+    length: int | None,
+) -> tuple[Tensor, Tensor]:
+    """What `slice.cut_users` says."""
+    offsets, known = offsets.contiguous(), offsets.shape[0] - 1
+    select, starts, lengths = (
+        None if x is None else x.contiguous() for x in (select, starts, lengths)
+    )
+    users = known if select is None else select.shape[0]
+    out_offsets, begins = offsets.new_empty(users + 1), offsets.new_empty(users)
+    if users == 0:
+        return out_offsets.zero_(), begins
+    launch(
+        _cut_users_kernel, -(-users // _USERS),
+        (
+            out_offsets, begins, offsets, select, starts, lengths, start or 0, length or 0, known,
+            users,
+        ),
+        {"RECENT": starts is None and start is None, "USERS": _USERS}, num_warps=8,
+    )  # fmt: skip
+    return out_offsets, begins
+
+
+@triton.jit(do_not_specialize=["start", "length", "known", "users"])
+def _cut_users_kernel(
+    out_offsets_ptr, begins_ptr, offsets_ptr, select_ptr, starts_ptr, lengths_ptr, start, length,
+    known, users,
+    RECENT: tl.constexpr, USERS: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * USERS
+    before = tl.zeros([USERS], tl.int64)
+    for other in range(0, first, USERS):
+        _, count = _cut_user(
+            offsets_ptr, select_ptr, starts_ptr, lengths_ptr, start, length, known, users,
+            other + tl.arange(0, USERS), RECENT,
+        )  # fmt: skip
+        before += count
+    user = first + tl.arange(0, USERS)
+    begin, count = _cut_user(
+        offsets_ptr, select_ptr, starts_ptr, lengths_ptr, start, length, known, users, user, RECENT
+    )
+    end = tl.sum(before, 0) + tl.cumsum(count, 0)
+    dtype = out_offsets_ptr.dtype.element_ty
+    tl.store(out_offsets_ptr + user, (end - count).to(dtype), mask=user < users)
+    tl.store(out_offsets_ptr + user + 1, end.to(dtype), mask=user == users - 1)
+    tl.store(begins_ptr + user, begin.to(dtype), mask=user < users)
+
+
+@triton.jit
+def _cut_user(
+    offsets_ptr, select_ptr, starts_ptr, lengths_ptr, start, length, known, users, user,
+    RECENT: tl.constexpr,
+):  # fmt: skip
+    """(start in the user, number of tokens) of each user's part, int64; 0 behind the last user."""
+    inside = user < users
+    source = user.to(tl.int64)
+    if select_ptr is not None:
+        source = tl.load(select_ptr + user, mask=inside, other=-1).to(tl.int64)
+    exists = inside & (source >= 0) & (source < known)
+    end = tl.load(offsets_ptr + source + 1, mask=exists, other=0).to(tl.int64)
+    count = end - tl.load(offsets_ptr + source, mask=exists, other=0).to(tl.int64)
+    begin = count * 0 + start
+    if starts_ptr is not None:
+        begin = tl.load(starts_ptr + user, mask=inside, other=0).to(tl.int64)
+    wanted = count * 0 + length
+    if lengths_ptr is not None:
+        wanted = tl.load(lengths_ptr + user, mask=inside, other=0).to(tl.int64)
+    wanted = tl.maximum(wanted, 0)
+    if RECENT:
+        begin = count - tl.minimum(wanted, count)
+    begin = tl.minimum(tl.maximum(begin, 0), count)
+    return begin, tl.minimum(wanted, count - begin)
+
+
 def launch_select_rows_backward(
     d_out: Tensor, offsets: Tensor, out_offsets: Tensor, order: Tensor, first: Tensor, tokens: int
 ) -> Tensor:
@@ -141,11 +228,11 @@ def launch_select_rows_backward(
         return d_values.zero_()
     source, target = as_rows(d_out), as_rows(d_values)
     grid, tiles = row_tiles(tokens, target.shape[1], torch.float32.itemsize)
-    with torch.cuda.device_of(d_out):
-        _sum_selected_kernel[grid](
-            source, target, offsets, out_offsets, order, first,
-            offsets.shape[0] - 1, tokens, STRIDE=source.stride(0), **tiles,
-        )  # fmt: skip
+    launch(
+        _sum_selected_kernel, grid,
+        (source, target, offsets, out_offsets, order, first, offsets.shape[0] - 1, tokens),
+        {"STRIDE": source.stride(0), **tiles},
+    )  # fmt: skip
     return d_values
 
 
@@ -211,12 +298,14 @@ def _walk_parts(
     split: bool,
 ) -> None:
     grid, tiles = row_tiles(*whole.shape, whole.element_size())
-    with torch.cuda.device_of(whole):
-        _cat_rows_kernel[grid](
-            whole, parts, offsets, out_offsets, out_offsets.shape[0] - 1, whole.shape[0],
-            STRIDE=whole.stride(0), STEPS=tuple(0 if s else 1 for s in shared), SPLIT=split,
-            **tiles,
-        )  # fmt: skip
+    launch(
+        _cat_rows_kernel, grid,
+        (whole, parts, offsets, out_offsets, out_offsets.shape[0] - 1, whole.shape[0]),
+        {
+            "STRIDE": whole.stride(0), "STEPS": tuple(0 if s else 1 for s in shared),
+            "SPLIT": split, **tiles,
+        },
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["users", "tokens"])

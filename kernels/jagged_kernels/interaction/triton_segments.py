@@ -20,9 +20,13 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.triton_blocks import rows_of_dims
+from jagged_kernels.interaction.triton_tiles import first_tile, search_steps, user_of_tile
+from jagged_kernels.launch import launch
 
 # Partial results of one user that the merge reads at a time.
 MERGE_LANES = 64
+# Of a piece, elements side by side and how often at most; pieces a program, at least.
+ELEMENTS, STEPS, PIECES = 1024, 16, 4
 
 
 class PieceShape(NamedTuple):
@@ -42,9 +46,9 @@ def power_of_two(size: int) -> int:
 def piece_shape(columns: int) -> PieceShape:
     """Depends on the width alone: the order of a user's sum must not change with the batch."""
     block = min(power_of_two(columns), 64)
-    lanes = min(1024 // block, 64)
-    pieces = max(1024 // (lanes * block), 4)
-    return PieceShape(block, lanes, pieces, 16 * lanes)
+    lanes = min(ELEMENTS // block, 64)
+    pieces = max(ELEMENTS // (lanes * block), PIECES)
+    return PieceShape(block, lanes, pieces, STEPS * lanes)
 
 
 def piece_slots(tokens: int, users: int, shape: PieceShape) -> int:
@@ -53,23 +57,27 @@ def piece_slots(tokens: int, users: int, shape: PieceShape) -> int:
 
 
 @triton.jit
-def load_pieces(offsets_ptr, slot, users, steps, PIECE: tl.constexpr):
-    """(user, first token of the user, number of them, begin and end of the piece) of each slot.
+def load_pieces(
+    offsets_ptr, first_slot, row, users, steps,
+    PIECE: tl.constexpr, LANES: tl.constexpr, PIECES: tl.constexpr,
+):  # fmt: skip
+    """(slot, user, first token of the user, number of them, begin and end of the piece) of each
+    row; LANES rows have a slot, the first `first_slot`. `steps` from `search_steps`.
 
-    `steps` halve the number of users to 1. A slot without a piece has begin >= end; an empty user
-    has one such slot.
+    A slot without a piece has begin >= end; an empty user has one such slot.
     """
-    low = slot * 0
-    high = low + users - 1
-    for _ in range(0, steps):
-        middle = (low + high + 1) // 2
-        behind = tl.load(offsets_ptr + middle).to(tl.int32) // PIECE + middle > slot
-        high = tl.where(behind, middle - 1, high)
-        low = tl.where(behind, low, middle)
-    first = tl.load(offsets_ptr + low).to(tl.int32)
-    end = tl.load(offsets_ptr + low + 1).to(tl.int32)
-    begin = first + (slot - first // PIECE - low) * PIECE
-    return low, first, end - first, begin, tl.minimum(end, begin + PIECE)
+    slot = first_slot + row // LANES
+    # Every user has a slot at least: a few more than the first one's can follow.
+    base = user_of_tile(offsets_ptr, users, steps, first_slot, PIECE)
+    user = row * 0 + base
+    for step in tl.static_range(1, PIECES):
+        later = tl.minimum(base + step, users - 1)
+        starts = first_tile(offsets_ptr, later, PIECE) <= slot
+        user += (starts & (base + step < users)).to(tl.int32)
+    first = tl.load(offsets_ptr + user).to(tl.int32)
+    end = tl.load(offsets_ptr + user + 1).to(tl.int32)
+    begin = first + (slot - first // PIECE - user) * PIECE
+    return slot, user, first, end - first, begin, tl.minimum(end, begin + PIECE)
 
 
 @triton.jit
@@ -129,20 +137,21 @@ def launch_sum(
         "MEAN": mean, "COLUMNS": columns, "HEADS": heads,
         "BLOCKS": column_blocks, "BLOCK": shape.block, "PIECE": shape.piece,
     }  # fmt: skip
-    with torch.cuda.device_of(x):
-        _sum_pieces_kernel[(triton.cdiv(slots, shape.pieces) * heads * column_blocks,)](
-            x, other, offsets, out, partials, users, users.bit_length(),
-            **common,
-            WEIGHTS=weights is not None, TIMES=times is not None,
-            X_STRIDE=x.stride(0),
-            OTHER_STRIDE=0 if other is None else other.stride(0),
-            LANES=shape.lanes, PIECES=shape.pieces,
-            num_warps=4,
+    launch(
+        _sum_pieces_kernel, triton.cdiv(slots, shape.pieces) * heads * column_blocks,
+        (x, other, offsets, out, partials, users, search_steps(users)),
+        {
+            **common, "WEIGHTS": weights is not None, "TIMES": times is not None,
+            "X_STRIDE": x.stride(0), "OTHER_STRIDE": 0 if other is None else other.stride(0),
+            "LANES": shape.lanes, "PIECES": shape.pieces,
+        },
+        num_warps=4,
+    )  # fmt: skip
+    if cut:
+        launch(
+            _merge_sums_kernel, users * heads * column_blocks, (partials, offsets, out),
+            {**common, "LANES": MERGE_LANES}, num_warps=4,
         )  # fmt: skip
-        if cut:
-            _merge_sums_kernel[(users * heads * column_blocks,)](
-                partials, offsets, out, **common, LANES=MERGE_LANES, num_warps=4
-            )
     return out
 
 
@@ -157,8 +166,10 @@ def _sum_pieces_kernel(
     head = tl.program_id(0) // BLOCKS % HEADS
     column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     row = tl.arange(0, PIECES * LANES)
-    slot = tl.program_id(0) // (BLOCKS * HEADS) * PIECES + row // LANES
-    user, first, length, begin, end = load_pieces(offsets_ptr, slot, users, steps, PIECE)
+    first_slot = tl.program_id(0) // (BLOCKS * HEADS) * PIECES
+    slot, user, first, length, begin, end = load_pieces(
+        offsets_ptr, first_slot, row, users, steps, PIECE, LANES, PIECES
+    )
     lane = begin + row % LANES
     acc = tl.zeros([PIECES * LANES, BLOCK], tl.float32)
     for done in range(0, tl.max(end - begin), LANES):

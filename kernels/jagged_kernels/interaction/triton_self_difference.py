@@ -12,11 +12,13 @@ from torch import Tensor
 
 from jagged_kernels.interaction.triton_squares import (
     COLUMN_TILE,
+    OPTIONS,
     ROW_TILE,
     line_addresses,
     lines,
     load_tokens,
 )
+from jagged_kernels.launch import launch
 
 
 def launch_difference(x: Tensor, offsets: Tensor, matrix_offsets: Tensor, total: int) -> Tensor:
@@ -25,11 +27,11 @@ def launch_difference(x: Tensor, offsets: Tensor, matrix_offsets: Tensor, total:
     if total == 0:
         return out
     tokens, numbers = ROW_TILE
-    with torch.cuda.device_of(x):
-        _difference_kernel[(triton.cdiv(x.shape[0], tokens),)](
-            x, out, offsets, matrix_offsets, offsets.shape[0] - 1,
-            TOKENS=tokens, NUMBERS=numbers, num_warps=4,
-        )  # fmt: skip
+    launch(
+        _difference_kernel, triton.cdiv(x.shape[0], tokens),
+        (x, out, offsets, matrix_offsets, offsets.shape[0] - 1),
+        {"TOKENS": tokens, "NUMBERS": numbers}, **OPTIONS,
+    )  # fmt: skip
     return out
 
 
@@ -41,11 +43,11 @@ def launch_difference_backward(
     if tokens == 0:
         return d_x
     chunk, numbers = COLUMN_TILE
-    with torch.cuda.device_of(d_out):
-        _difference_backward_kernel[(triton.cdiv(tokens, chunk),)](
-            d_out, d_x, offsets, matrix_offsets, offsets.shape[0] - 1,
-            TOKENS=chunk, NUMBERS=numbers, num_warps=4,
-        )  # fmt: skip
+    launch(
+        _difference_backward_kernel, triton.cdiv(tokens, chunk),
+        (d_out, d_x, offsets, matrix_offsets, offsets.shape[0] - 1),
+        {"TOKENS": chunk, "NUMBERS": numbers}, **OPTIONS,
+    )  # fmt: skip
     return d_x
 
 

@@ -25,6 +25,11 @@ from jagged_kernels.interaction.triton_segments import (
     piece_shape,
     piece_slots,
 )
+from jagged_kernels.interaction.triton_tiles import search_steps
+from jagged_kernels.launch import launch
+
+# Four programs a multiprocessor in place of two: what spills, spills outside the loops.
+OPTIONS = {"num_warps": 8, "maxnreg": 64}
 
 _LOG2_E = tl.constexpr(LOG2_E)
 # Below every score but -inf, so that nothing seen yet minus -inf is not NaN.
@@ -56,19 +61,19 @@ def _launch(x: Tensor, d_y: Tensor | None, offsets: Tensor) -> Tensor:
     blocks = triton.cdiv(columns, shape.block)
     common = {
         "BACKWARD": d_y is not None, "COLUMNS": columns, "BLOCKS": blocks,
-        "BLOCK": shape.block, "PIECE": shape.piece, "num_warps": 8,
+        "BLOCK": shape.block, "PIECE": shape.piece,
     }  # fmt: skip
-    pieces = {
-        "X_STRIDE": x.stride(0), "D_STRIDE": 0 if d_y is None else d_y.stride(0),
+    shapes = {
+        **common, "X_STRIDE": x.stride(0), "D_STRIDE": 0 if d_y is None else d_y.stride(0),
         "LANES": shape.lanes, "PIECES": shape.pieces,
     }  # fmt: skip
-    grid = (triton.cdiv(slots, shape.pieces) * blocks,)
-    arguments = (x, d_y, out, offsets, tops, totals, users, users.bit_length())
-    with torch.cuda.device_of(x):
-        _softmax_kernel[grid](*arguments, MERGED=False, **pieces, **common)
-        if cut:
-            _merge_kernel[(users * blocks,)](tops, totals, offsets, LANES=MERGE_LANES, **common)
-            _softmax_kernel[grid](*arguments, MERGED=True, **pieces, **common)
+    grid = triton.cdiv(slots, shape.pieces) * blocks
+    arguments = (x, d_y, out, offsets, tops, totals, users, search_steps(users))
+    launch(_softmax_kernel, grid, arguments, {"MERGED": False, **shapes}, **OPTIONS)
+    if cut:
+        merge = {**common, "LANES": MERGE_LANES}
+        launch(_merge_kernel, users * blocks, (tops, totals, offsets), merge, **OPTIONS)
+        launch(_softmax_kernel, grid, arguments, {"MERGED": True, **shapes}, **OPTIONS)
     return out
 
 
@@ -106,8 +111,10 @@ def _softmax_kernel(
     column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     has_column = (column < COLUMNS)[None, :]
     row = tl.arange(0, ROWS)
-    slot = tl.program_id(0) // BLOCKS * PIECES + row // LANES
-    user, first, length, begin, end = load_pieces(offsets_ptr, slot, users, steps, PIECE)
+    first_slot = tl.program_id(0) // BLOCKS * PIECES
+    slot, user, first, length, begin, end = load_pieces(
+        offsets_ptr, first_slot, row, users, steps, PIECE, LANES, PIECES
+    )
     lane = begin + row % LANES
     is_cut = length > PIECE
 

@@ -17,12 +17,14 @@ from jagged_kernels.attention.triton_blocks import LOG2_E
 from jagged_kernels.interaction.triton_softmax import LOWEST, merge_softmax, online_softmax
 from jagged_kernels.interaction.triton_squares import (
     COLUMN_TILE,
+    OPTIONS,
     ROW_TILE,
     line_addresses,
     lines,
     load_tokens,
     token_bound,
 )
+from jagged_kernels.launch import launch
 
 _LOG2_E = tl.constexpr(LOG2_E)
 
@@ -36,12 +38,15 @@ def launch_softmax2(
     if out.numel() == 0:
         return out
     tokens, numbers = ROW_TILE if by_row else COLUMN_TILE
-    with torch.cuda.device_of(x):
-        _softmax2_kernel[(triton.cdiv(token_bound(x, offsets), tokens),)](
-            x, d_y, out, offsets, matrix_offsets, offsets.shape[0] - 1,
-            AXIS=1 if by_row else 0, BACKWARD=d_y is not None, TOKENS=tokens, NUMBERS=numbers,
-            num_warps=4,
-        )  # fmt: skip
+    launch(
+        _softmax2_kernel, triton.cdiv(token_bound(x, offsets), tokens),
+        (x, d_y, out, offsets, matrix_offsets, offsets.shape[0] - 1),
+        {
+            "AXIS": 1 if by_row else 0, "BACKWARD": d_y is not None, "TOKENS": tokens,
+            "NUMBERS": numbers,
+        },
+        **OPTIONS,
+    )  # fmt: skip
     return out
 
 

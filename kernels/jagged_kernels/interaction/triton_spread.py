@@ -16,15 +16,16 @@ from torch import Tensor
 from jagged_kernels.attention.triton_blocks import rows_of_dims
 from jagged_kernels.interaction.triton_segments import address_of, power_of_two
 from jagged_kernels.interaction.triton_users import user_of
+from jagged_kernels.launch import launch
 
 # Elements a program: enough loads in flight, few registers.
-_ELEMENTS = 4096
+ELEMENTS = 4096
 
 
 def column_tile(columns: int) -> tuple[int, int]:
     """(rows, columns) of a tile, for columns that do not need each other."""
     block = min(power_of_two(columns), 128)
-    return min(_ELEMENTS // block, 1024), block
+    return min(ELEMENTS // block, 1024), block
 
 
 def row_tile(columns: int) -> tuple[int, int, int]:
@@ -32,7 +33,7 @@ def row_tile(columns: int) -> tuple[int, int, int]:
     if columns > 8192:
         raise NotImplementedError(f"the triton backend goes to 8192 columns, got {columns}")
     block = power_of_two(columns)
-    return max(min(_ELEMENTS // block, 128), 1), block, 8 if block > 2048 else 4
+    return max(min(ELEMENTS // block, 128), 1), block, 8 if block > 2048 else 4
 
 
 def launch_spread(
@@ -64,15 +65,19 @@ def launch_spread(
         return out
     rows, block = column_tile(columns)
     blocks = triton.cdiv(columns, block)
-    with torch.cuda.device_of(source):
-        _spread_kernel[(triton.cdiv(tokens, rows) * blocks,)](
+    launch(
+        _spread_kernel, triton.cdiv(tokens, rows) * blocks,
+        (
             source, x, index, offsets, out, tokens, offsets.shape[0] - 1,
             source.shape[1] if padded else 1,
-            PADDED=padded, AT_END=at_end, JOIN=join, MEAN=mean, SELECT=index is not None,
-            X_STRIDE=0 if x is None else x.stride(0),
-            COLUMNS=columns, BLOCKS=blocks, BLOCK=block, ROWS=rows,
-            num_warps=4,
-        )  # fmt: skip
+        ),
+        {
+            "PADDED": padded, "AT_END": at_end, "JOIN": join, "MEAN": mean,
+            "X_STRIDE": 0 if x is None else x.stride(0),
+            "COLUMNS": columns, "BLOCKS": blocks, "BLOCK": block, "ROWS": rows,
+        },
+        num_warps=4,
+    )  # fmt: skip
     return out
 
 
@@ -80,8 +85,8 @@ def launch_spread(
 def _spread_kernel(
     source_ptr, x_ptr, index_ptr, offsets_ptr, out_ptr, tokens, users, length,
     PADDED: tl.constexpr, AT_END: tl.constexpr, JOIN: tl.constexpr, MEAN: tl.constexpr,
-    SELECT: tl.constexpr, X_STRIDE: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCKS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    X_STRIDE: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0) // BLOCKS * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
@@ -104,7 +109,7 @@ def _spread_kernel(
         there = inside & ((place >= 0) & (place < length))[:, None]
     value = tl.load(address_of(source_ptr, row, column, COLUMNS), mask=there, other=0.0)
     value = value.to(tl.float32)
-    if SELECT:
+    if index_ptr is not None:
         place = known - tl.load(offsets_ptr + user).to(tl.int32)
         index = tl.load(address_of(index_ptr, row, column, COLUMNS), mask=inside, other=-1)
         value = tl.where(index == place[:, None], value, 0.0)
@@ -133,14 +138,16 @@ def launch_pad(
         return out
     rows, block = column_tile(columns)
     blocks = triton.cdiv(columns, block)
-    with torch.cuda.device_of(x):
-        _pad_kernel[(triton.cdiv(users * length, rows) * blocks,)](
-            x, times, offsets, out, users, length,
-            AT_END=at_end, TIMES=times is not None, X_STRIDE=x.stride(0),
-            TIMES_STRIDE=0 if times is None else times.stride(0),
-            COLUMNS=columns, BLOCKS=blocks, BLOCK=block, ROWS=rows,
-            num_warps=4,
-        )  # fmt: skip
+    launch(
+        _pad_kernel, triton.cdiv(users * length, rows) * blocks,
+        (x, times, offsets, out, users, length),
+        {
+            "AT_END": at_end, "X_STRIDE": x.stride(0),
+            "TIMES_STRIDE": 0 if times is None else times.stride(0),
+            "COLUMNS": columns, "BLOCKS": blocks, "BLOCK": block, "ROWS": rows,
+        },
+        num_warps=4,
+    )  # fmt: skip
     return out
 
 
@@ -156,9 +163,8 @@ def padded_rows(first_row, length, users, ROWS: tl.constexpr):
 @triton.jit(do_not_specialize=["users", "length"])
 def _pad_kernel(
     x_ptr, times_ptr, offsets_ptr, out_ptr, users, length,
-    AT_END: tl.constexpr, TIMES: tl.constexpr, X_STRIDE: tl.constexpr,
-    TIMES_STRIDE: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCKS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    AT_END: tl.constexpr, X_STRIDE: tl.constexpr, TIMES_STRIDE: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     first_row = (tl.program_id(0) // BLOCKS).to(tl.int64) * ROWS
     column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
@@ -171,7 +177,7 @@ def _pad_kernel(
     has_column = (column < COLUMNS)[None, :]
     inside = (there & (token >= first) & (token < end))[:, None] & has_column
     x = tl.load(address_of(x_ptr, token, column, X_STRIDE), mask=inside, other=0.0)
-    if TIMES:
+    if times_ptr is not None:
         address = address_of(times_ptr, token, column, TIMES_STRIDE)
         times = tl.load(address, mask=inside, other=0.0)
         x = (x.to(tl.float32) * times.to(tl.float32)).to(x.dtype)

@@ -1,8 +1,10 @@
-"""The backward of `target_interaction`: one pass over the tokens where matrices fit a program.
+"""The kernels of `target_interaction`: one pass over the tokens each way.
 
-As `triton_products`, with the user's matrix put together when its tokens come, and its gradient
-taken apart when they are done: what belongs to the user is stored, what all users share is added up
-by each program, and then over programs.
+Programs take equal spans of tile numbers (`triton_tiles`) and walk the users that lie in them. What
+all users share of the weight stays in registers; a user's matrix is put together when its tokens
+come. In the backward the gradient of that matrix is taken apart when they are done: what belongs to
+the user is stored, what all users share is added up by each program, and then over programs. What
+the target alone takes part in needs the sums over a user's tokens only: a pass over users.
 """
 
 # Triton's jit and its launch options are not typed.
@@ -15,97 +17,218 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.triton_blocks import dot_precision
+from jagged_kernels.attention.tiles import LaunchConfig
+from jagged_kernels.attention.triton_blocks import add_dot
+from jagged_kernels.backends import multiprocessors
 from jagged_kernels.interaction.triton_linear import (
+    activate,
     block_size,
-    fold,
     load_row,
     load_weight,
+    product_precision,
     unit_stride,
 )
-from jagged_kernels.interaction.triton_linear_backward import launch_linear_backward
-from jagged_kernels.interaction.triton_products import (
-    MERGE_BLOCK,
-    add_tiles,
-    merge_kernel,
-    span_programs,
-)
+from jagged_kernels.interaction.triton_products import MERGE_BLOCK, add_tiles, merge_kernel
 from jagged_kernels.interaction.triton_tiles import (
     first_tile,
+    load_tile,
     search_steps,
+    store_tile,
     tile_count,
     user_of_tile,
 )
+from jagged_kernels.launch import launch
 
-# D and K up to which one program holds the gradient of a user's matrix and those of both its parts.
+# D and K up to which one program holds the gradient of a user's matrix and those of its parts.
 MOST_FUSED = 64
+# By bytes of a number; `block` is the tokens at a time.
+FORWARD_CONFIGS = {2: LaunchConfig(64, 8, 2, 128), 4: LaunchConfig(64, 4, 2)}
+BACKWARD_CONFIGS = {2: LaunchConfig(64, 4, 2, 168), 4: LaunchConfig(32, 8, 2)}
+# Spans a multiprocessor.
+FORWARD_PROGRAMS = 8
+BACKWARD_PROGRAMS = 3
+
+# Users at a time in the pass over users.
+_USERS = 64
+_SUM_BLOCK = 32
+# Programs whose sums are added at a time.
+_SUM_ROWS = tl.constexpr(64)
+
+
+def launch_target(
+    history: Tensor,
+    target: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    offsets: Tensor,
+    *,
+    activation: str,
+) -> Tensor:
+    """[T, K] of history [T, D], target [B, D], weight [K, 4 D] and bias [K]; D and K up to
+    `MOST_FUSED`."""
+    x = unit_stride(history)
+    (tokens, dim), columns, users = x.shape, weight.shape[0], target.shape[0]
+    out = torch.empty((tokens, columns), dtype=x.dtype, device=x.device)
+    if tokens == 0:
+        return out
+    config = FORWARD_CONFIGS[x.element_size()]
+    units = tile_count(tokens, users, config.block)
+    span = triton.cdiv(units, multiprocessors(x.device) * FORWARD_PROGRAMS)
+    launch(
+        _target_kernel, triton.cdiv(units, span),
+        (
+            x, target.contiguous(), weight.contiguous(),
+            None if bias is None else bias.contiguous(), out, offsets.contiguous(),
+            users, search_steps(users), units, span,
+        ),
+        {
+            "X_STRIDE": x.stride(0), "ACTIVATION": activation, "D": dim, "K": columns,
+            "BLOCK_D": block_size(dim, MOST_FUSED), "BLOCK_K": block_size(columns, MOST_FUSED),
+            "TILE": config.block, "PRECISION": product_precision(x),
+        },
+        **config.options(),
+    )  # fmt: skip
+    return out
 
 
 def launch_target_backward(
     d_out: Tensor,
     history: Tensor,
     target: Tensor,
-    shared: Tensor,
-    scaled: Tensor,
-    user_bias: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
     offsets: Tensor,
     *,
     activation: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of history, target, shared, scaled and user_bias, in their dtypes and shapes."""
-    if max(scaled.shape) > MOST_FUSED or history.shape[0] == 0:
-        weight = (shared + target[:, :, None] * scaled).to(history.dtype)
-        wanted = (True, True, True)
-        d_history, d_weight, d_bias = launch_linear_backward(
-            d_out, history, weight, user_bias, offsets, None, activation, wanted
-        )
-        d_weight = d_weight.to(shared.dtype)
-        d_target = torch.einsum("bdk,dk->bd", d_weight, scaled).to(target.dtype)
-        d_scaled = torch.einsum("bdk,bd->dk", d_weight, target.to(shared.dtype))
-        return d_history, d_target, d_weight.sum(0), d_scaled, d_bias
-
-    x, y, target, bias = unit_stride(history), unit_stride(d_out), target.contiguous(), user_bias
-    (tokens, dim), columns, users = x.shape, y.shape[1], target.shape[0]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of history, target, weight and bias, in their dtypes and shapes; empty for no
+    bias."""
+    x, y = unit_stride(history), unit_stride(d_out)
+    (tokens, dim), columns, users = x.shape, weight.shape[0], target.shape[0]
+    new = torch.empty if tokens else torch.zeros
     d_x = torch.empty((tokens, dim), dtype=x.dtype, device=x.device)
-    d_target = torch.empty_like(target)
-    d_bias = torch.empty((users, columns), dtype=bias.dtype, device=x.device)
-    tile = 16 if x.element_size() == 4 else 64
-    units = tile_count(tokens, users, tile)
-    span = triton.cdiv(units, span_programs(x.device))
+    d_target = new((users, dim), dtype=target.dtype, device=x.device)
+    d_weight = new((columns, 4 * dim), dtype=weight.dtype, device=x.device)
+    d_bias = new(0 if bias is None else columns, dtype=weight.dtype, device=x.device)
+    if tokens == 0:
+        return d_x, d_target, d_weight, d_bias
+    config = BACKWARD_CONFIGS[x.element_size()]
+    units = tile_count(tokens, users, config.block)
+    span = triton.cdiv(units, multiprocessors(x.device) * BACKWARD_PROGRAMS)
     programs = triton.cdiv(units, span)
-    d_weights = torch.empty((2, programs, dim, columns), dtype=torch.float32, device=x.device)
-    size = dim + columns
+    target, weight, offsets = target.contiguous(), weight.contiguous(), offsets.contiguous()
+    scratch = {"dtype": torch.float32, "device": x.device}
+    by_user = torch.empty((users, dim + columns), **scratch)
+    sums = torch.empty((programs, 2, dim * columns), **scratch)
     # Of the user that a program goes on with, and of the one that it begins.
-    partials = torch.empty((programs, 2, size), dtype=torch.float32, device=x.device)
-    offsets = offsets.contiguous()
+    partials = torch.empty((programs, 2, dim + columns), **scratch)
     walk = (users, search_steps(users), units, span)
-    with torch.cuda.device_of(x):
-        _target_backward_kernel[(programs,)](
-            x, y, target, shared, scaled, bias.contiguous(), d_x, d_target, d_bias, d_weights,
-            partials, offsets, *walk, programs,
-            x.stride(0), y.stride(0), *shared.stride(), *scaled.stride(),
-            ACTIVATION=activation, D=dim, K=columns, BLOCK_D=block_size(dim, MOST_FUSED),
-            BLOCK_K=block_size(columns, MOST_FUSED), TILE=tile,
-            PRECISION=dot_precision(x.dtype), num_warps=8, num_stages=2,
-            maxnreg=128 if x.element_size() == 2 else None,
+    shape = {
+        "D": dim, "K": columns, "BLOCK_D": block_size(dim, MOST_FUSED),
+        "BLOCK_K": block_size(columns, MOST_FUSED),
+    }  # fmt: skip
+    launch(
+        _target_backward_kernel, programs,
+        (
+            x, y, target, weight, None if bias is None else bias.contiguous(), d_x, by_user, sums,
+            partials, offsets, *walk,
+        ),
+        {
+            "X_STRIDE": x.stride(0), "Y_STRIDE": y.stride(0), "ACTIVATION": activation, **shape,
+            "TILE": config.block, "PRECISION": product_precision(x),
+        },
+        **config.options(),
+    )  # fmt: skip
+    if programs > 1:
+        launch(
+            merge_kernel, (programs - 1, triton.cdiv(dim + columns, MERGE_BLOCK.value)),
+            (partials, by_user, None, offsets, None, None, *walk),
+            {"MATRIX": dim + columns, "K": 1, "SIZE": dim + columns, "TILE": config.block},
+            num_warps=8,
         )  # fmt: skip
-        if programs > 1:
-            grid = (programs - 1, triton.cdiv(size, MERGE_BLOCK.value))
-            merge_kernel[grid](
-                partials, d_target, d_bias, offsets, None, None, *walk,
-                MATRIX=dim, K=columns, SIZE=size, TILE=tile, num_warps=4,
-            )  # fmt: skip
-    d_shared, d_scaled = d_weights.sum(1)
-    return d_x, d_target, d_shared, d_scaled.clone(), d_bias
+    share = triton.cdiv(triton.cdiv(users, _USERS), multiprocessors(x.device))
+    user_programs = triton.cdiv(users, _USERS * share)
+    user_sums = torch.empty((user_programs, dim * columns + columns), **scratch)
+    launch(
+        _users_kernel, user_programs,
+        (by_user, target, weight, d_target, user_sums, users, share),
+        {**shape, "USERS": _USERS, "PRECISION": product_precision(by_user)},
+        num_warps=8, num_stages=1,
+    )  # fmt: skip
+    launch(
+        _weight_sums_kernel, triton.cdiv(dim * columns, _SUM_BLOCK),
+        (sums, user_sums, d_weight, None if bias is None else d_bias, programs, user_programs),
+        {"D": dim, "K": columns, "BLOCK": _SUM_BLOCK}, num_warps=4,
+    )  # fmt: skip
+    return d_x, d_target, d_weight, d_bias
 
 
-@triton.jit(do_not_specialize=["users", "steps", "units", "span", "programs"])
+@triton.jit
+def _load_parts(
+    weight_ptr, D: tl.constexpr, K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    """[BLOCK_D, BLOCK_K] float32 each: what multiplies a token, what multiplies token times
+    target, and what multiplies the target."""
+    shared = _load_part(weight_ptr, 0, D, K, BLOCK_D, BLOCK_K)
+    shared += _load_part(weight_ptr, 2, D, K, BLOCK_D, BLOCK_K)
+    scaled = _load_part(weight_ptr, 3, D, K, BLOCK_D, BLOCK_K)
+    return shared, scaled, _load_of_target(weight_ptr, D, K, BLOCK_D, BLOCK_K)
+
+
+@triton.jit
+def _load_of_target(
+    weight_ptr, D: tl.constexpr, K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    of_target = _load_part(weight_ptr, 1, D, K, BLOCK_D, BLOCK_K)
+    return of_target - _load_part(weight_ptr, 2, D, K, BLOCK_D, BLOCK_K)
+
+
+@triton.jit
+def _load_part(
+    weight_ptr, part, D: tl.constexpr, K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    """One of the four matrices of the weight, transposed."""
+    matrix = load_weight(weight_ptr + part * D, 1, 4 * D, 0, 0, D, K, BLOCK_D, BLOCK_K)
+    return matrix.to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["users", "steps", "units", "span"])
+def _target_kernel(
+    x_ptr, target_ptr, weight_ptr, bias_ptr, out_ptr, offsets_ptr, users, steps, units, span,
+    X_STRIDE: tl.constexpr, ACTIVATION: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    low = tl.program_id(0) * span
+    high = tl.minimum(low + span, units)
+    first_user = user_of_tile(offsets_ptr, users, steps, low, TILE)
+    last_user = user_of_tile(offsets_ptr, users, steps, high - 1, TILE)
+    shared, scaled, of_target = _load_parts(weight_ptr, D, K, BLOCK_D, BLOCK_K)
+    bias = tl.zeros([BLOCK_K], tl.float32)
+    if bias_ptr is not None:
+        bias = load_row(bias_ptr, 0, 0, K, BLOCK_K)
+    for index in range(0, last_user + 1 - first_user):
+        user = first_user + index
+        begin = first_tile(offsets_ptr, user, TILE)
+        user_start, end = tl.load(offsets_ptr + user), tl.load(offsets_ptr + user + 1)
+        target = load_row(target_ptr, user.to(tl.int64), 0, D, BLOCK_D)
+        matrix = (shared + target[:, None] * scaled).to(x_ptr.dtype.element_ty)
+        user_bias = bias + tl.sum(target[:, None] * of_target, 0)
+        from_token = user_start + tl.maximum(low - begin, 0) * TILE
+        to_token = tl.minimum(user_start + (high - begin) * TILE, end)
+        for token in range(from_token, to_token, TILE):
+            x = load_tile(x_ptr, token, to_token, X_STRIDE, 0, D, TILE, BLOCK_D)
+            out = tl.dot(x, matrix, input_precision=PRECISION) + user_bias[None, :]
+            out = activate(out, ACTIVATION, out_ptr.dtype.element_ty)
+            store_tile(out_ptr, out, token, to_token, 0, K, TILE, BLOCK_K)
+
+
+@triton.jit(do_not_specialize=["users", "steps", "units", "span"])
 def _target_backward_kernel(
-    x_ptr, y_ptr, target_ptr, shared_ptr, scaled_ptr, bias_ptr, dx_ptr, d_target_ptr, d_bias_ptr,
-    d_weights_ptr, partial_ptr, offsets_ptr, users, steps, units, span, programs,
-    x_stride, y_stride, shared_stride_d, shared_stride_k, scaled_stride_d, scaled_stride_k,
-    ACTIVATION: tl.constexpr, D: tl.constexpr, K: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_K: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+    x_ptr, y_ptr, target_ptr, weight_ptr, bias_ptr, dx_ptr, by_user_ptr, sums_ptr, partial_ptr,
+    offsets_ptr, users, steps, units, span,
+    X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, ACTIVATION: tl.constexpr, D: tl.constexpr,
+    K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     low = program * span
@@ -117,41 +240,94 @@ def _target_backward_kernel(
     d_scaled = tl.zeros([BLOCK_D, BLOCK_K], tl.float32)
     for index in range(0, last_user + 1 - first_user):
         user = first_user + index
-        row = user.to(tl.int64)
-        shared = load_weight(
-            shared_ptr, shared_stride_d, shared_stride_k, 0, 0, D, K, BLOCK_D, BLOCK_K
-        )
-        scaled = load_weight(
-            scaled_ptr, scaled_stride_d, scaled_stride_k, 0, 0, D, K, BLOCK_D, BLOCK_K
-        )
-        target = load_row(target_ptr, row, 0, D, BLOCK_D)
-        weight = fold(shared, scaled, target, x_ptr.dtype.element_ty)
-        bias = load_row(bias_ptr, row, 0, K, BLOCK_K)
+        # From cache each time: there are no registers to keep them in.
+        shared, scaled, of_target = _load_parts(weight_ptr, D, K, BLOCK_D, BLOCK_K)
+        target = load_row(target_ptr, user.to(tl.int64), 0, D, BLOCK_D)
+        weight = (shared + target[:, None] * scaled).to(x_ptr.dtype.element_ty)
+        user_bias = tl.sum(target[:, None] * of_target, 0)
+        if bias_ptr is not None:
+            user_bias += load_row(bias_ptr, 0, 0, K, BLOCK_K)
         begin, end = first_tile(offsets_ptr, user, TILE), first_tile(offsets_ptr, user + 1, TILE)
         user_start, user_end = tl.load(offsets_ptr + user), tl.load(offsets_ptr + user + 1)
         acc, total = add_tiles(
             tl.zeros([BLOCK_D, BLOCK_K], tl.float32), tl.zeros([BLOCK_K], tl.float32),
             user_start + tl.maximum(low - begin, 0) * TILE,
             tl.minimum(user_start + (high - begin) * TILE, user_end),
-            x_ptr, y_ptr, dx_ptr, x_stride, y_stride, weight, bias, 0, 0,
+            x_ptr, y_ptr, dx_ptr, X_STRIDE, Y_STRIDE, weight, user_bias, 0, 0,
             ACTIVATION, D, K, BLOCK_D, BLOCK_K, TILE, PRECISION,
         )  # fmt: skip
         d_shared += acc
         d_scaled += target[:, None] * acc
-        d_target = tl.sum(scaled.to(tl.float32) * acc, 1)
+        d_target = tl.sum(_load_part(weight_ptr, 3, D, K, BLOCK_D, BLOCK_K) * acc, 1)
         if (begin >= low) & (end <= high):
-            _store_user(d_target_ptr + row * D, d_target, rows, D)
-            _store_user(d_bias_ptr + row * K, total, columns, K)
+            place = by_user_ptr + user.to(tl.int64) * (D + K)
         else:
-            slot = (program * 2 + (begin >= low).to(tl.int32)).to(tl.int64)
-            _store_user(partial_ptr + slot * (D + K), d_target, rows, D)
-            _store_user(partial_ptr + slot * (D + K) + D, total, columns, K)
-    place = program.to(tl.int64) * (D * K) + rows[:, None] * K + columns[None, :]
+            place = partial_ptr + (program * 2 + (begin >= low).to(tl.int32)).to(tl.int64) * (D + K)
+        tl.store(place + rows, d_target, mask=rows < D)
+        tl.store(place + D + columns, total, mask=columns < K)
+    sums_ptr += program.to(tl.int64) * (2 * D * K)
+    place = rows[:, None] * K + columns[None, :]
     inside = (rows[:, None] < D) & (columns[None, :] < K)
-    tl.store(d_weights_ptr + place, d_shared, mask=inside)
-    tl.store(d_weights_ptr + programs.to(tl.int64) * (D * K) + place, d_scaled, mask=inside)
+    tl.store(sums_ptr + place, d_shared, mask=inside)
+    tl.store(sums_ptr + D * K + place, d_scaled, mask=inside)
+
+
+@triton.jit(do_not_specialize=["users", "share"])
+def _users_kernel(
+    by_user_ptr, target_ptr, weight_ptr, d_target_ptr, sums_ptr, users, share,
+    D: tl.constexpr, K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
+    USERS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Finishes the gradients of targets, and adds up those of what multiplies them, of `share`
+    times USERS users a program."""
+    rows, columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_K)
+    of_target = _load_of_target(weight_ptr, D, K, BLOCK_D, BLOCK_K)
+    d_of_target = tl.zeros([BLOCK_D, BLOCK_K], tl.float32)
+    d_bias = tl.zeros([BLOCK_K], tl.float32)
+    for step in range(0, share):
+        first = (tl.program_id(0) * share + step) * USERS
+        d_target = load_tile(by_user_ptr, first, users, D + K, 0, D, USERS, BLOCK_D)
+        d_user_bias = load_tile(by_user_ptr + D, first, users, D + K, 0, K, USERS, BLOCK_K)
+        target = load_tile(target_ptr, first, users, D, 0, D, USERS, BLOCK_D).to(tl.float32)
+        d_target += tl.dot(d_user_bias, tl.trans(of_target), input_precision=PRECISION)
+        store_tile(d_target_ptr, d_target, first, users, 0, D, USERS, BLOCK_D)
+        d_of_target = add_dot(d_of_target, tl.trans(target), d_user_bias, PRECISION)
+        d_bias += tl.sum(d_user_bias, 0)
+    sums_ptr += tl.program_id(0).to(tl.int64) * (D * K + K)
+    place = rows[:, None] * K + columns[None, :]
+    tl.store(sums_ptr + place, d_of_target, mask=(rows[:, None] < D) & (columns[None, :] < K))
+    tl.store(sums_ptr + D * K + columns, d_bias, mask=columns < K)
+
+
+@triton.jit(do_not_specialize=["programs", "user_programs"])
+def _weight_sums_kernel(
+    sums_ptr, user_sums_ptr, d_weight_ptr, d_bias_ptr, programs, user_programs,
+    D: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Adds up the sums of all programs and puts the parts of the weight in their places."""
+    element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = element < D * K
+    shared = _sum_programs(sums_ptr + element, inside, programs, 2 * D * K, BLOCK)
+    scaled = _sum_programs(sums_ptr + D * K + element, inside, programs, 2 * D * K, BLOCK)
+    of_target = _sum_programs(user_sums_ptr + element, inside, user_programs, D * K + K, BLOCK)
+    dtype = d_weight_ptr.dtype.element_ty
+    place = d_weight_ptr + element % K * (4 * D) + element // K
+    tl.store(place, shared.to(dtype), mask=inside)
+    tl.store(place + D, of_target.to(dtype), mask=inside)
+    tl.store(place + 2 * D, (shared - of_target).to(dtype), mask=inside)
+    tl.store(place + 3 * D, scaled.to(dtype), mask=inside)
+    if d_bias_ptr is not None:
+        bias_ptr = user_sums_ptr + D * K + element
+        bias = _sum_programs(bias_ptr, element < K, user_programs, D * K + K, BLOCK)
+        tl.store(d_bias_ptr + element, bias.to(dtype), mask=element < K)
 
 
 @triton.jit
-def _store_user(ptr, numbers, place, SIZE: tl.constexpr):
-    tl.store(ptr + place, numbers.to(ptr.dtype.element_ty), mask=place < SIZE)
+def _sum_programs(ptr, inside, programs, STRIDE: tl.constexpr, BLOCK: tl.constexpr):
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, programs, _SUM_ROWS):
+        program = first + tl.arange(0, _SUM_ROWS)[:, None]
+        address = ptr[None, :] + program.to(tl.int64) * STRIDE
+        part = tl.load(address, mask=(program < programs) & inside[None, :], other=0.0)
+        total += tl.sum(part, 0)
+    return total

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jagged_kernels.launch import launch
+
 # Tokens of a piece, and of a step of a program.
 PIECE, _BLOCK = 1024, 256
 _LOWEST = tl.constexpr(-(2**63))
@@ -33,11 +35,10 @@ def launch_top_k(scores: Tensor, offsets: Tensor, k: int) -> tuple[Tensor, Tenso
     best = offsets.new_empty((pieces, padded_k), dtype=torch.int64)
     scores = scores.contiguous()
     tiles = {"K": padded_k, "PIECE": PIECE, "BLOCK": max(_BLOCK, padded_k)}
-    with torch.cuda.device_of(scores):
-        _best_of_pieces_kernel[(pieces,)](scores, offsets, best, users, **tiles, num_warps=2)
-        _best_of_users_kernel[(users,)](
-            scores, offsets, best, values, positions, k, **tiles, num_warps=2
-        )
+    found = (scores, offsets, best, users)
+    launch(_best_of_pieces_kernel, pieces, found, tiles, num_warps=2)
+    found = (scores, offsets, best, values, positions)
+    launch(_best_of_users_kernel, users, found, {"k": k, **tiles}, num_warps=2)
     return values, positions
 
 

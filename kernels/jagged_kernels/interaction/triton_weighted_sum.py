@@ -14,6 +14,7 @@ from jagged_kernels.attention.triton_blocks import rows_of_dims
 from jagged_kernels.interaction.triton_segments import address_of
 from jagged_kernels.interaction.triton_spread import row_tile
 from jagged_kernels.interaction.triton_users import user_of
+from jagged_kernels.launch import launch
 
 
 def launch_weighted_sum_backward(
@@ -27,13 +28,15 @@ def launch_weighted_sum_backward(
     if tokens == 0 or columns == 0 or heads == 0:
         return d_x.zero_(), d_weights.zero_()
     rows, block, warps = row_tile(columns)
-    with torch.cuda.device_of(x):
-        _weighted_sum_backward_kernel[(triton.cdiv(tokens, rows),)](
-            d_out, x, weights, offsets, d_x, d_weights, tokens, offsets.shape[0] - 1,
-            X_STRIDE=x.stride(0), WEIGHT_STRIDE=weights.stride(0),
-            COLUMNS=columns, HEADS=heads, BLOCK=block, ROWS=rows,
-            num_warps=warps,
-        )  # fmt: skip
+    launch(
+        _weighted_sum_backward_kernel, triton.cdiv(tokens, rows),
+        (d_out, x, weights, offsets, d_x, d_weights, tokens, offsets.shape[0] - 1),
+        {
+            "X_STRIDE": x.stride(0), "WEIGHT_STRIDE": weights.stride(0),
+            "COLUMNS": columns, "HEADS": heads, "BLOCK": block, "ROWS": rows,
+        },
+        num_warps=warps,
+    )  # fmt: skip
     return d_x, d_weights
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from jagged_kernels.interaction.checks import (
 )
 from jagged_kernels.interaction.native_users import sum_users
 from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import define_gradient, define_op
+from jagged_kernels.operators import call, define_gradient, define_op
 
 
 def jagged_weighted_sum(
@@ -58,7 +59,7 @@ def jagged_weighted_sum(
         )
     values = as_columns(x.values)
     functions: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-        "triton": weighted_sum_op,
+        "triton": partial(call, weighted_sum_op),
         "native": _weighted_sum_native,
         "reference": _weighted_sum_reference,
     }
@@ -117,7 +118,7 @@ def _save(inputs: tuple[Any, ...], output: Tensor) -> tuple[Any, ...]:
 
 
 def _gradient(saved: Sequence[Any], wanted: Sequence[bool], d_out: Tensor) -> tuple[Tensor, Tensor]:
-    return weighted_sum_backward_op(d_out, *saved)
+    return call(weighted_sum_backward_op, d_out, *saved)
 
 
 define_gradient(weighted_sum_op, save=_save, gradient=_gradient)
