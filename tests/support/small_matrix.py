@@ -1,6 +1,6 @@
 """Every kernel once, on small batches: what `make sanitize` runs under compute-sanitizer.
 
-    compute-sanitizer --tool memcheck python tests/support/small_matrix.py [attention|interaction]
+    compute-sanitizer --tool memcheck python tests/support/small_matrix.py [part ...]
 
 Results are checked elsewhere; here a tool looks at every access to memory.
 """
@@ -13,7 +13,7 @@ import interaction_cases
 import product_cases
 import torch
 from attention_cases import Case, run
-from operation_cases import results
+from operation_cases import Call, results
 
 from jagged_kernels import JaggedTensor, RelativePositionBias, jagged_attention
 
@@ -21,24 +21,26 @@ from jagged_kernels import JaggedTensor, RelativePositionBias, jagged_attention
 SHORT = [3, 0, 1, 64, 65, 130]
 LONG = {64: [1027, 1024], 128: [259, 300]}  # lengths from which Hopper's own kernels take over
 MASKS = ({}, {"causal": True}, {"window": (20, 5)})
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+INTERACTION = (3, 0, 40, 1, 130)
 
 
-def attention() -> None:
-    for dtype, dim in ((torch.float32, 32), (torch.float16, 64), (torch.bfloat16, 80)):
-        for mask in MASKS:
-            case = Case(SHORT, heads=4, kv_heads=2, dim=dim, mask=mask)
-            run("triton", case.inputs(dtype), tile=None, **mask)
+def short() -> None:
+    for dtype, dim, mask in zip(DTYPES, (32, 64, 80), MASKS, strict=True):
+        case = Case(SHORT, heads=4, kv_heads=2, dim=dim, mask=mask)
+        run("triton", case.inputs(dtype), tile=None, **mask)
+
+
+def long() -> None:
     for dim, lengths in LONG.items():
         for mask in MASKS:
             case = Case(lengths, heads=2, kv_heads=1, dim=dim, mask=mask)
             run("triton", case.inputs(torch.bfloat16), tile=None, **mask)
-    _target()
-    _bias()
 
 
-def _target() -> None:
+def target() -> None:
     lengths = [700, 0, 5, 64]
-    for dtype, dim in ((torch.float32, 32), (torch.bfloat16, 64), (torch.bfloat16, 128)):
+    for dtype, dim in zip(DTYPES, (32, 64, 128), strict=True):
         inputs = Case(lengths, dim=dim).inputs(dtype)
         k = JaggedTensor(inputs.k.requires_grad_(), inputs.k_offsets)
         v = k.with_values(inputs.v.requires_grad_())
@@ -46,36 +48,37 @@ def _target() -> None:
         jagged_attention(queries.requires_grad_(), k, v).sum().backward()
 
 
-def _bias() -> None:
+def bias() -> None:
     inputs = Case(SHORT, dim=32).inputs(torch.float32)
     q = JaggedTensor(inputs.q.requires_grad_(), inputs.q_offsets)
     table = torch.randn(8, 2, device="cuda", requires_grad=True)
-    bias = RelativePositionBias(table, max_distance=20)
-    out = jagged_attention(q, q, q, bias=bias, dropout_p=0.1)
-    out.values.sum().backward()
+    position = RelativePositionBias(table, max_distance=20)
+    jagged_attention(q, q, q, bias=position, dropout_p=0.1).values.sum().backward()
 
 
-def interaction() -> None:
-    lengths = (3, 0, 40, 1, 130)
-    cases = {
-        name: (operation.call, operation.tensors(lengths, columns=24))
-        for name, operation in interaction_cases.OPERATIONS.items()
-    }
-    cases |= {
-        name: (call, tensors(lengths)) for name, (call, tensors) in product_cases.OPERATIONS.items()
-    }
-    for call, tensors in cases.values():
-        for dtype in (torch.float32, torch.bfloat16):
-            cast = {
-                name: t.to("cuda", dtype if t.is_floating_point() else t.dtype)
-                for name, t in tensors.items()
-            }
-            results(call, "triton", cast)
+def elementwise() -> None:
+    for operation in interaction_cases.OPERATIONS.values():
+        _run(operation.call, operation.tensors(INTERACTION, columns=24))
 
+
+def products() -> None:
+    for call, tensors in product_cases.OPERATIONS.values():
+        _run(call, tensors(INTERACTION))
+
+
+def _run(call: Call, tensors: dict[str, torch.Tensor]) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        cast = {
+            name: t.to("cuda", dtype if t.is_floating_point() else t.dtype)
+            for name, t in tensors.items()
+        }
+        results(call, "triton", cast)
+
+
+PARTS = {part.__name__: part for part in (short, long, target, bias, elementwise, products)}
 
 if __name__ == "__main__":
-    wanted = sys.argv[1:] or ["attention", "interaction"]
-    for part in wanted:
-        {"attention": attention, "interaction": interaction}[part]()
-    torch.cuda.synchronize()
-    print("done:", *wanted)
+    for name in sys.argv[1:] or PARTS:
+        PARTS[name]()
+        torch.cuda.synchronize()
+        print("done:", name)

@@ -21,7 +21,7 @@ from jagged_kernels.interaction.triton_spread import row_tile
 from jagged_kernels.launch import launch
 
 # Programs of the backward: a few waves on any device, and few sums for the second launch.
-PROGRAMS = 1024
+PROGRAMS = 528
 # Sums and columns that a program of the second launch takes at a time.
 _SUMS, _SUM_COLUMNS = 256, 16
 

@@ -46,7 +46,7 @@ from jagged_kernels.launch import launch
 # Up to so many tokens, a program a segment needs no second launch and is as fast.
 ONE_LAUNCH_TOKENS = 2048
 # Spans a multiprocessor, as many as run at a time: for sums alone, and for sums and dx together.
-SUM_PROGRAMS, FUSED_PROGRAMS = 5, 3
+SUM_PROGRAMS, FUSED_PROGRAMS = 3, {2: 3, 4: 2}
 # By bytes of a number: for sums alone, and for sums and dx together.
 SUM_CONFIGS = {2: LaunchConfig(64, 4, 2, 128), 4: LaunchConfig(32, 4, 2)}
 FUSED_CONFIGS = {2: LaunchConfig(64, 4, 2, 168), 4: LaunchConfig(32, 4, 2)}
@@ -114,7 +114,7 @@ def launch_products(
         config = replace(config, num_warps=8, registers=None)
     blocks = triton.cdiv(dim, block_d) * triton.cdiv(columns, block_k)
     units = tile_count(tokens, users, config.block)
-    each = SUM_PROGRAMS if weight is None else FUSED_PROGRAMS
+    each = SUM_PROGRAMS if weight is None else FUSED_PROGRAMS[x.element_size()]
     one_launch = tokens <= ONE_LAUNCH_TOKENS
     span = units if one_launch else triton.cdiv(units, multiprocessors(x.device) * each)
     programs = segments.number if one_launch else triton.cdiv(units, span)

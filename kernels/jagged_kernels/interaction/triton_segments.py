@@ -26,7 +26,7 @@ from jagged_kernels.launch import launch
 # Partial results of one user that the merge reads at a time.
 MERGE_LANES = 64
 # Of a piece, elements side by side and how often at most; pieces a program, at least.
-ELEMENTS, STEPS, PIECES = 1024, 16, 4
+ELEMENTS, STEPS, PIECES = 1024, 16, 2
 
 
 class PieceShape(NamedTuple):

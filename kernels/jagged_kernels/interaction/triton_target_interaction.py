@@ -42,8 +42,8 @@ from jagged_kernels.launch import launch
 # D and K up to which one program holds the gradient of a user's matrix and those of its parts.
 MOST_FUSED = 64
 # By bytes of a number; `block` is the tokens at a time.
-FORWARD_CONFIGS = {2: LaunchConfig(64, 8, 2, 128), 4: LaunchConfig(64, 4, 2)}
-BACKWARD_CONFIGS = {2: LaunchConfig(64, 4, 2, 168), 4: LaunchConfig(32, 8, 2)}
+FORWARD_CONFIGS = {2: LaunchConfig(64, 8, 3, 128), 4: LaunchConfig(64, 4, 2)}
+BACKWARD_CONFIGS = {2: LaunchConfig(32, 4, 2, 128), 4: LaunchConfig(32, 4, 2)}
 # Spans a multiprocessor.
 FORWARD_PROGRAMS = 8
 BACKWARD_PROGRAMS = 3
