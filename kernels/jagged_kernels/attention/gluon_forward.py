@@ -293,9 +293,10 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
         ahead = row_fields(rows_ptr, step + 1, count, S.HEADS)
         place = place_of(step)
         if place < count:
-            # What `triton_exact` is to compute again.
+            # What `triton_exact` is to compute again: not for the next user's queries.
+            own = first_q + gl.arange(0, ROWS, ROW) < q_end
+            far = gl.max(gl.where(own, reach, 0.0), 0) > _FAR
             mark = place // S.HEADS * C.consumers + ME
-            far = gl.max(reach, 0) > _FAR
             gl.store(marks_ptr + mark * S.HEADS + head, far.to(gl.int8))
         if first_q < q_end:
             _store(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS, dtype)
