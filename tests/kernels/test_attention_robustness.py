@@ -127,6 +127,18 @@ def test_enormous_equal_logits(backend, logit, inputs):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("number", [100.0, 6e4])
+def test_enormous_equal_logits_in_half_precision(backend, number):
+    """dQ and dK are left out: true ones pass the largest half."""
+    inputs = Case([5, 0, TILE + 3]).inputs(torch.float16)
+    inputs.q.fill_(number)
+    inputs.k.fill_(number)
+    result = run(backend, inputs)
+    for name in ("o", "dv"):
+        assert torch.isfinite(result[name]).all(), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_one_dominant_key(backend, inputs):
     """One logit 1e4 above the rest: the answer is its value, all gradients are finite."""
     inputs.q.fill_(1.0)

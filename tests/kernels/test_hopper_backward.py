@@ -162,6 +162,18 @@ def test_scale_0(dim):
         torch.testing.assert_close(ours["dv"][start:end].double(), mean, atol=1e-2, rtol=1e-2)
 
 
+@pytest.mark.parametrize("logit", [-1e4, 1e4, -1e30, 1e30])
+def test_enormous_equal_logits(logit, dim):
+    """No probability passes 1 by so much that a gradient is infinite."""
+    case = CASES["odd"]
+    inputs = _inputs(case, dim)
+    inputs.q.fill_(1.0)
+    inputs.k.fill_(logit / dim)
+    ours = _backward(inputs, case, _forward(inputs, case))
+    for name, gradient in ours.items():
+        assert torch.isfinite(gradient).all(), name
+
+
 def test_packed_qkv(dim):
     case = CASES["odd"]
     inputs = _inputs(case, dim)
