@@ -41,7 +41,7 @@ from jagged_kernels.interaction.triton_tiles import (
     tile_count,
     user_of_tile,
 )
-from jagged_kernels.launch import launch
+from jagged_kernels.launch import cdiv, launch
 
 # Up to so many tokens, a program a segment needs no second launch and is as fast.
 ONE_LAUNCH_TOKENS = 2048
@@ -112,12 +112,12 @@ def launch_products(
     config = (SUM_CONFIGS if weight is None else FUSED_CONFIGS)[x.element_size()]
     if block_d * block_k > 64 * 64:
         config = replace(config, num_warps=8, registers=None)
-    blocks = triton.cdiv(dim, block_d) * triton.cdiv(columns, block_k)
+    blocks = cdiv(dim, block_d) * cdiv(columns, block_k)
     units = tile_count(tokens, users, config.block)
     each = SUM_PROGRAMS if weight is None else FUSED_PROGRAMS[x.element_size()]
     one_launch = tokens <= ONE_LAUNCH_TOKENS
-    span = units if one_launch else triton.cdiv(units, multiprocessors(x.device) * each)
-    programs = segments.number if one_launch else triton.cdiv(units, span)
+    span = units if one_launch else cdiv(units, multiprocessors(x.device) * each)
+    programs = segments.number if one_launch else cdiv(units, span)
     size = dim * columns + (0 if sums is None else columns)
     partials = None
     if not one_launch:
@@ -145,7 +145,7 @@ def launch_products(
     )  # fmt: skip
     if partials is not None and programs > 1:
         launch(
-            merge_kernel, (programs - 1, triton.cdiv(size, MERGE_BLOCK.value)),
+            merge_kernel, (programs - 1, cdiv(size, MERGE_BLOCK.value)),
             (partials, out, sums, *walk),
             {"MATRIX": dim * columns, "K": columns, "SIZE": size, "TILE": config.block},
             num_warps=8,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from jagged_kernels.attention.triton_blocks import rows_of_dims
 from jagged_kernels.interaction.triton_tiles import first_tile, search_steps, user_of_tile
-from jagged_kernels.launch import launch
+from jagged_kernels.launch import cdiv, launch
 
 # Partial results of one user that the merge reads at a time.
 MERGE_LANES = 64
@@ -132,13 +132,13 @@ def launch_sum(
     partials = torch.empty(
         (slots if cut else 0, heads, columns), dtype=torch.float32, device=x.device
     )
-    column_blocks = triton.cdiv(columns, shape.block)
+    column_blocks = cdiv(columns, shape.block)
     common = {
         "MEAN": mean, "COLUMNS": columns, "HEADS": heads,
         "BLOCKS": column_blocks, "BLOCK": shape.block, "PIECE": shape.piece,
     }  # fmt: skip
     launch(
-        _sum_pieces_kernel, triton.cdiv(slots, shape.pieces) * heads * column_blocks,
+        _sum_pieces_kernel, cdiv(slots, shape.pieces) * heads * column_blocks,
         (x, other, offsets, out, partials, users, search_steps(users)),
         {
             **common, "WEIGHTS": weights is not None, "TIMES": times is not None,

@@ -26,7 +26,7 @@ from jagged_kernels.interaction.triton_segments import (
     piece_slots,
 )
 from jagged_kernels.interaction.triton_tiles import search_steps
-from jagged_kernels.launch import launch
+from jagged_kernels.launch import cdiv, launch
 
 # Four programs a multiprocessor in place of two: what spills, spills outside the loops.
 OPTIONS = {"num_warps": 8, "maxnreg": 64}
@@ -58,7 +58,7 @@ def _launch(x: Tensor, d_y: Tensor | None, offsets: Tensor) -> Tensor:
     states = (slots if cut else 0, columns)
     tops = torch.empty(states, dtype=torch.float32, device=x.device)
     totals = torch.empty(states, dtype=torch.float32, device=x.device)
-    blocks = triton.cdiv(columns, shape.block)
+    blocks = cdiv(columns, shape.block)
     common = {
         "BACKWARD": d_y is not None, "COLUMNS": columns, "BLOCKS": blocks,
         "BLOCK": shape.block, "PIECE": shape.piece,
@@ -67,7 +67,7 @@ def _launch(x: Tensor, d_y: Tensor | None, offsets: Tensor) -> Tensor:
         **common, "X_STRIDE": x.stride(0), "D_STRIDE": 0 if d_y is None else d_y.stride(0),
         "LANES": shape.lanes, "PIECES": shape.pieces,
     }  # fmt: skip
-    grid = triton.cdiv(slots, shape.pieces) * blocks
+    grid = cdiv(slots, shape.pieces) * blocks
     arguments = (x, d_y, out, offsets, tops, totals, users, search_steps(users))
     launch(_softmax_kernel, grid, arguments, {"MERGED": False, **shapes}, **OPTIONS)
     if cut:

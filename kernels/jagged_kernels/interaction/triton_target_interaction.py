@@ -37,7 +37,7 @@ from jagged_kernels.interaction.triton_tiles import (
     tile_count,
     user_of_tile,
 )
-from jagged_kernels.launch import launch
+from jagged_kernels.launch import cdiv, launch
 
 # D and K up to which one program holds the gradient of a user's matrix and those of its parts.
 MOST_FUSED = 64
@@ -73,9 +73,9 @@ def launch_target(
         return out
     config = FORWARD_CONFIGS[x.element_size()]
     units = tile_count(tokens, users, config.block)
-    span = triton.cdiv(units, multiprocessors(x.device) * FORWARD_PROGRAMS)
+    span = cdiv(units, multiprocessors(x.device) * FORWARD_PROGRAMS)
     launch(
-        _target_kernel, triton.cdiv(units, span),
+        _target_kernel, cdiv(units, span),
         (
             x, target.contiguous(), weight.contiguous(),
             None if bias is None else bias.contiguous(), out, offsets.contiguous(),
@@ -114,8 +114,8 @@ def launch_target_backward(
         return d_x, d_target, d_weight, d_bias
     config = BACKWARD_CONFIGS[x.element_size()]
     units = tile_count(tokens, users, config.block)
-    span = triton.cdiv(units, multiprocessors(x.device) * BACKWARD_PROGRAMS)
-    programs = triton.cdiv(units, span)
+    span = cdiv(units, multiprocessors(x.device) * BACKWARD_PROGRAMS)
+    programs = cdiv(units, span)
     target, weight, offsets = target.contiguous(), weight.contiguous(), offsets.contiguous()
     scratch = {"dtype": torch.float32, "device": x.device}
     by_user = torch.empty((users, dim + columns), **scratch)
@@ -141,13 +141,13 @@ def launch_target_backward(
     )  # fmt: skip
     if programs > 1:
         launch(
-            merge_kernel, (programs - 1, triton.cdiv(dim + columns, MERGE_BLOCK.value)),
+            merge_kernel, (programs - 1, cdiv(dim + columns, MERGE_BLOCK.value)),
             (partials, by_user, None, offsets, None, None, *walk),
             {"MATRIX": dim + columns, "K": 1, "SIZE": dim + columns, "TILE": config.block},
             num_warps=8,
         )  # fmt: skip
-    share = triton.cdiv(triton.cdiv(users, _USERS), multiprocessors(x.device))
-    user_programs = triton.cdiv(users, _USERS * share)
+    share = cdiv(cdiv(users, _USERS), multiprocessors(x.device))
+    user_programs = cdiv(users, _USERS * share)
     user_sums = torch.empty((user_programs, dim * columns + columns), **scratch)
     launch(
         _users_kernel, user_programs,
@@ -156,7 +156,7 @@ def launch_target_backward(
         num_warps=8, num_stages=1,
     )  # fmt: skip
     launch(
-        _weight_sums_kernel, triton.cdiv(dim * columns, _SUM_BLOCK),
+        _weight_sums_kernel, cdiv(dim * columns, _SUM_BLOCK),
         (sums, user_sums, d_weight, None if bias is None else d_bias, programs, user_programs),
         {"D": dim, "K": columns, "BLOCK": _SUM_BLOCK}, num_warps=4,
     )  # fmt: skip

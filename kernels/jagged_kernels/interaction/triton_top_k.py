@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jagged_kernels.interaction.triton_segments import power_of_two
 from jagged_kernels.launch import launch
 
 # Tokens of a piece, and of a step of a program.
@@ -28,7 +29,7 @@ def launch_top_k(scores: Tensor, offsets: Tensor, k: int) -> tuple[Tensor, Tenso
     positions = offsets.new_empty((users, k), dtype=torch.int64)
     if users == 0:
         return values, positions
-    padded_k = max(triton.next_power_of_2(k), 2)
+    padded_k = max(power_of_two(k), 2)
     # Piece j of user b is number offsets[b] // PIECE + b + j: no two pieces have the same, and
     # none needs the lengths to be summed.
     pieces = tokens // PIECE + users
