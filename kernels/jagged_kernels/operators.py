@@ -19,6 +19,7 @@ _LIBRARY = torch.library.Library("jagged_kernels", "FRAGMENT")
 _EAGER: dict[Any, tuple[Callable[..., Any], type[torch.autograd.Function] | None]] = {}
 _PLAIN = frozenset((int, float, bool, str, NoneType))
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
+_SIMPLE = _PLAIN | _TENSORS
 
 
 def define_op(
@@ -128,14 +129,10 @@ def call(op: Any, *inputs: Any) -> Any:
     """`op(*inputs)`; where nothing traces, fakes or transforms, without the dispatcher's time."""
     if torch.compiler.is_compiling():
         return op(*inputs)
-    grad = torch.is_grad_enabled()
-    places = []
-    for place, x in enumerate(inputs):
-        kind = type(x)
-        if kind in _TENSORS:
-            if grad and x.requires_grad:
-                places.append(place)
-        elif kind not in _PLAIN and not _is_plain(x, grad):
+    flat, lists = inputs, None
+    if not _SIMPLE.issuperset(map(type, inputs)):
+        flat, lists = _flatten(inputs)
+        if not all(type(x) in _SIMPLE or _is_plain_list(x) for x in flat):
             return op(*inputs)
     if (
         torch._C._len_torch_dispatch_stack()
@@ -144,19 +141,18 @@ def call(op: Any, *inputs: Any) -> Any:
     ):
         return op(*inputs)
     function, gradient = _EAGER[op]
+    places = []
+    if torch.is_grad_enabled():
+        places = [i for i, x in enumerate(flat) if type(x) in _TENSORS and x.requires_grad]
     if not places:
         return function(*inputs)
     if gradient is None:
         return op(*inputs)
-    return gradient.apply(function, inputs, None, places, *[inputs[i] for i in places])
+    return gradient.apply(function, inputs, lists, places, *[flat[i] for i in places])
 
 
-def _is_plain(x: Any, grad: bool) -> bool:
-    """Is it a list of numbers, or of tensors that want no gradient?"""
-    return type(x) in (list, tuple) and all(
-        type(part) in _PLAIN or (type(part) in _TENSORS and not (grad and part.requires_grad))
-        for part in x
-    )
+def _is_plain_list(x: Any) -> bool:
+    return type(x) in (list, tuple) and _PLAIN.issuperset(map(type, x))
 
 
 def _flatten(inputs: Sequence[Any]) -> tuple[list[Any], list[int]]:
