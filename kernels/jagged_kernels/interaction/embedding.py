@@ -105,9 +105,7 @@ def _check(
                 f"{tuple(tables[0].shape)}"
             )
         if table.dtype != dtype or dtype not in _DTYPES:
-            raise TypeError(
-                f"tables must be of one floating dtype, got {dtype} and {table.dtype}"
-            )
+            raise TypeError(f"tables must be of one floating dtype, got {dtype} and {table.dtype}")
         if not n.device == table.device == device:
             raise ValueError(
                 f"ids and tables must be on one device, got {n.device}, {table.device} and {device}"
@@ -173,9 +171,7 @@ def _gradient(
 define_gradient(embed, save=_save, gradient=_gradient)
 
 
-def _sorted_together(
-    features: Sequence[int], sizes: Sequence[int], tokens: int
-) -> list[list[int]]:
+def _sorted_together(features: Sequence[int], sizes: Sequence[int], tokens: int) -> list[list[int]]:
     """Small tables whose rows together have numbers of 16 bits share a sort, which is then two
     passes; every other has one of its own. For few ids one sort is faster than several."""
     ordered = sorted(features, key=lambda feature: sizes[feature])
