@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -45,6 +46,11 @@ def check_same_offsets(name: str, offsets: Tensor, others: Tensor) -> None:
 def as_columns(values: Tensor) -> Tensor:
     """[T, ...] -> [T, C]; a view where the strides allow one."""
     return values[:, None] if values.dim() == 1 else values.flatten(1)
+
+
+def reshaped(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """`x.reshape(shape)`; no view, and no step of autograd, where that is its shape."""
+    return x if x.shape == tuple(shape) else x.reshape(shape)
 
 
 def user_bounds(offsets: Tensor) -> list[tuple[int, int]]:

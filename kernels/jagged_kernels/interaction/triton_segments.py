@@ -108,7 +108,7 @@ def launch_sum(
     times: Tensor | None = None,
     mean: bool = False,
 ) -> Tensor:
-    """Sums over each user's tokens, [B, H, C] in x's dtype; H is 1 without weights.
+    """Sums over each user's tokens in x's dtype: [B, C], with weights [B, H, C].
 
     Args:
         x: [T, C].
@@ -122,7 +122,8 @@ def launch_sum(
     other = weights if times is None else times
     other = None if other is None else rows_of_dims(other)
     heads = 1 if weights is None else weights.shape[1]
-    out = torch.empty((users, heads, columns), dtype=x.dtype, device=x.device)
+    sums = (users, columns) if weights is None else (users, heads, columns)
+    out = torch.empty(sums, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
     shape = piece_shape(columns)
