@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _LIBRARY = torch.library.Library("jagged_kernels", "FRAGMENT")
-# Of each operator its function and, where it has one, its gradient.
-_EAGER: dict[Any, tuple[Callable[..., Any], type[torch.autograd.Function] | None]] = {}
+# Of each operator its function and, where it has one, that function with a gradient.
+_EAGER: dict[Any, tuple[Callable[..., Any], Callable[..., Any] | None]] = {}
 _PLAIN = frozenset((int, float, bool, str, NoneType))
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _SIMPLE = _PLAIN | _TENSORS
@@ -118,7 +118,8 @@ def define_gradient(
 
     name = op.name().removeprefix("jagged_kernels::").removesuffix(".default")
     _LIBRARY.impl(name, with_gradient, "Autograd")
-    _EAGER[op] = (_EAGER[op][0], Gradient)
+    # Past what looks for transforms of functions: `call` knows that there are none.
+    _EAGER[op] = (_EAGER[op][0], super(torch.autograd.Function, Gradient).apply)
 
 
 def wants_gradient(*tensors: Tensor) -> bool:
@@ -148,7 +149,7 @@ def call(op: Any, *inputs: Any) -> Any:
         return function(*inputs)
     if gradient is None:
         return op(*inputs)
-    return gradient.apply(function, inputs, lists, places, *[flat[i] for i in places])
+    return gradient(function, inputs, lists, places, *[flat[i] for i in places])
 
 
 def _is_plain_list(x: Any) -> bool:
@@ -161,9 +162,12 @@ def _flatten(inputs: Sequence[Any]) -> tuple[list[Any], list[int]]:
     flat: list[Any] = []
     lists: list[int] = []
     for x in inputs:
-        spread = isinstance(x, list | tuple) and any(isinstance(part, Tensor) for part in x)
-        lists.append(len(x) if spread else -1)
-        flat.extend(x if spread else [x])
+        if isinstance(x, (list, tuple)) and any(isinstance(part, Tensor) for part in x):
+            lists.append(len(x))
+            flat.extend(x)
+        else:
+            lists.append(-1)
+            flat.append(x)
     return flat, lists
 
 

@@ -149,7 +149,7 @@ def _norm(
 def _check_parameter(name: str, parameter: Tensor | None, x: Tensor) -> None:
     if parameter is None:
         return
-    check_like(name, parameter.to(x.dtype) if parameter.dtype == torch.float32 else parameter, x)
+    check_like(name, parameter, x, or_float32=True)
     if parameter.shape != x.shape[-1:]:
         raise ValueError(f"{name} must be [{x.shape[-1]}], got {tuple(parameter.shape)}")
 
