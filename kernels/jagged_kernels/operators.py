@@ -119,7 +119,8 @@ def define_gradient(
     name = op.name().removeprefix("jagged_kernels::").removesuffix(".default")
     _LIBRARY.impl(name, with_gradient, "Autograd")
     # Past what looks for transforms of functions: `call` knows that there are none.
-    _EAGER[op] = (_EAGER[op][0], super(torch.autograd.Function, Gradient).apply)
+    apply = super(torch.autograd.Function, Gradient).apply  # pyright: ignore[reportAttributeAccessIssue]
+    _EAGER[op] = (_EAGER[op][0], apply)
 
 
 def wants_gradient(*tensors: Tensor) -> bool:
