@@ -57,9 +57,14 @@ def launch(
             address = argument.data_ptr()
             kinds += argument.dtype, argument.get_device(), address % 16 == 0
             passed.append(address)
-        else:
-            kinds.append(kind if kind in _KINDS else _kind(argument))
+        elif kind is int:
+            kinds.append(-(2**31) <= argument < 2**31)  # int32 or int64
             passed.append(argument)
+        elif kind in _KINDS:
+            kinds.append(kind)
+            passed.append(argument)
+        else:
+            passed.append(_look(argument, kinds))
     values = constants.values()
     key = (kernel.fn, *values, *options, *options.values(), *kinds)
     compiled = _COMPILED.get(key)
@@ -77,6 +82,11 @@ def launch(
         )  # fmt: skip
 
 
+def cdiv(total: int, each: int) -> int:
+    """How many pieces of `each` hold `total`. `triton.cdiv` takes longer than an allocation."""
+    return -(-total // each)
+
+
 def _two(grid: int | tuple[int, int]) -> tuple[int, int]:
     return grid if isinstance(grid, tuple) else (grid, 1)
 
@@ -88,16 +98,20 @@ def _is_watched() -> bool:
     return bool(getattr(before, "calls", before) or getattr(after, "calls", after))
 
 
-def _kind(argument: Any) -> Any:
+def _look(argument: Any, kinds: list[Any]) -> Any:
+    """What the launcher takes for an argument. Adds to `kinds` what Triton compiles for."""
     if isinstance(argument, Tensor):
-        return argument.dtype, argument.get_device(), argument.data_ptr() % 16 == 0
+        address = argument.data_ptr()
+        kinds += argument.dtype, argument.get_device(), address % 16 == 0
+        return address
     if isinstance(argument, tuple):
-        return tuple(map(_kind, argument))
+        kinds += type(argument), len(argument)
+        return tuple([_look(x, kinds) for x in argument])
     if hasattr(argument, "block_shape"):  # of a TMA descriptor the blocks that it brings
-        return argument.base.dtype, *argument.block_shape, argument.layout
-    if type(argument) is int:
-        return -(2**31) <= argument < 2**31  # int32 or int64
-    return type(argument)
+        kinds += argument.base.dtype, *argument.block_shape, argument.layout
+    else:
+        kinds.append(type(argument))
+    return argument
 
 
 def _check(kernel: Any, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:

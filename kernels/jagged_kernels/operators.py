@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _LIBRARY = torch.library.Library("jagged_kernels", "FRAGMENT")
-# Of each operator its function and, where it has one, its gradient.
-_EAGER: dict[Any, tuple[Callable[..., Any], type[torch.autograd.Function] | None]] = {}
+# Of each operator its function and, where it has one, that function with a gradient.
+_EAGER: dict[Any, tuple[Callable[..., Any], Callable[..., Any] | None]] = {}
 _PLAIN = frozenset((int, float, bool, str, NoneType))
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
+_SIMPLE = _PLAIN | _TENSORS
 
 
 def define_op(
@@ -117,7 +118,9 @@ def define_gradient(
 
     name = op.name().removeprefix("jagged_kernels::").removesuffix(".default")
     _LIBRARY.impl(name, with_gradient, "Autograd")
-    _EAGER[op] = (_EAGER[op][0], Gradient)
+    # Past what looks for transforms of functions: `call` knows that there are none.
+    apply = super(torch.autograd.Function, Gradient).apply  # pyright: ignore[reportAttributeAccessIssue]
+    _EAGER[op] = (_EAGER[op][0], apply)
 
 
 def wants_gradient(*tensors: Tensor) -> bool:
@@ -128,14 +131,10 @@ def call(op: Any, *inputs: Any) -> Any:
     """`op(*inputs)`; where nothing traces, fakes or transforms, without the dispatcher's time."""
     if torch.compiler.is_compiling():
         return op(*inputs)
-    grad = torch.is_grad_enabled()
-    places = []
-    for place, x in enumerate(inputs):
-        kind = type(x)
-        if kind in _TENSORS:
-            if grad and x.requires_grad:
-                places.append(place)
-        elif kind not in _PLAIN and not _is_plain(x, grad):
+    flat, lists = inputs, None
+    if not _SIMPLE.issuperset(map(type, inputs)):
+        flat, lists = _flatten(inputs)
+        if not all(type(x) in _SIMPLE or _is_plain_list(x) for x in flat):
             return op(*inputs)
     if (
         torch._C._len_torch_dispatch_stack()
@@ -144,19 +143,18 @@ def call(op: Any, *inputs: Any) -> Any:
     ):
         return op(*inputs)
     function, gradient = _EAGER[op]
+    places = []
+    if torch.is_grad_enabled():
+        places = [i for i, x in enumerate(flat) if type(x) in _TENSORS and x.requires_grad]
     if not places:
         return function(*inputs)
     if gradient is None:
         return op(*inputs)
-    return gradient.apply(function, inputs, None, places, *[inputs[i] for i in places])
+    return gradient(function, inputs, lists, places, *[flat[i] for i in places])
 
 
-def _is_plain(x: Any, grad: bool) -> bool:
-    """Is it a list of numbers, or of tensors that want no gradient?"""
-    return type(x) in (list, tuple) and all(
-        type(part) in _PLAIN or (type(part) in _TENSORS and not (grad and part.requires_grad))
-        for part in x
-    )
+def _is_plain_list(x: Any) -> bool:
+    return type(x) in (list, tuple) and _PLAIN.issuperset(map(type, x))
 
 
 def _flatten(inputs: Sequence[Any]) -> tuple[list[Any], list[int]]:
@@ -165,9 +163,12 @@ def _flatten(inputs: Sequence[Any]) -> tuple[list[Any], list[int]]:
     flat: list[Any] = []
     lists: list[int] = []
     for x in inputs:
-        spread = isinstance(x, list | tuple) and any(isinstance(part, Tensor) for part in x)
-        lists.append(len(x) if spread else -1)
-        flat.extend(x if spread else [x])
+        if isinstance(x, (list, tuple)) and any(isinstance(part, Tensor) for part in x):
+            lists.append(len(x))
+            flat.extend(x)
+        else:
+            lists.append(-1)
+            flat.append(x)
     return flat, lists
 
 

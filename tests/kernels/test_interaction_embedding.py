@@ -17,6 +17,7 @@ from operation_cases import (
 from torch import Tensor
 
 from jagged_kernels import JaggedTensor, jagged_embedding
+from jagged_kernels.interaction import embedding as embedding_module
 from jagged_kernels.interaction.embedding import embed
 from jagged_kernels.interaction.row_sums import sort_ids, sum_sorted_rows
 
@@ -49,6 +50,12 @@ def features(tokens: int, width: int, *, seed: int = 0) -> dict[str, Tensor]:
 @pytest.mark.parametrize(("tokens", "width"), [(0, 4), (1, 4), (33, 1), (700, 5), (2500, 20)])
 def test_exact(tokens, width, dtype):
     assert_as_exact_as_reference(embedding, features(tokens, width), dtype)
+
+
+def test_large_tables_are_sorted_by_themselves(monkeypatch):
+    monkeypatch.setattr(embedding_module, "_SHARED_IDS", 0)
+    assert_as_exact_as_reference(embedding, features(700, 5), torch.float32)
+    check_sparse_gradients("triton")
 
 
 def test_wide_vectors():
@@ -85,6 +92,10 @@ def test_operators_pass_opcheck():
 
 @pytest.mark.parametrize("backend", ["native", "triton"])
 def test_sparse_gradients_are_the_dense_ones(backend):
+    check_sparse_gradients(backend)
+
+
+def check_sparse_gradients(backend):
     tensors = features(300, 5)
     offsets = tensors.pop("offsets")
     names = ("often", "same", "turns", "rare")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attention_cases import DEVICE
 from operation_cases import DTYPES, assert_as_exact_as_reference
 from product_cases import (
     LENGTHS,
@@ -22,7 +23,7 @@ from product_cases import (
     target_case,
 )
 
-from jagged_kernels.interaction import triton_products
+from jagged_kernels.interaction import triton_groups, triton_products
 from jagged_kernels.interaction.jagged_linear import Activation
 
 
@@ -67,6 +68,43 @@ def test_linear_is_exact(activation: Activation, dtype: torch.dtype) -> None:
     """Groups out of order, without users (0, 3) and with users that have no tokens."""
     tensors = linear_case((70, 0, 3, 140, 9, 1, 0), 5, [2, 1, 4, 2, 1, 2, 4])
     assert_as_exact_as_reference(linear_call(activation), tensors, dtype)
+
+
+@pytest.mark.usefixtures("launches")
+def test_groups_without_users_get_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many, wherever a program's share of the tokens ends; memory holds anything before."""
+    empty = torch.empty
+
+    def poisoned(*args, **options):
+        tensor = empty(*args, **options)
+        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    lengths = (64, 0, 64, 130, 64, 1, 64)
+    tensors = linear_case(lengths, 40, [3, 36, 9, 9, 20, 21, 36])
+    assert_as_exact_as_reference(linear_call("none"), tensors, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("users", "count"), [(1, 1), (5, 40), (50, 7), (16, 16)])
+def test_users_in_the_order_of_groups(
+    users: int, count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_groups, "_USERS", 16)
+    generator = torch.Generator().manual_seed(users)
+    lengths = torch.randint(0, 5, (users,), generator=generator).to(DEVICE)
+    groups = torch.randint(0, count, (users,), generator=generator, dtype=dtype).to(DEVICE)
+    offsets = torch.nn.functional.pad(lengths.cumsum(0, dtype=dtype), (1, 0))
+    places, order, group, bounds = triton_groups.segments_of(offsets, groups, count)
+    assert order is not None
+    assert group is not None
+    assert bounds is not None
+    assert torch.equal(order, groups.argsort(stable=True))
+    assert torch.equal(group, groups[order])
+    assert torch.equal(places.diff(), lengths[order])
+    assert places[0] == 0
+    assert torch.equal(bounds.diff(), groups.bincount(minlength=count))
+    assert bounds[0] == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -19,7 +19,7 @@ from operation_cases import (
 from torch import Tensor
 
 from jagged_kernels import JaggedTensor, jagged_top_k, jagged_unique, lengths_to_offsets
-from jagged_kernels.interaction.top_k import top_k
+from jagged_kernels.interaction.top_k import top_k, top_k_backward
 from jagged_kernels.interaction.unique import unique
 
 LENGTHS = [(0, 3, 300, 0, 1300, 1, 5, 0), (1,), (0, 0), ()]
@@ -145,6 +145,9 @@ def test_unique_in_a_graph():
 def test_operators_pass_opcheck():
     offsets = offsets_of((3, 0, 5))
     torch.library.opcheck(top_k, (scores_of((8,)).requires_grad_(), offsets, 2))
+    positions = torch.tensor([[2, 0], [-1, -1], [4, 1]], device=DEVICE)
+    d_values = torch.randn(3, 2, device=DEVICE)
+    torch.library.opcheck(top_k_backward, (d_values, offsets, positions, 8))
     torch.library.opcheck(unique, (torch.arange(8, device=DEVICE) % 3, offsets))
 
 

@@ -41,14 +41,15 @@ def jagged_cat(
     chosen = choose_backend(backend, first.values)
     users, dims = len(first), first.values.dim()
     shared = [isinstance(part, Tensor) and part.dim() == dims for part in parts]
-    jagged = [_as_jagged(part, users, dims) for part in parts]
-    steps = torch.arange(users + 1, device=first.device, dtype=first.offsets.dtype)
-    offsets, tokens = None, 0
-    for part, same in zip(jagged, shared, strict=True):
-        own = steps * part.values.shape[0] if same else part.offsets
-        offsets = own if offsets is None else offsets + own
-        tokens += part.values.shape[0] * (users if same else 1)
-    assert offsets is not None
+    dense = [part for part in parts if isinstance(part, Tensor)]
+    jagged = [part for part in parts if isinstance(part, JaggedTensor)]
+    offsets = sum((part.offsets for part in jagged[1:]), jagged[0].offsets)
+    tokens = sum(part.values.shape[0] for part in jagged)
+    if dense:
+        steps = torch.arange(users + 1, device=first.device, dtype=first.offsets.dtype)
+        every = sum(part.shape[-dims] for part in dense)
+        offsets, tokens = offsets + steps * every, tokens + users * every
+        jagged = [_as_jagged(part, steps, dims) for part in parts]
 
     if chosen == "reference":
         values = _reference(jagged, shared, users)
@@ -97,15 +98,16 @@ def _check(parts: Sequence[JaggedTensor | Tensor]) -> JaggedTensor:
     return first
 
 
-def _as_jagged(part: JaggedTensor | Tensor, users: int, dims: int) -> JaggedTensor:
-    """A dense part as the same number of tokens for every user; [N, ...] as that of one user."""
+def _as_jagged(part: JaggedTensor | Tensor, steps: Tensor, dims: int) -> JaggedTensor:
+    """A dense part as the same number of tokens for every user; [N, ...] as that of one user.
+
+    `steps`: 0, 1, ..., B.
+    """
     if isinstance(part, JaggedTensor):
         return part
-    count = 1 if part.dim() == dims else users
-    length = part.shape[0] if part.dim() == dims else part.shape[1]
-    offsets = torch.arange(count + 1, device=part.device) * length
-    values = part if part.dim() == dims else part.flatten(0, 1)
-    return JaggedTensor._trusted(values, offsets)
+    if part.dim() == dims:
+        return JaggedTensor._trusted(part, steps[:2] * part.shape[0])
+    return JaggedTensor._trusted(part.flatten(0, 1), steps * part.shape[1])
 
 
 def _reference(parts: Sequence[JaggedTensor], shared: Sequence[bool], users: int) -> Tensor:

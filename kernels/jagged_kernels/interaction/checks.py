@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -22,11 +23,11 @@ def check_floats(name: str, x: JaggedTensor) -> None:
         raise TypeError(f"{name} must be of a floating dtype, got {x.dtype}")
 
 
-def check_like(name: str, tensor: Tensor, x: Tensor) -> None:
-    """`tensor` goes with the values `x`: dtype and device."""
+def check_like(name: str, tensor: Tensor, x: Tensor, *, or_float32: bool = False) -> None:
+    """`tensor` goes with the values `x`: dtype (or float32) and device."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-    if tensor.dtype != x.dtype:
+    if tensor.dtype != x.dtype and not (or_float32 and tensor.dtype == torch.float32):
         raise TypeError(f"{name} must have the dtype of x, {x.dtype}, got {tensor.dtype}")
     if tensor.device != x.device:
         raise ValueError(f"{name} must be on {x.device} like x, got {tensor.device}")
@@ -45,6 +46,11 @@ def check_same_offsets(name: str, offsets: Tensor, others: Tensor) -> None:
 def as_columns(values: Tensor) -> Tensor:
     """[T, ...] -> [T, C]; a view where the strides allow one."""
     return values[:, None] if values.dim() == 1 else values.flatten(1)
+
+
+def reshaped(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """`x.reshape(shape)`; no view, and no step of autograd, where that is its shape."""
+    return x if x.shape == tuple(shape) else x.reshape(shape)
 
 
 def user_bounds(offsets: Tensor) -> list[tuple[int, int]]:

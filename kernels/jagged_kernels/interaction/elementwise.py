@@ -15,6 +15,7 @@ from jagged_kernels.interaction.checks import (
     check_floats,
     check_like,
     check_same_offsets,
+    reshaped,
     user_bounds,
 )
 from jagged_kernels.interaction.native_users import spread_users, token_positions
@@ -91,9 +92,9 @@ def _join(
         "reference": _join_reference,
     }
     values = as_columns(x.values)
-    rows = other.reshape(*other.shape[: 1 + padded], values.shape[1])
+    rows = reshaped(other, (*other.shape[: 1 + padded], values.shape[1]))
     out = functions[chosen](values, rows, x.offsets, multiply)
-    return x.with_values(out.reshape(x.values.shape))
+    return x.with_values(reshaped(out, x.values.shape))
 
 
 def _wanted(x: JaggedTensor) -> str:
@@ -144,7 +145,7 @@ def _gather_triton(d_out: Tensor, x: Tensor | None, offsets: Tensor, length: int
     from jagged_kernels.interaction.triton_spread import launch_pad
 
     if length is None:
-        return launch_sum(d_out, offsets, times=x)[:, 0]
+        return launch_sum(d_out, offsets, times=x)
     return launch_pad(d_out, offsets, length, times=x)
 
 

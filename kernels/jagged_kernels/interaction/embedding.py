@@ -15,8 +15,10 @@ from jagged_kernels.interaction.row_sums import sort_ids, sum_sorted_rows
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import call, define_gradient, define_op
 
-# Of tables that are sorted together.
+# Of tables that are sorted together; and up to so many ids in all, every table is: what a sort
+# takes then is its launches.
 _SHARED_ROWS = 2**15
+_SHARED_IDS = 2**18
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -48,8 +50,8 @@ def jagged_embedding(
     Triton's gradients sum the tokens of an id in their order (a stable sort, then sums of equal
     shares of it), without atomics, and sparse ones have each row once. Scratch memory of the
     backward: an order [T] for each of the tables that are sorted together (up to 32,768 rows in
-    all, and every larger one by itself), and a row of float32 for 64 of its numbers (32 in
-    float32).
+    all, and every larger one by itself; all for few ids), and a row of float32 for 64 of its
+    numbers (32 in float32).
 
     >>> item = JaggedTensor(torch.tensor([1, 0, 1]), torch.tensor([0, 2, 3]))
     >>> tables = [torch.tensor([[1.0], [2.0]]), torch.tensor([[10.0], [20.0]])]
@@ -84,31 +86,32 @@ def _check(
         raise TypeError(f"ids must be tensors, at least one a JaggedTensor; got [{kinds}]")
     if len(ids) != len(tables):
         raise ValueError(f"each feature needs a table, got {len(ids)} ids, {len(tables)} tables")
-    first, width = jagged[0], tables[0].shape[-1:]
+    first = jagged[0]
     numbers = [x.values if isinstance(x, JaggedTensor) else x for x in ids]
+    # Each look at a tensor takes time, and there are many.
+    shape, device = first.values.shape, first.values.device
+    width, dtype = tables[0].shape[-1:], tables[0].dtype
     for index, (feature, n, table) in enumerate(zip(ids, numbers, tables, strict=True)):
         if n.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"ids {index} must be int32 or int64, got {n.dtype}")
-        if n.shape != first.values.shape or n.dim() != 1:
+        if n.shape != shape or len(shape) != 1:
             raise ValueError(
-                f"ids must be [T] of the same T, got {tuple(n.shape)} and "
-                f"{tuple(first.values.shape)}"
+                f"ids must be [T] of the same T, got {tuple(n.shape)} and {tuple(shape)}"
             )
-        if table.dim() != 2 or table.shape[-1:] != width:
+        rows = table.shape
+        if len(rows) != 2 or rows[1:] != width:
             raise ValueError(
-                f"tables must be [V, D] of the same D, got {tuple(table.shape)} and "
+                f"tables must be [V, D] of the same D, got {tuple(rows)} and "
                 f"{tuple(tables[0].shape)}"
             )
-        if table.dtype != tables[0].dtype or table.dtype not in _DTYPES:
-            raise TypeError(
-                f"tables must be of one floating dtype, got {tables[0].dtype} and {table.dtype}"
-            )
-        if not n.device == table.device == first.device:
+        if table.dtype != dtype or dtype not in _DTYPES:
+            raise TypeError(f"tables must be of one floating dtype, got {dtype} and {table.dtype}")
+        if not n.device == table.device == device:
             raise ValueError(
-                f"ids and tables must be on one device, got {n.device}, {table.device} and "
-                f"{first.device}"
+                f"ids and tables must be on one device, got {n.device}, {table.device} and {device}"
             )
-        _check_contents(index, feature, first, table.shape[0])
+        if readable(n):
+            _check_contents(index, feature, first, rows[0])
     return first, numbers
 
 
@@ -117,8 +120,6 @@ def _check_contents(
 ) -> None:
     """What only a CPU can look at."""
     n = feature.values if isinstance(feature, JaggedTensor) else feature
-    if not readable(n):
-        return
     if n.numel() and (int(n.min()) < 0 or int(n.max()) >= size):
         raise IndexError(
             f"ids {index} must lie in [0, {size}), got {int(n.min())} to {int(n.max())}"
@@ -154,13 +155,14 @@ def _gradient(
     sizes, sparse, *ids = saved
     found: list[Tensor | None] = [None] * len(ids)
     needed = [feature for feature, need in enumerate(wanted[0]) if need]
-    for group in _sorted_together(needed, sizes):
+    for group in _sorted_together(needed, sizes, d_out.shape[0]):
         heights = [sizes[feature] for feature in group]
         keys, order = call(sort_ids, [ids[feature] for feature in group], heights)
         if sparse:
             parts = _sparse_gradients(d_out, keys, order, heights)
         else:
-            parts = call(sum_sorted_rows, d_out, order, keys, sum(heights)).split(heights)
+            sums = call(sum_sorted_rows, d_out, order, keys, sum(heights))
+            parts = (sums,) if len(group) == 1 else sums.split_with_sizes(heights)
         for feature, part in zip(group, parts, strict=True):
             found[feature] = part
     return (found,)
@@ -169,12 +171,15 @@ def _gradient(
 define_gradient(embed, save=_save, gradient=_gradient)
 
 
-def _sorted_together(features: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+def _sorted_together(features: Sequence[int], sizes: Sequence[int], tokens: int) -> list[list[int]]:
     """Small tables whose rows together have numbers of 16 bits share a sort, which is then two
-    passes; every other has one of its own."""
+    passes; every other has one of its own. For few ids one sort is faster than several."""
+    ordered = sorted(features, key=lambda feature: sizes[feature])
+    if len(ordered) * tokens <= _SHARED_IDS:
+        return [ordered]
     groups: list[list[int]] = []
     rows = 0
-    for feature in sorted(features, key=lambda feature: sizes[feature]):
+    for feature in ordered:
         rows += sizes[feature]
         if groups and rows <= _SHARED_ROWS:
             groups[-1].append(feature)

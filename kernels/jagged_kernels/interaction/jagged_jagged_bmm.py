@@ -70,9 +70,9 @@ def _native(x: Tensor, y: Tensor, offsets: Tensor) -> Tensor:
 
 
 def _jagged_jagged_triton(x: Tensor, y: Tensor, offsets: Tensor) -> Tensor:
-    from jagged_kernels.interaction.triton_products import launch_products, segments_of
+    from jagged_kernels.interaction.triton_products import launch_products
 
-    return launch_products(x, y, offsets, segments_of(offsets, None, offsets.shape[0] - 1))[0]
+    return launch_products(x, y, offsets, offsets.shape[0] - 1)[0]
 
 
 def _empty_output(x: Tensor, y: Tensor, offsets: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
-from jagged_kernels.interaction.checks import as_columns, check_floats, user_bounds
+from jagged_kernels.interaction.checks import as_columns, check_floats, reshaped, user_bounds
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import call, define_gradient, define_op
 
@@ -46,7 +46,7 @@ def jagged_last_k(x: JaggedTensor, k: int, *, backend: Backend = "auto") -> tupl
         "reference": _last_k_reference,
     }
     out = functions[choose_backend(backend, values)](values, x.offsets, k)
-    return out.reshape(len(x), k, *x.values.shape[1:]), x.lengths.clamp(max=k)
+    return reshaped(out, (len(x), k, *x.values.shape[1:])), x.lengths.clamp(max=k)
 
 
 def _last_k_reference(x: Tensor, offsets: Tensor, k: int) -> Tensor:

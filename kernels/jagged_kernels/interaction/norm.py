@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
-from jagged_kernels.interaction.checks import check_floats, check_like, check_same_offsets
+from jagged_kernels.interaction.checks import (
+    check_floats,
+    check_like,
+    check_same_offsets,
+    reshaped,
+)
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import call, define_gradient, define_op
 
@@ -137,14 +142,14 @@ def _norm(
         total = rows if added is None else rows + added
         # Nothing about it is irregular: the specification serves as the native backend, too.
         y = _norm_reference(total, weight, bias, eps, rms)
-    out = x.with_values(y.reshape(shape))
-    return out if residual is None else (out, x.with_values(total.reshape(shape)))
+    out = x.with_values(reshaped(y, shape))
+    return out if residual is None else (out, x.with_values(reshaped(total, shape)))
 
 
 def _check_parameter(name: str, parameter: Tensor | None, x: Tensor) -> None:
     if parameter is None:
         return
-    check_like(name, parameter.to(x.dtype) if parameter.dtype == torch.float32 else parameter, x)
+    check_like(name, parameter, x, or_float32=True)
     if parameter.shape != x.shape[-1:]:
         raise ValueError(f"{name} must be [{x.shape[-1]}], got {tuple(parameter.shape)}")
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
-from jagged_kernels.interaction.checks import as_columns, check_floats, user_bounds
+from jagged_kernels.interaction.checks import as_columns, check_floats, reshaped, user_bounds
 from jagged_kernels.interaction.native_users import sum_users, token_users
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import call, define_gradient, define_op
@@ -87,7 +87,7 @@ def jagged_max(
         function = _max_reference if chosen == "reference" else _max_native
         largest, place = function(values, x.offsets)
     shape = (len(x), *x.values.shape[1:])
-    largest, place = largest.reshape(shape), place.reshape(shape)
+    largest, place = reshaped(largest, shape), reshaped(place, shape)
     return (largest, place) if return_indices else largest
 
 
@@ -101,7 +101,7 @@ def _pool(x: JaggedTensor, backend: Backend, *, mean: bool) -> Tensor:
         "reference": _pool_reference,
     }
     out = functions[chosen](values, x.offsets, mean)
-    return out.reshape(len(x), *x.values.shape[1:])
+    return reshaped(out, (len(x), *x.values.shape[1:]))
 
 
 def _pool_reference(x: Tensor, offsets: Tensor, mean: bool) -> Tensor:
@@ -163,7 +163,7 @@ def _pool_triton(x: Tensor, offsets: Tensor, mean: bool) -> Tensor:
     """[T, C] -> [B, C]."""
     from jagged_kernels.interaction.triton_segments import launch_sum
 
-    return launch_sum(x, offsets, mean=mean)[:, 0]
+    return launch_sum(x, offsets, mean=mean)
 
 
 def _spread_triton(d_out: Tensor, offsets: Tensor, tokens: int, mean: bool) -> Tensor:

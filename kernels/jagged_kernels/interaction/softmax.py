@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
-from jagged_kernels.interaction.checks import as_columns, check_floats, check_squares, user_bounds
+from jagged_kernels.interaction.checks import (
+    as_columns,
+    check_floats,
+    check_squares,
+    reshaped,
+    user_bounds,
+)
 from jagged_kernels.interaction.jagged2 import Jagged2Tensor
 from jagged_kernels.interaction.native_users import spread_users, sum_users, token_users
 from jagged_kernels.interaction.squares import row_offsets, score_places, user_matrices
@@ -46,7 +52,7 @@ def jagged_softmax(x: JaggedTensor, *, backend: Backend = "auto") -> JaggedTenso
         "reference": _softmax_reference,
     }
     y = functions[choose_backend(backend, values)](values, x.offsets)
-    return x.with_values(y.reshape(x.values.shape))
+    return x.with_values(reshaped(y, x.values.shape))
 
 
 def jagged2_softmax(

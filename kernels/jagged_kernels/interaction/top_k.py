@@ -93,12 +93,24 @@ def _top_k(scores: Tensor, offsets: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return launch_top_k(scores, offsets, k)
 
 
+def _top_k_backward(d_values: Tensor, offsets: Tensor, positions: Tensor, tokens: int) -> Tensor:
+    """[tokens]: the gradient of the scores."""
+    from jagged_kernels.interaction.triton_top_k import launch_top_k_backward
+
+    return launch_top_k_backward(d_values, offsets, positions, tokens)
+
+
 def _empty_top_k(scores: Tensor, offsets: Tensor, k: int) -> tuple[Tensor, Tensor]:
     shape = (offsets.shape[0] - 1, k)
     return scores.new_empty(shape), offsets.new_empty(shape, dtype=torch.int64)
 
 
+def _empty_scores(d_values: Tensor, offsets: Tensor, positions: Tensor, tokens: int) -> Tensor:
+    return d_values.new_empty(tokens)
+
+
 top_k = define_op(_top_k, fake=_empty_top_k)
+top_k_backward = define_op(_top_k_backward, fake=_empty_scores)
 
 
 def _save(inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
@@ -110,10 +122,7 @@ def _gradient(
     saved: Sequence[Any], wanted: Sequence[bool], d_values: Tensor, d_positions: None
 ) -> tuple[Tensor]:
     tokens, offsets, positions = saved
-    # No token is there twice; what has no token goes to a place behind the last.
-    target = torch.where(positions < 0, tokens, positions + offsets[:-1, None])
-    d_scores = d_values.new_zeros(tokens + 1).scatter(0, target.flatten(), d_values.flatten())
-    return (d_scores[:tokens].clone(),)
+    return (call(top_k_backward, d_values, offsets, positions, tokens),)
 
 
 define_gradient(top_k, save=_save, gradient=_gradient)

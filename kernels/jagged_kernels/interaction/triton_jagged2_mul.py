@@ -19,7 +19,7 @@ from jagged_kernels.interaction.triton_squares import (
     load_tokens,
     token_bound,
 )
-from jagged_kernels.launch import launch
+from jagged_kernels.launch import cdiv, launch
 
 
 def launch_mul2(m: Tensor, other: Tensor, offsets: Tensor, matrix_offsets: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def launch_mul2(m: Tensor, other: Tensor, offsets: Tensor, matrix_offsets: Tenso
         return out
     tokens, numbers = ROW_TILE
     launch(
-        _mul2_kernel, triton.cdiv(token_bound(m, offsets), tokens),
+        _mul2_kernel, cdiv(token_bound(m, offsets), tokens),
         (m, other, out, offsets, matrix_offsets, offsets.shape[0] - 1, other.shape[1]),
         {"TOKENS": tokens, "NUMBERS": numbers}, **OPTIONS,
     )  # fmt: skip
@@ -47,7 +47,7 @@ def launch_pad2(
         return out
     rows, numbers = ROW_TILE
     launch(
-        _pad2_kernel, triton.cdiv(users * length, rows),
+        _pad2_kernel, cdiv(users * length, rows),
         (a, b, out, offsets, matrix_offsets, users, length),
         {"ROWS": rows, "NUMBERS": numbers}, **OPTIONS,
     )  # fmt: skip

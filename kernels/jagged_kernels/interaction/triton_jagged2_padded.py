@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.interaction.triton_users import user_of
-from jagged_kernels.launch import launch
+from jagged_kernels.launch import cdiv, launch
 
 _ROWS, _COLUMNS, _BLOCK = 32, 64, 1024
 
@@ -27,7 +27,7 @@ def launch_pad_matrices(
     # Triton has no bool in memory.
     as_bytes = values.dtype == torch.bool
     source, target = (x.view(torch.uint8) if as_bytes else x for x in (values, padded))
-    tiles = (triton.cdiv(max_len, _ROWS), triton.cdiv(max_len, _COLUMNS))
+    tiles = (cdiv(max_len, _ROWS), cdiv(max_len, _COLUMNS))
     if padded.numel():
         number = float(value) if source.is_floating_point() else int(value)
         launch(
@@ -47,7 +47,7 @@ def launch_cut_matrices(
         return values.zero_()
     if total:
         launch(
-            _cut_matrices_kernel, triton.cdiv(total, _BLOCK),
+            _cut_matrices_kernel, cdiv(total, _BLOCK),
             (padded.contiguous(), values, offsets, matrix_offsets, *padded.shape[:2], total),
             {"SMALL": total < 2**31, "BLOCK": _BLOCK},
         )  # fmt: skip

@@ -31,7 +31,7 @@ from jagged_kernels.interaction.triton_tiles import (
     user_of_strip,
     user_of_tile,
 )
-from jagged_kernels.launch import launch
+from jagged_kernels.launch import cdiv, launch
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ def launch_outer(
     config = OUTER_CONFIGS[x.element_size()]
     piece = config.block * config.blocks
     pieces = strip_count(tokens, users, total, config.block, piece)
-    span = triton.cdiv(pieces, multiprocessors(x.device) * config.programs)
+    span = cdiv(pieces, multiprocessors(x.device) * config.programs)
     launch(
-        _outer_kernel, triton.cdiv(pieces, span),
+        _outer_kernel, cdiv(pieces, span),
         (
             x, y, out, offsets.contiguous(), matrix_offsets.contiguous(),
             users, search_steps(users), pieces, span,
@@ -101,7 +101,7 @@ def launch_matmul(
         return out
     config, block_d = _matmul_config(TRANSPOSED_CONFIGS if transpose else MATMUL_CONFIGS, x)
     launch(
-        _matmul_kernel, tile_count(tokens, users, config.tile) * triton.cdiv(dim, block_d),
+        _matmul_kernel, tile_count(tokens, users, config.tile) * cdiv(dim, block_d),
         (
             m.contiguous(), x, out, offsets.contiguous(), matrix_offsets.contiguous(),
             users, search_steps(users),
@@ -126,7 +126,7 @@ def launch_outer_backward(
     if tokens == 0:
         return d_x, d_y
     config, block_d = _matmul_config(BACKWARD_CONFIGS, x)
-    tiles = tile_count(tokens, users, config.tile) * triton.cdiv(dim, block_d)
+    tiles = tile_count(tokens, users, config.tile) * cdiv(dim, block_d)
     launch(
         _outer_backward_kernel, 2 * tiles,
         (

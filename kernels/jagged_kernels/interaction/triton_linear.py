@@ -23,7 +23,7 @@ from jagged_kernels.interaction.triton_tiles import (
     tile_count,
     user_of_tile,
 )
-from jagged_kernels.launch import launch
+from jagged_kernels.launch import cdiv, launch
 
 # float32 on tensor cores: each number is the sum of three bfloat16, and of their nine products the
 # three smallest, below float32's rounding, are left out. Several times as fast as "ieee", which
@@ -88,7 +88,7 @@ def launch_linear(
     block_k = block_size(columns, wide)
     config = LINEAR_CONFIGS[x.element_size()]
     launch(
-        _linear_kernel, tile_count(tokens, users, config.block) * triton.cdiv(columns, block_k),
+        _linear_kernel, tile_count(tokens, users, config.block) * cdiv(columns, block_k),
         (
             x, weight, None if bias is None else bias.contiguous(),
             None if groups is None else groups.contiguous(), offsets.contiguous(), out,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from jagged_kernels.interaction import triton_products
 from jagged_kernels.interaction.triton_linear import launch_linear
-from jagged_kernels.interaction.triton_products import launch_products, segments_of
+from jagged_kernels.interaction.triton_products import launch_products
 
 
 def launch_linear_backward(
@@ -36,7 +36,8 @@ def launch_linear_backward(
             x,
             d_out,
             offsets,
-            segments_of(offsets, groups, weight.shape[0]),
+            weight.shape[0],
+            groups=groups,
             sum_y=bias.dtype if want_d_bias and bias is not None else None,
             weight=weight if fused and (want_d_x or activation != "none") else None,
             bias=bias if activation != "none" else None,

@@ -21,7 +21,7 @@ from jagged_kernels.interaction.triton_segments import (
     piece_slots,
 )
 from jagged_kernels.interaction.triton_tiles import search_steps
-from jagged_kernels.launch import launch
+from jagged_kernels.launch import cdiv, launch
 
 # Values and places take many registers: what spills, spills outside the loop.
 OPTIONS = {"num_warps": 8, "maxnreg": 64}
@@ -45,12 +45,12 @@ def launch_max(x: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     partials = (slots if cut else 0, columns)
     tops = torch.empty(partials, dtype=torch.float32, device=x.device)
     places = torch.empty(partials, dtype=torch.int32, device=x.device)
-    blocks = triton.cdiv(columns, shape.block)
+    blocks = cdiv(columns, shape.block)
     common = {
         "COLUMNS": columns, "BLOCKS": blocks, "BLOCK": shape.block, "PIECE": shape.piece
     }  # fmt: skip
     launch(
-        _max_pieces_kernel, triton.cdiv(slots, shape.pieces) * blocks,
+        _max_pieces_kernel, cdiv(slots, shape.pieces) * blocks,
         (x, offsets, top, place, tops, places, users, search_steps(users)),
         {"X_STRIDE": x.stride(0), **common, "LANES": shape.lanes, "PIECES": shape.pieces},
         **OPTIONS,

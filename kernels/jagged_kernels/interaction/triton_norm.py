@@ -18,7 +18,7 @@ from torch import Tensor
 from jagged_kernels.attention.triton_blocks import rows_of_dims
 from jagged_kernels.interaction.triton_segments import address_of
 from jagged_kernels.interaction.triton_spread import row_tile
-from jagged_kernels.launch import launch
+from jagged_kernels.launch import cdiv, launch
 
 # Programs of the backward: a few waves on any device, and few sums for the second launch.
 PROGRAMS = 528
@@ -44,7 +44,7 @@ def launch_norm(
         return y, total
     chunk, block, warps = row_tile(columns)
     launch(
-        _norm_kernel, triton.cdiv(rows, chunk),
+        _norm_kernel, cdiv(rows, chunk),
         (x, residual, _packed(weight), _packed(bias), y, total, rows, float(eps)),
         {
             "RMS": rms, "X_STRIDE": x.stride(0),
@@ -79,8 +79,8 @@ def launch_norm_backward(
     chunk, block, warps = row_tile(columns)
     # The sums of two parameters beside the tokens: more threads a token for as many registers.
     chunk, warps = (chunk // 2, warps) if chunk > 1 else (chunk, 2 * warps)
-    tiles_each = triton.cdiv(triton.cdiv(rows, chunk), PROGRAMS)
-    programs = triton.cdiv(triton.cdiv(rows, chunk), tiles_each)
+    tiles_each = cdiv(cdiv(rows, chunk), PROGRAMS)
+    programs = cdiv(cdiv(rows, chunk), tiles_each)
     sums = torch.empty((2, programs, columns), dtype=torch.float32, device=total.device)
     parameters = {"WEIGHT": weight is not None, "BIAS": bias is not None, "COLUMNS": columns}
     launch(
@@ -98,7 +98,7 @@ def launch_norm_backward(
     )  # fmt: skip
     if weight is not None or bias is not None:
         launch(
-            _parameter_kernel, triton.cdiv(columns, _SUM_COLUMNS),
+            _parameter_kernel, cdiv(columns, _SUM_COLUMNS),
             (sums, d_weight, d_bias, programs),
             {**parameters, "SUMS": _SUMS, "BLOCK": _SUM_COLUMNS},
             num_warps=4,

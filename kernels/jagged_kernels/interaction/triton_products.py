@@ -14,7 +14,6 @@ order. While a tile is there, the backward takes everything it can from it: toke
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 import triton
@@ -24,6 +23,7 @@ from torch import Tensor
 from jagged_kernels.attention.tiles import LaunchConfig
 from jagged_kernels.attention.triton_blocks import add_dot
 from jagged_kernels.backends import multiprocessors
+from jagged_kernels.interaction.triton_groups import segments_of
 from jagged_kernels.interaction.triton_linear import (
     activation_slope,
     block_size,
@@ -41,7 +41,7 @@ from jagged_kernels.interaction.triton_tiles import (
     tile_count,
     user_of_tile,
 )
-from jagged_kernels.launch import launch
+from jagged_kernels.launch import cdiv, launch
 
 # Up to so many tokens, a program a segment needs no second launch and is as fast.
 ONE_LAUNCH_TOKENS = 2048
@@ -56,32 +56,13 @@ FUSED_UP_TO = {2: 128, 4: 64}
 _WIDEST = {2: 128, 4: 64}
 
 
-class Segments(NamedTuple):
-    """Users in an order in which those of a group are neighbours. Without groups, as they are."""
-
-    number: int
-    offsets: Tensor  # [B + 1], of the tokens in this order
-    order: Tensor | None = None  # [B], the user at each place
-    group: Tensor | None = None  # [B], the group of the user at each place
-    bounds: Tensor | None = None  # [number + 1], the places of each group
-
-
-def segments_of(offsets: Tensor, groups: Tensor | None, count: int) -> Segments:
-    """`groups`: [B], or None where each user is a segment. Does not wait for the device."""
-    if groups is None:
-        return Segments(count, offsets.contiguous())
-    group, order = torch.sort(groups, stable=True)
-    places = torch.nn.functional.pad(offsets.diff()[order].cumsum(0), (1, 0))
-    bounds = torch.searchsorted(group, torch.arange(count + 1, device=group.device))
-    return Segments(count, places, order, group, bounds)
-
-
 def launch_products(
     x: Tensor,
     y: Tensor,
     offsets: Tensor,
-    segments: Segments,
+    count: int,
     *,
+    groups: Tensor | None = None,
     sum_y: torch.dtype | None = None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -90,7 +71,7 @@ def launch_products(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(x^T y [S, D, K], sums of y [S, K] of dtype `sum_y`, dx [T, D] if `want_d_x`) of S segments.
 
-    What is not asked for is None.
+    There are `count`: each user, or with `groups` [B] each group. What is not asked for is None.
 
     With an activation, y is the gradient of activation(x weight + bias), and what is multiplied and
     summed is the gradient before the activation. dx is that times weight^T. Both need `weight`
@@ -98,12 +79,11 @@ def launch_products(
     """
     x, y, offsets = unit_stride(x), unit_stride(y), offsets.contiguous()
     (tokens, dim), columns, users = x.shape, y.shape[1], offsets.shape[0] - 1
-    # No program passes a group without users at the end of its span.
-    new = torch.empty if segments.group is None and tokens else torch.zeros
-    out = new((segments.number, dim, columns), dtype=x.dtype, device=x.device)
+    new = torch.empty if tokens else torch.zeros
+    out = new((count, dim, columns), dtype=x.dtype, device=x.device)
     sums = None
     if sum_y is not None:
-        sums = new((segments.number, columns), dtype=sum_y, device=x.device)
+        sums = new((count, columns), dtype=sum_y, device=x.device)
     d_x = torch.empty_like(x, memory_format=torch.contiguous_format) if want_d_x else None
     if tokens == 0 or out.numel() == 0:
         return out, sums, d_x
@@ -112,12 +92,12 @@ def launch_products(
     config = (SUM_CONFIGS if weight is None else FUSED_CONFIGS)[x.element_size()]
     if block_d * block_k > 64 * 64:
         config = replace(config, num_warps=8, registers=None)
-    blocks = triton.cdiv(dim, block_d) * triton.cdiv(columns, block_k)
+    blocks = cdiv(dim, block_d) * cdiv(columns, block_k)
     units = tile_count(tokens, users, config.block)
     each = SUM_PROGRAMS if weight is None else FUSED_PROGRAMS[x.element_size()]
     one_launch = tokens <= ONE_LAUNCH_TOKENS
-    span = units if one_launch else triton.cdiv(units, multiprocessors(x.device) * each)
-    programs = segments.number if one_launch else triton.cdiv(units, span)
+    span = units if one_launch else cdiv(units, multiprocessors(x.device) * each)
+    programs = count if one_launch else cdiv(units, span)
     size = dim * columns + (0 if sums is None else columns)
     partials = None
     if not one_launch:
@@ -125,14 +105,13 @@ def launch_products(
         partials = torch.empty((programs, 2, size), dtype=torch.float32, device=x.device)
     if weight is not None:
         weight = weight_in_place(weight)
-    walk = (
-        segments.offsets, segments.group, segments.bounds, users, search_steps(users), units, span,
-    )  # fmt: skip
+    places, order, group, bounds = segments_of(offsets, groups, count)
+    walk = (places, group, bounds, users, search_steps(users), units, span)
     launch(
         _products_kernel, (programs, blocks),
         (
             x, y, weight, None if bias is None else bias.contiguous(), out, sums, d_x, partials,
-            offsets, segments.order, *walk,
+            offsets, order, count, *walk,
         ),
         {
             "X_STRIDE": x.stride(0), "Y_STRIDE": y.stride(0),
@@ -145,7 +124,7 @@ def launch_products(
     )  # fmt: skip
     if partials is not None and programs > 1:
         launch(
-            merge_kernel, (programs - 1, triton.cdiv(size, MERGE_BLOCK.value)),
+            merge_kernel, (programs - 1, cdiv(size, MERGE_BLOCK.value)),
             (partials, out, sums, *walk),
             {"MATRIX": dim * columns, "K": columns, "SIZE": size, "TILE": config.block},
             num_warps=8,
@@ -153,10 +132,10 @@ def launch_products(
     return out, sums, d_x
 
 
-@triton.jit(do_not_specialize=["users", "steps", "units", "span"])
+@triton.jit(do_not_specialize=["segments", "users", "steps", "units", "span"])
 def _products_kernel(
     x_ptr, y_ptr, weight_ptr, bias_ptr, out_ptr, sum_ptr, dx_ptr, partial_ptr,
-    offsets_ptr, order_ptr, places_ptr, group_ptr, bounds_ptr, users, steps, units, span,
+    offsets_ptr, order_ptr, segments, places_ptr, group_ptr, bounds_ptr, users, steps, units, span,
     X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, WEIGHT_STRIDES: tl.constexpr,
     ACTIVATION: tl.constexpr, ONE_LAUNCH: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
@@ -173,6 +152,13 @@ def _products_kernel(
         high = tl.minimum(low + span, units)
         first_segment = segment_of_tile(places_ptr, group_ptr, users, steps, low, TILE)
         last_segment = segment_of_tile(places_ptr, group_ptr, users, steps, high - 1, TILE)
+        if group_ptr is not None:
+            # No tile is of a group without users: the program before it passes it, too.
+            first_segment = tl.where(program == 0, 0, first_segment)
+            tile = tl.minimum(high, units - 1)
+            later = segment_of_tile(places_ptr, group_ptr, users, steps, tile, TILE)
+            later = tl.where(high == units, segments, later)
+            last_segment = tl.maximum(last_segment, later - 1)
 
     for index in range(0, last_segment + 1 - first_segment):
         segment = first_segment + index

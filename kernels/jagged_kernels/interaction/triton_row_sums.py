@@ -22,7 +22,7 @@ from torch import Tensor
 from jagged_kernels.attention.tiles import LaunchConfig
 from jagged_kernels.interaction.triton_linear import block_size, product_precision
 from jagged_kernels.interaction.triton_rows import as_rows, row_addresses
-from jagged_kernels.launch import launch
+from jagged_kernels.launch import cdiv, launch
 
 # By bytes of a number; `block` is the rows of a tile.
 SUM_CONFIGS = {2: LaunchConfig(128, 4, 1, 128), 4: LaunchConfig(64, 4, 1, 168)}
@@ -41,7 +41,7 @@ def launch_keys(ids: Sequence[Tensor], sizes: Sequence[int], dtype: torch.dtype)
         packed = tuple(n.contiguous() for n in ids)
         bases = tuple(accumulate(sizes[:-1], initial=0))
         tables = {"SIZES": tuple(sizes), "BASES": bases, "BLOCK": _KEY_BLOCK}
-        launch(_keys_kernel, triton.cdiv(tokens, _KEY_BLOCK), (keys, packed, tokens), tables)
+        launch(_keys_kernel, cdiv(tokens, _KEY_BLOCK), (keys, packed, tokens), tables)
     return keys
 
 
@@ -67,9 +67,9 @@ def launch_sum_sorted_rows(rows: Tensor, order: Tensor, keys: Tensor, size: int)
         return sums
     source = as_rows(rows)
     config = SUM_CONFIGS[rows.element_size()]
-    tiles = triton.cdiv(count, config.block)
+    tiles = cdiv(count, config.block)
     columns = block_size(width, _MAX_COLUMNS)
-    blocks = triton.cdiv(width, columns)
+    blocks = cdiv(width, columns)
     partials = None
     if tiles > 1:
         # Of what a tile goes on with, and of what it begins.

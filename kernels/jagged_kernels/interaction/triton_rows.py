@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.interaction.triton_users import user_of
-from jagged_kernels.launch import launch
+from jagged_kernels.launch import cdiv, launch
 
 _BYTES_PER_PROGRAM = 16384
 _MAX_COLUMNS = 512
@@ -38,7 +38,7 @@ def row_tiles(tokens: int, width: int, element_size: int) -> tuple[tuple[int, in
     # Rows that are not all aligned to 16 bytes are loaded number by number: half as many.
     size = _BYTES_PER_PROGRAM if width * element_size % 16 == 0 else _BYTES_PER_PROGRAM // 2
     block = min(max(size // (columns * element_size), 16), 1024)
-    grid = (-(-tokens // block), -(-width // columns))
+    grid = (cdiv(tokens, block), cdiv(width, columns))
     return grid, {"WIDTH": width, "COLUMNS": columns, "BLOCK": block}
 
 
@@ -151,7 +151,7 @@ def launch_cut_users(
     if users == 0:
         return out_offsets.zero_(), begins
     launch(
-        _cut_users_kernel, -(-users // _USERS),
+        _cut_users_kernel, cdiv(users, _USERS),
         (
             out_offsets, begins, offsets, select, starts, lengths, start or 0, length or 0, known,
             users,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from jagged_kernels.attention.triton_blocks import rows_of_dims
 from jagged_kernels.interaction.triton_tiles import first_tile, search_steps, user_of_tile
-from jagged_kernels.launch import launch
+from jagged_kernels.launch import cdiv, launch
 
 # Partial results of one user that the merge reads at a time.
 MERGE_LANES = 64
@@ -108,7 +108,7 @@ def launch_sum(
     times: Tensor | None = None,
     mean: bool = False,
 ) -> Tensor:
-    """Sums over each user's tokens, [B, H, C] in x's dtype; H is 1 without weights.
+    """Sums over each user's tokens in x's dtype: [B, C], with weights [B, H, C].
 
     Args:
         x: [T, C].
@@ -122,7 +122,8 @@ def launch_sum(
     other = weights if times is None else times
     other = None if other is None else rows_of_dims(other)
     heads = 1 if weights is None else weights.shape[1]
-    out = torch.empty((users, heads, columns), dtype=x.dtype, device=x.device)
+    sums = (users, columns) if weights is None else (users, heads, columns)
+    out = torch.empty(sums, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
     shape = piece_shape(columns)
@@ -132,13 +133,13 @@ def launch_sum(
     partials = torch.empty(
         (slots if cut else 0, heads, columns), dtype=torch.float32, device=x.device
     )
-    column_blocks = triton.cdiv(columns, shape.block)
+    column_blocks = cdiv(columns, shape.block)
     common = {
         "MEAN": mean, "COLUMNS": columns, "HEADS": heads,
         "BLOCKS": column_blocks, "BLOCK": shape.block, "PIECE": shape.piece,
     }  # fmt: skip
     launch(
-        _sum_pieces_kernel, triton.cdiv(slots, shape.pieces) * heads * column_blocks,
+        _sum_pieces_kernel, cdiv(slots, shape.pieces) * heads * column_blocks,
         (x, other, offsets, out, partials, users, search_steps(users)),
         {
             **common, "WEIGHTS": weights is not None, "TIMES": times is not None,

@@ -18,7 +18,7 @@ from jagged_kernels.interaction.triton_squares import (
     lines,
     load_tokens,
 )
-from jagged_kernels.launch import launch
+from jagged_kernels.launch import cdiv, launch
 
 
 def launch_difference(x: Tensor, offsets: Tensor, matrix_offsets: Tensor, total: int) -> Tensor:
@@ -28,7 +28,7 @@ def launch_difference(x: Tensor, offsets: Tensor, matrix_offsets: Tensor, total:
         return out
     tokens, numbers = ROW_TILE
     launch(
-        _difference_kernel, triton.cdiv(x.shape[0], tokens),
+        _difference_kernel, cdiv(x.shape[0], tokens),
         (x, out, offsets, matrix_offsets, offsets.shape[0] - 1),
         {"TOKENS": tokens, "NUMBERS": numbers}, **OPTIONS,
     )  # fmt: skip
@@ -44,7 +44,7 @@ def launch_difference_backward(
         return d_x
     chunk, numbers = COLUMN_TILE
     launch(
-        _difference_backward_kernel, triton.cdiv(tokens, chunk),
+        _difference_backward_kernel, cdiv(tokens, chunk),
         (d_out, d_x, offsets, matrix_offsets, offsets.shape[0] - 1),
         {"TOKENS": chunk, "NUMBERS": numbers}, **OPTIONS,
     )  # fmt: skip

@@ -26,7 +26,7 @@ from jagged_kernels.interaction.triton_segments import (
     piece_slots,
 )
 from jagged_kernels.interaction.triton_tiles import search_steps
-from jagged_kernels.launch import launch
+from jagged_kernels.launch import cdiv, launch
 
 # Four programs a multiprocessor in place of two: what spills, spills outside the loops.
 OPTIONS = {"num_warps": 8, "maxnreg": 64}
@@ -55,10 +55,9 @@ def _launch(x: Tensor, d_y: Tensor | None, offsets: Tensor) -> Tensor:
     shape = piece_shape(columns)
     slots = piece_slots(tokens, users, shape)
     cut = tokens > shape.piece
-    states = (slots if cut else 0, columns)
-    tops = torch.empty(states, dtype=torch.float32, device=x.device)
-    totals = torch.empty(states, dtype=torch.float32, device=x.device)
-    blocks = triton.cdiv(columns, shape.block)
+    # Of a piece the sums, then what is largest.
+    states = torch.empty((slots if cut else 0, 2, columns), dtype=torch.float32, device=x.device)
+    blocks = cdiv(columns, shape.block)
     common = {
         "BACKWARD": d_y is not None, "COLUMNS": columns, "BLOCKS": blocks,
         "BLOCK": shape.block, "PIECE": shape.piece,
@@ -67,12 +66,12 @@ def _launch(x: Tensor, d_y: Tensor | None, offsets: Tensor) -> Tensor:
         **common, "X_STRIDE": x.stride(0), "D_STRIDE": 0 if d_y is None else d_y.stride(0),
         "LANES": shape.lanes, "PIECES": shape.pieces,
     }  # fmt: skip
-    grid = triton.cdiv(slots, shape.pieces) * blocks
-    arguments = (x, d_y, out, offsets, tops, totals, users, search_steps(users))
+    grid = cdiv(slots, shape.pieces) * blocks
+    arguments = (x, d_y, out, offsets, states, users, search_steps(users))
     launch(_softmax_kernel, grid, arguments, {"MERGED": False, **shapes}, **OPTIONS)
     if cut:
         merge = {**common, "LANES": MERGE_LANES}
-        launch(_merge_kernel, users * blocks, (tops, totals, offsets), merge, **OPTIONS)
+        launch(_merge_kernel, users * blocks, (states, offsets), merge, **OPTIONS)
         launch(_softmax_kernel, grid, arguments, {"MERGED": True, **shapes}, **OPTIONS)
     return out
 
@@ -101,7 +100,7 @@ def _to_rows(state, PIECES: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constex
 
 @triton.jit(do_not_specialize=["users", "steps"])
 def _softmax_kernel(
-    x_ptr, d_ptr, out_ptr, offsets_ptr, tops_ptr, totals_ptr, users, steps,
+    x_ptr, d_ptr, out_ptr, offsets_ptr, states_ptr, users, steps,
     MERGED: tl.constexpr, BACKWARD: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr, PIECE: tl.constexpr, X_STRIDE: tl.constexpr, D_STRIDE: tl.constexpr,
     LANES: tl.constexpr, PIECES: tl.constexpr,
@@ -122,10 +121,9 @@ def _softmax_kernel(
         end = tl.where(is_cut, end, begin)
         inside = (is_cut & (begin < end))[:, None] & has_column
         first_slot = first // PIECE + user
-        state = address_of(tops_ptr, first_slot, column, COLUMNS)
-        top = tl.load(state, mask=inside, other=0.0)
-        state = address_of(totals_ptr, first_slot, column, COLUMNS)
+        state = address_of(states_ptr, first_slot, column, 2 * COLUMNS)
         total = tl.load(state, mask=inside, other=1.0)
+        top = tl.load(state + COLUMNS, mask=inside, other=0.0)
     else:
         top = tl.full([ROWS, BLOCK], LOWEST, tl.float32)
         total = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -149,9 +147,10 @@ def _softmax_kernel(
         total = _to_rows(total, PIECES, LANES, BLOCK)
         one_of_piece = is_cut & (begin < end) & (row % LANES == 0)
         inside = one_of_piece[:, None] & has_column
-        tl.store(address_of(totals_ptr, slot, column, COLUMNS), total, mask=inside)
+        state = address_of(states_ptr, slot, column, 2 * COLUMNS)
+        tl.store(state, total, mask=inside)
         if not BACKWARD:
-            tl.store(address_of(tops_ptr, slot, column, COLUMNS), top, mask=inside)
+            tl.store(state + COLUMNS, top, mask=inside)
         end = tl.where(is_cut, begin, end)
 
     for done in range(0, tl.max(end - begin), LANES):
@@ -170,7 +169,7 @@ def _softmax_kernel(
 
 @triton.jit
 def _merge_kernel(
-    tops_ptr, totals_ptr, offsets_ptr,
+    states_ptr, offsets_ptr,
     BACKWARD: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
     PIECE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
@@ -186,20 +185,20 @@ def _merge_kernel(
     for done in range(0, pieces, LANES):
         inside = (lane + done < pieces)[:, None] & (column < COLUMNS)[None, :]
         row = slot + lane + done
-        totals = tl.load(address_of(totals_ptr, row, column, COLUMNS), mask=inside, other=0.0)
+        state = address_of(states_ptr, row, column, 2 * COLUMNS)
+        totals = tl.load(state, mask=inside, other=0.0)
         if not BACKWARD:
-            state = address_of(tops_ptr, row, column, COLUMNS)
-            tops = tl.load(state, mask=inside, other=LOWEST)
+            tops = tl.load(state + COLUMNS, mask=inside, other=LOWEST)
             larger = tl.maximum(top, tops)
             totals *= tl.exp2((tops - larger) * _LOG2_E)
             total *= tl.exp2((top - larger) * _LOG2_E)
             top = larger
         total += totals
-    address = slot.to(tl.int64) * COLUMNS + column
+    state = states_ptr + slot.to(tl.int64) * (2 * COLUMNS) + column
     if BACKWARD:
         total = tl.sum(total, 0)
     else:
         top, total = merge_softmax(top, total, 0)
         total = tl.sum(total, 0)
-        tl.store(tops_ptr + address, tl.max(top, 0), mask=column < COLUMNS)
-    tl.store(totals_ptr + address, total, mask=column < COLUMNS)
+        tl.store(state + COLUMNS, tl.max(top, 0), mask=column < COLUMNS)
+    tl.store(state, total, mask=column < COLUMNS)

@@ -24,7 +24,7 @@ from jagged_kernels.interaction.triton_squares import (
     load_tokens,
     token_bound,
 )
-from jagged_kernels.launch import launch
+from jagged_kernels.launch import cdiv, launch
 
 _LOG2_E = tl.constexpr(LOG2_E)
 
@@ -39,7 +39,7 @@ def launch_softmax2(
         return out
     tokens, numbers = ROW_TILE if by_row else COLUMN_TILE
     launch(
-        _softmax2_kernel, triton.cdiv(token_bound(x, offsets), tokens),
+        _softmax2_kernel, cdiv(token_bound(x, offsets), tokens),
         (x, d_y, out, offsets, matrix_offsets, offsets.shape[0] - 1),
         {
             "AXIS": 1 if by_row else 0, "BACKWARD": d_y is not None, "TOKENS": tokens,

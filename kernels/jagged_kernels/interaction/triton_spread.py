@@ -16,7 +16,7 @@ from torch import Tensor
 from jagged_kernels.attention.triton_blocks import rows_of_dims
 from jagged_kernels.interaction.triton_segments import address_of, power_of_two
 from jagged_kernels.interaction.triton_users import user_of
-from jagged_kernels.launch import launch
+from jagged_kernels.launch import cdiv, launch
 
 # Elements a program: enough loads in flight, few registers.
 ELEMENTS = 4096
@@ -64,9 +64,9 @@ def launch_spread(
     if out.numel() == 0:
         return out
     rows, block = column_tile(columns)
-    blocks = triton.cdiv(columns, block)
+    blocks = cdiv(columns, block)
     launch(
-        _spread_kernel, triton.cdiv(tokens, rows) * blocks,
+        _spread_kernel, cdiv(tokens, rows) * blocks,
         (
             source, x, index, offsets, out, tokens, offsets.shape[0] - 1,
             source.shape[1] if padded else 1,
@@ -137,9 +137,9 @@ def launch_pad(
     if out.numel() == 0:
         return out
     rows, block = column_tile(columns)
-    blocks = triton.cdiv(columns, block)
+    blocks = cdiv(columns, block)
     launch(
-        _pad_kernel, triton.cdiv(users * length, rows) * blocks,
+        _pad_kernel, cdiv(users * length, rows) * blocks,
         (x, times, offsets, out, users, length),
         {
             "AT_END": at_end, "X_STRIDE": x.stride(0),

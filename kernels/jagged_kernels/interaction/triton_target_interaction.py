@@ -37,7 +37,7 @@ from jagged_kernels.interaction.triton_tiles import (
     tile_count,
     user_of_tile,
 )
-from jagged_kernels.launch import launch
+from jagged_kernels.launch import cdiv, launch
 
 # D and K up to which one program holds the gradient of a user's matrix and those of its parts.
 MOST_FUSED = 64
@@ -73,9 +73,9 @@ def launch_target(
         return out
     config = FORWARD_CONFIGS[x.element_size()]
     units = tile_count(tokens, users, config.block)
-    span = triton.cdiv(units, multiprocessors(x.device) * FORWARD_PROGRAMS)
+    span = cdiv(units, multiprocessors(x.device) * FORWARD_PROGRAMS)
     launch(
-        _target_kernel, triton.cdiv(units, span),
+        _target_kernel, cdiv(units, span),
         (
             x, target.contiguous(), weight.contiguous(),
             None if bias is None else bias.contiguous(), out, offsets.contiguous(),
@@ -114,14 +114,17 @@ def launch_target_backward(
         return d_x, d_target, d_weight, d_bias
     config = BACKWARD_CONFIGS[x.element_size()]
     units = tile_count(tokens, users, config.block)
-    span = triton.cdiv(units, multiprocessors(x.device) * BACKWARD_PROGRAMS)
-    programs = triton.cdiv(units, span)
+    span = cdiv(units, multiprocessors(x.device) * BACKWARD_PROGRAMS)
+    programs = cdiv(units, span)
     target, weight, offsets = target.contiguous(), weight.contiguous(), offsets.contiguous()
     scratch = {"dtype": torch.float32, "device": x.device}
-    by_user = torch.empty((users, dim + columns), **scratch)
-    sums = torch.empty((programs, 2, dim * columns), **scratch)
-    # Of the user that a program goes on with, and of the one that it begins.
-    partials = torch.empty((programs, 2, dim + columns), **scratch)
+    share = cdiv(cdiv(users, _USERS), multiprocessors(x.device))
+    user_programs = cdiv(users, _USERS * share)
+    # Of each program of this pass [2, D + K], the user that it goes on with and the one that it
+    # begins; behind these, [2, D, K] of all users.
+    by_program = torch.empty(programs * 2 * (dim + columns + dim * columns), **scratch)
+    # Of each user [D + K]; behind these, [D + 1, K] of each program of the pass over users.
+    by_user = torch.empty(users * (dim + columns) + user_programs * (dim + 1) * columns, **scratch)
     walk = (users, search_steps(users), units, span)
     shape = {
         "D": dim, "K": columns, "BLOCK_D": block_size(dim, MOST_FUSED),
@@ -130,8 +133,8 @@ def launch_target_backward(
     launch(
         _target_backward_kernel, programs,
         (
-            x, y, target, weight, None if bias is None else bias.contiguous(), d_x, by_user, sums,
-            partials, offsets, *walk,
+            x, y, target, weight, None if bias is None else bias.contiguous(), d_x, by_user,
+            by_program, offsets, *walk,
         ),
         {
             "X_STRIDE": x.stride(0), "Y_STRIDE": y.stride(0), "ACTIVATION": activation, **shape,
@@ -141,23 +144,23 @@ def launch_target_backward(
     )  # fmt: skip
     if programs > 1:
         launch(
-            merge_kernel, (programs - 1, triton.cdiv(dim + columns, MERGE_BLOCK.value)),
-            (partials, by_user, None, offsets, None, None, *walk),
+            merge_kernel, (programs - 1, cdiv(dim + columns, MERGE_BLOCK.value)),
+            (by_program, by_user, None, offsets, None, None, *walk),
             {"MATRIX": dim + columns, "K": 1, "SIZE": dim + columns, "TILE": config.block},
             num_warps=8,
         )  # fmt: skip
-    share = triton.cdiv(triton.cdiv(users, _USERS), multiprocessors(x.device))
-    user_programs = triton.cdiv(users, _USERS * share)
-    user_sums = torch.empty((user_programs, dim * columns + columns), **scratch)
     launch(
         _users_kernel, user_programs,
-        (by_user, target, weight, d_target, user_sums, users, share),
+        (by_user, target, weight, d_target, users, share),
         {**shape, "USERS": _USERS, "PRECISION": product_precision(by_user)},
         num_warps=8, num_stages=1,
     )  # fmt: skip
     launch(
-        _weight_sums_kernel, triton.cdiv(dim * columns, _SUM_BLOCK),
-        (sums, user_sums, d_weight, None if bias is None else d_bias, programs, user_programs),
+        _weight_sums_kernel, cdiv(dim * columns, _SUM_BLOCK),
+        (
+            by_program, by_user, d_weight, None if bias is None else d_bias,
+            programs, users, user_programs,
+        ),
         {"D": dim, "K": columns, "BLOCK": _SUM_BLOCK}, num_warps=4,
     )  # fmt: skip
     return d_x, d_target, d_weight, d_bias
@@ -224,7 +227,7 @@ def _target_kernel(
 
 @triton.jit(do_not_specialize=["users", "steps", "units", "span"])
 def _target_backward_kernel(
-    x_ptr, y_ptr, target_ptr, weight_ptr, bias_ptr, dx_ptr, by_user_ptr, sums_ptr, partial_ptr,
+    x_ptr, y_ptr, target_ptr, weight_ptr, bias_ptr, dx_ptr, by_user_ptr, by_program_ptr,
     offsets_ptr, users, steps, units, span,
     X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, ACTIVATION: tl.constexpr, D: tl.constexpr,
     K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, TILE: tl.constexpr,
@@ -262,9 +265,11 @@ def _target_backward_kernel(
         if (begin >= low) & (end <= high):
             place = by_user_ptr + user.to(tl.int64) * (D + K)
         else:
-            place = partial_ptr + (program * 2 + (begin >= low).to(tl.int32)).to(tl.int64) * (D + K)
+            slot = program * 2 + (begin >= low).to(tl.int32)
+            place = by_program_ptr + slot.to(tl.int64) * (D + K)
         tl.store(place + rows, d_target, mask=rows < D)
         tl.store(place + D + columns, total, mask=columns < K)
+    sums_ptr = _behind(by_program_ptr, tl.num_programs(0), 2 * (D + K))
     sums_ptr += program.to(tl.int64) * (2 * D * K)
     place = rows[:, None] * K + columns[None, :]
     inside = (rows[:, None] < D) & (columns[None, :] < K)
@@ -274,7 +279,7 @@ def _target_backward_kernel(
 
 @triton.jit(do_not_specialize=["users", "share"])
 def _users_kernel(
-    by_user_ptr, target_ptr, weight_ptr, d_target_ptr, sums_ptr, users, share,
+    by_user_ptr, target_ptr, weight_ptr, d_target_ptr, users, share,
     D: tl.constexpr, K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
     USERS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -293,18 +298,27 @@ def _users_kernel(
         store_tile(d_target_ptr, d_target, first, users, 0, D, USERS, BLOCK_D)
         d_of_target = add_dot(d_of_target, tl.trans(target), d_user_bias, PRECISION)
         d_bias += tl.sum(d_user_bias, 0)
+    sums_ptr = _behind(by_user_ptr, users, D + K)
     sums_ptr += tl.program_id(0).to(tl.int64) * (D * K + K)
     place = rows[:, None] * K + columns[None, :]
     tl.store(sums_ptr + place, d_of_target, mask=(rows[:, None] < D) & (columns[None, :] < K))
     tl.store(sums_ptr + D * K + columns, d_bias, mask=columns < K)
 
 
-@triton.jit(do_not_specialize=["programs", "user_programs"])
+@triton.jit
+def _behind(ptr, rows, WIDTH: tl.constexpr):
+    """Where what lies behind [rows, WIDTH] begins."""
+    return ptr + rows.to(tl.int64) * WIDTH
+
+
+@triton.jit(do_not_specialize=["programs", "users", "user_programs"])
 def _weight_sums_kernel(
-    sums_ptr, user_sums_ptr, d_weight_ptr, d_bias_ptr, programs, user_programs,
+    by_program_ptr, by_user_ptr, d_weight_ptr, d_bias_ptr, programs, users, user_programs,
     D: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Adds up the sums of all programs and puts the parts of the weight in their places."""
+    sums_ptr = _behind(by_program_ptr, programs, 2 * (D + K))
+    user_sums_ptr = _behind(by_user_ptr, users, D + K)
     element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = element < D * K
     shared = _sum_programs(sums_ptr + element, inside, programs, 2 * D * K, BLOCK)

@@ -14,10 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.launch import launch
+from jagged_kernels.interaction.triton_segments import power_of_two
+from jagged_kernels.launch import cdiv, launch
 
 # Tokens of a piece, and of a step of a program.
 PIECE, _BLOCK = 1024, 256
+# Values a program of the backward.
+_SCATTERED = 512
 _LOWEST = tl.constexpr(-(2**63))
 
 
@@ -28,7 +31,7 @@ def launch_top_k(scores: Tensor, offsets: Tensor, k: int) -> tuple[Tensor, Tenso
     positions = offsets.new_empty((users, k), dtype=torch.int64)
     if users == 0:
         return values, positions
-    padded_k = max(triton.next_power_of_2(k), 2)
+    padded_k = max(power_of_two(k), 2)
     # Piece j of user b is number offsets[b] // PIECE + b + j: no two pieces have the same, and
     # none needs the lengths to be summed.
     pieces = tokens // PIECE + users
@@ -40,6 +43,35 @@ def launch_top_k(scores: Tensor, offsets: Tensor, k: int) -> tuple[Tensor, Tenso
     found = (scores, offsets, best, values, positions)
     launch(_best_of_users_kernel, users, found, {"k": k, **tiles}, num_warps=2)
     return values, positions
+
+
+def launch_top_k_backward(
+    d_values: Tensor, offsets: Tensor, positions: Tensor, tokens: int
+) -> Tensor:
+    """[tokens]: each value's gradient where it was, 0 elsewhere."""
+    d_scores = d_values.new_zeros(tokens)
+    count = positions.numel()
+    if count:
+        arguments = (d_values.contiguous(), positions.contiguous(), offsets, d_scores, count)
+        launch(
+            _scatter_kernel, cdiv(count, _SCATTERED), arguments,
+            {"K": positions.shape[1], "BLOCK": _SCATTERED},
+        )  # fmt: skip
+    return d_scores
+
+
+@triton.jit(do_not_specialize=["count"])
+def _scatter_kernel(
+    d_values_ptr, positions_ptr, offsets_ptr, d_scores_ptr, count,
+    K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    position = tl.load(positions_ptr + place, mask=inside, other=-1)
+    d_value = tl.load(d_values_ptr + place, mask=inside, other=0.0)
+    first = tl.load(offsets_ptr + place // K, mask=inside, other=0)
+    # No token is there twice.
+    tl.store(d_scores_ptr + first + position, d_value, mask=position >= 0)
 
 
 @triton.jit(do_not_specialize=["users"])

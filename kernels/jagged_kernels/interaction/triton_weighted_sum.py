@@ -14,7 +14,7 @@ from jagged_kernels.attention.triton_blocks import rows_of_dims
 from jagged_kernels.interaction.triton_segments import address_of
 from jagged_kernels.interaction.triton_spread import row_tile
 from jagged_kernels.interaction.triton_users import user_of
-from jagged_kernels.launch import launch
+from jagged_kernels.launch import cdiv, launch
 
 
 def launch_weighted_sum_backward(
@@ -29,7 +29,7 @@ def launch_weighted_sum_backward(
         return d_x.zero_(), d_weights.zero_()
     rows, block, warps = row_tile(columns)
     launch(
-        _weighted_sum_backward_kernel, triton.cdiv(tokens, rows),
+        _weighted_sum_backward_kernel, cdiv(tokens, rows),
         (d_out, x, weights, offsets, d_x, d_weights, tokens, offsets.shape[0] - 1),
         {
             "X_STRIDE": x.stride(0), "WEIGHT_STRIDE": weights.stride(0),

@@ -15,6 +15,7 @@ from jagged_kernels.interaction.checks import (
     check_floats,
     check_like,
     check_same_offsets,
+    reshaped,
     user_bounds,
 )
 from jagged_kernels.interaction.native_users import sum_users
@@ -65,7 +66,7 @@ def jagged_weighted_sum(
     }
     chosen = choose_backend(backend, values)
     out = functions[chosen](values, as_columns(weights), x.offsets)
-    return out.reshape(len(x), *weights.shape[1:], *x.values.shape[1:])
+    return reshaped(out, (len(x), *weights.shape[1:], *x.values.shape[1:]))
 
 
 def _weighted_sum_reference(x: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
