@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
+from jagged_kernels.interaction.checks import check_like
 from jagged_kernels.interaction.jagged2 import Jagged2Tensor, jagged2_offsets
 from jagged_kernels.interaction.native_tiles import (
     TILE,
@@ -20,7 +21,7 @@ from jagged_kernels.interaction.native_tiles import (
     to_places,
     token_tiles,
 )
-from jagged_kernels.interaction.product_checks import check_like, check_matrix, check_pair
+from jagged_kernels.interaction.product_checks import check_matrix, check_pair
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import call, define_gradient, define_op
 

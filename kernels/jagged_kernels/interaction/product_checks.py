@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from jagged_kernels.contents import known_to_differ
+from jagged_kernels.interaction.checks import check_floats, check_like
 from jagged_kernels.jagged_tensor import JaggedTensor
-
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_matrix(name: str, x: JaggedTensor) -> None:
     """A floating `JaggedTensor` [T, D] with D of 1 or more."""
-    if not isinstance(x, JaggedTensor):
-        raise TypeError(f"{name} must be a JaggedTensor, got {type(x).__name__}")
+    check_floats(name, x)
     if x.values.dim() != 2 or x.values.shape[1] == 0:
         raise ValueError(f"{name} must be [T, D] with D >= 1, got {tuple(x.values.shape)}")
-    if x.dtype not in _DTYPES:
-        raise TypeError(f"{name} must be of a floating dtype, got {x.dtype}")
 
 
 def check_operand(
@@ -27,19 +22,9 @@ def check_operand(
     """A dense tensor of this shape, of the dtype and on the device of `x`; None is fine."""
     if operand is None:
         return
-    if not isinstance(operand, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(operand).__name__}")
+    check_like(name, operand, x)
     if tuple(operand.shape) != shape:
         raise ValueError(f"{name} must be {meaning} = {shape}, got {tuple(operand.shape)}")
-    check_like(name, operand, x)
-
-
-def check_like(name: str, operand: Tensor, x: Tensor) -> None:
-    """Of the dtype and on the device of `x`."""
-    if operand.dtype != x.dtype:
-        raise TypeError(f"{name} must have the jagged dtype {x.dtype}, got {operand.dtype}")
-    if operand.device != x.device:
-        raise ValueError(f"{name} must be on {x.device}, got {operand.device}")
 
 
 def check_pair(x: JaggedTensor, y: JaggedTensor) -> None:
