@@ -303,8 +303,10 @@ def test_providers_take_turns_and_slow_ones_fewer() -> None:
     effort = Effort(rounds=3, inner=2, warmup=1, seconds=10.0)
     found = timing.interleaved(calls, device=CPU, effort=effort)
     assert [len(found[name].samples) for name in "ab"] == [6, 6]
-    # After the warm-up of both: a turn is one call that does not count and two that do.
-    assert said[4:] == (["a"] * 3 + ["b"] * 3) * 3
+    # After the warm-up of both: a turn is one call that does not count and two that do, and another
+    # one begins each time.
+    a, b = ["a"] * 3, ["b"] * 3
+    assert said[4:] == a + b + b + a + a + b
     assert timing._plan(1.0, Effort(rounds=5, inner=10, seconds=2.0)) == (2, 1)
     assert timing._plan(1e-4, Effort(rounds=5, inner=10, seconds=2.0)) == (5, 10)
     assert timing._plan(60.0, Effort(rounds=5, inner=10, seconds=2.0)) == (2, 1)

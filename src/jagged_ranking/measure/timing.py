@@ -71,8 +71,12 @@ def interleaved(
             plan[name] = _plan(clock.time(call, 1)[0] / 1e3, effort)
         except Exception as error:
             _drop(timings[name], error, device)
+    names = list(plan)
     for turn in range(effort.rounds):
-        for name, (turns, inner) in plan.items():
+        # Another one begins each time, so that nobody always follows the same neighbour.
+        first = turn % max(len(names), 1)
+        for name in names[first:] + names[:first]:
+            turns, inner = plan[name]
             if turn >= turns or timings[name].failure:
                 continue
             if progress:
