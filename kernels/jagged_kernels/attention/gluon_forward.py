@@ -30,12 +30,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from jagged_kernels.attention.gluon_blocks import (
+    by_row,
+    left_factor,
     mask_scores,
     next_slot,
     one_barrier,
     place_of,
+    product_with_transpose,
     ring_of_barriers,
     row_fields,
+    store_tile,
     token_blocks,
     whole_blocks,
     zero_tail,
@@ -229,7 +233,7 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
                 whole_until = gl.maximum(blocks - (whole_start - k_start) // BLOCK, masked_until)
 
                 mbarrier.wait(k_full.index(stage), phase)
-                scores = _product_with_k(q, k_buffer.index(stage), SCORES)
+                scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
                 scores = warpgroup_mma_wait(0, deps=[scores])
                 mbarrier.arrive(k_empty.index(stage))
                 if NEGATE:
@@ -266,7 +270,7 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
                 acc, total, top, reach, weights, stage, phase = state
 
                 mbarrier.arrive(q_empty)
-                p = _left_factor(weights, acc, dtype)
+                p = left_factor(weights, acc, dtype)
                 mbarrier.wait(v_full.index(stage), phase)
                 acc = warpgroup_mma(p, v_buffer.index(stage), acc, is_async=True)
                 acc, p = warpgroup_mma_wait(0, deps=[acc, p])
@@ -299,7 +303,7 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
             mark = place // S.HEADS * C.consumers + ME
             gl.store(marks_ptr + mark * S.HEADS + head, far.to(gl.int8))
         if first_q < q_end:
-            _store(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS, dtype)
+            _store(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS)
         head, q_start, q_end, k_start, k_end, shift = ahead
 
 
@@ -318,8 +322,8 @@ def _walk(
         v_phase = phase
         stage, phase = next_slot(stage, phase, C.stages)
         # Not at the end of the loop: halves carried around it are taken apart and packed again.
-        p = _left_factor(weights, acc, q.dtype)
-        scores = _product_with_k(q, k_buffer.index(stage), SCORES)
+        p = left_factor(weights, acc, q.dtype)
+        scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
         mbarrier.wait(v_full.index(v_stage), v_phase)
         running = warpgroup_mma(p, v_buffer.index(v_stage), acc, is_async=True)
         scores = warpgroup_mma_wait(1, deps=[scores])
@@ -337,21 +341,8 @@ def _walk(
         mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=block < blocks - 1)
         acc, p = warpgroup_mma_wait(0, deps=[running, p])
         mbarrier.arrive(v_empty.index(v_stage))
-        acc = acc * _by_row(correction, acc)
+        acc = acc * by_row(correction, acc)
     return acc, total, top, reach, weights, stage, phase
-
-
-@gluon.jit
-def _product_with_k(q, k, SCORES: gl.constexpr):
-    nothing = gl.full([q.shape[0], k.shape[0]], 0.0, gl.float32, SCORES)
-    return warpgroup_mma(q, k.permute((1, 0)), nothing, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def _left_factor(weights, acc, dtype: gl.constexpr):
-    """Weights as the product with V reads them, from registers."""
-    LAYOUT: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
-    return gl.convert_layout(weights.to(dtype), LAYOUT)
 
 
 @gluon.jit
@@ -371,30 +362,12 @@ def _softmax(scores, top, total, reach, scale_log2, MASKED: gl.constexpr):
 
 
 @gluon.jit
-def _by_row(numbers, block):
-    """One number a row, to go with a block."""
-    LAYOUT: gl.constexpr = gl.SliceLayout(1, block.type.layout)
-    return gl.expand_dims(gl.convert_layout(numbers, LAYOUT), 1)
-
-
-@gluon.jit
-def _store(
-    acc, total, top, o_ptr, lse2_ptr, q_start, q_end, head, HEADS: gl.constexpr,
-    dtype: gl.constexpr,
-):  # fmt: skip
+def _store(acc, total, top, o_ptr, lse2_ptr, q_start, q_end, head, HEADS: gl.constexpr):
     """A query that saw nothing has total 0: its output is 0 and its lse -inf."""
-    ROWS: gl.constexpr = acc.shape[0]
-    D: gl.constexpr = acc.shape[1]
     divisor = gl.where(total == 0.0, 1.0, total)
     if lse2_ptr is not None:
         lse2 = gl.where(total == 0.0, float("-inf"), top + gl.log2(divisor))
-        token = q_start + gl.arange(0, ROWS, lse2.type.layout)
+        token = q_start + gl.arange(0, acc.shape[0], lse2.type.layout)
         gl.store(lse2_ptr + token.to(gl.int64) * HEADS + head, lse2, mask=token < q_end)
 
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [gl.num_warps(), 1], [1, 0])
-    acc = acc * _by_row(1.0 / divisor, acc)
-    o = gl.convert_layout(acc.to(dtype), LAYOUT)
-    token = gl.expand_dims(q_start + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT)), 1)
-    dim = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, LAYOUT)), 0)
-    address = o_ptr + (token.to(gl.int64) * HEADS + head) * D + dim
-    gl.store(address, o, mask=(token < q_end) & (dim < D))
+    store_tile(o_ptr, acc * by_row(1.0 / divisor, acc), q_start, q_end, head, HEADS)
