@@ -49,19 +49,6 @@ def _block_layout(block: int, dim: int, dtype: torch.dtype) -> gl.NVMMASharedLay
     return gl.NVMMASharedLayout.get_default_for([block, dim], _GLUON_DTYPES[dtype])
 
 
-def register_split(groups: int, residents: int) -> tuple[int, int]:
-    """(of a thread at the start, of a consumer's thread later): the loading warp's group of four
-    gives up all but 24.
-
-    Args:
-        groups: of four warps that consume.
-        residents: programs that share a multiprocessor.
-    """
-    share = 65536 // (128 * (groups + 1) * residents)
-    start = min(share, (240 * groups + 24) // (groups + 1)) // 8 * 8
-    return start, min(240, (start * (groups + 1) - 24) // groups // 8 * 8)
-
-
 @gluon.jit
 def one_barrier(ARRIVALS: gl.constexpr):
     barrier = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())

@@ -12,6 +12,7 @@ of dQ in memory, and results do not change from run to run.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -120,10 +121,10 @@ def launch_dq(
         return dq, delta
     d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
     bias = bias or NO_BIAS
-    plan = _dq_plan(
-        layout_of(q), layout_of(k), layout_of(v), layout_of(d_o), q.element_size(),
-        dot_precision(q.dtype), tile, (left != NO_LIMIT, right != NO_LIMIT), scale,
-        bias["BIAS"], d_lse2 is not None, config,
+    plan = _plan(
+        dq_config, q.shape[1], layout_of(q), layout_of(k), layout_of(v), layout_of(d_o),
+        q.element_size(), dot_precision(q.dtype), tile, (left != NO_LIMIT, right != NO_LIMIT),
+        scale, bias["BIAS"], config,
     )  # fmt: skip
     launch(
         _dq_kernel,
@@ -160,10 +161,10 @@ def launch_dkv(
         return dk, dv
     bias = bias or NO_BIAS
     # From the keys' side the band is mirrored.
-    plan = _dkv_plan(
-        layout_of(q), layout_of(k), layout_of(v), layout_of(d_o), q.element_size(),
-        dot_precision(q.dtype), tile, (right != NO_LIMIT, left != NO_LIMIT), scale,
-        bias["BIAS"], config,
+    plan = _plan(
+        dkv_config, k.shape[1], layout_of(q), layout_of(k), layout_of(v), layout_of(d_o),
+        q.element_size(), dot_precision(q.dtype), tile, (right != NO_LIMIT, left != NO_LIMIT),
+        scale, bias["BIAS"], config,
     )  # fmt: skip
     launch(
         _dkv_kernel,
@@ -177,42 +178,28 @@ def launch_dkv(
 
 
 @lru_cache(PLANS)
-def _dq_plan(
-    q: Layout, k: Layout, v: Layout, d_o: Layout, element_size: int, precision: str,
-    tile: int, limits: tuple[bool, bool], scale: float, BIAS: BiasShape, has_d_lse: bool,
-    config: LaunchConfig | None,
-) -> LaunchPlan:  # fmt: skip
-    dim = padded_dim(max(q[1], v[1]))
-    config, parts = config or dq_config(dim, element_size), parts_of_tile(tile, dim)
-    shape = shape_of_layouts(
-        q, k, v, d_o, tile=tile, parts=parts, block=config.block, limits=limits, precision=precision
-    )
-    scale_log2, negate = scale_argument(scale)
-    constants = {"S": shape, "NEGATE": negate, "HAS_DLSE": has_d_lse, "BIAS": BIAS}
-    return LaunchPlan(parts * q[0], scale_log2, constants, launch_options(BIAS, config))
-
-
-@lru_cache(PLANS)
-def _dkv_plan(
+def _plan(
+    rule: Callable[[int, int], LaunchConfig], heads: int,
     q: Layout, k: Layout, v: Layout, d_o: Layout, element_size: int, precision: str,
     tile: int, limits: tuple[bool, bool], scale: float, BIAS: BiasShape,
     config: LaunchConfig | None,
 ) -> LaunchPlan:  # fmt: skip
+    """`heads`: of what stands in the rows."""
     dim = padded_dim(max(q[1], v[1]))
-    config, parts = config or dkv_config(dim, element_size), parts_of_tile(tile, dim)
+    config, parts = config or rule(dim, element_size), parts_of_tile(tile, dim)
     shape = shape_of_layouts(
         q, k, v, d_o, tile=tile, parts=parts, block=config.block, limits=limits, precision=precision
     )
     scale_log2, negate = scale_argument(scale)
     constants = {"S": shape, "NEGATE": negate, "BIAS": BIAS}
-    return LaunchPlan(parts * k[0], scale_log2, constants, launch_options(BIAS, config))
+    return LaunchPlan(parts * heads, scale_log2, constants, launch_options(BIAS, config))
 
 
 @triton.jit(do_not_specialize=["left", "right"])
 def _dq_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, rows_ptr,
     bias, slots, scale, scale_log2, left, right,
-    S: tl.constexpr, NEGATE: tl.constexpr, HAS_DLSE: tl.constexpr, BIAS: tl.constexpr,
+    S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """dQ of one tile of queries, and delta = rowsum(o * dO) - d_lse for the other kernel."""
     HEADS: tl.constexpr = S.HEADS
@@ -237,7 +224,7 @@ def _dq_kernel(
     d_o = load_block(do_ptr, q_start, q_end, S.DO_STRIDE_T, TILE, S.DV, S.PAD_DV)
     o = load_block(o_ptr + head * S.DV, q_start, q_end, HEADS * S.DV, TILE, S.DV, S.PAD_DV)
     delta = tl.sum(o.to(tl.float32) * d_o.to(tl.float32), 1)
-    if HAS_DLSE:
+    if d_lse2_ptr is not None:
         delta -= load_numbers(d_lse2_ptr + head, q_start, q_end, HEADS, TILE) * _LOG2_E
     store_numbers(delta_ptr + head, delta, q_start, q_end, HEADS, TILE)
     lse2 = load_numbers(lse2_ptr + head, q_start, q_end, HEADS, TILE)

@@ -106,7 +106,7 @@ def launch_split_backward(
     plan, pack = _plan(
         layout_of(q), layout_of(k), layout_of(v), layout_of(d_o), q.element_size(),
         dot_precision(q.dtype), tile_q, partition.block, (left != NO_LIMIT, right != NO_LIMIT),
-        scale, d_lse2 is not None, config,
+        scale, config,
     )  # fmt: skip
     slots = (partition.programs if partition.cuts else 0, 2, kv_heads, pack, dim)
     partials = torch.empty(slots, dtype=torch.float32, device=q.device)
@@ -143,8 +143,7 @@ def launch_split_backward(
 @lru_cache(PLANS)
 def _plan(
     q: Layout, k: Layout, v: Layout, d_o: Layout, element_size: int, precision: str,
-    tile: int, block: int, limits: tuple[bool, bool], scale: float, has_d_lse: bool,
-    config: LaunchConfig | None,
+    tile: int, block: int, limits: tuple[bool, bool], scale: float, config: LaunchConfig | None,
 ) -> tuple[LaunchPlan, int]:  # fmt: skip
     """With the rows of a query tile; programs are those of a span."""
     heads, kv_heads = q[0], k[0]
@@ -154,7 +153,7 @@ def _plan(
         q, k, v, d_o, tile=tile, block=block, limits=limits, precision=precision
     )
     scale_log2, negate = scale_argument(scale)
-    constants = {"S": shape, "NEGATE": negate, "HAS_DLSE": has_d_lse, "PACK": pack}
+    constants = {"S": shape, "NEGATE": negate, "PACK": pack}
     return LaunchPlan(kv_heads, scale_log2, constants, config.options()), pack
 
 
@@ -162,7 +161,7 @@ def _plan(
 def _split_backward_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
     partial_ptr, rows_ptr, spans_ptr, scale, scale_log2, left, right,
-    S: tl.constexpr, NEGATE: tl.constexpr, HAS_DLSE: tl.constexpr, PACK: tl.constexpr,
+    S: tl.constexpr, NEGATE: tl.constexpr, PACK: tl.constexpr,
 ):  # fmt: skip
     HEADS: tl.constexpr = S.HEADS
     MEMBERS: tl.constexpr = S.GROUP
@@ -180,7 +179,7 @@ def _split_backward_kernel(
     do_ptr += head * S.DO_STRIDE_H
     o_ptr += head * DV
     lse2_ptr += head
-    if HAS_DLSE:
+    if d_lse2_ptr is not None:
         d_lse2_ptr += head
     dq_ptr += head * D
     k_ptr += kv_head * S.K_STRIDE_H
@@ -192,11 +191,11 @@ def _split_backward_kernel(
         row = first_row + index
         q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, row)
         q, d_o, o, lse2, d_lse2 = _load_queries(
-            q_ptr, do_ptr, o_ptr, lse2_ptr, d_lse2_ptr, q_start, q_end, HAS_DLSE, S, PACK
+            q_ptr, do_ptr, o_ptr, lse2_ptr, d_lse2_ptr, q_start, q_end, S, PACK
         )
         lse2 = tl.where(lse2 == float("-inf"), 0.0, lse2)
         delta = tl.sum(o.to(tl.float32) * d_o.to(tl.float32), 1)
-        if HAS_DLSE:
+        if d_lse2_ptr is not None:
             delta -= d_lse2 * _LOG2_E
         from_block = tl.where(index == 0, first_block, 0)
         is_cut = row == last_row
@@ -218,8 +217,7 @@ def _split_backward_kernel(
 
 @triton.jit
 def _load_queries(
-    q_ptr, do_ptr, o_ptr, lse2_ptr, d_lse2_ptr, start, end,
-    HAS_DLSE: tl.constexpr, S: tl.constexpr, PACK: tl.constexpr,
+    q_ptr, do_ptr, o_ptr, lse2_ptr, d_lse2_ptr, start, end, S: tl.constexpr, PACK: tl.constexpr
 ):  # fmt: skip
     """(q, dO, o, lse2, d_lse2 or 0) of a row's queries, for the heads of a tile."""
     HEADS: tl.constexpr = S.HEADS
@@ -232,7 +230,7 @@ def _load_queries(
     )
     o = load_pack(o_ptr, start, end, HEADS * DV, DV, MEMBERS, TILE, PACK, DV, S.PAD_DV)
     lse2 = load_pack_numbers(lse2_ptr, start, end, HEADS, MEMBERS, TILE, PACK)
-    if HAS_DLSE:
+    if d_lse2_ptr is not None:
         d_lse2 = load_pack_numbers(d_lse2_ptr, start, end, HEADS, MEMBERS, TILE, PACK)
     else:
         d_lse2 = tl.zeros([PACK], tl.float32)
