@@ -287,6 +287,8 @@ def test_goals_are_judged_from_one_run(tmp_path: Path, measured: pd.DataFrame) -
     assert speed_of["G", "forward"][4] == "dense cuDNN (SDPA)"
     assert speed_of["G", "forward"][9] == "**no**"
     assert speed_of["N", "forward"][7:] == ["", "", ""]
+    host = _rows(block, "Self-attention: how long a call keeps the host")
+    assert [float(host["C", "forward"][i]) for i in (2, 4, 5)] == [0.4, 0.5, 0.8]
     assert "Not measured." in block.split("### Self-attention: peak memory")[1].split("###")[0]
 
 
@@ -344,7 +346,7 @@ def test_the_page_of_goals_keeps_its_prose(tmp_path: Path) -> None:
     page.write_text(f"# P\n\n{redraw.GOALS_BEGIN}\n{redraw.GOALS_END}\n\n## Prose\n")
     assert redraw.update_performance(page, tmp_path / "figures")
     text = page.read_text()
-    assert text.count("Not measured.") == 5
+    assert text.count("Not measured.") == 6
     assert text.endswith("\n\n## Prose\n")
     assert not redraw.update_performance(page, tmp_path / "figures")
     page.write_text("no marks")

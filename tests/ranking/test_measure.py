@@ -4,6 +4,7 @@
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -303,10 +304,12 @@ def test_providers_take_turns_and_slow_ones_fewer() -> None:
     effort = Effort(rounds=3, inner=2, warmup=1, seconds=10.0)
     found = timing.interleaved(calls, device=CPU, effort=effort)
     assert [len(found[name].samples) for name in "ab"] == [6, 6]
-    # After the warm-up of both: a turn is one call that does not count and two that do, and another
-    # one begins each time.
-    a, b = ["a"] * 3, ["b"] * 3
-    assert said[4:] == a + b + b + a + a + b
+    # After the warm-up of both: a turn is one call that does not count and two that do, and nobody
+    # is always the first.
+    turns = ["".join(said[i : i + 3]) for i in range(4, len(said), 3)]
+    rounds = [tuple(turns[i : i + 2]) for i in range(0, len(turns), 2)]
+    assert sorted(set(rounds)) == [("aaa", "bbb"), ("bbb", "aaa")]
+    assert len(rounds) == 3
     assert timing._plan(1.0, Effort(rounds=5, inner=10, seconds=2.0)) == (2, 1)
     assert timing._plan(1e-4, Effort(rounds=5, inner=10, seconds=2.0)) == (5, 10)
     assert timing._plan(60.0, Effort(rounds=5, inner=10, seconds=2.0)) == (2, 1)
@@ -365,6 +368,23 @@ def test_half_precision_has_a_tolerance_of_its_own() -> None:
     half = tolerance(setup(small(dtype=torch.bfloat16), CPU))
     assert exact == 1e-3
     assert 0.005 < half < 0.1
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_host_is_timed_apart() -> None:
+    x = torch.zeros(1024, device="cuda")
+
+    def slow_to_issue() -> None:
+        x.add_(1)
+        time.sleep(0.01)
+        x.add_(1)
+
+    effort = Effort(rounds=2, inner=3, warmup=1)
+    timed = timing.interleaved({"one": slow_to_issue}, device=torch.device("cuda"), effort=effort)[
+        "one"
+    ]
+    assert min(timed.host) >= 10  # ms
+    assert max(timed.samples) < 5
 
 
 @pytest.mark.gpu

@@ -69,7 +69,8 @@ def measure_attention(
     Returns:
         A DataFrame in the form of `jagged_ranking.results`:
 
-        op "attention": metrics "latency" (ms), "peak_memory" and "peak_memory_minus_inputs"
+        op "attention": metrics "latency" (ms; on a GPU the device's time), "host_time" (ms that
+        the call keeps the host; on a GPU only), "peak_memory" and "peak_memory_minus_inputs"
         (bytes), "useful_flops" (FLOP/s of the useful operations), "max_abs_error" and
         "rel_error" against float32;
         op "schedule" (ours) and "block_mask" (flex): what is built once a batch, outside of the
@@ -208,9 +209,9 @@ class _Measurement(Contest):
             if timed.failure:
                 status, message = explain(timed.failure)
                 options: dict[str, Any] = {"status": status, "message": message}
+                self.row(name, FORWARD, "latency", "ms", op=op, **options)
             else:
-                options = {"samples": timed.samples}
-            self.row(name, FORWARD, "latency", "ms", op=op, **options)
+                self.times(name, FORWARD, timed, op=op)
 
 
 def _errors(ready: Prepared, batch: Batch, wanted: Sequence[torch.Tensor], mode: str) -> Errors:

@@ -18,7 +18,7 @@ from jagged_ranking.measure import memory, timing
 from jagged_ranking.measure.ceilings import Ceilings
 from jagged_ranking.measure.providers.base import Unavailable
 from jagged_ranking.measure.reference import Errors
-from jagged_ranking.measure.timing import Effort
+from jagged_ranking.measure.timing import Effort, Timing
 
 Run = Callable[[str], object]  # does the work of a mode once
 PEAKS = {"peak_memory": "bytes", "peak_memory_minus_inputs": "bytes"}
@@ -84,7 +84,8 @@ class Contest:
             self.row(provider, mode, metric, "1", value=value, extra=extra)
 
     def time(self, runs: Mapping[str, Run], mode: str) -> dict[str, list[float]]:
-        """Rows of the latency of all who have not failed, who take turns; their samples in ms."""
+        """Rows of the latency (and on a GPU of the host's time) of all who have not failed, who
+        take turns; their samples of latency in ms."""
         ready = {n: run for n, run in runs.items() if (n, mode) not in self.failed}
         timings = timing.interleaved(
             {name: (lambda run=run: run(mode)) for name, run in ready.items()},
@@ -95,9 +96,15 @@ class Contest:
         for name, timed in timings.items():
             if timed.failure:
                 self.fail(name, mode, timed.failure)
-            else:
-                self.row(name, mode, "latency", "ms", samples=timed.samples)
+                continue
+            self.times(name, mode, timed)
         return {name: timed.samples for name, timed in timings.items() if not timed.failure}
+
+    def times(self, name: str, mode: str, timed: Timing, *, op: str | None = None) -> None:
+        """Rows of what was timed: the latency and, on a GPU, the host's time."""
+        self.row(name, mode, "latency", "ms", op=op, samples=timed.samples)
+        if timed.host:
+            self.row(name, mode, "host_time", "ms", op=op, samples=timed.host)
 
     def weigh(
         self,

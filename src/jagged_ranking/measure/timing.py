@@ -1,11 +1,19 @@
-"""Interleaved timing: A B A B, so that a clock that drifts drifts for everybody.
+"""Interleaved timing: providers take turns, so that a clock that drifts drifts for everybody.
 
 Each provider is warmed up, then takes its turn in every round. A turn is one call that does not
-count (the allocator and the caches see this provider again) and `inner` calls that do. On a GPU a
-call is timed by CUDA events and the L2 cache is overwritten before it; on a CPU by the wall clock.
+count (the allocator and the caches see this provider again) and `inner` calls that do. Rounds are
+shuffled: whoever follows a neighbour that heats the card does not follow it always.
+
+On a CPU a call is timed by the wall clock. On a GPU the time of the device and that of the host
+are two numbers. The device's is taken by CUDA events, with the L2 cache overwritten before, and
+with the device kept waiting until the host has issued the whole call: so it is the time in a
+program whose host is ahead, and the same whether the host is fast or slow, alone or not. The
+host's is how long the call keeps it when the device has nothing else to do.
 """
 
 import gc
+import random
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +23,10 @@ import torch
 
 # Twice the L2 of the largest GPU in sight; triton.testing.do_bench writes as much.
 FLUSH_BYTES = 256 * 2**20
+# How long the device waits for the host: this many times what the host took before, and a little.
+HEAD_START, LEAST_HEAD_START, MOST_HEAD_START = 2.0, 1e-4, 2e-2  # the latter in seconds
+HOST_CALLS = 3  # in a turn, at most, that the host's time is taken of
+_CYCLES_A_SECOND = 2e9  # of a GPU at its highest clock; at a lower one the device waits longer
 
 Progress = Callable[[str], None]
 
@@ -39,9 +51,16 @@ class Effort:
 
 @dataclass
 class Timing:
-    """Samples of one provider in ms, in the order they were taken, or why there are none."""
+    """Samples of one provider in ms, in the order they were taken, or why there are none.
+
+    Args:
+        samples: the device's time (on a CPU: the call's).
+        host: the host's, on a GPU.
+        failure: what the provider raised.
+    """
 
     samples: list[float] = field(default_factory=list)
+    host: list[float] = field(default_factory=list)
     failure: Exception | None = None
 
 
@@ -63,30 +82,34 @@ def interleaved(
     clock = _CudaClock(device) if device.type == "cuda" else _WallClock()
     timings = {name: Timing() for name in calls}
     plan: dict[str, tuple[int, int]] = {}
-    for name, call in calls.items():
-        if progress:
-            progress(name)
-        try:
-            _warm_up(call, effort)
-            plan[name] = _plan(clock.time(call, 1)[0] / 1e3, effort)
-        except Exception as error:
-            _drop(timings[name], error, device)
-    names = list(plan)
-    for turn in range(effort.rounds):
-        # Another one begins each time, so that nobody always follows the same neighbour.
-        first = turn % max(len(names), 1)
-        for name in names[first:] + names[:first]:
-            turns, inner = plan[name]
-            if turn >= turns or timings[name].failure:
-                continue
+    with _garbage_apart():
+        for name, call in calls.items():
             if progress:
                 progress(name)
             try:
-                call = calls[name]
-                call()
-                timings[name].samples += clock.time(call, inner)
+                _warm_up(call, effort)
+                clock.meet(name, call)
+                plan[name] = _plan(clock.time(name, call, 1)[0] / 1e3, effort)
             except Exception as error:
                 _drop(timings[name], error, device)
+        names = list(plan)
+        order = random.Random(0)
+        for turn in range(effort.rounds):
+            order.shuffle(names)
+            for name in names:
+                turns, inner = plan[name]
+                if turn >= turns or timings[name].failure:
+                    continue
+                if progress:
+                    progress(name)
+                try:
+                    call = calls[name]
+                    call()
+                    timings[name].samples += clock.time(name, call, inner)
+                    timings[name].host += clock.host(call, min(inner, HOST_CALLS))
+                except Exception as error:
+                    _drop(timings[name], error, device)
+                gc.collect()
     return timings
 
 
@@ -100,6 +123,22 @@ def threads(device: torch.device | str, count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def _garbage_apart() -> Iterator[None]:
+    """Nobody is timed while garbage is looked for: that is done by `gc.collect` after each turn,
+    which does not look at the millions of objects that a compiler has left before."""
+    gc.collect()
+    gc.freeze()
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was:
+            gc.enable()
 
 
 def _warm_up(call: Callable[[], object], effort: Effort) -> None:
@@ -119,7 +158,7 @@ def _plan(seconds: float, effort: Effort) -> tuple[int, int]:
 
 
 def _drop(timing: Timing, error: Exception, device: torch.device) -> None:
-    timing.samples = []
+    timing.samples, timing.host = [], []
     # The traceback holds the frames, and those the tensors that did not fit.
     timing.failure = error.with_traceback(None)
     error.__context__ = error.__cause__ = None
@@ -139,30 +178,54 @@ def release(device: torch.device) -> None:
 
 
 class _WallClock:
-    def time(self, call: Callable[[], object], repeats: int) -> list[float]:
-        samples = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            call()
-            samples.append((time.perf_counter() - start) * 1e3)
-        return samples
+    def meet(self, name: str, call: Callable[[], object]) -> None:
+        pass
+
+    def time(self, name: str, call: Callable[[], object], repeats: int) -> list[float]:
+        return [_wall_clock_ms(call) for _ in range(repeats)]
+
+    def host(self, call: Callable[[], object], repeats: int) -> list[float]:
+        return []
 
 
 class _CudaClock:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
+        self.cycles: dict[str, int] = {}
 
-    def time(self, call: Callable[[], object], repeats: int) -> list[float]:
+    def meet(self, name: str, call: Callable[[], object]) -> None:
+        """See how long the call keeps the host."""
+        seconds = statistics.median(self.host(call, HOST_CALLS)) / 1e3
+        start = min(HEAD_START * seconds + LEAST_HEAD_START, MOST_HEAD_START)
+        self.cycles[name] = int(start * _CYCLES_A_SECOND)
+
+    def time(self, name: str, call: Callable[[], object], repeats: int) -> list[float]:
         torch.cuda.synchronize(self.device)
         events = [
             (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
             for _ in range(repeats)
         ]
-        for start, end in events:
-            self.flush.zero_()
-            start.record()
-            call()
-            end.record()
+        with torch.cuda.device(self.device):
+            for start, end in events:
+                self.flush.zero_()
+                torch.cuda._sleep(self.cycles[name])
+                start.record()
+                call()
+                end.record()
         torch.cuda.synchronize(self.device)
         return [start.elapsed_time(end) for start, end in events]
+
+    def host(self, call: Callable[[], object], repeats: int) -> list[float]:
+        samples = []
+        for _ in range(repeats):
+            torch.cuda.synchronize(self.device)
+            samples.append(_wall_clock_ms(call))
+        torch.cuda.synchronize(self.device)
+        return samples
+
+
+def _wall_clock_ms(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e3

@@ -61,9 +61,10 @@ def measure_interaction(
         A DataFrame in the form of `jagged_ranking.results`. `op` is the operation; the provider
         "jagged" is ours, "padded" PyTorch on padded tensors (padding and unpadding are not
         timed), "flat" PyTorch on the flat tokens, "njt" nested tensors, "segment_reduce",
-        "embedding_bag" and "fbgemm_sll" where they have the operation. Metrics "latency" (ms),
-        "peak_memory" and "peak_memory_minus_inputs" (bytes), "max_abs_error" and "rel_error"
-        against float32. Those of op "ceiling" are of the device.
+        "embedding_bag" and "fbgemm_sll" where they have the operation. Metrics "latency" (ms; on
+        a GPU the device's time), "host_time" (ms; on a GPU only), "peak_memory" and
+        "peak_memory_minus_inputs" (bytes), "max_abs_error" and "rel_error" against float32. Those
+        of op "ceiling" are of the device.
 
     Raises:
         ValueError: an unknown operation or mode.
