@@ -26,10 +26,13 @@ test: $(READY)
 	$(BIN)/python -m pytest
 
 # On a GPU: every access to memory of every kernel on small batches. PyTorch's cache of memory would
-# hide accesses past an end.
+# hide accesses past an end. racecheck does without the kernels for Hopper (part "long"): it reports
+# buffers that warps hand over by mbarriers as races (see tests/support/racecheck_controls.py).
+SANITIZE := PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1
 sanitize: $(READY)
-	for tool in memcheck racecheck; do PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer \
-	    --tool $$tool --error-exitcode 1 $(BIN)/python tests/support/small_matrix.py || exit 1; done
+	$(SANITIZE) --tool memcheck $(BIN)/python tests/support/small_matrix.py
+	$(SANITIZE) --tool racecheck $(BIN)/python tests/support/small_matrix.py \
+	    short target bias elementwise products
 
 lab: $(READY)
 	$(BIN)/jupyter lab notebooks
