@@ -22,7 +22,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from jagged_ranking.results import atomic
 
 # ACM's column and text widths, in inches.
-COLUMN_WIDTH = 3.33
 TEXT_WIDTH = 7.0
 FORMATS = ("svg", "pdf", "png")
 PAPER_COLOR = "#6b2737"
