@@ -42,7 +42,7 @@ def short_pieces(monkeypatch):
         (triton_softmax, "BACKWARD_CUT"),
     ):
         cut = getattr(module, name)
-        monkeypatch.setattr(module, name, cut._replace(bytes=16, steps=2))
+        monkeypatch.setattr(module, name, cut._replace(steps=2))
 
 
 @pytest.fixture

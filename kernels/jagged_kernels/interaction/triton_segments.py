@@ -30,7 +30,8 @@ MERGE_WARPS = 2
 # A thread, at most. Told so, the compiler lets all loads of a tile begin before it waits for the
 # first; else it waits in between, so as to need fewer.
 REGISTERS = 64
-_MAX_LOADS = 8
+# Tokens of a tile, at most: many users have fewer.
+_MAX_TILE = 128
 
 
 class Cut(NamedTuple):
@@ -70,7 +71,7 @@ def piece_shape(columns: int, size: int, cut: Cut) -> PieceShape:
     vector = min(16 // size, block)  # numbers that a thread loads at once
     warps = min(block // vector, cut.warps)
     lanes = 32 * warps * vector // block  # each of them one thread's, in registers
-    tile = lanes * min(cut.bytes // (vector * size), _MAX_LOADS)
+    tile = min(lanes * (cut.bytes // (vector * size)), _MAX_TILE)
     return PieceShape(block, lanes, tile, tile * cut.steps, warps)
 
 

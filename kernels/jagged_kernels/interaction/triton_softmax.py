@@ -1,9 +1,9 @@
 """Softmax over each user's tokens, forward and backward; pieces as in `triton_segments`.
 
-A program that has a user whole reads its tokens twice, the second time from cache. Of a longer
-user, the first launch leaves the state of each piece (largest and sum of exponentials; in the
-backward the sum of y * dy). In the second the program of a piece merges all states of its user, few
-beside its tokens, and writes the piece.
+A program that has a user whole keeps its tokens in registers or reads them twice, the second time
+from cache. Of a longer user, the first launch leaves the state of each piece (largest and sum of
+exponentials; in the backward the sum of y * dy). In the second the program of a piece merges all
+states of its user, few beside its tokens, and writes the piece.
 """
 
 # Triton's jit and its launch options are not typed.
@@ -111,6 +111,12 @@ def _softmax_kernel(
     out_ptr += begin.to(tl.int64) * COLUMNS
     if BACKWARD:
         d_ptr += begin.to(tl.int64) * D_STRIDE
+    if (length <= TILE) & (not MERGED):
+        _softmax_of_tile(
+            x_ptr, d_ptr, out_ptr, length, column,
+            BACKWARD, COLUMNS, X_STRIDE, D_STRIDE, TILE, BLOCK,
+        )  # fmt: skip
+        return
 
     if MERGED:
         top = tl.full([MERGE_LANES, BLOCK], LOWEST, tl.float32)
@@ -140,9 +146,7 @@ def _softmax_kernel(
             x = x.to(tl.float32)
             x_tile += TILE * X_STRIDE
             if BACKWARD:
-                address, inside = tile_addresses(
-                    count - done, column, D_STRIDE, COLUMNS, TILE, BLOCK
-                )
+                address, inside = tile_addresses(left, column, D_STRIDE, COLUMNS, TILE, BLOCK)
                 x *= tl.load(d_tile + address, mask=inside, other=0.0).to(tl.float32)
                 d_tile += TILE * D_STRIDE
                 total += tl.sum(by_lane(x, LANES), 0)
@@ -168,6 +172,28 @@ def _softmax_kernel(
             x_ptr, d_ptr, out_ptr, top, total, count, column,
             BACKWARD, COLUMNS, X_STRIDE, D_STRIDE, TILE, BLOCK,
         )  # fmt: skip
+
+
+@triton.jit
+def _softmax_of_tile(
+    x_ptr, d_ptr, out_ptr, count, column,
+    BACKWARD: tl.constexpr, COLUMNS: tl.constexpr, X_STRIDE: tl.constexpr, D_STRIDE: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of a user whose tokens fit into registers, and so are read once."""
+    address, inside = tile_addresses(count, column, X_STRIDE, COLUMNS, TILE, BLOCK)
+    x = tl.load(x_ptr + address, mask=inside, other=0.0 if BACKWARD else float("-inf"))
+    x = x.to(tl.float32)
+    if BACKWARD:
+        address, inside = tile_addresses(count, column, D_STRIDE, COLUMNS, TILE, BLOCK)
+        d_y = tl.load(d_ptr + address, mask=inside, other=0.0).to(tl.float32)
+        result = x * (d_y - tl.sum(x * d_y, 0)[None, :])
+    else:
+        top = tl.maximum(tl.max(x, 0), LOWEST)
+        weight = tl.exp2((x - top[None, :]) * _LOG2_E)
+        result = weight * (1.0 / tl.sum(weight, 0))[None, :]
+    address, inside = tile_addresses(count, column, COLUMNS, COLUMNS, TILE, BLOCK)
+    tl.store(out_ptr + address, result.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
