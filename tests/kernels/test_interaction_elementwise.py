@@ -24,11 +24,25 @@ WIDE = 40
 
 
 def _with_a_whale(operation):
-    """One longer than a piece (at this width 256 tokens, 1024 single numbers), a tile of rows and a
-    block of scores."""
+    """One longer than a piece (with `short_pieces`), a tile of rows and a block of scores."""
     if operation.squares:
         return [3, 140]
     return [5, 1040 if operation.operands["x"] == ("token", ()) else 300, 0, 2]
+
+
+@pytest.fixture
+def short_pieces(monkeypatch):
+    """Pieces of few tokens, so that users of a few hundred have many."""
+    from jagged_kernels.interaction import triton_max, triton_segments, triton_softmax
+
+    for module, name in (
+        (triton_segments, "SUM_CUT"),
+        (triton_max, "MAX_CUT"),
+        (triton_softmax, "SOFTMAX_CUT"),
+        (triton_softmax, "BACKWARD_CUT"),
+    ):
+        cut = getattr(module, name)
+        monkeypatch.setattr(module, name, cut._replace(steps=2))
 
 
 @pytest.fixture
@@ -52,7 +66,7 @@ def test_as_exact_as_the_reference(name, dtype):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_long_users_and_wide_tokens(name, poisoned_allocations):
+def test_long_users_and_wide_tokens(name, poisoned_allocations, short_pieces):
     operation = OPERATIONS[name]
     for columns, lengths in ((WIDE, _with_a_whale(operation)), (140, [7, 0, 30])):
         tensors = operation.tensors(lengths, columns)
@@ -61,10 +75,13 @@ def test_long_users_and_wide_tokens(name, poisoned_allocations):
 
 @pytest.mark.parametrize("name", ["sum", "max", "softmax"])
 def test_more_pieces_than_a_merge_reads_at_once(name):
-    from jagged_kernels.interaction.triton_segments import MERGE_LANES, piece_shape
+    from jagged_kernels.interaction.triton_max import MAX_CUT
+    from jagged_kernels.interaction.triton_segments import MERGE_LANES, SUM_CUT, piece_shape
+    from jagged_kernels.interaction.triton_softmax import SOFTMAX_CUT
 
     operation, columns = OPERATIONS[name], 33
-    lengths = [2, (MERGE_LANES + 1) * piece_shape(columns).piece + 3]
+    cut = {"sum": SUM_CUT, "max": MAX_CUT, "softmax": SOFTMAX_CUT}[name]
+    lengths = [2, (MERGE_LANES + 1) * piece_shape(columns, 4, cut).piece + 3]
     tensors = _on_device(operation.tensors(lengths, columns))
     tensors["x"].abs_()  # so that a sum does not cancel
     ours, exact = (flat(operation.call(backend, **tensors)) for backend in ("triton", "reference"))
@@ -125,7 +142,7 @@ def _gradients(operation, backend, tensors):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_user_does_not_depend_on_where_it_lies(name, backend):
+def test_a_user_does_not_depend_on_where_it_lies(name, backend, short_pieces):
     """Bit for bit, outputs and gradients, behind a user of an odd length."""
     operation = OPERATIONS[name]
     lengths = [11, 5, 0, *_with_a_whale(operation)]

@@ -39,6 +39,17 @@ def squares(lengths=(3, 0, 4)):
     return Jagged2Tensor(values.to(DEVICE), x.offsets, jagged2_offsets(x.offsets))
 
 
+@pytest.mark.parametrize("backend", ["triton", "native"])
+@pytest.mark.parametrize("shape", [(3, 4), (3, 5, 4)], ids=str)
+def test_the_gradient_of_a_sum_is_not_copied(shape, backend):
+    x = jagged(4)
+    values = x.values.detach().requires_grad_()
+    out = jk.jagged_add(x.with_values(values), values.new_zeros(shape), backend=backend).values
+    gradient = torch.ones_like(out)
+    (found,) = torch.autograd.grad(out, values, gradient)
+    assert found.data_ptr() == gradient.data_ptr()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_max_of_equals_infinities_and_nan(backend):
     inf, nan = math.inf, math.nan

@@ -13,18 +13,18 @@ from torch import Tensor
 from jagged_kernels.attention.triton_blocks import rows_of_dims
 from jagged_kernels.interaction.triton_segments import (
     MERGE_LANES,
+    MERGE_WARPS,
+    REGISTERS,
+    Cut,
     address_of,
-    load_cut_user,
-    load_pieces,
-    of_pieces,
-    piece_shape,
-    piece_slots,
+    cut_users,
+    load_piece,
+    partial_rows,
+    tile_addresses,
 )
-from jagged_kernels.interaction.triton_tiles import search_steps
-from jagged_kernels.launch import cdiv, launch
+from jagged_kernels.launch import launch
 
-# Values and places take many registers: what spills, spills outside the loop.
-OPTIONS = {"num_warps": 8, "maxnreg": 64}
+MAX_CUT = Cut(2, 128, 8)
 # The place of a token that is not there: behind all others.
 _NOWHERE = tl.constexpr(2**31 - 1)
 
@@ -39,37 +39,32 @@ def launch_max(x: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     place = torch.empty((users, columns), dtype=torch.int64, device=x.device)
     if top.numel() == 0:
         return top, place
-    shape = piece_shape(columns)
-    slots = piece_slots(x.shape[0], users, shape)
-    cut = x.shape[0] > shape.piece
-    partials = (slots if cut else 0, columns)
-    tops = torch.empty(partials, dtype=torch.float32, device=x.device)
-    places = torch.empty(partials, dtype=torch.int32, device=x.device)
-    blocks = cdiv(columns, shape.block)
-    common = {
-        "COLUMNS": columns, "BLOCKS": blocks, "BLOCK": shape.block, "PIECE": shape.piece
-    }  # fmt: skip
+    pieces = cut_users(x, offsets, MAX_CUT)
+    slots, shape = pieces.slots, pieces.shape
+    tops = torch.empty((2 * slots, columns), dtype=torch.float32, device=x.device)
+    places = torch.empty((2 * slots, columns), dtype=torch.int32, device=x.device)
+    common = pieces.constants(columns)
     launch(
-        _max_pieces_kernel, cdiv(slots, shape.pieces) * blocks,
-        (x, offsets, top, place, tops, places, users, search_steps(users)),
-        {"X_STRIDE": x.stride(0), **common, "LANES": shape.lanes, "PIECES": shape.pieces},
-        **OPTIONS,
+        _max_pieces_kernel, (slots + users) * pieces.blocks,
+        (x, offsets, top, place, tops, places, *pieces.numbers()),
+        {**common, "X_STRIDE": x.stride(0), "TILE": shape.tile, "LANES": shape.lanes},
+        num_warps=shape.warps, maxnreg=REGISTERS,
     )  # fmt: skip
-    if cut:
+    if slots:
         launch(
-            _merge_max_kernel, users * blocks, (tops, places, offsets, top, place),
-            {**common, "LANES": MERGE_LANES}, **OPTIONS,
+            _merge_max_kernel, slots * pieces.blocks,
+            (tops, places, offsets, top, place, *pieces.numbers()),
+            {**common, "LANES": MERGE_LANES}, num_warps=MERGE_WARPS,
         )  # fmt: skip
     return top, place
 
 
 @triton.jit
-def _larger(top, place, value, new_place, there):
-    """(top, place) after a later token `value` at `new_place`; one that is not there changes
-    nothing."""
-    is_nan = (value != value) & (top == top)
-    # The first token counts even if it is -inf.
-    later = there & ((value > top) | is_nan | (place == _NOWHERE))
+def _larger(top, place, value, new_place):
+    """(top, place) after a later token `value` at `new_place`. -inf, which stands for a token that
+    is not there too, changes nothing."""
+    # Neither smaller nor equal: larger, or the first NaN.
+    later = ((value <= top) == 0) & (top == top)
     return tl.where(later, value, top), tl.where(later, new_place, place)
 
 
@@ -87,73 +82,73 @@ def _largest(top, place, AXIS: tl.constexpr):
 
 
 @triton.jit
-def _store_max(top_ptr, place_ptr, top, place, row, column, mask, COLUMNS: tl.constexpr):
-    empty = place == _NOWHERE
-    top = tl.where(empty, 0.0, top)
-    place = tl.where(empty, -1, place)
-    tl.store(address_of(top_ptr, row, column, COLUMNS), top.to(top_ptr.dtype.element_ty), mask=mask)
-    tl.store(address_of(place_ptr, row, column, COLUMNS), place.to(tl.int64), mask=mask)
+def _store_max(
+    top_ptr, place_ptr, top, place, user, length, column, COLUMNS: tl.constexpr
+):  # fmt: skip
+    # Where nothing is above -inf, the first token is the first of equals.
+    place = tl.where(place == _NOWHERE, tl.where(length > 0, 0, -1), place)
+    address = user.to(tl.int64) * COLUMNS + column
+    top = tl.where(length > 0, top, 0.0).to(top_ptr.dtype.element_ty)
+    tl.store(top_ptr + address, top, mask=column < COLUMNS)
+    tl.store(place_ptr + address, place.to(tl.int64), mask=column < COLUMNS)
 
 
-@triton.jit(do_not_specialize=["users", "steps"])
+@triton.jit(do_not_specialize=["users", "slots", "steps"])
 def _max_pieces_kernel(
-    x_ptr, offsets_ptr, top_ptr, place_ptr, tops_ptr, places_ptr, users, steps,
-    X_STRIDE: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
-    PIECE: tl.constexpr, LANES: tl.constexpr, PIECES: tl.constexpr,
+    x_ptr, offsets_ptr, top_ptr, place_ptr, tops_ptr, places_ptr, users, slots, steps,
+    COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr,
+    X_STRIDE: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
+    number = tl.program_id(0) // BLOCKS
     column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
-    row = tl.arange(0, PIECES * LANES)
-    first_slot = tl.program_id(0) // BLOCKS * PIECES
-    slot, user, first, length, begin, end = load_pieces(
-        offsets_ptr, first_slot, row, users, steps, PIECE, LANES, PIECES
+    user, first, length, begin, count, row = load_piece(
+        offsets_ptr, number, users, slots, steps, PIECE, False
     )
-    lane = begin + row % LANES
-    top = tl.full([PIECES * LANES, BLOCK], float("-inf"), tl.float32)
-    place = tl.full([PIECES * LANES, BLOCK], _NOWHERE, tl.int32)
-    for done in range(0, tl.max(end - begin), LANES):
-        token = lane + done
-        inside = (token < end)[:, None] & (column < COLUMNS)[None, :]
-        x = tl.load(address_of(x_ptr, token, column, X_STRIDE), mask=inside, other=0.0)
-        top, place = _larger(top, place, x.to(tl.float32), (token - first)[:, None], inside)
-    top = tl.reshape(top, [PIECES, LANES, BLOCK])
-    top, place = _largest(top, tl.reshape(place, [PIECES, LANES, BLOCK]), 1)
-
-    slot = of_pieces(slot, PIECES, LANES)
-    user = of_pieces(user, PIECES, LANES)
-    length = of_pieces(length, PIECES, LANES)
-    begins = of_pieces((begin == first).to(tl.int32), PIECES, LANES) > 0
-    there = of_pieces(end - begin, PIECES, LANES) > 0
-    has_column = (column < COLUMNS)[None, :]
-    cut = (there & (length > PIECE))[:, None] & has_column
-    tl.store(address_of(tops_ptr, slot, column, COLUMNS), top, mask=cut)
-    tl.store(address_of(places_ptr, slot, column, COLUMNS), place, mask=cut)
-    whole = (begins & (length <= PIECE))[:, None] & has_column
-    _store_max(top_ptr, place_ptr, top, place, user, column, whole, COLUMNS)
-
-
-@triton.jit
-def _merge_max_kernel(
-    tops_ptr, places_ptr, offsets_ptr, top_ptr, place_ptr,
-    COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
-    PIECE: tl.constexpr, LANES: tl.constexpr,
-):  # fmt: skip
-    user = tl.program_id(0) // BLOCKS
-    length, slot, pieces = load_cut_user(offsets_ptr, user, PIECE)
-    if length <= PIECE:
+    if (number < slots) & (count == 0):
         return
-    column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
-    lane = tl.arange(0, LANES)
+    x_ptr += begin.to(tl.int64) * X_STRIDE
     top = tl.full([LANES, BLOCK], float("-inf"), tl.float32)
     place = tl.full([LANES, BLOCK], _NOWHERE, tl.int32)
-    for done in range(0, pieces, LANES):
-        inside = (lane + done < pieces)[:, None] & (column < COLUMNS)[None, :]
-        row = slot + lane + done
-        tops = tl.load(address_of(tops_ptr, row, column, COLUMNS), mask=inside, other=0.0)
-        places = tl.load(address_of(places_ptr, row, column, COLUMNS), mask=inside, other=0)
-        top, place = _larger(top, place, tops, places, inside)
+    new_place = (begin - first + tl.arange(0, LANES))[:, None]
+    left = count
+    for _done in range(0, count, TILE):
+        # One after the other in registers, all on their way at once.
+        for _step in tl.static_range(TILE // LANES):
+            address, inside = tile_addresses(left, column, X_STRIDE, COLUMNS, LANES, BLOCK)
+            x = tl.load(x_ptr + address, mask=inside, other=float("-inf")).to(tl.float32)
+            top, place = _larger(top, place, x, new_place)
+            x_ptr += LANES * X_STRIDE
+            new_place += LANES
+            left -= LANES
     top, place = _largest(top, place, 0)
-    row = user + tl.zeros([1], tl.int32)
-    has_column = (column < COLUMNS)[None, :]
-    _store_max(
-        top_ptr, place_ptr, top[None, :], place[None, :], row, column, has_column, COLUMNS
-    )  # fmt: skip
+    if length > PIECE:
+        address = row.to(tl.int64) * COLUMNS + column
+        tl.store(tops_ptr + address, top, mask=column < COLUMNS)
+        tl.store(places_ptr + address, place, mask=column < COLUMNS)
+    else:
+        _store_max(top_ptr, place_ptr, top, place, user, length, column, COLUMNS)
+
+
+@triton.jit(do_not_specialize=["users", "slots", "steps"])
+def _merge_max_kernel(
+    tops_ptr, places_ptr, offsets_ptr, top_ptr, place_ptr, users, slots, steps,
+    COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr,
+    LANES: tl.constexpr,
+):  # fmt: skip
+    number = slots + tl.program_id(0) // BLOCKS
+    user, first, length, _, count, _ = load_piece(
+        offsets_ptr, number, users, slots, steps, PIECE, True
+    )
+    if count == 0:
+        return
+    column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    top = tl.full([LANES, BLOCK], float("-inf"), tl.float32)
+    place = tl.full([LANES, BLOCK], _NOWHERE, tl.int32)
+    for done in range(0, (length - 1) // PIECE + 1, LANES):
+        row, exists = partial_rows(first, length, slots, done, PIECE, LANES)
+        inside = exists[:, None] & (column < COLUMNS)[None, :]
+        tops = tl.load(address_of(tops_ptr, row, column, COLUMNS), mask=inside, other=float("-inf"))
+        places = tl.load(address_of(places_ptr, row, column, COLUMNS), mask=inside, other=0)
+        top, place = _larger(top, place, tops, places)
+    top, place = _largest(top, place, 0)
+    _store_max(top_ptr, place_ptr, top, place, user, length, column, COLUMNS)

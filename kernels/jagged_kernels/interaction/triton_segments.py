@@ -1,10 +1,11 @@
 """Reductions over each user's tokens: the pieces that programs take, and sums over them.
 
-A user's tokens are cut into pieces of a fixed number, counted from the user's first token. A
-program takes a few pieces, of short users or of long ones alike, and finds them by a binary search
-in the offsets: no schedule. A user of one piece is finished at once; of a longer one each piece
-leaves a partial result, and a second launch merges them in order. Pieces begin where the user
-does: a result does not depend, to the bit, on where in a batch its user lies.
+A user's tokens are cut into pieces of a fixed number, counted from the user's first token. The last
+piece, which most users have alone, belongs to the program of the user. Full pieces before it belong
+to slots, of which there are as many as such pieces fit into all tokens; a search in the offsets
+tells whose a slot is, and some stay empty: no schedule. A user of one piece is finished at once; of
+a longer one each piece leaves a partial result, and a second launch merges them in order. Pieces
+begin where the user does: a result does not depend, to the bit, on where in a batch its user lies.
 """
 
 # Triton's jit and its launch options are not typed.
@@ -12,7 +13,7 @@ does: a result does not depend, to the bit, on where in a batch its user lies.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -20,22 +21,39 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.triton_blocks import rows_of_dims
-from jagged_kernels.interaction.triton_tiles import first_tile, search_steps, user_of_tile
+from jagged_kernels.interaction.triton_tiles import search_steps, user_of_slot
 from jagged_kernels.launch import cdiv, launch
 
-# Partial results of one user that the merge reads at a time.
-MERGE_LANES = 64
-# Of a piece, elements side by side and how often at most; pieces a program, at least.
-ELEMENTS, STEPS, PIECES = 1024, 16, 2
+# Partial results of one user that a merge reads at a time, and its warps.
+MERGE_LANES = 32
+MERGE_WARPS = 2
+# A thread, at most. Told so, the compiler lets all loads of a tile begin before it waits for the
+# first; else it waits in between, so as to need fewer.
+REGISTERS = 64
+# Tokens of a tile, at most: many users have fewer.
+_MAX_TILE = 128
+
+
+class Cut(NamedTuple):
+    """What decides, with the width and the dtype, how users are cut."""
+
+    warps: int  # a program, at most
+    bytes: int  # that a thread loads before it waits
+    steps: int  # loads of so many bytes that follow each other, at most
+
+
+# Few warps, and so many programs: most of what a program of a short user does is waiting.
+SUM_CUT = Cut(2, 128, 8)
 
 
 class PieceShape(NamedTuple):
     """How a reduction of [T, C] is cut."""
 
     block: int  # columns a program
-    lanes: int  # tokens of a piece that are added side by side
-    pieces: int  # pieces a program
+    lanes: int  # tokens that are reduced side by side
+    tile: int  # tokens that are loaded at once
     piece: int  # tokens a piece
+    warps: int
 
 
 def power_of_two(size: int) -> int:
@@ -43,55 +61,104 @@ def power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def piece_shape(columns: int) -> PieceShape:
-    """Depends on the width alone: the order of a user's sum must not change with the batch."""
-    block = min(power_of_two(columns), 64)
-    lanes = min(ELEMENTS // block, 64)
-    pieces = max(ELEMENTS // (lanes * block), PIECES)
-    return PieceShape(block, lanes, pieces, STEPS * lanes)
+def piece_shape(columns: int, size: int, cut: Cut) -> PieceShape:
+    """For numbers of `size` bytes.
 
-
-def piece_slots(tokens: int, users: int, shape: PieceShape) -> int:
-    """Slots for pieces: user b has those from offsets[b] // piece + b on."""
-    return tokens // shape.piece + users
-
-
-@triton.jit
-def load_pieces(
-    offsets_ptr, first_slot, row, users, steps,
-    PIECE: tl.constexpr, LANES: tl.constexpr, PIECES: tl.constexpr,
-):  # fmt: skip
-    """(slot, user, first token of the user, number of them, begin and end of the piece) of each
-    row; LANES rows have a slot, the first `first_slot`. `steps` from `search_steps`.
-
-    A slot without a piece has begin >= end; an empty user has one such slot.
+    Depends on the width and the dtype alone: the order of a user's sum must not change with the
+    batch.
     """
-    slot = first_slot + row // LANES
-    # Every user has a slot at least: a few more than the first one's can follow.
-    base = user_of_tile(offsets_ptr, users, steps, first_slot, PIECE)
-    user = row * 0 + base
-    for step in tl.static_range(1, PIECES):
-        later = tl.minimum(base + step, users - 1)
-        starts = first_tile(offsets_ptr, later, PIECE) <= slot
-        user += (starts & (base + step < users)).to(tl.int32)
-    first = tl.load(offsets_ptr + user).to(tl.int32)
-    end = tl.load(offsets_ptr + user + 1).to(tl.int32)
-    begin = first + (slot - first // PIECE - user) * PIECE
-    return slot, user, first, end - first, begin, tl.minimum(end, begin + PIECE)
+    block = min(power_of_two(columns), 64)
+    vector = min(16 // size, block)  # numbers that a thread loads at once
+    warps = min(block // vector, cut.warps)
+    lanes = 32 * warps * vector // block  # each of them one thread's, in registers
+    tile = min(lanes * (cut.bytes // (vector * size)), _MAX_TILE)
+    return PieceShape(block, lanes, tile, tile * cut.steps, warps)
+
+
+class Pieces(NamedTuple):
+    """The pieces of a batch."""
+
+    shape: PieceShape
+    slots: int
+    users: int
+    blocks: int  # of columns
+
+    def numbers(self) -> tuple[int, int, int]:
+        """The arguments (users, slots, steps) of `load_piece`."""
+        return self.users, self.slots, search_steps(self.users)
+
+    def constants(self, columns: int) -> dict[str, Any]:
+        shape = self.shape
+        return {
+            "COLUMNS": columns, "BLOCKS": self.blocks, "BLOCK": shape.block, "PIECE": shape.piece
+        }  # fmt: skip
+
+
+def cut_users(x: Tensor, offsets: Tensor, cut: Cut) -> Pieces:
+    shape = piece_shape(x.shape[1], x.element_size(), cut)
+    users, blocks = offsets.shape[0] - 1, cdiv(x.shape[1], shape.block)
+    # A user can be longer than a piece only if all users together are: no slot, no merge.
+    return Pieces(shape, x.shape[0] // shape.piece, users, blocks)
 
 
 @triton.jit
-def load_cut_user(offsets_ptr, user, PIECE: tl.constexpr):
-    """(number of tokens, first slot, number of pieces) of a user."""
+def load_piece(
+    offsets_ptr, number, users, slots, steps, PIECE: tl.constexpr, CUT: tl.constexpr
+):  # fmt: skip
+    """(user, its first token, its number of tokens, first token of piece `number`, tokens of the
+    piece, its row among 2 * slots partial results).
+
+    Numbers below `slots` are those of slots. From there on they are users', or, with CUT, the
+    slots once more: each for the last piece of the user whose first slot it is. A number without
+    a piece has no tokens.
+    """
+    is_last = number >= slots
+    slot = tl.where(is_last, number - slots, number)
+    if CUT:
+        user = user_of_slot(offsets_ptr, users, steps, slot, PIECE)
+    else:
+        user = slot
+        if number < slots:
+            user = user_of_slot(offsets_ptr, users, steps, slot, PIECE)
     first = tl.load(offsets_ptr + user).to(tl.int32)
     length = tl.load(offsets_ptr + user + 1).to(tl.int32) - first
-    return length, first // PIECE + user, (length + PIECE - 1) // PIECE
+    full = tl.maximum(length - 1, 0) // PIECE
+    place = tl.where(is_last, full, slot - first // PIECE)
+    count = tl.where(place < full, PIECE, tl.where(is_last, length - full * PIECE, 0))
+    if CUT:
+        count = tl.where(is_last & ((slot != first // PIECE) | (full == 0)), 0, count)
+    row = tl.where(is_last, slots + first // PIECE, slot)
+    return user, first, length, first + place * PIECE, count, row
 
 
 @triton.jit
-def of_pieces(rows, PIECES: tl.constexpr, LANES: tl.constexpr):
-    """[PIECES * LANES] that agree inside a piece -> [PIECES]."""
-    return tl.max(tl.reshape(rows, [PIECES, LANES]), 1)
+def partial_rows(first, length, slots, done, PIECE: tl.constexpr, LANES: tl.constexpr):
+    """([LANES] rows of the partial results of a user's pieces from piece `done` on, is there one),
+    in their order."""
+    full = (length - 1) // PIECE
+    place = done + tl.arange(0, LANES)
+    slot = first // PIECE
+    return tl.where(place < full, slot + place, slots + slot), place <= full
+
+
+@triton.jit
+def tile_addresses(
+    left, column, STRIDE: tl.constexpr, COLUMNS: tl.constexpr, TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """([TILE, BLOCK] numbers from the first of a tile's tokens, which of them are among the `left`
+    tokens and the columns)."""
+    row = tl.arange(0, TILE)
+    inside = (row < left)[:, None]
+    if COLUMNS % BLOCK != 0:
+        inside = inside & (column < COLUMNS)[None, :]
+    return row[:, None] * STRIDE + column[None, :], inside
+
+
+@triton.jit
+def by_lane(tile, LANES: tl.constexpr):
+    """[TILE, BLOCK] -> [TILE / LANES, LANES, BLOCK]: along the first, each thread has all."""
+    return tl.reshape(tile, [tile.shape[0] // LANES, LANES, tile.shape[1]])
 
 
 @triton.jit
@@ -126,103 +193,104 @@ def launch_sum(
     out = torch.empty(sums, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
-    shape = piece_shape(columns)
-    slots = piece_slots(x.shape[0], users, shape)
-    # A user can be longer than a piece only if all users together are.
-    cut = x.shape[0] > shape.piece
-    partials = torch.empty(
-        (slots if cut else 0, heads, columns), dtype=torch.float32, device=x.device
-    )
-    column_blocks = cdiv(columns, shape.block)
-    common = {
-        "MEAN": mean, "COLUMNS": columns, "HEADS": heads,
-        "BLOCKS": column_blocks, "BLOCK": shape.block, "PIECE": shape.piece,
-    }  # fmt: skip
+    pieces = cut_users(x, offsets, SUM_CUT)
+    slots, shape = pieces.slots, pieces.shape
+    partials = torch.empty((2 * slots, heads, columns), dtype=torch.float32, device=x.device)
+    common = {"MEAN": mean, "HEADS": heads, **pieces.constants(columns)}
     launch(
-        _sum_pieces_kernel, cdiv(slots, shape.pieces) * heads * column_blocks,
-        (x, other, offsets, out, partials, users, search_steps(users)),
+        _sum_pieces_kernel, (slots + users) * heads * pieces.blocks,
+        (x, other, offsets, out, partials, *pieces.numbers()),
         {
             **common, "WEIGHTS": weights is not None, "TIMES": times is not None,
             "X_STRIDE": x.stride(0), "OTHER_STRIDE": 0 if other is None else other.stride(0),
-            "LANES": shape.lanes, "PIECES": shape.pieces,
+            "TILE": shape.tile, "LANES": shape.lanes,
         },
-        num_warps=4,
+        num_warps=shape.warps, maxnreg=REGISTERS,
     )  # fmt: skip
-    if cut:
+    if slots:
         launch(
-            _merge_sums_kernel, users * heads * column_blocks, (partials, offsets, out),
-            {**common, "LANES": MERGE_LANES}, num_warps=4,
+            _merge_sums_kernel, slots * heads * pieces.blocks,
+            (partials, offsets, out, *pieces.numbers()),
+            {**common, "LANES": MERGE_LANES}, num_warps=MERGE_WARPS,
         )  # fmt: skip
     return out
 
 
-@triton.jit(do_not_specialize=["users", "steps"])
+@triton.jit(do_not_specialize=["users", "slots", "steps"])
 def _sum_pieces_kernel(
-    x_ptr, other_ptr, offsets_ptr, out_ptr, partial_ptr, users, steps,
-    MEAN: tl.constexpr, COLUMNS: tl.constexpr, HEADS: tl.constexpr,
+    x_ptr, other_ptr, offsets_ptr, out_ptr, partial_ptr, users, slots, steps,
+    MEAN: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr,
     WEIGHTS: tl.constexpr, TIMES: tl.constexpr, X_STRIDE: tl.constexpr,
-    OTHER_STRIDE: tl.constexpr, LANES: tl.constexpr, PIECES: tl.constexpr,
+    OTHER_STRIDE: tl.constexpr, TILE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
+    number = tl.program_id(0) // (BLOCKS * HEADS)
     head = tl.program_id(0) // BLOCKS % HEADS
     column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
-    row = tl.arange(0, PIECES * LANES)
-    first_slot = tl.program_id(0) // (BLOCKS * HEADS) * PIECES
-    slot, user, first, length, begin, end = load_pieces(
-        offsets_ptr, first_slot, row, users, steps, PIECE, LANES, PIECES
+    user, _, length, begin, count, row = load_piece(
+        offsets_ptr, number, users, slots, steps, PIECE, False
     )
-    lane = begin + row % LANES
-    acc = tl.zeros([PIECES * LANES, BLOCK], tl.float32)
-    for done in range(0, tl.max(end - begin), LANES):
-        token = lane + done
-        inside = (token < end)[:, None] & (column < COLUMNS)[None, :]
-        x = tl.load(address_of(x_ptr, token, column, X_STRIDE), mask=inside, other=0.0)
-        x = x.to(tl.float32)
-        if WEIGHTS:
-            address = other_ptr + token.to(tl.int64) * OTHER_STRIDE + head
-            x *= tl.load(address, mask=token < end, other=0.0).to(tl.float32)[:, None]
-        if TIMES:
-            address = address_of(other_ptr, token, column, OTHER_STRIDE)
-            x *= tl.load(address, mask=inside, other=0.0).to(tl.float32)
-        acc += x
-    acc = tl.sum(tl.reshape(acc, [PIECES, LANES, BLOCK]), 1)
+    if (number < slots) & (count == 0):
+        return
+    x_ptr += begin.to(tl.int64) * X_STRIDE
+    if WEIGHTS or TIMES:
+        other_ptr += begin.to(tl.int64) * OTHER_STRIDE
+    acc = tl.zeros([LANES, BLOCK], tl.float32)
+    left = count
+    for _tile in range(0, count, TILE):
+        for _row in tl.static_range(TILE // LANES):
+            address, inside = tile_addresses(left, column, X_STRIDE, COLUMNS, LANES, BLOCK)
+            x = tl.load(x_ptr + address, mask=inside, other=0.0).to(tl.float32)
+            x_ptr += LANES * X_STRIDE
+            if WEIGHTS:
+                lane = tl.arange(0, LANES)
+                address = other_ptr + head + lane * OTHER_STRIDE
+                weight = tl.load(address, mask=lane < left, other=0.0)
+                x *= weight.to(tl.float32)[:, None]
+            if TIMES:
+                address, inside = tile_addresses(left, column, OTHER_STRIDE, COLUMNS, LANES, BLOCK)
+                x *= tl.load(other_ptr + address, mask=inside, other=0.0).to(tl.float32)
+            if WEIGHTS or TIMES:
+                other_ptr += LANES * OTHER_STRIDE
+            acc += x
+            left -= LANES
+    total = tl.sum(acc, 0)
+    if length > PIECE:
+        address = partial_ptr + (row.to(tl.int64) * HEADS + head) * COLUMNS + column
+        tl.store(address, total, mask=column < COLUMNS)
+    else:
+        _store_sum(out_ptr, total, user, length, head, column, MEAN, HEADS, COLUMNS)
 
-    slot = of_pieces(slot, PIECES, LANES)
-    user = of_pieces(user, PIECES, LANES)
-    length = of_pieces(length, PIECES, LANES)
-    begins = of_pieces((begin == first).to(tl.int32), PIECES, LANES) > 0
-    there = of_pieces(end - begin, PIECES, LANES) > 0
-    whole = begins & (length <= PIECE)
-    address = address_of(partial_ptr, slot * HEADS + head, column, COLUMNS)
-    cut = there & (length > PIECE)
-    tl.store(address, acc, mask=cut[:, None] & (column < COLUMNS)[None, :])
-    if MEAN:
-        acc /= tl.maximum(length, 1).to(tl.float32)[:, None]
-    address = address_of(out_ptr, user * HEADS + head, column, COLUMNS)
-    inside = whole[:, None] & (column < COLUMNS)[None, :]
-    tl.store(address, acc.to(out_ptr.dtype.element_ty), mask=inside)
 
-
-@triton.jit
+@triton.jit(do_not_specialize=["users", "slots", "steps"])
 def _merge_sums_kernel(
-    partial_ptr, offsets_ptr, out_ptr,
-    MEAN: tl.constexpr, COLUMNS: tl.constexpr, HEADS: tl.constexpr,
+    partial_ptr, offsets_ptr, out_ptr, users, slots, steps,
+    MEAN: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    user = tl.program_id(0) // (BLOCKS * HEADS)
-    length, slot, pieces = load_cut_user(offsets_ptr, user, PIECE)
-    if length <= PIECE:
+    number = slots + tl.program_id(0) // (BLOCKS * HEADS)
+    user, first, length, _, count, _ = load_piece(
+        offsets_ptr, number, users, slots, steps, PIECE, True
+    )
+    if count == 0:
         return
     head = tl.program_id(0) // BLOCKS % HEADS
     column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
-    lane = tl.arange(0, LANES)
     acc = tl.zeros([LANES, BLOCK], tl.float32)
-    for done in range(0, pieces, LANES):
-        inside = (lane + done < pieces)[:, None] & (column < COLUMNS)[None, :]
-        row = (slot + lane + done) * HEADS + head
-        acc += tl.load(address_of(partial_ptr, row, column, COLUMNS), mask=inside, other=0.0)
-    total = tl.sum(acc, 0)
+    for done in range(0, (length - 1) // PIECE + 1, LANES):
+        row, exists = partial_rows(first, length, slots, done, PIECE, LANES)
+        inside = exists[:, None] & (column < COLUMNS)[None, :]
+        address = address_of(partial_ptr, row * HEADS + head, column, COLUMNS)
+        acc += tl.load(address, mask=inside, other=0.0)
+    _store_sum(out_ptr, tl.sum(acc, 0), user, length, head, column, MEAN, HEADS, COLUMNS)
+
+
+@triton.jit
+def _store_sum(
+    out_ptr, total, user, length, head, column,
+    MEAN: tl.constexpr, HEADS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     if MEAN:
-        total /= length.to(tl.float32)
+        total /= tl.maximum(length, 1).to(tl.float32)
     address = out_ptr + (user.to(tl.int64) * HEADS + head) * COLUMNS + column
     tl.store(address, total.to(out_ptr.dtype.element_ty), mask=column < COLUMNS)

@@ -1,9 +1,9 @@
 """Softmax over each user's tokens, forward and backward; pieces as in `triton_segments`.
 
-A program that has a user whole reads its tokens twice, the second time from cache. Of a longer
-user, a first launch leaves the state of each piece (largest and sum of exponentials; in the
-backward the sum of y * dy), a second merges them, and a third, which is the first kernel again,
-writes the pieces.
+A program that has a user whole keeps its tokens in registers or reads them twice, the second time
+from cache. Of a longer user, the first launch leaves the state of each piece (largest and sum of
+exponentials; in the backward the sum of y * dy). In the second the program of a piece merges all
+states of its user, few beside its tokens, and writes the piece.
 """
 
 # Triton's jit and its launch options are not typed.
@@ -19,17 +19,22 @@ from torch import Tensor
 from jagged_kernels.attention.triton_blocks import LOG2_E, rows_of_dims
 from jagged_kernels.interaction.triton_segments import (
     MERGE_LANES,
+    REGISTERS,
+    Cut,
     address_of,
-    load_cut_user,
-    load_pieces,
-    piece_shape,
-    piece_slots,
+    by_lane,
+    cut_users,
+    load_piece,
+    partial_rows,
+    tile_addresses,
 )
-from jagged_kernels.interaction.triton_tiles import search_steps
-from jagged_kernels.launch import cdiv, launch
+from jagged_kernels.launch import launch
 
-# Four programs a multiprocessor in place of two: what spills, spills outside the loops.
-OPTIONS = {"num_warps": 8, "maxnreg": 64}
+# Long pieces, since cut users are read from memory twice; many warps, so that few users are on
+# their way at once and all of them fit in the cache.
+SOFTMAX_CUT = Cut(8, 64, 16)
+# Of y and of dy each half as much.
+BACKWARD_CUT = Cut(8, 32, 32)
 
 _LOG2_E = tl.constexpr(LOG2_E)
 # Below every score but -inf, so that nothing seen yet minus -inf is not NaN.
@@ -52,27 +57,22 @@ def _launch(x: Tensor, d_y: Tensor | None, offsets: Tensor) -> Tensor:
     out = torch.empty((tokens, columns), dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
-    shape = piece_shape(columns)
-    slots = piece_slots(tokens, users, shape)
-    cut = tokens > shape.piece
+    pieces = cut_users(x, offsets, SOFTMAX_CUT if d_y is None else BACKWARD_CUT)
+    slots, shape = pieces.slots, pieces.shape
     # Of a piece the sums, then what is largest.
-    states = torch.empty((slots if cut else 0, 2, columns), dtype=torch.float32, device=x.device)
-    blocks = cdiv(columns, shape.block)
-    common = {
-        "BACKWARD": d_y is not None, "COLUMNS": columns, "BLOCKS": blocks,
-        "BLOCK": shape.block, "PIECE": shape.piece,
+    states = torch.empty((2 * slots, 2, columns), dtype=torch.float32, device=x.device)
+    arguments = (x, d_y, out, offsets, states, *pieces.numbers())
+    constants = {
+        "BACKWARD": d_y is not None, **pieces.constants(columns), "X_STRIDE": x.stride(0),
+        "D_STRIDE": 0 if d_y is None else d_y.stride(0), "TILE": shape.tile, "LANES": shape.lanes,
+        "MERGE_LANES": MERGE_LANES,
     }  # fmt: skip
-    shapes = {
-        **common, "X_STRIDE": x.stride(0), "D_STRIDE": 0 if d_y is None else d_y.stride(0),
-        "LANES": shape.lanes, "PIECES": shape.pieces,
-    }  # fmt: skip
-    grid = cdiv(slots, shape.pieces) * blocks
-    arguments = (x, d_y, out, offsets, states, users, search_steps(users))
-    launch(_softmax_kernel, grid, arguments, {"MERGED": False, **shapes}, **OPTIONS)
-    if cut:
-        merge = {**common, "LANES": MERGE_LANES}
-        launch(_merge_kernel, users * blocks, (states, offsets), merge, **OPTIONS)
-        launch(_softmax_kernel, grid, arguments, {"MERGED": True, **shapes}, **OPTIONS)
+    for merged, programs in ((False, slots + users), (True, 2 * slots)):
+        if programs:
+            launch(
+                _softmax_kernel, programs * pieces.blocks, arguments,
+                {"MERGED": merged, **constants}, num_warps=shape.warps, maxnreg=REGISTERS,
+            )  # fmt: skip
     return out
 
 
@@ -92,113 +92,130 @@ def merge_softmax(top, total, AXIS: tl.constexpr):
     return largest, total
 
 
-@triton.jit
-def _to_rows(state, PIECES: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr):
-    """[PIECES, 1, BLOCK] -> [PIECES * LANES, BLOCK]."""
-    return tl.reshape(tl.broadcast_to(state, [PIECES, LANES, BLOCK]), [PIECES * LANES, BLOCK])
-
-
-@triton.jit(do_not_specialize=["users", "steps"])
+@triton.jit(do_not_specialize=["users", "slots", "steps"])
 def _softmax_kernel(
-    x_ptr, d_ptr, out_ptr, offsets_ptr, states_ptr, users, steps,
+    x_ptr, d_ptr, out_ptr, offsets_ptr, states_ptr, users, slots, steps,
     MERGED: tl.constexpr, BACKWARD: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr, PIECE: tl.constexpr, X_STRIDE: tl.constexpr, D_STRIDE: tl.constexpr,
-    LANES: tl.constexpr, PIECES: tl.constexpr,
+    TILE: tl.constexpr, LANES: tl.constexpr, MERGE_LANES: tl.constexpr,
 ):  # fmt: skip
     """Whole users, and the states of pieces of the others; MERGED: those pieces from the states."""
-    ROWS: tl.constexpr = PIECES * LANES
+    number = tl.program_id(0) // BLOCKS
     column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
-    has_column = (column < COLUMNS)[None, :]
-    row = tl.arange(0, ROWS)
-    first_slot = tl.program_id(0) // BLOCKS * PIECES
-    slot, user, first, length, begin, end = load_pieces(
-        offsets_ptr, first_slot, row, users, steps, PIECE, LANES, PIECES
+    _, first, length, begin, count, row = load_piece(
+        offsets_ptr, number, users, slots, steps, PIECE, MERGED
     )
-    lane = begin + row % LANES
-    is_cut = length > PIECE
+    if count == 0:
+        return
+    x_ptr += begin.to(tl.int64) * X_STRIDE
+    out_ptr += begin.to(tl.int64) * COLUMNS
+    if BACKWARD:
+        d_ptr += begin.to(tl.int64) * D_STRIDE
+    if (length <= TILE) & (not MERGED):
+        _softmax_of_tile(
+            x_ptr, d_ptr, out_ptr, length, column,
+            BACKWARD, COLUMNS, X_STRIDE, D_STRIDE, TILE, BLOCK,
+        )  # fmt: skip
+        return
 
     if MERGED:
-        end = tl.where(is_cut, end, begin)
-        inside = (is_cut & (begin < end))[:, None] & has_column
-        first_slot = first // PIECE + user
-        state = address_of(states_ptr, first_slot, column, 2 * COLUMNS)
-        total = tl.load(state, mask=inside, other=1.0)
-        top = tl.load(state + COLUMNS, mask=inside, other=0.0)
-    else:
-        top = tl.full([ROWS, BLOCK], LOWEST, tl.float32)
-        total = tl.zeros([ROWS, BLOCK], tl.float32)
-        for done in range(0, tl.max(end - begin), LANES):
-            token = lane + done
-            inside = (token < end)[:, None] & has_column
-            address = address_of(x_ptr, token, column, X_STRIDE)
+        top = tl.full([MERGE_LANES, BLOCK], LOWEST, tl.float32)
+        total = tl.zeros([MERGE_LANES, BLOCK], tl.float32)
+        for done in range(0, (length - 1) // PIECE + 1, MERGE_LANES):
+            state_row, exists = partial_rows(first, length, slots, done, PIECE, MERGE_LANES)
+            inside = exists[:, None] & (column < COLUMNS)[None, :]
+            state = address_of(states_ptr, state_row, column, 2 * COLUMNS)
+            totals = tl.load(state, mask=inside, other=0.0)
             if BACKWARD:
-                y = tl.load(address, mask=inside, other=0.0).to(tl.float32)
-                address = address_of(d_ptr, token, column, D_STRIDE)
-                total += y * tl.load(address, mask=inside, other=0.0).to(tl.float32)
+                total += totals
             else:
-                x = tl.load(address, mask=inside, other=float("-inf")).to(tl.float32)
-                top, total = online_softmax(top, total, x)
-        total = tl.reshape(total, [PIECES, LANES, BLOCK])
-        if BACKWARD:
-            total = tl.sum(total, 1, keep_dims=True)
-        else:
-            top, total = merge_softmax(tl.reshape(top, [PIECES, LANES, BLOCK]), total, 1)
-            top = _to_rows(top, PIECES, LANES, BLOCK)
-        total = _to_rows(total, PIECES, LANES, BLOCK)
-        one_of_piece = is_cut & (begin < end) & (row % LANES == 0)
-        inside = one_of_piece[:, None] & has_column
-        state = address_of(states_ptr, slot, column, 2 * COLUMNS)
-        tl.store(state, total, mask=inside)
-        if not BACKWARD:
-            tl.store(state + COLUMNS, top, mask=inside)
-        end = tl.where(is_cut, begin, end)
-
-    for done in range(0, tl.max(end - begin), LANES):
-        token = lane + done
-        inside = (token < end)[:, None] & has_column
-        address = address_of(x_ptr, token, column, X_STRIDE)
-        x = tl.load(address, mask=inside, other=0.0).to(tl.float32)
-        if BACKWARD:
-            address = address_of(d_ptr, token, column, D_STRIDE)
-            result = x * (tl.load(address, mask=inside, other=0.0).to(tl.float32) - total)
-        else:
-            result = tl.exp2((x - top) * _LOG2_E) / total
-        address = address_of(out_ptr, token, column, COLUMNS)
-        tl.store(address, result.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _merge_kernel(
-    states_ptr, offsets_ptr,
-    BACKWARD: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
-    PIECE: tl.constexpr, LANES: tl.constexpr,
-):  # fmt: skip
-    """The state of a cut user, in place of that of its first piece."""
-    user = tl.program_id(0) // BLOCKS
-    length, slot, pieces = load_cut_user(offsets_ptr, user, PIECE)
-    if length <= PIECE:
-        return
-    column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
-    lane = tl.arange(0, LANES)
-    top = tl.full([LANES, BLOCK], LOWEST, tl.float32)
-    total = tl.zeros([LANES, BLOCK], tl.float32)
-    for done in range(0, pieces, LANES):
-        inside = (lane + done < pieces)[:, None] & (column < COLUMNS)[None, :]
-        row = slot + lane + done
-        state = address_of(states_ptr, row, column, 2 * COLUMNS)
-        totals = tl.load(state, mask=inside, other=0.0)
-        if not BACKWARD:
-            tops = tl.load(state + COLUMNS, mask=inside, other=LOWEST)
-            larger = tl.maximum(top, tops)
-            totals *= tl.exp2((tops - larger) * _LOG2_E)
-            total *= tl.exp2((top - larger) * _LOG2_E)
-            top = larger
-        total += totals
-    state = states_ptr + slot.to(tl.int64) * (2 * COLUMNS) + column
+                tops = tl.load(state + COLUMNS, mask=inside, other=LOWEST)
+                larger = tl.maximum(top, tops)
+                total = total * tl.exp2((top - larger) * _LOG2_E)
+                total += totals * tl.exp2((tops - larger) * _LOG2_E)
+                top = larger
+    else:
+        top = tl.full([LANES, BLOCK], LOWEST, tl.float32)
+        total = tl.zeros([LANES, BLOCK], tl.float32)
+        x_tile = x_ptr
+        d_tile = d_ptr
+        for done in range(0, count, TILE):
+            left = count - done
+            address, inside = tile_addresses(left, column, X_STRIDE, COLUMNS, TILE, BLOCK)
+            x = tl.load(x_tile + address, mask=inside, other=0.0 if BACKWARD else float("-inf"))
+            x = x.to(tl.float32)
+            x_tile += TILE * X_STRIDE
+            if BACKWARD:
+                address, inside = tile_addresses(left, column, D_STRIDE, COLUMNS, TILE, BLOCK)
+                x *= tl.load(d_tile + address, mask=inside, other=0.0).to(tl.float32)
+                d_tile += TILE * D_STRIDE
+                total += tl.sum(by_lane(x, LANES), 0)
+            else:
+                x = by_lane(x, LANES)
+                larger = tl.maximum(top, tl.max(x, 0))
+                total *= tl.exp2((top - larger) * _LOG2_E)
+                total += tl.sum(tl.exp2((x - larger[None, :, :]) * _LOG2_E), 0)
+                top = larger
     if BACKWARD:
         total = tl.sum(total, 0)
     else:
         top, total = merge_softmax(top, total, 0)
-        total = tl.sum(total, 0)
-        tl.store(state + COLUMNS, tl.max(top, 0), mask=column < COLUMNS)
-    tl.store(state, total, mask=column < COLUMNS)
+        top, total = tl.max(top, 0), tl.sum(total, 0)
+
+    if (length > PIECE) & (not MERGED):
+        state = states_ptr + row.to(tl.int64) * (2 * COLUMNS) + column
+        tl.store(state, total, mask=column < COLUMNS)
+        if not BACKWARD:
+            tl.store(state + COLUMNS, top, mask=column < COLUMNS)
+    else:
+        _write_softmax(
+            x_ptr, d_ptr, out_ptr, top, total, count, column,
+            BACKWARD, COLUMNS, X_STRIDE, D_STRIDE, TILE, BLOCK,
+        )  # fmt: skip
+
+
+@triton.jit
+def _softmax_of_tile(
+    x_ptr, d_ptr, out_ptr, count, column,
+    BACKWARD: tl.constexpr, COLUMNS: tl.constexpr, X_STRIDE: tl.constexpr, D_STRIDE: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of a user whose tokens fit into registers, and so are read once."""
+    address, inside = tile_addresses(count, column, X_STRIDE, COLUMNS, TILE, BLOCK)
+    x = tl.load(x_ptr + address, mask=inside, other=0.0 if BACKWARD else float("-inf"))
+    x = x.to(tl.float32)
+    if BACKWARD:
+        address, inside = tile_addresses(count, column, D_STRIDE, COLUMNS, TILE, BLOCK)
+        d_y = tl.load(d_ptr + address, mask=inside, other=0.0).to(tl.float32)
+        result = x * (d_y - tl.sum(x * d_y, 0)[None, :])
+    else:
+        top = tl.maximum(tl.max(x, 0), LOWEST)
+        weight = tl.exp2((x - top[None, :]) * _LOG2_E)
+        result = weight * (1.0 / tl.sum(weight, 0))[None, :]
+    address, inside = tile_addresses(count, column, COLUMNS, COLUMNS, TILE, BLOCK)
+    tl.store(out_ptr + address, result.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _write_softmax(
+    x_ptr, d_ptr, out_ptr, top, total, count, column,
+    BACKWARD: tl.constexpr, COLUMNS: tl.constexpr, X_STRIDE: tl.constexpr, D_STRIDE: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    if not BACKWARD:
+        total = 1.0 / total
+    for done in range(0, count, TILE):
+        left = count - done
+        address, inside = tile_addresses(left, column, X_STRIDE, COLUMNS, TILE, BLOCK)
+        x = tl.load(x_ptr + address, mask=inside, other=0.0).to(tl.float32)
+        x_ptr += TILE * X_STRIDE
+        if BACKWARD:
+            address, inside = tile_addresses(left, column, D_STRIDE, COLUMNS, TILE, BLOCK)
+            d_y = tl.load(d_ptr + address, mask=inside, other=0.0).to(tl.float32)
+            d_ptr += TILE * D_STRIDE
+            result = x * (d_y - total[None, :])
+        else:
+            result = tl.exp2((x - top[None, :]) * _LOG2_E) * total[None, :]
+        address, inside = tile_addresses(left, column, COLUMNS, COLUMNS, TILE, BLOCK)
+        tl.store(out_ptr + address, result.to(out_ptr.dtype.element_ty), mask=inside)
+        out_ptr += TILE * COLUMNS

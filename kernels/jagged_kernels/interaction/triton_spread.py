@@ -112,7 +112,7 @@ def _spread_kernel(
     if index_ptr is not None:
         place = known - tl.load(offsets_ptr + user).to(tl.int32)
         index = tl.load(address_of(index_ptr, row, column, COLUMNS), mask=inside, other=-1)
-        value = tl.where(index == place[:, None], value, 0.0)
+        value = tl.where(index.to(tl.int32) == place[:, None], value, 0.0)
     if MEAN:
         first = tl.load(offsets_ptr + user).to(tl.int32)
         value /= (tl.load(offsets_ptr + user + 1).to(tl.int32) - first).to(tl.float32)[:, None]

@@ -43,7 +43,14 @@ def first_tile(offsets_ptr, user, TILE: tl.constexpr):
 @triton.jit
 def user_of_tile(offsets_ptr, users, steps, tile, TILE: tl.constexpr):
     """Whose number `tile` is, for a scalar 0 <= tile < tile_count."""
-    return _search(offsets_ptr, None, users, steps, tile, TILE, 1)
+    return _search(offsets_ptr, None, users, steps, tile, TILE, 1, 1)
+
+
+@triton.jit
+def user_of_slot(offsets_ptr, users, steps, slot, PIECE: tl.constexpr):
+    """The user with offsets[user] // PIECE <= slot < offsets[user + 1] // PIECE, for a scalar
+    0 <= slot < T // PIECE."""
+    return _search(offsets_ptr, None, users, steps, slot, PIECE, 1, 0)
 
 
 @triton.jit
@@ -61,15 +68,16 @@ def user_of_strip(
     offsets_ptr, matrix_offsets_ptr, users, steps, strip, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     """Whose number `strip` is, for a scalar 0 <= strip < strip_count."""
-    return _search(offsets_ptr, matrix_offsets_ptr, users, steps, strip, ROWS, COLUMNS)
+    return _search(offsets_ptr, matrix_offsets_ptr, users, steps, strip, ROWS, COLUMNS, 1)
 
 
 @triton.jit
 def _search(
     offsets_ptr, matrix_offsets_ptr, users, steps, number, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    COLUMNS: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
-    """The last user whose first number is not behind `number`."""
+    """The last user whose first number is not behind `number`; EACH: 1 where every user has one
+    number more than its tokens fill, 0 where not."""
     user = number * 0
     for step in range(0, steps):
         stride = 1 << ((steps - 1 - step) * _SHIFT)
@@ -77,7 +85,7 @@ def _search(
         exists = candidate < users
         if matrix_offsets_ptr is None:
             first = tl.load(offsets_ptr + candidate, mask=exists, other=0) // ROWS
-            first = first.to(tl.int32) + candidate
+            first = first.to(tl.int32) + candidate * EACH
         else:
             first = first_strip(offsets_ptr, matrix_offsets_ptr, candidate, exists, ROWS, COLUMNS)
         user += (tl.sum((exists & (first <= number)).to(tl.int32), 0) - 1) * stride
