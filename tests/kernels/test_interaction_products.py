@@ -95,11 +95,11 @@ def test_users_in_the_order_of_groups(
     lengths = torch.randint(0, 5, (users,), generator=generator).to(DEVICE)
     groups = torch.randint(0, count, (users,), generator=generator, dtype=dtype).to(DEVICE)
     offsets = torch.nn.functional.pad(lengths.cumsum(0, dtype=dtype), (1, 0))
-    places, order, group, bounds = triton_groups.segments_of(offsets, groups, count)
-    assert order is not None
+    places, starts, group, bounds = triton_groups.segments_of(offsets, groups, count)
     assert group is not None
     assert bounds is not None
-    assert torch.equal(order, groups.argsort(stable=True))
+    order = groups.argsort(stable=True)
+    assert torch.equal(starts, offsets[order])
     assert torch.equal(group, groups[order])
     assert torch.equal(places.diff(), lengths[order])
     assert places[0] == 0
