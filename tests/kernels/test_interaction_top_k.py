@@ -20,6 +20,7 @@ from torch import Tensor
 
 from jagged_kernels import JaggedTensor, jagged_top_k, jagged_unique, lengths_to_offsets
 from jagged_kernels.interaction.top_k import top_k, top_k_backward
+from jagged_kernels.interaction import unique as unique_module
 from jagged_kernels.interaction.unique import unique
 
 LENGTHS = [(0, 3, 300, 0, 1300, 1, 5, 0), (1,), (0, 0), ()]
@@ -121,13 +122,30 @@ def test_unique_is_the_reference(users, dtype):
     assert [part.tolist() for part in found.unbind()] == [sorted(set(user)) for user in users]
 
 
-def test_unique_takes_the_largest_ids():
+@pytest.mark.parametrize("few", [0, 100])
+def test_unique_takes_the_largest_ids(few, monkeypatch):
+    monkeypatch.setattr(unique_module, "_FEW", few)
     big = 2**63 - 1
     values = torch.tensor([big, -big - 1, big, 0, -big - 1], device=DEVICE)
     found, counts, _ = jagged_unique(JaggedTensor(values, offsets_of((4, 1), torch.int32)))
     assert [part.tolist() for part in found.unbind()] == [[-big - 1, 0, big], [-big - 1]]
     assert counts.tolist() == [1, 1, 2, 1]
     assert found.offsets.dtype == torch.int32
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
+def test_unique_looks_for_short_keys_in_large_batches(dtype, monkeypatch):
+    monkeypatch.setattr(unique_module, "_FEW", 0)
+    for values in ([-7, 30000, -7, 5, 5], [3, 3, 3, 3, 3]):
+        ids = JaggedTensor(torch.tensor(values, dtype=dtype, device=DEVICE), offsets_of((2, 0, 3)))
+        ours, theirs = (jagged_unique(ids, backend=b) for b in ("native", "reference"))
+        for mine, other in zip(ours, theirs, strict=True):
+            pairs = [(mine, other)] if isinstance(mine, Tensor) else [
+                (mine.values, other.values), (mine.offsets, other.offsets)
+            ]
+            for left, right in pairs:
+                assert left.dtype == right.dtype
+                assert torch.equal(left, right)
 
 
 def test_unique_in_a_graph():
