@@ -37,6 +37,7 @@ from jagged_kernels.interaction.triton_tiles import (
     tile_count,
     user_of_tile,
 )
+from jagged_kernels.interaction.triton_users import user_of
 from jagged_kernels.launch import cdiv, launch
 
 # D and K up to which one program holds the gradient of a user's matrix and those of its parts.
@@ -48,6 +49,7 @@ BACKWARD_CONFIGS = {2: LaunchConfig(32, 4, 2, 128), 4: LaunchConfig(32, 4, 2)}
 FORWARD_PROGRAMS = 8
 BACKWARD_PROGRAMS = 3
 
+_OWNER_BLOCK = 1024
 # Users at a time in the pass over users.
 _USERS = 64
 _SUM_BLOCK = 32
@@ -72,14 +74,18 @@ def launch_target(
     if tokens == 0:
         return out
     config = FORWARD_CONFIGS[x.element_size()]
-    units = tile_count(tokens, users, config.block)
-    span = cdiv(units, multiprocessors(x.device) * FORWARD_PROGRAMS)
+    tiles = cdiv(tokens, config.block)
+    span = cdiv(tiles, multiprocessors(x.device) * FORWARD_PROGRAMS)
+    owner = torch.empty(tokens, dtype=torch.int32, device=x.device)
     launch(
-        _target_kernel, cdiv(units, span),
+        _owner_kernel, cdiv(tokens, _OWNER_BLOCK),
+        (owner, offsets.contiguous(), users, tokens), {"BLOCK": _OWNER_BLOCK},
+    )  # fmt: skip
+    launch(
+        _target_kernel, cdiv(tiles, span),
         (
             x, target.contiguous(), weight.contiguous(),
-            None if bias is None else bias.contiguous(), out, offsets.contiguous(),
-            users, search_steps(users), units, span,
+            None if bias is None else bias.contiguous(), out, owner, tokens, span,
         ),
         {
             "X_STRIDE": x.stride(0), "ACTIVATION": activation, "D": dim, "K": columns,
@@ -195,34 +201,38 @@ def _load_part(
     return matrix.to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["users", "steps", "units", "span"])
+@triton.jit(do_not_specialize=["users", "tokens"])
+def _owner_kernel(owner_ptr, offsets_ptr, users, tokens, BLOCK: tl.constexpr):
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    user = user_of(offsets_ptr, users, tl.minimum(token, tokens - 1))
+    tl.store(owner_ptr + token, user, mask=token < tokens)
+
+
+@triton.jit(do_not_specialize=["tokens", "span"])
 def _target_kernel(
-    x_ptr, target_ptr, weight_ptr, bias_ptr, out_ptr, offsets_ptr, users, steps, units, span,
+    x_ptr, target_ptr, weight_ptr, bias_ptr, out_ptr, owner_ptr, tokens, span,
     X_STRIDE: tl.constexpr, ACTIVATION: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    low = tl.program_id(0) * span
-    high = tl.minimum(low + span, units)
-    first_user = user_of_tile(offsets_ptr, users, steps, low, TILE)
-    last_user = user_of_tile(offsets_ptr, users, steps, high - 1, TILE)
     shared, scaled, of_target = _load_parts(weight_ptr, D, K, BLOCK_D, BLOCK_K)
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    shared, scaled, of_target = shared.to(dtype), scaled.to(dtype), of_target.to(dtype)
     bias = tl.zeros([BLOCK_K], tl.float32)
     if bias_ptr is not None:
         bias = load_row(bias_ptr, 0, 0, K, BLOCK_K)
-    for index in range(0, last_user + 1 - first_user):
-        user = first_user + index
-        begin = first_tile(offsets_ptr, user, TILE)
-        user_start, end = tl.load(offsets_ptr + user), tl.load(offsets_ptr + user + 1)
-        target = load_row(target_ptr, user.to(tl.int64), 0, D, BLOCK_D)
-        matrix = (shared + target[:, None] * scaled).to(x_ptr.dtype.element_ty)
-        user_bias = bias + tl.sum(target[:, None] * of_target, 0)
-        from_token = user_start + tl.maximum(low - begin, 0) * TILE
-        to_token = tl.minimum(user_start + (high - begin) * TILE, end)
-        for token in range(from_token, to_token, TILE):
-            x = load_tile(x_ptr, token, to_token, X_STRIDE, 0, D, TILE, BLOCK_D)
-            out = tl.dot(x, matrix, input_precision=PRECISION) + user_bias[None, :]
-            out = activate(out, ACTIVATION, out_ptr.dtype.element_ty)
-            store_tile(out_ptr, out, token, to_token, 0, K, TILE, BLOCK_K)
+    column = tl.arange(0, BLOCK_D)
+    first = tl.program_id(0) * span * TILE
+    for start in range(first, tl.minimum(first + span * TILE, tokens), TILE):
+        x = load_tile(x_ptr, start, tokens, X_STRIDE, 0, D, TILE, BLOCK_D)
+        token = start + tl.arange(0, TILE)
+        user = tl.load(owner_ptr + token, mask=token < tokens, other=0)
+        address = target_ptr + user.to(tl.int64)[:, None] * D + column[None, :]
+        target = tl.load(address, mask=column[None, :] < D, other=0.0)
+        out = tl.dot(x, shared, input_precision=PRECISION)
+        out = add_dot(out, x * target, scaled, PRECISION)
+        out = add_dot(out, target, of_target, PRECISION) + bias[None, :]
+        out = activate(out, ACTIVATION, out_ptr.dtype.element_ty)
+        store_tile(out_ptr, out, start, tokens, 0, K, TILE, BLOCK_K)
 
 
 @triton.jit(do_not_specialize=["users", "steps", "units", "span"])
