@@ -19,8 +19,8 @@ from operation_cases import (
 from torch import Tensor
 
 from jagged_kernels import JaggedTensor, jagged_top_k, jagged_unique, lengths_to_offsets
-from jagged_kernels.interaction.top_k import top_k, top_k_backward
 from jagged_kernels.interaction import unique as unique_module
+from jagged_kernels.interaction.top_k import top_k, top_k_backward
 from jagged_kernels.interaction.unique import unique
 
 LENGTHS = [(0, 3, 300, 0, 1300, 1, 5, 0), (1,), (0, 0), ()]
@@ -100,6 +100,21 @@ def test_more_than_triton_takes():
     assert torch.equal(ours[1], reference[1])
 
 
+def assert_unique_is_the_reference(ids: JaggedTensor) -> tuple[JaggedTensor, Tensor]:
+    """(unique, inverse)"""
+    found, counts, inverse = jagged_unique(ids, backend="native")
+    expected, *others = jagged_unique(ids, backend="reference")
+    assert found.values.dtype == ids.dtype
+    for ours, theirs in [
+        (found.values, expected.values),
+        (found.offsets, expected.offsets),
+        (counts, others[0]),
+        (inverse, others[1]),
+    ]:
+        assert torch.equal(ours, theirs)
+    return found, inverse
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     users=st.lists(st.lists(st.integers(-3, 3), max_size=7), max_size=5),
@@ -108,16 +123,7 @@ def test_more_than_triton_takes():
 def test_unique_is_the_reference(users, dtype):
     values = torch.tensor([n for user in users for n in user], dtype=dtype, device=DEVICE)
     ids = JaggedTensor(values, offsets_of([len(user) for user in users]))
-    found, counts, inverse = jagged_unique(ids, backend="native")
-    expected, *others = jagged_unique(ids, backend="reference")
-    assert found.values.dtype == dtype
-    for ours, theirs in [
-        (found.values, expected.values),
-        (found.offsets, expected.offsets),
-        (counts, others[0]),
-        (inverse, others[1]),
-    ]:
-        assert torch.equal(ours, theirs)
+    found, inverse = assert_unique_is_the_reference(ids)
     assert torch.equal(found.values[inverse], values)
     assert [part.tolist() for part in found.unbind()] == [sorted(set(user)) for user in users]
 
@@ -134,18 +140,11 @@ def test_unique_takes_the_largest_ids(few, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
-def test_unique_looks_for_short_keys_in_large_batches(dtype, monkeypatch):
+@pytest.mark.parametrize("values", [[-7, 30000, -7, 5, 5], [3, 3, 3, 3, 3]])
+def test_unique_looks_for_short_keys_in_large_batches(values, dtype, monkeypatch):
     monkeypatch.setattr(unique_module, "_FEW", 0)
-    for values in ([-7, 30000, -7, 5, 5], [3, 3, 3, 3, 3]):
-        ids = JaggedTensor(torch.tensor(values, dtype=dtype, device=DEVICE), offsets_of((2, 0, 3)))
-        ours, theirs = (jagged_unique(ids, backend=b) for b in ("native", "reference"))
-        for mine, other in zip(ours, theirs, strict=True):
-            pairs = [(mine, other)] if isinstance(mine, Tensor) else [
-                (mine.values, other.values), (mine.offsets, other.offsets)
-            ]
-            for left, right in pairs:
-                assert left.dtype == right.dtype
-                assert torch.equal(left, right)
+    ids = torch.tensor(values, dtype=dtype, device=DEVICE)
+    assert_unique_is_the_reference(JaggedTensor(ids, offsets_of((2, 0, 3))))
 
 
 def test_unique_in_a_graph():

@@ -31,9 +31,7 @@ def key_dtype(size: int) -> torch.dtype:
     return torch.int64
 
 
-def _empty_keys(
-    ids: Sequence[Tensor], sizes: Sequence[int], parts: int
-) -> tuple[Tensor, Tensor]:
+def _empty_keys(ids: Sequence[Tensor], sizes: Sequence[int], parts: int) -> tuple[Tensor, Tensor]:
     count = len(ids) * ids[0].shape[0]
     keys = ids[0].new_empty(count, dtype=key_dtype(parts * sum(sizes)))
     return keys, keys.new_empty(count, dtype=torch.int64)
@@ -55,9 +53,7 @@ def _sum_sorted_rows(
     return launch_sum_sorted_rows(rows, order, keys, size, dtype)
 
 
-def _empty_sums(
-    rows: Tensor, order: Tensor, keys: Tensor, size: int, dtype: torch.dtype
-) -> Tensor:
+def _empty_sums(rows: Tensor, order: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> Tensor:
     return rows.new_empty((size, rows.shape[1]), dtype=dtype)
 
 

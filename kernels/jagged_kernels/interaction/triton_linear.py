@@ -219,8 +219,8 @@ def _normal_distribution(x, dtype: tl.constexpr):
     density = _SQRT_HALF_OVER_PI * power
     if dtype == tl.float32:
         return 0.5 * (1.0 + tl.erf(x * _SQRT_HALF)), density
-    # Half of Abramowitz and Stegun 7.1.26, within 1e-7: half types need no more, and the exact erf takes
-    # longer than the products.
+    # Half of Abramowitz and Stegun 7.1.26, within 1e-7: half types need no more, and the exact erf
+    # takes longer than the products.
     t = _inverse(1.0 + tl.abs(x) * (0.3275911 * _SQRT_HALF), dtype)
     tail = ((0.5307027145 * t - 0.7265760135) * t + 0.7107068705) * t - 0.142248368
     tail = (tail * t + 0.127414796) * t * power

@@ -1,9 +1,9 @@
 """Sums of rows that share a key, however many they are: the gradient of a lookup.
 
 A program takes a tile of sorted rows at once. Where not all of them share a key, which do is a
-matrix of ones and zeros, and its product with the rows has each row's sum. What begins and ends inside a tile is
-finished; of what goes on, every tile leaves a partial sum, and a second launch adds those up, for
-each key where it begins. The order of additions depends on nothing but the keys.
+matrix of ones and zeros, and its product with the rows has each row's sum. What begins and ends
+inside a tile is finished; of what goes on, every tile leaves a partial sum, and a second launch
+adds those up, for each key where it begins. The order of additions depends on nothing but the keys.
 """
 
 # Triton's jit and its launch options are not typed.

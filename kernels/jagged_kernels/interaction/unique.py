@@ -90,8 +90,8 @@ def _unique(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Te
             return _unique_keys(values, offsets, lowest, bits)
     # The ranks of ids need few bits, whatever the ids.
     distinct, ranks = values.unique(return_inverse=True)
-    rank, *others = _unique_keys(ranks, offsets, 0, tokens.bit_length())
-    return distinct[rank], *others
+    rank, begins, counts, inverse = _unique_keys(ranks, offsets, 0, tokens.bit_length())
+    return distinct[rank], begins, counts, inverse
 
 
 def _unique_keys(
