@@ -51,7 +51,7 @@ MOST_FUSED = 64
 FORWARD_MOST_FUSED = {2: 64, 4: 0}
 FORWARD_CONFIG = LaunchConfig(64, 4, 3)
 # By bytes of a number; `block` is the tokens at a time.
-BACKWARD_CONFIGS = {2: LaunchConfig(64, 4, 2, 168), 4: LaunchConfig(32, 4, 2)}
+BACKWARD_CONFIGS = {2: LaunchConfig(32, 4, 2, 128), 4: LaunchConfig(32, 4, 2)}
 # Up to so many tokens a program searches for users itself: one launch, but a loop that searches
 # cannot load ahead.
 ONE_LAUNCH_TOKENS = 2**16
@@ -64,7 +64,7 @@ _OWNER_BLOCK = 1024
 _USERS = 64
 _SUM_BLOCK = 32
 # Programs whose sums are added at a time.
-_SUM_ROWS = tl.constexpr(64)
+_SUM_ROWS = tl.constexpr(128)
 
 
 def launch_target(
@@ -181,7 +181,7 @@ def launch_target_backward(
             by_program, by_user, d_weight, None if bias is None else d_bias,
             programs, users, user_programs,
         ),
-        {"D": dim, "K": columns, "BLOCK": _SUM_BLOCK}, num_warps=4,
+        {"D": dim, "K": columns, "BLOCK": _SUM_BLOCK}, num_warps=8,
     )  # fmt: skip
     return d_x, d_target, d_weight, d_bias
 
@@ -274,9 +274,13 @@ def _target_backward_kernel(
         bias = load_row(bias_ptr, 0, 0, K, BLOCK_K)
     d_shared = tl.zeros([BLOCK_D, BLOCK_K], tl.float32)
     d_scaled = tl.zeros([BLOCK_D, BLOCK_K], tl.float32)
+    following = load_row(target_ptr, first_user.to(tl.int64), 0, D, BLOCK_D)
     for index in range(0, last_user + 1 - first_user):
         user = first_user + index
-        target = load_row(target_ptr, user.to(tl.int64), 0, D, BLOCK_D)
+        target = following
+        # Asked for now, it is there when its user comes.
+        next_user = tl.minimum(user + 1, last_user)
+        following = load_row(target_ptr, next_user.to(tl.int64), 0, D, BLOCK_D)
         weight = fold(shared, scaled, target, dtype)
         targets = tl.broadcast_to(target[None, :], [16, BLOCK_D]).to(dtype)
         user_bias = bias + tl.max(tl.dot(targets, of_target, input_precision=PRECISION), 0)
