@@ -99,12 +99,12 @@ def _unique_keys(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`_unique` of ids from `lowest` on that differ in the last `bits` bits."""
     users = offsets.shape[0] - 1
-    keys = values.long() - lowest
-    keys += token_users(offsets, values.shape[0]) << bits
-    keys = small_integers(keys, users << bits)
+    behind = users << bits
+    keys = (values.long() - lowest).add_(token_users(offsets, values.shape[0]), alpha=1 << bits)
+    keys = small_integers(keys, behind + 1)
     found, inverse, counts = keys.unique(return_inverse=True, return_counts=True)
-    firsts = torch.arange(users + 1, device=keys.device) << bits
-    begins = torch.searchsorted(found, firsts.to(found.dtype)).to(offsets.dtype)
+    firsts = torch.arange(0, behind + 1, 1 << bits, dtype=keys.dtype, device=keys.device)
+    begins = torch.searchsorted(found, firsts).to(offsets.dtype)
     ids = (found.long() & (1 << bits) - 1) + lowest
     return ids.to(values.dtype), begins, counts, inverse
 
