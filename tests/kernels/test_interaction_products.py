@@ -23,7 +23,7 @@ from product_cases import (
     target_case,
 )
 
-from jagged_kernels.interaction import triton_groups, triton_products
+from jagged_kernels.interaction import triton_groups, triton_products, triton_target_interaction
 from jagged_kernels.interaction.jagged_linear import Activation
 
 
@@ -140,6 +140,13 @@ def test_wide_scores(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", LENGTHS)
 def test_target_interaction_is_exact(name: str, dtype: torch.dtype) -> None:
     assert_as_exact_as_reference(target_call("none"), target_case(LENGTHS[name], 12, 18), dtype)
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_target_interaction_of_many_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_target_interaction, "ONE_LAUNCH_TOKENS", 0)
+    tensors = target_case(LENGTHS[name], 12, 18)
+    assert_as_exact_as_reference(target_call("gelu"), tensors, torch.float16)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -52,8 +52,8 @@ FORWARD_MOST_FUSED = {2: 64, 4: 0}
 FORWARD_CONFIG = LaunchConfig(64, 4, 3)
 # By bytes of a number; `block` is the tokens at a time.
 BACKWARD_CONFIGS = {2: LaunchConfig(32, 4, 2, 128), 4: LaunchConfig(32, 4, 2)}
-# Up to so many tokens a program searches for users itself: one launch, but a loop that searches
-# cannot load ahead.
+# Up to so many tokens, forward programs search for users themselves: that is one launch, but a
+# loop that searches cannot load ahead.
 ONE_LAUNCH_TOKENS = 2**16
 # Spans a multiprocessor, as many as run at a time.
 FORWARD_PROGRAMS = 4
@@ -83,9 +83,8 @@ def launch_target(
     out = torch.empty((tokens, columns), dtype=x.dtype, device=x.device)
     if tokens == 0:
         return out
-    config = FORWARD_CONFIG
     most = FORWARD_MOST_FUSED[x.element_size()]
-    tiles = cdiv(tokens, config.block)
+    tiles = cdiv(tokens, FORWARD_CONFIG.block)
     span = cdiv(tiles, multiprocessors(x.device) * FORWARD_PROGRAMS)
     offsets, owner = offsets.contiguous(), None
     if tokens > ONE_LAUNCH_TOKENS:
@@ -98,15 +97,15 @@ def launch_target(
         _target_kernel, cdiv(tiles, span),
         (
             x, target.contiguous(), weight.contiguous(),
-            None if bias is None else bias.contiguous(), out, owner, offsets, users,
-            tokens, span,
+            None if bias is None else bias.contiguous(), out, owner, offsets,
+            users, tokens, span,
         ),
         {
             "X_STRIDE": x.stride(0), "ACTIVATION": activation, "D": dim, "K": columns,
             "BLOCK_D": block_size(dim, most), "BLOCK_K": block_size(columns, most),
-            "TILE": config.block, "PRECISION": product_precision(x),
+            "TILE": FORWARD_CONFIG.block, "PRECISION": product_precision(x),
         },
-        **config.options(),
+        **FORWARD_CONFIG.options(),
     )  # fmt: skip
     return out
 
