@@ -33,10 +33,10 @@ def jagged_unique(
     Raises:
         TypeError, ValueError: arguments of wrong kind, shape or dtype.
 
-    U and the range of the ids depend on the ids, so this waits for the device twice; to trace it,
-    `torch.compile` needs `torch._dynamo.config.capture_dynamic_output_shape_ops`. It consists of
-    PyTorch's sort of all tokens, once, by user and id in as few bits as hold both, 32 where they
-    do: there is no Triton kernel.
+    U depends on the ids, and so does how few bits hold a user and an id: this waits for the device
+    twice, and to trace it, `torch.compile` needs
+    `torch._dynamo.config.capture_dynamic_output_shape_ops`. It consists of one sort of all tokens
+    by keys of these bits, 32 where that is enough, which is PyTorch's: there is no Triton kernel.
 
     >>> ids = JaggedTensor(torch.tensor([7, 3, 7, 3]), torch.tensor([0, 3, 4]))
     >>> unique, counts, inverse = jagged_unique(ids)
