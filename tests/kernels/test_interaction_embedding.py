@@ -58,6 +58,17 @@ def test_large_tables_are_sorted_by_themselves(monkeypatch):
     check_sparse_gradients("triton")
 
 
+def test_parts_of_the_tokens_are_summed_apart(monkeypatch):
+    monkeypatch.setattr(embedding_module, "_PART", 64)
+    tensors = features(700, 5)
+    few = {n: t for n, t in tensors.items() if not n.endswith("rare")}
+    assert_as_exact_as_reference(embedding, few, torch.float32)
+    assert_as_exact_as_reference(embedding, few, torch.float16)
+    # So many rows leave 16 bits to one part alone.
+    few["table_often"] = torch.randn((20_000, 5), device=DEVICE)
+    assert_as_exact_as_reference(embedding, few, torch.float32)
+
+
 def test_wide_vectors():
     tensors = features(50, 600)
     few = {n: t for n, t in tensors.items() if n == "offsets" or n.endswith("often")}
@@ -84,10 +95,10 @@ def test_operators_pass_opcheck():
     tables = [tensors[f"table_{n}"].requires_grad_() for n in ("often", "same")]
     ids = [tensors[f"ids_{n}"] for n in ("often", "same")]
     torch.library.opcheck(embed, (tables, ids, False))
-    torch.library.opcheck(sort_ids, (ids, [40, 3]))
+    torch.library.opcheck(sort_ids, (ids, [40, 3], 2))
     keys, order = ids[0].sort()
     rows = torch.randn(9, 4, device=DEVICE)
-    torch.library.opcheck(sum_sorted_rows, (rows, order, keys, 40))
+    torch.library.opcheck(sum_sorted_rows, (rows, order, keys, 40, torch.float32))
 
 
 @pytest.mark.parametrize("backend", ["native", "triton"])
@@ -130,10 +141,22 @@ def test_equal_keys_add_up_over_any_number_of_spans():
     keys = torch.arange(count, device=DEVICE) // 9_000 - 1  # -1, 0, and the beginning of 1
     rows = torch.arange(count, device=DEVICE).float()[:, None] % 8
     order = torch.arange(count, device=DEVICE).flip(0)
-    found = sum_sorted_rows(rows, order, keys, 2)
+    found = sum_sorted_rows(rows, order, keys, 2, torch.float32)
     picked = rows[order]
     expected = torch.stack([picked[keys == key].sum(0) for key in range(2)])
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("place", [3, 150, 280])
+def test_nan_of_a_row_reaches_its_key_only(place):
+    """Among several keys, and among rows of one key."""
+    keys = torch.cat([torch.arange(100) // 9, torch.full((190,), 12), torch.arange(10) + 13])
+    rows, order = torch.randn(300, 7), torch.randperm(300)
+    rows[order[place], 2] = math.nan
+    expected = torch.zeros(23, 7).index_add_(0, keys, rows[order])
+    inputs = (x.to(DEVICE) for x in (rows, order, keys))
+    found = sum_sorted_rows(*inputs, 23, torch.float32).cpu()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("sparse", [False, True])

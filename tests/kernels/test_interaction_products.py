@@ -23,7 +23,7 @@ from product_cases import (
     target_case,
 )
 
-from jagged_kernels.interaction import triton_groups, triton_products
+from jagged_kernels.interaction import triton_groups, triton_products, triton_target_interaction
 from jagged_kernels.interaction.jagged_linear import Activation
 
 
@@ -95,11 +95,11 @@ def test_users_in_the_order_of_groups(
     lengths = torch.randint(0, 5, (users,), generator=generator).to(DEVICE)
     groups = torch.randint(0, count, (users,), generator=generator, dtype=dtype).to(DEVICE)
     offsets = torch.nn.functional.pad(lengths.cumsum(0, dtype=dtype), (1, 0))
-    places, order, group, bounds = triton_groups.segments_of(offsets, groups, count)
-    assert order is not None
+    places, starts, group, bounds = triton_groups.segments_of(offsets, groups, count)
     assert group is not None
     assert bounds is not None
-    assert torch.equal(order, groups.argsort(stable=True))
+    order = groups.argsort(stable=True)
+    assert torch.equal(starts, offsets[order])
     assert torch.equal(group, groups[order])
     assert torch.equal(places.diff(), lengths[order])
     assert places[0] == 0
@@ -140,6 +140,13 @@ def test_wide_scores(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", LENGTHS)
 def test_target_interaction_is_exact(name: str, dtype: torch.dtype) -> None:
     assert_as_exact_as_reference(target_call("none"), target_case(LENGTHS[name], 12, 18), dtype)
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_target_interaction_of_many_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_target_interaction, "ONE_LAUNCH_TOKENS", 0)
+    tensors = target_case(LENGTHS[name], 12, 18)
+    assert_as_exact_as_reference(target_call("gelu"), tensors, torch.float16)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

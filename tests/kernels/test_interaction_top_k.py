@@ -19,6 +19,7 @@ from operation_cases import (
 from torch import Tensor
 
 from jagged_kernels import JaggedTensor, jagged_top_k, jagged_unique, lengths_to_offsets
+from jagged_kernels.interaction import unique as unique_module
 from jagged_kernels.interaction.top_k import top_k, top_k_backward
 from jagged_kernels.interaction.unique import unique
 
@@ -99,6 +100,21 @@ def test_more_than_triton_takes():
     assert torch.equal(ours[1], reference[1])
 
 
+def assert_unique_is_the_reference(ids: JaggedTensor) -> tuple[JaggedTensor, Tensor]:
+    """(unique, inverse)"""
+    found, counts, inverse = jagged_unique(ids, backend="native")
+    expected, *others = jagged_unique(ids, backend="reference")
+    assert found.values.dtype == ids.dtype
+    for ours, theirs in [
+        (found.values, expected.values),
+        (found.offsets, expected.offsets),
+        (counts, others[0]),
+        (inverse, others[1]),
+    ]:
+        assert torch.equal(ours, theirs)
+    return found, inverse
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     users=st.lists(st.lists(st.integers(-3, 3), max_size=7), max_size=5),
@@ -107,27 +123,28 @@ def test_more_than_triton_takes():
 def test_unique_is_the_reference(users, dtype):
     values = torch.tensor([n for user in users for n in user], dtype=dtype, device=DEVICE)
     ids = JaggedTensor(values, offsets_of([len(user) for user in users]))
-    found, counts, inverse = jagged_unique(ids, backend="native")
-    expected, *others = jagged_unique(ids, backend="reference")
-    assert found.values.dtype == dtype
-    for ours, theirs in [
-        (found.values, expected.values),
-        (found.offsets, expected.offsets),
-        (counts, others[0]),
-        (inverse, others[1]),
-    ]:
-        assert torch.equal(ours, theirs)
+    found, inverse = assert_unique_is_the_reference(ids)
     assert torch.equal(found.values[inverse], values)
     assert [part.tolist() for part in found.unbind()] == [sorted(set(user)) for user in users]
 
 
-def test_unique_takes_the_largest_ids():
+@pytest.mark.parametrize("few", [0, 100])
+def test_unique_takes_the_largest_ids(few, monkeypatch):
+    monkeypatch.setattr(unique_module, "_FEW", few)
     big = 2**63 - 1
     values = torch.tensor([big, -big - 1, big, 0, -big - 1], device=DEVICE)
     found, counts, _ = jagged_unique(JaggedTensor(values, offsets_of((4, 1), torch.int32)))
     assert [part.tolist() for part in found.unbind()] == [[-big - 1, 0, big], [-big - 1]]
     assert counts.tolist() == [1, 1, 2, 1]
     assert found.offsets.dtype == torch.int32
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("values", [[-7, 30000, -7, 5, 5], [3, 3, 3, 3, 3]])
+def test_unique_looks_for_short_keys_in_large_batches(values, dtype, monkeypatch):
+    monkeypatch.setattr(unique_module, "_FEW", 0)
+    ids = torch.tensor(values, dtype=dtype, device=DEVICE)
+    assert_unique_is_the_reference(JaggedTensor(ids, offsets_of((2, 0, 3))))
 
 
 def test_unique_in_a_graph():

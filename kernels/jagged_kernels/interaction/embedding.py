@@ -15,10 +15,12 @@ from jagged_kernels.interaction.row_sums import sort_ids, sum_sorted_rows
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import call, define_gradient, define_op
 
-# Of tables that are sorted together; and up to so many ids in all, every table is: what a sort
-# takes then is its launches.
+# Of tables that are sorted together, so that keys have 16 bits; and up to so many ids in all, every
+# table is: what a sort takes then is its launches.
 _SHARED_ROWS = 2**15
 _SHARED_IDS = 2**18
+# Of a part of the tokens at least: its gradients stay in cache while several tables take them.
+_PART = 2**17
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -50,8 +52,8 @@ def jagged_embedding(
     Triton's gradients sum the tokens of an id in their order (a stable sort, then sums of equal
     shares of it), without atomics, and sparse ones have each row once. Scratch memory of the
     backward: an order [T] for each of the tables that are sorted together (up to 32,768 rows in
-    all, and every larger one by itself; all for few ids), and a row of float32 for 64 of its
-    numbers (32 in float32).
+    all, and every larger one by itself; all for few ids), a row of float32 for 64 of its numbers
+    (32 in float32), and 32,768 more for tables that are sorted together.
 
     >>> item = JaggedTensor(torch.tensor([1, 0, 1]), torch.tensor([0, 2, 3]))
     >>> tables = [torch.tensor([[1.0], [2.0]]), torch.tensor([[10.0], [20.0]])]
@@ -157,14 +159,18 @@ def _gradient(
     needed = [feature for feature, need in enumerate(wanted[0]) if need]
     for group in _sorted_together(needed, sizes, d_out.shape[0]):
         heights = [sizes[feature] for feature in group]
-        keys, order = call(sort_ids, [ids[feature] for feature in group], heights)
+        parts = 1 if sparse else _parts(heights, d_out.shape[0])
+        keys, order = call(sort_ids, [ids[feature] for feature in group], heights, parts)
         if sparse:
-            parts = _sparse_gradients(d_out, keys, order, heights)
+            gradients = _sparse_gradients(d_out, keys, order, heights)
         else:
-            sums = call(sum_sorted_rows, d_out, order, keys, sum(heights))
-            parts = (sums,) if len(group) == 1 else sums.split_with_sizes(heights)
-        for feature, part in zip(group, parts, strict=True):
-            found[feature] = part
+            rows, dtype = sum(heights), d_out.dtype if parts == 1 else torch.float32
+            sums = call(sum_sorted_rows, d_out, order, keys, parts * rows, dtype)
+            if parts > 1:
+                sums = sums.unflatten(0, (parts, rows)).sum(0).to(d_out.dtype)
+            gradients = (sums,) if len(group) == 1 else sums.split_with_sizes(heights)
+        for feature, gradient in zip(group, gradients, strict=True):
+            found[feature] = gradient
     return (found,)
 
 
@@ -188,6 +194,13 @@ def _sorted_together(features: Sequence[int], sizes: Sequence[int], tokens: int)
     return groups
 
 
+def _parts(heights: Sequence[int], tokens: int) -> int:
+    """Parts of the tokens whose rows are summed apart, of tables that are sorted together."""
+    if len(heights) == 1:
+        return 1
+    return max(min(tokens // _PART, _SHARED_ROWS // sum(heights)), 1)
+
+
 def _sparse_gradients(
     d_out: Tensor, keys: Tensor, order: Tensor, heights: Sequence[int]
 ) -> list[Tensor]:
@@ -197,7 +210,7 @@ def _sparse_gradients(
     first[1:] &= keys.diff() != 0
     places = torch.where(valid, first.cumsum(0) - 1, -1)
     rows = keys[first].long()  # waits
-    sums = call(sum_sorted_rows, d_out, order, places, rows.shape[0])
+    sums = call(sum_sorted_rows, d_out, order, places, rows.shape[0], d_out.dtype)
     bases = [0, *accumulate(heights)]
     ends = torch.searchsorted(rows, rows.new_tensor(bases)).tolist()  # waits
     return [

@@ -10,13 +10,16 @@ from torch import Tensor
 from jagged_kernels.operators import define_op
 
 
-def _sort_ids(ids: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _sort_ids(ids: Sequence[Tensor], sizes: Sequence[int], parts: int) -> tuple[Tensor, Tensor]:
     """(keys, order) [features x T], sorted by key: ids of later features behind the tables, of
     `sizes`, before them; -1 for those outside their table. Order i is token i % T of a feature.
+
+    The tokens are in `parts` equal parts, and the keys of one behind all tables of those before it.
     """
     from jagged_kernels.interaction.triton_row_sums import launch_keys
 
-    keys, order = launch_keys(ids, sizes, key_dtype(sum(sizes))).sort(stable=True)
+    dtype = key_dtype(parts * sum(sizes))
+    keys, order = launch_keys(ids, sizes, parts, dtype).sort(stable=True)
     return keys, order
 
 
@@ -28,27 +31,30 @@ def key_dtype(size: int) -> torch.dtype:
     return torch.int64
 
 
-def _empty_keys(ids: Sequence[Tensor], sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+def _empty_keys(ids: Sequence[Tensor], sizes: Sequence[int], parts: int) -> tuple[Tensor, Tensor]:
     count = len(ids) * ids[0].shape[0]
-    keys = ids[0].new_empty(count, dtype=key_dtype(sum(sizes)))
+    keys = ids[0].new_empty(count, dtype=key_dtype(parts * sum(sizes)))
     return keys, keys.new_empty(count, dtype=torch.int64)
 
 
-def _sum_sorted_rows(rows: Tensor, order: Tensor, keys: Tensor, size: int) -> Tensor:
-    """[size, D]: row k is the sum of rows[order[i] % T] where keys[i] == k, in the order of i.
+def _sum_sorted_rows(
+    rows: Tensor, order: Tensor, keys: Tensor, size: int, dtype: torch.dtype
+) -> Tensor:
+    """[size, D] of `dtype`: row k is the sum of rows[order[i] % T] where keys[i] == k, in the order
+    of i.
 
     Args:
         rows: [T, D] floating.
-        order: [N] integers.
+        order: [N] integers; N < 2^31, as in what PyTorch sorts.
         keys: [N] integers; equal ones beside each other. Those outside [0, size) are left out.
     """
     from jagged_kernels.interaction.triton_row_sums import launch_sum_sorted_rows
 
-    return launch_sum_sorted_rows(rows, order, keys, size)
+    return launch_sum_sorted_rows(rows, order, keys, size, dtype)
 
 
-def _empty_sums(rows: Tensor, order: Tensor, keys: Tensor, size: int) -> Tensor:
-    return rows.new_empty((size, rows.shape[1]))
+def _empty_sums(rows: Tensor, order: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    return rows.new_empty((size, rows.shape[1]), dtype=dtype)
 
 
 sort_ids = define_op(_sort_ids, fake=_empty_keys)

@@ -44,9 +44,10 @@ def target_interaction(
         TypeError, ValueError: arguments of wrong kind, dtype, shape or device, before any launch.
 
     With weight^T = [W1; W2; W3; W4] the layer is k (W1 + W3 + q W4) + q (W2 - W3), q scaling the
-    rows of W4: a matrix and a bias for each user. Triton adds up the matrix in float32 and rounds
-    it once, where the concatenation would round k - q and k * q. Nothing of the size [T, 4 D] is
-    made; beyond D or K of 64 the backward makes the matrices and their gradients: 2 [B, D, K].
+    rows of W4: a matrix and a bias for each user. Triton rounds the sums of the weight once, and
+    k * q or the matrix, where the concatenation would round k - q and k * q. Nothing of the size
+    [T, 4 D] is made; beyond D or K of 64 the backward makes the matrices and their gradients:
+    2 [B, D, K].
 
     Source: Deep Interest Network, arXiv 1706.06978, section 4.3.
 
@@ -146,9 +147,12 @@ def _target_interaction_triton(
     activation: str,
 ) -> Tensor:
     from jagged_kernels.interaction.triton_linear import launch_linear
-    from jagged_kernels.interaction.triton_target_interaction import MOST_FUSED, launch_target
+    from jagged_kernels.interaction.triton_target_interaction import (
+        FORWARD_MOST_FUSED,
+        launch_target,
+    )
 
-    if max(weight.shape[0], history.shape[1]) <= MOST_FUSED:
+    if max(weight.shape[0], history.shape[1]) <= FORWARD_MOST_FUSED[history.element_size()]:
         return launch_target(history, target, weight, bias, offsets, activation=activation)
     shared, scaled, of_target = _parts(weight)
     user_bias = _user_bias(target, of_target, bias)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from jagged_kernels.interaction.rows import small_integers
 from jagged_kernels.launch import cdiv, launch
 
 # Users, and groups, that a program takes; it sums up the users before them, too.
@@ -22,7 +22,7 @@ class Segments(NamedTuple):
     """Users in an order in which those of a group are neighbours. Without groups, as they are."""
 
     offsets: Tensor  # [B + 1], of the tokens in this order
-    order: Tensor | None = None  # [B], the user at each place
+    starts: Tensor  # [B] or more, the first token of the user at each place
     group: Tensor | None = None  # [B], the group of the user at each place
     bounds: Tensor | None = None  # [groups + 1], the places of each group
 
@@ -34,28 +34,33 @@ def segments_of(offsets: Tensor, groups: Tensor | None, count: int) -> Segments:
         groups: [B] integers from 0 to `count` - 1; None where each user is a segment.
     """
     if groups is None:
-        return Segments(offsets)
-    group, order = torch.sort(groups, stable=True)
+        return Segments(offsets, offsets)
+    group, order = small_integers(groups, count).sort(stable=True)
     users = group.shape[0]
-    places, bounds = offsets.new_empty(users + 1), offsets.new_empty(count + 1)
+    places, starts = offsets.new_empty(users + 1), offsets.new_empty(users)
+    bounds = offsets.new_empty(count + 1)
     launch(
         _segments_kernel, cdiv(max(users, count + 1), _USERS),
-        (places, bounds, offsets, order, group, users, count), {"USERS": _USERS}, num_warps=8,
+        (places, starts, bounds, offsets, order, group, users, count), {"USERS": _USERS},
+        num_warps=8,
     )  # fmt: skip
-    return Segments(places, order, group, bounds)
+    return Segments(places, starts, group, bounds)
 
 
 @triton.jit(do_not_specialize=["users", "count"])
 def _segments_kernel(
-    places_ptr, bounds_ptr, offsets_ptr, order_ptr, group_ptr, users, count, USERS: tl.constexpr
-):
+    places_ptr, starts_ptr, bounds_ptr, offsets_ptr, order_ptr, group_ptr, users, count,
+    USERS: tl.constexpr,
+):  # fmt: skip
     first = tl.program_id(0) * USERS
     before = tl.zeros([USERS], tl.int32)
     for other in range(0, tl.minimum(first, users), USERS):
-        before += _lengths(offsets_ptr, order_ptr, other + tl.arange(0, USERS), users)
+        _, length = _users_at(offsets_ptr, order_ptr, other + tl.arange(0, USERS), users)
+        before += length
     place = first + tl.arange(0, USERS)
-    length = _lengths(offsets_ptr, order_ptr, place, users)
+    start, length = _users_at(offsets_ptr, order_ptr, place, users)
     end = tl.sum(before, 0) + tl.cumsum(length, 0)
+    tl.store(starts_ptr + place, start, mask=place < users)
     tl.store(places_ptr + place, end - length, mask=place < users)
     tl.store(places_ptr + place + 1, end, mask=place == users - 1)
     # A group begins behind those below it.
@@ -70,9 +75,10 @@ def _segments_kernel(
 
 
 @triton.jit
-def _lengths(offsets_ptr, order_ptr, place, users):
-    """Tokens of the users at some places, int32; 0 where nobody is."""
+def _users_at(offsets_ptr, order_ptr, place, users):
+    """(first token, number of tokens as int32) of the users at some places; 0 where nobody is."""
     inside = place < users
     user = tl.load(order_ptr + place, mask=inside, other=0)
+    start = tl.load(offsets_ptr + user, mask=inside, other=0)
     end = tl.load(offsets_ptr + user + 1, mask=inside, other=0)
-    return (end - tl.load(offsets_ptr + user, mask=inside, other=0)).to(tl.int32)
+    return start, (end - start).to(tl.int32)

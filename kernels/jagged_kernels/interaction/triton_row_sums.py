@@ -1,9 +1,9 @@
 """Sums of rows that share a key, however many they are: the gradient of a lookup.
 
-A program takes a tile of sorted rows at once. Which of them share a key is a matrix of ones and
-zeros, and its product with the rows has each row's sum. What begins and ends inside a tile is
-finished; of what goes on, every tile leaves a partial sum, and a second launch adds those up, for
-each key where it begins. The order of additions depends on nothing but the keys.
+A program takes a tile of sorted rows at once. Where not all of them share a key, which do is a
+matrix of ones and zeros, and its product with the rows has each row's sum. What begins and ends
+inside a tile is finished; of what goes on, every tile leaves a partial sum, and a second launch
+adds those up, for each key where it begins. The order of additions depends on nothing but the keys.
 """
 
 # Triton's jit and its launch options are not typed.
@@ -32,36 +32,44 @@ _MAX_COLUMNS = 128
 _KEY_BLOCK = 1024
 
 
-def launch_keys(ids: Sequence[Tensor], sizes: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """[features x T]: ids, those of later features behind the tables before them, and -1 for those
-    outside their own."""
+def launch_keys(
+    ids: Sequence[Tensor], sizes: Sequence[int], parts: int, dtype: torch.dtype
+) -> Tensor:
+    """[features x T]: ids, those of later features behind the tables before them, those of later
+    parts of the tokens behind all tables of the parts before, and -1 for those outside their
+    table."""
     tokens = ids[0].shape[0]
     keys = torch.empty(len(ids) * tokens, dtype=dtype, device=ids[0].device)
     if keys.numel():
         packed = tuple(n.contiguous() for n in ids)
-        bases = tuple(accumulate(sizes[:-1], initial=0))
-        tables = {"SIZES": tuple(sizes), "BASES": bases, "BLOCK": _KEY_BLOCK}
-        launch(_keys_kernel, cdiv(tokens, _KEY_BLOCK), (keys, packed, tokens), tables)
+        *bases, rows = accumulate(sizes, initial=0)
+        tables = {"SIZES": tuple(sizes), "BASES": tuple(bases), "ROWS": rows, "BLOCK": _KEY_BLOCK}
+        inputs = (keys, packed, tokens, cdiv(tokens, parts))
+        launch(_keys_kernel, cdiv(tokens, _KEY_BLOCK), inputs, tables)
     return keys
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "part"])
 def _keys_kernel(
-    keys_ptr, ids, tokens, SIZES: tl.constexpr, BASES: tl.constexpr, BLOCK: tl.constexpr
-):
+    keys_ptr, ids, tokens, part, SIZES: tl.constexpr, BASES: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = token < tokens
+    before = (token // part).to(tl.int64) * ROWS
     for feature in tl.static_range(len(ids)):
         number = tl.load(ids[feature] + token, mask=inside, other=-1)
         exists = (number >= 0) & (number < SIZES[feature])
-        key = tl.where(exists, number.to(tl.int64) + BASES[feature], -1)
+        key = tl.where(exists, before + number.to(tl.int64) + BASES[feature], -1)
         place = token.to(tl.int64) + tokens.to(tl.int64) * feature
         tl.store(keys_ptr + place, key.to(keys_ptr.dtype.element_ty), mask=inside)
 
 
-def launch_sum_sorted_rows(rows: Tensor, order: Tensor, keys: Tensor, size: int) -> Tensor:
+def launch_sum_sorted_rows(
+    rows: Tensor, order: Tensor, keys: Tensor, size: int, dtype: torch.dtype
+) -> Tensor:
     """What `row_sums.sum_sorted_rows` says."""
-    sums = rows.new_zeros((size, rows.shape[1]))
+    sums = rows.new_zeros((size, rows.shape[1]), dtype=dtype)
     count, width = keys.shape[0], rows.shape[1]
     if rows.numel() == 0 or size == 0 or count == 0:
         return sums
@@ -102,34 +110,42 @@ def _sum_tiles_kernel(
     inside = at < count
     key = tl.load(keys_ptr + at, mask=inside, other=-1)
     after = tl.load(keys_ptr + at + 1, mask=at + 1 < end, other=-1)
-    row = tl.load(order_ptr + at, mask=inside, other=0) % tokens
+    row = tl.load(order_ptr + at, mask=inside, other=0).to(tl.int32) % tokens
     address, column = row_addresses(row, STRIDE, WIDTH, COLUMNS)
     rows = tl.load(rows_ptr + address, mask=inside[:, None] & column, other=0.0)
-    others = tl.load(keys_ptr + start + tl.arange(0, TILE), mask=inside, other=-1)
-    is_number = (tl.abs(rows.to(tl.float32)) < float("inf")).to(tl.int32)
-    if tl.min(tl.min(is_number, 1), 0) > 0:
-        same = (key[:, None] == others[None, :]).to(rows.dtype)
-        sums = tl.dot(same, rows, input_precision=PRECISION)
-    else:
-        # 0 times NaN would reach the rows of other keys.
-        sums = tl.zeros([TILE, COLUMNS], tl.float32)
-        columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-        for place in range(start, end):
-            number = tl.load(order_ptr + place).to(tl.int64) % tokens
-            one = tl.load(rows_ptr + number * STRIDE + columns, mask=columns < WIDTH, other=0.0)
-            shares = (key == tl.load(keys_ptr + place))[:, None]
-            sums += tl.where(shares, one.to(tl.float32)[None, :], 0.0)
-
     first, last = tl.load(keys_ptr + start), tl.load(keys_ptr + end - 1)
     goes_on = tl.load(keys_ptr + start - 1, mask=start > 0, other=-1) == first
     stays = tl.load(keys_ptr + end, mask=end < count, other=-1) == last
-    head = (key == first) & goes_on
-    tail = (key == last) & stays & (head == 0)
-    which = inside & (key >= 0) & (key < size) & ((after != key) | (at == end - 1))
-    _store_rows(sums_ptr, sums, key, which & (head == 0) & (tail == 0), WIDTH, COLUMNS)
-    if partials_ptr is not None:
-        slot = 2 * tile + tail.to(tl.int64)
-        _store_rows(partials_ptr, sums, slot, which & (head | tail), WIDTH, COLUMNS)
+    if first == last:
+        total = tl.sum(rows.to(tl.float32), 0)[None, :]
+        zero = tl.zeros([1], tl.int64)
+        exists = (zero <= first) & (first < size)
+        cut = goes_on | stays
+        _store_rows(sums_ptr, total, zero + first, exists & (cut == 0), WIDTH, COLUMNS)
+        if partials_ptr is not None:
+            begins = (goes_on == 0).to(tl.int64)
+            _store_rows(partials_ptr, total, zero + 2 * tile + begins, exists & cut, WIDTH, COLUMNS)
+    else:
+        others = tl.load(keys_ptr + start + tl.arange(0, TILE), mask=inside, other=-1)
+        same = (key[:, None] == others[None, :]).to(rows.dtype)
+        sums = tl.dot(same, rows, input_precision=PRECISION)
+        # 0 times NaN reaches the rows of all keys.
+        if tl.sum(tl.sum(sums * 0.0, 1), 0) != 0.0:
+            sums = tl.zeros([TILE, COLUMNS], tl.float32)
+            columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+            for place in range(start, end):
+                number = tl.load(order_ptr + place).to(tl.int32) % tokens
+                one = rows_ptr + number.to(tl.int64) * STRIDE + columns
+                one = tl.load(one, mask=columns < WIDTH, other=0.0).to(tl.float32)
+                shares = (key == tl.load(keys_ptr + place))[:, None]
+                sums += tl.where(shares, one[None, :], 0.0)
+        head = (key == first) & goes_on
+        tail = (key == last) & stays
+        ends = inside & (key >= 0) & (key < size) & ((after != key) | (at == end - 1))
+        _store_rows(sums_ptr, sums, key, ends & (head == 0) & (tail == 0), WIDTH, COLUMNS)
+        if partials_ptr is not None:
+            slots = 2 * tile + tail.to(tl.int64)
+            _store_rows(partials_ptr, sums, slots, ends & (head | tail), WIDTH, COLUMNS)
 
 
 @triton.jit(do_not_specialize=["tiles", "size"])

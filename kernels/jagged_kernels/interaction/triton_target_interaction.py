@@ -1,10 +1,13 @@
 """The kernels of `target_interaction`: one pass over the tokens each way.
 
-Programs take equal spans of tile numbers (`triton_tiles`) and walk the users that lie in them. What
-all users share of the weight stays in registers; a user's matrix is put together when its tokens
-come. In the backward the gradient of that matrix is taken apart when they are done: what belongs to
-the user is stored, what all users share is added up by each program, and then over programs. What
-the target alone takes part in needs the sums over a user's tokens only: a pass over users.
+Forward, programs take equal spans of tokens, whosever they are, each with the target of its user:
+three products with matrices that all users share.
+
+Backward, they take equal spans of tile numbers (`triton_tiles`) and walk the users that lie in
+them. A user's matrix is put together when its tokens come, and its gradient is taken apart when
+they are done: what belongs to the user is stored, what all users share is added up by each program,
+and then over programs. What the target alone takes part in needs the sums over a user's tokens
+only: a pass over users.
 """
 
 # Triton's jit and its launch options are not typed.
@@ -23,6 +26,7 @@ from jagged_kernels.backends import multiprocessors
 from jagged_kernels.interaction.triton_linear import (
     activate,
     block_size,
+    fold,
     load_row,
     load_weight,
     product_precision,
@@ -37,22 +41,30 @@ from jagged_kernels.interaction.triton_tiles import (
     tile_count,
     user_of_tile,
 )
+from jagged_kernels.interaction.triton_users import user_of
 from jagged_kernels.launch import cdiv, launch
 
 # D and K up to which one program holds the gradient of a user's matrix and those of its parts.
 MOST_FUSED = 64
+# The same of the forward, by bytes of a number: of float32, whose products are six, one with a
+# matrix for each user takes less time than three.
+FORWARD_MOST_FUSED = {2: 64, 4: 0}
+FORWARD_CONFIG = LaunchConfig(64, 4, 3)
 # By bytes of a number; `block` is the tokens at a time.
-FORWARD_CONFIGS = {2: LaunchConfig(64, 8, 3, 128), 4: LaunchConfig(64, 4, 2)}
 BACKWARD_CONFIGS = {2: LaunchConfig(32, 4, 2, 128), 4: LaunchConfig(32, 4, 2)}
-# Spans a multiprocessor.
-FORWARD_PROGRAMS = 8
+# Up to so many tokens, forward programs search for users themselves: that is one launch, but a
+# loop that searches cannot load ahead.
+ONE_LAUNCH_TOKENS = 2**16
+# Spans a multiprocessor, as many as run at a time.
+FORWARD_PROGRAMS = 4
 BACKWARD_PROGRAMS = 3
 
+_OWNER_BLOCK = 1024
 # Users at a time in the pass over users.
 _USERS = 64
 _SUM_BLOCK = 32
 # Programs whose sums are added at a time.
-_SUM_ROWS = tl.constexpr(64)
+_SUM_ROWS = tl.constexpr(128)
 
 
 def launch_target(
@@ -65,28 +77,35 @@ def launch_target(
     activation: str,
 ) -> Tensor:
     """[T, K] of history [T, D], target [B, D], weight [K, 4 D] and bias [K]; D and K up to
-    `MOST_FUSED`."""
+    `FORWARD_MOST_FUSED`."""
     x = unit_stride(history)
     (tokens, dim), columns, users = x.shape, weight.shape[0], target.shape[0]
     out = torch.empty((tokens, columns), dtype=x.dtype, device=x.device)
     if tokens == 0:
         return out
-    config = FORWARD_CONFIGS[x.element_size()]
-    units = tile_count(tokens, users, config.block)
-    span = cdiv(units, multiprocessors(x.device) * FORWARD_PROGRAMS)
+    most = FORWARD_MOST_FUSED[x.element_size()]
+    tiles = cdiv(tokens, FORWARD_CONFIG.block)
+    span = cdiv(tiles, multiprocessors(x.device) * FORWARD_PROGRAMS)
+    offsets, owner = offsets.contiguous(), None
+    if tokens > ONE_LAUNCH_TOKENS:
+        owner = torch.empty(tokens, dtype=torch.int32, device=x.device)
+        launch(
+            _owner_kernel, cdiv(tokens, _OWNER_BLOCK), (owner, offsets, users, tokens),
+            {"BLOCK": _OWNER_BLOCK},
+        )  # fmt: skip
     launch(
-        _target_kernel, cdiv(units, span),
+        _target_kernel, cdiv(tiles, span),
         (
             x, target.contiguous(), weight.contiguous(),
-            None if bias is None else bias.contiguous(), out, offsets.contiguous(),
-            users, search_steps(users), units, span,
+            None if bias is None else bias.contiguous(), out, owner, offsets,
+            users, tokens, span,
         ),
         {
             "X_STRIDE": x.stride(0), "ACTIVATION": activation, "D": dim, "K": columns,
-            "BLOCK_D": block_size(dim, MOST_FUSED), "BLOCK_K": block_size(columns, MOST_FUSED),
-            "TILE": config.block, "PRECISION": product_precision(x),
+            "BLOCK_D": block_size(dim, most), "BLOCK_K": block_size(columns, most),
+            "TILE": FORWARD_CONFIG.block, "PRECISION": product_precision(x),
         },
-        **config.options(),
+        **FORWARD_CONFIG.options(),
     )  # fmt: skip
     return out
 
@@ -161,21 +180,23 @@ def launch_target_backward(
             by_program, by_user, d_weight, None if bias is None else d_bias,
             programs, users, user_programs,
         ),
-        {"D": dim, "K": columns, "BLOCK": _SUM_BLOCK}, num_warps=4,
+        {"D": dim, "K": columns, "BLOCK": _SUM_BLOCK}, num_warps=8,
     )  # fmt: skip
     return d_x, d_target, d_weight, d_bias
 
 
 @triton.jit
 def _load_parts(
-    weight_ptr, D: tl.constexpr, K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr
-):
-    """[BLOCK_D, BLOCK_K] float32 each: what multiplies a token, what multiplies token times
-    target, and what multiplies the target."""
+    weight_ptr, dtype: tl.constexpr, D: tl.constexpr, K: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK_D, BLOCK_K] each: what multiplies a token, what multiplies token times target, and
+    what multiplies the target."""
     shared = _load_part(weight_ptr, 0, D, K, BLOCK_D, BLOCK_K)
     shared += _load_part(weight_ptr, 2, D, K, BLOCK_D, BLOCK_K)
     scaled = _load_part(weight_ptr, 3, D, K, BLOCK_D, BLOCK_K)
-    return shared, scaled, _load_of_target(weight_ptr, D, K, BLOCK_D, BLOCK_K)
+    of_target = _load_of_target(weight_ptr, D, K, BLOCK_D, BLOCK_K)
+    return shared.to(dtype), scaled.to(dtype), of_target.to(dtype)
 
 
 @triton.jit
@@ -195,34 +216,40 @@ def _load_part(
     return matrix.to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["users", "steps", "units", "span"])
+@triton.jit(do_not_specialize=["users", "tokens"])
+def _owner_kernel(owner_ptr, offsets_ptr, users, tokens, BLOCK: tl.constexpr):
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    user = user_of(offsets_ptr, users, tl.minimum(token, tokens - 1))
+    tl.store(owner_ptr + token, user, mask=token < tokens)
+
+
+@triton.jit(do_not_specialize=["users", "tokens", "span"])
 def _target_kernel(
-    x_ptr, target_ptr, weight_ptr, bias_ptr, out_ptr, offsets_ptr, users, steps, units, span,
+    x_ptr, target_ptr, weight_ptr, bias_ptr, out_ptr, owner_ptr, offsets_ptr, users, tokens, span,
     X_STRIDE: tl.constexpr, ACTIVATION: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    low = tl.program_id(0) * span
-    high = tl.minimum(low + span, units)
-    first_user = user_of_tile(offsets_ptr, users, steps, low, TILE)
-    last_user = user_of_tile(offsets_ptr, users, steps, high - 1, TILE)
-    shared, scaled, of_target = _load_parts(weight_ptr, D, K, BLOCK_D, BLOCK_K)
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    shared, scaled, of_target = _load_parts(weight_ptr, dtype, D, K, BLOCK_D, BLOCK_K)
     bias = tl.zeros([BLOCK_K], tl.float32)
     if bias_ptr is not None:
         bias = load_row(bias_ptr, 0, 0, K, BLOCK_K)
-    for index in range(0, last_user + 1 - first_user):
-        user = first_user + index
-        begin = first_tile(offsets_ptr, user, TILE)
-        user_start, end = tl.load(offsets_ptr + user), tl.load(offsets_ptr + user + 1)
-        target = load_row(target_ptr, user.to(tl.int64), 0, D, BLOCK_D)
-        matrix = (shared + target[:, None] * scaled).to(x_ptr.dtype.element_ty)
-        user_bias = bias + tl.sum(target[:, None] * of_target, 0)
-        from_token = user_start + tl.maximum(low - begin, 0) * TILE
-        to_token = tl.minimum(user_start + (high - begin) * TILE, end)
-        for token in range(from_token, to_token, TILE):
-            x = load_tile(x_ptr, token, to_token, X_STRIDE, 0, D, TILE, BLOCK_D)
-            out = tl.dot(x, matrix, input_precision=PRECISION) + user_bias[None, :]
-            out = activate(out, ACTIVATION, out_ptr.dtype.element_ty)
-            store_tile(out_ptr, out, token, to_token, 0, K, TILE, BLOCK_K)
+    column = tl.arange(0, BLOCK_D)
+    first = tl.program_id(0) * span * TILE
+    for start in range(first, tl.minimum(first + span * TILE, tokens), TILE):
+        x = load_tile(x_ptr, start, tokens, X_STRIDE, 0, D, TILE, BLOCK_D)
+        token = start + tl.arange(0, TILE)
+        if owner_ptr is None:
+            user = user_of(offsets_ptr, users, tl.minimum(token, tokens - 1))
+        else:
+            user = tl.load(owner_ptr + token, mask=token < tokens, other=0)
+        address = target_ptr + user.to(tl.int64)[:, None] * D + column[None, :]
+        target = tl.load(address, mask=column[None, :] < D, other=0.0)
+        out = tl.dot(x, shared, input_precision=PRECISION)
+        out = add_dot(out, x * target, scaled, PRECISION)
+        out = add_dot(out, target, of_target, PRECISION) + bias[None, :]
+        out = activate(out, ACTIVATION, out_ptr.dtype.element_ty)
+        store_tile(out_ptr, out, start, tokens, 0, K, TILE, BLOCK_K)
 
 
 @triton.jit(do_not_specialize=["users", "steps", "units", "span"])
@@ -239,21 +266,27 @@ def _target_backward_kernel(
     first_user = user_of_tile(offsets_ptr, users, steps, low, TILE)
     last_user = user_of_tile(offsets_ptr, users, steps, high - 1, TILE)
     rows, columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_K)
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    shared, scaled, of_target = _load_parts(weight_ptr, dtype, D, K, BLOCK_D, BLOCK_K)
+    bias = tl.zeros([BLOCK_K], tl.float32)
+    if bias_ptr is not None:
+        bias = load_row(bias_ptr, 0, 0, K, BLOCK_K)
     d_shared = tl.zeros([BLOCK_D, BLOCK_K], tl.float32)
     d_scaled = tl.zeros([BLOCK_D, BLOCK_K], tl.float32)
+    following = load_row(target_ptr, first_user.to(tl.int64), 0, D, BLOCK_D)
     for index in range(0, last_user + 1 - first_user):
         user = first_user + index
-        # From cache each time: there are no registers to keep them in.
-        shared, scaled, of_target = _load_parts(weight_ptr, D, K, BLOCK_D, BLOCK_K)
-        target = load_row(target_ptr, user.to(tl.int64), 0, D, BLOCK_D)
-        weight = (shared + target[:, None] * scaled).to(x_ptr.dtype.element_ty)
-        user_bias = tl.sum(target[:, None] * of_target, 0)
-        if bias_ptr is not None:
-            user_bias += load_row(bias_ptr, 0, 0, K, BLOCK_K)
+        target = following
+        # Asked for now, it is there when its user comes.
+        next_user = tl.minimum(user + 1, last_user)
+        following = load_row(target_ptr, next_user.to(tl.int64), 0, D, BLOCK_D)
+        weight = fold(shared, scaled, target, dtype)
+        targets = tl.broadcast_to(target[None, :], [16, BLOCK_D]).to(dtype)
+        user_bias = bias + tl.max(tl.dot(targets, of_target, input_precision=PRECISION), 0)
         begin, end = first_tile(offsets_ptr, user, TILE), first_tile(offsets_ptr, user + 1, TILE)
         user_start, user_end = tl.load(offsets_ptr + user), tl.load(offsets_ptr + user + 1)
         acc, total = add_tiles(
-            tl.zeros([BLOCK_D, BLOCK_K], tl.float32), tl.zeros([BLOCK_K], tl.float32),
+            tl.zeros([BLOCK_D, BLOCK_K], tl.float32), tl.zeros([16, BLOCK_K], tl.float32),
             user_start + tl.maximum(low - begin, 0) * TILE,
             tl.minimum(user_start + (high - begin) * TILE, user_end),
             x_ptr, y_ptr, dx_ptr, X_STRIDE, Y_STRIDE, weight, user_bias, 0, 0,
@@ -261,14 +294,14 @@ def _target_backward_kernel(
         )  # fmt: skip
         d_shared += acc
         d_scaled += target[:, None] * acc
-        d_target = tl.sum(_load_part(weight_ptr, 3, D, K, BLOCK_D, BLOCK_K) * acc, 1)
+        d_target = tl.sum(scaled.to(tl.float32) * acc, 1)
         if (begin >= low) & (end <= high):
             place = by_user_ptr + user.to(tl.int64) * (D + K)
         else:
             slot = program * 2 + (begin >= low).to(tl.int32)
             place = by_program_ptr + slot.to(tl.int64) * (D + K)
         tl.store(place + rows, d_target, mask=rows < D)
-        tl.store(place + D + columns, total, mask=columns < K)
+        tl.store(place + D + columns, tl.max(total, 0), mask=columns < K)
     sums_ptr = _behind(by_program_ptr, tl.num_programs(0), 2 * (D + K))
     sums_ptr += program.to(tl.int64) * (2 * D * K)
     place = rows[:, None] * K + columns[None, :]

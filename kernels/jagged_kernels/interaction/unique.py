@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import choose_backend
-from jagged_kernels.interaction.rows import by_user
+from jagged_kernels.interaction.native_users import token_users
+from jagged_kernels.interaction.rows import small_integers
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import define_op
 
 _DTYPES = (torch.int16, torch.int32, torch.int64)
+# Tokens up to which a sort of the longest keys takes less time than a look at the ids for shorter.
+_FEW = 2**19
 
 
 def jagged_unique(
@@ -30,9 +33,10 @@ def jagged_unique(
     Raises:
         TypeError, ValueError: arguments of wrong kind, shape or dtype.
 
-    U depends on the ids, so this waits for the device once; to trace it, `torch.compile` needs
-    `torch._dynamo.config.capture_dynamic_output_shape_ops`. It consists of two sorts of all
-    tokens, by id and by user, for which it uses PyTorch's: there is no Triton kernel.
+    U depends on the ids, and so does how few bits hold a user and an id: this waits for the device
+    twice, and to trace it, `torch.compile` needs
+    `torch._dynamo.config.capture_dynamic_output_shape_ops`. It consists of one sort of all tokens
+    by keys of these bits, 32 where that is enough, which is PyTorch's: there is no Triton kernel.
 
     >>> ids = JaggedTensor(torch.tensor([7, 3, 7, 3]), torch.tensor([0, 3, 4]))
     >>> unique, counts, inverse = jagged_unique(ids)
@@ -66,18 +70,43 @@ def _reference(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor,
 
 def _unique(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(unique [U], its offsets [B + 1], counts [U], inverse [T])"""
-    order = by_user(offsets, values.sort(stable=True).indices)
-    ids = values[order]
-    begins = torch.zeros_like(ids, dtype=torch.bool)
-    begins[1:] = ids[1:] != ids[:-1]
-    # The end of the last user is no token; an empty user begins with the next.
-    starts = torch.nn.functional.pad(begins, (0, 1)).index_fill_(0, offsets.long(), True)
-    begins = starts[:-1]
-    before = torch.nn.functional.pad(begins.cumsum(0), (1, 0))
-    first = begins.nonzero()[:, 0]  # waits
-    counts = torch.diff(first, append=first.new_full((1,), values.shape[0]))
-    inverse = torch.empty_like(order).scatter_(0, order, before[1:] - 1)
-    return ids[first], before[offsets].to(offsets.dtype), counts, inverse
+    tokens, users = values.shape[0], offsets.shape[0] - 1
+    if tokens == 0:
+        nothing = values.new_empty(0, dtype=torch.int64)
+        return values.new_empty(0), torch.zeros_like(offsets), nothing, nothing.clone()
+    # Bits that a user leaves of an int64.
+    room = 62 - users.bit_length()
+    extremes = torch.stack(values.aminmax())
+    if tokens <= _FEW:
+        low, behind = -(2 ** (room - 1)), 2 ** (room - 1)
+        found = _unique_keys(values, offsets, low, room)
+        lowest, highest = extremes.tolist()
+        if low <= lowest and highest < behind:
+            return found
+    else:
+        lowest, highest = extremes.tolist()
+        bits = (highest - lowest).bit_length()
+        if bits <= room:
+            return _unique_keys(values, offsets, lowest, bits)
+    # The ranks of ids need few bits, whatever the ids.
+    distinct, ranks = values.unique(return_inverse=True)
+    rank, begins, counts, inverse = _unique_keys(ranks, offsets, 0, tokens.bit_length())
+    return distinct[rank], begins, counts, inverse
+
+
+def _unique_keys(
+    values: Tensor, offsets: Tensor, lowest: int, bits: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`_unique` of ids from `lowest` on that differ in the last `bits` bits."""
+    users = offsets.shape[0] - 1
+    behind = users << bits
+    keys = (values.long() - lowest).add_(token_users(offsets, values.shape[0]), alpha=1 << bits)
+    keys = small_integers(keys, behind + 1)
+    found, inverse, counts = keys.unique(return_inverse=True, return_counts=True)
+    firsts = torch.arange(0, behind + 1, 1 << bits, dtype=keys.dtype, device=keys.device)
+    begins = torch.searchsorted(found, firsts).to(offsets.dtype)
+    ids = (found.long() & (1 << bits) - 1) + lowest
+    return ids.to(values.dtype), begins, counts, inverse
 
 
 def _empty_unique(values: Tensor, offsets: Tensor) -> tuple[Any, ...]:
