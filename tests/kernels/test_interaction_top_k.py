@@ -19,7 +19,6 @@ from operation_cases import (
 from torch import Tensor
 
 from jagged_kernels import JaggedTensor, jagged_top_k, jagged_unique, lengths_to_offsets
-from jagged_kernels.interaction import unique as unique_module
 from jagged_kernels.interaction.top_k import top_k, top_k_backward
 from jagged_kernels.interaction.unique import unique
 
@@ -128,9 +127,7 @@ def test_unique_is_the_reference(users, dtype):
     assert [part.tolist() for part in found.unbind()] == [sorted(set(user)) for user in users]
 
 
-@pytest.mark.parametrize("few", [0, 100])
-def test_unique_takes_the_largest_ids(few, monkeypatch):
-    monkeypatch.setattr(unique_module, "_FEW", few)
+def test_unique_takes_the_largest_ids():
     big = 2**63 - 1
     values = torch.tensor([big, -big - 1, big, 0, -big - 1], device=DEVICE)
     found, counts, _ = jagged_unique(JaggedTensor(values, offsets_of((4, 1), torch.int32)))
@@ -141,8 +138,7 @@ def test_unique_takes_the_largest_ids(few, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
 @pytest.mark.parametrize("values", [[-7, 30000, -7, 5, 5], [3, 3, 3, 3, 3]])
-def test_unique_looks_for_short_keys_in_large_batches(values, dtype, monkeypatch):
-    monkeypatch.setattr(unique_module, "_FEW", 0)
+def test_unique_of_ids_in_any_range(values, dtype):
     ids = torch.tensor(values, dtype=dtype, device=DEVICE)
     assert_unique_is_the_reference(JaggedTensor(ids, offsets_of((2, 0, 3))))
 

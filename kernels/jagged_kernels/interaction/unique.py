@@ -14,8 +14,6 @@ from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import define_op
 
 _DTYPES = (torch.int16, torch.int32, torch.int64)
-# Tokens up to which a sort of the longest keys takes less time than a look at the ids for shorter.
-_FEW = 2**19
 
 
 def jagged_unique(
@@ -74,20 +72,10 @@ def _unique(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Te
     if tokens == 0:
         nothing = values.new_empty(0, dtype=torch.int64)
         return values.new_empty(0), torch.zeros_like(offsets), nothing, nothing.clone()
-    # Bits that a user leaves of an int64.
-    room = 62 - users.bit_length()
-    extremes = torch.stack(values.aminmax())
-    if tokens <= _FEW:
-        low, behind = -(2 ** (room - 1)), 2 ** (room - 1)
-        found = _unique_keys(values, offsets, low, room)
-        lowest, highest = extremes.tolist()
-        if low <= lowest and highest < behind:
-            return found
-    else:
-        lowest, highest = extremes.tolist()
-        bits = (highest - lowest).bit_length()
-        if bits <= room:
-            return _unique_keys(values, offsets, lowest, bits)
+    lowest, highest = torch.stack(values.aminmax()).tolist()  # waits
+    bits = (highest - lowest).bit_length()
+    if bits + users.bit_length() < 63:
+        return _unique_keys(values, offsets, lowest, bits)
     # The ranks of ids need few bits, whatever the ids.
     distinct, ranks = values.unique(return_inverse=True)
     rank, begins, counts, inverse = _unique_keys(ranks, offsets, 0, tokens.bit_length())
