@@ -1,7 +1,9 @@
 """The kernels of `jagged_outer` and `jagged2_matmul`; each is the other's gradient.
 
-Memory is what takes time: a user's matrix begins and its rows end at any address, so it is moved
-value by value, and what matters is that a program touches it once and many are on their way.
+Memory is what takes time, and a user's matrix begins and its rows end at any address. But rows that
+lie a multiple of STEP apart begin alike, modulo STEP numbers: so a program takes such rows, whose
+words of STEP numbers it moves as one, and by themselves the few numbers at a row's ends. Of a
+transposed matrix, numbers are moved one by one.
 """
 
 # Triton's jit and its launch options are not typed.
@@ -42,7 +44,7 @@ class OuterConfig(LaunchConfig):
 
     tile: int = 64
     step: int = 4
-    blocks: int = 2
+    blocks: int = 4
     programs: int = 16
 
 
@@ -57,11 +59,11 @@ class MatmulConfig(LaunchConfig):
     step: int = 2
 
 
-# By bytes of a number, measured on an H100.
-OUTER_CONFIGS = {2: OuterConfig(128, 8, 2), 4: OuterConfig(64, 4, 2, blocks=4)}
-MATMUL_CONFIGS = {2: MatmulConfig(64, 4, 2, 128), 4: MatmulConfig(32, 4, 3)}
-TRANSPOSED_CONFIGS = {2: MatmulConfig(32, 4, 2, 128), 4: MatmulConfig(32, 4, 3)}
-BACKWARD_CONFIGS = {2: MatmulConfig(32, 4, 2, 128), 4: MatmulConfig(32, 4, 3)}
+# By bytes of a number.
+OUTER_CONFIGS = {2: OuterConfig(128, 8, 2), 4: OuterConfig(64, 4, 2)}
+MATMUL_CONFIGS = {2: MatmulConfig(64, 4, 3), 4: MatmulConfig(32, 4, 3)}
+TRANSPOSED_CONFIGS = {2: MatmulConfig(32, 4, 2, 128, step=1), 4: MatmulConfig(32, 4, 3, step=1)}
+BACKWARD_CONFIGS = {2: MatmulConfig(32, 4, 3, 128), 4: MatmulConfig(32, 4, 3)}
 
 
 def launch_outer(
@@ -178,8 +180,10 @@ def _outer_kernel(
     last_user = user_of_strip(offsets_ptr, matrix_offsets_ptr, users, steps, high - 1, ROWS, PIECE)
     for index in range(0, last_user + 1 - first_user):
         user = first_user + index
-        start, matrix = tl.load(offsets_ptr + user), tl.load(matrix_offsets_ptr + user)
+        # int64: tokens x width passes 2^31 in large batches.
+        start = tl.load(offsets_ptr + user).to(tl.int64)
         size = (tl.load(offsets_ptr + user + 1) - start).to(tl.int32)
+        matrix = tl.load(matrix_offsets_ptr + user)
         first = first_strip(offsets_ptr, matrix_offsets_ptr, user, True, ROWS, PIECE)
         across = tl.cdiv(size, PIECE)
         needed = tl.cdiv(size, ROWS) * across
@@ -292,18 +296,19 @@ def _multiply(
     D_BLOCKS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
     tile, depth = program // D_BLOCKS, program % D_BLOCKS * BLOCK_D
     tile, part = tile // STEP, tile % STEP
-    user, start, size, matrix, row = load_rows(
+    _, start, size, matrix, row = load_rows(
         offsets_ptr, matrix_offsets_ptr, users, steps, tile, TILE * STEP
     )
     row += part * TILE if TRANSPOSE else part
     if row < size:
-        m_ptr += matrix
+        start = start.to(tl.int64)
         x_ptr += start * X_STRIDE
         if TRANSPOSE:
             rows = row + tl.arange(0, TILE)
             acc = _columns_times(
-                m_ptr, x_ptr, size, row, depth, X_STRIDE, D, BLOCK_D, TILE, BLOCK, PRECISION
-            )
+                m_ptr + matrix, x_ptr, size, row, depth,
+                X_STRIDE, D, BLOCK_D, TILE, BLOCK, PRECISION,
+            )  # fmt: skip
         else:
             rows = row + tl.arange(0, TILE) * STEP
             acc = _rows_times(
@@ -311,7 +316,7 @@ def _multiply(
                 X_STRIDE, D, BLOCK_D, TILE, STEP, BLOCK, PRECISION,
             )  # fmt: skip
         columns = (depth + tl.arange(0, BLOCK_D))[None, :]
-        address = out_ptr + (start + rows).to(tl.int64)[:, None] * D + columns
+        address = out_ptr + (start + rows)[:, None] * D + columns
         inside = (rows < size)[:, None] & (columns < D)
         tl.store(address, acc.to(out_ptr.dtype.element_ty), mask=inside)
 
@@ -355,7 +360,7 @@ def _rows_times(
     whole = tl.maximum(size - ahead, 0) // STEP * STEP
     place = tl.arange(0, BLOCK)
     row_offset = (number * size * STEP)[:, None]
-    word_ptr = m_ptr - matrix + words * STEP + row_offset + place[None, :]
+    word_ptr = m_ptr + words * STEP + row_offset + place[None, :]
     acc = tl.zeros([TILE, BLOCK_D], tl.float32)
     for block in range(0, whole, BLOCK):
         inside = exists & (place < whole - block)[None, :]
@@ -365,7 +370,7 @@ def _rows_times(
     if STEP > 1:
         edge = tl.arange(0, 16)
         edge = tl.where(edge < 8, tl.where(edge < ahead, edge, -1), ahead + whole + edge - 8)
-        address = m_ptr + row.to(tl.int64) * size + row_offset + edge[None, :]
+        address = m_ptr + begin + row_offset + edge[None, :]
         weights = tl.load(address, mask=exists & is_below(edge, size)[None, :], other=0.0)
         x = _load_tokens(x_ptr, edge, size, X_STRIDE, depth, D, BLOCK_D)
         acc = add_dot(acc, weights, x, PRECISION)

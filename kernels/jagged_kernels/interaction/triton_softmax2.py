@@ -82,9 +82,7 @@ def _rows_kernel(
         for line in range(row, end):
             start = tl.full([1], 0, tl.int64) + matrix + line.to(tl.int64) * size
             step, count = tl.full([1], 1, tl.int32), tl.full([1], 0, tl.int32) + size
-            _walk_lines(
-                x_ptr, d_ptr, out_ptr, start, step, count, size, 1, BACKWARD, 1, ELEMENTS
-            )
+            _walk_lines(x_ptr, d_ptr, out_ptr, start, step, count, size, 1, BACKWARD, 1, ELEMENTS)
 
 
 @triton.jit
@@ -94,14 +92,14 @@ def _whole_rows(
 ):  # fmt: skip
     """A user's rows from `row` to `end`, which are no longer than WIDTH."""
     SECTOR: tl.constexpr = 256 // out_ptr.dtype.element_ty.primitive_bitwidth
-    OTHER: tl.constexpr = 0.0 if BACKWARD else float("-inf")
+    other = 0.0 if BACKWARD else float("-inf")
     for first in range(row, end, ELEMENTS // WIDTH):
         # Sums in the order of columns: they must not depend on where in memory a user lies.
         rows = first + tl.arange(0, ELEMENTS // WIDTH)
         start = matrix + rows.to(tl.int64) * size
         column = tl.arange(0, WIDTH)[None, :]
         inside = (rows < end)[:, None] & (column < size)
-        x = tl.load((x_ptr + start)[:, None] + column, mask=inside, other=OTHER).to(tl.float32)
+        x = tl.load((x_ptr + start)[:, None] + column, mask=inside, other=other).to(tl.float32)
         if BACKWARD:
             d_y = tl.load((d_ptr + start)[:, None] + column, mask=inside, other=0.0)
             total = tl.sum(x * d_y.to(tl.float32), 1, keep_dims=True)

@@ -6,8 +6,8 @@ times scores (Cauchy-Schwarz), and programs behind the last token leave at once.
 
 A row begins at any address, and is read and written number by number. A GPU writes sectors of 32
 bytes, and takes half as long again for a part of one: so what writes rows moves its blocks to where
-sectors begin (`aligned_rows`), or turns them round (`turned_columns`), and the 32 numbers that
-threads write beside each other are whole sectors.
+sectors begin (`aligned_rows`, `turned_rows`), and the 32 numbers that threads write beside each
+other are whole sectors.
 """
 
 # Triton's jit and its launch options are not typed.
@@ -27,7 +27,7 @@ from jagged_kernels.interaction.triton_users import user_of
 # Rows of one user that a program of one warp takes (it has rows for itself: nothing is exchanged
 # between warps), a block of them, and numbers of whole rows at a time.
 ROWS, HEIGHT, WIDTH, ELEMENTS = 32, 4, 128, 1024
-ROW_OPTIONS = {"num_warps": 1}
+ROW_OPTIONS = {"num_warps": 1, "maxnreg": 112}
 # Tokens a program and numbers of each that it takes at a time. Along a row, memory is contiguous
 # in the row; along a column, from column to column.
 ROW_TILE = (16, 128)
@@ -92,12 +92,16 @@ def aligned_rows(ptr, begin, size, rows, WIDTH: tl.constexpr):
     """
     SECTOR: tl.constexpr = 256 // ptr.dtype.element_ty.primitive_bitwidth
     start = begin + rows.to(tl.int64) * size
-    # Not rounded down: a compiler that knows pointers to be aligned gives each thread 16 bytes,
-    # which the ends of rows, anywhere, then split.
+    # By a difference: a compiler that sees that pointers are aligned gives each thread 16 bytes,
+    # which the ends of rows, anywhere, then cut into numbers that lie apart.
     before = start % SECTOR
     place = tl.arange(0, WIDTH)[None, :]
     most = tl.where(size % SECTOR == 0, begin % SECTOR, SECTOR - 1).to(tl.int32)
-    return (ptr + (start - before))[:, None] + place, place - before.to(tl.int32)[:, None], size + most
+    return (
+        (ptr + (start - before))[:, None] + place,
+        place - before.to(tl.int32)[:, None],
+        size + most,
+    )
 
 
 @triton.jit
