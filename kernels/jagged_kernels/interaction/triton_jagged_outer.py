@@ -301,7 +301,6 @@ def _multiply(
     )
     row += part * TILE if TRANSPOSE else part
     if row < size:
-        start = start.to(tl.int64)
         x_ptr += start * X_STRIDE
         if TRANSPOSE:
             rows = row + tl.arange(0, TILE)

@@ -20,7 +20,6 @@ from jagged_kernels.interaction.triton_squares import (
     COLUMN_TILE,
     ELEMENTS,
     OPTIONS,
-    ROW_OPTIONS,
     ROWS,
     line_addresses,
     lines,
@@ -33,6 +32,8 @@ from jagged_kernels.interaction.triton_tiles import search_steps, tile_count
 from jagged_kernels.launch import cdiv, launch
 
 _LOG2_E = tl.constexpr(LOG2_E)
+# For whole rows: of one warp, and 18 programs a multiprocessor in place of 13.
+WHOLE_OPTIONS = {"num_warps": 1, "maxnreg": 112}
 
 
 def launch_softmax2(
@@ -49,7 +50,7 @@ def launch_softmax2(
     if by_row:
         launch(
             _rows_kernel, tile_count(bound, users, ROWS), (*arguments, search_steps(users)),
-            {**backward, "ROWS": ROWS, "ELEMENTS": ELEMENTS}, **ROW_OPTIONS,
+            {**backward, "ROWS": ROWS, "ELEMENTS": ELEMENTS}, **WHOLE_OPTIONS,
         )  # fmt: skip
     else:
         tokens, numbers = COLUMN_TILE

@@ -27,7 +27,7 @@ from jagged_kernels.interaction.triton_users import user_of
 # Rows of one user that a program of one warp takes (it has rows for itself: nothing is exchanged
 # between warps), a block of them, and numbers of whole rows at a time.
 ROWS, HEIGHT, WIDTH, ELEMENTS = 32, 4, 128, 1024
-ROW_OPTIONS = {"num_warps": 1, "maxnreg": 112}
+ROW_OPTIONS = {"num_warps": 1}
 # Tokens a program and numbers of each that it takes at a time. Along a row, memory is contiguous
 # in the row; along a column, from column to column.
 ROW_TILE = (16, 128)
@@ -77,7 +77,8 @@ def load_rows(offsets_ptr, matrix_offsets_ptr, users, steps, tile, ROWS: tl.cons
     of ROWS rows, numbered as in `triton_tiles`; there is none if the row is not below the number.
     """
     user = user_of_tile(offsets_ptr, users, steps, tile, ROWS)
-    start = tl.load(offsets_ptr + user)
+    # int64: tokens x width passes 2^31 in large batches.
+    start = tl.load(offsets_ptr + user).to(tl.int64)
     size = (tl.load(offsets_ptr + user + 1) - start).to(tl.int32)
     matrix = tl.load(matrix_offsets_ptr + user)
     return user, start, size, matrix, (tile - first_tile(offsets_ptr, user, ROWS)) * ROWS
