@@ -81,8 +81,9 @@ def _rows_kernel(
             )  # fmt: skip
     if size > ELEMENTS:
         for line in range(row, end):
-            start = tl.full([1], 0, tl.int64) + matrix + line.to(tl.int64) * size
-            step, count = tl.full([1], 1, tl.int32), tl.full([1], 0, tl.int32) + size
+            rows = line + tl.arange(0, 1)
+            start = matrix + rows.to(tl.int64) * size
+            step, count = rows * 0 + 1, rows * 0 + size
             _walk_lines(x_ptr, d_ptr, out_ptr, start, step, count, size, 1, BACKWARD, 1, ELEMENTS)
 
 
