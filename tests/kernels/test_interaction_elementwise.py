@@ -73,6 +73,17 @@ def test_long_users_and_wide_tokens(name, poisoned_allocations, short_pieces):
         assert_as_exact_as_reference(operation.call, tensors, torch.float32)
 
 
+@pytest.mark.parametrize("name", ["softmax2 rows", "self difference"])
+def test_rows_longer_than_a_program_holds(name, monkeypatch):
+    from jagged_kernels.interaction import triton_self_difference, triton_softmax2
+
+    monkeypatch.setattr(triton_softmax2, "ELEMENTS", 64)
+    monkeypatch.setattr(triton_self_difference, "ELEMENTS", 256)
+    monkeypatch.setattr(triton_self_difference, "COLUMNS", 64)
+    tensors = OPERATIONS[name].tensors([5, 140, 0, 40, 33], 3)
+    assert_as_exact_as_reference(OPERATIONS[name].call, tensors, torch.float32)
+
+
 @pytest.mark.parametrize("name", ["sum", "max", "softmax"])
 def test_more_pieces_than_a_merge_reads_at_once(name):
     from jagged_kernels.interaction.triton_max import MAX_CUT

@@ -10,10 +10,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.interaction.triton_users import user_of
+from jagged_kernels.interaction.triton_squares import (
+    HEIGHT,
+    ROW_OPTIONS,
+    ROWS,
+    WIDTH,
+    aligned_rows,
+    is_below,
+    load_rows,
+    token_bound,
+)
+from jagged_kernels.interaction.triton_tiles import search_steps, tile_count
 from jagged_kernels.launch import cdiv, launch
-
-_ROWS, _COLUMNS, _BLOCK = 32, 64, 1024
 
 
 def launch_pad_matrices(
@@ -27,14 +35,10 @@ def launch_pad_matrices(
     # Triton has no bool in memory.
     as_bytes = values.dtype == torch.bool
     source, target = (x.view(torch.uint8) if as_bytes else x for x in (values, padded))
-    tiles = (cdiv(max_len, _ROWS), cdiv(max_len, _COLUMNS))
     if padded.numel():
         number = float(value) if source.is_floating_point() else int(value)
-        launch(
-            _pad_matrices_kernel, users * tiles[0] * tiles[1],
-            (source.contiguous(), target, offsets, matrix_offsets, number, *tiles, max_len),
-            {"ROWS": _ROWS, "COLUMNS": _COLUMNS},
-        )  # fmt: skip
+        programs = users * cdiv(max_len, ROWS)
+        _copy(source.contiguous(), target, offsets, matrix_offsets, max_len, number, programs)
     return padded
 
 
@@ -42,56 +46,64 @@ def launch_cut_matrices(
     padded: Tensor, offsets: Tensor, matrix_offsets: Tensor, total: int
 ) -> Tensor:
     """[total]: the reverse; 0 where `padded` ends before the matrix."""
-    values = padded.new_empty(total)
+    values, (users, max_len, _) = padded.new_empty(total), padded.shape
     if padded.numel() == 0:
         return values.zero_()
     if total:
-        launch(
-            _cut_matrices_kernel, cdiv(total, _BLOCK),
-            (padded.contiguous(), values, offsets, matrix_offsets, *padded.shape[:2], total),
-            {"SMALL": total < 2**31, "BLOCK": _BLOCK},
-        )  # fmt: skip
+        programs = tile_count(token_bound(values, offsets), users, ROWS)
+        _copy(padded.contiguous(), values, offsets, matrix_offsets, max_len, None, programs)
     return values
 
 
-@triton.jit(do_not_specialize=["value", "row_tiles", "column_tiles", "max_len"])
-def _pad_matrices_kernel(
-    values_ptr, padded_ptr, offsets_ptr, matrix_offsets_ptr,
-    value, row_tiles, column_tiles, max_len,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    user = tl.program_id(0) // (row_tiles * column_tiles)
-    tile = tl.program_id(0) % (row_tiles * column_tiles)
-    row = (tile // column_tiles * ROWS + tl.arange(0, ROWS))[:, None]
-    column = (tile % column_tiles * COLUMNS + tl.arange(0, COLUMNS))[None, :]
-    n = tl.load(offsets_ptr + user + 1).to(tl.int32) - tl.load(offsets_ptr + user).to(tl.int32)
-    # int64: users x max_len x max_len passes 2^31 in large batches, and so may n x n.
-    source = tl.load(matrix_offsets_ptr + user) + row.to(tl.int64) * n + column
-    numbers = tl.load(values_ptr + source, mask=(row < n) & (column < n), other=value)
-    target = (user.to(tl.int64) * max_len + row) * max_len + column
-    tl.store(padded_ptr + target, numbers, mask=(row < max_len) & (column < max_len))
+def _copy(
+    source: Tensor,
+    target: Tensor,
+    offsets: Tensor,
+    matrix_offsets: Tensor,
+    max_len: int,
+    value: float | None,
+    programs: int,
+) -> None:
+    """`value`, where the source has none: of the padded matrices. None for the reverse, and 0."""
+    users = offsets.shape[0] - 1
+    launch(
+        _copy_kernel, programs,
+        (
+            source, target, offsets.contiguous(), matrix_offsets.contiguous(), value,
+            max_len, users, search_steps(users),
+        ),
+        {"ROWS": ROWS, "HEIGHT": HEIGHT, "WIDTH": WIDTH}, **ROW_OPTIONS,
+    )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["users", "max_len", "total"])
-def _cut_matrices_kernel(
-    padded_ptr, values_ptr, offsets_ptr, matrix_offsets_ptr, users, max_len, total,
-    SMALL: tl.constexpr, BLOCK: tl.constexpr,
+@triton.jit(do_not_specialize=["value", "max_len", "users", "steps"])
+def _copy_kernel(
+    source_ptr, target_ptr, offsets_ptr, matrix_offsets_ptr, value, max_len, users, steps,
+    ROWS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    score = start + tl.arange(0, BLOCK)
-    inside = score < total
-    score = tl.minimum(score, total - 1)
-    user = user_of(matrix_offsets_ptr, users, start) + tl.zeros([BLOCK], tl.int64)
-    if tl.load(matrix_offsets_ptr + tl.max(user, 0) + 1) < tl.minimum(start + BLOCK, total):
-        # The block does not end with the user that it begins with.
-        user = user_of(matrix_offsets_ptr, users, score)
-    n = (tl.load(offsets_ptr + user + 1) - tl.load(offsets_ptr + user)).to(tl.int64)
-    place = score - tl.load(matrix_offsets_ptr + user)
-    if SMALL:
-        # Dividing 64 bits takes several times as long.
-        place, n = place.to(tl.int32), n.to(tl.int32)
-    row, column = place // n, place % n
-    seen = inside & (row < max_len) & (column < max_len)
-    address = (user * max_len + row) * max_len + column
-    numbers = tl.load(padded_ptr + address, mask=seen, other=0.0)
-    tl.store(values_ptr + score, numbers, mask=inside)
+    """Rows of `size` numbers in the target, of `side` in the source."""
+    # int64: users x max_len x max_len passes 2^31 in large batches.
+    square = max_len.to(tl.int64) * max_len
+    if value is None:
+        user, _, size, begin, row = load_rows(
+            offsets_ptr, matrix_offsets_ptr, users, steps, tl.program_id(0), ROWS
+        )
+        side = max_len
+        source_ptr += user * square
+        other = 0
+    else:
+        tiles = tl.cdiv(max_len, ROWS)
+        user, row = tl.program_id(0) // tiles, tl.program_id(0) % tiles * ROWS
+        size, begin = max_len, user * square
+        side = (tl.load(offsets_ptr + user + 1) - tl.load(offsets_ptr + user)).to(tl.int32)
+        source_ptr += tl.load(matrix_offsets_ptr + user)
+        other = value
+    for first in range(row, tl.minimum(row + ROWS, size), HEIGHT):
+        rows = first + tl.arange(0, HEIGHT)
+        address, column, length = aligned_rows(target_ptr, begin, size, rows, WIDTH)
+        source = (source_ptr + rows.to(tl.int64) * side)[:, None] + column
+        columns = tl.where(rows < size, size, 0)
+        filled = tl.where(rows < side, tl.minimum(columns, side), 0)[:, None]
+        for block in range(0, length, WIDTH):
+            numbers = tl.load(source + block, mask=is_below(block + column, filled), other=other)
+            tl.store(address + block, numbers, mask=is_below(block + column, columns[:, None]))

@@ -1,7 +1,9 @@
 """The kernels of `jagged_outer` and `jagged2_matmul`; each is the other's gradient.
 
-Memory is what takes time: a user's matrix begins and its rows end at any address, so it is moved
-value by value, and what matters is that a program touches it once and many are on their way.
+Memory is what takes time, and a user's matrix begins and its rows end at any address. But rows that
+lie a multiple of STEP apart begin alike, modulo STEP numbers: so a program takes such rows, whose
+words of STEP numbers it moves as one, and by themselves the few numbers at a row's ends. Of a
+transposed matrix, numbers are moved one by one.
 """
 
 # Triton's jit and its launch options are not typed.
@@ -20,27 +22,28 @@ from jagged_kernels.attention.tiles import LaunchConfig
 from jagged_kernels.attention.triton_blocks import add_dot
 from jagged_kernels.backends import multiprocessors
 from jagged_kernels.interaction.triton_linear import block_size, product_precision, unit_stride
+from jagged_kernels.interaction.triton_squares import is_below, load_rows
 from jagged_kernels.interaction.triton_tiles import (
     first_strip,
-    first_tile,
-    load_tile,
     search_steps,
-    store_tile,
     strip_count,
     tile_count,
     user_of_strip,
-    user_of_tile,
 )
 from jagged_kernels.launch import cdiv, launch
 
 
 @dataclass(frozen=True)
 class OuterConfig(LaunchConfig):
-    """Attributes beside those of `LaunchConfig`, for blocks [block, block] of scores:
+    """Attributes beside those of `LaunchConfig`, for `block` columns of scores:
+    tile: rows of a block.
+    step: from one of its rows to the next, and numbers that a thread stores as one.
     blocks: beside each other in a piece, for one read of its rows.
     programs: spans of pieces, a multiprocessor.
     """
 
+    tile: int = 64
+    step: int = 4
     blocks: int = 4
     programs: int = 16
 
@@ -49,16 +52,18 @@ class OuterConfig(LaunchConfig):
 class MatmulConfig(LaunchConfig):
     """Attributes beside those of `LaunchConfig`, for `block` columns of a matrix:
     tile: rows a program.
+    step: from one of its rows to the next, and numbers that a thread loads as one, up to 8.
     """
 
     tile: int = 64
+    step: int = 2
 
 
-# By bytes of a number, measured on an H100.
-OUTER_CONFIGS = {2: OuterConfig(64, 8, 2), 4: OuterConfig(64, 4, 2)}
-MATMUL_CONFIGS = {2: MatmulConfig(64, 4, 2, 128), 4: MatmulConfig(32, 4, 3)}
-TRANSPOSED_CONFIGS = {2: MatmulConfig(32, 4, 2, 128), 4: MatmulConfig(32, 4, 3)}
-BACKWARD_CONFIGS = {2: MatmulConfig(32, 4, 2, 128), 4: MatmulConfig(32, 4, 3)}
+# By bytes of a number.
+OUTER_CONFIGS = {2: OuterConfig(128, 8, 2), 4: OuterConfig(64, 4, 2)}
+MATMUL_CONFIGS = {2: MatmulConfig(64, 4, 3), 4: MatmulConfig(32, 4, 3)}
+TRANSPOSED_CONFIGS = {2: MatmulConfig(32, 4, 2, 128, step=1), 4: MatmulConfig(32, 4, 3, step=1)}
+BACKWARD_CONFIGS = {2: MatmulConfig(32, 4, 3, 128), 4: MatmulConfig(32, 4, 3)}
 
 
 def launch_outer(
@@ -72,7 +77,7 @@ def launch_outer(
         return out
     config = OUTER_CONFIGS[x.element_size()]
     piece = config.block * config.blocks
-    pieces = strip_count(tokens, users, total, config.block, piece)
+    pieces = strip_count(tokens, users, total, config.tile * config.step, piece)
     span = cdiv(pieces, multiprocessors(x.device) * config.programs)
     launch(
         _outer_kernel, cdiv(pieces, span),
@@ -82,8 +87,8 @@ def launch_outer(
         ),
         {
             "X_STRIDE": x.stride(0), "Y_STRIDE": y.stride(0), "D": dim,
-            "BLOCK_D": block_size(dim, _depth(x)), "TILE": config.block, "PIECE": piece,
-            "PRECISION": product_precision(x),
+            "BLOCK_D": block_size(dim, _depth(x)), "TILE": config.tile, "STEP": config.step,
+            "BLOCK": config.block, "PIECE": piece, "PRECISION": product_precision(x),
         },
         **config.options(),
     )  # fmt: skip
@@ -101,14 +106,15 @@ def launch_matmul(
         return out
     config, block_d = _matmul_config(TRANSPOSED_CONFIGS if transpose else MATMUL_CONFIGS, x)
     launch(
-        _matmul_kernel, tile_count(tokens, users, config.tile) * cdiv(dim, block_d),
+        _matmul_kernel, _tiles(tokens, users, config) * cdiv(dim, block_d),
         (
             m.contiguous(), x, out, offsets.contiguous(), matrix_offsets.contiguous(),
             users, search_steps(users),
         ),
         {
             "X_STRIDE": x.stride(0), "TRANSPOSE": transpose, "D": dim, "BLOCK_D": block_d,
-            "TILE": config.tile, "BLOCK": config.block, "PRECISION": product_precision(x),
+            "TILE": config.tile, "STEP": config.step, "BLOCK": config.block,
+            "PRECISION": product_precision(x),
         },
         **config.options(),
     )  # fmt: skip
@@ -126,7 +132,7 @@ def launch_outer_backward(
     if tokens == 0:
         return d_x, d_y
     config, block_d = _matmul_config(BACKWARD_CONFIGS, x)
-    tiles = tile_count(tokens, users, config.tile) * cdiv(dim, block_d)
+    tiles = _tiles(tokens, users, config) * cdiv(dim, block_d)
     launch(
         _outer_backward_kernel, 2 * tiles,
         (
@@ -135,7 +141,8 @@ def launch_outer_backward(
         ),
         {
             "X_STRIDE": x.stride(0), "Y_STRIDE": y.stride(0), "D": dim, "BLOCK_D": block_d,
-            "TILE": config.tile, "BLOCK": config.block, "PRECISION": product_precision(x),
+            "TILE": config.tile, "STEP": config.step, "BLOCK": config.block,
+            "PRECISION": product_precision(x),
         },
         **config.options(),
     )  # fmt: skip
@@ -150,6 +157,10 @@ def _matmul_config(configs: dict[int, MatmulConfig], x: Tensor) -> tuple[MatmulC
     return config, block_d
 
 
+def _tiles(tokens: int, users: int, config: MatmulConfig) -> int:
+    return tile_count(tokens, users, config.tile * config.step) * config.step
+
+
 def _depth(x: Tensor) -> int:
     """The most columns of tokens that a program holds."""
     return 128 if x.element_size() == 2 else 64
@@ -159,47 +170,97 @@ def _depth(x: Tensor) -> int:
 def _outer_kernel(
     x_ptr, y_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps, pieces, span,
     X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    TILE: tl.constexpr, PIECE: tl.constexpr, PRECISION: tl.constexpr,
+    TILE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
+    ROWS: tl.constexpr = TILE * STEP
     low = tl.program_id(0) * span
     high = tl.minimum(low + span, pieces)
-    first_user = user_of_strip(offsets_ptr, matrix_offsets_ptr, users, steps, low, TILE, PIECE)
-    last_user = user_of_strip(offsets_ptr, matrix_offsets_ptr, users, steps, high - 1, TILE, PIECE)
+    first_user = user_of_strip(offsets_ptr, matrix_offsets_ptr, users, steps, low, ROWS, PIECE)
+    last_user = user_of_strip(offsets_ptr, matrix_offsets_ptr, users, steps, high - 1, ROWS, PIECE)
     for index in range(0, last_user + 1 - first_user):
         user = first_user + index
-        start, end = tl.load(offsets_ptr + user), tl.load(offsets_ptr + user + 1)
-        size = (end - start).to(tl.int32)
-        begin = first_strip(offsets_ptr, matrix_offsets_ptr, user, True, TILE, PIECE)
-        matrix_ptr = out_ptr + tl.load(matrix_offsets_ptr + user)
+        # int64: tokens x width passes 2^31 in large batches.
+        start = tl.load(offsets_ptr + user).to(tl.int64)
+        size = (tl.load(offsets_ptr + user + 1) - start).to(tl.int32)
+        matrix = tl.load(matrix_offsets_ptr + user)
+        first = first_strip(offsets_ptr, matrix_offsets_ptr, user, True, ROWS, PIECE)
         across = tl.cdiv(size, PIECE)
-        needed = tl.cdiv(size, TILE) * across
-        for number in range(tl.maximum(low - begin, 0), tl.minimum(high - begin, needed)):
-            row, column = number // across * TILE, number % across * PIECE
-            rows = tl.arange(0, TILE)[:, None]
-            row_ptr = matrix_ptr + row.to(tl.int64) * size
-            x_first = load_tile(x_ptr, start + row, end, X_STRIDE, 0, D, TILE, BLOCK_D)
-            for block in range(column, tl.minimum(column + PIECE, size), TILE):
-                y = load_tile(y_ptr, start + block, end, Y_STRIDE, 0, D, TILE, BLOCK_D)
-                scores = tl.dot(x_first, tl.trans(y), input_precision=PRECISION)
-                for depth in range(BLOCK_D, D, BLOCK_D):
-                    x = load_tile(x_ptr, start + row, end, X_STRIDE, depth, D, TILE, BLOCK_D)
-                    y = load_tile(y_ptr, start + block, end, Y_STRIDE, depth, D, TILE, BLOCK_D)
-                    scores = add_dot(scores, x, tl.trans(y), PRECISION)
-                columns = block + tl.arange(0, TILE)[None, :]
-                inside = (rows < size - row) & (columns < size)
-                address = row_ptr + rows * size + columns
-                tl.store(address, scores.to(out_ptr.dtype.element_ty), mask=inside)
+        needed = tl.cdiv(size, ROWS) * across
+        for number in range(tl.maximum(low - first, 0), tl.minimum(high - first, needed)):
+            row, column = number // across * ROWS, number % across * PIECE
+            for step in range(0, tl.minimum(STEP, size - row)):
+                _outer_rows(
+                    x_ptr + start * X_STRIDE, y_ptr + start * Y_STRIDE, out_ptr, matrix, size,
+                    row + step, column, X_STRIDE, Y_STRIDE, D, BLOCK_D, TILE, STEP, BLOCK, PIECE,
+                    PRECISION,
+                )  # fmt: skip
+
+
+@triton.jit
+def _outer_rows(
+    x_ptr, y_ptr, out_ptr, matrix, size, row, column,
+    X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Scores of TILE rows, each STEP behind the one before, with PIECE columns.
+
+    In memory these rows begin at the same place modulo STEP numbers: from there a thread stores
+    words of STEP numbers. The columns begin with the word that `column` is in.
+    """
+    number = tl.arange(0, TILE)
+    begin = matrix + row.to(tl.int64) * size
+    before = (begin % STEP).to(tl.int32)
+    exists = (row + number * STEP < size)[:, None]
+    place = tl.arange(0, BLOCK)
+    # Not `begin - before`: the compiler must see that it is a multiple.
+    word_ptr = out_ptr + begin // STEP * STEP + column
+    word_ptr = word_ptr + (number * size * STEP)[:, None] + place[None, :]
+    first = column - before
+    count = tl.where(column + PIECE < size, PIECE, size - first)
+    x_first = _load_tokens(x_ptr, row + number * STEP, size, X_STRIDE, 0, D, BLOCK_D)
+    for done in range(0, count, BLOCK):
+        block = first + done
+        y = _load_tokens(y_ptr, block + place, size, Y_STRIDE, 0, D, BLOCK_D)
+        scores = tl.dot(x_first, tl.trans(y), input_precision=PRECISION)
+        for depth in range(BLOCK_D, D, BLOCK_D):
+            x = _load_tokens(x_ptr, row + number * STEP, size, X_STRIDE, depth, D, BLOCK_D)
+            y = _load_tokens(y_ptr, block + place, size, Y_STRIDE, depth, D, BLOCK_D)
+            scores = add_dot(scores, x, tl.trans(y), PRECISION)
+        scores = scores.to(out_ptr.dtype.element_ty)
+        address = word_ptr + done
+        # Multiples, again: words of the row alone.
+        low = (block < 0).to(tl.int32) * STEP
+        high = (size - block) // STEP * STEP
+        whole = (place >= low) & (place < high)
+        tl.store(address, scores, mask=exists & whole[None, :])
+        if (block < 0) | (block + BLOCK > size):
+            parts = is_below(block + place, size) & ((place < low) | (place >= high))
+            tl.store(address, scores, mask=exists & parts[None, :])
+
+
+@triton.jit
+def _load_tokens(
+    ptr, token, size, stride, column, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """[tokens, BLOCK] of a user's tokens from `column` on; 0 where it has no such token."""
+    columns = (column + tl.arange(0, BLOCK))[None, :]
+    inside = is_below(token, size)[:, None]
+    if COLUMNS % BLOCK != 0:
+        inside = inside & (columns < COLUMNS)
+    return tl.load(ptr + token.to(tl.int64)[:, None] * stride + columns, mask=inside, other=0.0)
 
 
 @triton.jit(do_not_specialize=["users", "steps"])
 def _matmul_kernel(
     m_ptr, x_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
     X_STRIDE: tl.constexpr, TRANSPOSE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    TILE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     _multiply(
         tl.program_id(0), m_ptr, x_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
-        X_STRIDE, TRANSPOSE, D, BLOCK_D, TILE, BLOCK, PRECISION,
+        X_STRIDE, TRANSPOSE, D, BLOCK_D, TILE, STEP, BLOCK, PRECISION,
     )  # fmt: skip
 
 
@@ -207,7 +268,7 @@ def _matmul_kernel(
 def _outer_backward_kernel(
     m_ptr, x_ptr, y_ptr, dx_ptr, dy_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
     X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    TILE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     # Programs for rows and for columns of a user run beside each other, so that one of the two
     # reads of its matrix is from cache.
@@ -215,12 +276,12 @@ def _outer_backward_kernel(
     if tl.program_id(0) % 2 == 0:
         _multiply(
             program, m_ptr, y_ptr, dx_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
-            Y_STRIDE, False, D, BLOCK_D, TILE, BLOCK, PRECISION,
+            Y_STRIDE, False, D, BLOCK_D, TILE, STEP, BLOCK, PRECISION,
         )  # fmt: skip
     else:
         _multiply(
             program, m_ptr, x_ptr, dy_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
-            X_STRIDE, True, D, BLOCK_D, TILE, BLOCK, PRECISION,
+            X_STRIDE, True, D, BLOCK_D, TILE, STEP, BLOCK, PRECISION,
         )  # fmt: skip
 
 
@@ -228,29 +289,88 @@ def _outer_backward_kernel(
 def _multiply(
     program, m_ptr, x_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
     X_STRIDE: tl.constexpr, TRANSPOSE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    TILE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of m x, or of m^T x."""
+    """One tile of m x, or of m^T x: of TILE * STEP rows of the result a part, of m x the rows that
+    lie STEP apart."""
     D_BLOCKS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
     tile, depth = program // D_BLOCKS, program % D_BLOCKS * BLOCK_D
-    user = user_of_tile(offsets_ptr, users, steps, tile, TILE)
-    start, end = tl.load(offsets_ptr + user), tl.load(offsets_ptr + user + 1)
-    size = (end - start).to(tl.int32)
-    row = (tile - first_tile(offsets_ptr, user, TILE)) * TILE
+    tile, part = tile // STEP, tile % STEP
+    _, start, size, matrix, row = load_rows(
+        offsets_ptr, matrix_offsets_ptr, users, steps, tile, TILE * STEP
+    )
+    row += part * TILE if TRANSPOSE else part
     if row < size:
-        m_ptr += tl.load(matrix_offsets_ptr + user)
-        m_ptr += row if TRANSPOSE else row.to(tl.int64) * size
-        rows = tl.arange(0, TILE)[:, None]
-        acc = tl.zeros([TILE, BLOCK_D], tl.float32)
-        for block in range(0, size, BLOCK):
-            # 64-bit products for a block's start alone: TILE or BLOCK times size is not as long.
-            columns = tl.arange(0, BLOCK)[None, :]
-            if TRANSPOSE:
-                address = m_ptr + block * size.to(tl.int64) + columns * size + rows
-            else:
-                address = m_ptr + block + rows * size + columns
-            inside = (rows < size - row) & (columns < size - block)
-            weights = tl.load(address, mask=inside, other=0.0)
-            x = load_tile(x_ptr, start + block, end, X_STRIDE, depth, D, BLOCK, BLOCK_D)
-            acc = add_dot(acc, weights, x, PRECISION)
-        store_tile(out_ptr, acc, start + row, end, depth, D, TILE, BLOCK_D)
+        x_ptr += start * X_STRIDE
+        if TRANSPOSE:
+            rows = row + tl.arange(0, TILE)
+            acc = _columns_times(
+                m_ptr + matrix, x_ptr, size, row, depth,
+                X_STRIDE, D, BLOCK_D, TILE, BLOCK, PRECISION,
+            )  # fmt: skip
+        else:
+            rows = row + tl.arange(0, TILE) * STEP
+            acc = _rows_times(
+                m_ptr, x_ptr, matrix, size, row, depth,
+                X_STRIDE, D, BLOCK_D, TILE, STEP, BLOCK, PRECISION,
+            )  # fmt: skip
+        columns = (depth + tl.arange(0, BLOCK_D))[None, :]
+        address = out_ptr + (start + rows)[:, None] * D + columns
+        inside = (rows < size)[:, None] & (columns < D)
+        tl.store(address, acc.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _columns_times(
+    m_ptr, x_ptr, size, row, depth, X_STRIDE: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """TILE columns of a user's matrix from `row` on, times its tokens: [TILE, BLOCK_D]."""
+    rows = tl.arange(0, TILE)[:, None]
+    place = tl.arange(0, BLOCK)
+    acc = tl.zeros([TILE, BLOCK_D], tl.float32)
+    for block in range(0, size, BLOCK):
+        # A 64-bit product for a block's start alone: BLOCK times size is not as long.
+        address = m_ptr + row + block * size.to(tl.int64) + place[None, :] * size + rows
+        inside = (rows < size - row) & (place < size - block)[None, :]
+        weights = tl.load(address, mask=inside, other=0.0)
+        x = _load_tokens(x_ptr, block + place, size, X_STRIDE, depth, D, BLOCK_D)
+        acc = add_dot(acc, weights, x, PRECISION)
+    return acc
+
+
+@triton.jit
+def _rows_times(
+    m_ptr, x_ptr, matrix, size, row, depth, X_STRIDE: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """TILE rows of a user's matrix, STEP apart, times its tokens: [TILE, BLOCK_D].
+
+    As in `_outer_rows`, words of STEP numbers; columns before the first whole word of these rows
+    and behind the last are a block of their own.
+    """
+    number = tl.arange(0, TILE)
+    exists = (row + number * STEP < size)[:, None]
+    begin = matrix + row.to(tl.int64) * size
+    # Not rounded up or down by a difference: the compiler must see that it is a multiple.
+    words = (begin + STEP - 1) // STEP
+    ahead = (words * STEP - begin).to(tl.int32)
+    whole = tl.maximum(size - ahead, 0) // STEP * STEP
+    place = tl.arange(0, BLOCK)
+    row_offset = (number * size * STEP)[:, None]
+    word_ptr = m_ptr + words * STEP + row_offset + place[None, :]
+    acc = tl.zeros([TILE, BLOCK_D], tl.float32)
+    for block in range(0, whole, BLOCK):
+        inside = exists & (place < whole - block)[None, :]
+        weights = tl.load(word_ptr + block, mask=inside, other=0.0)
+        x = _load_tokens(x_ptr, ahead + block + place, size, X_STRIDE, depth, D, BLOCK_D)
+        acc = add_dot(acc, weights, x, PRECISION)
+    if STEP > 1:
+        edge = tl.arange(0, 16)
+        edge = tl.where(edge < 8, tl.where(edge < ahead, edge, -1), ahead + whole + edge - 8)
+        address = m_ptr + begin + row_offset + edge[None, :]
+        weights = tl.load(address, mask=exists & is_below(edge, size)[None, :], other=0.0)
+        x = _load_tokens(x_ptr, edge, size, X_STRIDE, depth, D, BLOCK_D)
+        acc = add_dot(acc, weights, x, PRECISION)
+    return acc

@@ -1,6 +1,7 @@
 """Softmax along the rows or the columns of each user's square matrix, forward and backward.
 
-A line is read twice, the second time from cache: it is short beside it.
+A line is read twice, the second time from cache: it is short beside it. Of rows up to a width, a
+program has them whole at a time, and writes them by sectors.
 """
 
 # Triton's jit and its launch options are not typed.
@@ -17,16 +18,22 @@ from jagged_kernels.attention.triton_blocks import LOG2_E
 from jagged_kernels.interaction.triton_softmax import LOWEST, merge_softmax, online_softmax
 from jagged_kernels.interaction.triton_squares import (
     COLUMN_TILE,
+    ELEMENTS,
     OPTIONS,
-    ROW_TILE,
+    ROWS,
     line_addresses,
     lines,
+    load_rows,
     load_tokens,
     token_bound,
+    turned_rows,
 )
+from jagged_kernels.interaction.triton_tiles import search_steps, tile_count
 from jagged_kernels.launch import cdiv, launch
 
 _LOG2_E = tl.constexpr(LOG2_E)
+# For whole rows: of one warp, and 18 programs a multiprocessor in place of 13.
+WHOLE_OPTIONS = {"num_warps": 1, "maxnreg": 112}
 
 
 def launch_softmax2(
@@ -37,31 +44,104 @@ def launch_softmax2(
     out = torch.empty_like(x)
     if out.numel() == 0:
         return out
-    tokens, numbers = ROW_TILE if by_row else COLUMN_TILE
-    launch(
-        _softmax2_kernel, cdiv(token_bound(x, offsets), tokens),
-        (x, d_y, out, offsets, matrix_offsets, offsets.shape[0] - 1),
-        {
-            "AXIS": 1 if by_row else 0, "BACKWARD": d_y is not None, "TOKENS": tokens,
-            "NUMBERS": numbers,
-        },
-        **OPTIONS,
-    )  # fmt: skip
+    users, bound = offsets.shape[0] - 1, token_bound(x, offsets)
+    arguments = (x, d_y, out, offsets.contiguous(), matrix_offsets.contiguous(), users)
+    backward = {"BACKWARD": d_y is not None}
+    if by_row:
+        launch(
+            _rows_kernel, tile_count(bound, users, ROWS), (*arguments, search_steps(users)),
+            {**backward, "ROWS": ROWS, "ELEMENTS": ELEMENTS}, **WHOLE_OPTIONS,
+        )  # fmt: skip
+    else:
+        tokens, numbers = COLUMN_TILE
+        launch(
+            _columns_kernel, cdiv(bound, tokens), arguments,
+            {**backward, "TOKENS": tokens, "NUMBERS": numbers}, **OPTIONS,
+        )  # fmt: skip
     return out
 
 
-@triton.jit(do_not_specialize=["users"])
-def _softmax2_kernel(
-    x_ptr, d_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users,
-    AXIS: tl.constexpr, BACKWARD: tl.constexpr, TOKENS: tl.constexpr, NUMBERS: tl.constexpr,
+@triton.jit(do_not_specialize=["users", "steps"])
+def _rows_kernel(
+    x_ptr, d_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
+    BACKWARD: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
 ):  # fmt: skip
-    HEIGHT: tl.constexpr = TOKENS if AXIS == 1 else NUMBERS
-    WIDTH: tl.constexpr = NUMBERS if AXIS == 1 else TOKENS
+    _, _, size, matrix, row = load_rows(
+        offsets_ptr, matrix_offsets_ptr, users, steps, tl.program_id(0), ROWS
+    )
+    end = tl.minimum(row + ROWS, size)
+    for halvings in tl.static_range(4):
+        fits = size <= ELEMENTS >> halvings
+        if halvings < 3:
+            fits = fits & (size > ELEMENTS >> (halvings + 1))
+        if fits:
+            _whole_rows(
+                x_ptr, d_ptr, out_ptr, matrix, row, end, size, BACKWARD, ELEMENTS >> halvings,
+                ELEMENTS,
+            )  # fmt: skip
+    if size > ELEMENTS:
+        for line in range(row, end):
+            rows = line + tl.arange(0, 1)
+            start = matrix + rows.to(tl.int64) * size
+            step, count = rows * 0 + 1, rows * 0 + size
+            _walk_lines(x_ptr, d_ptr, out_ptr, start, step, count, size, 1, BACKWARD, 1, ELEMENTS)
+
+
+@triton.jit
+def _whole_rows(
+    x_ptr, d_ptr, out_ptr, matrix, row, end, size,
+    BACKWARD: tl.constexpr, WIDTH: tl.constexpr, ELEMENTS: tl.constexpr,
+):  # fmt: skip
+    """A user's rows from `row` to `end`, which are no longer than WIDTH."""
+    SECTOR: tl.constexpr = 256 // out_ptr.dtype.element_ty.primitive_bitwidth
+    other = 0.0 if BACKWARD else float("-inf")
+    for first in range(row, end, ELEMENTS // WIDTH):
+        # Sums in the order of columns: they must not depend on where in memory a user lies.
+        rows = first + tl.arange(0, ELEMENTS // WIDTH)
+        start = matrix + rows.to(tl.int64) * size
+        column = tl.arange(0, WIDTH)[None, :]
+        inside = (rows < end)[:, None] & (column < size)
+        x = tl.load((x_ptr + start)[:, None] + column, mask=inside, other=other).to(tl.float32)
+        if BACKWARD:
+            d_y = tl.load((d_ptr + start)[:, None] + column, mask=inside, other=0.0)
+            total = tl.sum(x * d_y.to(tl.float32), 1, keep_dims=True)
+        else:
+            top = tl.max(x, 1, keep_dims=True)
+            share = 1.0 / tl.sum(tl.exp2((x - top) * _LOG2_E), 1, keep_dims=True)
+        # From cache.
+        start, place, inside = turned_rows(matrix, size, rows, WIDTH, SECTOR)
+        inside = inside & (rows < end)[:, None]
+        x = tl.load((x_ptr + start)[:, None] + place, mask=inside, other=0.0).to(tl.float32)
+        if BACKWARD:
+            d_y = tl.load((d_ptr + start)[:, None] + place, mask=inside, other=0.0)
+            result = x * (d_y.to(tl.float32) - total)
+        else:
+            result = tl.exp2((x - top) * _LOG2_E) * share
+        result = result.to(out_ptr.dtype.element_ty)
+        tl.store((out_ptr + start)[:, None] + place, result, mask=inside)
+
+
+@triton.jit(do_not_specialize=["users"])
+def _columns_kernel(
+    x_ptr, d_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users,
+    BACKWARD: tl.constexpr, TOKENS: tl.constexpr, NUMBERS: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     _, place, count, matrix = load_tokens(offsets_ptr, matrix_offsets_ptr, users, token)
-    start, step = lines(place, count, matrix, AXIS)
-    longest = tl.max(count)
+    start, step = lines(place, count, matrix, 0)
+    _walk_lines(
+        x_ptr, d_ptr, out_ptr, start, step, count, tl.max(count), 0, BACKWARD, TOKENS, NUMBERS
+    )
 
+
+@triton.jit
+def _walk_lines(
+    x_ptr, d_ptr, out_ptr, start, step, count, longest, AXIS: tl.constexpr,
+    BACKWARD: tl.constexpr, TOKENS: tl.constexpr, NUMBERS: tl.constexpr,
+):  # fmt: skip
+    """Lines [TOKENS] as `line_addresses` takes them, NUMBERS at a time."""
+    HEIGHT: tl.constexpr = TOKENS if AXIS == 1 else NUMBERS
+    WIDTH: tl.constexpr = NUMBERS if AXIS == 1 else TOKENS
     top = tl.full([HEIGHT, WIDTH], LOWEST, tl.float32)
     total = tl.zeros([HEIGHT, WIDTH], tl.float32)
     for done in range(0, longest, NUMBERS):
@@ -77,6 +157,7 @@ def _softmax2_kernel(
         total = tl.sum(total, AXIS, keep_dims=True)
     else:
         top, total = merge_softmax(top, total, AXIS)
+        total = 1.0 / total
 
     for done in range(0, longest, NUMBERS):
         index = done + tl.arange(0, NUMBERS)
@@ -85,5 +166,5 @@ def _softmax2_kernel(
         if BACKWARD:
             result = x * (tl.load(d_ptr + address, mask=inside, other=0.0).to(tl.float32) - total)
         else:
-            result = tl.exp2((x - top) * _LOG2_E) / total
+            result = tl.exp2((x - top) * _LOG2_E) * total
         tl.store(out_ptr + address, result.to(out_ptr.dtype.element_ty), mask=inside)

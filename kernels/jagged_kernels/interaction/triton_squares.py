@@ -3,6 +3,11 @@
 Programs take equal chunks of tokens and walk along their rows or columns. How many tokens there are
 is not known on the host: of n_b tokens and n_b ** 2 scores a user, it is at most the root of users
 times scores (Cauchy-Schwarz), and programs behind the last token leave at once.
+
+A row begins at any address, and is read and written number by number. A GPU writes sectors of 32
+bytes, and takes half as long again for a part of one: so what writes rows moves its blocks to where
+sectors begin (`aligned_rows`, `turned_rows`), and the 32 numbers that threads write beside each
+other are whole sectors.
 """
 
 # Triton's jit and its launch options are not typed.
@@ -16,8 +21,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jagged_kernels.interaction.triton_tiles import first_tile, user_of_tile
 from jagged_kernels.interaction.triton_users import user_of
 
+# Rows of one user that a program of one warp takes (it has rows for itself: nothing is exchanged
+# between warps), a block of them, and numbers of whole rows at a time.
+ROWS, HEIGHT, WIDTH, ELEMENTS = 32, 4, 128, 1024
+ROW_OPTIONS = {"num_warps": 1}
 # Tokens a program and numbers of each that it takes at a time. Along a row, memory is contiguous
 # in the row; along a column, from column to column.
 ROW_TILE = (16, 128)
@@ -59,3 +69,58 @@ def line_addresses(start, step, count, index, AXIS: tl.constexpr):
     number = tl.expand_dims(index, 1 - AXIS)
     place = tl.expand_dims(start, AXIS) + number.to(tl.int64) * tl.expand_dims(step, AXIS)
     return place, number < tl.expand_dims(count, AXIS)
+
+
+@triton.jit
+def load_rows(offsets_ptr, matrix_offsets_ptr, users, steps, tile, ROWS: tl.constexpr):
+    """(user, its first token, number of its tokens, where its matrix begins, first row) of a tile
+    of ROWS rows, numbered as in `triton_tiles`; there is none if the row is not below the number.
+    """
+    user = user_of_tile(offsets_ptr, users, steps, tile, ROWS)
+    # int64: tokens x width passes 2^31 in large batches.
+    start = tl.load(offsets_ptr + user).to(tl.int64)
+    size = (tl.load(offsets_ptr + user + 1) - start).to(tl.int32)
+    matrix = tl.load(matrix_offsets_ptr + user)
+    return user, start, size, matrix, (tile - first_tile(offsets_ptr, user, ROWS)) * ROWS
+
+
+@triton.jit
+def aligned_rows(ptr, begin, size, rows, WIDTH: tl.constexpr):
+    """(pointers, columns, length) of `rows` of `size` numbers, from `begin` on, one after another.
+
+    Both are [rows, WIDTH] and the first of a walk in steps of WIDTH over `length`: it begins with
+    the sector that each row begins in, before the row.
+    """
+    SECTOR: tl.constexpr = 256 // ptr.dtype.element_ty.primitive_bitwidth
+    start = begin + rows.to(tl.int64) * size
+    # By a difference: a compiler that sees that pointers are aligned gives each thread 16 bytes,
+    # which the ends of rows, anywhere, then cut into numbers that lie apart.
+    before = start % SECTOR
+    place = tl.arange(0, WIDTH)[None, :]
+    most = tl.where(size % SECTOR == 0, begin % SECTOR, SECTOR - 1).to(tl.int32)
+    return (
+        (ptr + (start - before))[:, None] + place,
+        place - before.to(tl.int32)[:, None],
+        size + most,
+    )
+
+
+@triton.jit
+def is_below(index, count):
+    """0 <= index < count, both int32, in one comparison."""
+    return index.to(tl.uint32, bitcast=True) < count.to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def turned_rows(begin, size, rows, WIDTH: tl.constexpr, SECTOR: tl.constexpr):
+    """(where the sectors are that the rows of `aligned_rows` begin in, [rows, WIDTH] numbers from
+    there on, which of them a row has) for rows of up to WIDTH numbers, a sector having SECTOR.
+
+    What a sector holds before its row is left out; what that would cut off at the end of the row
+    is at the first places.
+    """
+    start = begin + rows.to(tl.int64) * size
+    before = start.to(tl.int32) & (SECTOR - 1)
+    place = tl.arange(0, WIDTH)[None, :]
+    place = tl.where(place < before[:, None], place + WIDTH, place)
+    return start - before, place, place < (before + size)[:, None]
