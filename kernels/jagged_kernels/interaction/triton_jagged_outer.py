@@ -364,7 +364,9 @@ def _rows_times(
     for block in range(0, whole, BLOCK):
         inside = exists & (place < whole - block)[None, :]
         weights = tl.load(word_ptr + block, mask=inside, other=0.0)
-        x = _load_tokens(x_ptr, ahead + block + place, size, X_STRIDE, depth, D, BLOCK_D)
+        # No token of the ends: 0 times inf is NaN.
+        token = ahead + block + place
+        x = _load_tokens(x_ptr, token, ahead + whole, X_STRIDE, depth, D, BLOCK_D)
         acc = add_dot(acc, weights, x, PRECISION)
     if STEP > 1:
         edge = tl.arange(0, 16)
