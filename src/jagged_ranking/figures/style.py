@@ -21,7 +21,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 
 from jagged_ranking.results import atomic
 
-# ACM's column and text widths, in inches.
+# ACM's text width, in inches.
 TEXT_WIDTH = 7.0
 FORMATS = ("svg", "pdf", "png")
 PAPER_COLOR = "#6b2737"

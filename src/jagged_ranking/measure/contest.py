@@ -4,7 +4,6 @@ One contest is one operation on one batch. A provider that is missing, wrong or 
 rows that say so, and is not measured further.
 """
 
-import gc
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -96,8 +95,8 @@ class Contest:
         for name, timed in timings.items():
             if timed.failure:
                 self.fail(name, mode, timed.failure)
-                continue
-            self.times(name, mode, timed)
+            else:
+                self.times(name, mode, timed)
         return {name: timed.samples for name, timed in timings.items() if not timed.failure}
 
     def times(self, name: str, mode: str, timed: Timing, *, op: str | None = None) -> None:
@@ -119,25 +118,26 @@ class Contest:
             modes: what is run.
             prepare: a name -> (its run on fresh inputs, those inputs).
         """
-        # Every measurement collects garbage several times, and a compiler leaves millions of
-        # objects to look through: set them aside.
-        gc.collect()
-        gc.freeze()
-        for name in providers:
-            for mode in modes:
-                if (name, mode) in self.failed:
-                    continue
-                self.tell(name, f"memory, {mode}")
-                try:
-                    peak = self._peak(name, mode, prepare)
-                except Exception as error:
-                    self.fail(name, mode, error)
-                    continue
-                values = (peak.total, peak.beyond_inputs)
-                for (metric, unit), value in zip(PEAKS.items(), values, strict=True):
-                    self.row(name, mode, metric, unit, value=float(value))
-            self.failure_rows(name, modes, PEAKS)
-        gc.unfreeze()
+        # Every measurement collects garbage several times.
+        with timing.earlier_objects_apart():
+            for name in providers:
+                for mode in modes:
+                    if (name, mode) not in self.failed:
+                        self.tell(name, f"memory, {mode}")
+                        self._weigh(name, mode, prepare)
+                self.failure_rows(name, modes, PEAKS)
+
+    def _weigh(
+        self, name: str, mode: str, prepare: Callable[[str], tuple[Run, Iterable[Tensor]]]
+    ) -> None:
+        try:
+            peak = self._peak(name, mode, prepare)
+        except Exception as error:
+            self.fail(name, mode, error)
+            return
+        values = (peak.total, peak.beyond_inputs)
+        for (metric, unit), value in zip(PEAKS.items(), values, strict=True):
+            self.row(name, mode, metric, unit, value=float(value))
 
     def _peak(
         self, name: str, mode: str, prepare: Callable[[str], tuple[Run, Iterable[Tensor]]]

@@ -64,6 +64,32 @@ class Timing:
     failure: Exception | None = None
 
 
+@contextmanager
+def earlier_objects_apart() -> Iterator[None]:
+    """Inside of this, `gc.collect` does not look at what there was before: a compiler leaves
+    millions of objects."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextmanager
+def _garbage_when_asked() -> Iterator[None]:
+    """Nobody is timed while garbage is looked for: that is done by `gc.collect` alone."""
+    with earlier_objects_apart():
+        was = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was:
+                gc.enable()
+
+
+@_garbage_when_asked()
 def interleaved(
     calls: Mapping[str, Callable[[], object]],
     *,
@@ -81,35 +107,34 @@ def interleaved(
     """
     clock = _CudaClock(device) if device.type == "cuda" else _WallClock()
     timings = {name: Timing() for name in calls}
-    plan: dict[str, tuple[int, int]] = {}
-    with _garbage_apart():
-        for name, call in calls.items():
+    plan: dict[str, tuple[int, int, float]] = {}
+    for name, call in calls.items():
+        if progress:
+            progress(name)
+        try:
+            _warm_up(call, effort)
+            start = clock.head_start(call)
+            plan[name] = (*_plan(clock.time(call, 1, start)[0] / 1e3, effort), start)
+        except Exception as error:
+            _drop(timings[name], error, device)
+    names = list(plan)
+    order = random.Random(0)
+    for turn in range(effort.rounds):
+        order.shuffle(names)
+        for name in names:
+            turns, inner, start = plan[name]
+            if turn >= turns or timings[name].failure:
+                continue
             if progress:
                 progress(name)
             try:
-                _warm_up(call, effort)
-                clock.meet(name, call)
-                plan[name] = _plan(clock.time(name, call, 1)[0] / 1e3, effort)
+                call = calls[name]
+                call()
+                timings[name].samples += clock.time(call, inner, start)
+                timings[name].host += clock.host(call, min(inner, HOST_CALLS))
             except Exception as error:
                 _drop(timings[name], error, device)
-        names = list(plan)
-        order = random.Random(0)
-        for turn in range(effort.rounds):
-            order.shuffle(names)
-            for name in names:
-                turns, inner = plan[name]
-                if turn >= turns or timings[name].failure:
-                    continue
-                if progress:
-                    progress(name)
-                try:
-                    call = calls[name]
-                    call()
-                    timings[name].samples += clock.time(name, call, inner)
-                    timings[name].host += clock.host(call, min(inner, HOST_CALLS))
-                except Exception as error:
-                    _drop(timings[name], error, device)
-                gc.collect()
+            gc.collect()
     return timings
 
 
@@ -123,22 +148,6 @@ def threads(device: torch.device | str, count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _garbage_apart() -> Iterator[None]:
-    """Nobody is timed while garbage is looked for: that is done by `gc.collect` after each turn,
-    which does not look at the millions of objects that a compiler has left before."""
-    gc.collect()
-    gc.freeze()
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if was:
-            gc.enable()
 
 
 def _warm_up(call: Callable[[], object], effort: Effort) -> None:
@@ -178,10 +187,10 @@ def release(device: torch.device) -> None:
 
 
 class _WallClock:
-    def meet(self, name: str, call: Callable[[], object]) -> None:
-        pass
+    def head_start(self, call: Callable[[], object]) -> float:
+        return 0.0
 
-    def time(self, name: str, call: Callable[[], object], repeats: int) -> list[float]:
+    def time(self, call: Callable[[], object], repeats: int, start: float) -> list[float]:
         return [_wall_clock_ms(call) for _ in range(repeats)]
 
     def host(self, call: Callable[[], object], repeats: int) -> list[float]:
@@ -192,29 +201,27 @@ class _CudaClock:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
-        self.cycles: dict[str, int] = {}
 
-    def meet(self, name: str, call: Callable[[], object]) -> None:
-        """See how long the call keeps the host."""
+    def head_start(self, call: Callable[[], object]) -> float:
+        """Seconds that the device is to wait for the host to issue the call."""
         seconds = statistics.median(self.host(call, HOST_CALLS)) / 1e3
-        start = min(HEAD_START * seconds + LEAST_HEAD_START, MOST_HEAD_START)
-        self.cycles[name] = int(start * _CYCLES_A_SECOND)
+        return min(HEAD_START * seconds + LEAST_HEAD_START, MOST_HEAD_START)
 
-    def time(self, name: str, call: Callable[[], object], repeats: int) -> list[float]:
+    def time(self, call: Callable[[], object], repeats: int, start: float) -> list[float]:
         torch.cuda.synchronize(self.device)
         events = [
             (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
             for _ in range(repeats)
         ]
         with torch.cuda.device(self.device):
-            for start, end in events:
+            for begin, end in events:
                 self.flush.zero_()
-                torch.cuda._sleep(self.cycles[name])
-                start.record()
+                torch.cuda._sleep(int(start * _CYCLES_A_SECOND))
+                begin.record()
                 call()
                 end.record()
         torch.cuda.synchronize(self.device)
-        return [start.elapsed_time(end) for start, end in events]
+        return [begin.elapsed_time(end) for begin, end in events]
 
     def host(self, call: Callable[[], object], repeats: int) -> list[float]:
         samples = []
