@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from jagged_kernels.interaction.rows import integer_dtype
 from jagged_kernels.operators import define_op
 
 
@@ -18,22 +19,14 @@ def _sort_ids(ids: Sequence[Tensor], sizes: Sequence[int], parts: int) -> tuple[
     """
     from jagged_kernels.interaction.triton_row_sums import launch_keys
 
-    dtype = key_dtype(parts * sum(sizes))
+    dtype = integer_dtype(parts * sum(sizes) - 1)
     keys, order = launch_keys(ids, sizes, parts, dtype).sort(stable=True)
     return keys, order
 
 
-def key_dtype(size: int) -> torch.dtype:
-    """The smallest integers for numbers from -1 to size - 1: a radix sort goes over each byte."""
-    for dtype in (torch.int16, torch.int32):
-        if size - 1 <= torch.iinfo(dtype).max:
-            return dtype
-    return torch.int64
-
-
 def _empty_keys(ids: Sequence[Tensor], sizes: Sequence[int], parts: int) -> tuple[Tensor, Tensor]:
     count = len(ids) * ids[0].shape[0]
-    keys = ids[0].new_empty(count, dtype=key_dtype(parts * sum(sizes)))
+    keys = ids[0].new_empty(count, dtype=integer_dtype(parts * sum(sizes) - 1))
     return keys, keys.new_empty(count, dtype=torch.int64)
 
 

@@ -81,16 +81,15 @@ def _gradient(saved: Sequence[Any], wanted: Sequence[bool], d_out: Tensor) -> tu
 define_gradient(place_rows, save=_save, gradient=_gradient)
 
 
-def small_integers(x: Tensor, largest: int) -> Tensor:
-    """x, of numbers from -1 to `largest`, as the smallest integers that hold them: a radix sort
-    goes over each byte."""
+def integer_dtype(largest: int) -> torch.dtype:
+    """The smallest integers for numbers from -1 to `largest`: a radix sort goes over each byte."""
     for dtype in (torch.int16, torch.int32):
         if largest <= torch.iinfo(dtype).max:
-            return x.to(dtype)
-    return x
+            return dtype
+    return torch.int64
 
 
 def by_user(offsets: Tensor, order: Tensor) -> Tensor:
     """[T] tokens in `order`, those of a user before those of the next."""
-    users = small_integers(token_users(offsets, order.shape[0]), offsets.shape[0])
+    users = token_users(offsets, order.shape[0]).to(integer_dtype(offsets.shape[0]))
     return order[users[order].sort(stable=True).indices]

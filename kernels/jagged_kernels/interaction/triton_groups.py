@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.interaction.rows import small_integers
+from jagged_kernels.interaction.rows import integer_dtype
 from jagged_kernels.launch import cdiv, launch
 
 # Users, and groups, that a program takes; it sums up the users before them, too.
@@ -35,7 +35,7 @@ def segments_of(offsets: Tensor, groups: Tensor | None, count: int) -> Segments:
     """
     if groups is None:
         return Segments(offsets, offsets)
-    group, order = small_integers(groups, count).sort(stable=True)
+    group, order = groups.to(integer_dtype(count)).sort(stable=True)
     users = group.shape[0]
     places, starts = offsets.new_empty(users + 1), offsets.new_empty(users)
     bounds = offsets.new_empty(count + 1)

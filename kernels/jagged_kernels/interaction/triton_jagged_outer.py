@@ -22,7 +22,7 @@ from jagged_kernels.attention.tiles import LaunchConfig
 from jagged_kernels.attention.triton_blocks import add_dot
 from jagged_kernels.backends import multiprocessors
 from jagged_kernels.interaction.triton_linear import block_size, product_precision, unit_stride
-from jagged_kernels.interaction.triton_squares import is_below, load_rows
+from jagged_kernels.interaction.triton_squares import is_below, load_rows, load_square
 from jagged_kernels.interaction.triton_tiles import (
     first_strip,
     search_steps,
@@ -180,10 +180,7 @@ def _outer_kernel(
     last_user = user_of_strip(offsets_ptr, matrix_offsets_ptr, users, steps, high - 1, ROWS, PIECE)
     for index in range(0, last_user + 1 - first_user):
         user = first_user + index
-        # int64: tokens x width passes 2^31 in large batches.
-        start = tl.load(offsets_ptr + user).to(tl.int64)
-        size = (tl.load(offsets_ptr + user + 1) - start).to(tl.int32)
-        matrix = tl.load(matrix_offsets_ptr + user)
+        start, size, matrix = load_square(offsets_ptr, matrix_offsets_ptr, user)
         first = first_strip(offsets_ptr, matrix_offsets_ptr, user, True, ROWS, PIECE)
         across = tl.cdiv(size, PIECE)
         needed = tl.cdiv(size, ROWS) * across

@@ -23,6 +23,7 @@ from jagged_kernels.interaction.triton_squares import (
     aligned_rows,
     is_below,
     load_rows,
+    load_square,
 )
 from jagged_kernels.interaction.triton_tiles import (
     first_strip,
@@ -112,8 +113,7 @@ def _sums_kernel(
     piece = tl.program_id(0)
     user = user_of_strip(offsets_ptr, matrix_offsets_ptr, users, steps, piece, ROWS, COLUMNS)
     piece -= first_strip(offsets_ptr, matrix_offsets_ptr, user, True, ROWS, COLUMNS)
-    start, matrix = tl.load(offsets_ptr + user), tl.load(matrix_offsets_ptr + user)
-    size = (tl.load(offsets_ptr + user + 1) - start).to(tl.int32)
+    start, size, matrix = load_square(offsets_ptr, matrix_offsets_ptr, user)
     across = tl.maximum(tl.cdiv(size, COLUMNS), 1)
     row, block = piece // across, piece % across
     if row * ROWS < size:

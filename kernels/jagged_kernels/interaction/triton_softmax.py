@@ -77,14 +77,6 @@ def _launch(x: Tensor, d_y: Tensor | None, offsets: Tensor) -> Tensor:
 
 
 @triton.jit
-def online_softmax(top, total, x):
-    """The largest and the sum of exponentials, after one more number in each place."""
-    factor = tl.exp2(-tl.abs(x - top) * _LOG2_E)
-    total = tl.where(x > top, total * factor + 1.0, total + factor)
-    return tl.maximum(top, x), total
-
-
-@triton.jit
 def merge_softmax(top, total, AXIS: tl.constexpr):
     """(largest, sum of exponentials) along an axis, which is kept with size 1."""
     largest = tl.max(top, AXIS, keep_dims=True)

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.triton_blocks import LOG2_E
-from jagged_kernels.interaction.triton_softmax import LOWEST, merge_softmax, online_softmax
+from jagged_kernels.interaction.triton_softmax import LOWEST, merge_softmax
 from jagged_kernels.interaction.triton_squares import (
     COLUMN_TILE,
     ELEMENTS,
@@ -135,6 +135,14 @@ def _columns_kernel(
 
 
 @triton.jit
+def _online_softmax(top, total, x):
+    """The largest and the sum of exponentials, after one more number in each place."""
+    factor = tl.exp2(-tl.abs(x - top) * _LOG2_E)
+    total = tl.where(x > top, total * factor + 1.0, total + factor)
+    return tl.maximum(top, x), total
+
+
+@triton.jit
 def _walk_lines(
     x_ptr, d_ptr, out_ptr, start, step, count, longest, AXIS: tl.constexpr,
     BACKWARD: tl.constexpr, TOKENS: tl.constexpr, NUMBERS: tl.constexpr,
@@ -152,7 +160,7 @@ def _walk_lines(
             total += y * tl.load(d_ptr + address, mask=inside, other=0.0).to(tl.float32)
         else:
             x = tl.load(x_ptr + address, mask=inside, other=float("-inf")).to(tl.float32)
-            top, total = online_softmax(top, total, x)
+            top, total = _online_softmax(top, total, x)
     if BACKWARD:
         total = tl.sum(total, AXIS, keep_dims=True)
     else:

@@ -72,15 +72,21 @@ def line_addresses(start, step, count, index, AXIS: tl.constexpr):
 
 
 @triton.jit
+def load_square(offsets_ptr, matrix_offsets_ptr, user):
+    """(first token, number of tokens, where its matrix begins) of a user."""
+    # int64: tokens x width passes 2^31 in large batches.
+    start = tl.load(offsets_ptr + user).to(tl.int64)
+    size = (tl.load(offsets_ptr + user + 1) - start).to(tl.int32)
+    return start, size, tl.load(matrix_offsets_ptr + user)
+
+
+@triton.jit
 def load_rows(offsets_ptr, matrix_offsets_ptr, users, steps, tile, ROWS: tl.constexpr):
     """(user, its first token, number of its tokens, where its matrix begins, first row) of a tile
     of ROWS rows, numbered as in `triton_tiles`; there is none if the row is not below the number.
     """
     user = user_of_tile(offsets_ptr, users, steps, tile, ROWS)
-    # int64: tokens x width passes 2^31 in large batches.
-    start = tl.load(offsets_ptr + user).to(tl.int64)
-    size = (tl.load(offsets_ptr + user + 1) - start).to(tl.int32)
-    matrix = tl.load(matrix_offsets_ptr + user)
+    start, size, matrix = load_square(offsets_ptr, matrix_offsets_ptr, user)
     return user, start, size, matrix, (tile - first_tile(offsets_ptr, user, ROWS)) * ROWS
 
 

@@ -30,7 +30,7 @@ def strip_count(tokens: int, users: int, scores: int, rows: int, columns: int) -
 
 
 def search_steps(users: int) -> int:
-    """The `steps` of `user_of_tile` and `user_of_strip`."""
+    """The `steps` of `user_of_tile`, `user_of_slot` and `user_of_strip`."""
     return max(1, -(-(users - 1).bit_length() // _WIDTH_LOG2))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from jagged_kernels.backends import choose_backend
 from jagged_kernels.interaction.native_users import token_users
-from jagged_kernels.interaction.rows import small_integers
+from jagged_kernels.interaction.rows import integer_dtype
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import define_op
 
@@ -89,7 +89,7 @@ def _unique_keys(
     users = offsets.shape[0] - 1
     behind = users << bits
     keys = (values.long() - lowest).add_(token_users(offsets, values.shape[0]), alpha=1 << bits)
-    keys = small_integers(keys, behind + 1)
+    keys = keys.to(integer_dtype(behind + 1))
     found, inverse, counts = keys.unique(return_inverse=True, return_counts=True)
     firsts = torch.arange(0, behind + 1, 1 << bits, dtype=keys.dtype, device=keys.device)
     begins = torch.searchsorted(found, firsts).to(offsets.dtype)
