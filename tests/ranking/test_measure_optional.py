@@ -103,12 +103,22 @@ def test_results_are_those_of_the_reference(
         assert compare([(one, other)]).relative < 1e-5
 
 
-def test_a_broken_installation_is_missing_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError("libcudart.so.12: cannot open"), r"libcudart\.so\.12"),
+        (ModuleNotFoundError("No module named 'quack'", name="quack"), r"cannot be used.*'quack'"),
+        (ModuleNotFoundError("", name="flash_attn"), "flash_attn.cute is not installed"),
+    ],
+)
+def test_a_broken_installation_is_missing_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
     def breaks(name: str) -> ModuleType:
-        raise OSError("libcudart.so.12: cannot open")
+        raise error
 
     monkeypatch.setattr(optional.importlib, "import_module", breaks)
     workload = Workload.from_lengths("x", LENGTHS, heads=2, head_dim=16)
-    with pytest.raises(Unavailable, match=r"libcudart\.so\.12") as caught:
+    with pytest.raises(Unavailable, match=message) as caught:
         PROVIDERS["flash_attn_4"].prepare(setup(workload, "cpu"))
     assert caught.value.status == "missing"

@@ -94,9 +94,9 @@ def find(function: str, modules: tuple[str, ...], package: str) -> Any:
     for module in modules:
         try:
             return getattr(importlib.import_module(module), function)
-        except ModuleNotFoundError:
-            continue
         except Exception as error:  # a broken installation is as good as none
+            if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+                continue  # this module is missing, not one that it needs
             problem = f"{module} cannot be used: {type(error).__name__}: {error}"
     raise Unavailable("missing", problem)
 
