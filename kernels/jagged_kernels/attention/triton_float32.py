@@ -4,8 +4,8 @@ Each number is the sum of three bfloat16, and of their nine products the three s
 float32's rounding, are left out. Triton rounds numbers one by one, with an instruction of a quarter
 of the speed; here they are rounded in pairs, to the same parts.
 
-Of inf, what is left behind the first part is NaN. So products with the other parts have a sum of
-their own, which counts where it is a number: where it is none, that of the first parts says all.
+Of inf, what is left behind the first part is NaN. So the products with the other parts have a sum
+of their own, which counts where it is a number: where it is none, the first parts say all.
 """
 
 # Triton's jit is not typed.
@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-from jagged_kernels.attention.triton_blocks import add_dot
 
 # Two numbers at a time, $3 and $4: their parts in the lower and the upper halves of $0, $1 and $2.
 _SPLIT = tl.constexpr("""{
@@ -34,38 +32,19 @@ sub.f32 upper, second, upper;
 cvt.rn.bf16x2.f32 $2, upper, lower;
 }""")
 
+
 @triton.jit
 def dot(a, b, PRECISION: tl.constexpr):
     """a @ b, in float32."""
     if PRECISION == "bf16x6":
-        a_parts, b_parts = _parts(a), _parts(b)
-        rest = _add_rest(None, a_parts, b_parts)
+        a_parts, b_parts = float32_parts(a), float32_parts(b)
+        rest = add_rest(None, a_parts, b_parts)
         return tl.dot(a_parts[0], b_parts[0], tl.where(rest == rest, rest, 0.0))
     return tl.dot(a, b, input_precision=PRECISION)
 
 
 @triton.jit
-def add_products(acc, rest, a, b, PRECISION: tl.constexpr):
-    """(acc, rest) with a @ b in addition; their `total` is the sum. Both begin as zeros."""
-    if PRECISION == "bf16x6":
-        a_parts, b_parts = _parts(a), _parts(b)
-        rest = _add_rest(rest, a_parts, b_parts)
-        product = tl.dot(a_parts[0], b_parts[0])
-        # A block by itself first, as in `add_dot`.
-        return tl.fma(product, tl.full(product.shape, 1.0, tl.float32), acc), rest
-    return add_dot(acc, a, b, PRECISION), rest
-
-
-@triton.jit
-def total(acc, rest, PRECISION: tl.constexpr):
-    """The sum of what `add_products` has added."""
-    if PRECISION == "bf16x6":
-        return tl.where(rest == rest, acc + rest, acc)
-    return acc
-
-
-@triton.jit
-def _add_rest(rest, a_parts, b_parts):
+def add_rest(rest, a_parts, b_parts):
     """rest + the five products beside that of the first parts, small ones first."""
     a_high, a_middle, a_low = a_parts
     b_high, b_middle, b_low = b_parts
@@ -77,7 +56,7 @@ def _add_rest(rest, a_parts, b_parts):
 
 
 @triton.jit
-def _parts(x):
+def float32_parts(x):
     """Three bfloat16 whose sum is the float32 x, each the nearest to what is left."""
     return tl.inline_asm_elementwise(
         _SPLIT,

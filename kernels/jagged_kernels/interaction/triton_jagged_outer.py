@@ -20,10 +20,17 @@ from torch import Tensor
 
 from jagged_kernels.attention.tiles import LaunchConfig
 from jagged_kernels.attention.triton_blocks import add_dot
-from jagged_kernels.attention.triton_float32 import add_products, dot, total
+from jagged_kernels.attention.triton_float32 import dot
 from jagged_kernels.backends import multiprocessors
 from jagged_kernels.interaction.triton_linear import block_size, product_precision, unit_stride
-from jagged_kernels.interaction.triton_squares import is_below, load_rows, load_square
+from jagged_kernels.interaction.triton_squares import (
+    is_below,
+    least_step,
+    load_rows,
+    load_square,
+    tokens_at,
+)
+from jagged_kernels.interaction.triton_sums import add_products, sum_products
 from jagged_kernels.interaction.triton_tiles import (
     first_strip,
     search_steps,
@@ -61,7 +68,7 @@ class MatmulConfig(LaunchConfig):
 
 
 # By bytes of a number.
-OUTER_CONFIGS = {2: OuterConfig(64, 4, 2, 96), 4: OuterConfig(64, 4, 2, 168, step=2)}
+OUTER_CONFIGS = {2: OuterConfig(64, 4, 3, 96), 4: OuterConfig(64, 4, 3, 168, step=2)}
 MATMUL_CONFIGS = {2: MatmulConfig(64, 4, 3, step=4), 4: MatmulConfig(32, 4, 3, 168)}
 TRANSPOSED_CONFIGS = {
     2: MatmulConfig(32, 4, 2, 128, step=1),
@@ -79,7 +86,9 @@ def launch_outer(
     out = torch.empty(total, dtype=x.dtype, device=x.device)
     if total == 0:
         return out
-    config = OUTER_CONFIGS[x.element_size()]
+    config, block_d = OUTER_CONFIGS[x.element_size()], block_size(dim, _depth(x))
+    if dim > 64:
+        config = replace(config, registers=None)
     piece = config.block * config.blocks
     pieces = strip_count(tokens, users, total, config.tile * config.step, piece)
     span = cdiv(pieces, multiprocessors(x.device) * config.programs)
@@ -90,9 +99,9 @@ def launch_outer(
             users, search_steps(users), pieces, span,
         ),
         {
-            "X_STRIDE": x.stride(0), "Y_STRIDE": y.stride(0), "D": dim,
-            "BLOCK_D": block_size(dim, _depth(x)), "TILE": config.tile, "STEP": config.step,
-            "BLOCK": config.block, "PIECE": piece, "PRECISION": product_precision(x),
+            "X_STRIDE": x.stride(0), "Y_STRIDE": y.stride(0), "D": dim, "BLOCK_D": block_d,
+            "TILE": config.tile, "STEP": config.step, "BLOCK": config.block, "PIECE": piece,
+            "PRECISION": product_precision(x),
         },
         **config.options(),
     )  # fmt: skip
@@ -188,7 +197,7 @@ def _outer_kernel(
         first = first_strip(offsets_ptr, matrix_offsets_ptr, user, True, ROWS, PIECE)
         across = tl.cdiv(size, PIECE)
         needed = tl.cdiv(size, ROWS) * across
-        step = _least_step(size, STEP)
+        step = least_step(size, STEP)
         for number in range(tl.maximum(low - first, 0), tl.minimum(high - first, needed)):
             row, column = number // across * ROWS, number % across * PIECE
             rows = tl.minimum(ROWS, size - row)
@@ -199,12 +208,6 @@ def _outer_kernel(
                     row + part // step * (TILE * step) + part % step, step, column,
                     X_STRIDE, Y_STRIDE, D, BLOCK_D, TILE, STEP, BLOCK, PIECE, PRECISION,
                 )  # fmt: skip
-
-
-@triton.jit
-def _least_step(size, STEP: tl.constexpr):
-    """From a row to the next that begins alike, modulo STEP numbers: 1 if STEP divides `size`."""
-    return STEP // tl.maximum(tl.minimum(size & -size, STEP), 1)
 
 
 @triton.jit
@@ -229,15 +232,15 @@ def _outer_rows(
     word_ptr = word_ptr + (number * (size * step // STEP * STEP))[:, None] + place[None, :]
     first = column - before
     count = tl.where(column + PIECE < size, PIECE, size - first)
-    x_first = _load_tokens(x_ptr, row + number * step, size, X_STRIDE, 0, D, BLOCK_D)
+    x_first = tokens_at(x_ptr, row + number * step, size, X_STRIDE, 0, D, BLOCK_D)
     for done in range(0, count, BLOCK):
         block = first + done
-        y = _load_tokens(y_ptr, block + place, size, Y_STRIDE, 0, D, BLOCK_D)
+        y = tokens_at(y_ptr, block + place, size, Y_STRIDE, 0, D, BLOCK_D)
         left, right = _factors(x_first, y)
         scores = dot(left, right, PRECISION)
         for depth in range(BLOCK_D, D, BLOCK_D):
-            x = _load_tokens(x_ptr, row + number * step, size, X_STRIDE, depth, D, BLOCK_D)
-            y = _load_tokens(y_ptr, block + place, size, Y_STRIDE, depth, D, BLOCK_D)
+            x = tokens_at(x_ptr, row + number * step, size, X_STRIDE, depth, D, BLOCK_D)
+            y = tokens_at(y_ptr, block + place, size, Y_STRIDE, depth, D, BLOCK_D)
             left, right = _factors(x, y)
             scores = add_dot(scores, left, right, PRECISION)
         if x_first.dtype == tl.float32:
@@ -250,8 +253,8 @@ def _outer_rows(
         whole = (place >= low) & (place < high)
         tl.store(address, scores, mask=exists & whole[None, :])
         if STEP > 1:
+            parts = is_below(block + place, size) & ((place < low) | (place >= high))
             if (block < 0) | (block + BLOCK > size):
-                parts = is_below(block + place, size) & ((place < low) | (place >= high))
                 tl.store(address, scores, mask=exists & parts[None, :])
 
 
@@ -262,18 +265,6 @@ def _factors(x, y):
     if x.dtype == tl.float32:
         return y, tl.trans(x)
     return x, tl.trans(y)
-
-
-@triton.jit
-def _load_tokens(
-    ptr, token, size, stride, column, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """[tokens, BLOCK] of a user's tokens from `column` on; 0 where it has no such token."""
-    columns = (column + tl.arange(0, BLOCK))[None, :]
-    inside = is_below(token, size)[:, None]
-    if COLUMNS % BLOCK != 0:
-        inside = inside & (columns < COLUMNS)
-    return tl.load(ptr + token.to(tl.int64)[:, None] * stride + columns, mask=inside, other=0.0)
 
 
 @triton.jit(do_not_specialize=["users", "steps"])
@@ -323,7 +314,7 @@ def _multiply(
     _, start, size, matrix, row = load_rows(
         offsets_ptr, matrix_offsets_ptr, users, steps, tile, TILE * STEP
     )
-    step = 1 if TRANSPOSE else _least_step(size, STEP)
+    step = 1 if TRANSPOSE else least_step(size, STEP)
     row += part // step * (TILE * step) + part % step
     if row < size:
         x_ptr += start * X_STRIDE
@@ -350,18 +341,32 @@ def _columns_times(
     BLOCK_D: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """TILE columns of a user's matrix from `row` on, times its tokens: [TILE, BLOCK_D]."""
-    rows = tl.arange(0, TILE)[:, None]
+    # Copies to shared memory, which Triton makes blocks ahead, have four bytes at least: words of
+    # two are asked for one block ahead here.
+    AHEAD: tl.constexpr = m_ptr.dtype.element_ty.primitive_bitwidth < 32
     place = tl.arange(0, BLOCK)
     acc = tl.zeros([TILE, BLOCK_D], tl.float32)
     rest = tl.zeros([TILE, BLOCK_D], tl.float32)
+    following = _load_columns(m_ptr, size, row, 0, TILE, BLOCK)
     for block in range(0, size, BLOCK):
-        # A 64-bit product for a block's start alone: BLOCK times size is not as long.
-        address = m_ptr + row + block * size.to(tl.int64) + place[None, :] * size + rows
-        inside = (rows < size - row) & (place < size - block)[None, :]
-        weights = tl.load(address, mask=inside, other=0.0)
-        x = _load_tokens(x_ptr, block + place, size, X_STRIDE, depth, D, BLOCK_D)
+        if AHEAD:
+            weights = following
+            following = _load_columns(m_ptr, size, row, block + BLOCK, TILE, BLOCK)
+        else:
+            weights = _load_columns(m_ptr, size, row, block, TILE, BLOCK)
+        x = tokens_at(x_ptr, block + place, size, X_STRIDE, depth, D, BLOCK_D)
         acc, rest = add_products(acc, rest, weights, x, PRECISION)
-    return total(acc, rest, PRECISION)
+    return sum_products(acc, rest, PRECISION)
+
+
+@triton.jit
+def _load_columns(m_ptr, size, row, block, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    """[TILE, BLOCK]: columns from `row` on of a matrix's rows from `block` on, turned; 0 where it
+    has none."""
+    rows, place = tl.arange(0, TILE)[:, None], tl.arange(0, BLOCK)[None, :]
+    # A 64-bit product for a block's start alone: BLOCK times size is not as long.
+    address = m_ptr + row + block * size.to(tl.int64) + place * size + rows
+    return tl.load(address, mask=(rows < size - row) & (place < size - block), other=0.0)
 
 
 @triton.jit
@@ -392,13 +397,13 @@ def _rows_times(
         weights = tl.load(word_ptr + block, mask=inside, other=0.0)
         # No token of the ends: 0 times inf is NaN.
         token = ahead + block + place
-        x = _load_tokens(x_ptr, token, ahead + whole, X_STRIDE, depth, D, BLOCK_D)
+        x = tokens_at(x_ptr, token, ahead + whole, X_STRIDE, depth, D, BLOCK_D)
         acc, rest = add_products(acc, rest, weights, x, PRECISION)
     if STEP > 1:
         edge = tl.arange(0, 16)
         edge = tl.where(edge < 8, tl.where(edge < ahead, edge, -1), ahead + whole + edge - 8)
         address = m_ptr + begin + row_offset + edge[None, :]
         weights = tl.load(address, mask=exists & is_below(edge, size)[None, :], other=0.0)
-        x = _load_tokens(x_ptr, edge, size, X_STRIDE, depth, D, BLOCK_D)
+        x = tokens_at(x_ptr, edge, size, X_STRIDE, depth, D, BLOCK_D)
         acc, rest = add_products(acc, rest, weights, x, PRECISION)
-    return total(acc, rest, PRECISION)
+    return sum_products(acc, rest, PRECISION)
