@@ -71,7 +71,7 @@ class MatmulConfig(LaunchConfig):
 OUTER_CONFIGS = {2: OuterConfig(64, 4, 3, 96), 4: OuterConfig(64, 4, 3, 168, step=2)}
 MATMUL_CONFIGS = {2: MatmulConfig(64, 4, 3, step=4), 4: MatmulConfig(32, 4, 3, 168)}
 TRANSPOSED_CONFIGS = {
-    2: MatmulConfig(32, 4, 2, 128, step=1),
+    2: MatmulConfig(32, 4, 3, 128, step=1),
     4: MatmulConfig(32, 4, 3, 168, step=1),
 }
 BACKWARD_CONFIGS = {2: MatmulConfig(32, 4, 3, 128), 4: MatmulConfig(32, 4, 3, 168)}
