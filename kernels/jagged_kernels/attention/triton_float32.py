@@ -9,7 +9,7 @@ of their own, which counts where it is a number: where it is none, the first par
 """
 
 # Triton's jit is not typed.
-# pyright: reportGeneralTypeIssues=false
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
