@@ -130,3 +130,21 @@ def turned_rows(begin, size, rows, WIDTH: tl.constexpr, SECTOR: tl.constexpr):
     place = tl.arange(0, WIDTH)[None, :]
     place = tl.where(place < before[:, None], place + WIDTH, place)
     return start - before, place, place < (before + size)[:, None]
+
+
+@triton.jit
+def least_step(size, STEP: tl.constexpr):
+    """From a row to the next that begins alike, modulo STEP numbers: 1 if STEP divides `size`."""
+    return STEP // tl.maximum(tl.minimum(size & -size, STEP), 1)
+
+
+@triton.jit
+def tokens_at(
+    ptr, token, size, stride, column, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """[tokens, BLOCK] of a user's tokens from `column` on; 0 where it has no such token."""
+    columns = (column + tl.arange(0, BLOCK))[None, :]
+    inside = is_below(token, size)[:, None]
+    if COLUMNS % BLOCK != 0:
+        inside = inside & (columns < COLUMNS)
+    return tl.load(ptr + token.to(tl.int64)[:, None] * stride + columns, mask=inside, other=0.0)
