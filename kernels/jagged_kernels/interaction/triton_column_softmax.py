@@ -21,7 +21,7 @@ from torch import Tensor
 
 from jagged_kernels.attention.triton_blocks import LOG2_E
 from jagged_kernels.interaction.triton_softmax import LOWEST, merge_softmax
-from jagged_kernels.interaction.triton_squares import load_square
+from jagged_kernels.interaction.triton_squares import load_square, size_again
 from jagged_kernels.interaction.triton_tiles import (
     first_tile,
     search_steps,
@@ -213,14 +213,6 @@ def _strip(column, left, size, HEIGHT: tl.constexpr):
 
 
 @triton.jit
-def _size_again(offsets_ptr):
-    """A user's number of tokens, in a way that hides from the compiler that it is known: else it
-    keeps all addresses, up to the stores and to the next tile, in registers that x needs."""
-    end = tl.load(offsets_ptr + 1, volatile=True)
-    return (end - tl.load(offsets_ptr, volatile=True)).to(tl.int32)
-
-
-@triton.jit
 def _held_strips(
     x_ptr, d_ptr, out_ptr, offsets_ptr, part, parts, size,
     BACKWARD: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
@@ -233,7 +225,7 @@ def _held_strips(
         x = x.to(tl.float32)
         if BACKWARD:
             d_y = tl.load(d_ptr + place, mask=inside, other=0.0).to(tl.float32)
-        size = _size_again(offsets_ptr)
+        size = size_again(offsets_ptr)
         if BACKWARD:
             result = x * (d_y - tl.sum(x * d_y, 0, keep_dims=True))
         else:
@@ -266,7 +258,7 @@ def _strip_state(
             total *= tl.exp2((top - larger) * _LOG2_E)
             total += tl.sum(tl.exp2((x - larger) * _LOG2_E), 0, keep_dims=True)
             top = larger
-        size = _size_again(offsets_ptr)
+        size = size_again(offsets_ptr)
     return top, total
 
 
@@ -287,7 +279,7 @@ def _write_strip(
             result = x * (d_y - total)
         else:
             result = tl.exp2((x - top) * _LOG2_E) * total
-        size = _size_again(offsets_ptr)
+        size = size_again(offsets_ptr)
         place, inside = _strip(column, count - done, size, HEIGHT)
         tl.store(out_ptr + place, result.to(out_ptr.dtype.element_ty), mask=inside)
         out_ptr += HEIGHT * size

@@ -21,6 +21,7 @@ from jagged_kernels.interaction.triton_squares import (
     ELEMENTS,
     ROWS,
     load_rows,
+    size_again,
     token_bound,
     turned_rows,
 )
@@ -58,7 +59,7 @@ def _rows_kernel(
     x_ptr, d_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
     BACKWARD: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
 ):  # fmt: skip
-    _, _, size, matrix, row = load_rows(
+    user, _, size, matrix, row = load_rows(
         offsets_ptr, matrix_offsets_ptr, users, steps, tl.program_id(0), ROWS
     )
     end = tl.minimum(row + ROWS, size)
@@ -68,8 +69,8 @@ def _rows_kernel(
             fits = fits & (size > ELEMENTS >> (halvings + 1))
         if fits:
             _whole_rows(
-                x_ptr, d_ptr, out_ptr, matrix, row, end, size, BACKWARD, ELEMENTS >> halvings,
-                ELEMENTS,
+                x_ptr, d_ptr, out_ptr, offsets_ptr + user, matrix, row, end, size,
+                BACKWARD, ELEMENTS >> halvings, ELEMENTS,
             )  # fmt: skip
     if size > ELEMENTS:
         for line in range(row, end):
@@ -81,7 +82,7 @@ def _rows_kernel(
 
 @triton.jit
 def _whole_rows(
-    x_ptr, d_ptr, out_ptr, matrix, row, end, size,
+    x_ptr, d_ptr, out_ptr, offsets_ptr, matrix, row, end, size,
     BACKWARD: tl.constexpr, WIDTH: tl.constexpr, ELEMENTS: tl.constexpr,
 ):  # fmt: skip
     """A user's rows from `row` to `end`, which are no longer than WIDTH."""
@@ -96,6 +97,9 @@ def _whole_rows(
         x = tl.load((x_ptr + start)[:, None] + column, mask=inside, other=other).to(tl.float32)
         if BACKWARD:
             d_y = tl.load((d_ptr + start)[:, None] + column, mask=inside, other=0.0)
+        size = size_again(offsets_ptr)
+        written_size = size_again(offsets_ptr)
+        if BACKWARD:
             total = tl.sum(x * d_y.to(tl.float32), 1, keep_dims=True)
         else:
             top = tl.max(x, 1, keep_dims=True)
@@ -110,6 +114,8 @@ def _whole_rows(
         else:
             result = tl.exp2((x - top) * _LOG2_E) * share
         result = result.to(out_ptr.dtype.element_ty)
+        start, place, inside = turned_rows(matrix, written_size, rows, WIDTH, SECTOR)
+        inside = inside & (rows < end)[:, None]
         tl.store((out_ptr + start)[:, None] + place, result, mask=inside)
 
 

@@ -69,6 +69,16 @@ def load_square(offsets_ptr, matrix_offsets_ptr, user):
 
 
 @triton.jit
+def size_again(offsets_ptr):
+    """The number of tokens of the user of this offset, in a way that a compiler cannot know to be
+    the one it has. Else it keeps what follows from that, each number's address and whether the
+    number exists, in registers from a load to the store and from one block to the next.
+    """
+    end = tl.load(offsets_ptr + 1, volatile=True)
+    return (end - tl.load(offsets_ptr, volatile=True)).to(tl.int32)
+
+
+@triton.jit
 def load_rows(offsets_ptr, matrix_offsets_ptr, users, steps, tile, ROWS: tl.constexpr):
     """(user, its first token, number of its tokens, where its matrix begins, first row) of a tile
     of ROWS rows, numbered as in `triton_tiles`; there is none if the row is not below the number.
