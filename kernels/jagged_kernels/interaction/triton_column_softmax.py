@@ -62,14 +62,12 @@ def launch_column_softmax(
     total, users = out.shape[0], offsets.shape[0] - 1
     configs = FORWARD_CONFIGS if d_y is None else BACKWARD_CONFIGS
     config = configs.get(x.element_size(), configs[4])
-    # A user of more than PIECE tokens has at most 2 * n ** 2 / PIECE states.
     some_cut = total > PIECE**2
+    # Of a piece the sums, then what is largest: at most 2 * n ** 2 / PIECE of each for a user.
     states = torch.empty(
-        (2, 2 * total // PIECE if some_cut else 0), dtype=torch.float32, device=x.device
+        2 * (2 * total // PIECE) if some_cut else 0, dtype=torch.float32, device=x.device
     )
-    arguments = (
-        x, d_y, out, offsets, matrix_offsets, states[0], states[1], users, search_steps(users),
-    )  # fmt: skip
+    arguments = (x, d_y, out, offsets, matrix_offsets, states, users, search_steps(users))
     backward = {"BACKWARD": d_y is not None}
     launch(
         _columns_kernel, tile_count(total, users, SCORES), arguments,
@@ -92,7 +90,7 @@ def launch_column_softmax(
 
 @triton.jit(do_not_specialize=["users", "steps"])
 def _columns_kernel(
-    x_ptr, d_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, tops_ptr, totals_ptr, users, steps,
+    x_ptr, d_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, states_ptr, users, steps,
     BACKWARD: tl.constexpr, HELD: tl.constexpr, ELEMENTS: tl.constexpr, WIDTH: tl.constexpr,
     PIECE: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
@@ -136,10 +134,10 @@ def _columns_kernel(
                 WIDTH,
             )
             if size > PIECE:
-                place = _first_state(matrix, PIECE) + piece.to(tl.int64) * size + column[None, :]
-                tl.store(totals_ptr + place, total, mask=column[None, :] < size)
+                state = states_ptr + _state_places(matrix, piece, size, column, PIECE)
+                tl.store(state, total, mask=column[None, :] < size)
                 if not BACKWARD:
-                    tl.store(tops_ptr + place, top, mask=column[None, :] < size)
+                    tl.store(state + size, top, mask=column[None, :] < size)
             else:
                 _write_strip(
                     x_ptr, d_piece, out_ptr, offsets_ptr + user, top, total, column, count, size,
@@ -149,7 +147,7 @@ def _columns_kernel(
 
 @triton.jit(do_not_specialize=["users", "steps"])
 def _merged_kernel(
-    x_ptr, d_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, tops_ptr, totals_ptr, users, steps,
+    x_ptr, d_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, states_ptr, users, steps,
     BACKWARD: tl.constexpr, ELEMENTS: tl.constexpr, WIDTH: tl.constexpr, PIECE: tl.constexpr,
     SCORES: tl.constexpr, STATES: tl.constexpr,
 ):  # fmt: skip
@@ -170,13 +168,13 @@ def _merged_kernel(
             total = tl.zeros([1, WIDTH], tl.float32)
             for done in range(0, pieces, STATES):
                 piece = done + tl.arange(0, STATES)[:, None]
-                place = _first_state(matrix, PIECE) + piece.to(tl.int64) * size + column[None, :]
+                state = states_ptr + _state_places(matrix, piece, size, column, PIECE)
                 inside = (piece < pieces) & (column[None, :] < size)
-                totals = tl.load(totals_ptr + place, mask=inside, other=0.0)
+                totals = tl.load(state, mask=inside, other=0.0)
                 if BACKWARD:
                     total += tl.sum(totals, 0, keep_dims=True)
                 else:
-                    tops = tl.load(tops_ptr + place, mask=inside, other=LOWEST)
+                    tops = tl.load(state + size, mask=inside, other=LOWEST)
                     tops, totals = merge_softmax(tops, totals, 0)
                     larger = tl.maximum(top, tops)
                     total = total * tl.exp2((top - larger) * _LOG2_E)
@@ -199,10 +197,11 @@ def _piece_of_strip(strip, piece, size, PIECE: tl.constexpr, WIDTH: tl.constexpr
 
 
 @triton.jit
-def _first_state(matrix, PIECE: tl.constexpr):
-    """Where a user's states begin, [pieces, n]; of users with more than PIECE tokens, for which
-    ceil(n / PIECE) * n is at most 2 * n ** 2 / PIECE - 1."""
-    return 2 * matrix // PIECE
+def _state_places(matrix, piece, size, column, PIECE: tl.constexpr):
+    """Where the sums of a piece, or of pieces [.., 1], and of columns are; what is largest is
+    `size` behind. Only of users with more than PIECE tokens: for these, ceil(n / PIECE) * n is at
+    most 2 * n ** 2 / PIECE - 1."""
+    return 2 * (2 * matrix // PIECE) + piece.to(tl.int64) * (2 * size) + column[None, :]
 
 
 @triton.jit
