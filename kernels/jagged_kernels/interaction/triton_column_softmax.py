@@ -47,7 +47,7 @@ MERGED_CONFIG = ColumnConfig(0, 8192, 4, 128)
 # Columns of a strip that is not kept, and rows of a piece.
 WIDTH, PIECE = 64, 2048
 # Of a user's matrix for each program. Longer columns are few: their second launch takes larger
-# parts, for most of its programs find none.
+# parts, for most of its programs find none; but not above PIECE ** 2, of which each user has one.
 SCORES, MERGED_SCORES = 1 << 16, 1 << 17
 # Pieces whose states are merged at once.
 _STATES = 16
