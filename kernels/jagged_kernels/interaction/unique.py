@@ -85,8 +85,8 @@ def _unique_native(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Ten
     if _fits(offsets, bits):
         return _unique_keys(values, offsets, lowest, bits)
     ids, ranks, bits = _rank_ids(values)
-    rank, *rest = _unique_keys(ranks, offsets, 0, bits)
-    return (ids[rank], *rest)
+    rank, begins, counts, inverse = _unique_keys(ranks, offsets, 0, bits)
+    return ids[rank], begins, counts, inverse
 
 
 def _unique_on_device(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -107,8 +107,8 @@ def _unique_on_device(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, 
     ids, ranks, bits = _rank_ids(values)
     found = launch_unique(ranks, offsets, 0, bits)
     assert found is not None
-    rank, *rest = found
-    return (ids[rank], *rest)
+    rank, begins, counts, inverse = found
+    return ids[rank], begins, counts, inverse
 
 
 def _fits(offsets: Tensor, bits: int) -> bool:
