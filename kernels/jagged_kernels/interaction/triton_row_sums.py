@@ -25,8 +25,9 @@ from jagged_kernels.interaction.triton_linear import block_size
 from jagged_kernels.interaction.triton_rows import as_rows, row_addresses
 from jagged_kernels.launch import cdiv, launch
 
-# By bytes of a number; `block` is the rows of a tile.
-SUM_CONFIGS = {2: LaunchConfig(128, 4, 1, 128), 4: LaunchConfig(64, 4, 1, 168)}
+# By bytes of a number, of up to 64 columns and of more; `block` is the rows of a tile.
+SUM_CONFIGS = {2: LaunchConfig(128, 4, 1, 80), 4: LaunchConfig(64, 4, 1, 128)}
+WIDE_SUM_CONFIGS = {2: LaunchConfig(128, 4, 1, 128), 4: LaunchConfig(64, 4, 1, 168)}
 # Distinct keys of a tile whose sums are made at a time, a product's fewest; and, by bytes of a
 # number, up to how many are summed one by one.
 KEYS, FEW_KEYS = 16, {2: 1, 4: 3}
@@ -78,9 +79,9 @@ def launch_sum_sorted_rows(
     if rows.numel() == 0 or size == 0 or count == 0:
         return sums
     source = as_rows(rows)
-    config = SUM_CONFIGS[rows.element_size()]
-    tiles = cdiv(count, config.block)
     columns = block_size(width, _MAX_COLUMNS)
+    config = (SUM_CONFIGS if columns <= 64 else WIDE_SUM_CONFIGS)[rows.element_size()]
+    tiles = cdiv(count, config.block)
     blocks = cdiv(width, columns)
     partials = None
     if tiles > 1:
