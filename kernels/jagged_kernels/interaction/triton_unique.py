@@ -21,7 +21,7 @@ from jagged_kernels.interaction.triton_users import user_of
 from jagged_kernels.launch import cdiv, launch
 
 # Sorted keys of a tile, and tiles that are added up at a time.
-TILE, TILES = 2048, 1024
+TILE, TILES = 1024, 1024
 # Tokens a program that makes keys, ids that one looks at at a time, and such programs at most.
 KEY_BLOCK, RANGE_BLOCK, _RANGE_PROGRAMS = 1024, 4096, 264
 _USERS = 256
