@@ -19,6 +19,8 @@ from operation_cases import (
 from torch import Tensor
 
 from jagged_kernels import JaggedTensor, jagged_top_k, jagged_unique, lengths_to_offsets
+from jagged_kernels.interaction import triton_unique
+from jagged_kernels.interaction import unique as unique_module
 from jagged_kernels.interaction.top_k import top_k, top_k_backward
 from jagged_kernels.interaction.unique import unique
 
@@ -141,6 +143,42 @@ def test_unique_takes_the_largest_ids():
 def test_unique_of_ids_in_any_range(values, dtype):
     ids = torch.tensor(values, dtype=dtype, device=DEVICE)
     assert_unique_is_the_reference(JaggedTensor(ids, offsets_of((2, 0, 3))))
+
+
+@pytest.mark.parametrize(("few", "offsets_dtype"), [(0, torch.int32), (2**17, torch.int64)])
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("kind", ["narrow", "same", "distinct", "large", "largest"])
+def test_unique_by_keys_is_the_reference(monkeypatch, few, dtype, offsets_dtype, kind):
+    """With and without a look at the ids; runs longer than a tile, and more tiles than are added
+    up at a time."""
+    monkeypatch.setattr(unique_module, "_FEW", few)
+    monkeypatch.setattr(unique_module, "_RANGES", {})
+    for name, size in {"TILE": 16, "TILES": 4, "KEY_BLOCK": 32, "RANGE_BLOCK": 32}.items():
+        monkeypatch.setattr(triton_unique, name, size)
+    monkeypatch.setattr(triton_unique, "_RANGE_PROGRAMS", 2)
+    lengths = (0, 3, 100, 0, 0, 1, 64, 15, 0)
+    generator = torch.Generator().manual_seed(0)
+    tokens = sum(lengths)
+    ids = {
+        "narrow": torch.randint(-3, 4, (tokens,), generator=generator),
+        "same": torch.full((tokens,), -9),
+        "distinct": torch.randperm(tokens, generator=generator) - 100,
+        "large": torch.randint(-5, 5, (tokens,), generator=generator) * 2**40,
+        "largest": torch.randint(-1, 2, (tokens,), generator=generator) * (2**63 - 1) - 1,
+    }[kind]
+    values, offsets = ids.to(dtype).to(DEVICE), offsets_of(lengths, offsets_dtype)
+    expected = unique_module._reference(values, offsets)
+    # Of an unknown range, of the known one, and of one that is too narrow.
+    for ranges in ({}, None, {dtype: (0, 2)}):
+        if ranges is not None:
+            monkeypatch.setattr(unique_module, "_RANGES", ranges)
+        found = unique_module._unique_on_device(values, offsets)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.dtype == theirs.dtype
+            assert torch.equal(ours, theirs)
+        lowest, bits = unique_module._RANGES[dtype]
+        assert lowest <= int(values.min())
+        assert int(values.max()) < lowest + 2**bits
 
 
 def test_unique_in_a_graph():

@@ -11,9 +11,14 @@ from jagged_kernels.backends import choose_backend
 from jagged_kernels.interaction.native_users import token_users
 from jagged_kernels.interaction.rows import integer_dtype
 from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import define_op
+from jagged_kernels.operators import call, define_op
 
 _DTYPES = (torch.int16, torch.int32, torch.int64)
+# Of so many tokens, to wait for the range of the ids takes longer than the wider sort.
+_FEW = 2**17
+# (lowest, bits) that held all ids of a dtype so far. Where keys of these are short, they are tried
+# first: the ids mostly fit, and the keys tell if not.
+_RANGES: dict[torch.dtype, tuple[int, int]] = {}
 
 
 def jagged_unique(
@@ -31,10 +36,11 @@ def jagged_unique(
     Raises:
         TypeError, ValueError: arguments of wrong kind, shape or dtype.
 
-    U depends on the ids, and so does how few bits hold a user and an id: this waits for the device
-    twice, and to trace it, `torch.compile` needs
+    U depends on the ids, so this waits for the device, and to trace it, `torch.compile` needs
     `torch._dynamo.config.capture_dynamic_output_shape_ops`. It consists of one sort of all tokens
-    by keys of these bits, 32 where that is enough, which is PyTorch's: there is no Triton kernel.
+    by keys of user and id, which is PyTorch's. On CUDA, what goes before and after it is Triton's;
+    the results keep memory for T; and keys have as few bits as the ids of earlier calls needed. For
+    ids that need more, and on the first call, it waits once more to look, and may sort again.
 
     >>> ids = JaggedTensor(torch.tensor([7, 3, 7, 3]), torch.tensor([0, 3, 4]))
     >>> unique, counts, inverse = jagged_unique(ids)
@@ -49,8 +55,10 @@ def jagged_unique(
         raise TypeError(f"ids must be int16, int32 or int64, got {ids.dtype}")
     if str(backend) == "triton":
         raise NotImplementedError("jagged_unique has no triton backend; use 'auto'")
-    function = _reference if choose_backend(backend, ids.values) == "reference" else unique
-    values, offsets, counts, inverse = function(ids.values, ids.offsets)
+    if choose_backend(backend, ids.values) == "reference":
+        values, offsets, counts, inverse = _reference(ids.values, ids.offsets)
+    else:
+        values, offsets, counts, inverse = call(unique, ids.values, ids.offsets)
     return JaggedTensor._trusted(values, offsets), counts, inverse
 
 
@@ -68,18 +76,69 @@ def _reference(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor,
 
 def _unique(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(unique [U], its offsets [B + 1], counts [U], inverse [T])"""
-    tokens, users = values.shape[0], offsets.shape[0] - 1
-    if tokens == 0:
+    if values.shape[0] == 0:
         nothing = values.new_empty(0, dtype=torch.int64)
         return values.new_empty(0), torch.zeros_like(offsets), nothing, nothing.clone()
-    lowest, highest = torch.stack(values.aminmax()).tolist()  # waits
+    return _unique_on_device(values, offsets) if values.is_cuda else _unique_native(values, offsets)
+
+
+def _unique_native(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    lowest, highest = torch.stack(values.aminmax()).tolist()
     bits = (highest - lowest).bit_length()
-    if bits + users.bit_length() < 63:
+    if _fits(offsets, bits):
         return _unique_keys(values, offsets, lowest, bits)
-    # The ranks of ids need few bits, whatever the ids.
-    distinct, ranks = values.unique(return_inverse=True)
-    rank, begins, counts, inverse = _unique_keys(ranks, offsets, 0, tokens.bit_length())
-    return distinct[rank], begins, counts, inverse
+    ids, ranks, bits = _rank_ids(values)
+    rank, begins, counts, inverse = _unique_keys(ranks, offsets, 0, bits)
+    return ids[rank], begins, counts, inverse
+
+
+def _unique_on_device(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from jagged_kernels.interaction.triton_unique import launch_unique
+
+    users = offsets.shape[0] - 1
+    lowest, bits = _RANGES.get(values.dtype) or _look(values)
+    if integer_dtype(users << bits) == torch.int64:
+        if values.shape[0] > _FEW:
+            lowest, bits = _look(values)
+        else:
+            # As many bits as keys have left for ids, or ids have.
+            bits = min(8 * values.element_size(), 62 - offsets.shape[0].bit_length())
+            lowest = -(1 << bits - 1)
+    found = launch_unique(values, offsets, lowest, bits) if _fits(offsets, bits) else None
+    if found is None:
+        lowest, bits = _look(values)
+        found = launch_unique(values, offsets, lowest, bits) if _fits(offsets, bits) else None
+    if found is not None:
+        return found
+    ids, ranks, bits = _rank_ids(values)
+    found = launch_unique(ranks, offsets, 0, bits)
+    assert found is not None
+    rank, begins, counts, inverse = found
+    return ids[rank], begins, counts, inverse
+
+
+def _look(values: Tensor) -> tuple[int, int]:
+    """(lowest id, bits that hold how far the highest is from it). Waits; widens `_RANGES`."""
+    from jagged_kernels.interaction.triton_unique import launch_range
+
+    lowest, highest = launch_range(values)
+    before, bits = _RANGES.get(values.dtype, (0, 0))
+    negative = min(before, lowest) < 0
+    # Powers of two, so that ids of the next call mostly fit.
+    bits = max(max(highest, -lowest - 1).bit_length(), bits - (before < 0))
+    _RANGES[values.dtype] = (-(1 << bits) if negative else 0, bits + negative)
+    return lowest, (highest - lowest).bit_length()
+
+
+def _fits(offsets: Tensor, bits: int) -> bool:
+    return bits + offsets.shape[0].bit_length() < 63
+
+
+def _rank_ids(values: Tensor) -> tuple[Tensor, Tensor, int]:
+    """(the ids that there are, the rank of each token's among these, bits that hold a rank):
+    however large ids are, ranks are small."""
+    ids, ranks = values.unique(return_inverse=True)
+    return ids, ranks, values.shape[0].bit_length()
 
 
 def _unique_keys(
