@@ -52,13 +52,13 @@ MOST_FUSED = 64
 FORWARD_MOST_FUSED = {2: 64, 4: 0}
 FORWARD_CONFIG = LaunchConfig(64, 4, 3)
 # By bytes of a number; `block` is the tokens at a time.
-BACKWARD_CONFIGS = {2: LaunchConfig(64, 4, 2), 4: LaunchConfig(32, 4, 2)}
+BACKWARD_CONFIGS = {2: LaunchConfig(32, 4, 2, 168), 4: LaunchConfig(32, 4, 2)}
 # Up to so many tokens, forward programs search for users themselves: that is one launch, but a
 # loop that searches cannot load ahead.
 ONE_LAUNCH_TOKENS = 2**16
 # Spans a multiprocessor, as many as run at a time.
 FORWARD_PROGRAMS = 4
-BACKWARD_PROGRAMS = 2
+BACKWARD_PROGRAMS = {2: 3, 4: 2}
 
 _OWNER_BLOCK = 1024
 # Users at a time in the pass over users.
@@ -134,7 +134,7 @@ def launch_target_backward(
         return d_x, d_target, d_weight, d_bias
     config = BACKWARD_CONFIGS[x.element_size()]
     units = tile_count(tokens, users, config.block)
-    span = cdiv(units, multiprocessors(x.device) * BACKWARD_PROGRAMS)
+    span = cdiv(units, multiprocessors(x.device) * BACKWARD_PROGRAMS[x.element_size()])
     programs = cdiv(units, span)
     target, weight, offsets = target.contiguous(), weight.contiguous(), offsets.contiguous()
     scratch = {"dtype": torch.float32, "device": x.device}
@@ -299,7 +299,8 @@ def _target_backward_kernel(
         next_user = tl.minimum(user + 1, last_user)
         following = load_row(target_ptr, next_user.to(tl.int64), 0, D, BLOCK_D)
         following_end = tl.load(offsets_ptr + next_user + 1)
-        # Read anew for each user, from the cache: held in registers, it would drive others out.
+        # Read for each user, and again behind its tokens, from the cache: in registers, weights
+        # would drive other things out of them.
         shared = _load_shared(weight_ptr, D, K, BLOCK_D, BLOCK_K)
         scaled = _load_part(weight_ptr, 3, D, K, BLOCK_D, BLOCK_K)
         weight = fold(shared, scaled, target, dtype)
@@ -316,13 +317,14 @@ def _target_backward_kernel(
         )  # fmt: skip
         d_shared += acc
         d_scaled += target[:, None] * acc
-        d_target = tl.sum(scaled * acc, 1)
+        scaled = _load_part(weight_ptr, 3, D, K, BLOCK_D, BLOCK_K)
+        d_target = tl.sum(scaled * acc, 1, keep_dims=True)
         if (begin >= low) & (end <= high):
             place = by_user_ptr + user.to(tl.int64) * (D + K)
         else:
             slot = program * 2 + (begin >= low).to(tl.int32)
             place = by_program_ptr + slot.to(tl.int64) * (D + K)
-        tl.store(place + rows, d_target, mask=rows < D)
+        tl.store(place + rows[:, None], d_target, mask=rows[:, None] < D)
         tl.store(place + D + every_row + columns[None, :], total, mask=first_row)
     sums_ptr = _behind(by_program_ptr, tl.num_programs(0), 2 * (D + K))
     sums_ptr += program.to(tl.int64) * (2 * D * K)
