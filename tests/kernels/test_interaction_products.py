@@ -90,11 +90,13 @@ def test_groups_without_users_get_zeros(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("few", [0, 64])
 @pytest.mark.parametrize(("users", "count"), [(1, 1), (5, 40), (50, 7), (16, 16)])
 def test_users_in_the_order_of_groups(
-    users: int, count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    users: int, count: int, few: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton_groups, "_USERS", 16)
+    monkeypatch.setattr(triton_groups, "FEW_USERS", few)
     generator = torch.Generator().manual_seed(users)
     lengths = torch.randint(0, 5, (users,), generator=generator).to(DEVICE)
     groups = torch.randint(0, count, (users,), generator=generator, dtype=dtype).to(DEVICE)
