@@ -123,16 +123,9 @@ def _columns_kernel(
             column, count, before = _piece_of_strip(item % strips, piece, size, PIECE, WIDTH)
             d_piece = d_ptr + before if BACKWARD else None
             top, total = _strip_state(
-                x_ptr + before,
-                d_piece,
-                offsets_ptr + user,
-                column,
-                count,
-                size,
-                BACKWARD,
-                HEIGHT,
-                WIDTH,
-            )
+                x_ptr + before, d_piece, offsets_ptr + user, column, count, size,
+                BACKWARD, HEIGHT, WIDTH,
+            )  # fmt: skip
             if size > PIECE:
                 state = states_ptr + _state_places(matrix, piece, size, column, PIECE)
                 tl.store(state, total, mask=column[None, :] < size)

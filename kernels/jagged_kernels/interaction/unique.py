@@ -14,11 +14,8 @@ from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import call, define_op
 
 _DTYPES = (torch.int16, torch.int32, torch.int64)
-# Of so many tokens, to wait for the range of the ids takes longer than the wider sort.
+# Up to so many tokens, to wait for the range of the ids takes longer than to sort wider keys.
 _FEW = 2**17
-# (lowest, bits) that held all ids of a dtype so far. Where keys of these are short, they are tried
-# first: the ids mostly fit, and the keys tell if not.
-_RANGES: dict[torch.dtype, tuple[int, int]] = {}
 
 
 def jagged_unique(
@@ -38,9 +35,9 @@ def jagged_unique(
 
     U depends on the ids, so this waits for the device, and to trace it, `torch.compile` needs
     `torch._dynamo.config.capture_dynamic_output_shape_ops`. It consists of one sort of all tokens
-    by keys of user and id, which is PyTorch's. On CUDA, what goes before and after it is Triton's;
-    the results keep memory for T; and keys have as few bits as the ids of earlier calls needed. For
-    ids that need more, and on the first call, it waits once more to look, and may sort again.
+    by keys of user and id, which is PyTorch's. On CUDA, what goes before and after it is Triton's,
+    and the results keep memory for T; for many tokens it waits once more, to know how many bits the
+    keys need.
 
     >>> ids = JaggedTensor(torch.tensor([7, 3, 7, 3]), torch.tensor([0, 3, 4]))
     >>> unique, counts, inverse = jagged_unique(ids)
@@ -93,41 +90,24 @@ def _unique_native(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Ten
 
 
 def _unique_on_device(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    from jagged_kernels.interaction.triton_unique import launch_unique
+    from jagged_kernels.interaction.triton_unique import launch_range, launch_unique
 
-    users = offsets.shape[0] - 1
-    lowest, bits = _RANGES.get(values.dtype) or _look(values)
-    if integer_dtype(users << bits) == torch.int64:
-        if values.shape[0] > _FEW:
-            lowest, bits = _look(values)
-        else:
-            # As many bits as keys have left for ids, or ids have.
-            bits = min(8 * values.element_size(), 62 - offsets.shape[0].bit_length())
-            lowest = -(1 << bits - 1)
-    found = launch_unique(values, offsets, lowest, bits) if _fits(offsets, bits) else None
-    if found is None:
-        lowest, bits = _look(values)
-        found = launch_unique(values, offsets, lowest, bits) if _fits(offsets, bits) else None
-    if found is not None:
-        return found
-    ids, ranks, bits = _rank_ids(values)
-    found = launch_unique(ranks, offsets, 0, bits)
-    assert found is not None
-    rank, begins, counts, inverse = found
-    return ids[rank], begins, counts, inverse
-
-
-def _look(values: Tensor) -> tuple[int, int]:
-    """(lowest id, bits that hold how far the highest is from it). Waits; widens `_RANGES`."""
-    from jagged_kernels.interaction.triton_unique import launch_range
-
+    if values.shape[0] <= _FEW:
+        # As many bits as keys have left for ids, or ids have.
+        bits = min(8 * values.element_size(), 62 - offsets.shape[0].bit_length())
+        found = launch_unique(values, offsets, -(1 << bits - 1), bits)
+        if found is not None:
+            return found
     lowest, highest = launch_range(values)
-    before, bits = _RANGES.get(values.dtype, (0, 0))
-    negative = min(before, lowest) < 0
-    # Powers of two, so that ids of the next call mostly fit.
-    bits = max(max(highest, -lowest - 1).bit_length(), bits - (before < 0))
-    _RANGES[values.dtype] = (-(1 << bits) if negative else 0, bits + negative)
-    return lowest, (highest - lowest).bit_length()
+    bits = (highest - lowest).bit_length()
+    ids = None
+    if not _fits(offsets, bits):
+        ids, values, bits = _rank_ids(values)
+        lowest = 0
+    found = launch_unique(values, offsets, lowest, bits)
+    assert found is not None, "ids outside of their range"
+    rank, begins, counts, inverse = found
+    return rank if ids is None else ids[rank], begins, counts, inverse
 
 
 def _fits(offsets: Tensor, bits: int) -> bool:
