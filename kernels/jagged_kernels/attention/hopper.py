@@ -17,7 +17,7 @@ class HopperConfig:
     """How a kernel is laid out; where keys stand in the rows, read keys for queries.
 
     Attributes:
-        consumers: groups of warps that hold queries, 1 or 2.
+        consumers: groups of warps that hold queries, 1 to 3.
         warps: of each consumer, 4 or 8; a warp holds 16 queries.
         block: keys taken at a time.
         stages: buffers for K and for V.
@@ -54,8 +54,7 @@ class HopperConfig:
         return self.consumers * self.warps // 4
 
 
-# Measured on an H100, for the two head_dims that the kernels take. The tiles of all three are the
-# same, so that one schedule serves them.
+# Measured on an H100, for the two head_dims that the kernels take.
 
 
 def forward_config(head_dim: int) -> HopperConfig:
@@ -64,8 +63,11 @@ def forward_config(head_dim: int) -> HopperConfig:
     return HopperConfig(consumers=2, warps=4, block=128, stages=2)
 
 
-# Of `gluon_dq`, at head_dim 128. Stages are those of K: the block before, this one, the next.
-DQ_CONFIG = HopperConfig(consumers=2, warps=4, block=64, stages=3)
+def dq_config(head_dim: int) -> HopperConfig:
+    """Of `gluon_dq`. Stages are those of K: the block before, this one, the next."""
+    if head_dim == 64:
+        return HopperConfig(consumers=3, warps=4, block=64, stages=4)
+    return HopperConfig(consumers=2, warps=4, block=64, stages=3)
 
 
 def dkv_config(head_dim: int) -> HopperConfig:
@@ -75,33 +77,35 @@ def dkv_config(head_dim: int) -> HopperConfig:
     return HopperConfig(consumers=2, warps=4, block=64, stages=4)
 
 
-# Tokens of a user, on average, from which these kernels are faster than the plain ones.
+# Tokens of a user, on average, from which a kernel is faster than the plain one. For `gluon_dq` a
+# schedule has tiles of its own.
+_DQ_PAYS_FROM = {64: 512, 128: 256}
 _FORWARD_PAYS_FROM = {64: 1024, 128: 256}
-_BACKWARD_PAYS_FROM = {64: 128, 128: 256}
+_DKV_PAYS_FROM = {64: 128, 128: 256}
 
 
-def hopper_tile(head_dim: int, tokens: int, users: int) -> int | None:
-    """The tile to take for histories long enough, `tokens` in all; else None."""
-    pays = head_dim in _FORWARD_PAYS_FROM and tokens >= _FORWARD_PAYS_FROM[head_dim] * users
-    return forward_config(head_dim).tile_q if pays else None
+def hopper_tiles(head_dim: int, tokens: int, users: int) -> tuple[int, int] | None:
+    """The tiles of queries and of keys for histories long enough, `tokens` in all; else None."""
+    if head_dim not in _DQ_PAYS_FROM or tokens < _DQ_PAYS_FROM[head_dim] * users:
+        return None
+    return dq_config(head_dim).tile_q, dkv_config(head_dim).tile_q
 
 
 def forward_pays(q: Tensor, rows: Tensor, tile_q: int) -> bool:
-    return _pays(_FORWARD_PAYS_FROM, q, rows, tile_q)
+    dim = q.shape[2]
+    fits = dim in _FORWARD_PAYS_FROM and tile_q % forward_config(dim).tile_q == 0
+    return fits and _mean_length(q, rows, tile_q) >= _FORWARD_PAYS_FROM[dim]
 
 
-def backward_pays(q: Tensor, rows: Tensor, tile_q: int, tile_k: int) -> bool:
-    return tile_q == tile_k and _pays(_BACKWARD_PAYS_FROM, q, rows, tile_q)
+def dkv_pays(q: Tensor, rows: Tensor, tile_q: int, tile_k: int) -> bool:
+    dim = q.shape[2]
+    fits = dim in _DKV_PAYS_FROM and tile_k == dkv_config(dim).tile_q
+    return fits and _mean_length(q, rows, tile_q) >= _DKV_PAYS_FROM[dim]
 
 
-def _pays(pays_from: dict[int, int], q: Tensor, rows: Tensor, tile_q: int) -> bool:
-    tokens, _, dim = q.shape
-    users = rows.shape[0] - tokens // tile_q
-    return (
-        dim in pays_from
-        and tile_q == forward_config(dim).tile_q
-        and tokens >= pays_from[dim] * users
-    )
+def _mean_length(q: Tensor, rows: Tensor, tile_q: int) -> float:
+    tokens = q.shape[0]
+    return tokens / max(rows.shape[0] - tokens // tile_q, 1)
 
 
 def hopper_fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
