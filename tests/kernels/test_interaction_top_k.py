@@ -22,7 +22,7 @@ from jagged_kernels import JaggedTensor, jagged_top_k, jagged_unique, lengths_to
 from jagged_kernels.interaction import triton_unique
 from jagged_kernels.interaction import unique as unique_module
 from jagged_kernels.interaction.top_k import top_k, top_k_backward
-from jagged_kernels.interaction.unique import unique
+from jagged_kernels.interaction.unique import unique_native, unique_triton
 
 LENGTHS = [(0, 3, 300, 0, 1300, 1, 5, 0), (1,), (0, 0), ()]
 
@@ -103,17 +103,18 @@ def test_more_than_triton_takes():
 
 def assert_unique_is_the_reference(ids: JaggedTensor) -> tuple[JaggedTensor, Tensor]:
     """(unique, inverse)"""
-    found, counts, inverse = jagged_unique(ids, backend="native")
     expected, *others = jagged_unique(ids, backend="reference")
-    assert found.values.dtype == ids.dtype
-    for ours, theirs in [
-        (found.values, expected.values),
-        (found.offsets, expected.offsets),
-        (counts, others[0]),
-        (inverse, others[1]),
-    ]:
-        assert torch.equal(ours, theirs)
-    return found, inverse
+    for backend in ("native", "triton"):
+        found, counts, inverse = jagged_unique(ids, backend=backend)
+        for ours, theirs in [
+            (found.values, expected.values),
+            (found.offsets, expected.offsets),
+            (counts, others[0]),
+            (inverse, others[1]),
+        ]:
+            assert ours.dtype == theirs.dtype
+            assert torch.equal(ours, theirs)
+    return expected, others[1]
 
 
 @settings(max_examples=50, deadline=None)
@@ -132,10 +133,9 @@ def test_unique_is_the_reference(users, dtype):
 def test_unique_takes_the_largest_ids():
     big = 2**63 - 1
     values = torch.tensor([big, -big - 1, big, 0, -big - 1], device=DEVICE)
-    found, counts, _ = jagged_unique(JaggedTensor(values, offsets_of((4, 1), torch.int32)))
+    ids = JaggedTensor(values, offsets_of((4, 1), torch.int32))
+    found, _ = assert_unique_is_the_reference(ids)
     assert [part.tolist() for part in found.unbind()] == [[-big - 1, 0, big], [-big - 1]]
-    assert counts.tolist() == [1, 1, 2, 1]
-    assert found.offsets.dtype == torch.int32
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
@@ -166,16 +166,15 @@ def test_unique_by_keys_is_the_reference(monkeypatch, few, dtype, offsets_dtype,
         "largest": torch.randint(-1, 2, (tokens,), generator=generator) * (2**63 - 1) - 1,
     }[kind]
     values, offsets = ids.to(dtype).to(DEVICE), offsets_of(lengths, offsets_dtype)
-    expected = unique_module._reference(values, offsets)
-    found = unique_module._unique_on_device(values, offsets)
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours.dtype == theirs.dtype
-        assert torch.equal(ours, theirs)
+    assert_unique_is_the_reference(JaggedTensor(values, offsets))
 
 
-def test_unique_in_a_graph():
+@pytest.mark.parametrize("backend", ["native", "triton"])
+def test_unique_in_a_graph(backend):
     def call(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        found, counts, inverse = jagged_unique(JaggedTensor(values, offsets, validate=False))
+        found, counts, inverse = jagged_unique(
+            JaggedTensor(values, offsets, validate=False), backend=backend
+        )
         return found.values, counts, inverse
 
     values, offsets = torch.tensor([3, 3, 1, 3], device=DEVICE), offsets_of((3, 1))
@@ -191,7 +190,8 @@ def test_operators_pass_opcheck():
     positions = torch.tensor([[2, 0], [-1, -1], [4, 1]], device=DEVICE)
     d_values = torch.randn(3, 2, device=DEVICE)
     torch.library.opcheck(top_k_backward, (d_values, offsets, positions, 8))
-    torch.library.opcheck(unique, (torch.arange(8, device=DEVICE) % 3, offsets))
+    for unique in (unique_native, unique_triton):
+        torch.library.opcheck(unique, (torch.arange(8, device=DEVICE) % 3, offsets))
 
 
 @pytest.mark.parametrize(
@@ -202,13 +202,6 @@ def test_operators_pass_opcheck():
         (jagged_top_k, torch.zeros(2), {"k": 0}, ValueError, "at least 1, got 0"),
         (jagged_unique, torch.zeros(2), {}, TypeError, "got torch.float32"),
         (jagged_unique, torch.zeros(2, 1).long(), {}, ValueError, r"\[T\], got \(2, 1\)"),
-        (
-            jagged_unique,
-            torch.zeros(2).long(),
-            {"backend": "triton"},
-            NotImplementedError,
-            "no",
-        ),
     ],
 )
 def test_errors(operation, values, options, error, message):

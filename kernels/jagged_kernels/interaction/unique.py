@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from jagged_kernels.backends import choose_backend
+from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.interaction.native_users import token_users
 from jagged_kernels.interaction.rows import integer_dtype
 from jagged_kernels.jagged_tensor import JaggedTensor
@@ -19,12 +19,13 @@ _FEW = 2**17
 
 
 def jagged_unique(
-    ids: JaggedTensor, *, backend: Literal["auto", "native", "reference"] = "auto"
+    ids: JaggedTensor, *, backend: Backend = "auto"
 ) -> tuple[JaggedTensor, Tensor, Tensor]:
     """The distinct ids of each user in increasing order, how often each is there, and where.
 
     Args:
         ids: [T], int16, int32 or int64; any numbers.
+        backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Returns:
         (unique, counts, inverse): a `JaggedTensor` [U] with offsets of its own; [U] int64; and
@@ -35,9 +36,9 @@ def jagged_unique(
 
     U depends on the ids, so this waits for the device, and to trace it, `torch.compile` needs
     `torch._dynamo.config.capture_dynamic_output_shape_ops`. It consists of one sort of all tokens
-    by keys of user and id, which is PyTorch's. On CUDA, what goes before and after it is Triton's,
-    and the results keep memory for T; for many tokens it waits once more, to know how many bits the
-    keys need.
+    by keys of user and id, which is PyTorch's. In the triton backend what goes before and after it
+    is Triton's, and the results keep memory for T; for many tokens it waits once more, to know how
+    many bits the keys need.
 
     >>> ids = JaggedTensor(torch.tensor([7, 3, 7, 3]), torch.tensor([0, 3, 4]))
     >>> unique, counts, inverse = jagged_unique(ids)
@@ -50,12 +51,12 @@ def jagged_unique(
         raise ValueError(f"ids must be [T], got {tuple(ids.values.shape)}")
     if ids.dtype not in _DTYPES:
         raise TypeError(f"ids must be int16, int32 or int64, got {ids.dtype}")
-    if str(backend) == "triton":
-        raise NotImplementedError("jagged_unique has no triton backend; use 'auto'")
-    if choose_backend(backend, ids.values) == "reference":
+    chosen = choose_backend(backend, ids.values)
+    if chosen == "reference":
         values, offsets, counts, inverse = _reference(ids.values, ids.offsets)
     else:
-        values, offsets, counts, inverse = call(unique, ids.values, ids.offsets)
+        operator = unique_triton if chosen == "triton" else unique_native
+        values, offsets, counts, inverse = call(operator, ids.values, ids.offsets)
     return JaggedTensor._trusted(values, offsets), counts, inverse
 
 
@@ -71,15 +72,10 @@ def _reference(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor,
     return distinct, offsets.new_tensor(lengths), counts, inverse
 
 
-def _unique(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _unique_native(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(unique [U], its offsets [B + 1], counts [U], inverse [T])"""
     if values.shape[0] == 0:
-        nothing = values.new_empty(0, dtype=torch.int64)
-        return values.new_empty(0), torch.zeros_like(offsets), nothing, nothing.clone()
-    return _unique_on_device(values, offsets) if values.is_cuda else _unique_native(values, offsets)
-
-
-def _unique_native(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return _nothing(values, offsets)
     lowest, highest = torch.stack(values.aminmax()).tolist()
     bits = (highest - lowest).bit_length()
     if _fits(offsets, bits):
@@ -89,9 +85,11 @@ def _unique_native(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Ten
     return ids[rank], begins, counts, inverse
 
 
-def _unique_on_device(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _unique_triton(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from jagged_kernels.interaction.triton_unique import launch_range, launch_unique
 
+    if values.shape[0] == 0:
+        return _nothing(values, offsets)
     if values.shape[0] <= _FEW:
         # As many bits as keys have left for ids, or ids have.
         bits = min(8 * values.element_size(), 62 - offsets.shape[0].bit_length())
@@ -110,6 +108,11 @@ def _unique_on_device(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, 
     return rank if ids is None else ids[rank], begins, counts, inverse
 
 
+def _nothing(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    none = values.new_empty(0, dtype=torch.int64)
+    return values.new_empty(0), torch.zeros_like(offsets), none, none.clone()
+
+
 def _fits(offsets: Tensor, bits: int) -> bool:
     return bits + offsets.shape[0].bit_length() < 63
 
@@ -124,7 +127,7 @@ def _rank_ids(values: Tensor) -> tuple[Tensor, Tensor, int]:
 def _unique_keys(
     values: Tensor, offsets: Tensor, lowest: int, bits: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`_unique` of ids from `lowest` on that differ in the last `bits` bits."""
+    """`_unique_native` of ids from `lowest` on that differ in the last `bits` bits."""
     users = offsets.shape[0] - 1
     behind = users << bits
     keys = (values.long() - lowest).add_(token_users(offsets, values.shape[0]), alpha=1 << bits)
@@ -146,4 +149,5 @@ def _empty_unique(values: Tensor, offsets: Tensor) -> tuple[Any, ...]:
     )
 
 
-unique = define_op(_unique, fake=_empty_unique)
+unique_native = define_op(_unique_native, fake=_empty_unique)
+unique_triton = define_op(_unique_triton, fake=_empty_unique)
