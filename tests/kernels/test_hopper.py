@@ -14,7 +14,7 @@ from attention_cases import DEVICE, Case, Inputs, assert_no_worse, run, sdpa
 from torch import Tensor
 
 from jagged_kernels import JaggedTensor, attention_schedule
-from jagged_kernels.attention.hopper import dq_config, forward_config, hopper_fits
+from jagged_kernels.attention.hopper import forward_config, hopper_fits, hopper_tiles
 from jagged_kernels.attention.rows import build_rows
 from jagged_kernels.attention.schedule import resolve_window
 
@@ -41,7 +41,9 @@ def attend(
     left, right = resolve_window(causal, window)
     dim = q.shape[2]
     # Those of a schedule; at head_dim 64, three programs share one.
-    tile = tile or dq_config(dim).tile_q
+    tiles = hopper_tiles(dim, 1000, 1)
+    assert tiles is not None
+    tile = tile or tiles[0]
     rows = build_rows(
         inputs.q_offsets, inputs.k_offsets, tokens=q.shape[0], tile=tile, left=left, right=right
     )
@@ -358,8 +360,8 @@ from jagged_kernels.attention.triton_blocks import AttentionShape
 name, dim = sys.argv[1], int(sys.argv[2])
 kernel, config, tiles = {
     "forward": (gluon_forward._forward_kernel, hopper.forward_config(dim), "q"),
-    "dq": (gluon_dq._dq_kernel, hopper.dq_config(dim), ("q", "do", "o")),
-    "dkv": (gluon_dkv._dkv_kernel, hopper.dkv_config(dim), ("k", "v")),
+    "dq": (gluon_dq._dq_kernel, hopper.dq_config(dim, 192 if dim == 64 else 128), ("q", "do", "o")),
+    "dkv": (gluon_dkv._dkv_kernel, hopper.dkv_config(dim, dim), ("k", "v")),
 }[name]
 
 def blocks(tokens):

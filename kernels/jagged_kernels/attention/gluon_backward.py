@@ -13,7 +13,7 @@ from torch import Tensor
 from jagged_kernels.attention import triton_backward
 from jagged_kernels.attention.gluon_dkv import launch_dkv
 from jagged_kernels.attention.gluon_dq import launch_dq
-from jagged_kernels.attention.hopper import dq_config, tma_reads
+from jagged_kernels.attention.hopper import dq_takes, tma_reads
 
 
 def launch_backward(
@@ -28,6 +28,7 @@ def launch_backward(
     rows_t: Tensor,
     *,
     tile_q: int,
+    tile_k: int,
     left: int,
     right: int,
     scale: float,
@@ -35,15 +36,11 @@ def launch_backward(
     """`triton_backward.launch_backward` for what `hopper_fits`.
 
     Args:
-        rows, rows_t: of tiles of `tile_q` queries, and of `dkv_config(head_dim).tile_q` keys.
+        rows, rows_t: of tiles of `tile_q` queries, and of `tile_k` keys.
     """
     d_o = d_o if tma_reads(d_o) else d_o.contiguous()
     options = {"left": left, "right": right, "scale": scale}
-    if tile_q == dq_config(q.shape[2]).tile_q:
-        dq, delta = launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, **options)
-    else:
-        dq, delta = triton_backward.launch_dq(
-            d_o, d_lse2, q, k, v, o, lse2, rows, tile=tile_q, **options
-        )
-    dk, dv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, **options)
+    dq_launch = launch_dq if dq_takes(q, tile_q) else triton_backward.launch_dq
+    dq, delta = dq_launch(d_o, d_lse2, q, k, v, o, lse2, rows, tile=tile_q, **options)
+    dk, dv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, tile=tile_k, **options)
     return dq, dk, dv

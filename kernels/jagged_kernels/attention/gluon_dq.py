@@ -53,6 +53,7 @@ def launch_dq(
     lse2: Tensor,
     rows: Tensor,
     *,
+    tile: int,
     left: int,
     right: int,
     scale: float,
@@ -61,10 +62,10 @@ def launch_dq(
     """`triton_backward.launch_dq` for what `hopper_fits`.
 
     Args:
-        rows: tiles of `config.tile_q` queries.
+        rows: tiles of `tile` queries.
         config: in place of the rule's.
     """
-    config = config or dq_config(q.shape[2])
+    config = config or dq_config(q.shape[2], tile)
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     delta = torch.empty_like(lse2)
     part_q, block = config.part_q, config.block

@@ -63,32 +63,33 @@ def forward_config(head_dim: int) -> HopperConfig:
     return HopperConfig(consumers=2, warps=4, block=128, stages=2)
 
 
-def dq_config(head_dim: int) -> HopperConfig:
-    """Of `gluon_dq`. Stages are those of K: the block before, this one, the next."""
-    if head_dim == 64:
-        return HopperConfig(consumers=3, warps=4, block=64, stages=4)
-    return HopperConfig(consumers=2, warps=4, block=64, stages=3)
+def dq_config(head_dim: int, tile: int) -> HopperConfig:
+    """Of `gluon_dq` for tiles of so many queries. Stages are those of K: the block before, this
+    one, the next."""
+    return HopperConfig(consumers=tile // 64, warps=4, block=64, stages=4 if head_dim == 64 else 3)
 
 
-def dkv_config(head_dim: int) -> HopperConfig:
-    """Of `gluon_dkv`; a block has queries."""
-    if head_dim == 64:
-        return HopperConfig(consumers=1, warps=4, block=64, stages=4, residents=2)
-    return HopperConfig(consumers=2, warps=4, block=64, stages=4)
+def dkv_config(head_dim: int, tile: int) -> HopperConfig:
+    """Of `gluon_dkv` for tiles of so many keys; a block has queries."""
+    residents = 2 if tile == 64 else 1
+    return HopperConfig(consumers=tile // 64, warps=4, block=64, stages=4, residents=residents)
 
 
-# Tokens of a user, on average, from which a kernel is faster than the plain one. For `gluon_dq` a
-# schedule has tiles of its own.
-_DQ_PAYS_FROM = {64: 512, 128: 256}
+# Tiles of queries and of keys for long histories, and from how many tokens of a user, on average.
+_TILES = {64: (192, 64), 128: (128, 128)}
+_LONG = {64: 512, 128: 256}
+# Tokens of a user, on average, from which a kernel is faster than the plain one; and the tiles that
+# it takes. The forward takes those that its own divide.
 _FORWARD_PAYS_FROM = {64: 1024, 128: 256}
 _DKV_PAYS_FROM = {64: 128, 128: 256}
+_DQ_TILES = {64: (128, 192), 128: (128,)}
+_DKV_TILES = {64: (64, 128), 128: (128,)}
 
 
 def hopper_tiles(head_dim: int, tokens: int, users: int) -> tuple[int, int] | None:
     """The tiles of queries and of keys for histories long enough, `tokens` in all; else None."""
-    if head_dim not in _DQ_PAYS_FROM or tokens < _DQ_PAYS_FROM[head_dim] * users:
-        return None
-    return dq_config(head_dim).tile_q, dkv_config(head_dim).tile_q
+    long = head_dim in _LONG and tokens >= _LONG[head_dim] * users
+    return _TILES[head_dim] if long else None
 
 
 def forward_pays(q: Tensor, rows: Tensor, tile_q: int) -> bool:
@@ -97,9 +98,14 @@ def forward_pays(q: Tensor, rows: Tensor, tile_q: int) -> bool:
     return fits and _mean_length(q, rows, tile_q) >= _FORWARD_PAYS_FROM[dim]
 
 
+def dq_takes(q: Tensor, tile_q: int) -> bool:
+    """Whether `gluon_dq` has tiles of so many queries; it pays where `dkv_pays`."""
+    return tile_q in _DQ_TILES[q.shape[2]]
+
+
 def dkv_pays(q: Tensor, rows: Tensor, tile_q: int, tile_k: int) -> bool:
     dim = q.shape[2]
-    fits = dim in _DKV_PAYS_FROM and tile_k == dkv_config(dim).tile_q
+    fits = dim in _DKV_PAYS_FROM and tile_k in _DKV_TILES[dim]
     return fits and _mean_length(q, rows, tile_q) >= _DKV_PAYS_FROM[dim]
 
 

@@ -90,7 +90,7 @@ def _attention_triton_backward(
     if dkv_pays(q, rows, tile_q, tile_k) and hopper_fits(q, k, v):
         from jagged_kernels.attention import gluon_backward
 
-        return gluon_backward.launch_backward(*inputs, tile_q=tile_q, **band)
+        return gluon_backward.launch_backward(*inputs, tile_q=tile_q, tile_k=tile_k, **band)
     from jagged_kernels.attention.triton_backward import launch_backward
 
     return launch_backward(*inputs, tile_q=tile_q, tile_k=tile_k, **band)
