@@ -51,9 +51,9 @@ def forward_config(head_dim: int, element_size: int) -> LaunchConfig:
 def dq_config(head_dim: int, element_size: int) -> LaunchConfig:
     row_bytes = head_dim * element_size
     if row_bytes <= 64:
-        return LaunchConfig(block=32, num_warps=4, num_stages=3)
+        return LaunchConfig(block=32, num_warps=4, num_stages=4)
     if row_bytes <= 128:
-        return LaunchConfig(block=64, num_warps=4, num_stages=3)
+        return LaunchConfig(block=32, num_warps=4, num_stages=3)
     if row_bytes <= 256:
         return LaunchConfig(block=64, num_warps=4, num_stages=2)
     return LaunchConfig(block=32, num_warps=4, num_stages=1)
