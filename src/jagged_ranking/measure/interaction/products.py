@@ -14,11 +14,10 @@ from jagged_kernels import (
     jagged_outer,
     target_interaction,
 )
-from jagged_ranking.measure.interaction.layout import SAME, Form, Layout
+from jagged_ranking.measure.interaction.layout import SAME, Layout
 from jagged_ranking.measure.interaction.problem import Operation, Peer, Problem, fbgemm
 
 GROUPS = 16
-TRANSPOSED = Form(lambda x: x.t().contiguous(), lambda x: x.t())
 
 
 def _allow_tf32() -> bool:
@@ -155,7 +154,7 @@ def _outer(b: Layout) -> Problem:
 
     def theirs(f: Any) -> Peer:
         bounds = (b.lengths, b.offsets, b.lengths, b.offsets, b.lengths**2, b.matrix_offsets)
-        return Peer(lambda x, y: f(x, y, *bounds, b.longest, _allow_tf32()), (SAME, TRANSPOSED))
+        return Peer(lambda x, y: f(x, y, *bounds, b.longest, _allow_tf32()))
 
     return Problem(
         call=call,
