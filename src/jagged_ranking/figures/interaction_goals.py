@@ -43,10 +43,8 @@ def interaction_rows(table: pd.DataFrame) -> list[dict[str, str]]:
     measured = big[big["tokens"] >= LIMIT_FROM_TOKENS]["workload"]
     rows = []
     for (name, dtype), mine in found.groupby(["op", "dtype"], sort=False):
-        shown, limits = (
-            {mode: _largest(mine, mode, list(measured), column) for mode in modes_of(mine)}
-            for column in ("over_limit", "limit")
-        )
+        there = mine[mine["workload"].isin(measured)]
+        shown = {mode: _value(there, mode, "over_limit") for mode in modes_of(mine)}
         compared = mine[mine["peer"] != ""]
         worst = compared["over_best"].max() if len(compared) else math.nan
         known = [value for value in shown.values() if not math.isnan(value)]
@@ -55,7 +53,7 @@ def interaction_rows(table: pd.DataFrame) -> list[dict[str, str]]:
             {
                 "operation": str(name),
                 "dtype": str(dtype),
-                "limit (ms)": " / ".join(number(limit) for limit in limits.values()),
+                "limit (ms)": " / ".join(number(_value(there, mode, "limit")) for mode in shown),
                 **{f"{mode}: ours / limit": _ratio(shown[mode]) for mode in shown},
                 "at most": bound(LIMIT_GOAL),
                 "slower than a peer on": _slower(compared),
@@ -97,11 +95,7 @@ def _committed(folder: Path) -> tuple[dict[str, str], str]:
     most = main_dtype(largest(operations(table, "latency")))
     found = standing(table).merge(most[["workload", "dtype"]].drop_duplicates())
     ratios = {
-        str(name): " / ".join(
-            _ratio(float(rows["over_limit"].iloc[0]))
-            for mode in modes_of(mine)
-            if len(rows := mine[mine["mode"] == mode])
-        )
+        str(name): " / ".join(_ratio(_value(mine, mode, "over_limit")) for mode in modes_of(mine))
         for name, mine in found.groupby("op", sort=False)
     }
     where = f"{style.footer(manifest, [str(most['dtype'].iloc[0])])}"
@@ -109,8 +103,9 @@ def _committed(folder: Path) -> tuple[dict[str, str], str]:
     return ratios, said
 
 
-def _largest(mine: pd.DataFrame, mode: str, workloads: list[str], column: str) -> float:
-    rows = mine[(mine["mode"] == mode) & mine["workload"].isin(workloads)]
+def _value(mine: pd.DataFrame, mode: str, column: str) -> float:
+    """Of an operation on one batch; NaN where it was not measured."""
+    rows = mine[mine["mode"] == mode]
     return float(rows[column].iloc[0]) if len(rows) else math.nan
 
 
