@@ -21,7 +21,7 @@ from torch import Tensor
 
 from jagged_kernels.attention.triton_blocks import LOG2_E
 from jagged_kernels.interaction.triton_softmax import LOWEST, merge_softmax
-from jagged_kernels.interaction.triton_squares import load_square, size_again
+from jagged_kernels.interaction.triton_squares import fits_best, load_square, size_again
 from jagged_kernels.interaction.triton_tiles import (
     first_tile,
     search_steps,
@@ -107,10 +107,7 @@ def _columns_kernel(
         d_ptr += matrix
     # Programs of a user take neighbouring strips, whose sectors they share, at about one time.
     for halvings in tl.static_range(5):
-        fits = size <= HELD >> halvings
-        if halvings < 4:
-            fits = fits & (size > HELD >> (halvings + 1))
-        if fits:
+        if fits_best(size, HELD, halvings, 4):
             _held_strips(
                 x_ptr, d_ptr, out_ptr, offsets_ptr + user, part, parts, size,
                 BACKWARD, HELD >> halvings, min(ELEMENTS // (HELD >> halvings), HELD >> halvings),

@@ -20,6 +20,7 @@ from jagged_kernels.interaction.triton_softmax import LOWEST, merge_softmax
 from jagged_kernels.interaction.triton_squares import (
     ELEMENTS,
     ROWS,
+    fits_best,
     load_rows,
     size_again,
     token_bound,
@@ -64,10 +65,7 @@ def _rows_kernel(
     )
     end = tl.minimum(row + ROWS, size)
     for halvings in tl.static_range(4):
-        fits = size <= ELEMENTS >> halvings
-        if halvings < 3:
-            fits = fits & (size > ELEMENTS >> (halvings + 1))
-        if fits:
+        if fits_best(size, ELEMENTS, halvings, 3):
             _whole_rows(
                 x_ptr, d_ptr, out_ptr, offsets_ptr + user, matrix, row, end, size,
                 BACKWARD, ELEMENTS >> halvings, ELEMENTS,

@@ -69,6 +69,17 @@ def load_square(offsets_ptr, matrix_offsets_ptr, user):
 
 
 @triton.jit
+def fits_best(size, MOST: tl.constexpr, HALVINGS: tl.constexpr, LAST: tl.constexpr):
+    """Whether MOST halved so many times, LAST times at most, is the least that is not below `size`.
+
+    So a loop over `tl.static_range(LAST + 1)` compiles each width and takes one, or none."""
+    fits = size <= MOST >> HALVINGS
+    if HALVINGS < LAST:
+        fits = fits & (size > MOST >> (HALVINGS + 1))
+    return fits
+
+
+@triton.jit
 def size_again(offsets_ptr):
     """The number of tokens of the user of this offset, in a way that a compiler cannot know to be
     the one it has. Else it keeps what follows from that, each number's address and whether the
