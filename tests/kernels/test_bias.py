@@ -84,7 +84,6 @@ def test_default_tiles_in_bfloat16_on_the_device(biases, dim):
 
 @pytest.mark.gpu
 def test_long_histories_on_the_device():
-    """At head_dim 64 their tiles hold 192 queries."""
     inputs = Case([700, 600], heads=2, kv_heads=1, dim=64).inputs(torch.bfloat16)
     assert_as_exact_as_pytorch(
         inputs, EVERYTHING, ["triton"], tile=None, leaf_dtype=torch.float32, causal=True

@@ -15,7 +15,7 @@ from torch import Tensor
 from jagged_kernels.attention.gluon_backward import launch_backward
 from jagged_kernels.attention.gluon_dkv import _dkv_kernel
 from jagged_kernels.attention.gluon_dq import _dq_kernel
-from jagged_kernels.attention.hopper import hopper_fits, hopper_tiles
+from jagged_kernels.attention.hopper import forward_config, hopper_fits
 from jagged_kernels.attention.rows import build_rows
 from jagged_kernels.attention.triton_forward import launch_forward
 
@@ -86,36 +86,28 @@ def _forward(inputs: Inputs, case: Case) -> tuple[Tensor, Tensor]:
     return o, lse2
 
 
-def _tables(
-    inputs: Inputs, case: Case, tile_q: int | None = None, tile_k: int | None = None
-) -> tuple[Tensor, Tensor, dict[str, int]]:
-    """(rows, rows_t, their tiles)"""
+def _tables(inputs: Inputs, case: Case) -> tuple[Tensor, Tensor]:
     left, right = _band(case).values()
-    dim = inputs.q.shape[2]
-    tiles = hopper_tiles(dim, 1000, 1)
-    assert tiles is not None
-    tile_q, tile_k = tile_q or tiles[0], tile_k or tiles[1]
     q_offsets, k_offsets = inputs.q_offsets, inputs.k_offsets
     q_tokens, k_tokens = inputs.q.shape[0], inputs.k.shape[0]
+    tile = forward_config(inputs.q.shape[2]).tile_q
     return (
-        build_rows(q_offsets, k_offsets, tokens=q_tokens, tile=tile_q, left=left, right=right),
-        build_rows(k_offsets, q_offsets, tokens=k_tokens, tile=tile_k, left=right, right=left),
-        {"tile_q": tile_q, "tile_k": tile_k},
+        build_rows(q_offsets, k_offsets, tokens=q_tokens, tile=tile, left=left, right=right),
+        build_rows(k_offsets, q_offsets, tokens=k_tokens, tile=tile, left=right, right=left),
     )
 
 
 def _backward(
-    inputs: Inputs, case: Case, forward: tuple[Tensor, Tensor], *, d_lse: bool = True,
-    **tiles: int,
-) -> dict[str, Tensor]:  # fmt: skip
+    inputs: Inputs, case: Case, forward: tuple[Tensor, Tensor], *, d_lse: bool = True
+) -> dict[str, Tensor]:
     assert hopper_fits(inputs.q, inputs.k, inputs.v)
     # The kernels work in base 2: lse = ln(2) * lse2.
     d_lse2 = inputs.d_lse * math.log(2) if d_lse else None
-    *tables, used = _tables(inputs, case, **tiles)
+    tables = _tables(inputs, case)
     _leave_nan_in_free_memory(inputs)
     grads = launch_backward(
         inputs.d_o, d_lse2, inputs.q, inputs.k, inputs.v, *forward, *tables,
-        **used, **_band(case), scale=_scale(inputs, case),
+        **_band(case), scale=_scale(inputs, case),
     )  # fmt: skip
     return dict(zip(GRADIENTS, grads, strict=True))
 
@@ -156,14 +148,6 @@ def test_exact_without_a_gradient_of_lse(name, dtype, dim):
     inputs = _inputs(case, dim, dtype)
     ours = _backward(inputs, case, _forward(inputs, case), d_lse=False)
     _assert_exact(inputs, case, ours, d_lse=False)
-
-
-@pytest.mark.parametrize("tiles", [{"tile_q": 64}, {"tile_q": 128}, {"tile_k": 128}], ids=str)
-@pytest.mark.parametrize("name", ["odd", "grouped cross causal", "two-sided window"])
-def test_exact_with_other_tiles(name, tiles):
-    case = CASES[name]
-    inputs = _inputs(case, 64)
-    _assert_exact(inputs, case, _backward(inputs, case, _forward(inputs, case), **tiles))
 
 
 def test_scale_0(dim):
@@ -238,10 +222,9 @@ def test_reruns_are_bit_identical(lengths, dim):
 def test_a_captured_graph_replays(dim):
     case = Case([1000, 77, 513])
     inputs = _inputs(case, dim)
-    forward = _forward(inputs, case)
-    *tables, tiles = _tables(inputs, case)
+    forward, tables = _forward(inputs, case), _tables(inputs, case)
     args = (inputs.d_o, None, inputs.q, inputs.k, inputs.v, *forward, *tables)
-    options = {**tiles, **_band(case), "scale": _scale(inputs, case)}
+    options = {**_band(case), "scale": _scale(inputs, case)}
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         launch_backward(*args, **options)

@@ -89,9 +89,9 @@ def test_columns_that_are_kept_read_twice_and_cut(dtype, monkeypatch, poisoned_a
     from jagged_kernels.interaction import triton_column_softmax as columns
 
     config = columns.ColumnConfig(held=16, elements=128, num_warps=1, maxnreg=128)
-    for name in ("FORWARD_CONFIGS", "BACKWARD_CONFIGS"):
-        monkeypatch.setattr(columns, name, {2: config, 4: config})
-    small = {"MERGED_CONFIG": config, "WIDTH": 8, "PIECE": 32, "SCORES": 512, "MERGED_SCORES": 512}
+    for name in ("FORWARD_CONFIG", "BACKWARD_CONFIG", "MERGED_CONFIG"):
+        monkeypatch.setattr(columns, name, config)
+    small = {"WIDTH": 8, "PIECE": 32, "SCORES": 512, "MERGED_SCORES": 512}
     for name, value in small.items():
         monkeypatch.setattr(columns, name, value)
     # More pieces than are merged at once.

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from jagged_kernels import JaggedTensor, jagged_top_k, jagged_unique, lengths_to_offsets
 from jagged_kernels.interaction import triton_unique
-from jagged_kernels.interaction import unique as unique_module
 from jagged_kernels.interaction.top_k import top_k, top_k_backward
 from jagged_kernels.interaction.unique import unique_native, unique_triton
 
@@ -145,13 +144,11 @@ def test_unique_of_ids_in_any_range(values, dtype):
     assert_unique_is_the_reference(JaggedTensor(ids, offsets_of((2, 0, 3))))
 
 
-@pytest.mark.parametrize(("few", "offsets_dtype"), [(0, torch.int32), (2**17, torch.int64)])
+@pytest.mark.parametrize("offsets_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
 @pytest.mark.parametrize("kind", ["narrow", "same", "distinct", "large", "largest"])
-def test_unique_by_keys_is_the_reference(monkeypatch, few, dtype, offsets_dtype, kind):
-    """With and without a look at the ids; runs longer than a tile, and more tiles than are added
-    up at a time."""
-    monkeypatch.setattr(unique_module, "_FEW", few)
+def test_unique_by_keys_is_the_reference(monkeypatch, dtype, offsets_dtype, kind):
+    """Runs longer than a tile, and more tiles than are added up at a time."""
     for name, size in {"TILE": 16, "TILES": 4, "KEY_BLOCK": 32, "RANGE_BLOCK": 32}.items():
         monkeypatch.setattr(triton_unique, name, size)
     monkeypatch.setattr(triton_unique, "_RANGE_PROGRAMS", 2)

@@ -3,7 +3,7 @@
 Two passes as in `triton_backward`: dQ over the rows (3 products a block), then dK and dV over the
 rows of the transpose (4 products). In both, probabilities and their gradients go from one product
 to the next in registers, so that consumers write no shared memory, and nothing is summed by two
-programs. Where tiles of queries are not those of `gluon_dq`, dQ is the plain one's.
+programs. dQ at head_dim 64 is the plain one's, which is faster.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from jagged_kernels.attention import triton_backward
 from jagged_kernels.attention.gluon_dkv import launch_dkv
 from jagged_kernels.attention.gluon_dq import launch_dq
-from jagged_kernels.attention.hopper import dq_takes, tma_reads
+from jagged_kernels.attention.hopper import forward_config, tma_reads
 
 
 def launch_backward(
@@ -27,8 +27,6 @@ def launch_backward(
     rows: Tensor,
     rows_t: Tensor,
     *,
-    tile_q: int,
-    tile_k: int,
     left: int,
     right: int,
     scale: float,
@@ -36,11 +34,14 @@ def launch_backward(
     """`triton_backward.launch_backward` for what `hopper_fits`.
 
     Args:
-        rows, rows_t: of tiles of `tile_q` queries, and of `tile_k` keys.
+        rows, rows_t: of tiles of `forward_config(head_dim).tile_q` queries and keys.
     """
     d_o = d_o if tma_reads(d_o) else d_o.contiguous()
     options = {"left": left, "right": right, "scale": scale}
-    dq_launch = launch_dq if dq_takes(q, tile_q) else triton_backward.launch_dq
-    dq, delta = dq_launch(d_o, d_lse2, q, k, v, o, lse2, rows, tile=tile_q, **options)
-    dk, dv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, tile=tile_k, **options)
+    if q.shape[2] == 128:
+        dq, delta = launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, **options)
+    else:
+        options_q = {**options, "tile": forward_config(q.shape[2]).tile_q}
+        dq, delta = triton_backward.launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, **options_q)
+    dk, dv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, **options)
     return dq, dk, dv

@@ -101,24 +101,6 @@ def row_fields(rows_ptr, step, count, HEADS: gl.constexpr):
 
 
 @gluon.jit
-def part_fields(rows_ptr, step, count, left, right, S: gl.constexpr):
-    """`row_fields` where a row is S.PARTS tiles, each of S.TILE tokens: of tile (row, part, head).
-    As `triton_blocks.load_part`, but an empty part has an empty range."""
-    place, start, end, range_start, range_end, shift = row_fields(
-        rows_ptr, step, count, S.PARTS * S.HEADS
-    )
-    if S.PARTS > 1:
-        start += place // S.HEADS * S.TILE
-        end = gl.maximum(gl.minimum(end, start + S.TILE), start)
-        if S.HAS_LEFT:
-            range_start = gl.minimum(gl.maximum(range_start, start + shift - left), range_end)
-        if S.HAS_RIGHT:
-            range_end = gl.maximum(gl.minimum(range_end, end + shift + right), range_start)
-        range_end = gl.where(start < end, range_end, range_start)
-    return place % S.HEADS, start, end, range_start, range_end, shift
-
-
-@gluon.jit
 def mask_scores(scores, band, before, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr):
     """-inf where the query does not see the key; see `triton_blocks.visible`.
 

@@ -53,7 +53,6 @@ def launch_dkv(
     delta: Tensor,
     rows_t: Tensor,
     *,
-    tile: int,
     left: int,
     right: int,
     scale: float,
@@ -63,11 +62,11 @@ def launch_dkv(
 
     Args:
         lse2, delta: [Tq, H] float32, contiguous.
-        rows_t: tiles of `tile` keys.
+        rows_t: tiles of `config.tile_q` keys.
         config: in place of the rule's.
     """
     kv_heads, dim = k.shape[1:]
-    config = config or dkv_config(dim, tile)
+    config = config or dkv_config(dim)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     part_k, block = config.part_q, config.block

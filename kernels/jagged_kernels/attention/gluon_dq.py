@@ -35,7 +35,7 @@ from jagged_kernels.attention.gluon_blocks import (
     whole_blocks,
     zero_rows,
 )
-from jagged_kernels.attention.hopper import HopperConfig, dq_config
+from jagged_kernels.attention.hopper import DQ_CONFIG, HopperConfig
 from jagged_kernels.attention.triton_blocks import LOG2_E, attention_shape
 from jagged_kernels.backends import multiprocessors
 from jagged_kernels.launch import launch
@@ -53,19 +53,18 @@ def launch_dq(
     lse2: Tensor,
     rows: Tensor,
     *,
-    tile: int,
     left: int,
     right: int,
     scale: float,
     config: HopperConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`triton_backward.launch_dq` for what `hopper_fits`.
+    """`triton_backward.launch_dq` for what `hopper_fits`, at head_dim 128.
 
     Args:
-        rows: tiles of `tile` queries.
+        rows: tiles of `config.tile_q` queries.
         config: in place of the rule's.
     """
-    config = config or dq_config(q.shape[2], tile)
+    config = config or DQ_CONFIG
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     delta = torch.empty_like(lse2)
     part_q, block = config.part_q, config.block
@@ -123,27 +122,15 @@ def _dq_kernel(
         lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, rows_ptr, row_count,
         scale, scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
-    if C.consumers == 2:
-        gl.warp_specialize(
-            [
-                (_differentiate, (differentiate, S, C, 0)),
-                (_differentiate, (differentiate, S, C, 1)),
-                (_load, (load, S, C)),
-            ],
-            [C.warps, 1],
-            [C.registers, 24],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (_differentiate, (differentiate, S, C, 0)),
-                (_differentiate, (differentiate, S, C, 1)),
-                (_differentiate, (differentiate, S, C, 2)),
-                (_load, (load, S, C)),
-            ],
-            [C.warps, C.warps, 1],
-            [C.registers, C.registers, 24],
-        )
+    gl.warp_specialize(
+        [
+            (_differentiate, (differentiate, S, C, 0)),
+            (_differentiate, (differentiate, S, C, 1)),
+            (_load, (load, S, C)),
+        ],
+        [C.warps, 1],
+        [C.registers, 24],
+    )
 
 
 @gluon.jit
@@ -220,8 +207,6 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     BLOCK: gl.constexpr = S.BLOCK
     D: gl.constexpr = S.D
     dtype: gl.constexpr = q_buffer.dtype
-    # Registers for dO beside Q, which shared memory then need not bring for every block.
-    HELD: gl.constexpr = C.consumers == 2
     stage = 0
     phase = 0
     tile_phase = 0
@@ -232,64 +217,46 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
         first_q = q_start + ME * ROWS
         dq = gl.zeros([ROWS, D], gl.float32, OUTPUT)
         if k_start < k_end:
+            token = first_q + gl.arange(0, ROWS, ROW)
+            own = token < q_end
+            place = token.to(gl.int64) * S.HEADS + head
+            lse2 = gl.load(lse2_ptr + place, mask=own, other=0.0)
+            lse2 = gl.where(lse2 == float("-inf"), 0.0, lse2)
             mbarrier.wait(tile_full, tile_phase)
             tile_phase ^= 1
-            # The first part of a tile is never empty.
-            if (ME == 0) or (first_q < q_end):
-                token = first_q + gl.arange(0, ROWS, ROW)
-                own = token < q_end
-                place = token.to(gl.int64) * S.HEADS + head
-                lse2 = gl.load(lse2_ptr + place, mask=own, other=0.0)
-                lse2 = gl.where(lse2 == float("-inf"), 0.0, lse2)
-                delta = _delta(o_buffer.index(ME), do_buffer.index(ME), ROW)
-                if d_lse2_ptr is not None:
-                    delta -= gl.load(d_lse2_ptr + place, mask=own, other=0.0) * _LOG2_E
-                gl.store(delta_ptr + place, delta, mask=own)
-                q = q_buffer.index(ME).load(LEFT)
-                d_o = do_buffer.index(ME)
-                if HELD:
-                    d_o = d_o.load(LEFT)
+            delta = _delta(o_buffer.index(ME), do_buffer.index(ME), ROW)
+            if d_lse2_ptr is not None:
+                delta -= gl.load(d_lse2_ptr + place, mask=own, other=0.0) * _LOG2_E
+            gl.store(delta_ptr + place, delta, mask=own)
+            q = q_buffer.index(ME).load(LEFT)
+            d_o = do_buffer.index(ME).load(LEFT)
 
-                whole_start, whole_end = whole_blocks(
-                    q_start, q_end, k_start, k_end, shift, left, right,
-                    S.HAS_LEFT, S.HAS_RIGHT, S.BLOCK,
-                )  # fmt: skip
-                band = (first_q, k_end, whole_start, whole_end, shift, left, right)
-                mbarrier.wait(k_full.index(stage), phase)
-                state = (dq, gl.zeros([ROWS, BLOCK], gl.float32, SCORES), stage, phase)
+            whole_start, whole_end = whole_blocks(
+                q_start, q_end, k_start, k_end, shift, left, right,
+                S.HAS_LEFT, S.HAS_RIGHT, S.BLOCK,
+            )  # fmt: skip
+            band = (first_q, k_end, whole_start, whole_end, shift, left, right)
+            mbarrier.wait(k_full.index(stage), phase)
+            state = (dq, gl.zeros([ROWS, BLOCK], gl.float32, SCORES), stage, phase)
+            state = _meet(
+                state, q, d_o, lse2, delta, buffers, barriers, k_start, band, scale_log2,
+                S, C, SCORES, True,
+            )  # fmt: skip
+            # Q and dO are in registers since before these products, which have ended: now they
+            # may be overwritten. Right after their loads is too early: TMA does not wait for loads
+            # that are on their way.
+            mbarrier.arrive(tile_empty)
+            for start in range(k_start + S.BLOCK, k_end, S.BLOCK):
                 state = _meet(
-                    state, q, d_o, lse2, delta, buffers, barriers, k_start, band, scale_log2,
-                    S, C, SCORES, True,
+                    state, q, d_o, lse2, delta, buffers, barriers, start, band, scale_log2,
+                    S, C, SCORES, False,
                 )  # fmt: skip
-                if HELD:
-                    # Q and dO are in registers since before these products, which have ended: now
-                    # they may be overwritten. Right after their loads is too early: TMA does not
-                    # wait for loads that are on their way.
-                    mbarrier.arrive(tile_empty)
-                for start in range(k_start + S.BLOCK, k_end, S.BLOCK):
-                    state = _meet(
-                        state, q, d_o, lse2, delta, buffers, barriers, start, band, scale_log2,
-                        S, C, SCORES, False,
-                    )  # fmt: skip
-                if not HELD:
-                    mbarrier.arrive(tile_empty)
-                dq, d_scores, stage, phase = state
-                factor = left_factor(d_scores, dq, dtype)
-                dq = warpgroup_mma(factor, k_buffer.index(stage), dq, is_async=True)
-                dq, factor = warpgroup_mma_wait(0, deps=[dq, factor])
-                mbarrier.arrive(k_empty.index(stage))
-                stage, phase = next_slot(stage, phase, C.stages)
-            else:
-                # The tile ends before this part: only the other consumers' waits are served.
-                mbarrier.arrive(tile_empty)
-                for _ in range(gl.cdiv(k_end - k_start, BLOCK)):
-                    # In step with the loads, because an arrival too early would count for the
-                    # block that is there now.
-                    mbarrier.wait(k_full.index(stage), phase)
-                    mbarrier.arrive(k_empty.index(stage))
-                    mbarrier.wait(v_full.index(stage), phase)
-                    mbarrier.arrive(v_empty.index(stage))
-                    stage, phase = next_slot(stage, phase, C.stages)
+            dq, d_scores, stage, phase = state
+            factor = left_factor(d_scores, dq, dtype)
+            dq = warpgroup_mma(factor, k_buffer.index(stage), dq, is_async=True)
+            dq, factor = warpgroup_mma_wait(0, deps=[dq, factor])
+            mbarrier.arrive(k_empty.index(stage))
+            stage, phase = next_slot(stage, phase, C.stages)
         if first_q < q_end:
             store_tile(dq_ptr, dq * scale, first_q, q_end, head, S.HEADS)
         head, q_start, q_end, k_start, k_end, shift = ahead

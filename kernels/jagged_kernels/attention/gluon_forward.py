@@ -3,8 +3,8 @@
 FlashAttention-3 (arXiv 2407.08608, section 3) over the rows of the schedule, written in Gluon. One
 warp brings K and V blocks by TMA into a ring of buffers; each of one or two consumers holds a part
 of the tile's queries, and its softmax of one block runs beside its products of the block before.
-Programs stay, one or two a multiprocessor, and take every n-th (row, part, head), so that the
-loads of the next tile run beside the end of this one.
+Programs stay, one or two a multiprocessor, and take every n-th (row, head), so that the loads of
+the next tile run beside the end of this one.
 """
 
 # Gluon's jit and its launch options are not typed.
@@ -35,10 +35,10 @@ from jagged_kernels.attention.gluon_blocks import (
     mask_scores,
     next_slot,
     one_barrier,
-    part_fields,
     place_of,
     product_with_transpose,
     ring_of_barriers,
+    row_fields,
     store_tile,
     token_blocks,
     whole_blocks,
@@ -59,7 +59,6 @@ def launch_forward(
     v: Tensor,
     rows: Tensor,
     *,
-    tile_q: int,
     left: int,
     right: int,
     scale: float,
@@ -69,23 +68,20 @@ def launch_forward(
     """`triton_forward.launch_forward` for what `hopper_fits`.
 
     Args:
-        rows: tiles of `tile_q` queries, of which a program takes `config.tile_q`.
+        rows: tiles of `config.tile_q` queries.
         config: in place of the rule's.
     """
     tokens, heads, dim = q.shape
     config = config or forward_config(dim)
     o = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
     lse2 = empty_lse(q) if with_lse else None
-    parts = tile_q // config.tile_q
-    marks = torch.empty(
-        (rows.shape[0], parts * config.consumers, heads), dtype=torch.int8, device=q.device
-    )
+    marks = torch.empty((rows.shape[0], config.consumers, heads), dtype=torch.int8, device=q.device)
     scale_log2, negate = scale_argument(scale)
     part_q, block = config.part_q, config.block
-    shape = attention_shape(q, k, v, tile=tile_q, parts=parts, block=block, left=left, right=right)
+    shape = attention_shape(q, k, v, tile=config.tile_q, block=block, left=left, right=right)
     launch(
         _forward_kernel,
-        min(multiprocessors(q.device) * config.residents, rows.shape[0] * parts * heads),
+        min(multiprocessors(q.device) * config.residents, rows.shape[0] * heads),
         (
             o, lse2, marks, rows, rows.shape[0],
             token_blocks(q, part_q), token_blocks(k, block), token_blocks(v, block),
@@ -123,7 +119,7 @@ def _forward_kernel(
         one_barrier(C.consumers),  # V's last block holds nothing of the next user
     )
     fence_async_shared()
-    load = (q_blocks, k_blocks, v_blocks, rows_ptr, row_count, left, right, buffers, barriers)
+    load = (q_blocks, k_blocks, v_blocks, rows_ptr, row_count, buffers, barriers)
     attend = (
         o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
@@ -148,7 +144,7 @@ def _forward_kernel(
 @gluon.jit
 def _load(args, S: gl.constexpr, C: gl.constexpr):
     """Brings each tile's Q, and its K and V from the last block to the first."""
-    q_blocks, k_blocks, v_blocks, rows_ptr, row_count, left, right, buffers, barriers = args
+    q_blocks, k_blocks, v_blocks, rows_ptr, row_count, buffers, barriers = args
     q_buffer, k_buffer, v_buffer = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned = barriers
     CONSUMERS: gl.constexpr = C.consumers
@@ -156,10 +152,10 @@ def _load(args, S: gl.constexpr, C: gl.constexpr):
     stage = 0
     phase = 0
     q_phase = 0
-    count = row_count * S.PARTS * S.HEADS
-    head, q_start, q_end, k_start, k_end, shift = part_fields(rows_ptr, 0, count, left, right, S)
+    count = row_count * S.HEADS
+    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS)
     for step in range(gl.cdiv(count, gl.num_programs(0))):
-        ahead = part_fields(rows_ptr, step + 1, count, left, right, S)
+        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS)
         if k_start < k_end:
             mbarrier.wait(q_empty, q_phase ^ 1)
             mbarrier.expect(q_full, CONSUMERS * q_blocks.block_type.nbytes)
@@ -213,8 +209,8 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
     phase = 0
     q_phase = 0
     clean_phase = 0
-    count = row_count * S.PARTS * S.HEADS
-    head, q_start, q_end, k_start, k_end, shift = part_fields(rows_ptr, 0, count, left, right, S)
+    count = row_count * S.HEADS
+    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS)
     for step in range(gl.cdiv(count, gl.num_programs(0))):
         first_q = q_start + ME * ROWS
         acc = gl.zeros([ROWS, D], gl.float32, OUTPUT)
@@ -298,7 +294,7 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
                     mbarrier.arrive(v_empty.index(stage))
                     stage, phase = next_slot(stage, phase, C.stages)
         # Not at the top as in `_load`: registers are scarce in between, and it is in the cache now.
-        ahead = part_fields(rows_ptr, step + 1, count, left, right, S)
+        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS)
         place = place_of(step)
         if place < count:
             # What `triton_exact` is to compute again: not for the next user's queries.

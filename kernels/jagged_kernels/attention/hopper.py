@@ -17,7 +17,7 @@ class HopperConfig:
     """How a kernel is laid out; where keys stand in the rows, read keys for queries.
 
     Attributes:
-        consumers: groups of warps that hold queries, 1 to 3.
+        consumers: groups of warps that hold queries, 1 or 2.
         warps: of each consumer, 4 or 8; a warp holds 16 queries.
         block: keys taken at a time.
         stages: buffers for K and for V.
@@ -54,7 +54,8 @@ class HopperConfig:
         return self.consumers * self.warps // 4
 
 
-# Measured on an H100, for the two head_dims that the kernels take.
+# Measured on an H100, for the two head_dims that the kernels take. The tiles of all three are the
+# same, so that one schedule serves them.
 
 
 def forward_config(head_dim: int) -> HopperConfig:
@@ -63,55 +64,44 @@ def forward_config(head_dim: int) -> HopperConfig:
     return HopperConfig(consumers=2, warps=4, block=128, stages=2)
 
 
-def dq_config(head_dim: int, tile: int) -> HopperConfig:
-    """Of `gluon_dq` for tiles of so many queries. Stages are those of K: the block before, this
-    one, the next."""
-    return HopperConfig(consumers=tile // 64, warps=4, block=64, stages=4 if head_dim == 64 else 3)
+# Of `gluon_dq`, at head_dim 128. Stages are those of K: the block before, this one, the next.
+DQ_CONFIG = HopperConfig(consumers=2, warps=4, block=64, stages=3)
 
 
-def dkv_config(head_dim: int, tile: int) -> HopperConfig:
-    """Of `gluon_dkv` for tiles of so many keys; a block has queries."""
-    residents = 2 if tile == 64 else 1
-    return HopperConfig(consumers=tile // 64, warps=4, block=64, stages=4, residents=residents)
+def dkv_config(head_dim: int) -> HopperConfig:
+    """Of `gluon_dkv`; a block has queries."""
+    if head_dim == 64:
+        return HopperConfig(consumers=1, warps=4, block=64, stages=4, residents=2)
+    return HopperConfig(consumers=2, warps=4, block=64, stages=4)
 
 
-# Tiles of queries and of keys for long histories, and from how many tokens of a user, on average.
-_TILES = {64: (192, 64), 128: (128, 128)}
-_LONG = {64: 512, 128: 256}
-# Tokens of a user, on average, from which a kernel is faster than the plain one; and the tiles that
-# it takes. The forward takes those that its own divide.
+# Tokens of a user, on average, from which these kernels are faster than the plain ones.
 _FORWARD_PAYS_FROM = {64: 1024, 128: 256}
-_DKV_PAYS_FROM = {64: 128, 128: 256}
-_DQ_TILES = {64: (128, 192), 128: (128,)}
-_DKV_TILES = {64: (64, 128), 128: (128,)}
+_BACKWARD_PAYS_FROM = {64: 128, 128: 256}
 
 
-def hopper_tiles(head_dim: int, tokens: int, users: int) -> tuple[int, int] | None:
-    """The tiles of queries and of keys for histories long enough, `tokens` in all; else None."""
-    long = head_dim in _LONG and tokens >= _LONG[head_dim] * users
-    return _TILES[head_dim] if long else None
+def hopper_tile(head_dim: int, tokens: int, users: int) -> int | None:
+    """The tile to take for histories long enough, `tokens` in all; else None."""
+    pays = head_dim in _FORWARD_PAYS_FROM and tokens >= _FORWARD_PAYS_FROM[head_dim] * users
+    return forward_config(head_dim).tile_q if pays else None
 
 
 def forward_pays(q: Tensor, rows: Tensor, tile_q: int) -> bool:
-    dim = q.shape[2]
-    fits = dim in _FORWARD_PAYS_FROM and tile_q % forward_config(dim).tile_q == 0
-    return fits and _mean_length(q, rows, tile_q) >= _FORWARD_PAYS_FROM[dim]
+    return _pays(_FORWARD_PAYS_FROM, q, rows, tile_q)
 
 
-def dq_takes(q: Tensor, tile_q: int) -> bool:
-    """Whether `gluon_dq` has tiles of so many queries; it pays where `dkv_pays`."""
-    return tile_q in _DQ_TILES[q.shape[2]]
+def backward_pays(q: Tensor, rows: Tensor, tile_q: int, tile_k: int) -> bool:
+    return tile_q == tile_k and _pays(_BACKWARD_PAYS_FROM, q, rows, tile_q)
 
 
-def dkv_pays(q: Tensor, rows: Tensor, tile_q: int, tile_k: int) -> bool:
-    dim = q.shape[2]
-    fits = dim in _DKV_PAYS_FROM and tile_k in _DKV_TILES[dim]
-    return fits and _mean_length(q, rows, tile_q) >= _DKV_PAYS_FROM[dim]
-
-
-def _mean_length(q: Tensor, rows: Tensor, tile_q: int) -> float:
-    tokens = q.shape[0]
-    return tokens / max(rows.shape[0] - tokens // tile_q, 1)
+def _pays(pays_from: dict[int, int], q: Tensor, rows: Tensor, tile_q: int) -> bool:
+    tokens, _, dim = q.shape
+    users = rows.shape[0] - tokens // tile_q
+    return (
+        dim in pays_from
+        and tile_q == forward_config(dim).tile_q
+        and tokens >= pays_from[dim] * users
+    )
 
 
 def hopper_fits(q: Tensor, k: Tensor, v: Tensor) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jagged_kernels.attention.hopper import dkv_pays, forward_pays, hopper_fits
+from jagged_kernels.attention.hopper import backward_pays, forward_pays, hopper_fits
 from jagged_kernels.operators import call, define_gradient, define_op
 
 
@@ -58,9 +58,7 @@ def _attention_triton(
     if forward_pays(q, rows, tile_q) and hopper_fits(q, k, v):
         from jagged_kernels.attention import gluon_forward
 
-        o, lse2 = gluon_forward.launch_forward(
-            q, k, v, rows, tile_q=tile_q, **band, with_lse=with_lse
-        )
+        o, lse2 = gluon_forward.launch_forward(q, k, v, rows, **band, with_lse=with_lse)
     else:
         from jagged_kernels.attention.triton_forward import launch_forward
 
@@ -87,10 +85,10 @@ def _attention_triton_backward(
     """(dq, dk, dv) in the dtypes and shapes of q, k, v."""
     band = {"left": left, "right": right, "scale": scale}
     inputs = (d_o, d_lse2, q, k, v, o, lse2, rows, rows_t)
-    if dkv_pays(q, rows, tile_q, tile_k) and hopper_fits(q, k, v):
+    if backward_pays(q, rows, tile_q, tile_k) and hopper_fits(q, k, v):
         from jagged_kernels.attention import gluon_backward
 
-        return gluon_backward.launch_backward(*inputs, tile_q=tile_q, tile_k=tile_k, **band)
+        return gluon_backward.launch_backward(*inputs, **band)
     from jagged_kernels.attention.triton_backward import launch_backward
 
     return launch_backward(*inputs, tile_q=tile_q, tile_k=tile_k, **band)

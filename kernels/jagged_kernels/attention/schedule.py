@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from jagged_kernels.attention.hopper import hopper_tiles, is_hopper
+from jagged_kernels.attention.hopper import hopper_tile, is_hopper
 from jagged_kernels.attention.partition import Partition, split_backward_fits, split_partitions
 from jagged_kernels.attention.rows import NO_LIMIT, row_counts, schedule_rows
 from jagged_kernels.attention.tiles import default_tiles
@@ -138,8 +138,8 @@ def build_schedule(
     """`attention_schedule` for offsets that fit each other; `dense` if q came so."""
     users = q_offsets.shape[0] - 1
     default_q, default_k = default_tiles(head_dim)
-    if is_hopper(q_offsets.device) and (tiles := hopper_tiles(head_dim, q_tokens, users)):
-        default_q, default_k = tiles
+    if is_hopper(q_offsets.device) and (tile := hopper_tile(head_dim, q_tokens, users)):
+        default_q = default_k = tile
     tile_k = _checked_tile(tile_k, default_k)
     policy, tile = _policy(dense, split, tile_q, users=users, k_tokens=k_tokens)
     tile_q = _checked_tile(tile_q, default_q) if policy == "rows" else tile

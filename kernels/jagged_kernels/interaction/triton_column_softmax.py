@@ -39,16 +39,16 @@ class ColumnConfig(NamedTuple):
     maxnreg: int
 
 
-# By bytes of a number. Half as many elements in the backward: it holds y and dy. A row of a strip
-# that is kept has elements / held numbers or more: 32 bytes, a sector, where registers allow it.
-FORWARD_CONFIGS = {2: ColumnConfig(1024, 16384, 8, 128), 4: ColumnConfig(1024, 16384, 8, 128)}
-BACKWARD_CONFIGS = {2: ColumnConfig(512, 8192, 8, 128), 4: ColumnConfig(1024, 8192, 8, 128)}
+# A row of a strip that is kept has elements / held numbers or more: 32 bytes, a sector, or twice
+# that. The backward, which holds y and dy, has more warps for it.
+FORWARD_CONFIG = ColumnConfig(512, 16384, 8, 128)
+BACKWARD_CONFIG = ColumnConfig(1024, 16384, 16, 128)
 MERGED_CONFIG = ColumnConfig(0, 8192, 4, 128)
 # Columns of a strip that is not kept, and rows of a piece.
 WIDTH, PIECE = 64, 2048
 # Of a user's matrix for each program. Longer columns are few: their second launch takes larger
 # parts, for most of its programs find none; but not above PIECE ** 2, of which each user has one.
-SCORES, MERGED_SCORES = 1 << 16, 1 << 17
+SCORES, MERGED_SCORES = 1 << 15, 1 << 17
 # Pieces whose states are merged at once.
 _STATES = 16
 
@@ -60,8 +60,7 @@ def launch_column_softmax(
 ) -> None:
     """All contiguous; x, d_y and out [sum of n ** 2], not empty. With `d_y`, x is y."""
     total, users = out.shape[0], offsets.shape[0] - 1
-    configs = FORWARD_CONFIGS if d_y is None else BACKWARD_CONFIGS
-    config = configs.get(x.element_size(), configs[4])
+    config = FORWARD_CONFIG if d_y is None else BACKWARD_CONFIG
     some_cut = total > PIECE**2
     # Of a piece the sums, then what is largest: at most 2 * n ** 2 / PIECE of each for a user.
     states = torch.empty(

@@ -53,7 +53,7 @@ class OuterConfig(LaunchConfig):
     tile: int = 64
     step: int = 4
     blocks: int = 4
-    programs: int = 32
+    programs: int = 64
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class MatmulConfig(LaunchConfig):
 
 
 # By bytes of a number.
-OUTER_CONFIGS = {2: OuterConfig(64, 4, 3, 96), 4: OuterConfig(64, 4, 3, 168, step=2)}
+OUTER_CONFIGS = {2: OuterConfig(128, 8, 3, 128), 4: OuterConfig(64, 4, 3, 168, step=2)}
 MATMUL_CONFIGS = {2: MatmulConfig(64, 4, 3, step=4), 4: MatmulConfig(32, 4, 3, 168)}
 TRANSPOSED_CONFIGS = {
-    2: MatmulConfig(32, 4, 3, 128, step=1),
+    2: MatmulConfig(32, 4, 3, 96, step=1),
     4: MatmulConfig(32, 4, 3, 168, step=1),
 }
-BACKWARD_CONFIGS = {2: MatmulConfig(32, 4, 3, 128), 4: MatmulConfig(32, 4, 3, 168)}
+BACKWARD_CONFIGS = {2: MatmulConfig(32, 4, 3, 96), 4: MatmulConfig(32, 4, 3, 168)}
 
 
 def launch_outer(

@@ -26,13 +26,13 @@ from jagged_kernels.interaction.triton_rows import as_rows, row_addresses
 from jagged_kernels.launch import cdiv, launch
 
 # By bytes of a number, of up to 64 columns and of more; `block` is the rows of a tile.
-SUM_CONFIGS = {2: LaunchConfig(128, 4, 1, 80), 4: LaunchConfig(64, 4, 1, 128)}
+SUM_CONFIGS = {2: LaunchConfig(256, 4, 1, 128), 4: LaunchConfig(64, 4, 1, 128)}
 WIDE_SUM_CONFIGS = {2: LaunchConfig(128, 4, 1, 128), 4: LaunchConfig(64, 4, 1, 168)}
 # Distinct keys of a tile whose sums are made at a time, a product's fewest; and, by bytes of a
 # number, up to how many are summed one by one.
 KEYS, FEW_KEYS = 16, {2: 1, 4: 3}
 # Partial sums that are added at first, mostly all that there are, and then at a time.
-MERGE_FEW, MERGE_ROWS = 8, 128
+MERGE_FEW, MERGE_ROWS = 4, 128
 _MAX_COLUMNS = 128
 _KEY_BLOCK = 1024
 

@@ -52,7 +52,7 @@ MOST_FUSED = 64
 FORWARD_MOST_FUSED = {2: 64, 4: 0}
 FORWARD_CONFIG = LaunchConfig(64, 4, 3)
 # By bytes of a number; `block` is the tokens at a time.
-BACKWARD_CONFIGS = {2: LaunchConfig(32, 4, 2, 168), 4: LaunchConfig(32, 4, 2)}
+BACKWARD_CONFIGS = {2: LaunchConfig(32, 4, 3, 168), 4: LaunchConfig(32, 4, 2)}
 # Up to so many tokens, forward programs search for users themselves: that is one launch, but a
 # loop that searches cannot load ahead.
 ONE_LAUNCH_TOKENS = 2**16
@@ -60,7 +60,7 @@ ONE_LAUNCH_TOKENS = 2**16
 FORWARD_PROGRAMS = 4
 BACKWARD_PROGRAMS = {2: 3, 4: 2}
 
-_OWNER_BLOCK = 1024
+_OWNER_BLOCK = 512
 # Users at a time in the pass over users.
 _USERS = 64
 _SUM_BLOCK = 16

@@ -42,9 +42,9 @@ def launch_range(values: Tensor) -> tuple[int, int]:
 
 def launch_unique(
     values: Tensor, offsets: Tensor, lowest: int, bits: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """(unique [U], its offsets [B + 1], counts [U], inverse [T]); None if an id is not among the
-    2^bits from `lowest` on. Waits for the device, once. T > 0."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(unique [U], its offsets [B + 1], counts [U], inverse [T]) of ids from `lowest` on that
+    differ in the last `bits` bits. Waits for the device, once. T > 0."""
     tokens, users = values.shape[0], offsets.shape[0] - 1
     values, offsets = values.contiguous(), offsets.contiguous()
     keys = offsets.new_empty(tokens, dtype=integer_dtype(users << bits))
@@ -65,12 +65,10 @@ def launch_unique(
         {"TILE": TILE, "TILES": TILES}, num_warps=8,
     )  # fmt: skip
     launch(
-        _begins_kernel, cdiv(users + 1, _USERS), (begins, keys, order, inverse, offsets, users),
+        _begins_kernel, cdiv(users + 1, _USERS), (begins, order, inverse, offsets, users),
         {"USERS": _USERS},
     )  # fmt: skip
     distinct = int(begins[-1])  # waits
-    if distinct < 0:
-        return None
     return unique.resize_(distinct), begins, counts.resize_(distinct), inverse
 
 
@@ -93,7 +91,7 @@ def _range_kernel(ends_ptr, values_ptr, tokens, programs, BLOCK: tl.constexpr):
 def _unique_keys_kernel(
     keys_ptr, values_ptr, offsets_ptr, lowest, bits, tokens, users, steps, BLOCK: tl.constexpr
 ):
-    """The user in front of the id; -1, which no other key is, for an id that has no place."""
+    """The user in front of the id."""
     start = tl.program_id(0) * BLOCK
     token = start + tl.arange(0, BLOCK)
     inside = token < tokens
@@ -103,7 +101,6 @@ def _unique_keys_kernel(
     last = user_of_slot(offsets_ptr, users, steps, end, 1)
     user = user_of(offsets_ptr + first, last - first + 1, tl.minimum(token, end)) + first
     key = (user.to(tl.int64) << bits) | shifted
-    key = tl.where((shifted >> bits) == 0, key, -1)
     tl.store(keys_ptr + token, key.to(keys_ptr.dtype.element_ty), mask=inside)
 
 
@@ -163,15 +160,10 @@ def _larger(a, b):
 
 
 @triton.jit(do_not_specialize=["users"])
-def _begins_kernel(
-    begins_ptr, keys_ptr, order_ptr, inverse_ptr, offsets_ptr, users, USERS: tl.constexpr
-):
-    """Of how many distinct ids those of each user come after; at the end how many there are in
-    all, or -1 if an id had no place."""
+def _begins_kernel(begins_ptr, order_ptr, inverse_ptr, offsets_ptr, users, USERS: tl.constexpr):
+    """Of how many distinct ids those of each user come after; at the end how many there are."""
     user = tl.program_id(0) * USERS + tl.arange(0, USERS)
     place = tl.load(offsets_ptr + user, mask=user <= users, other=0).to(tl.int64) - 1
     token = tl.load(order_ptr + place, mask=place >= 0, other=0)
     begin = tl.load(inverse_ptr + token, mask=place >= 0, other=-1) + 1
-    misfits = tl.load(keys_ptr) < 0
-    begin = tl.where(misfits & (user == users), -1, begin)
     tl.store(begins_ptr + user, begin.to(begins_ptr.dtype.element_ty), mask=user <= users)

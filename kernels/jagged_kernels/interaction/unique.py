@@ -14,8 +14,6 @@ from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import call, define_op
 
 _DTYPES = (torch.int16, torch.int32, torch.int64)
-# Up to so many tokens, to wait for the range of the ids takes longer than to sort wider keys.
-_FEW = 2**17
 
 
 def jagged_unique(
@@ -37,8 +35,8 @@ def jagged_unique(
     U depends on the ids, so this waits for the device, and to trace it, `torch.compile` needs
     `torch._dynamo.config.capture_dynamic_output_shape_ops`. It consists of one sort of all tokens
     by keys of user and id, which is PyTorch's. In the triton backend what goes before and after it
-    is Triton's, and the results keep memory for T; for many tokens it waits once more, to know how
-    many bits the keys need.
+    is Triton's, and the results keep memory for T; both wait once more, to know how many bits the
+    keys need.
 
     >>> ids = JaggedTensor(torch.tensor([7, 3, 7, 3]), torch.tensor([0, 3, 4]))
     >>> unique, counts, inverse = jagged_unique(ids)
@@ -90,21 +88,13 @@ def _unique_triton(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Ten
 
     if values.shape[0] == 0:
         return _nothing(values, offsets)
-    if values.shape[0] <= _FEW:
-        # As many bits as keys have left for ids, or ids have.
-        bits = min(8 * values.element_size(), 62 - offsets.shape[0].bit_length())
-        found = launch_unique(values, offsets, -(1 << bits - 1), bits)
-        if found is not None:
-            return found
     lowest, highest = launch_range(values)
     bits = (highest - lowest).bit_length()
     ids = None
     if not _fits(offsets, bits):
         ids, values, bits = _rank_ids(values)
         lowest = 0
-    found = launch_unique(values, offsets, lowest, bits)
-    assert found is not None, "ids outside of their range"
-    rank, begins, counts, inverse = found
+    rank, begins, counts, inverse = launch_unique(values, offsets, lowest, bits)
     return rank if ids is None else ids[rank], begins, counts, inverse
 
 
