@@ -88,7 +88,7 @@ def launch_outer(
         return out
     config, block_d = OUTER_CONFIGS[x.element_size()], block_size(dim, _depth(x))
     if dim > 64:
-        config = replace(config, registers=None)
+        config = replace(config, block=64, num_warps=4, registers=None)
     piece = config.block * config.blocks
     pieces = strip_count(tokens, users, total, config.tile * config.step, piece)
     span = cdiv(pieces, multiprocessors(x.device) * config.programs)
