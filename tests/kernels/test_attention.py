@@ -64,6 +64,15 @@ def test_default_tiles_on_the_device(dtype, dim, mask):
     assert_as_exact_as_sdpa(case.inputs(dtype), "triton", tile=None, **mask)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (400, 30)}], ids=str)
+def test_long_histories_on_the_device(dtype, mask):
+    """Of which dQ takes larger blocks."""
+    case = Case([700, 1100, 513], heads=2, kv_heads=1, dim=64)
+    assert_as_exact_as_sdpa(case.inputs(dtype), "triton", tile=None, **mask)
+
+
 def test_native_in_bfloat16():
     assert_as_exact_as_sdpa(Case(LENGTHS).inputs(torch.bfloat16), "native", causal=True)
 

@@ -83,6 +83,14 @@ def test_default_tiles_in_bfloat16_on_the_device(biases, dim):
 
 
 @pytest.mark.gpu
+def test_long_histories_on_the_device():
+    inputs = Case([700, 600], heads=2, kv_heads=1, dim=64).inputs(torch.bfloat16)
+    assert_as_exact_as_pytorch(
+        inputs, EVERYTHING, ["triton"], tile=None, leaf_dtype=torch.float32, causal=True
+    )
+
+
+@pytest.mark.gpu
 def test_memory_does_not_grow_with_the_square_of_a_history():
     tokens, heads = 30_000, 2
     leaves = [

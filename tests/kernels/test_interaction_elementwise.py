@@ -84,6 +84,24 @@ def test_rows_longer_than_a_program_holds(name, monkeypatch):
     assert_as_exact_as_reference(OPERATIONS[name].call, tensors, torch.float32)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_columns_that_are_kept_read_twice_and_cut(dtype, monkeypatch, poisoned_allocations):
+    from jagged_kernels.interaction import triton_column_softmax as columns
+
+    config = columns.ColumnConfig(held=16, elements=128, num_warps=1, maxnreg=128)
+    for name in ("FORWARD_CONFIG", "BACKWARD_CONFIG", "MERGED_CONFIG"):
+        monkeypatch.setattr(columns, name, config)
+    small = {"WIDTH": 8, "PIECE": 32, "SCORES": 512, "MERGED_SCORES": 512}
+    for name, value in small.items():
+        monkeypatch.setattr(columns, name, value)
+    # More pieces than are merged at once.
+    monkeypatch.setattr(columns, "_STATES", 2)
+    operation = OPERATIONS["softmax2 columns"]
+    for lengths in ([20, 5, 0, 32, 33, 9, 1, 70], [33]):
+        tensors = operation.tensors(lengths, 3)
+        assert_as_exact_as_reference(operation.call, tensors, dtype)
+
+
 @pytest.mark.parametrize("name", ["sum", "max", "softmax"])
 def test_more_pieces_than_a_merge_reads_at_once(name):
     from jagged_kernels.interaction.triton_max import MAX_CUT

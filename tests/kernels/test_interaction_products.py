@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from attention_cases import DEVICE
@@ -23,6 +26,7 @@ from product_cases import (
     target_case,
 )
 
+from jagged_kernels import JaggedTensor
 from jagged_kernels.interaction import triton_groups, triton_products, triton_target_interaction
 from jagged_kernels.interaction.jagged_linear import Activation
 
@@ -86,11 +90,13 @@ def test_groups_without_users_get_zeros(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("few", [0, 64])
 @pytest.mark.parametrize(("users", "count"), [(1, 1), (5, 40), (50, 7), (16, 16)])
 def test_users_in_the_order_of_groups(
-    users: int, count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    users: int, count: int, few: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton_groups, "_USERS", 16)
+    monkeypatch.setattr(triton_groups, "FEW_USERS", few)
     generator = torch.Generator().manual_seed(users)
     lengths = torch.randint(0, 5, (users,), generator=generator).to(DEVICE)
     groups = torch.randint(0, count, (users,), generator=generator, dtype=dtype).to(DEVICE)
@@ -127,6 +133,36 @@ def test_outer_is_exact(name: str, dtype: torch.dtype) -> None:
 def test_matmul_is_exact(name: str, dtype: torch.dtype, transpose: bool) -> None:
     tensors = matmul_case(LENGTHS[name], 9, torch.int32)
     assert_as_exact_as_reference(matmul_call(transpose), tensors, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_squares_with_rows_that_begin_alike(dtype: torch.dtype) -> None:
+    """Every row, and every second, in users of more than a tile."""
+    lengths = (130, 68)
+    assert_as_exact_as_reference(outer_call, outer_case(lengths, 9), dtype)
+    assert_as_exact_as_reference(matmul_call(False), matmul_case(lengths, 9), dtype)
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+def test_what_is_not_finite_stays_where_it_is(transpose: bool) -> None:
+    """The rest of an infinite float32, when it is split into parts, is NaN."""
+    x, offsets = random(70, 16).abs() + 1, offsets_of((70,))
+    x[3, 2], x[5, 0], x[66, 1] = torch.inf, -torch.inf, torch.nan
+    tensors = {"x": x, "y": random(70, 16, seed=1).abs() + 1, "offsets": offsets}
+    tensors["layout"] = torch.zeros(70 * 70, dtype=torch.int64)
+    assert_not_finite_alike(outer_call, tensors)
+    m = random(70, 70).abs() + 1
+    m[3, 69], m[69, 5], m[64, 0] = torch.inf, -torch.inf, torch.nan
+    tensors = {"m": m.flatten(), "x": tensors["y"], "offsets": offsets}
+    assert_not_finite_alike(matmul_call(transpose), tensors)
+
+
+def assert_not_finite_alike(call: Callable[..., Any], tensors: dict[str, torch.Tensor]) -> None:
+    tensors = {name: tensor.to(DEVICE) for name, tensor in tensors.items()}
+    ours, plain = (call(backend, **tensors) for backend in ("triton", "reference"))
+    if isinstance(ours, JaggedTensor):
+        ours, plain = ours.values, plain.values
+    torch.testing.assert_close(ours, plain, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

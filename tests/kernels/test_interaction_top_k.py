@@ -19,8 +19,9 @@ from operation_cases import (
 from torch import Tensor
 
 from jagged_kernels import JaggedTensor, jagged_top_k, jagged_unique, lengths_to_offsets
+from jagged_kernels.interaction import triton_unique
 from jagged_kernels.interaction.top_k import top_k, top_k_backward
-from jagged_kernels.interaction.unique import unique
+from jagged_kernels.interaction.unique import unique_native, unique_triton
 
 LENGTHS = [(0, 3, 300, 0, 1300, 1, 5, 0), (1,), (0, 0), ()]
 
@@ -101,17 +102,18 @@ def test_more_than_triton_takes():
 
 def assert_unique_is_the_reference(ids: JaggedTensor) -> tuple[JaggedTensor, Tensor]:
     """(unique, inverse)"""
-    found, counts, inverse = jagged_unique(ids, backend="native")
     expected, *others = jagged_unique(ids, backend="reference")
-    assert found.values.dtype == ids.dtype
-    for ours, theirs in [
-        (found.values, expected.values),
-        (found.offsets, expected.offsets),
-        (counts, others[0]),
-        (inverse, others[1]),
-    ]:
-        assert torch.equal(ours, theirs)
-    return found, inverse
+    for backend in ("native", "triton"):
+        found, counts, inverse = jagged_unique(ids, backend=backend)
+        for ours, theirs in [
+            (found.values, expected.values),
+            (found.offsets, expected.offsets),
+            (counts, others[0]),
+            (inverse, others[1]),
+        ]:
+            assert ours.dtype == theirs.dtype
+            assert torch.equal(ours, theirs)
+    return expected, others[1]
 
 
 @settings(max_examples=50, deadline=None)
@@ -130,10 +132,9 @@ def test_unique_is_the_reference(users, dtype):
 def test_unique_takes_the_largest_ids():
     big = 2**63 - 1
     values = torch.tensor([big, -big - 1, big, 0, -big - 1], device=DEVICE)
-    found, counts, _ = jagged_unique(JaggedTensor(values, offsets_of((4, 1), torch.int32)))
+    ids = JaggedTensor(values, offsets_of((4, 1), torch.int32))
+    found, _ = assert_unique_is_the_reference(ids)
     assert [part.tolist() for part in found.unbind()] == [[-big - 1, 0, big], [-big - 1]]
-    assert counts.tolist() == [1, 1, 2, 1]
-    assert found.offsets.dtype == torch.int32
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
@@ -143,9 +144,34 @@ def test_unique_of_ids_in_any_range(values, dtype):
     assert_unique_is_the_reference(JaggedTensor(ids, offsets_of((2, 0, 3))))
 
 
-def test_unique_in_a_graph():
+@pytest.mark.parametrize("offsets_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("kind", ["narrow", "same", "distinct", "large", "largest"])
+def test_unique_by_keys_is_the_reference(monkeypatch, dtype, offsets_dtype, kind):
+    """Runs longer than a tile, and more tiles than are added up at a time."""
+    for name, size in {"TILE": 16, "TILES": 4, "KEY_BLOCK": 32, "RANGE_BLOCK": 32}.items():
+        monkeypatch.setattr(triton_unique, name, size)
+    monkeypatch.setattr(triton_unique, "_RANGE_PROGRAMS", 2)
+    lengths = (0, 3, 100, 0, 0, 1, 64, 15, 0)
+    generator = torch.Generator().manual_seed(0)
+    tokens = sum(lengths)
+    ids = {
+        "narrow": torch.randint(-3, 4, (tokens,), generator=generator),
+        "same": torch.full((tokens,), -9),
+        "distinct": torch.randperm(tokens, generator=generator) - 100,
+        "large": torch.randint(-5, 5, (tokens,), generator=generator) * 2**40,
+        "largest": torch.randint(-1, 2, (tokens,), generator=generator) * (2**63 - 1) - 1,
+    }[kind]
+    values, offsets = ids.to(dtype).to(DEVICE), offsets_of(lengths, offsets_dtype)
+    assert_unique_is_the_reference(JaggedTensor(values, offsets))
+
+
+@pytest.mark.parametrize("backend", ["native", "triton"])
+def test_unique_in_a_graph(backend):
     def call(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        found, counts, inverse = jagged_unique(JaggedTensor(values, offsets, validate=False))
+        found, counts, inverse = jagged_unique(
+            JaggedTensor(values, offsets, validate=False), backend=backend
+        )
         return found.values, counts, inverse
 
     values, offsets = torch.tensor([3, 3, 1, 3], device=DEVICE), offsets_of((3, 1))
@@ -161,7 +187,8 @@ def test_operators_pass_opcheck():
     positions = torch.tensor([[2, 0], [-1, -1], [4, 1]], device=DEVICE)
     d_values = torch.randn(3, 2, device=DEVICE)
     torch.library.opcheck(top_k_backward, (d_values, offsets, positions, 8))
-    torch.library.opcheck(unique, (torch.arange(8, device=DEVICE) % 3, offsets))
+    for unique in (unique_native, unique_triton):
+        torch.library.opcheck(unique, (torch.arange(8, device=DEVICE) % 3, offsets))
 
 
 @pytest.mark.parametrize(
@@ -172,13 +199,6 @@ def test_operators_pass_opcheck():
         (jagged_top_k, torch.zeros(2), {"k": 0}, ValueError, "at least 1, got 0"),
         (jagged_unique, torch.zeros(2), {}, TypeError, "got torch.float32"),
         (jagged_unique, torch.zeros(2, 1).long(), {}, ValueError, r"\[T\], got \(2, 1\)"),
-        (
-            jagged_unique,
-            torch.zeros(2).long(),
-            {"backend": "triton"},
-            NotImplementedError,
-            "no",
-        ),
     ],
 )
 def test_errors(operation, values, options, error, message):

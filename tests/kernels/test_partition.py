@@ -19,6 +19,7 @@ from jagged_kernels.attention.partition import (
     build_partition,
     reference_stream_spans,
     split_forward_config,
+    split_partitions,
     stream_programs,
     stream_spans,
 )
@@ -126,6 +127,19 @@ def test_programs_follow_the_machine_and_the_work():
     assert stream_programs(132, groups=4, rows=100, k_tokens=10**6, **options) == many // 4
     assert stream_programs(132, groups=1, rows=1, k_tokens=2 * config.block + 2, **options) == 3
     assert stream_programs(132, groups=10**4, rows=1, k_tokens=0, **options) == 1
+
+
+def test_rows_of_few_keys_take_smaller_blocks():
+    usual = split_forward_config(64, 2, 16)
+    short = split_forward_config(64, 2, 16, short=True)
+    assert short.block < usual.block
+    # Who launches knows the block alone.
+    assert short.options() == usual.options()
+    rows = _rows([(1, 100)] * 8)
+    options: Any = {"heads": 1, "kv_heads": 1, "tile_q": 16, "head_dim": 64, "element_size": 2}
+    for k_tokens, config in ((800, short), (8000, usual)):
+        forward, _ = split_partitions(rows, k_tokens=k_tokens, **options)
+        assert forward.block == config.block
 
 
 @pytest.mark.parametrize("options", [{"programs": 0}, {"programs": 2, "row_cost": 0}])

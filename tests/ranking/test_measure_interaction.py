@@ -116,9 +116,6 @@ def test_what_the_table_says_of_an_operation_is_so(name: str) -> None:
     out = problem.call("native", *leaves)
     first = out if isinstance(out, Tensor) else out[0]
     assert first.requires_grad == operation.backward
-    if not operation.triton:
-        with pytest.raises(NotImplementedError, match="triton"):
-            problem.call("triton", *problem.inputs)
 
 
 def test_every_public_operation_is_measured() -> None:
@@ -256,6 +253,15 @@ def test_the_sweep_reaches_a_million_tokens_at_one_waste() -> None:
     assert all(0.85 < fact["waste"] < 0.89 for fact in facts)
 
 
+# What PyTorch adds up in bfloat16, and is refused for that.
+ROUNDED = {
+    ("jagged_sum", "segment_reduce"),
+    ("jagged_mean", "segment_reduce"),
+    ("jagged_mul", "flat"),
+    ("target_interaction", "flat"),
+}
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_on_a_gpu_whoever_runs_is_right(dtype: torch.dtype) -> None:
@@ -267,5 +273,7 @@ def test_on_a_gpu_whoever_runs_is_right(dtype: torch.dtype) -> None:
     assert bad.empty, bad[["op", "mode", "message"]].to_string()
     fbgemm = latency["provider"] == "fbgemm_sll"  # of which some have errors of their own
     others = latency[~latency["provider"].isin(["njt", "jagged"]) & ~fbgemm]
+    if dtype == torch.bfloat16:
+        others = others[~pd.MultiIndex.from_frame(others[["op", "provider"]]).isin(ROUNDED)]
     bad = others[others["status"] != "ok"]
     assert bad.empty, bad[["op", "provider", "mode", "message"]].to_string()

@@ -33,6 +33,8 @@ SPAN_WIDTH = 4
 ROW_COST = 1
 # Chunks of a row under "split".
 SPLIT_CHUNKS = 8
+# Keys of a row, on average, up to which rows are short.
+SHORT_ROW = 256
 # Rows of a query tile with all heads that share keys: more would not leave registers for scores.
 MAX_PACK = 128
 
@@ -215,9 +217,12 @@ def split_partitions(
     """
     members = members_in_tile(heads, kv_heads, tile_q)
     pack = pack_size(members, tile_q)
+    short = k_tokens < SHORT_ROW * rows.shape[0]
     shapes = []
-    for rule in (split_forward_config, split_backward_config):
-        config = rule(head_dim, element_size, pack)
+    for config in (
+        split_forward_config(head_dim, element_size, pack, short=short),
+        split_backward_config(head_dim, element_size, pack),
+    ):
         programs = SPLIT_CHUNKS
         if policy == "stream":
             programs = stream_programs(
@@ -257,17 +262,23 @@ class SplitConfig(LaunchConfig):
     resident: int = 1
 
 
-def split_forward_config(head_dim: int, element_size: int, pack: int) -> SplitConfig:
+def split_forward_config(
+    head_dim: int, element_size: int, pack: int, *, short: bool = False
+) -> SplitConfig:
     """Blocks of 32 KiB of K and V where they fit, one in flight beside the one in use.
 
     Args:
         head_dim: the larger of K's and V's.
         element_size: in bytes; float32's exact products take registers instead of tensor cores.
         pack: rows of the query tile, with the heads that share keys.
+        short: rows of few keys: smaller blocks, for more programs beside each other. The launch
+            options are the same.
     """
     if element_size == 4:
         block, num_warps = (16, 8) if head_dim > 128 else (32, 4 if pack <= 16 else 8)
         return SplitConfig(block, num_warps, num_stages=2, resident=2)
+    if head_dim <= 64 and short:
+        return SplitConfig(64, 4, num_stages=2, resident=4)
     if head_dim <= 64:
         return SplitConfig(128, 4, num_stages=2, resident=2)
     return SplitConfig(64 if head_dim <= 128 else 32, 4, num_stages=3, resident=2)

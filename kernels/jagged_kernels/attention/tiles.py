@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ def parts_of_tile(tile: int, head_dim: int) -> int:
     return max(tile // (64 if head_dim <= 128 else 32), 1)
 
 
+SHORT_HISTORY = 384
+
 # Measured on an H100. `head_dim` is padded to a power of two; `element_size` in bytes.
 
 
@@ -51,12 +53,20 @@ def forward_config(head_dim: int, element_size: int) -> LaunchConfig:
 def dq_config(head_dim: int, element_size: int) -> LaunchConfig:
     row_bytes = head_dim * element_size
     if row_bytes <= 64:
-        return LaunchConfig(block=32, num_warps=4, num_stages=3)
+        return LaunchConfig(block=32, num_warps=4, num_stages=4)
     if row_bytes <= 128:
         return LaunchConfig(block=64, num_warps=4, num_stages=3)
     if row_bytes <= 256:
         return LaunchConfig(block=64, num_warps=4, num_stages=2)
     return LaunchConfig(block=32, num_warps=4, num_stages=1)
+
+
+def short_dq_config(head_dim: int, element_size: int) -> LaunchConfig:
+    """For users of fewer than `SHORT_HISTORY` tokens on average: smaller blocks end nearer to a
+    history's end."""
+    config = dq_config(head_dim, element_size)
+    smaller = element_size == 2 and 64 < head_dim * element_size <= 128
+    return replace(config, block=32) if smaller else config
 
 
 def dkv_config(head_dim: int, element_size: int) -> LaunchConfig:

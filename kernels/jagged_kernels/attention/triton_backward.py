@@ -23,7 +23,14 @@ from torch import Tensor
 
 from jagged_kernels.attention.bias_launch import NO_BIAS, BiasShape, BiasSlots, launch_options
 from jagged_kernels.attention.rows import NO_LIMIT
-from jagged_kernels.attention.tiles import LaunchConfig, dkv_config, dq_config, parts_of_tile
+from jagged_kernels.attention.tiles import (
+    SHORT_HISTORY,
+    LaunchConfig,
+    dkv_config,
+    dq_config,
+    parts_of_tile,
+    short_dq_config,
+)
 from jagged_kernels.attention.triton_bias import (
     add_to_sums,
     bias_block,
@@ -121,8 +128,10 @@ def launch_dq(
         return dq, delta
     d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
     bias = bias or NO_BIAS
+    users = rows.shape[0] - q.shape[0] // tile
+    rule = short_dq_config if q.shape[0] < SHORT_HISTORY * users else dq_config
     plan = _plan(
-        dq_config, q.shape[1], layout_of(q), layout_of(k), layout_of(v), layout_of(d_o),
+        rule, q.shape[1], layout_of(q), layout_of(k), layout_of(v), layout_of(d_o),
         q.element_size(), dot_precision(q.dtype), tile, (left != NO_LIMIT, right != NO_LIMIT),
         scale, bias["BIAS"], config,
     )  # fmt: skip

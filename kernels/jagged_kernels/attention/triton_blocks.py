@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.rows import NO_LIMIT, ROW_WIDTH
+from jagged_kernels.attention.triton_float32 import dot
 
 LOG2_E = 1.4426950408889634
 # Scaled scores (log2) this far from 0 are off by less than 1/16 when their product is rounded.
@@ -204,7 +205,7 @@ def add_dot(acc, a, b, PRECISION: tl.constexpr):
     their rounding.
     """
     if a.dtype == tl.float32:
-        product = tl.dot(a, b, input_precision=PRECISION)
+        product = dot(a, b, PRECISION)
         return tl.fma(product, tl.full(product.shape, 1.0, tl.float32), acc)
     return tl.dot(a, b, acc)
 

@@ -14,9 +14,8 @@ from jagged_kernels.interaction.triton_spread import padded_rows
 from jagged_kernels.interaction.triton_squares import (
     OPTIONS,
     ROW_TILE,
-    line_addresses,
-    lines,
     load_tokens,
+    row_addresses,
     token_bound,
 )
 from jagged_kernels.launch import cdiv, launch
@@ -61,13 +60,13 @@ def _mul2_kernel(
 ):  # fmt: skip
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     user, place, count, matrix = load_tokens(offsets_ptr, matrix_offsets_ptr, users, token)
-    start, step = lines(place, count, matrix, 1)
+    start = matrix + place.to(tl.int64) * count
     row = (user.to(tl.int64) * length + place) * length
     # A row behind the padded ones has none of their columns.
     columns = tl.where(place < length, length, 0)
     for done in range(0, tl.max(count), NUMBERS):
         index = done + tl.arange(0, NUMBERS)
-        address, inside = line_addresses(start, step, count, index, 1)
+        address, inside = row_addresses(start, count, index)
         m = tl.load(m_ptr + address, mask=inside, other=0.0)
         there = inside & (index[None, :] < columns[:, None])
         other = tl.load(other_ptr + row[:, None] + index[None, :], mask=there, other=0.0)
@@ -85,11 +84,11 @@ def _pad2_kernel(
     first = tl.load(offsets_ptr + user).to(tl.int32)
     count = tl.load(offsets_ptr + user + 1).to(tl.int32) - first
     columns = tl.where(there & (place < count), count, 0)
-    start, step = lines(place, count, tl.load(matrix_offsets_ptr + user), 1)
+    start = tl.load(matrix_offsets_ptr + user) + place.to(tl.int64) * count
     row = (first_row + tl.arange(0, ROWS)) * length
     for done in range(0, length, NUMBERS):
         index = done + tl.arange(0, NUMBERS)
-        address, inside = line_addresses(start, step, columns, index, 1)
+        address, inside = row_addresses(start, columns, index)
         a = tl.load(a_ptr + address, mask=inside & (index < length)[None, :], other=0.0)
         b = tl.load(b_ptr + address, mask=inside & (index < length)[None, :], other=0.0)
         product = a.to(tl.float32) * b.to(tl.float32)

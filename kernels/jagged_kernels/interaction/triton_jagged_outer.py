@@ -20,9 +20,17 @@ from torch import Tensor
 
 from jagged_kernels.attention.tiles import LaunchConfig
 from jagged_kernels.attention.triton_blocks import add_dot
+from jagged_kernels.attention.triton_float32 import dot
 from jagged_kernels.backends import multiprocessors
 from jagged_kernels.interaction.triton_linear import block_size, product_precision, unit_stride
-from jagged_kernels.interaction.triton_squares import is_below, load_rows, load_square
+from jagged_kernels.interaction.triton_squares import (
+    is_below,
+    least_step,
+    load_rows,
+    load_square,
+    tokens_at,
+)
+from jagged_kernels.interaction.triton_sums import add_products, sum_products
 from jagged_kernels.interaction.triton_tiles import (
     first_strip,
     search_steps,
@@ -37,7 +45,7 @@ from jagged_kernels.launch import cdiv, launch
 class OuterConfig(LaunchConfig):
     """Attributes beside those of `LaunchConfig`, for `block` columns of scores:
     tile: rows of a block.
-    step: from one of its rows to the next, and numbers that a thread stores as one.
+    step: from one of its rows to the next at most, and numbers that a thread stores as one.
     blocks: beside each other in a piece, for one read of its rows.
     programs: spans of pieces, a multiprocessor.
     """
@@ -45,14 +53,14 @@ class OuterConfig(LaunchConfig):
     tile: int = 64
     step: int = 4
     blocks: int = 4
-    programs: int = 16
+    programs: int = 64
 
 
 @dataclass(frozen=True)
 class MatmulConfig(LaunchConfig):
     """Attributes beside those of `LaunchConfig`, for `block` columns of a matrix:
     tile: rows a program.
-    step: from one of its rows to the next, and numbers that a thread loads as one, up to 8.
+    step: from one of its rows to the next at most, and numbers that a thread loads as one, up to 8.
     """
 
     tile: int = 64
@@ -60,10 +68,13 @@ class MatmulConfig(LaunchConfig):
 
 
 # By bytes of a number.
-OUTER_CONFIGS = {2: OuterConfig(128, 8, 2), 4: OuterConfig(64, 4, 2)}
-MATMUL_CONFIGS = {2: MatmulConfig(64, 4, 3), 4: MatmulConfig(32, 4, 3)}
-TRANSPOSED_CONFIGS = {2: MatmulConfig(32, 4, 2, 128, step=1), 4: MatmulConfig(32, 4, 3, step=1)}
-BACKWARD_CONFIGS = {2: MatmulConfig(32, 4, 3, 128), 4: MatmulConfig(32, 4, 3)}
+OUTER_CONFIGS = {2: OuterConfig(128, 8, 3, 128), 4: OuterConfig(64, 4, 3, 168, step=2)}
+MATMUL_CONFIGS = {2: MatmulConfig(64, 4, 3, step=4), 4: MatmulConfig(32, 4, 3, 168)}
+TRANSPOSED_CONFIGS = {
+    2: MatmulConfig(32, 4, 3, 96, step=1),
+    4: MatmulConfig(32, 4, 3, 168, step=1),
+}
+BACKWARD_CONFIGS = {2: MatmulConfig(32, 4, 3, 96), 4: MatmulConfig(32, 4, 3, 168)}
 
 
 def launch_outer(
@@ -75,7 +86,9 @@ def launch_outer(
     out = torch.empty(total, dtype=x.dtype, device=x.device)
     if total == 0:
         return out
-    config = OUTER_CONFIGS[x.element_size()]
+    config, block_d = OUTER_CONFIGS[x.element_size()], block_size(dim, _depth(x))
+    if dim > 64:
+        config = replace(config, block=64, num_warps=4, registers=None)
     piece = config.block * config.blocks
     pieces = strip_count(tokens, users, total, config.tile * config.step, piece)
     span = cdiv(pieces, multiprocessors(x.device) * config.programs)
@@ -86,9 +99,9 @@ def launch_outer(
             users, search_steps(users), pieces, span,
         ),
         {
-            "X_STRIDE": x.stride(0), "Y_STRIDE": y.stride(0), "D": dim,
-            "BLOCK_D": block_size(dim, _depth(x)), "TILE": config.tile, "STEP": config.step,
-            "BLOCK": config.block, "PIECE": piece, "PRECISION": product_precision(x),
+            "X_STRIDE": x.stride(0), "Y_STRIDE": y.stride(0), "D": dim, "BLOCK_D": block_d,
+            "TILE": config.tile, "STEP": config.step, "BLOCK": config.block, "PIECE": piece,
+            "PRECISION": product_precision(x),
         },
         **config.options(),
     )  # fmt: skip
@@ -184,24 +197,27 @@ def _outer_kernel(
         first = first_strip(offsets_ptr, matrix_offsets_ptr, user, True, ROWS, PIECE)
         across = tl.cdiv(size, PIECE)
         needed = tl.cdiv(size, ROWS) * across
+        step = least_step(size, STEP)
         for number in range(tl.maximum(low - first, 0), tl.minimum(high - first, needed)):
             row, column = number // across * ROWS, number % across * PIECE
-            for step in range(0, tl.minimum(STEP, size - row)):
+            rows = tl.minimum(ROWS, size - row)
+            full, left = rows // (TILE * step), rows % (TILE * step)
+            for part in range(0, full * step + tl.minimum(step, left)):
                 _outer_rows(
                     x_ptr + start * X_STRIDE, y_ptr + start * Y_STRIDE, out_ptr, matrix, size,
-                    row + step, column, X_STRIDE, Y_STRIDE, D, BLOCK_D, TILE, STEP, BLOCK, PIECE,
-                    PRECISION,
+                    row + part // step * (TILE * step) + part % step, step, column,
+                    X_STRIDE, Y_STRIDE, D, BLOCK_D, TILE, STEP, BLOCK, PIECE, PRECISION,
                 )  # fmt: skip
 
 
 @triton.jit
 def _outer_rows(
-    x_ptr, y_ptr, out_ptr, matrix, size, row, column,
+    x_ptr, y_ptr, out_ptr, matrix, size, row, step, column,
     X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     TILE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Scores of TILE rows, each STEP behind the one before, with PIECE columns.
+    """Scores of TILE rows, each `step` behind the one before, with PIECE columns.
 
     In memory these rows begin at the same place modulo STEP numbers: from there a thread stores
     words of STEP numbers. The columns begin with the word that `column` is in.
@@ -209,22 +225,26 @@ def _outer_rows(
     number = tl.arange(0, TILE)
     begin = matrix + row.to(tl.int64) * size
     before = (begin % STEP).to(tl.int32)
-    exists = (row + number * STEP < size)[:, None]
+    exists = (row + number * step < size)[:, None]
     place = tl.arange(0, BLOCK)
     # Not `begin - before`: the compiler must see that it is a multiple.
     word_ptr = out_ptr + begin // STEP * STEP + column
-    word_ptr = word_ptr + (number * size * STEP)[:, None] + place[None, :]
+    word_ptr = word_ptr + (number * (size * step // STEP * STEP))[:, None] + place[None, :]
     first = column - before
     count = tl.where(column + PIECE < size, PIECE, size - first)
-    x_first = _load_tokens(x_ptr, row + number * STEP, size, X_STRIDE, 0, D, BLOCK_D)
+    x_first = tokens_at(x_ptr, row + number * step, size, X_STRIDE, 0, D, BLOCK_D)
     for done in range(0, count, BLOCK):
         block = first + done
-        y = _load_tokens(y_ptr, block + place, size, Y_STRIDE, 0, D, BLOCK_D)
-        scores = tl.dot(x_first, tl.trans(y), input_precision=PRECISION)
+        y = tokens_at(y_ptr, block + place, size, Y_STRIDE, 0, D, BLOCK_D)
+        left, right = _factors(x_first, y)
+        scores = dot(left, right, PRECISION)
         for depth in range(BLOCK_D, D, BLOCK_D):
-            x = _load_tokens(x_ptr, row + number * STEP, size, X_STRIDE, depth, D, BLOCK_D)
-            y = _load_tokens(y_ptr, block + place, size, Y_STRIDE, depth, D, BLOCK_D)
-            scores = add_dot(scores, x, tl.trans(y), PRECISION)
+            x = tokens_at(x_ptr, row + number * step, size, X_STRIDE, depth, D, BLOCK_D)
+            y = tokens_at(y_ptr, block + place, size, Y_STRIDE, depth, D, BLOCK_D)
+            left, right = _factors(x, y)
+            scores = add_dot(scores, left, right, PRECISION)
+        if x_first.dtype == tl.float32:
+            scores = tl.trans(scores)
         scores = scores.to(out_ptr.dtype.element_ty)
         address = word_ptr + done
         # Multiples, again: words of the row alone.
@@ -232,21 +252,19 @@ def _outer_rows(
         high = (size - block) // STEP * STEP
         whole = (place >= low) & (place < high)
         tl.store(address, scores, mask=exists & whole[None, :])
-        if (block < 0) | (block + BLOCK > size):
+        if STEP > 1:
             parts = is_below(block + place, size) & ((place < low) | (place >= high))
-            tl.store(address, scores, mask=exists & parts[None, :])
+            if (block < 0) | (block + BLOCK > size):
+                tl.store(address, scores, mask=exists & parts[None, :])
 
 
 @triton.jit
-def _load_tokens(
-    ptr, token, size, stride, column, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """[tokens, BLOCK] of a user's tokens from `column` on; 0 where it has no such token."""
-    columns = (column + tl.arange(0, BLOCK))[None, :]
-    inside = is_below(token, size)[:, None]
-    if COLUMNS % BLOCK != 0:
-        inside = inside & (columns < COLUMNS)
-    return tl.load(ptr + token.to(tl.int64)[:, None] * stride + columns, mask=inside, other=0.0)
+def _factors(x, y):
+    """The factors of x y^T, or of its transpose for float32: those are split into parts, of the
+    left factor in registers, and x, on the right, is the same for all blocks."""
+    if x.dtype == tl.float32:
+        return y, tl.trans(x)
+    return x, tl.trans(y)
 
 
 @triton.jit(do_not_specialize=["users", "steps"])
@@ -288,27 +306,27 @@ def _multiply(
     X_STRIDE: tl.constexpr, TRANSPOSE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     TILE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of m x, or of m^T x: of TILE * STEP rows of the result a part, of m x the rows that
-    lie STEP apart."""
+    """One tile of m x, or of m^T x: of TILE * STEP rows of the result a part, of m x rows that
+    begin alike."""
     D_BLOCKS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
     tile, depth = program // D_BLOCKS, program % D_BLOCKS * BLOCK_D
     tile, part = tile // STEP, tile % STEP
     _, start, size, matrix, row = load_rows(
         offsets_ptr, matrix_offsets_ptr, users, steps, tile, TILE * STEP
     )
-    row += part * TILE if TRANSPOSE else part
+    step = 1 if TRANSPOSE else least_step(size, STEP)
+    row += part // step * (TILE * step) + part % step
     if row < size:
         x_ptr += start * X_STRIDE
+        rows = row + tl.arange(0, TILE) * step
         if TRANSPOSE:
-            rows = row + tl.arange(0, TILE)
             acc = _columns_times(
                 m_ptr + matrix, x_ptr, size, row, depth,
                 X_STRIDE, D, BLOCK_D, TILE, BLOCK, PRECISION,
             )  # fmt: skip
         else:
-            rows = row + tl.arange(0, TILE) * STEP
             acc = _rows_times(
-                m_ptr, x_ptr, matrix, size, row, depth,
+                m_ptr, x_ptr, matrix, size, row, step, depth,
                 X_STRIDE, D, BLOCK_D, TILE, STEP, BLOCK, PRECISION,
             )  # fmt: skip
         columns = (depth + tl.arange(0, BLOCK_D))[None, :]
@@ -323,53 +341,69 @@ def _columns_times(
     BLOCK_D: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """TILE columns of a user's matrix from `row` on, times its tokens: [TILE, BLOCK_D]."""
-    rows = tl.arange(0, TILE)[:, None]
+    # Copies to shared memory, which Triton makes blocks ahead, have four bytes at least: words of
+    # two are asked for one block ahead here.
+    AHEAD: tl.constexpr = m_ptr.dtype.element_ty.primitive_bitwidth < 32
     place = tl.arange(0, BLOCK)
     acc = tl.zeros([TILE, BLOCK_D], tl.float32)
+    rest = tl.zeros([TILE, BLOCK_D], tl.float32)
+    following = _load_columns(m_ptr, size, row, 0, TILE, BLOCK)
     for block in range(0, size, BLOCK):
-        # A 64-bit product for a block's start alone: BLOCK times size is not as long.
-        address = m_ptr + row + block * size.to(tl.int64) + place[None, :] * size + rows
-        inside = (rows < size - row) & (place < size - block)[None, :]
-        weights = tl.load(address, mask=inside, other=0.0)
-        x = _load_tokens(x_ptr, block + place, size, X_STRIDE, depth, D, BLOCK_D)
-        acc = add_dot(acc, weights, x, PRECISION)
-    return acc
+        if AHEAD:
+            weights = following
+            following = _load_columns(m_ptr, size, row, block + BLOCK, TILE, BLOCK)
+        else:
+            weights = _load_columns(m_ptr, size, row, block, TILE, BLOCK)
+        x = tokens_at(x_ptr, block + place, size, X_STRIDE, depth, D, BLOCK_D)
+        acc, rest = add_products(acc, rest, weights, x, PRECISION)
+    return sum_products(acc, rest, PRECISION)
+
+
+@triton.jit
+def _load_columns(m_ptr, size, row, block, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    """[TILE, BLOCK]: columns from `row` on of a matrix's rows from `block` on, turned; 0 where it
+    has none."""
+    rows, place = tl.arange(0, TILE)[:, None], tl.arange(0, BLOCK)[None, :]
+    # A 64-bit product for a block's start alone: BLOCK times size is not as long.
+    address = m_ptr + row + block * size.to(tl.int64) + place * size + rows
+    return tl.load(address, mask=(rows < size - row) & (place < size - block), other=0.0)
 
 
 @triton.jit
 def _rows_times(
-    m_ptr, x_ptr, matrix, size, row, depth, X_STRIDE: tl.constexpr, D: tl.constexpr,
+    m_ptr, x_ptr, matrix, size, row, step, depth, X_STRIDE: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """TILE rows of a user's matrix, STEP apart, times its tokens: [TILE, BLOCK_D].
+    """TILE rows of a user's matrix, `step` apart, times its tokens: [TILE, BLOCK_D].
 
     As in `_outer_rows`, words of STEP numbers; columns before the first whole word of these rows
     and behind the last are a block of their own.
     """
     number = tl.arange(0, TILE)
-    exists = (row + number * STEP < size)[:, None]
+    exists = (row + number * step < size)[:, None]
     begin = matrix + row.to(tl.int64) * size
     # Not rounded up or down by a difference: the compiler must see that it is a multiple.
     words = (begin + STEP - 1) // STEP
     ahead = (words * STEP - begin).to(tl.int32)
     whole = tl.maximum(size - ahead, 0) // STEP * STEP
     place = tl.arange(0, BLOCK)
-    row_offset = (number * size * STEP)[:, None]
+    row_offset = (number * (size * step // STEP * STEP))[:, None]
     word_ptr = m_ptr + words * STEP + row_offset + place[None, :]
     acc = tl.zeros([TILE, BLOCK_D], tl.float32)
+    rest = tl.zeros([TILE, BLOCK_D], tl.float32)
     for block in range(0, whole, BLOCK):
         inside = exists & (place < whole - block)[None, :]
         weights = tl.load(word_ptr + block, mask=inside, other=0.0)
         # No token of the ends: 0 times inf is NaN.
         token = ahead + block + place
-        x = _load_tokens(x_ptr, token, ahead + whole, X_STRIDE, depth, D, BLOCK_D)
-        acc = add_dot(acc, weights, x, PRECISION)
+        x = tokens_at(x_ptr, token, ahead + whole, X_STRIDE, depth, D, BLOCK_D)
+        acc, rest = add_products(acc, rest, weights, x, PRECISION)
     if STEP > 1:
         edge = tl.arange(0, 16)
         edge = tl.where(edge < 8, tl.where(edge < ahead, edge, -1), ahead + whole + edge - 8)
         address = m_ptr + begin + row_offset + edge[None, :]
         weights = tl.load(address, mask=exists & is_below(edge, size)[None, :], other=0.0)
-        x = _load_tokens(x_ptr, edge, size, X_STRIDE, depth, D, BLOCK_D)
-        acc = add_dot(acc, weights, x, PRECISION)
-    return acc
+        x = tokens_at(x_ptr, edge, size, X_STRIDE, depth, D, BLOCK_D)
+        acc, rest = add_products(acc, rest, weights, x, PRECISION)
+    return sum_products(acc, rest, PRECISION)

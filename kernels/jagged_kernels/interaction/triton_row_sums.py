@@ -1,9 +1,10 @@
 """Sums of rows that share a key, however many they are: the gradient of a lookup.
 
-A program takes a tile of sorted rows at once. Where not all of them share a key, which do is a
-matrix of ones and zeros, and its product with the rows has each row's sum. What begins and ends
-inside a tile is finished; of what goes on, every tile leaves a partial sum, and a second launch
-adds those up, for each key where it begins. The order of additions depends on nothing but the keys.
+A program takes a tile of sorted rows at once. Which of them have one of the tile's distinct keys is
+a matrix of ones and zeros, and its product with the rows has the sums: of a few keys at a time, as
+tiles mostly have no more. What begins and ends inside a tile is finished; of what goes on, every
+tile leaves a partial sum, and a second launch adds those up, for each key where it begins. The
+order of additions depends on nothing but the keys.
 """
 
 # Triton's jit and its launch options are not typed.
@@ -20,14 +21,18 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.tiles import LaunchConfig
-from jagged_kernels.interaction.triton_linear import block_size, product_precision
+from jagged_kernels.interaction.triton_linear import block_size
 from jagged_kernels.interaction.triton_rows import as_rows, row_addresses
 from jagged_kernels.launch import cdiv, launch
 
-# By bytes of a number; `block` is the rows of a tile.
-SUM_CONFIGS = {2: LaunchConfig(128, 4, 1, 128), 4: LaunchConfig(64, 4, 1, 168)}
-# Partial sums that are added at a time.
-MERGE_ROWS = 64
+# By bytes of a number, of up to 64 columns and of more; `block` is the rows of a tile.
+SUM_CONFIGS = {2: LaunchConfig(256, 4, 1, 128), 4: LaunchConfig(64, 4, 1, 128)}
+WIDE_SUM_CONFIGS = {2: LaunchConfig(128, 4, 1, 128), 4: LaunchConfig(64, 4, 1, 168)}
+# Distinct keys of a tile whose sums are made at a time, a product's fewest; and, by bytes of a
+# number, up to how many are summed one by one.
+KEYS, FEW_KEYS = 16, {2: 1, 4: 3}
+# Partial sums that are added at first, mostly all that there are, and then at a time.
+MERGE_FEW, MERGE_ROWS = 4, 128
 _MAX_COLUMNS = 128
 _KEY_BLOCK = 1024
 
@@ -74,9 +79,9 @@ def launch_sum_sorted_rows(
     if rows.numel() == 0 or size == 0 or count == 0:
         return sums
     source = as_rows(rows)
-    config = SUM_CONFIGS[rows.element_size()]
-    tiles = cdiv(count, config.block)
     columns = block_size(width, _MAX_COLUMNS)
+    config = (SUM_CONFIGS if columns <= 64 else WIDE_SUM_CONFIGS)[rows.element_size()]
+    tiles = cdiv(count, config.block)
     blocks = cdiv(width, columns)
     partials = None
     if tiles > 1:
@@ -86,13 +91,13 @@ def launch_sum_sorted_rows(
     launch(
         _sum_tiles_kernel, (tiles, blocks),
         (sums, source, order, keys, partials, count, rows.shape[0], size),
-        {"STRIDE": source.stride(0), **shape, "PRECISION": product_precision(rows)},
+        {"STRIDE": source.stride(0), **shape, "KEYS": KEYS, "FEW": FEW_KEYS[rows.element_size()]},
         **config.options(),
     )  # fmt: skip
     if partials is not None:
         launch(
             _merge_tiles_kernel, (tiles - 1, blocks), (sums, partials, keys, tiles, size),
-            {**shape, "ROWS": MERGE_ROWS}, num_warps=4,
+            {**shape, "FEW": MERGE_FEW, "ROWS": MERGE_ROWS}, num_warps=4,
         )  # fmt: skip
     return sums
 
@@ -101,57 +106,101 @@ def launch_sum_sorted_rows(
 def _sum_tiles_kernel(
     sums_ptr, rows_ptr, order_ptr, keys_ptr, partials_ptr, count, tokens, size,
     STRIDE: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    KEYS: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0).to(tl.int64)
     start = tile * TILE
     end = tl.minimum(start + TILE, count)
     at = start + tl.arange(0, TILE)
     inside = at < count
-    key = tl.load(keys_ptr + at, mask=inside, other=-1)
-    after = tl.load(keys_ptr + at + 1, mask=at + 1 < end, other=-1)
     row = tl.load(order_ptr + at, mask=inside, other=0).to(tl.int32) % tokens
+    key = tl.load(keys_ptr + at, mask=inside, other=-1)
     address, column = row_addresses(row, STRIDE, WIDTH, COLUMNS)
     rows = tl.load(rows_ptr + address, mask=inside[:, None] & column, other=0.0)
-    first, last = tl.load(keys_ptr + start), tl.load(keys_ptr + end - 1)
-    goes_on = tl.load(keys_ptr + start - 1, mask=start > 0, other=-1) == first
-    stays = tl.load(keys_ptr + end, mask=end < count, other=-1) == last
-    if first == last:
-        total = tl.sum(rows.to(tl.float32), 0)[None, :]
-        zero = tl.zeros([1], tl.int64)
-        exists = (zero <= first) & (first < size)
-        cut = goes_on | stays
-        _store_rows(sums_ptr, total, zero + first, exists & (cut == 0), WIDTH, COLUMNS)
-        if partials_ptr is not None:
-            begins = (goes_on == 0).to(tl.int64)
-            _store_rows(partials_ptr, total, zero + 2 * tile + begins, exists & cut, WIDTH, COLUMNS)
+    later = inside & (at > start)
+    changes = later & (key != tl.load(keys_ptr + at - 1, mask=later, other=-1))
+    goes_on = tl.load(keys_ptr + start - 1, mask=start > 0, other=-1) == tl.load(keys_ptr + start)
+    stays = tl.load(keys_ptr + end, mask=end < count, other=-1) == tl.load(keys_ptr + end - 1)
+    if key.dtype == tl.int16:
+        key = key.to(tl.int32)
+    # Numbers of the distinct keys; what lies behind the last row is zeros of the last.
+    rank = tl.cumsum(changes.to(tl.int32), 0)
+    distinct = tl.max(rank, 0) + 1
+    if distinct <= FEW:
+        for one in range(0, distinct):
+            share = tl.where((rank == one)[:, None], rows, 0.0).to(tl.float32)
+            found = tl.max(tl.where(rank == one, key, -1), 0) + tl.zeros([1], key.dtype)
+            _store_sums(
+                sums_ptr, partials_ptr, tl.sum(share, 0)[None, :], found, one + tl.arange(0, 1),
+                distinct, goes_on, stays, tile, size, WIDTH, COLUMNS,
+            )  # fmt: skip
     else:
-        others = tl.load(keys_ptr + start + tl.arange(0, TILE), mask=inside, other=-1)
-        same = (key[:, None] == others[None, :]).to(rows.dtype)
-        sums = tl.dot(same, rows, input_precision=PRECISION)
-        # 0 times NaN reaches the rows of all keys.
-        if tl.sum(tl.sum(sums * 0.0, 1), 0) != 0.0:
-            sums = tl.zeros([TILE, COLUMNS], tl.float32)
-            columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-            for place in range(start, end):
-                number = tl.load(order_ptr + place).to(tl.int32) % tokens
-                one = rows_ptr + number.to(tl.int64) * STRIDE + columns
-                one = tl.load(one, mask=columns < WIDTH, other=0.0).to(tl.float32)
-                shares = (key == tl.load(keys_ptr + place))[:, None]
-                sums += tl.where(shares, one[None, :], 0.0)
-        head = (key == first) & goes_on
-        tail = (key == last) & stays
-        ends = inside & (key >= 0) & (key < size) & ((after != key) | (at == end - 1))
-        _store_rows(sums_ptr, sums, key, ends & (head == 0) & (tail == 0), WIDTH, COLUMNS)
-        if partials_ptr is not None:
-            slots = 2 * tile + tail.to(tl.int64)
-            _store_rows(partials_ptr, sums, slots, ends & (head | tail), WIDTH, COLUMNS)
+        for first in range(0, distinct, KEYS):
+            number = first + tl.arange(0, KEYS)
+            same = number[:, None] == rank[None, :]
+            # -1 where there is no such key, or none that is asked for.
+            found = tl.max(tl.where(same, key[None, :], -1), 1)
+            sums = _sum_shares(same, rows)
+            # 0 times NaN reaches the rows of all keys.
+            if tl.sum(tl.sum(sums * 0.0, 1), 0) != 0.0:
+                sums = tl.zeros([KEYS, COLUMNS], tl.float32)
+                columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+                for place in range(start, end):
+                    token = tl.load(order_ptr + place).to(tl.int32) % tokens
+                    one = rows_ptr + token.to(tl.int64) * STRIDE + columns
+                    one = tl.load(one, mask=columns < WIDTH, other=0.0).to(tl.float32)
+                    shares = (found == tl.load(keys_ptr + place))[:, None]
+                    sums += tl.where(shares, one[None, :], 0.0)
+            _store_sums(
+                sums_ptr, partials_ptr, sums, found, number, distinct, goes_on, stays, tile, size,
+                WIDTH, COLUMNS,
+            )  # fmt: skip
+
+
+@triton.jit
+def _store_sums(
+    sums_ptr, partials_ptr, sums, key, number, distinct, goes_on, stays, tile, size,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Sums of the keys that are the tile's distinct ones of these numbers: in place those that are
+    finished, and as a tile's partial sum the first that goes on and the last that stays."""
+    exists = (key >= 0) & (key < size)
+    head = (number == 0) & goes_on
+    tail = (number == distinct - 1) & stays
+    _store_rows(sums_ptr, sums, key, exists & (head == 0) & (tail == 0), WIDTH, COLUMNS)
+    if partials_ptr is not None:
+        slot = 2 * tile + (tail & (head == 0)).to(tl.int64)
+        _store_rows(partials_ptr, sums, slot, exists & (head | tail), WIDTH, COLUMNS)
+
+
+@triton.jit
+def _sum_shares(same, rows):
+    """[KEYS, COLUMNS]: sums of the rows [TILE, COLUMNS] that each key has in same [KEYS, TILE]."""
+    if rows.dtype == tl.float32:
+        # Three parts of 11 bits or fewer, which TF32 holds: its products with ones are exact.
+        ones = same.to(tl.float32)
+        high = _leading_bits(rows)
+        rest = rows - high
+        middle = _leading_bits(rest)
+        sums = tl.dot(ones, rest - middle, input_precision="tf32")
+        sums = tl.dot(ones, middle, sums, input_precision="tf32")
+        sums = tl.dot(ones, high, sums, input_precision="tf32")
+    else:
+        sums = tl.dot(same.to(rows.dtype), rows)
+    return sums
+
+
+@triton.jit
+def _leading_bits(x):
+    """float32 without the bits that TF32 has not."""
+    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["tiles", "size"])
 def _merge_tiles_kernel(
     sums_ptr, partials_ptr, keys_ptr, tiles, size,
-    TILE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+    TILE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, FEW: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """Adds up the key that begins in a tile and goes on behind it."""
     tile = tl.program_id(0).to(tl.int64)
@@ -164,19 +213,30 @@ def _merge_tiles_kernel(
         return
     address, column = row_addresses(2 * tile + 1 + tl.arange(0, 1), WIDTH, WIDTH, COLUMNS)
     total = tl.sum(tl.load(partials_ptr + address, mask=column, other=0.0), 0)
-    next_tile = tile + 1
-    more = next_tile < tiles
+    part, more = _add_parts(partials_ptr, keys_ptr, key, tile + 1, tiles, TILE, WIDTH, COLUMNS, FEW)
+    total += part
+    next_tile = tile + 1 + FEW
     while more:
-        other = next_tile + tl.arange(0, ROWS)
-        exists = other < tiles
-        part_address, _ = row_addresses(2 * other, WIDTH, WIDTH, COLUMNS)
-        part = tl.load(partials_ptr + part_address, mask=exists[:, None] & column, other=0.0)
-        same = exists & (tl.load(keys_ptr + other * TILE, mask=exists, other=-1) == key)
-        total += tl.sum(tl.where(same[:, None], part, 0.0), 0)
+        part, more = _add_parts(
+            partials_ptr, keys_ptr, key, next_tile, tiles, TILE, WIDTH, COLUMNS, ROWS
+        )
+        total += part
         next_tile += ROWS
-        more = tl.min(same.to(tl.int32), 0) > 0
     address, column = row_addresses(key + tl.zeros([1], tl.int64), WIDTH, WIDTH, COLUMNS)
     tl.store(sums_ptr + address, total[None, :].to(sums_ptr.dtype.element_ty), mask=column)
+
+
+@triton.jit
+def _add_parts(
+    partials_ptr, keys_ptr, key, first, tiles,
+    TILE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """(sum [COLUMNS] over those of ROWS tiles that go on with `key`, do all of them)"""
+    tile = first + tl.arange(0, ROWS)
+    same = (tl.load(keys_ptr + tile * TILE, mask=tile < tiles, other=-1) == key) & (tile < tiles)
+    address, column = row_addresses(2 * tile, WIDTH, WIDTH, COLUMNS)
+    part = tl.load(partials_ptr + address, mask=same[:, None] & column, other=0.0)
+    return tl.sum(part, 0), tl.min(same.to(tl.int32), 0) > 0
 
 
 @triton.jit

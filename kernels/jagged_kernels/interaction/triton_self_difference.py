@@ -21,6 +21,7 @@ from jagged_kernels.interaction.triton_squares import (
     ROWS,
     WIDTH,
     aligned_rows,
+    fits_best,
     is_below,
     load_rows,
     load_square,
@@ -123,21 +124,12 @@ def _sums_kernel(
         width = tl.minimum(size - block * COLUMNS, COLUMNS)
         d_ptr += matrix + block * COLUMNS
         column_sums_ptr += block * COLUMNS
-        if width <= COLUMNS // 4:
-            _sum_piece(
-                d_ptr, row_sums_ptr, column_sums_ptr, row * ROWS, end, size, width,
-                COLUMNS // 4, ELEMENTS,
-            )  # fmt: skip
-        elif width <= COLUMNS // 2:
-            _sum_piece(
-                d_ptr, row_sums_ptr, column_sums_ptr, row * ROWS, end, size, width,
-                COLUMNS // 2, ELEMENTS,
-            )  # fmt: skip
-        else:
-            _sum_piece(
-                d_ptr, row_sums_ptr, column_sums_ptr, row * ROWS, end, size, width,
-                COLUMNS, ELEMENTS,
-            )  # fmt: skip
+        for halvings in tl.static_range(3):
+            if fits_best(width, COLUMNS, halvings, 2):
+                _sum_piece(
+                    d_ptr, row_sums_ptr, column_sums_ptr, row * ROWS, end, size, width,
+                    COLUMNS >> halvings, ELEMENTS,
+                )  # fmt: skip
 
 
 @triton.jit

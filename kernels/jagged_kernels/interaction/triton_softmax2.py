@@ -15,25 +15,23 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.triton_blocks import LOG2_E
+from jagged_kernels.interaction.triton_column_softmax import launch_column_softmax
 from jagged_kernels.interaction.triton_softmax import LOWEST, merge_softmax
 from jagged_kernels.interaction.triton_squares import (
-    COLUMN_TILE,
     ELEMENTS,
-    OPTIONS,
     ROWS,
-    line_addresses,
-    lines,
+    fits_best,
     load_rows,
-    load_tokens,
+    size_again,
     token_bound,
     turned_rows,
 )
 from jagged_kernels.interaction.triton_tiles import search_steps, tile_count
-from jagged_kernels.launch import cdiv, launch
+from jagged_kernels.launch import launch
 
 _LOG2_E = tl.constexpr(LOG2_E)
-# For whole rows: of one warp, and 18 programs a multiprocessor in place of 13.
-WHOLE_OPTIONS = {"num_warps": 1, "maxnreg": 112}
+# For whole rows: of one warp, and 21 programs a multiprocessor in place of 13.
+WHOLE_OPTIONS = {"num_warps": 1, "maxnreg": 96}
 
 
 def launch_softmax2(
@@ -44,20 +42,16 @@ def launch_softmax2(
     out = torch.empty_like(x)
     if out.numel() == 0:
         return out
-    users, bound = offsets.shape[0] - 1, token_bound(x, offsets)
-    arguments = (x, d_y, out, offsets.contiguous(), matrix_offsets.contiguous(), users)
-    backward = {"BACKWARD": d_y is not None}
+    arguments = (x, d_y, out, offsets.contiguous(), matrix_offsets.contiguous())
     if by_row:
+        users = offsets.shape[0] - 1
         launch(
-            _rows_kernel, tile_count(bound, users, ROWS), (*arguments, search_steps(users)),
-            {**backward, "ROWS": ROWS, "ELEMENTS": ELEMENTS}, **WHOLE_OPTIONS,
+            _rows_kernel, tile_count(token_bound(x, offsets), users, ROWS),
+            (*arguments, users, search_steps(users)),
+            {"BACKWARD": d_y is not None, "ROWS": ROWS, "ELEMENTS": ELEMENTS}, **WHOLE_OPTIONS,
         )  # fmt: skip
     else:
-        tokens, numbers = COLUMN_TILE
-        launch(
-            _columns_kernel, cdiv(bound, tokens), arguments,
-            {**backward, "TOKENS": tokens, "NUMBERS": numbers}, **OPTIONS,
-        )  # fmt: skip
+        launch_column_softmax(*arguments)
     return out
 
 
@@ -66,30 +60,27 @@ def _rows_kernel(
     x_ptr, d_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
     BACKWARD: tl.constexpr, ROWS: tl.constexpr, ELEMENTS: tl.constexpr,
 ):  # fmt: skip
-    _, _, size, matrix, row = load_rows(
+    user, _, size, matrix, row = load_rows(
         offsets_ptr, matrix_offsets_ptr, users, steps, tl.program_id(0), ROWS
     )
     end = tl.minimum(row + ROWS, size)
     for halvings in tl.static_range(4):
-        fits = size <= ELEMENTS >> halvings
-        if halvings < 3:
-            fits = fits & (size > ELEMENTS >> (halvings + 1))
-        if fits:
+        if fits_best(size, ELEMENTS, halvings, 3):
             _whole_rows(
-                x_ptr, d_ptr, out_ptr, matrix, row, end, size, BACKWARD, ELEMENTS >> halvings,
-                ELEMENTS,
+                x_ptr, d_ptr, out_ptr, offsets_ptr + user, matrix, row, end, size,
+                BACKWARD, ELEMENTS >> halvings, ELEMENTS,
             )  # fmt: skip
     if size > ELEMENTS:
         for line in range(row, end):
-            rows = line + tl.arange(0, 1)
-            start = matrix + rows.to(tl.int64) * size
-            step, count = rows * 0 + 1, rows * 0 + size
-            _walk_lines(x_ptr, d_ptr, out_ptr, start, step, count, size, 1, BACKWARD, 1, ELEMENTS)
+            # int64: a large user's n ** 2 passes 2^31.
+            _walk_row(
+                x_ptr, d_ptr, out_ptr, matrix + line * size.to(tl.int64), size, BACKWARD, ELEMENTS
+            )
 
 
 @triton.jit
 def _whole_rows(
-    x_ptr, d_ptr, out_ptr, matrix, row, end, size,
+    x_ptr, d_ptr, out_ptr, offsets_ptr, matrix, row, end, size,
     BACKWARD: tl.constexpr, WIDTH: tl.constexpr, ELEMENTS: tl.constexpr,
 ):  # fmt: skip
     """A user's rows from `row` to `end`, which are no longer than WIDTH."""
@@ -104,6 +95,9 @@ def _whole_rows(
         x = tl.load((x_ptr + start)[:, None] + column, mask=inside, other=other).to(tl.float32)
         if BACKWARD:
             d_y = tl.load((d_ptr + start)[:, None] + column, mask=inside, other=0.0)
+        size = size_again(offsets_ptr)
+        written_size = size_again(offsets_ptr)
+        if BACKWARD:
             total = tl.sum(x * d_y.to(tl.float32), 1, keep_dims=True)
         else:
             top = tl.max(x, 1, keep_dims=True)
@@ -118,20 +112,9 @@ def _whole_rows(
         else:
             result = tl.exp2((x - top) * _LOG2_E) * share
         result = result.to(out_ptr.dtype.element_ty)
+        start, place, inside = turned_rows(matrix, written_size, rows, WIDTH, SECTOR)
+        inside = inside & (rows < end)[:, None]
         tl.store((out_ptr + start)[:, None] + place, result, mask=inside)
-
-
-@triton.jit(do_not_specialize=["users"])
-def _columns_kernel(
-    x_ptr, d_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users,
-    BACKWARD: tl.constexpr, TOKENS: tl.constexpr, NUMBERS: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    _, place, count, matrix = load_tokens(offsets_ptr, matrix_offsets_ptr, users, token)
-    start, step = lines(place, count, matrix, 0)
-    _walk_lines(
-        x_ptr, d_ptr, out_ptr, start, step, count, tl.max(count), 0, BACKWARD, TOKENS, NUMBERS
-    )
 
 
 @triton.jit
@@ -143,36 +126,36 @@ def _online_softmax(top, total, x):
 
 
 @triton.jit
-def _walk_lines(
-    x_ptr, d_ptr, out_ptr, start, step, count, longest, AXIS: tl.constexpr,
-    BACKWARD: tl.constexpr, TOKENS: tl.constexpr, NUMBERS: tl.constexpr,
+def _walk_row(
+    x_ptr, d_ptr, out_ptr, start, size, BACKWARD: tl.constexpr, ELEMENTS: tl.constexpr
 ):  # fmt: skip
-    """Lines [TOKENS] as `line_addresses` takes them, NUMBERS at a time."""
-    HEIGHT: tl.constexpr = TOKENS if AXIS == 1 else NUMBERS
-    WIDTH: tl.constexpr = NUMBERS if AXIS == 1 else TOKENS
-    top = tl.full([HEIGHT, WIDTH], LOWEST, tl.float32)
-    total = tl.zeros([HEIGHT, WIDTH], tl.float32)
-    for done in range(0, longest, NUMBERS):
-        index = done + tl.arange(0, NUMBERS)
-        address, inside = line_addresses(start, step, count, index, AXIS)
+    """A row of `size` numbers from `start` on, ELEMENTS at a time."""
+    x_ptr += start
+    out_ptr += start
+    if BACKWARD:
+        d_ptr += start
+    top = tl.full([ELEMENTS], LOWEST, tl.float32)
+    total = tl.zeros([ELEMENTS], tl.float32)
+    for done in range(0, size, ELEMENTS):
+        column = done + tl.arange(0, ELEMENTS)
         if BACKWARD:
-            y = tl.load(x_ptr + address, mask=inside, other=0.0).to(tl.float32)
-            total += y * tl.load(d_ptr + address, mask=inside, other=0.0).to(tl.float32)
+            y = tl.load(x_ptr + column, mask=column < size, other=0.0).to(tl.float32)
+            total += y * tl.load(d_ptr + column, mask=column < size, other=0.0).to(tl.float32)
         else:
-            x = tl.load(x_ptr + address, mask=inside, other=float("-inf")).to(tl.float32)
+            x = tl.load(x_ptr + column, mask=column < size, other=float("-inf")).to(tl.float32)
             top, total = _online_softmax(top, total, x)
     if BACKWARD:
-        total = tl.sum(total, AXIS, keep_dims=True)
+        total = tl.sum(total, 0, keep_dims=True)
     else:
-        top, total = merge_softmax(top, total, AXIS)
+        top, total = merge_softmax(top, total, 0)
         total = 1.0 / total
 
-    for done in range(0, longest, NUMBERS):
-        index = done + tl.arange(0, NUMBERS)
-        address, inside = line_addresses(start, step, count, index, AXIS)
-        x = tl.load(x_ptr + address, mask=inside, other=0.0).to(tl.float32)
+    for done in range(0, size, ELEMENTS):
+        column = done + tl.arange(0, ELEMENTS)
+        x = tl.load(x_ptr + column, mask=column < size, other=0.0).to(tl.float32)
         if BACKWARD:
-            result = x * (tl.load(d_ptr + address, mask=inside, other=0.0).to(tl.float32) - total)
+            d_y = tl.load(d_ptr + column, mask=column < size, other=0.0).to(tl.float32)
+            result = x * (d_y - total)
         else:
             result = tl.exp2((x - top) * _LOG2_E) * total
-        tl.store(out_ptr + address, result.to(out_ptr.dtype.element_ty), mask=inside)
+        tl.store(out_ptr + column, result.to(out_ptr.dtype.element_ty), mask=column < size)

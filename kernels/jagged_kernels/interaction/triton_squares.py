@@ -1,6 +1,6 @@
-"""What kernels over `Jagged2Tensor`s share: each token has a row and a column of its user's matrix.
+"""What kernels over `Jagged2Tensor`s share: each token has a row of its user's matrix.
 
-Programs take equal chunks of tokens and walk along their rows or columns. How many tokens there are
+Programs take equal chunks of tokens and walk along their rows. How many tokens there are
 is not known on the host: of n_b tokens and n_b ** 2 scores a user, it is at most the root of users
 times scores (Cauchy-Schwarz), and programs behind the last token leave at once.
 
@@ -28,10 +28,8 @@ from jagged_kernels.interaction.triton_users import user_of
 # between warps), a block of them, and numbers of whole rows at a time.
 ROWS, HEIGHT, WIDTH, ELEMENTS = 32, 4, 128, 1024
 ROW_OPTIONS = {"num_warps": 1}
-# Tokens a program and numbers of each that it takes at a time. Along a row, memory is contiguous
-# in the row; along a column, from column to column.
+# Tokens a program and numbers of each that it takes at a time.
 ROW_TILE = (16, 128)
-COLUMN_TILE = (64, 32)
 # Five programs a multiprocessor in place of three: more scores on their way, for a few that spill.
 OPTIONS = {"num_warps": 4, "maxnreg": 96}
 
@@ -56,19 +54,9 @@ def load_tokens(offsets_ptr, matrix_offsets_ptr, users, token):
 
 
 @triton.jit
-def lines(place, count, matrix, AXIS: tl.constexpr):
-    """(first number, step to the next) of each token's row (AXIS 1) or column (AXIS 0)."""
-    if AXIS == 1:
-        return matrix + place.to(tl.int64) * count, count * 0 + 1
-    return matrix + place, count
-
-
-@triton.jit
-def line_addresses(start, step, count, index, AXIS: tl.constexpr):
-    """(offsets, is there one) of numbers `index` of each line; they lie along AXIS of the tile."""
-    number = tl.expand_dims(index, 1 - AXIS)
-    place = tl.expand_dims(start, AXIS) + number.to(tl.int64) * tl.expand_dims(step, AXIS)
-    return place, number < tl.expand_dims(count, AXIS)
+def row_addresses(start, count, index):
+    """(offsets, is there one) [rows, numbers]: numbers `index` of rows of `count` from `start`."""
+    return start[:, None] + index[None, :], index[None, :] < count[:, None]
 
 
 @triton.jit
@@ -78,6 +66,27 @@ def load_square(offsets_ptr, matrix_offsets_ptr, user):
     start = tl.load(offsets_ptr + user).to(tl.int64)
     size = (tl.load(offsets_ptr + user + 1) - start).to(tl.int32)
     return start, size, tl.load(matrix_offsets_ptr + user)
+
+
+@triton.jit
+def fits_best(size, MOST: tl.constexpr, HALVINGS: tl.constexpr, LAST: tl.constexpr):
+    """Whether MOST halved so many times, LAST times at most, is the least that is not below `size`.
+
+    So a loop over `tl.static_range(LAST + 1)` compiles each width and takes one, or none."""
+    fits = size <= MOST >> HALVINGS
+    if HALVINGS < LAST:
+        fits = fits & (size > MOST >> (HALVINGS + 1))
+    return fits
+
+
+@triton.jit
+def size_again(offsets_ptr):
+    """The number of tokens of the user of this offset, in a way that a compiler cannot know to be
+    the one it has. Else it keeps what follows from that, each number's address and whether the
+    number exists, in registers from a load to the store and from one block to the next.
+    """
+    end = tl.load(offsets_ptr + 1, volatile=True)
+    return (end - tl.load(offsets_ptr, volatile=True)).to(tl.int32)
 
 
 @triton.jit
@@ -130,3 +139,21 @@ def turned_rows(begin, size, rows, WIDTH: tl.constexpr, SECTOR: tl.constexpr):
     place = tl.arange(0, WIDTH)[None, :]
     place = tl.where(place < before[:, None], place + WIDTH, place)
     return start - before, place, place < (before + size)[:, None]
+
+
+@triton.jit
+def least_step(size, STEP: tl.constexpr):
+    """From a row to the next that begins alike, modulo STEP numbers: 1 if STEP divides `size`."""
+    return STEP // tl.maximum(tl.minimum(size & -size, STEP), 1)
+
+
+@triton.jit
+def tokens_at(
+    ptr, token, size, stride, column, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """[tokens, BLOCK] of a user's tokens from `column` on; 0 where it has no such token."""
+    columns = (column + tl.arange(0, BLOCK))[None, :]
+    inside = is_below(token, size)[:, None]
+    if COLUMNS % BLOCK != 0:
+        inside = inside & (columns < COLUMNS)
+    return tl.load(ptr + token.to(tl.int64)[:, None] * stride + columns, mask=inside, other=0.0)

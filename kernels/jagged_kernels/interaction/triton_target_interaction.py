@@ -30,18 +30,19 @@ from jagged_kernels.interaction.triton_linear import (
     load_row,
     load_weight,
     product_precision,
+    sum_precision,
     unit_stride,
 )
 from jagged_kernels.interaction.triton_products import MERGE_BLOCK, add_tiles, merge_kernel
 from jagged_kernels.interaction.triton_tiles import (
-    first_tile,
     load_tile,
     search_steps,
     store_tile,
     tile_count,
+    user_of_slot,
     user_of_tile,
 )
-from jagged_kernels.interaction.triton_users import user_of
+from jagged_kernels.interaction.triton_users import user_among, user_of
 from jagged_kernels.launch import cdiv, launch
 
 # D and K up to which one program holds the gradient of a user's matrix and those of its parts.
@@ -51,20 +52,20 @@ MOST_FUSED = 64
 FORWARD_MOST_FUSED = {2: 64, 4: 0}
 FORWARD_CONFIG = LaunchConfig(64, 4, 3)
 # By bytes of a number; `block` is the tokens at a time.
-BACKWARD_CONFIGS = {2: LaunchConfig(32, 4, 2, 128), 4: LaunchConfig(32, 4, 2)}
+BACKWARD_CONFIGS = {2: LaunchConfig(32, 4, 3, 168), 4: LaunchConfig(32, 4, 2)}
 # Up to so many tokens, forward programs search for users themselves: that is one launch, but a
 # loop that searches cannot load ahead.
 ONE_LAUNCH_TOKENS = 2**16
 # Spans a multiprocessor, as many as run at a time.
 FORWARD_PROGRAMS = 4
-BACKWARD_PROGRAMS = 3
+BACKWARD_PROGRAMS = {2: 3, 4: 2}
 
-_OWNER_BLOCK = 1024
+_OWNER_BLOCK = 512
 # Users at a time in the pass over users.
 _USERS = 64
-_SUM_BLOCK = 32
+_SUM_BLOCK = 16
 # Programs whose sums are added at a time.
-_SUM_ROWS = tl.constexpr(128)
+_SUM_ROWS = tl.constexpr(512)
 
 
 def launch_target(
@@ -90,8 +91,8 @@ def launch_target(
     if tokens > ONE_LAUNCH_TOKENS:
         owner = torch.empty(tokens, dtype=torch.int32, device=x.device)
         launch(
-            _owner_kernel, cdiv(tokens, _OWNER_BLOCK), (owner, offsets, users, tokens),
-            {"BLOCK": _OWNER_BLOCK},
+            _owner_kernel, cdiv(tokens, _OWNER_BLOCK),
+            (owner, offsets, users, search_steps(users), tokens), {"BLOCK": _OWNER_BLOCK},
         )  # fmt: skip
     launch(
         _target_kernel, cdiv(tiles, span),
@@ -133,7 +134,7 @@ def launch_target_backward(
         return d_x, d_target, d_weight, d_bias
     config = BACKWARD_CONFIGS[x.element_size()]
     units = tile_count(tokens, users, config.block)
-    span = cdiv(units, multiprocessors(x.device) * BACKWARD_PROGRAMS)
+    span = cdiv(units, multiprocessors(x.device) * BACKWARD_PROGRAMS[x.element_size()])
     programs = cdiv(units, span)
     target, weight, offsets = target.contiguous(), weight.contiguous(), offsets.contiguous()
     scratch = {"dtype": torch.float32, "device": x.device}
@@ -171,7 +172,7 @@ def launch_target_backward(
     launch(
         _users_kernel, user_programs,
         (by_user, target, weight, d_target, users, share),
-        {**shape, "USERS": _USERS, "PRECISION": product_precision(by_user)},
+        {**shape, "USERS": _USERS, "PRECISION": sum_precision(x)},
         num_warps=8, num_stages=1,
     )  # fmt: skip
     launch(
@@ -192,11 +193,18 @@ def _load_parts(
 ):  # fmt: skip
     """[BLOCK_D, BLOCK_K] each: what multiplies a token, what multiplies token times target, and
     what multiplies the target."""
-    shared = _load_part(weight_ptr, 0, D, K, BLOCK_D, BLOCK_K)
-    shared += _load_part(weight_ptr, 2, D, K, BLOCK_D, BLOCK_K)
+    shared = _load_shared(weight_ptr, D, K, BLOCK_D, BLOCK_K)
     scaled = _load_part(weight_ptr, 3, D, K, BLOCK_D, BLOCK_K)
     of_target = _load_of_target(weight_ptr, D, K, BLOCK_D, BLOCK_K)
     return shared.to(dtype), scaled.to(dtype), of_target.to(dtype)
+
+
+@triton.jit
+def _load_shared(
+    weight_ptr, D: tl.constexpr, K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    shared = _load_part(weight_ptr, 0, D, K, BLOCK_D, BLOCK_K)
+    return shared + _load_part(weight_ptr, 2, D, K, BLOCK_D, BLOCK_K)
 
 
 @triton.jit
@@ -216,10 +224,16 @@ def _load_part(
     return matrix.to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["users", "tokens"])
-def _owner_kernel(owner_ptr, offsets_ptr, users, tokens, BLOCK: tl.constexpr):
-    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    user = user_of(offsets_ptr, users, tl.minimum(token, tokens - 1))
+@triton.jit(do_not_specialize=["users", "steps", "tokens"])
+def _owner_kernel(owner_ptr, offsets_ptr, users, steps, tokens, BLOCK: tl.constexpr):
+    block = tl.program_id(0)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    # Most tokens are then found in a few steps: the last users that begin before the block and
+    # in it lie close together.
+    last = user_of_slot(offsets_ptr, users, steps, block, BLOCK)
+    first = user_of_slot(offsets_ptr, users, steps, tl.maximum(block - 1, 0), BLOCK)
+    first = tl.where(block == 0, 0, first)
+    user = user_among(offsets_ptr, first, last + 1 - first, tl.minimum(token, tokens - 1))
     tl.store(owner_ptr + token, user, mask=token < tokens)
 
 
@@ -267,24 +281,33 @@ def _target_backward_kernel(
     last_user = user_of_tile(offsets_ptr, users, steps, high - 1, TILE)
     rows, columns = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_K)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    shared, scaled, of_target = _load_parts(weight_ptr, dtype, D, K, BLOCK_D, BLOCK_K)
+    of_target = _load_of_target(weight_ptr, D, K, BLOCK_D, BLOCK_K).to(dtype)
     bias = tl.zeros([BLOCK_K], tl.float32)
     if bias_ptr is not None:
         bias = load_row(bias_ptr, 0, 0, K, BLOCK_K)
     d_shared = tl.zeros([BLOCK_D, BLOCK_K], tl.float32)
     d_scaled = tl.zeros([BLOCK_D, BLOCK_K], tl.float32)
+    every_row = tl.zeros([16, BLOCK_K], tl.int32)
+    first_row = (tl.arange(0, 16)[:, None] == 0) & (columns[None, :] < K)
     following = load_row(target_ptr, first_user.to(tl.int64), 0, D, BLOCK_D)
+    user_end = tl.load(offsets_ptr + first_user)
+    following_end = tl.load(offsets_ptr + first_user + 1)
     for index in range(0, last_user + 1 - first_user):
         user = first_user + index
-        target = following
-        # Asked for now, it is there when its user comes.
+        target, user_start, user_end = following, user_end, following_end
+        # Asked for now, they are there when their user comes.
         next_user = tl.minimum(user + 1, last_user)
         following = load_row(target_ptr, next_user.to(tl.int64), 0, D, BLOCK_D)
+        following_end = tl.load(offsets_ptr + next_user + 1)
+        # Read for each user, and again behind its tokens, from the cache: in registers, weights
+        # would drive other things out of them.
+        shared = _load_shared(weight_ptr, D, K, BLOCK_D, BLOCK_K)
+        scaled = _load_part(weight_ptr, 3, D, K, BLOCK_D, BLOCK_K)
         weight = fold(shared, scaled, target, dtype)
         targets = tl.broadcast_to(target[None, :], [16, BLOCK_D]).to(dtype)
         user_bias = bias + tl.max(tl.dot(targets, of_target, input_precision=PRECISION), 0)
-        begin, end = first_tile(offsets_ptr, user, TILE), first_tile(offsets_ptr, user + 1, TILE)
-        user_start, user_end = tl.load(offsets_ptr + user), tl.load(offsets_ptr + user + 1)
+        begin = (user_start // TILE).to(tl.int32) + user
+        end = (user_end // TILE).to(tl.int32) + user + 1
         acc, total = add_tiles(
             tl.zeros([BLOCK_D, BLOCK_K], tl.float32), tl.zeros([16, BLOCK_K], tl.float32),
             user_start + tl.maximum(low - begin, 0) * TILE,
@@ -294,14 +317,15 @@ def _target_backward_kernel(
         )  # fmt: skip
         d_shared += acc
         d_scaled += target[:, None] * acc
-        d_target = tl.sum(scaled.to(tl.float32) * acc, 1)
+        scaled = _load_part(weight_ptr, 3, D, K, BLOCK_D, BLOCK_K)
+        d_target = tl.sum(scaled * acc, 1, keep_dims=True)
         if (begin >= low) & (end <= high):
             place = by_user_ptr + user.to(tl.int64) * (D + K)
         else:
             slot = program * 2 + (begin >= low).to(tl.int32)
             place = by_program_ptr + slot.to(tl.int64) * (D + K)
-        tl.store(place + rows, d_target, mask=rows < D)
-        tl.store(place + D + columns, tl.max(total, 0), mask=columns < K)
+        tl.store(place + rows[:, None], d_target, mask=rows[:, None] < D)
+        tl.store(place + D + every_row + columns[None, :], total, mask=first_row)
     sums_ptr = _behind(by_program_ptr, tl.num_programs(0), 2 * (D + K))
     sums_ptr += program.to(tl.int64) * (2 * D * K)
     place = rows[:, None] * K + columns[None, :]

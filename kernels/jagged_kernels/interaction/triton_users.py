@@ -14,11 +14,19 @@ import triton.language as tl
 def user_of(offsets_ptr, users, token):
     """The user whose tokens `token` is among; an empty user has none. For 0 <= token < T.
 
-    `token` may be a scalar or a block. Binary search for the last offset that is not behind it.
+    `token` may be a scalar or a block.
     """
-    first = token * 0
-    last = first + users - 1
-    left = users
+    return user_among(offsets_ptr, 0, users, token)
+
+
+@triton.jit
+def user_among(offsets_ptr, low, left, token):
+    """The same of `left` users from `low` on, of which it is one.
+
+    Binary search for the last offset that is not behind it.
+    """
+    first = token * 0 + low
+    last = first + left - 1
     while left > 1:
         middle = first + (last - first + 1) // 2
         behind = tl.load(offsets_ptr + middle) > token

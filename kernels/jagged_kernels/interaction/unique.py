@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from jagged_kernels.backends import choose_backend
+from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.interaction.native_users import token_users
 from jagged_kernels.interaction.rows import integer_dtype
 from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import define_op
+from jagged_kernels.operators import call, define_op
 
 _DTYPES = (torch.int16, torch.int32, torch.int64)
 
 
 def jagged_unique(
-    ids: JaggedTensor, *, backend: Literal["auto", "native", "reference"] = "auto"
+    ids: JaggedTensor, *, backend: Backend = "auto"
 ) -> tuple[JaggedTensor, Tensor, Tensor]:
     """The distinct ids of each user in increasing order, how often each is there, and where.
 
     Args:
         ids: [T], int16, int32 or int64; any numbers.
+        backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Returns:
         (unique, counts, inverse): a `JaggedTensor` [U] with offsets of its own; [U] int64; and
@@ -31,10 +32,11 @@ def jagged_unique(
     Raises:
         TypeError, ValueError: arguments of wrong kind, shape or dtype.
 
-    U depends on the ids, and so does how few bits hold a user and an id: this waits for the device
-    twice, and to trace it, `torch.compile` needs
+    U depends on the ids, so this waits for the device, and to trace it, `torch.compile` needs
     `torch._dynamo.config.capture_dynamic_output_shape_ops`. It consists of one sort of all tokens
-    by keys of these bits, 32 where that is enough, which is PyTorch's: there is no Triton kernel.
+    by keys of user and id, which is PyTorch's. In the triton backend what goes before and after it
+    is Triton's, and the results keep memory for T; both wait once more, to know how many bits the
+    keys need.
 
     >>> ids = JaggedTensor(torch.tensor([7, 3, 7, 3]), torch.tensor([0, 3, 4]))
     >>> unique, counts, inverse = jagged_unique(ids)
@@ -47,10 +49,12 @@ def jagged_unique(
         raise ValueError(f"ids must be [T], got {tuple(ids.values.shape)}")
     if ids.dtype not in _DTYPES:
         raise TypeError(f"ids must be int16, int32 or int64, got {ids.dtype}")
-    if str(backend) == "triton":
-        raise NotImplementedError("jagged_unique has no triton backend; use 'auto'")
-    function = _reference if choose_backend(backend, ids.values) == "reference" else unique
-    values, offsets, counts, inverse = function(ids.values, ids.offsets)
+    chosen = choose_backend(backend, ids.values)
+    if chosen == "reference":
+        values, offsets, counts, inverse = _reference(ids.values, ids.offsets)
+    else:
+        operator = unique_triton if chosen == "triton" else unique_native
+        values, offsets, counts, inverse = call(operator, ids.values, ids.offsets)
     return JaggedTensor._trusted(values, offsets), counts, inverse
 
 
@@ -66,26 +70,54 @@ def _reference(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor,
     return distinct, offsets.new_tensor(lengths), counts, inverse
 
 
-def _unique(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _unique_native(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(unique [U], its offsets [B + 1], counts [U], inverse [T])"""
-    tokens, users = values.shape[0], offsets.shape[0] - 1
-    if tokens == 0:
-        nothing = values.new_empty(0, dtype=torch.int64)
-        return values.new_empty(0), torch.zeros_like(offsets), nothing, nothing.clone()
-    lowest, highest = torch.stack(values.aminmax()).tolist()  # waits
+    if values.shape[0] == 0:
+        return _nothing(values, offsets)
+    lowest, highest = torch.stack(values.aminmax()).tolist()
     bits = (highest - lowest).bit_length()
-    if bits + users.bit_length() < 63:
+    if _fits(offsets, bits):
         return _unique_keys(values, offsets, lowest, bits)
-    # The ranks of ids need few bits, whatever the ids.
-    distinct, ranks = values.unique(return_inverse=True)
-    rank, begins, counts, inverse = _unique_keys(ranks, offsets, 0, tokens.bit_length())
-    return distinct[rank], begins, counts, inverse
+    ids, ranks, bits = _rank_ids(values)
+    rank, begins, counts, inverse = _unique_keys(ranks, offsets, 0, bits)
+    return ids[rank], begins, counts, inverse
+
+
+def _unique_triton(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from jagged_kernels.interaction.triton_unique import launch_range, launch_unique
+
+    if values.shape[0] == 0:
+        return _nothing(values, offsets)
+    lowest, highest = launch_range(values)
+    bits = (highest - lowest).bit_length()
+    ids = None
+    if not _fits(offsets, bits):
+        ids, values, bits = _rank_ids(values)
+        lowest = 0
+    rank, begins, counts, inverse = launch_unique(values, offsets, lowest, bits)
+    return rank if ids is None else ids[rank], begins, counts, inverse
+
+
+def _nothing(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    none = values.new_empty(0, dtype=torch.int64)
+    return values.new_empty(0), torch.zeros_like(offsets), none, none.clone()
+
+
+def _fits(offsets: Tensor, bits: int) -> bool:
+    return bits + offsets.shape[0].bit_length() < 63
+
+
+def _rank_ids(values: Tensor) -> tuple[Tensor, Tensor, int]:
+    """(the ids that there are, the rank of each token's among these, bits that hold a rank):
+    however large ids are, ranks are small."""
+    ids, ranks = values.unique(return_inverse=True)
+    return ids, ranks, values.shape[0].bit_length()
 
 
 def _unique_keys(
     values: Tensor, offsets: Tensor, lowest: int, bits: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`_unique` of ids from `lowest` on that differ in the last `bits` bits."""
+    """`_unique_native` of ids from `lowest` on that differ in the last `bits` bits."""
     users = offsets.shape[0] - 1
     behind = users << bits
     keys = (values.long() - lowest).add_(token_users(offsets, values.shape[0]), alpha=1 << bits)
@@ -107,4 +139,5 @@ def _empty_unique(values: Tensor, offsets: Tensor) -> tuple[Any, ...]:
     )
 
 
-unique = define_op(_unique, fake=_empty_unique)
+unique_native = define_op(_unique_native, fake=_empty_unique)
+unique_triton = define_op(_unique_triton, fake=_empty_unique)

@@ -76,10 +76,8 @@ def operations_table(figures_dir: Path | str) -> str:
             {
                 "operation": title,
                 "what it is for": operation.purpose,
-                "forward": "Triton" if operation.triton else "PyTorch",
-                "backward": ("Triton" if operation.triton else "PyTorch")
-                if operation.backward
-                else "no gradient",
+                "forward": "Triton",
+                "backward": "Triton" if operation.backward else "no gradient",
                 "CPU": "yes",
                 "`torch.compile`": "yes" if operation.traced else "not as one graph",
                 "time / limit, forward / forward+backward": ratios.get(name, NOT_MEASURED),

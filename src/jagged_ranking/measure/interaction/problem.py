@@ -69,7 +69,6 @@ class Operation:
         purpose: what it is for, in a line.
         problem: batch -> problem.
         backward: it has gradients.
-        triton: it has a kernel of its own; otherwise it is PyTorch's operators on any device.
         traced: it works under `torch.compile(fullgraph=True)` as it is called here.
     """
 
@@ -78,7 +77,6 @@ class Operation:
     purpose: str
     problem: Callable[[Layout], Problem]
     backward: bool = True
-    triton: bool = True
     traced: bool = True
 
 

@@ -303,7 +303,6 @@ OPERATIONS = (
         purpose="the distinct ids of each user, with counts",
         problem=_unique,
         backward=False,
-        triton=False,
         traced=False,
     ),
     Operation(
