@@ -21,7 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.tiles import LaunchConfig
-from jagged_kernels.attention.triton_blocks import add_dot
+from jagged_kernels.attention.triton_blocks import add_factors
+from jagged_kernels.attention.triton_float32 import dot_factors, factor, transposed
 from jagged_kernels.backends import multiprocessors
 from jagged_kernels.interaction.triton_groups import segments_of
 from jagged_kernels.interaction.triton_linear import (
@@ -213,19 +214,23 @@ def add_tiles(
 
     Every row of total [16, K] has the sum.
     """
+    if weight is not None:
+        weight_factor = factor(weight, PRECISION)
     for token in range(start, end, TILE):
         x = load_tile(x_ptr, token, end, X_STRIDE, row, D, TILE, BLOCK_D)
         y = load_tile(y_ptr, token, end, Y_STRIDE, column, K, TILE, BLOCK_K)
+        x_factor = factor(x, PRECISION)
         if ACTIVATION != "none":
-            before = tl.dot(x, weight, input_precision=PRECISION)
+            before = dot_factors(x_factor, weight_factor, PRECISION)
             if bias is not None:
                 before += bias[None, :]
             slope = y.to(tl.float32) * activation_slope(before, ACTIVATION, x.dtype)
             y = slope.to(x.dtype)
         total = _add_rows(total, y, TILE)
-        acc = add_dot(acc, tl.trans(x), y, PRECISION)
+        y_factor = factor(y, PRECISION)
+        acc = add_factors(acc, transposed(x_factor, PRECISION), y_factor, x.dtype, PRECISION)
         if dx_ptr is not None:
-            d_x = tl.dot(y, tl.trans(weight), input_precision=PRECISION)
+            d_x = dot_factors(y_factor, transposed(weight_factor, PRECISION), PRECISION)
             store_tile(dx_ptr, d_x, token, end, row, D, TILE, BLOCK_D)
     return acc, total
 
