@@ -24,7 +24,7 @@ from jagged_kernels.interaction.triton_segments import (
 )
 from jagged_kernels.launch import launch
 
-MAX_CUT = Cut(2, 128, 8)
+MAX_CUT = Cut(2, 128, 8, 128)
 # The place of a token that is not there: behind all others.
 _NOWHERE = tl.constexpr(2**31 - 1)
 
