@@ -38,6 +38,7 @@ def short_pieces(monkeypatch):
     for module, name in (
         (triton_segments, "SUM_CUT"),
         (triton_max, "MAX_CUT"),
+        (triton_max, "BACKWARD_CUT"),
         (triton_softmax, "SOFTMAX_CUT"),
         (triton_softmax, "BACKWARD_CUT"),
         (triton_softmax, "NARROW_CUT"),

@@ -1,9 +1,10 @@
 """Softmax over each user's tokens, forward and backward; pieces as in `triton_segments`.
 
 A program that has a user whole keeps its tokens in registers, in the smallest of a few tiles that
-has room for them, or reads them twice, the second time from cache. Of a longer user, the first launch leaves the state of each piece (largest and sum of
-exponentials; in the backward the sum of y * dy). In the second the program of a piece merges all
-states of its user, few beside its tokens, and writes the piece.
+has room for them, or reads them twice, the second time from cache. Of a longer user, the first
+launch leaves the state of each piece (largest and sum of exponentials; in the backward the sum of
+y * dy). In the second the program of a piece merges all states of its user, few beside its tokens,
+and writes the piece.
 """
 
 # Triton's jit and its launch options are not typed.
