@@ -363,6 +363,17 @@ def test_a_frequent_user_is_summed_in_float32():
     assert (x.grad[1:].double() - exact).abs().max() <= exact * 2**-11
 
 
+@pytest.mark.parametrize("columns", [3, 70])
+def test_copies_of_users_of_many_pieces(columns, monkeypatch):
+    from jagged_kernels.interaction import triton_select
+
+    monkeypatch.setattr(triton_select, "SELECT_CUT", triton_select.SELECT_CUT._replace(steps=1))
+    lengths = (2, 700, 0, 1, 300)
+    users = torch.tensor([1, 4, 1, 0, 2, 1])
+    tensors = {"x": tokens(lengths, columns), "offsets": offsets_of(lengths), "users": users}
+    assert_as_exact_as_reference(select_call, tensors, torch.float32)
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize(("users", "copies"), [(1, 1), (3, 700), (300, 40), (129, 256), (5, 0)])
 def test_copies_in_the_order_of_their_users(users, copies, dtype, monkeypatch):

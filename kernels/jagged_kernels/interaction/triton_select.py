@@ -1,7 +1,8 @@
 """The gradient of users that were selected, with repeats: sums over the copies of each.
 
-The copies of a user are summed in their order, which comes from a stable sort of all copies by
-user: of few of them, each copy's place is the number of others before it, counted one by one.
+A program takes a piece of a user, as in `triton_segments`, in all of its copies. These are summed
+in their order, which comes from a stable sort of all copies by user: of few of them, each copy's
+place is the number of others before it, counted one by one.
 """
 
 # Triton's jit and its launch options are not typed.
@@ -14,10 +15,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.interaction.triton_rows import as_rows, row_addresses, row_tiles
-from jagged_kernels.interaction.triton_users import user_of
+from jagged_kernels.interaction.triton_rows import as_rows
+from jagged_kernels.interaction.triton_segments import (
+    REGISTERS,
+    Cut,
+    cut_users,
+    load_piece,
+    tile_addresses,
+)
 from jagged_kernels.launch import cdiv, launch
 
+# Few warps, and so many programs, which wait for one number after the other: where the copies of
+# their user are, and then for those.
+SELECT_CUT = Cut(2, 64, 16, 128)
 # Comparisons up to which counting takes less time than the ten launches of a sort.
 FEW_COMPARISONS = 2**28
 # Copies (or users) a program, one a thread, and copies that it compares them with at a time.
@@ -41,11 +51,12 @@ def launch_select_rows_backward(
     users = offsets.shape[0] - 1
     order, first = _order_copies(select.contiguous(), users)
     source, target = as_rows(d_out), as_rows(d_values)
-    grid, tiles = row_tiles(tokens, target.shape[1], torch.float32.itemsize)
+    columns, pieces = target.shape[1], cut_users(target, offsets, SELECT_CUT)
     launch(
-        _sum_selected_kernel, grid,
-        (source, target, offsets, out_offsets, order, first, users, tokens),
-        {"STRIDE": source.stride(0), **tiles},
+        _sum_copies_kernel, (pieces.slots + users) * pieces.blocks,
+        (source, target, offsets, out_offsets, order, first, *pieces.numbers()),
+        {**pieces.constants(columns), "STRIDE": source.stride(0), "TILE": pieces.shape.tile},
+        num_warps=pieces.shape.warps, maxnreg=REGISTERS,
     )  # fmt: skip
     return d_values
 
@@ -95,29 +106,31 @@ def _key(select_ptr, copy, copies, users):
     return tl.where(copy < copies, user * copies + copy, 2**31 - 1)
 
 
-@triton.jit(do_not_specialize=["users", "tokens"])
-def _sum_selected_kernel(
+@triton.jit(do_not_specialize=["users", "slots", "steps"])
+def _sum_copies_kernel(
     d_out_ptr, d_values_ptr, offsets_ptr, out_offsets_ptr, order_ptr, first_ptr,
-    users, tokens,
-    STRIDE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    users, slots, steps,
+    COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr,
+    STRIDE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = token < tokens
-    token = tl.minimum(token, tokens - 1)
-    user = user_of(offsets_ptr, users, token)
-    place = token - tl.load(offsets_ptr + user).to(tl.int32)
-    start = tl.load(first_ptr + user).to(tl.int32)
-    copies = tl.load(first_ptr + user + 1).to(tl.int32) - start
-    acc = tl.zeros([BLOCK, COLUMNS], tl.float32)
-    for copy in range(0, tl.max(copies, 0)):
-        exists = inside & (copy < copies)
-        out_user = tl.load(order_ptr + start + copy, mask=exists, other=0)
-        row = tl.load(out_offsets_ptr + out_user, mask=exists, other=0).to(tl.int64) + place
-        address, column = row_addresses(row, STRIDE, WIDTH, COLUMNS)
-        acc += tl.load(d_out_ptr + address, mask=exists[:, None] & column, other=0.0).to(tl.float32)
-    address, column = row_addresses(token, WIDTH, WIDTH, COLUMNS)
-    tl.store(
-        d_values_ptr + address,
-        acc.to(d_values_ptr.dtype.element_ty),
-        mask=inside[:, None] & column,
+    number = tl.program_id(0) // BLOCKS
+    column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    user, first, _, begin, count, _ = load_piece(
+        offsets_ptr, number, users, slots, steps, PIECE, False
     )
+    if count == 0:
+        return
+    start = tl.load(first_ptr + user)
+    end = tl.load(first_ptr + user + 1)
+    d_values_ptr += begin.to(tl.int64) * COLUMNS
+    for done in range(0, count, TILE):
+        left = count - done
+        total = tl.zeros([TILE, BLOCK], tl.float32)
+        for copy in range(start, end):
+            out_first = tl.load(out_offsets_ptr + tl.load(order_ptr + copy)).to(tl.int64)
+            tile_ptr = d_out_ptr + (out_first + (begin - first + done)) * STRIDE
+            address, inside = tile_addresses(left, column, STRIDE, COLUMNS, TILE, BLOCK)
+            total += tl.load(tile_ptr + address, mask=inside, other=0.0).to(tl.float32)
+        address, inside = tile_addresses(left, column, COLUMNS, COLUMNS, TILE, BLOCK)
+        tl.store(d_values_ptr + address, total.to(d_values_ptr.dtype.element_ty), mask=inside)
+        d_values_ptr += TILE * COLUMNS
