@@ -30,8 +30,6 @@ MERGE_WARPS = 2
 # A thread, at most. Told so, the compiler lets all loads of a tile begin before it waits for the
 # first; else it waits in between, so as to need fewer.
 REGISTERS = 64
-# Tokens of a tile, at most: many users have fewer.
-_MAX_TILE = 128
 
 
 class Cut(NamedTuple):
@@ -40,10 +38,13 @@ class Cut(NamedTuple):
     warps: int  # a program, at most
     bytes: int  # that a thread loads before it waits
     steps: int  # loads of so many bytes that follow each other, at most
+    tokens: int  # of a tile, at most
+    least_warps: int = 1  # a program, however narrow the rows are
 
 
-# Few warps, and so many programs: most of what a program of a short user does is waiting.
-SUM_CUT = Cut(2, 128, 8)
+# Few warps, and so many programs: most of what a program of a short user does is waiting. Many
+# users have fewer than 128 tokens.
+SUM_CUT = Cut(2, 128, 8, 128)
 
 
 class PieceShape(NamedTuple):
@@ -69,9 +70,9 @@ def piece_shape(columns: int, size: int, cut: Cut) -> PieceShape:
     """
     block = min(power_of_two(columns), 64)
     vector = min(16 // size, block)  # numbers that a thread loads at once
-    warps = min(block // vector, cut.warps)
+    warps = min(max(block // vector, cut.least_warps), cut.warps)
     lanes = 32 * warps * vector // block  # each of them one thread's, in registers
-    tile = min(lanes * (cut.bytes // (vector * size)), _MAX_TILE)
+    tile = min(lanes * (cut.bytes // (vector * size)), cut.tokens)
     return PieceShape(block, lanes, tile, tile * cut.steps, warps)
 
 
