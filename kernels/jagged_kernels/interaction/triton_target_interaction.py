@@ -33,7 +33,8 @@ from jagged_kernels.interaction.triton_linear import (
     sum_precision,
     unit_stride,
 )
-from jagged_kernels.interaction.triton_products import MERGE_BLOCK, add_tiles, merge_kernel
+from jagged_kernels.interaction.triton_products import merge_kernel
+from jagged_kernels.interaction.triton_sums import MERGE_BLOCK, add_tiles
 from jagged_kernels.interaction.triton_tiles import (
     load_tile,
     search_steps,
