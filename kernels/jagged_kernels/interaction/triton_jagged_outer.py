@@ -187,32 +187,77 @@ def _outer_kernel(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     ROWS: tl.constexpr = TILE * STEP
+    # Another way through the kernel costs float32 registers that it does not have.
+    HALF: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
     low = tl.program_id(0) * span
     high = tl.minimum(low + span, pieces)
     first_user = user_of_strip(offsets_ptr, matrix_offsets_ptr, users, steps, low, ROWS, PIECE)
-    last_user = user_of_strip(offsets_ptr, matrix_offsets_ptr, users, steps, high - 1, ROWS, PIECE)
-    for index in range(0, last_user + 1 - first_user):
+    # Each user has a number at least: no more users than numbers.
+    for index in range(0, tl.minimum(high - low, users - first_user)):
         user = first_user + index
         start, size, matrix = load_square(offsets_ptr, matrix_offsets_ptr, user)
         first = first_strip(offsets_ptr, matrix_offsets_ptr, user, True, ROWS, PIECE)
         across = tl.cdiv(size, PIECE)
         needed = tl.cdiv(size, ROWS) * across
-        step = least_step(size, STEP)
-        for number in range(tl.maximum(low - first, 0), tl.minimum(high - first, needed)):
-            row, column = number // across * ROWS, number % across * PIECE
-            rows = tl.minimum(ROWS, size - row)
-            full, left = rows // (TILE * step), rows % (TILE * step)
-            for part in range(0, full * step + tl.minimum(step, left)):
-                _outer_rows(
-                    x_ptr + start * X_STRIDE, y_ptr + start * Y_STRIDE, out_ptr, matrix, size,
-                    row + part // step * (TILE * step) + part % step, step, column,
+        own_x_ptr, own_y_ptr = x_ptr + start * X_STRIDE, y_ptr + start * Y_STRIDE
+        begin, end = tl.maximum(low - first, 0), tl.minimum(high - first, needed)
+        small = size <= TILE if HALF else False
+        if small:
+            if begin < end:
+                _small_square(
+                    own_x_ptr, own_y_ptr, out_ptr + matrix, size,
+                    X_STRIDE, Y_STRIDE, D, BLOCK_D, TILE, PRECISION,
+                )  # fmt: skip
+        else:
+            for number in range(begin, end):
+                _outer_piece(
+                    own_x_ptr, own_y_ptr, out_ptr, matrix, size,
+                    number // across * ROWS, number % across * PIECE,
                     X_STRIDE, Y_STRIDE, D, BLOCK_D, TILE, STEP, BLOCK, PIECE, PRECISION,
                 )  # fmt: skip
 
 
 @triton.jit
+def _small_square(
+    x_ptr, y_ptr, out_ptr, size, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """All scores of a user of up to TILE tokens, number by number: memory waits for its tokens,
+    once, and few scores are all the same to it."""
+    token = tl.arange(0, TILE)
+    x = tokens_at(x_ptr, token, size, X_STRIDE, 0, D, BLOCK_D)
+    scores = _scores(x, x_ptr, y_ptr, token, token, size, X_STRIDE, Y_STRIDE, D, BLOCK_D, PRECISION)
+    exists = token < size
+    address = out_ptr + (token * size)[:, None] + token[None, :]
+    scores = scores.to(out_ptr.dtype.element_ty)
+    tl.store(address, scores, mask=exists[:, None] & exists[None, :])
+
+
+@triton.jit
+def _outer_piece(
+    x_ptr, y_ptr, out_ptr, matrix, size, row, column,
+    X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Scores of TILE * STEP rows with PIECE columns, by rows that begin alike."""
+    step = least_step(size, STEP)
+    rows = tl.minimum(TILE * STEP, size - row)
+    full, left = rows // (TILE * step), rows % (TILE * step)
+    parts = full * step + tl.minimum(step, left)
+    number = tl.arange(0, TILE) * step
+    for part in range(0, parts):
+        part_row = row + part // step * (TILE * step) + part % step
+        x = tokens_at(x_ptr, part_row + number, size, X_STRIDE, 0, D, BLOCK_D)
+        _outer_rows(
+            x, x_ptr, y_ptr, out_ptr, matrix, size, part_row, step, column,
+            X_STRIDE, Y_STRIDE, D, BLOCK_D, TILE, STEP, BLOCK, PIECE, PRECISION,
+        )  # fmt: skip
+
+
+@triton.jit
 def _outer_rows(
-    x_ptr, y_ptr, out_ptr, matrix, size, row, step, column,
+    x, x_ptr, y_ptr, out_ptr, matrix, size, row, step, column,
     X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     TILE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -220,7 +265,8 @@ def _outer_rows(
     """Scores of TILE rows, each `step` behind the one before, with PIECE columns.
 
     In memory these rows begin at the same place modulo STEP numbers: from there a thread stores
-    words of STEP numbers. The columns begin with the word that `column` is in.
+    words of STEP numbers. The columns begin with the word that `column` is in. x has the first
+    BLOCK_D columns of the rows' tokens.
     """
     number = tl.arange(0, TILE)
     begin = matrix + row.to(tl.int64) * size
@@ -232,19 +278,12 @@ def _outer_rows(
     word_ptr = word_ptr + (number * (size * step // STEP * STEP))[:, None] + place[None, :]
     first = column - before
     count = tl.where(column + PIECE < size, PIECE, size - first)
-    x_first = tokens_at(x_ptr, row + number * step, size, X_STRIDE, 0, D, BLOCK_D)
     for done in range(0, count, BLOCK):
         block = first + done
-        y = tokens_at(y_ptr, block + place, size, Y_STRIDE, 0, D, BLOCK_D)
-        left, right = _factors(x_first, y)
-        scores = dot(left, right, PRECISION)
-        for depth in range(BLOCK_D, D, BLOCK_D):
-            x = tokens_at(x_ptr, row + number * step, size, X_STRIDE, depth, D, BLOCK_D)
-            y = tokens_at(y_ptr, block + place, size, Y_STRIDE, depth, D, BLOCK_D)
-            left, right = _factors(x, y)
-            scores = add_dot(scores, left, right, PRECISION)
-        if x_first.dtype == tl.float32:
-            scores = tl.trans(scores)
+        scores = _scores(
+            x, x_ptr, y_ptr, row + number * step, block + place, size,
+            X_STRIDE, Y_STRIDE, D, BLOCK_D, PRECISION,
+        )  # fmt: skip
         scores = scores.to(out_ptr.dtype.element_ty)
         address = word_ptr + done
         # Multiples, again: words of the row alone.
@@ -256,6 +295,23 @@ def _outer_rows(
             parts = is_below(block + place, size) & ((place < low) | (place >= high))
             if (block < 0) | (block + BLOCK > size):
                 tl.store(address, scores, mask=exists & parts[None, :])
+
+
+@triton.jit
+def _scores(
+    x, x_ptr, y_ptr, rows, columns, size, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """[rows, columns] float32 of a user's tokens, of which x has the first BLOCK_D columns."""
+    y = tokens_at(y_ptr, columns, size, Y_STRIDE, 0, D, BLOCK_D)
+    left, right = _factors(x, y)
+    scores = dot(left, right, PRECISION)
+    for depth in range(BLOCK_D, D, BLOCK_D):
+        x_more = tokens_at(x_ptr, rows, size, X_STRIDE, depth, D, BLOCK_D)
+        y = tokens_at(y_ptr, columns, size, Y_STRIDE, depth, D, BLOCK_D)
+        left, right = _factors(x_more, y)
+        scores = add_dot(scores, left, right, PRECISION)
+    return tl.trans(scores) if x.dtype == tl.float32 else scores
 
 
 @triton.jit
