@@ -246,9 +246,19 @@ def _outer_piece(
     full, left = rows // (TILE * step), rows % (TILE * step)
     parts = full * step + tl.minimum(step, left)
     number = tl.arange(0, TILE) * step
+    # Of half types a part ahead; float32 has no registers for that.
+    AHEAD: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
+    if AHEAD:
+        following = tokens_at(x_ptr, row + number, size, X_STRIDE, 0, D, BLOCK_D)
     for part in range(0, parts):
         part_row = row + part // step * (TILE * step) + part % step
-        x = tokens_at(x_ptr, part_row + number, size, X_STRIDE, 0, D, BLOCK_D)
+        if AHEAD:
+            x = following
+            after = tl.minimum(part + 1, parts - 1)
+            after_row = row + after // step * (TILE * step) + after % step
+            following = tokens_at(x_ptr, after_row + number, size, X_STRIDE, 0, D, BLOCK_D)
+        else:
+            x = tokens_at(x_ptr, part_row + number, size, X_STRIDE, 0, D, BLOCK_D)
         _outer_rows(
             x, x_ptr, y_ptr, out_ptr, matrix, size, part_row, step, column,
             X_STRIDE, Y_STRIDE, D, BLOCK_D, TILE, STEP, BLOCK, PIECE, PRECISION,
