@@ -429,10 +429,20 @@ def _columns_times(
 def _load_columns(m_ptr, size, row, block, TILE: tl.constexpr, BLOCK: tl.constexpr):
     """[TILE, BLOCK]: columns from `row` on of a matrix's rows from `block` on, turned; 0 where it
     has none."""
-    rows, place = tl.arange(0, TILE)[:, None], tl.arange(0, BLOCK)[None, :]
+    # What goes through registers is loaded as two halves: a thread then works out an address for
+    # two numbers.
+    SPLIT: tl.constexpr = m_ptr.dtype.element_ty.primitive_bitwidth < 32
+    HEIGHT: tl.constexpr = TILE // 2 if SPLIT else TILE
+    rows, place = tl.arange(0, HEIGHT)[:, None], tl.arange(0, BLOCK)[None, :]
     # A 64-bit product for a block's start alone: BLOCK times size is not as long.
     address = m_ptr + row + block * size.to(tl.int64) + place * size + rows
-    return tl.load(address, mask=(rows < size - row) & (place < size - block), other=0.0)
+    inside = place < size - block
+    tile = tl.load(address, mask=(rows < size - row) & inside, other=0.0)
+    if SPLIT:
+        below = (rows < size - row - HEIGHT) & inside
+        second = tl.load(address + HEIGHT, mask=below, other=0.0)
+        tile = tl.reshape(tl.permute(tl.join(tile, second), 2, 0, 1), [TILE, BLOCK])
+    return tile
 
 
 @triton.jit
