@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,7 +29,12 @@ from product_cases import (
 
 from jagged_kernels import JaggedTensor
 from jagged_kernels.attention.tiles import LaunchConfig
-from jagged_kernels.interaction import triton_groups, triton_products, triton_target_interaction
+from jagged_kernels.interaction import (
+    triton_groups,
+    triton_jagged_outer,
+    triton_products,
+    triton_target_interaction,
+)
 from jagged_kernels.interaction.jagged_linear import Activation
 
 SMALL_TILES = LaunchConfig(16, 4, 2)
@@ -149,6 +155,18 @@ def test_wide_linear_is_exact(activation: Activation, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("name", LENGTHS)
 def test_outer_is_exact(name: str, dtype: torch.dtype) -> None:
     assert_as_exact_as_reference(outer_call, outer_case(LENGTHS[name], 9), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_of_several_users_a_program(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = triton_jagged_outer.OUTER_CONFIGS
+    few = {size: replace(config, programs=1) for size, config in configs.items()}
+    monkeypatch.setattr(triton_jagged_outer, "OUTER_CONFIGS", few)
+    monkeypatch.setattr(triton_jagged_outer, "multiprocessors", lambda _: 3)
+    lengths = (0, 3, 64, 0, 0, 65, 1, 130, 2, 0, 7, 20, 0)
+    assert_as_exact_as_reference(outer_call, outer_case(lengths, 9), dtype)
 
 
 @pytest.mark.parametrize("transpose", [False, True])

@@ -20,6 +20,7 @@ from jagged_kernels import (
     target_interaction,
 )
 from jagged_kernels.interaction import (
+    triton_jagged2_matmul,
     triton_jagged_outer,
     triton_linear,
     triton_products,
@@ -223,8 +224,8 @@ def test_no_waiting_and_no_second_compilation(name: str) -> None:
         triton_user_products._user_products_kernel,
         triton_user_products._merge_shares_kernel,
         triton_jagged_outer._outer_kernel,
-        triton_jagged_outer._matmul_kernel,
-        triton_jagged_outer._outer_backward_kernel,
+        triton_jagged2_matmul._matmul_kernel,
+        triton_jagged2_matmul._outer_backward_kernel,
         triton_target_interaction._target_kernel,
         triton_target_interaction._target_backward_kernel,
     )

@@ -4,6 +4,8 @@ Programs take equal spans of tile numbers (`triton_tiles`) and walk the segments
 of users) that lie in them with one accumulator. A segment that a span holds whole is finished at
 once; of one that is cut, each program leaves a partial sum, and a second launch adds them up in
 order. While a tile is there, the backward takes everything it can from it: tokens are read once.
+
+Where users are few or short, each has a program instead: `triton_user_products`.
 """
 
 # Triton's jit and its launch options are not typed.
