@@ -20,10 +20,12 @@ from jagged_kernels import (
     target_interaction,
 )
 from jagged_kernels.interaction import (
+    triton_jagged2_matmul,
     triton_jagged_outer,
     triton_linear,
     triton_products,
     triton_target_interaction,
+    triton_user_products,
 )
 from jagged_kernels.interaction.jagged2 import jagged2_offsets
 
@@ -219,9 +221,11 @@ def test_no_waiting_and_no_second_compilation(name: str) -> None:
         triton_linear._linear_kernel,
         triton_products._products_kernel,
         triton_products.merge_kernel,
+        triton_user_products._user_products_kernel,
+        triton_user_products._merge_shares_kernel,
         triton_jagged_outer._outer_kernel,
-        triton_jagged_outer._matmul_kernel,
-        triton_jagged_outer._outer_backward_kernel,
+        triton_jagged2_matmul._matmul_kernel,
+        triton_jagged2_matmul._outer_backward_kernel,
         triton_target_interaction._target_kernel,
         triton_target_interaction._target_backward_kernel,
     )

@@ -34,7 +34,7 @@ from jagged_kernels.interaction.triton_linear import (
     sum_precision,
     unit_stride,
 )
-from jagged_kernels.interaction.triton_products import MERGE_BLOCK, add_tiles, merge_kernel
+from jagged_kernels.interaction.triton_products import merge_kernel
 from jagged_kernels.interaction.triton_tiles import (
     load_tile,
     search_steps,
@@ -43,6 +43,7 @@ from jagged_kernels.interaction.triton_tiles import (
     user_of_slot,
     user_of_tile,
 )
+from jagged_kernels.interaction.triton_token_sums import MERGE_BLOCK, add_tiles
 from jagged_kernels.interaction.triton_users import user_among, user_of
 from jagged_kernels.launch import cdiv, launch
 
