@@ -188,8 +188,8 @@ def test_unique_by_users_is_the_reference(monkeypatch, dtype, offsets_dtype, kin
     assert_unique_is_the_reference(JaggedTensor(values, offsets))
 
 
-def test_unique_of_a_long_user():
-    lengths = (3, 700, 0, 20)
+@pytest.mark.parametrize("lengths", [(3, 700, 0, 20), (1, 1025)], ids=str)
+def test_unique_of_a_long_user(lengths):
     ids = JaggedTensor(ids_of("narrow", sum(lengths)).to(DEVICE), offsets_of(lengths))
     assert triton_user_unique.launch_user_unique(ids.values, ids.offsets) is not None
     assert_unique_is_the_reference(ids)

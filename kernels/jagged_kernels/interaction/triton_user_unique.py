@@ -2,8 +2,8 @@
 
 A key is an id, counted from the user's lowest, in front of its place in the user, so that a sort
 keeps the places, and keys have 32 bits wherever the user's ids spread little enough. The results
-lie at the users' own tokens until it is known how many distinct ids come before. The device finds
-out whether every user fits; the host learns it together with the size of the result.
+lie at the users' own tokens until it is known how many distinct ids come before. Whether every user
+was sorted is found out on the way; the host learns it together with the size of the result.
 """
 
 # Triton's jit and its launch options are not typed.
@@ -19,11 +19,14 @@ from torch import Tensor
 from jagged_kernels.interaction.triton_tiles import search_steps, user_of_slot
 from jagged_kernels.launch import cdiv, launch
 
-# Tokens that are sorted at a time: a user takes the first of these that it fits in. Those longer
-# than LONG do not fit. Short users have a launch of few warps, of which many run at a time. (With
-# one warp alone, a look at the key before is a hundred times the instructions.)
-SHORT, LONG = (64, 128, 256, 512), (1024, 4096)
-SHORT_WARPS, LONG_WARPS = 2, 16
+# Tokens that are sorted at a time: a user takes the first of these that it fits in. LONG has a
+# launch of its own, with more warps, that is made when there are such users. (With one warp alone,
+# a look at the key before is a hundred times the instructions.)
+SHORT, LONG = (64, 128, 256, 512, 1024), (4096,)
+SHORT_WARPS, LONG_WARPS = 4, 16
+# In place of the number of a user's distinct ids: it is for LONG; or it is longer yet, or its ids
+# spread too far. The lowest of all users' is told.
+_IS_LONG, _DOES_NOT_FIT = tl.constexpr(-1), tl.constexpr(-2)
 # Users whose distinct ids are counted at a time, and tokens that are moved at a time.
 USERS, MOVED, MOVE_WARPS = 4096, 128, 1
 
@@ -32,45 +35,64 @@ def launch_user_unique(
     values: Tensor, offsets: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """(unique [U], its offsets [B + 1], counts [U], inverse [T]), or None if some user has more
-    tokens than `LONG` or ids that spread too far. Waits for the device, once. T > 0."""
+    tokens than `LONG` or ids that spread too far. Waits for the device, once, and once more where
+    a user has more tokens than `SHORT`. T > 0."""
     tokens, users = values.shape[0], offsets.shape[0] - 1
     if tokens > users * LONG[-1]:
         return None
     values, offsets = values.contiguous(), offsets.contiguous()
     ids = torch.empty_like(values)
     # Of each token which of its user's distinct ids it is; where in the user's sorted tokens each
-    # of the distinct ids begins; of each user how many there are, -1 where it does not fit.
+    # of the distinct ids begins; of each user how many there are.
     scratch = offsets.new_empty(2 * tokens + users, dtype=torch.int32)
     found = (scratch, ids, values, offsets, tokens)
-    launch(_short_kernel, users, found, {"SIZES": SHORT}, num_warps=SHORT_WARPS)
-    if tokens > SHORT[-1]:
+    launch(
+        _short_kernel, users, found, {"SIZES": SHORT, "LONGEST": LONG[-1]}, num_warps=SHORT_WARPS
+    )
+    begins, unique = torch.empty_like(offsets), torch.empty_like(values)
+    inverse = offsets.new_empty(tokens, dtype=torch.int64)
+    counts = torch.empty_like(inverse)
+    moved = (unique, counts, inverse, begins, scratch, ids, offsets, tokens, users)
+    distinct = _move(*moved)
+    if distinct == _IS_LONG.value:
         launch(
             _long_kernel, cdiv(tokens, SHORT[-1]), (*found, users, search_steps(users)),
             {"SHORTER": SHORT[-1], "SIZES": LONG}, num_warps=LONG_WARPS,
         )  # fmt: skip
-    begins = torch.empty_like(offsets)
-    launch(_begins_kernel, 1, (begins, scratch, tokens, users), {"USERS": USERS}, num_warps=8)
-    unique = torch.empty_like(values)
-    inverse = offsets.new_empty(tokens, dtype=torch.int64)
-    counts = torch.empty_like(inverse)
-    launch(
-        _move_kernel, users,
-        (unique, counts, inverse, begins, scratch, ids, offsets, tokens, users),
-        {"BLOCK": MOVED}, num_warps=MOVE_WARPS,
-    )  # fmt: skip
-    distinct = int(begins[-1])  # waits
+        distinct = _move(*moved)
     if distinct < 0:
         return None
     return unique.resize_(distinct), begins, counts.resize_(distinct), inverse
 
 
+def _move(
+    unique: Tensor, counts: Tensor, inverse: Tensor, begins: Tensor, scratch: Tensor, ids: Tensor,
+    offsets: Tensor, tokens: int, users: int,
+) -> int:  # fmt: skip
+    """Fills the first four from `scratch` and `ids`, if all users were sorted. How many distinct
+    ids there are, or why not all were."""
+    launch(_begins_kernel, 1, (begins, scratch, tokens, users), {"USERS": USERS}, num_warps=8)
+    launch(
+        _move_kernel, users,
+        (unique, counts, inverse, begins, scratch, ids, offsets, tokens, users),
+        {"BLOCK": MOVED}, num_warps=MOVE_WARPS,
+    )  # fmt: skip
+    return int(begins[-1])  # waits
+
+
 @triton.jit(do_not_specialize=["tokens"])
-def _short_kernel(scratch_ptr, ids_ptr, values_ptr, offsets_ptr, tokens, SIZES: tl.constexpr):
-    """A user each; nothing for one that is longer than SIZES."""
+def _short_kernel(
+    scratch_ptr, ids_ptr, values_ptr, offsets_ptr, tokens,
+    SIZES: tl.constexpr, LONGEST: tl.constexpr,
+):  # fmt: skip
+    """A user each."""
     user = tl.program_id(0)
     begin = tl.load(offsets_ptr + user).to(tl.int64)
     length = tl.load(offsets_ptr + user + 1).to(tl.int64) - begin
     _sort_user(scratch_ptr, ids_ptr, values_ptr, tokens, user, begin, length, -1, SIZES)
+    if length > SIZES[len(SIZES) - 1]:
+        why = tl.where(length > LONGEST, _DOES_NOT_FIT, _IS_LONG)
+        tl.store(scratch_ptr + 2 * tokens.to(tl.int64) + user, why)
 
 
 @triton.jit(do_not_specialize=["tokens", "users", "steps"])
@@ -86,8 +108,6 @@ def _long_kernel(
     length = tl.load(offsets_ptr + user + 1).to(tl.int64) - begin
     if (length > SHORTER) & (token - begin < SHORTER):
         _sort_user(scratch_ptr, ids_ptr, values_ptr, tokens, user, begin, length, SHORTER, SIZES)
-        if length > SIZES[len(SIZES) - 1]:
-            tl.store(scratch_ptr + 2 * tokens.to(tl.int64) + user, -1)
 
 
 @triton.jit
@@ -117,7 +137,7 @@ def _sort_block(scratch_ptr, ids_ptr, values_ptr, tokens, user, begin, length, B
     elif (spread >= 0) & (spread < (1 << 62) // BLOCK):
         _rank_ids(*out, shifted, BLOCK, 0x7FFFFFFFFFFFFFFF)
     else:
-        tl.store(scratch_ptr + 2 * tokens.to(tl.int64) + user, -1)
+        tl.store(scratch_ptr + 2 * tokens.to(tl.int64) + user, _DOES_NOT_FIT)
 
 
 @triton.jit
@@ -145,7 +165,7 @@ def _rank_ids(
 @triton.jit(do_not_specialize=["tokens", "users"])
 def _begins_kernel(begins_ptr, scratch_ptr, tokens, users, USERS: tl.constexpr):
     """Of how many distinct ids those of each user come after; at the end how many there are, or
-    -1 if some user does not fit."""
+    the lowest number of any user if one was not sorted."""
     found_ptr = scratch_ptr + 2 * tokens.to(tl.int64)
     total, fewest = tl.full([], 0, tl.int64), tl.full([], 0, tl.int32)
     for start in range(0, users, USERS):
@@ -155,7 +175,7 @@ def _begins_kernel(begins_ptr, scratch_ptr, tokens, users, USERS: tl.constexpr):
         tl.store(begins_ptr + user, begin.to(begins_ptr.dtype.element_ty), mask=user < users)
         total += tl.sum(found, 0)
         fewest = tl.minimum(fewest, tl.min(found, 0))
-    end = tl.where(fewest < 0, -1, total)
+    end = tl.where(fewest < 0, fewest, total)
     tl.store(begins_ptr + users, end.to(begins_ptr.dtype.element_ty))
 
 
@@ -164,16 +184,16 @@ def _move_kernel(
     unique_ptr, counts_ptr, inverse_ptr, begins_ptr, scratch_ptr, ids_ptr, offsets_ptr,
     tokens, users, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What was found of a user to where it belongs; nothing if some user does not fit."""
+    """What was found of a user to where it belongs; nothing if some user was not sorted."""
     user = tl.program_id(0)
     begin = tl.load(offsets_ptr + user).to(tl.int64)
     length = (tl.load(offsets_ptr + user + 1) - begin).to(tl.int32)
     row = tl.load(begins_ptr + user).to(tl.int64)
     distinct = (tl.load(begins_ptr + user + 1) - row).to(tl.int32)
-    fits = tl.load(begins_ptr + users) >= 0
+    sorted = tl.load(begins_ptr + users) >= 0
     ranks_ptr = scratch_ptr + begin
     starts_ptr = ranks_ptr + tokens
-    for start in range(0, tl.where(fits, length, 0), BLOCK):
+    for start in range(0, tl.where(sorted, length, 0), BLOCK):
         at = start + tl.arange(0, BLOCK)
         rank = tl.load(ranks_ptr + at, mask=at < length, other=0)
         one = at < distinct

@@ -34,9 +34,10 @@ def jagged_unique(
 
     U depends on the ids, so this waits for the device, and to trace it, `torch.compile` needs
     `torch._dynamo.config.capture_dynamic_output_shape_ops`. The triton backend sorts every user by
-    itself; its results keep memory for T. Where a user has more than 4096 tokens, or ids that are
-    2^50 or more apart, it sorts all tokens by keys of user and id instead, as the native backend
-    does. That waits once more, to know how many bits the keys need.
+    itself, and waits once more where one has more than 1024 tokens; its results keep memory for T.
+    Where a user has more than 4096 tokens, or ids that are 2^50 or more apart, it sorts all tokens
+    by keys of user and id instead, as the native backend does. That waits once more, to know how
+    many bits the keys need.
 
     >>> ids = JaggedTensor(torch.tensor([7, 3, 7, 3]), torch.tensor([0, 3, 4]))
     >>> unique, counts, inverse = jagged_unique(ids)
