@@ -11,6 +11,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from jagged_kernels.attention.rows import users_of_rows
+
 
 @dataclass(frozen=True)
 class HopperConfig:
@@ -96,11 +98,10 @@ def backward_pays(q: Tensor, rows: Tensor, tile_q: int, tile_k: int) -> bool:
 
 def _pays(pays_from: dict[int, int], q: Tensor, rows: Tensor, tile_q: int) -> bool:
     tokens, _, dim = q.shape
-    users = rows.shape[0] - tokens // tile_q
     return (
         dim in pays_from
         and tile_q == forward_config(dim).tile_q
-        and tokens >= pays_from[dim] * users
+        and tokens >= pays_from[dim] * users_of_rows(rows, tokens, tile_q)
     )
 
 

@@ -32,6 +32,11 @@ def row_counts(
     return q_tokens // tile_q + users if sort else users, k_tokens // tile_k + users
 
 
+def users_of_rows(rows: Tensor, tokens: int, tile: int) -> int:
+    """The users of a table of sorted rows: tiles of `tile` of the `tokens` of one side."""
+    return rows.shape[0] - tokens // tile
+
+
 def _schedule_rows(
     q_offsets: Tensor,
     k_offsets: Tensor,

@@ -36,6 +36,7 @@ def parts_of_tile(tile: int, head_dim: int) -> int:
     return max(tile // (64 if head_dim <= 128 else 32), 1)
 
 
+# Tokens of a user, on average, below which histories are short.
 SHORT_HISTORY = 384
 
 # Measured on an H100. `head_dim` is padded to a power of two; `element_size` in bytes.

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.bias_launch import NO_BIAS, BiasShape, BiasSlots, launch_options
-from jagged_kernels.attention.rows import NO_LIMIT
+from jagged_kernels.attention.rows import NO_LIMIT, users_of_rows
 from jagged_kernels.attention.tiles import (
     SHORT_HISTORY,
     LaunchConfig,
@@ -128,7 +128,7 @@ def launch_dq(
         return dq, delta
     d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
     bias = bias or NO_BIAS
-    users = rows.shape[0] - q.shape[0] // tile
+    users = users_of_rows(rows, q.shape[0], tile)
     rule = short_dq_config if q.shape[0] < SHORT_HISTORY * users else dq_config
     plan = _plan(
         rule, q.shape[1], layout_of(q), layout_of(k), layout_of(v), layout_of(d_o),

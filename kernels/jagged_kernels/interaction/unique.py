@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -72,35 +73,33 @@ def _reference(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor,
 
 
 def _unique_native(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(unique [U], its offsets [B + 1], counts [U], inverse [T])"""
-    if values.shape[0] == 0:
-        return _nothing(values, offsets)
-    lowest, highest = torch.stack(values.aminmax()).tolist()
-    bits = (highest - lowest).bit_length()
-    if _fits(offsets, bits):
-        return _unique_keys(values, offsets, lowest, bits)
-    ids, ranks, bits = _rank_ids(values)
-    rank, begins, counts, inverse = _unique_keys(ranks, offsets, 0, bits)
-    return ids[rank], begins, counts, inverse
+    return _unique_by_keys(values, offsets, _range, _unique_keys)
 
 
 def _unique_triton(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from jagged_kernels.interaction.triton_unique import launch_range, launch_unique
     from jagged_kernels.interaction.triton_user_unique import launch_user_unique
 
+    found = launch_user_unique(values, offsets) if values.shape[0] else None
+    return found or _unique_by_keys(values, offsets, launch_range, launch_unique)
+
+
+def _unique_by_keys(
+    values: Tensor,
+    offsets: Tensor,
+    range_of: Callable[[Tensor], tuple[int, int]],
+    unique_keys: Callable[[Tensor, Tensor, int, int], tuple[Tensor, Tensor, Tensor, Tensor]],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(unique [U], its offsets [B + 1], counts [U], inverse [T]), by a backend's two parts."""
     if values.shape[0] == 0:
         return _nothing(values, offsets)
-    found = launch_user_unique(values, offsets)
-    if found is not None:
-        return found
-    lowest, highest = launch_range(values)
+    lowest, highest = range_of(values)
     bits = (highest - lowest).bit_length()
-    ids = None
-    if not _fits(offsets, bits):
-        ids, values, bits = _rank_ids(values)
-        lowest = 0
-    rank, begins, counts, inverse = launch_unique(values, offsets, lowest, bits)
-    return rank if ids is None else ids[rank], begins, counts, inverse
+    if _fits(offsets, bits):
+        return unique_keys(values, offsets, lowest, bits)
+    ids, ranks, bits = _rank_ids(values)
+    rank, begins, counts, inverse = unique_keys(ranks, offsets, 0, bits)
+    return ids[rank], begins, counts, inverse
 
 
 def _nothing(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -119,10 +118,15 @@ def _rank_ids(values: Tensor) -> tuple[Tensor, Tensor, int]:
     return ids, ranks, values.shape[0].bit_length()
 
 
+def _range(values: Tensor) -> tuple[int, int]:
+    lowest, highest = torch.stack(values.aminmax()).tolist()
+    return lowest, highest
+
+
 def _unique_keys(
     values: Tensor, offsets: Tensor, lowest: int, bits: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`_unique_native` of ids from `lowest` on that differ in the last `bits` bits."""
+    """`_unique_by_keys` of ids from `lowest` on that differ in the last `bits` bits."""
     users = offsets.shape[0] - 1
     behind = users << bits
     keys = (values.long() - lowest).add_(token_users(offsets, values.shape[0]), alpha=1 << bits)
