@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,7 +30,6 @@ from jagged_kernels import JaggedTensor
 from jagged_kernels.attention.tiles import LaunchConfig
 from jagged_kernels.interaction import (
     triton_groups,
-    triton_jagged_outer,
     triton_products,
     triton_target_interaction,
 )
@@ -47,9 +45,9 @@ def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(triton_products, "ONE_LAUNCH_TOKENS", 0)
         monkeypatch.setattr(triton_products, "SUM_PROGRAMS", 64)
         monkeypatch.setattr(triton_products, "LEAST_SHARE", 25)
-    if request.param == "spans":
-        monkeypatch.setattr(triton_products, "USERS_A_MULTIPROCESSOR", 0)
-        monkeypatch.setattr(triton_products, "SHORT_USER", 0)
+        # Of half types, sums alone have a program a user in any case.
+        short = 0 if request.param == "spans" else 10**6
+        monkeypatch.setattr(triton_products, "SHORT_USER", short)
 
 
 @pytest.mark.usefixtures("launches")
@@ -77,6 +75,7 @@ def test_users_cut_where_shares_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_products, "ONE_LAUNCH_TOKENS", 0)
     monkeypatch.setattr(triton_products, "SUM_PROGRAMS", 64)
     monkeypatch.setattr(triton_products, "LEAST_SHARE", 16)
+    monkeypatch.setattr(triton_products, "SHORT_USER", 10**6)
     # Tiles of 16 tokens, so that a user of few shares has a part for each.
     monkeypatch.setattr(triton_products, "SUM_CONFIGS", dict.fromkeys((2, 4), SMALL_TILES))
     lengths = (16, 15, 17, 0, 16, 31, 1, 16 * 23, 9, 48)
@@ -158,14 +157,9 @@ def test_outer_is_exact(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_scores_of_several_users_a_program(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    configs = triton_jagged_outer.OUTER_CONFIGS
-    few = {size: replace(config, programs=1) for size, config in configs.items()}
-    monkeypatch.setattr(triton_jagged_outer, "OUTER_CONFIGS", few)
-    monkeypatch.setattr(triton_jagged_outer, "multiprocessors", lambda _: 3)
-    lengths = (0, 3, 64, 0, 0, 65, 1, 130, 2, 0, 7, 20, 0)
+def test_scores_of_users_at_the_edge_of_a_tile(dtype: torch.dtype) -> None:
+    """And beside users without tokens."""
+    lengths = (0, 3, 64, 0, 0, 65, 1, 130, 2, 0, 63, 20, 0)
     assert_as_exact_as_reference(outer_call, outer_case(lengths, 9), dtype)
 
 

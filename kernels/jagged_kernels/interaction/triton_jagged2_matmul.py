@@ -39,10 +39,10 @@ class MatmulConfig(LaunchConfig):
 # By bytes of a number.
 MATMUL_CONFIGS = {2: MatmulConfig(64, 4, 3, step=4), 4: MatmulConfig(32, 4, 3, 168)}
 TRANSPOSED_CONFIGS = {
-    2: MatmulConfig(32, 4, 3, 96, step=1),
+    2: MatmulConfig(32, 4, 3, 80, step=1),
     4: MatmulConfig(32, 4, 3, 168, step=1),
 }
-BACKWARD_CONFIGS = {2: MatmulConfig(32, 4, 3, 96), 4: MatmulConfig(32, 4, 3, 168)}
+BACKWARD_CONFIGS = {2: MatmulConfig(32, 4, 3, 80), 4: MatmulConfig(32, 4, 3, 168)}
 
 
 def launch_matmul(

@@ -21,7 +21,6 @@ from torch import Tensor
 from jagged_kernels.attention.tiles import LaunchConfig
 from jagged_kernels.attention.triton_blocks import add_dot
 from jagged_kernels.attention.triton_float32 import dot
-from jagged_kernels.backends import multiprocessors
 from jagged_kernels.interaction.triton_jagged2_matmul import widest_tokens
 from jagged_kernels.interaction.triton_linear import block_size, product_precision, unit_stride
 from jagged_kernels.interaction.triton_squares import is_below, least_step, load_square, tokens_at
@@ -31,7 +30,7 @@ from jagged_kernels.interaction.triton_tiles import (
     strip_count,
     user_of_strip,
 )
-from jagged_kernels.launch import cdiv, launch
+from jagged_kernels.launch import launch
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,11 @@ class OuterConfig(LaunchConfig):
     tile: rows of a block.
     step: from one of its rows to the next at most, and numbers that a thread stores as one.
     blocks: beside each other in a piece, for one read of its rows.
-    programs: spans of pieces, a multiprocessor.
     """
 
     tile: int = 64
     step: int = 4
     blocks: int = 4
-    programs: int = 64
 
 
 # By bytes of a number.
@@ -66,13 +63,11 @@ def launch_outer(
     if dim > 64:
         config = replace(config, block=64, num_warps=4, registers=None)
     piece = config.block * config.blocks
-    pieces = strip_count(tokens, users, total, config.tile * config.step, piece)
-    span = cdiv(pieces, multiprocessors(x.device) * config.programs)
     launch(
-        _outer_kernel, cdiv(pieces, span),
+        _outer_kernel, strip_count(tokens, users, total, config.tile * config.step, piece),
         (
             x, y, out, offsets.contiguous(), matrix_offsets.contiguous(),
-            users, search_steps(users), pieces, span,
+            users, search_steps(users),
         ),
         {
             "X_STRIDE": x.stride(0), "Y_STRIDE": y.stride(0), "D": dim, "BLOCK_D": block_d,
@@ -84,42 +79,37 @@ def launch_outer(
     return out
 
 
-@triton.jit(do_not_specialize=["users", "steps", "pieces", "span"])
+@triton.jit(do_not_specialize=["users", "steps"])
 def _outer_kernel(
-    x_ptr, y_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps, pieces, span,
+    x_ptr, y_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
     X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     TILE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """A piece each."""
     ROWS: tl.constexpr = TILE * STEP
     # Another way through the kernel costs float32 registers that it does not have.
     HALF: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
-    low = tl.program_id(0) * span
-    high = tl.minimum(low + span, pieces)
-    first_user = user_of_strip(offsets_ptr, matrix_offsets_ptr, users, steps, low, ROWS, PIECE)
-    # Each user has a number at least: no more users than numbers.
-    for index in range(0, tl.minimum(high - low, users - first_user)):
-        user = first_user + index
-        start, size, matrix = load_square(offsets_ptr, matrix_offsets_ptr, user)
-        first = first_strip(offsets_ptr, matrix_offsets_ptr, user, True, ROWS, PIECE)
-        across = tl.cdiv(size, PIECE)
-        needed = tl.cdiv(size, ROWS) * across
-        own_x_ptr, own_y_ptr = x_ptr + start * X_STRIDE, y_ptr + start * Y_STRIDE
-        begin, end = tl.maximum(low - first, 0), tl.minimum(high - first, needed)
-        small = size <= TILE if HALF else False
-        if small:
-            if begin < end:
-                _small_square(
-                    own_x_ptr, own_y_ptr, out_ptr + matrix, size,
-                    X_STRIDE, Y_STRIDE, D, BLOCK_D, TILE, PRECISION,
-                )  # fmt: skip
-        else:
-            for number in range(begin, end):
-                _outer_piece(
-                    own_x_ptr, own_y_ptr, out_ptr, matrix, size,
-                    number // across * ROWS, number % across * PIECE,
-                    X_STRIDE, Y_STRIDE, D, BLOCK_D, TILE, STEP, BLOCK, PIECE, PRECISION,
-                )  # fmt: skip
+    piece = tl.program_id(0)
+    user = user_of_strip(offsets_ptr, matrix_offsets_ptr, users, steps, piece, ROWS, PIECE)
+    start, size, matrix = load_square(offsets_ptr, matrix_offsets_ptr, user)
+    number = piece - first_strip(offsets_ptr, matrix_offsets_ptr, user, True, ROWS, PIECE)
+    across = tl.cdiv(size, PIECE)
+    if number >= tl.cdiv(size, ROWS) * across:
+        return
+    x_ptr += start * X_STRIDE
+    y_ptr += start * Y_STRIDE
+    small = size <= TILE if HALF else False
+    if small:
+        _small_square(
+            x_ptr, y_ptr, out_ptr + matrix, size,
+            X_STRIDE, Y_STRIDE, D, BLOCK_D, TILE, PRECISION,
+        )  # fmt: skip
+    else:
+        _outer_piece(
+            x_ptr, y_ptr, out_ptr, matrix, size, number // across * ROWS, number % across * PIECE,
+            X_STRIDE, Y_STRIDE, D, BLOCK_D, TILE, STEP, BLOCK, PIECE, PRECISION,
+        )  # fmt: skip
 
 
 @triton.jit

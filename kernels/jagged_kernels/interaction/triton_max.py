@@ -14,7 +14,6 @@ from jagged_kernels.attention.triton_blocks import rows_of_dims
 from jagged_kernels.interaction.triton_segments import (
     MERGE_LANES,
     MERGE_WARPS,
-    REGISTERS,
     Cut,
     address_of,
     cut_users,
@@ -26,7 +25,7 @@ from jagged_kernels.launch import launch
 
 MAX_CUT = Cut(2, 128, 8, 128)
 # It writes only, and waits for no token.
-BACKWARD_CUT = Cut(2, 64, 16, 128)
+BACKWARD_CUT = Cut(4, 64, 16, 128)
 # The place of a token that is not there: behind all others.
 _NOWHERE = tl.constexpr(2**31 - 1)
 
@@ -50,7 +49,7 @@ def launch_max(x: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         _max_pieces_kernel, (slots + users) * pieces.blocks,
         (x, offsets, top, place, tops, places, *pieces.numbers()),
         {**common, "X_STRIDE": x.stride(0), "TILE": shape.tile, "LANES": shape.lanes},
-        num_warps=shape.warps, maxnreg=REGISTERS,
+        num_warps=shape.warps, maxnreg=shape.registers,
     )  # fmt: skip
     if slots:
         launch(

@@ -5,7 +5,7 @@ of users) that lie in them with one accumulator. A segment that a span holds who
 once; of one that is cut, each program leaves a partial sum, and a second launch adds them up in
 order. While a tile is there, the backward takes everything it can from it: tokens are read once.
 
-Where users are few or short, each has a program instead: `triton_user_products`.
+Where each user is better off with a program of its own: `triton_user_products`.
 """
 
 # Triton's jit and its launch options are not typed.
@@ -50,13 +50,13 @@ from jagged_kernels.launch import cdiv, launch
 
 # Up to so many tokens, a program a segment needs no second launch and is as fast.
 ONE_LAUNCH_TOKENS = 2048
-# Up to so many users a multiprocessor, or below so many tokens on average, each user has a program
-# of its own (`triton_user_products`); one of the last number of tokens or more may be cut.
-USERS_A_MULTIPROCESSOR, SHORT_USER, LEAST_SHARE = 8, 64, 512
+# Below so many tokens a user on average, or for sums alone of half types, each user has a program
+# of its own (`triton_user_products`). One of the second number of tokens or more may be cut.
+SHORT_USER, LEAST_SHARE = 64, 256
 # Spans a multiprocessor, as many as run at a time: for sums alone, and for sums and dx together.
 SUM_PROGRAMS, FUSED_PROGRAMS = 3, {2: 3, 4: 2}
 # By bytes of a number: for sums alone, and for sums and dx together.
-SUM_CONFIGS = {2: LaunchConfig(64, 4, 2, 128), 4: LaunchConfig(32, 4, 2)}
+SUM_CONFIGS = {2: LaunchConfig(64, 4, 3, 128), 4: LaunchConfig(32, 4, 2)}
 FUSED_CONFIGS = {2: LaunchConfig(64, 4, 2, 168), 4: LaunchConfig(32, 4, 2)}
 # By bytes of a number: D and K up to which the backward is one launch over the tokens, and the most
 # rows and columns of a matrix that a program sums.
@@ -113,10 +113,10 @@ def launch_products(
         "SIZE": size, "TILE": config.block, "PRECISION": product_precision(x),
     }  # fmt: skip
     one_launch = tokens <= ONE_LAUNCH_TOKENS
-    processors = multiprocessors(x.device)
-    most = processors * (SUM_PROGRAMS if weight is None else FUSED_PROGRAMS[x.element_size()])
-    few = users <= processors * USERS_A_MULTIPROCESSOR
-    if groups is None and (few or tokens < users * SHORT_USER):
+    spans = SUM_PROGRAMS if weight is None else FUSED_PROGRAMS[x.element_size()]
+    most = multiprocessors(x.device) * spans
+    half_sums = weight is None and x.element_size() == 2
+    if groups is None and (half_sums or tokens < users * SHORT_USER):
         share = tokens + 1 if one_launch else max(LEAST_SHARE, cdiv(tokens, most))
         launch_user_products(
             x, y, weight, bias, out, sums, d_x, offsets, share=share, blocks=blocks,

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from jagged_kernels.interaction.triton_rows import as_rows
 from jagged_kernels.interaction.triton_segments import (
-    REGISTERS,
     Cut,
     cut_users,
     load_piece,
@@ -25,9 +24,9 @@ from jagged_kernels.interaction.triton_segments import (
 )
 from jagged_kernels.launch import cdiv, launch
 
-# Few warps, and so many programs, which wait for one number after the other: where the copies of
+# Short pieces, and so many programs, which wait for one number after the other: where the copies of
 # their user are, and then for those.
-SELECT_CUT = Cut(2, 64, 16, 128)
+SELECT_CUT = Cut(4, 64, 8, 128)
 # Comparisons up to which counting takes less time than the ten launches of a sort.
 FEW_COMPARISONS = 2**28
 # Copies (or users) a program, one a thread, and copies that it compares them with at a time.
@@ -52,11 +51,12 @@ def launch_select_rows_backward(
     order, first = _order_copies(select.contiguous(), users)
     source, target = as_rows(d_out), as_rows(d_values)
     columns, pieces = target.shape[1], cut_users(target, offsets, SELECT_CUT)
+    shape = pieces.shape
     launch(
         _sum_copies_kernel, (pieces.slots + users) * pieces.blocks,
         (source, target, offsets, out_offsets, order, first, *pieces.numbers()),
-        {**pieces.constants(columns), "STRIDE": source.stride(0), "TILE": pieces.shape.tile},
-        num_warps=pieces.shape.warps, maxnreg=REGISTERS,
+        {**pieces.constants(columns), "STRIDE": source.stride(0), "TILE": shape.tile},
+        num_warps=shape.warps, maxnreg=shape.registers,
     )  # fmt: skip
     return d_values
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from jagged_kernels.attention.triton_blocks import LOG2_E, rows_of_dims
 from jagged_kernels.interaction.triton_segments import (
     MERGE_LANES,
-    REGISTERS,
     Cut,
     address_of,
     by_lane,
@@ -33,10 +32,11 @@ from jagged_kernels.interaction.triton_squares import fits_best
 from jagged_kernels.launch import launch
 
 # Long pieces, since cut users are read from memory twice; many warps, so that few users are on
-# their way at once and all of them fit in the cache.
-SOFTMAX_CUT = Cut(8, 64, 16, 128)
+# their way at once and all of them fit in the cache. With half the columns, a program keeps twice
+# as many tokens. By bytes of a number.
+SOFTMAX_CUTS = {2: Cut(4, 128, 16, 128, registers=96), 4: Cut(8, 64, 8, 256, 8, columns=32)}
 # Of y and of dy each half as much.
-BACKWARD_CUT = Cut(8, 32, 32, 128)
+BACKWARD_CUT = Cut(8, 32, 16, 256, 8, columns=32)
 # Of rows that one thread loads at once. Their users are small: of nearly all, one program keeps all
 # tokens. Two warps keep many times what a short user needs, and there is room for many programs.
 # Pieces are as many bytes as those of wide rows, and so long that small batches have none.
@@ -67,7 +67,7 @@ def _launch(x: Tensor, d_y: Tensor | None, offsets: Tensor) -> Tensor:
     out = torch.empty((tokens, columns), dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
-    cut = SOFTMAX_CUT if d_y is None else BACKWARD_CUT
+    cut = SOFTMAX_CUTS[x.element_size()] if d_y is None else BACKWARD_CUT
     if columns * x.element_size() <= _NARROW_BYTES:
         cut = NARROW_CUT if d_y is None else NARROW_BACKWARD_CUT
     pieces = cut_users(x, offsets, cut)
@@ -85,7 +85,7 @@ def _launch(x: Tensor, d_y: Tensor | None, offsets: Tensor) -> Tensor:
         if programs:
             launch(
                 _softmax_kernel, programs * pieces.blocks, arguments,
-                {"MERGED": merged, **constants}, num_warps=shape.warps, maxnreg=REGISTERS,
+                {"MERGED": merged, **constants}, num_warps=shape.warps, maxnreg=shape.registers,
             )  # fmt: skip
     return out
 

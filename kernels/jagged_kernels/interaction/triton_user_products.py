@@ -1,4 +1,4 @@
-"""`triton_products` where segments are users and a batch is small: a program a user.
+"""`triton_products` where segments are users, and each has a program.
 
 A span of tiles is a walk over users, each of which waits for memory; programs of their own wait
 beside each other. A user of a fair share of the tokens or more is cut, by programs numbered without
