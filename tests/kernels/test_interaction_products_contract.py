@@ -216,7 +216,8 @@ def test_outer_makes_its_own_layout() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_no_waiting_and_no_second_compilation(name: str) -> None:
-    """Another batch size, token count and longest user compile nothing and wait for nothing."""
+    """Another batch size, token count and longest user compile nothing and wait for nothing, once
+    there was a batch each of few and many tokens, of short histories and long ones."""
     kernels = (
         triton_linear._linear_kernel,
         triton_products._products_kernel,
@@ -239,12 +240,15 @@ def test_no_waiting_and_no_second_compilation(name: str) -> None:
 
     batches = [
         {key: t.cuda().requires_grad_(t.is_floating_point()) for key, t in case(lengths).items()}
-        for lengths in ((3, 0, 5, 999), (40, 2, 1, 7, 16, 3000), (2100, 1), (1, 2500, 16), (16, 48))
+        for lengths in (
+            *((3, 0, 5, 999), (40, 2, 1, 7, 16, 3000), (16, 48), (50,) * 43),
+            *((2100, 1), (1, 2500, 16), (16, 1, 40), (1, 60, 9) * 100),
+        )
     ]
-    warm = [step(batch) for batch in batches[:2]][-1]
+    warm = [step(batch) for batch in batches[:4]][-1]
     assert warm > 0
     torch.cuda.set_sync_debug_mode("error")
     try:
-        assert [step(batch) for batch in batches[2:]] == [warm] * 3
+        assert [step(batch) for batch in batches[4:]] == [warm] * 4
     finally:
         torch.cuda.set_sync_debug_mode("default")
