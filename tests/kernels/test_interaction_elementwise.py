@@ -38,11 +38,15 @@ def short_pieces(monkeypatch):
     for module, name in (
         (triton_segments, "SUM_CUT"),
         (triton_max, "MAX_CUT"),
-        (triton_softmax, "SOFTMAX_CUT"),
+        (triton_max, "BACKWARD_CUT"),
         (triton_softmax, "BACKWARD_CUT"),
+        (triton_softmax, "NARROW_CUT"),
+        (triton_softmax, "NARROW_BACKWARD_CUT"),
     ):
         cut = getattr(module, name)
         monkeypatch.setattr(module, name, cut._replace(steps=2))
+    cuts = {size: cut._replace(steps=2) for size, cut in triton_softmax.SOFTMAX_CUTS.items()}
+    monkeypatch.setattr(triton_softmax, "SOFTMAX_CUTS", cuts)
 
 
 @pytest.fixture
@@ -106,16 +110,35 @@ def test_columns_that_are_kept_read_twice_and_cut(dtype, monkeypatch, poisoned_a
 def test_more_pieces_than_a_merge_reads_at_once(name):
     from jagged_kernels.interaction.triton_max import MAX_CUT
     from jagged_kernels.interaction.triton_segments import MERGE_LANES, SUM_CUT, piece_shape
-    from jagged_kernels.interaction.triton_softmax import SOFTMAX_CUT
+    from jagged_kernels.interaction.triton_softmax import SOFTMAX_CUTS
 
     operation, columns = OPERATIONS[name], 33
-    cut = {"sum": SUM_CUT, "max": MAX_CUT, "softmax": SOFTMAX_CUT}[name]
+    cut = {"sum": SUM_CUT, "max": MAX_CUT, "softmax": SOFTMAX_CUTS[4]}[name]
     lengths = [2, (MERGE_LANES + 1) * piece_shape(columns, 4, cut).piece + 3]
     tensors = _on_device(operation.tensors(lengths, columns))
     tensors["x"].abs_()  # so that a sum does not cancel
     ours, exact = (flat(operation.call(backend, **tensors)) for backend in ("triton", "reference"))
     for out, expected in zip(ours, exact, strict=True):
         torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [1, 4, 5, 64])
+def test_softmax_of_users_that_are_held_read_twice_and_cut(
+    columns, dtype, poisoned_allocations, short_pieces
+):
+    """Users at the edges of every tile, of a piece, and of more."""
+    from jagged_kernels.interaction import triton_softmax
+    from jagged_kernels.interaction.triton_segments import piece_shape
+
+    is_narrow = columns * dtype.itemsize <= 16
+    cut = triton_softmax.NARROW_CUT if is_narrow else triton_softmax.SOFTMAX_CUTS[dtype.itemsize]
+    shape = piece_shape(columns, dtype.itemsize, cut)
+    edges = [shape.tile >> halvings for halvings in range(1, 5)]
+    lengths = [0, *(edge + more for edge in edges for more in (0, 1)), 1]
+    lengths += [shape.tile, shape.tile + 1, shape.piece, shape.piece + 1, 3 * shape.piece - 1]
+    operation = OPERATIONS["softmax"]
+    assert_as_exact_as_reference(operation.call, operation.tensors(lengths, columns), dtype)
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0], [1]], ids=str)

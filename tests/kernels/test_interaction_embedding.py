@@ -59,7 +59,7 @@ def test_large_tables_are_sorted_by_themselves(monkeypatch):
 
 
 def test_parts_of_the_tokens_are_summed_apart(monkeypatch):
-    monkeypatch.setattr(embedding_module, "_PART", 64)
+    monkeypatch.setattr(embedding_module, "_PART_BYTES", 1024)
     tensors = features(700, 5)
     few = {n: t for n, t in tensors.items() if not n.endswith("rare")}
     assert_as_exact_as_reference(embedding, few, torch.float32)

@@ -27,15 +27,27 @@ from product_cases import (
 )
 
 from jagged_kernels import JaggedTensor
-from jagged_kernels.interaction import triton_groups, triton_products, triton_target_interaction
+from jagged_kernels.attention.tiles import LaunchConfig
+from jagged_kernels.interaction import (
+    triton_groups,
+    triton_products,
+    triton_target_interaction,
+)
 from jagged_kernels.interaction.jagged_linear import Activation
 
+SMALL_TILES = LaunchConfig(16, 4, 2)
 
-@pytest.fixture(params=["one launch", "spans"])
+
+@pytest.fixture(params=["one launch", "shares", "spans"])
 def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to sum over tokens; small batches would take the first only."""
-    if request.param == "spans":
+    """All ways to sum over tokens; small batches would take the first only."""
+    if request.param != "one launch":
         monkeypatch.setattr(triton_products, "ONE_LAUNCH_TOKENS", 0)
+        monkeypatch.setattr(triton_products, "SUM_PROGRAMS", 64)
+        monkeypatch.setattr(triton_products, "LEAST_SHARE", 25)
+        # Of half types, sums alone have a program a user in any case.
+        short = 0 if request.param == "spans" else 10**6
+        monkeypatch.setattr(triton_products, "SHORT_USER", short)
 
 
 @pytest.mark.usefixtures("launches")
@@ -56,6 +68,23 @@ def test_jagged_bmm_is_exact(name: str, dtype: torch.dtype) -> None:
         "offsets": offsets_of(lengths, torch.int32),
     }
     assert_as_exact_as_reference(pair_call, tensors, dtype)
+
+
+def test_users_cut_where_shares_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share's tokens exactly, one less and more, and users that end where a share does."""
+    monkeypatch.setattr(triton_products, "ONE_LAUNCH_TOKENS", 0)
+    monkeypatch.setattr(triton_products, "SUM_PROGRAMS", 64)
+    monkeypatch.setattr(triton_products, "LEAST_SHARE", 16)
+    monkeypatch.setattr(triton_products, "SHORT_USER", 10**6)
+    # Tiles of 16 tokens, so that a user of few shares has a part for each.
+    monkeypatch.setattr(triton_products, "SUM_CONFIGS", dict.fromkeys((2, 4), SMALL_TILES))
+    lengths = (16, 15, 17, 0, 16, 31, 1, 16 * 23, 9, 48)
+    tensors = {
+        "x": random(sum(lengths), 20),
+        "y": random(sum(lengths), 33, seed=1),
+        "offsets": offsets_of(lengths, torch.int64),
+    }
+    assert_as_exact_as_reference(pair_call, tensors, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -125,6 +154,13 @@ def test_wide_linear_is_exact(activation: Activation, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("name", LENGTHS)
 def test_outer_is_exact(name: str, dtype: torch.dtype) -> None:
     assert_as_exact_as_reference(outer_call, outer_case(LENGTHS[name], 9), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_of_users_at_the_edge_of_a_tile(dtype: torch.dtype) -> None:
+    """And beside users without tokens."""
+    lengths = (0, 3, 64, 0, 0, 65, 1, 130, 2, 0, 63, 20, 0)
+    assert_as_exact_as_reference(outer_call, outer_case(lengths, 9), dtype)
 
 
 @pytest.mark.parametrize("transpose", [False, True])

@@ -20,10 +20,12 @@ from jagged_kernels import (
     target_interaction,
 )
 from jagged_kernels.interaction import (
+    triton_jagged2_matmul,
     triton_jagged_outer,
     triton_linear,
     triton_products,
     triton_target_interaction,
+    triton_user_products,
 )
 from jagged_kernels.interaction.jagged2 import jagged2_offsets
 
@@ -214,14 +216,17 @@ def test_outer_makes_its_own_layout() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_no_waiting_and_no_second_compilation(name: str) -> None:
-    """Another batch size, token count and longest user compile nothing and wait for nothing."""
+    """Another batch size, token count and longest user compile nothing and wait for nothing, once
+    there was a batch each of few and many tokens, of short histories and long ones."""
     kernels = (
         triton_linear._linear_kernel,
         triton_products._products_kernel,
         triton_products.merge_kernel,
+        triton_user_products._user_products_kernel,
+        triton_user_products._merge_shares_kernel,
         triton_jagged_outer._outer_kernel,
-        triton_jagged_outer._matmul_kernel,
-        triton_jagged_outer._outer_backward_kernel,
+        triton_jagged2_matmul._matmul_kernel,
+        triton_jagged2_matmul._outer_backward_kernel,
         triton_target_interaction._target_kernel,
         triton_target_interaction._target_backward_kernel,
     )
@@ -235,12 +240,15 @@ def test_no_waiting_and_no_second_compilation(name: str) -> None:
 
     batches = [
         {key: t.cuda().requires_grad_(t.is_floating_point()) for key, t in case(lengths).items()}
-        for lengths in ((3, 0, 5, 999), (40, 2, 1, 7, 16, 3000), (2100, 1), (1, 2500, 16), (16, 48))
+        for lengths in (
+            *((3, 0, 5, 999), (40, 2, 1, 7, 16, 3000), (16, 48), (50,) * 43),
+            *((2100, 1), (1, 2500, 16), (16, 1, 40), (1, 60, 9) * 100),
+        )
     ]
-    warm = [step(batch) for batch in batches[:2]][-1]
+    warm = [step(batch) for batch in batches[:4]][-1]
     assert warm > 0
     torch.cuda.set_sync_debug_mode("error")
     try:
-        assert [step(batch) for batch in batches[2:]] == [warm] * 3
+        assert [step(batch) for batch in batches[4:]] == [warm] * 4
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -361,3 +361,34 @@ def test_a_frequent_user_is_summed_in_float32():
     exact = 300 * float(torch.tensor(0.1, dtype=torch.float16))
     assert x.grad[0].tolist() == [0, 0]
     assert (x.grad[1:].double() - exact).abs().max() <= exact * 2**-11
+
+
+@pytest.mark.parametrize("columns", [3, 70])
+def test_copies_of_users_of_many_pieces(columns, monkeypatch):
+    from jagged_kernels.interaction import triton_select
+
+    monkeypatch.setattr(triton_select, "SELECT_CUT", triton_select.SELECT_CUT._replace(steps=1))
+    lengths = (2, 700, 0, 1, 300)
+    users = torch.tensor([1, 4, 1, 0, 2, 1])
+    tensors = {"x": tokens(lengths, columns), "offsets": offsets_of(lengths), "users": users}
+    assert_as_exact_as_reference(select_call, tensors, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize(("users", "copies"), [(1, 1), (3, 700), (300, 40), (129, 256), (5, 0)])
+def test_copies_in_the_order_of_their_users(users, copies, dtype, monkeypatch):
+    """Counted as well as sorted, with users that do not exist before and behind all others."""
+    from jagged_kernels.interaction import triton_select
+
+    generator = torch.Generator().manual_seed(0)
+    select = torch.randint(-2, users + 2, (copies,), generator=generator, dtype=dtype).to(DEVICE)
+    right_order = select.clamp(-1, users).sort(stable=True).indices
+    numbers = torch.arange(users + 1, device=DEVICE, dtype=dtype)
+    right_first = (select[None, :] < numbers[:, None]).sum(1)
+    for limit in (triton_select.FEW_COMPARISONS, -1):
+        monkeypatch.setattr(triton_select, "FEW_COMPARISONS", limit)
+        order, first = triton_select._order_copies(select, users)
+        assert torch.equal(first.long(), right_first)
+        # Nobody reads the order of copies of users that do not exist.
+        behind = int(right_first[0]), int(right_first[-1])
+        assert torch.equal(order.long()[slice(*behind)], right_order[slice(*behind)])

@@ -19,7 +19,7 @@ from operation_cases import (
 from torch import Tensor
 
 from jagged_kernels import JaggedTensor, jagged_top_k, jagged_unique, lengths_to_offsets
-from jagged_kernels.interaction import triton_unique
+from jagged_kernels.interaction import triton_unique, triton_user_unique
 from jagged_kernels.interaction.top_k import top_k, top_k_backward
 from jagged_kernels.interaction.unique import unique_native, unique_triton
 
@@ -144,26 +144,80 @@ def test_unique_of_ids_in_any_range(values, dtype):
     assert_unique_is_the_reference(JaggedTensor(ids, offsets_of((2, 0, 3))))
 
 
-@pytest.mark.parametrize("offsets_dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
-@pytest.mark.parametrize("kind", ["narrow", "same", "distinct", "large", "largest"])
-def test_unique_by_keys_is_the_reference(monkeypatch, dtype, offsets_dtype, kind):
-    """Runs longer than a tile, and more tiles than are added up at a time."""
-    for name, size in {"TILE": 16, "TILES": 4, "KEY_BLOCK": 32, "RANGE_BLOCK": 32}.items():
-        monkeypatch.setattr(triton_unique, name, size)
-    monkeypatch.setattr(triton_unique, "_RANGE_PROGRAMS", 2)
-    lengths = (0, 3, 100, 0, 0, 1, 64, 15, 0)
+KINDS = ["narrow", "same", "distinct", "large", "largest"]
+
+
+def ids_of(kind: str, tokens: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    tokens = sum(lengths)
-    ids = {
+    return {
         "narrow": torch.randint(-3, 4, (tokens,), generator=generator),
         "same": torch.full((tokens,), -9),
         "distinct": torch.randperm(tokens, generator=generator) - 100,
         "large": torch.randint(-5, 5, (tokens,), generator=generator) * 2**40,
         "largest": torch.randint(-1, 2, (tokens,), generator=generator) * (2**63 - 1) - 1,
     }[kind]
-    values, offsets = ids.to(dtype).to(DEVICE), offsets_of(lengths, offsets_dtype)
+
+
+@pytest.mark.parametrize("offsets_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_unique_by_keys_is_the_reference(monkeypatch, dtype, offsets_dtype, kind):
+    """Runs longer than a tile, and more tiles than are added up at a time."""
+    monkeypatch.setattr(triton_user_unique, "LONG", (0,))  # no user fits
+    for name, size in {"TILE": 16, "TILES": 4, "KEY_BLOCK": 32, "RANGE_BLOCK": 32}.items():
+        monkeypatch.setattr(triton_unique, name, size)
+    monkeypatch.setattr(triton_unique, "_RANGE_PROGRAMS", 2)
+    lengths = (0, 3, 100, 0, 0, 1, 64, 15, 0)
+    values = ids_of(kind, sum(lengths)).to(dtype).to(DEVICE)
+    assert_unique_is_the_reference(JaggedTensor(values, offsets_of(lengths, offsets_dtype)))
+
+
+@pytest.mark.parametrize("offsets_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_unique_by_users_is_the_reference(monkeypatch, dtype, offsets_dtype, kind):
+    """Users at both sides of every size, more than are added up at a time."""
+    small = {"SHORT": (16, 32), "LONG": (64, 128), "USERS": 4, "MOVED": 32}
+    for name, size in small.items():
+        monkeypatch.setattr(triton_user_unique, name, size)
+    lengths = (0, 16, 17, 31, 0, 32, 33, 0, 65, 1, 64, 128, 5, 0)
+    values = ids_of(kind, sum(lengths)).to(dtype).to(DEVICE)
+    offsets = offsets_of(lengths, offsets_dtype)
+    found = triton_user_unique.launch_user_unique(values, offsets)
+    assert (found is None) == (kind == "largest" and dtype == torch.int64)
     assert_unique_is_the_reference(JaggedTensor(values, offsets))
+
+
+@pytest.mark.parametrize("lengths", [(3, 700, 0, 20), (1, 1025)], ids=str)
+def test_unique_of_a_long_user(lengths):
+    ids = JaggedTensor(ids_of("narrow", sum(lengths)).to(DEVICE), offsets_of(lengths))
+    assert triton_user_unique.launch_user_unique(ids.values, ids.offsets) is not None
+    assert_unique_is_the_reference(ids)
+
+
+@pytest.mark.parametrize("lengths", [(1, 4097, 2), (4097,)], ids=str)
+def test_unique_of_a_user_that_is_too_long(lengths):
+    ids = JaggedTensor(ids_of("distinct", sum(lengths)).to(DEVICE), offsets_of(lengths))
+    assert triton_user_unique.launch_user_unique(ids.values, ids.offsets) is None
+    assert_unique_is_the_reference(ids)
+
+
+@pytest.mark.parametrize("bits", [24, 25, 56, 57])
+def test_unique_of_ids_as_far_apart_as_keys_hold(bits):
+    """Of users of up to 64 tokens 25 bits for 32, 56 for 64."""
+    end = 2**bits - 1
+    values = [
+        [-5, end - 5, 7, end - 5],
+        [end, 0, end, 1],
+        [end - 2**31, -(2**31)],
+        [0] * 63 + [end],
+    ]
+    lengths = [len(user) for user in values]
+    flat = torch.tensor([n for user in values for n in user], device=DEVICE)
+    ids = JaggedTensor(flat, offsets_of(lengths))
+    fits = triton_user_unique.launch_user_unique(ids.values, ids.offsets) is not None
+    assert fits == (bits <= 56)
+    assert_unique_is_the_reference(ids)
 
 
 @pytest.mark.parametrize("backend", ["native", "triton"])

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.rows import NO_LIMIT, ROW_WIDTH
-from jagged_kernels.attention.triton_float32 import dot
+from jagged_kernels.attention.triton_float32 import dot_factors, factor
 
 LOG2_E = 1.4426950408889634
 # Scaled scores (log2) this far from 0 are off by less than 1/16 when their product is rounded.
@@ -204,10 +204,18 @@ def add_dot(acc, a, b, PRECISION: tl.constexpr):
     product that accumulates.) For half types the hardware's accumulation is far better than
     their rounding.
     """
-    if a.dtype == tl.float32:
-        product = dot(a, b, PRECISION)
-        return tl.fma(product, tl.full(product.shape, 1.0, tl.float32), acc)
-    return tl.dot(a, b, acc)
+    return add_factors(acc, factor(a, PRECISION), factor(b, PRECISION), a.dtype, PRECISION)
+
+
+@triton.jit
+def add_factors(acc, a, b, dtype: tl.constexpr, PRECISION: tl.constexpr):
+    """`add_dot` of what `factor` has made of numbers of `dtype`."""
+    if dtype == tl.float32:
+        product = dot_factors(a, b, PRECISION)
+        acc = tl.fma(product, tl.full(product.shape, 1.0, tl.float32), acc)
+    else:
+        acc = tl.dot(a, b, acc)
+    return acc
 
 
 class AttentionShape(NamedTuple):

@@ -36,11 +36,33 @@ cvt.rn.bf16x2.f32 $2, upper, lower;
 @triton.jit
 def dot(a, b, PRECISION: tl.constexpr):
     """a @ b, in float32."""
+    return dot_factors(factor(a, PRECISION), factor(b, PRECISION), PRECISION)
+
+
+@triton.jit
+def factor(x, PRECISION: tl.constexpr):
+    """x as `dot_factors` takes it, for several products: what is split is split once."""
     if PRECISION == "bf16x6":
-        a_parts, b_parts = float32_parts(a), float32_parts(b)
-        rest = add_rest(None, a_parts, b_parts)
-        return tl.dot(a_parts[0], b_parts[0], tl.where(rest == rest, rest, 0.0))
-    return tl.dot(a, b, input_precision=PRECISION)
+        x = float32_parts(x)
+    return x
+
+
+@triton.jit
+def transposed(x, PRECISION: tl.constexpr):
+    """The factor x.T of a factor x."""
+    PARTS: tl.constexpr = PRECISION == "bf16x6"
+    return (tl.trans(x[0]), tl.trans(x[1]), tl.trans(x[2])) if PARTS else tl.trans(x)
+
+
+@triton.jit
+def dot_factors(a, b, PRECISION: tl.constexpr):
+    """a @ b of factors, in float32."""
+    if PRECISION == "bf16x6":
+        rest = add_rest(None, a, b)
+        product = tl.dot(a[0], b[0], tl.where(rest == rest, rest, 0.0))
+    else:
+        product = tl.dot(a, b, input_precision=PRECISION)
+    return product
 
 
 @triton.jit

@@ -19,8 +19,9 @@ from jagged_kernels.operators import call, define_gradient, define_op
 # table is: what a sort takes then is its launches.
 _SHARED_ROWS = 2**15
 _SHARED_IDS = 2**18
-# Of a part of the tokens at least: its gradients stay in cache while several tables take them.
-_PART = 2**17
+# Bytes of a part of the tokens' gradients at least: they stay in cache (50 MB on an H100) while
+# several tables take them, and each part more has sums of its own to be added up.
+_PART_BYTES = 2**25
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -159,7 +160,7 @@ def _gradient(
     needed = [feature for feature, need in enumerate(wanted[0]) if need]
     for group in _sorted_together(needed, sizes, d_out.shape[0]):
         heights = [sizes[feature] for feature in group]
-        parts = 1 if sparse else _parts(heights, d_out.shape[0])
+        parts = 1 if sparse else _parts(heights, d_out.numel() * d_out.element_size())
         keys, order = call(sort_ids, [ids[feature] for feature in group], heights, parts)
         if sparse:
             gradients = _sparse_gradients(d_out, keys, order, heights)
@@ -194,11 +195,12 @@ def _sorted_together(features: Sequence[int], sizes: Sequence[int], tokens: int)
     return groups
 
 
-def _parts(heights: Sequence[int], tokens: int) -> int:
-    """Parts of the tokens whose rows are summed apart, of tables that are sorted together."""
+def _parts(heights: Sequence[int], size: int) -> int:
+    """Parts of the tokens, whose gradients have `size` bytes, whose rows are summed apart, of
+    tables that are sorted together."""
     if len(heights) == 1:
         return 1
-    return max(min(tokens // _PART, _SHARED_ROWS // sum(heights)), 1)
+    return max(min(size // _PART_BYTES, _SHARED_ROWS // sum(heights)), 1)
 
 
 def _sparse_gradients(

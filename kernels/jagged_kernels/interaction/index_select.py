@@ -95,12 +95,9 @@ def _select_rows_backward(
     d_out: Tensor, offsets: Tensor, users: Tensor, out_offsets: Tensor, tokens: int
 ) -> Tensor:
     """[tokens, ...]: the gradient of the values."""
-    from jagged_kernels.interaction.triton_rows import launch_select_rows_backward
+    from jagged_kernels.interaction.triton_select import launch_select_rows_backward
 
-    sorted_users, order = users.sort(stable=True)
-    numbers = torch.arange(offsets.shape[0], device=users.device, dtype=users.dtype)
-    first = torch.searchsorted(sorted_users, numbers, out_int32=True)
-    return launch_select_rows_backward(d_out, offsets, out_offsets, order, first, tokens)
+    return launch_select_rows_backward(d_out, offsets, users, out_offsets, tokens)
 
 
 def _empty_rows(

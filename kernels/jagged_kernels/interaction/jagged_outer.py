@@ -233,7 +233,7 @@ def _jagged_outer_triton(
 def _jagged2_matmul_triton(
     m: Tensor, x: Tensor, offsets: Tensor, matrix_offsets: Tensor, transpose: bool
 ) -> Tensor:
-    from jagged_kernels.interaction.triton_jagged_outer import launch_matmul
+    from jagged_kernels.interaction.triton_jagged2_matmul import launch_matmul
 
     return launch_matmul(m, x, offsets, matrix_offsets, transpose=transpose)
 
@@ -242,7 +242,7 @@ def _jagged_outer_triton_backward(
     d_out: Tensor, x: Tensor, y: Tensor, offsets: Tensor, matrix_offsets: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(dx, dy)"""
-    from jagged_kernels.interaction.triton_jagged_outer import launch_outer_backward
+    from jagged_kernels.interaction.triton_jagged2_matmul import launch_outer_backward
 
     return launch_outer_backward(d_out, x, y, offsets, matrix_offsets)
 

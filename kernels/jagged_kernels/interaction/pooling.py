@@ -182,9 +182,9 @@ def _max_triton(x: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
 
 def _max_triton_backward(d_out: Tensor, place: Tensor, offsets: Tensor, tokens: int) -> Tensor:
     """[B, C] -> [T, C]: d_out where the largest was, 0 elsewhere."""
-    from jagged_kernels.interaction.triton_spread import launch_spread
+    from jagged_kernels.interaction.triton_max import launch_max_backward
 
-    return launch_spread(d_out, offsets, tokens, index=place)
+    return launch_max_backward(d_out, place, offsets, tokens)
 
 
 def _empty_users(x: Tensor, offsets: Tensor, *rest: Any) -> Tensor:

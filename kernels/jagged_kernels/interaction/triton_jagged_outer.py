@@ -1,9 +1,9 @@
-"""The kernels of `jagged_outer` and `jagged2_matmul`; each is the other's gradient.
+"""The kernel of `jagged_outer`. Its gradient is in `triton_jagged2_matmul`, which reads as this
+writes.
 
 Memory is what takes time, and a user's matrix begins and its rows end at any address. But rows that
 lie a multiple of STEP apart begin alike, modulo STEP numbers: so a program takes such rows, whose
-words of STEP numbers it moves as one, and by themselves the few numbers at a row's ends. Of a
-transposed matrix, numbers are moved one by one.
+words of STEP numbers it moves as one, and by themselves the few numbers at a row's ends.
 """
 
 # Triton's jit and its launch options are not typed.
@@ -21,24 +21,16 @@ from torch import Tensor
 from jagged_kernels.attention.tiles import LaunchConfig
 from jagged_kernels.attention.triton_blocks import add_dot
 from jagged_kernels.attention.triton_float32 import dot
-from jagged_kernels.backends import multiprocessors
+from jagged_kernels.interaction.triton_jagged2_matmul import widest_tokens
 from jagged_kernels.interaction.triton_linear import block_size, product_precision, unit_stride
-from jagged_kernels.interaction.triton_squares import (
-    is_below,
-    least_step,
-    load_rows,
-    load_square,
-    tokens_at,
-)
-from jagged_kernels.interaction.triton_sums import add_products, sum_products
+from jagged_kernels.interaction.triton_squares import is_below, least_step, load_square, tokens_at
 from jagged_kernels.interaction.triton_tiles import (
     first_strip,
     search_steps,
     strip_count,
-    tile_count,
     user_of_strip,
 )
-from jagged_kernels.launch import cdiv, launch
+from jagged_kernels.launch import launch
 
 
 @dataclass(frozen=True)
@@ -47,34 +39,15 @@ class OuterConfig(LaunchConfig):
     tile: rows of a block.
     step: from one of its rows to the next at most, and numbers that a thread stores as one.
     blocks: beside each other in a piece, for one read of its rows.
-    programs: spans of pieces, a multiprocessor.
     """
 
     tile: int = 64
     step: int = 4
     blocks: int = 4
-    programs: int = 64
-
-
-@dataclass(frozen=True)
-class MatmulConfig(LaunchConfig):
-    """Attributes beside those of `LaunchConfig`, for `block` columns of a matrix:
-    tile: rows a program.
-    step: from one of its rows to the next at most, and numbers that a thread loads as one, up to 8.
-    """
-
-    tile: int = 64
-    step: int = 2
 
 
 # By bytes of a number.
 OUTER_CONFIGS = {2: OuterConfig(128, 8, 3, 128), 4: OuterConfig(64, 4, 3, 168, step=2)}
-MATMUL_CONFIGS = {2: MatmulConfig(64, 4, 3, step=4), 4: MatmulConfig(32, 4, 3, 168)}
-TRANSPOSED_CONFIGS = {
-    2: MatmulConfig(32, 4, 3, 96, step=1),
-    4: MatmulConfig(32, 4, 3, 168, step=1),
-}
-BACKWARD_CONFIGS = {2: MatmulConfig(32, 4, 3, 96), 4: MatmulConfig(32, 4, 3, 168)}
 
 
 def launch_outer(
@@ -86,17 +59,15 @@ def launch_outer(
     out = torch.empty(total, dtype=x.dtype, device=x.device)
     if total == 0:
         return out
-    config, block_d = OUTER_CONFIGS[x.element_size()], block_size(dim, _depth(x))
+    config, block_d = OUTER_CONFIGS[x.element_size()], block_size(dim, widest_tokens(x))
     if dim > 64:
         config = replace(config, block=64, num_warps=4, registers=None)
     piece = config.block * config.blocks
-    pieces = strip_count(tokens, users, total, config.tile * config.step, piece)
-    span = cdiv(pieces, multiprocessors(x.device) * config.programs)
     launch(
-        _outer_kernel, cdiv(pieces, span),
+        _outer_kernel, strip_count(tokens, users, total, config.tile * config.step, piece),
         (
             x, y, out, offsets.contiguous(), matrix_offsets.contiguous(),
-            users, search_steps(users), pieces, span,
+            users, search_steps(users),
         ),
         {
             "X_STRIDE": x.stride(0), "Y_STRIDE": y.stride(0), "D": dim, "BLOCK_D": block_d,
@@ -108,111 +79,90 @@ def launch_outer(
     return out
 
 
-def launch_matmul(
-    m: Tensor, x: Tensor, offsets: Tensor, matrix_offsets: Tensor, *, transpose: bool
-) -> Tensor:
-    """[T, D] in x's dtype: m_b x_b of every user, or m_b^T x_b."""
-    x = unit_stride(x)
-    (tokens, dim), users = x.shape, offsets.shape[0] - 1
-    out = torch.empty((tokens, dim), dtype=x.dtype, device=x.device)
-    if tokens == 0:
-        return out
-    config, block_d = _matmul_config(TRANSPOSED_CONFIGS if transpose else MATMUL_CONFIGS, x)
-    launch(
-        _matmul_kernel, _tiles(tokens, users, config) * cdiv(dim, block_d),
-        (
-            m.contiguous(), x, out, offsets.contiguous(), matrix_offsets.contiguous(),
-            users, search_steps(users),
-        ),
-        {
-            "X_STRIDE": x.stride(0), "TRANSPOSE": transpose, "D": dim, "BLOCK_D": block_d,
-            "TILE": config.tile, "STEP": config.step, "BLOCK": config.block,
-            "PRECISION": product_precision(x),
-        },
-        **config.options(),
-    )  # fmt: skip
-    return out
-
-
-def launch_outer_backward(
-    d_out: Tensor, x: Tensor, y: Tensor, offsets: Tensor, matrix_offsets: Tensor
-) -> tuple[Tensor, Tensor]:
-    """(dx, dy) [T, D] of `launch_outer`, for d_out [total]."""
-    x, y = unit_stride(x), unit_stride(y)
-    (tokens, dim), users = x.shape, offsets.shape[0] - 1
-    d_x = torch.empty((tokens, dim), dtype=x.dtype, device=x.device)
-    d_y = torch.empty((tokens, dim), dtype=x.dtype, device=x.device)
-    if tokens == 0:
-        return d_x, d_y
-    config, block_d = _matmul_config(BACKWARD_CONFIGS, x)
-    tiles = _tiles(tokens, users, config) * cdiv(dim, block_d)
-    launch(
-        _outer_backward_kernel, 2 * tiles,
-        (
-            d_out.contiguous(), x, y, d_x, d_y, offsets.contiguous(), matrix_offsets.contiguous(),
-            users, search_steps(users),
-        ),
-        {
-            "X_STRIDE": x.stride(0), "Y_STRIDE": y.stride(0), "D": dim, "BLOCK_D": block_d,
-            "TILE": config.tile, "STEP": config.step, "BLOCK": config.block,
-            "PRECISION": product_precision(x),
-        },
-        **config.options(),
-    )  # fmt: skip
-    return d_x, d_y
-
-
-def _matmul_config(configs: dict[int, MatmulConfig], x: Tensor) -> tuple[MatmulConfig, int]:
-    """And the columns of x that a program takes."""
-    config, block_d = configs[x.element_size()], block_size(x.shape[1], _depth(x))
-    if block_d > 64:
-        config = replace(config, num_warps=8, registers=None)
-    return config, block_d
-
-
-def _tiles(tokens: int, users: int, config: MatmulConfig) -> int:
-    return tile_count(tokens, users, config.tile * config.step) * config.step
-
-
-def _depth(x: Tensor) -> int:
-    """The most columns of tokens that a program holds."""
-    return 128 if x.element_size() == 2 else 64
-
-
-@triton.jit(do_not_specialize=["users", "steps", "pieces", "span"])
+@triton.jit(do_not_specialize=["users", "steps"])
 def _outer_kernel(
-    x_ptr, y_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps, pieces, span,
+    x_ptr, y_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
     X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     TILE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """A piece each."""
     ROWS: tl.constexpr = TILE * STEP
-    low = tl.program_id(0) * span
-    high = tl.minimum(low + span, pieces)
-    first_user = user_of_strip(offsets_ptr, matrix_offsets_ptr, users, steps, low, ROWS, PIECE)
-    last_user = user_of_strip(offsets_ptr, matrix_offsets_ptr, users, steps, high - 1, ROWS, PIECE)
-    for index in range(0, last_user + 1 - first_user):
-        user = first_user + index
-        start, size, matrix = load_square(offsets_ptr, matrix_offsets_ptr, user)
-        first = first_strip(offsets_ptr, matrix_offsets_ptr, user, True, ROWS, PIECE)
-        across = tl.cdiv(size, PIECE)
-        needed = tl.cdiv(size, ROWS) * across
-        step = least_step(size, STEP)
-        for number in range(tl.maximum(low - first, 0), tl.minimum(high - first, needed)):
-            row, column = number // across * ROWS, number % across * PIECE
-            rows = tl.minimum(ROWS, size - row)
-            full, left = rows // (TILE * step), rows % (TILE * step)
-            for part in range(0, full * step + tl.minimum(step, left)):
-                _outer_rows(
-                    x_ptr + start * X_STRIDE, y_ptr + start * Y_STRIDE, out_ptr, matrix, size,
-                    row + part // step * (TILE * step) + part % step, step, column,
-                    X_STRIDE, Y_STRIDE, D, BLOCK_D, TILE, STEP, BLOCK, PIECE, PRECISION,
-                )  # fmt: skip
+    # Another way through the kernel costs float32 registers that it does not have.
+    HALF: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
+    piece = tl.program_id(0)
+    user = user_of_strip(offsets_ptr, matrix_offsets_ptr, users, steps, piece, ROWS, PIECE)
+    start, size, matrix = load_square(offsets_ptr, matrix_offsets_ptr, user)
+    number = piece - first_strip(offsets_ptr, matrix_offsets_ptr, user, True, ROWS, PIECE)
+    across = tl.cdiv(size, PIECE)
+    if number >= tl.cdiv(size, ROWS) * across:
+        return
+    x_ptr += start * X_STRIDE
+    y_ptr += start * Y_STRIDE
+    small = size <= TILE if HALF else False
+    if small:
+        _small_square(
+            x_ptr, y_ptr, out_ptr + matrix, size,
+            X_STRIDE, Y_STRIDE, D, BLOCK_D, TILE, PRECISION,
+        )  # fmt: skip
+    else:
+        _outer_piece(
+            x_ptr, y_ptr, out_ptr, matrix, size, number // across * ROWS, number % across * PIECE,
+            X_STRIDE, Y_STRIDE, D, BLOCK_D, TILE, STEP, BLOCK, PIECE, PRECISION,
+        )  # fmt: skip
+
+
+@triton.jit
+def _small_square(
+    x_ptr, y_ptr, out_ptr, size, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """All scores of a user of up to TILE tokens, number by number: memory waits for its tokens,
+    once, and few scores are all the same to it."""
+    token = tl.arange(0, TILE)
+    x = tokens_at(x_ptr, token, size, X_STRIDE, 0, D, BLOCK_D)
+    scores = _scores(x, x_ptr, y_ptr, token, token, size, X_STRIDE, Y_STRIDE, D, BLOCK_D, PRECISION)
+    exists = token < size
+    address = out_ptr + (token * size)[:, None] + token[None, :]
+    scores = scores.to(out_ptr.dtype.element_ty)
+    tl.store(address, scores, mask=exists[:, None] & exists[None, :])
+
+
+@triton.jit
+def _outer_piece(
+    x_ptr, y_ptr, out_ptr, matrix, size, row, column,
+    X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Scores of TILE * STEP rows with PIECE columns, by rows that begin alike."""
+    step = least_step(size, STEP)
+    rows = tl.minimum(TILE * STEP, size - row)
+    full, left = rows // (TILE * step), rows % (TILE * step)
+    parts = full * step + tl.minimum(step, left)
+    number = tl.arange(0, TILE) * step
+    # Of half types a part ahead; float32 has no registers for that.
+    AHEAD: tl.constexpr = x_ptr.dtype.element_ty.primitive_bitwidth == 16
+    if AHEAD:
+        following = tokens_at(x_ptr, row + number, size, X_STRIDE, 0, D, BLOCK_D)
+    for part in range(0, parts):
+        part_row = row + part // step * (TILE * step) + part % step
+        if AHEAD:
+            x = following
+            after = tl.minimum(part + 1, parts - 1)
+            after_row = row + after // step * (TILE * step) + after % step
+            following = tokens_at(x_ptr, after_row + number, size, X_STRIDE, 0, D, BLOCK_D)
+        else:
+            x = tokens_at(x_ptr, part_row + number, size, X_STRIDE, 0, D, BLOCK_D)
+        _outer_rows(
+            x, x_ptr, y_ptr, out_ptr, matrix, size, part_row, step, column,
+            X_STRIDE, Y_STRIDE, D, BLOCK_D, TILE, STEP, BLOCK, PIECE, PRECISION,
+        )  # fmt: skip
 
 
 @triton.jit
 def _outer_rows(
-    x_ptr, y_ptr, out_ptr, matrix, size, row, step, column,
+    x, x_ptr, y_ptr, out_ptr, matrix, size, row, step, column,
     X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     TILE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -220,7 +170,8 @@ def _outer_rows(
     """Scores of TILE rows, each `step` behind the one before, with PIECE columns.
 
     In memory these rows begin at the same place modulo STEP numbers: from there a thread stores
-    words of STEP numbers. The columns begin with the word that `column` is in.
+    words of STEP numbers. The columns begin with the word that `column` is in. x has the first
+    BLOCK_D columns of the rows' tokens.
     """
     number = tl.arange(0, TILE)
     begin = matrix + row.to(tl.int64) * size
@@ -232,19 +183,12 @@ def _outer_rows(
     word_ptr = word_ptr + (number * (size * step // STEP * STEP))[:, None] + place[None, :]
     first = column - before
     count = tl.where(column + PIECE < size, PIECE, size - first)
-    x_first = tokens_at(x_ptr, row + number * step, size, X_STRIDE, 0, D, BLOCK_D)
     for done in range(0, count, BLOCK):
         block = first + done
-        y = tokens_at(y_ptr, block + place, size, Y_STRIDE, 0, D, BLOCK_D)
-        left, right = _factors(x_first, y)
-        scores = dot(left, right, PRECISION)
-        for depth in range(BLOCK_D, D, BLOCK_D):
-            x = tokens_at(x_ptr, row + number * step, size, X_STRIDE, depth, D, BLOCK_D)
-            y = tokens_at(y_ptr, block + place, size, Y_STRIDE, depth, D, BLOCK_D)
-            left, right = _factors(x, y)
-            scores = add_dot(scores, left, right, PRECISION)
-        if x_first.dtype == tl.float32:
-            scores = tl.trans(scores)
+        scores = _scores(
+            x, x_ptr, y_ptr, row + number * step, block + place, size,
+            X_STRIDE, Y_STRIDE, D, BLOCK_D, PRECISION,
+        )  # fmt: skip
         scores = scores.to(out_ptr.dtype.element_ty)
         address = word_ptr + done
         # Multiples, again: words of the row alone.
@@ -259,151 +203,26 @@ def _outer_rows(
 
 
 @triton.jit
+def _scores(
+    x, x_ptr, y_ptr, rows, columns, size, X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """[rows, columns] float32 of a user's tokens, of which x has the first BLOCK_D columns."""
+    y = tokens_at(y_ptr, columns, size, Y_STRIDE, 0, D, BLOCK_D)
+    left, right = _factors(x, y)
+    scores = dot(left, right, PRECISION)
+    for depth in range(BLOCK_D, D, BLOCK_D):
+        x_more = tokens_at(x_ptr, rows, size, X_STRIDE, depth, D, BLOCK_D)
+        y = tokens_at(y_ptr, columns, size, Y_STRIDE, depth, D, BLOCK_D)
+        left, right = _factors(x_more, y)
+        scores = add_dot(scores, left, right, PRECISION)
+    return tl.trans(scores) if x.dtype == tl.float32 else scores
+
+
+@triton.jit
 def _factors(x, y):
     """The factors of x y^T, or of its transpose for float32: those are split into parts, of the
     left factor in registers, and x, on the right, is the same for all blocks."""
     if x.dtype == tl.float32:
         return y, tl.trans(x)
     return x, tl.trans(y)
-
-
-@triton.jit(do_not_specialize=["users", "steps"])
-def _matmul_kernel(
-    m_ptr, x_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
-    X_STRIDE: tl.constexpr, TRANSPOSE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    TILE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    _multiply(
-        tl.program_id(0), m_ptr, x_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
-        X_STRIDE, TRANSPOSE, D, BLOCK_D, TILE, STEP, BLOCK, PRECISION,
-    )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["users", "steps"])
-def _outer_backward_kernel(
-    m_ptr, x_ptr, y_ptr, dx_ptr, dy_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
-    X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    TILE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    # Programs for rows and for columns of a user run beside each other, so that one of the two
-    # reads of its matrix is from cache.
-    program = tl.program_id(0) // 2
-    if tl.program_id(0) % 2 == 0:
-        _multiply(
-            program, m_ptr, y_ptr, dx_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
-            Y_STRIDE, False, D, BLOCK_D, TILE, STEP, BLOCK, PRECISION,
-        )  # fmt: skip
-    else:
-        _multiply(
-            program, m_ptr, x_ptr, dy_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
-            X_STRIDE, True, D, BLOCK_D, TILE, STEP, BLOCK, PRECISION,
-        )  # fmt: skip
-
-
-@triton.jit
-def _multiply(
-    program, m_ptr, x_ptr, out_ptr, offsets_ptr, matrix_offsets_ptr, users, steps,
-    X_STRIDE: tl.constexpr, TRANSPOSE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    TILE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """One tile of m x, or of m^T x: of TILE * STEP rows of the result a part, of m x rows that
-    begin alike."""
-    D_BLOCKS: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
-    tile, depth = program // D_BLOCKS, program % D_BLOCKS * BLOCK_D
-    tile, part = tile // STEP, tile % STEP
-    _, start, size, matrix, row = load_rows(
-        offsets_ptr, matrix_offsets_ptr, users, steps, tile, TILE * STEP
-    )
-    step = 1 if TRANSPOSE else least_step(size, STEP)
-    row += part // step * (TILE * step) + part % step
-    if row < size:
-        x_ptr += start * X_STRIDE
-        rows = row + tl.arange(0, TILE) * step
-        if TRANSPOSE:
-            acc = _columns_times(
-                m_ptr + matrix, x_ptr, size, row, depth,
-                X_STRIDE, D, BLOCK_D, TILE, BLOCK, PRECISION,
-            )  # fmt: skip
-        else:
-            acc = _rows_times(
-                m_ptr, x_ptr, matrix, size, row, step, depth,
-                X_STRIDE, D, BLOCK_D, TILE, STEP, BLOCK, PRECISION,
-            )  # fmt: skip
-        columns = (depth + tl.arange(0, BLOCK_D))[None, :]
-        address = out_ptr + (start + rows)[:, None] * D + columns
-        inside = (rows < size)[:, None] & (columns < D)
-        tl.store(address, acc.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _columns_times(
-    m_ptr, x_ptr, size, row, depth, X_STRIDE: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """TILE columns of a user's matrix from `row` on, times its tokens: [TILE, BLOCK_D]."""
-    # Copies to shared memory, which Triton makes blocks ahead, have four bytes at least: words of
-    # two are asked for one block ahead here.
-    AHEAD: tl.constexpr = m_ptr.dtype.element_ty.primitive_bitwidth < 32
-    place = tl.arange(0, BLOCK)
-    acc = tl.zeros([TILE, BLOCK_D], tl.float32)
-    rest = tl.zeros([TILE, BLOCK_D], tl.float32)
-    following = _load_columns(m_ptr, size, row, 0, TILE, BLOCK)
-    for block in range(0, size, BLOCK):
-        if AHEAD:
-            weights = following
-            following = _load_columns(m_ptr, size, row, block + BLOCK, TILE, BLOCK)
-        else:
-            weights = _load_columns(m_ptr, size, row, block, TILE, BLOCK)
-        x = tokens_at(x_ptr, block + place, size, X_STRIDE, depth, D, BLOCK_D)
-        acc, rest = add_products(acc, rest, weights, x, PRECISION)
-    return sum_products(acc, rest, PRECISION)
-
-
-@triton.jit
-def _load_columns(m_ptr, size, row, block, TILE: tl.constexpr, BLOCK: tl.constexpr):
-    """[TILE, BLOCK]: columns from `row` on of a matrix's rows from `block` on, turned; 0 where it
-    has none."""
-    rows, place = tl.arange(0, TILE)[:, None], tl.arange(0, BLOCK)[None, :]
-    # A 64-bit product for a block's start alone: BLOCK times size is not as long.
-    address = m_ptr + row + block * size.to(tl.int64) + place * size + rows
-    return tl.load(address, mask=(rows < size - row) & (place < size - block), other=0.0)
-
-
-@triton.jit
-def _rows_times(
-    m_ptr, x_ptr, matrix, size, row, step, depth, X_STRIDE: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """TILE rows of a user's matrix, `step` apart, times its tokens: [TILE, BLOCK_D].
-
-    As in `_outer_rows`, words of STEP numbers; columns before the first whole word of these rows
-    and behind the last are a block of their own.
-    """
-    number = tl.arange(0, TILE)
-    exists = (row + number * step < size)[:, None]
-    begin = matrix + row.to(tl.int64) * size
-    # Not rounded up or down by a difference: the compiler must see that it is a multiple.
-    words = (begin + STEP - 1) // STEP
-    ahead = (words * STEP - begin).to(tl.int32)
-    whole = tl.maximum(size - ahead, 0) // STEP * STEP
-    place = tl.arange(0, BLOCK)
-    row_offset = (number * (size * step // STEP * STEP))[:, None]
-    word_ptr = m_ptr + words * STEP + row_offset + place[None, :]
-    acc = tl.zeros([TILE, BLOCK_D], tl.float32)
-    rest = tl.zeros([TILE, BLOCK_D], tl.float32)
-    for block in range(0, whole, BLOCK):
-        inside = exists & (place < whole - block)[None, :]
-        weights = tl.load(word_ptr + block, mask=inside, other=0.0)
-        # No token of the ends: 0 times inf is NaN.
-        token = ahead + block + place
-        x = tokens_at(x_ptr, token, ahead + whole, X_STRIDE, depth, D, BLOCK_D)
-        acc, rest = add_products(acc, rest, weights, x, PRECISION)
-    if STEP > 1:
-        edge = tl.arange(0, 16)
-        edge = tl.where(edge < 8, tl.where(edge < ahead, edge, -1), ahead + whole + edge - 8)
-        address = m_ptr + begin + row_offset + edge[None, :]
-        weights = tl.load(address, mask=exists & is_below(edge, size)[None, :], other=0.0)
-        x = tokens_at(x_ptr, edge, size, X_STRIDE, depth, D, BLOCK_D)
-        acc, rest = add_products(acc, rest, weights, x, PRECISION)
-    return sum_products(acc, rest, PRECISION)

@@ -32,7 +32,7 @@ FLOAT32_PRODUCTS = "bf16x6"
 # Of float32 that half types are made of, two bfloat16 and three products.
 _HALF_PRODUCTS = "bf16x3"
 # By bytes of a number.
-LINEAR_CONFIGS = {2: LaunchConfig(64, 4, 3), 4: LaunchConfig(64, 4, 2)}
+LINEAR_CONFIGS = {2: LaunchConfig(64, 4, 3), 4: LaunchConfig(64, 4, 3, 128)}
 
 _SQRT_HALF = tl.constexpr(0.7071067811865476)
 _SQRT_HALF_OVER_PI = tl.constexpr(0.3989422804014327)

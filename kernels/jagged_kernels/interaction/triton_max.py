@@ -1,4 +1,4 @@
-"""The largest of each user's tokens and where it lies; pieces as in `triton_segments`."""
+"""The largest of each user's tokens, its place and its gradient; pieces as in `triton_segments`."""
 
 # Triton's jit and its launch options are not typed.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
@@ -14,7 +14,6 @@ from jagged_kernels.attention.triton_blocks import rows_of_dims
 from jagged_kernels.interaction.triton_segments import (
     MERGE_LANES,
     MERGE_WARPS,
-    REGISTERS,
     Cut,
     address_of,
     cut_users,
@@ -24,7 +23,9 @@ from jagged_kernels.interaction.triton_segments import (
 )
 from jagged_kernels.launch import launch
 
-MAX_CUT = Cut(2, 128, 8)
+MAX_CUT = Cut(2, 128, 8, 128)
+# It writes only, and waits for no token.
+BACKWARD_CUT = Cut(4, 64, 16, 128)
 # The place of a token that is not there: behind all others.
 _NOWHERE = tl.constexpr(2**31 - 1)
 
@@ -48,7 +49,7 @@ def launch_max(x: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         _max_pieces_kernel, (slots + users) * pieces.blocks,
         (x, offsets, top, place, tops, places, *pieces.numbers()),
         {**common, "X_STRIDE": x.stride(0), "TILE": shape.tile, "LANES": shape.lanes},
-        num_warps=shape.warps, maxnreg=REGISTERS,
+        num_warps=shape.warps, maxnreg=shape.registers,
     )  # fmt: skip
     if slots:
         launch(
@@ -152,3 +153,51 @@ def _merge_max_kernel(
         top, place = _larger(top, place, tops, places)
     top, place = _largest(top, place, 0)
     _store_max(top_ptr, place_ptr, top, place, user, length, column, COLUMNS)
+
+
+def launch_max_backward(d_out: Tensor, place: Tensor, offsets: Tensor, tokens: int) -> Tensor:
+    """[tokens, C] in the dtype of d_out: d_out [B, C] at each user's `place` [B, C], else 0."""
+    d_out, place, columns = d_out.contiguous(), place.contiguous(), d_out.shape[1]
+    d_x = torch.empty((tokens, columns), dtype=d_out.dtype, device=d_out.device)
+    if d_x.numel() == 0:
+        return d_x
+    pieces = cut_users(d_x, offsets, BACKWARD_CUT)
+    shape = pieces.shape
+    launch(
+        _max_backward_kernel, (pieces.slots + pieces.users) * pieces.blocks,
+        (d_out, place, offsets, d_x, *pieces.numbers()),
+        {**pieces.constants(columns), "TILE": shape.tile, "LANES": shape.lanes},
+        num_warps=shape.warps,
+    )  # fmt: skip
+    return d_x
+
+
+@triton.jit(do_not_specialize=["users", "slots", "steps"])
+def _max_backward_kernel(
+    d_out_ptr, place_ptr, offsets_ptr, d_x_ptr, users, slots, steps,
+    COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr,
+    TILE: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """By pieces, so that a program looks up its user's places and gradients once."""
+    number = tl.program_id(0) // BLOCKS
+    column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
+    user, first, _, begin, count, _ = load_piece(
+        offsets_ptr, number, users, slots, steps, PIECE, False
+    )
+    if count == 0:
+        return
+    # Each lane looks up what it writes in every step: nothing moves between threads.
+    row = tl.zeros([LANES], tl.int64) + user
+    exists = (column < COLUMNS)[None, :]
+    place = tl.load(address_of(place_ptr, row, column, COLUMNS), mask=exists, other=-1)
+    d_out = tl.load(address_of(d_out_ptr, row, column, COLUMNS), mask=exists, other=0.0)
+    behind = place.to(tl.int32) - (begin - first) - tl.arange(0, LANES)[:, None]
+    d_x_ptr += begin.to(tl.int64) * COLUMNS
+    left = count
+    for _done in range(0, count, TILE):
+        for _step in tl.static_range(TILE // LANES):
+            address, inside = tile_addresses(left, column, COLUMNS, COLUMNS, LANES, BLOCK)
+            tl.store(d_x_ptr + address, tl.where(behind == 0, d_out, 0.0), mask=inside)
+            d_x_ptr += LANES * COLUMNS
+            behind -= LANES
+            left -= LANES

@@ -4,6 +4,8 @@ Programs take equal spans of tile numbers (`triton_tiles`) and walk the segments
 of users) that lie in them with one accumulator. A segment that a span holds whole is finished at
 once; of one that is cut, each program leaves a partial sum, and a second launch adds them up in
 order. While a tile is there, the backward takes everything it can from it: tokens are read once.
+
+Where each user is better off with a program of its own: `triton_user_products`.
 """
 
 # Triton's jit and its launch options are not typed.
@@ -21,11 +23,9 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.tiles import LaunchConfig
-from jagged_kernels.attention.triton_blocks import add_dot
 from jagged_kernels.backends import multiprocessors
 from jagged_kernels.interaction.triton_groups import segments_of
 from jagged_kernels.interaction.triton_linear import (
-    activation_slope,
     block_size,
     load_row,
     load_weight,
@@ -35,20 +35,28 @@ from jagged_kernels.interaction.triton_linear import (
 )
 from jagged_kernels.interaction.triton_tiles import (
     first_tile,
-    load_tile,
     search_steps,
-    store_tile,
     tile_count,
     user_of_tile,
 )
+from jagged_kernels.interaction.triton_token_sums import (
+    MERGE_BLOCK,
+    add_tiles,
+    merge_partials,
+    store_sums,
+)
+from jagged_kernels.interaction.triton_user_products import launch_user_products
 from jagged_kernels.launch import cdiv, launch
 
 # Up to so many tokens, a program a segment needs no second launch and is as fast.
 ONE_LAUNCH_TOKENS = 2048
+# Below so many tokens a user on average, or for sums alone of half types, each user has a program
+# of its own (`triton_user_products`). One of the second number of tokens or more may be cut.
+SHORT_USER, LEAST_SHARE = 64, 256
 # Spans a multiprocessor, as many as run at a time: for sums alone, and for sums and dx together.
 SUM_PROGRAMS, FUSED_PROGRAMS = 3, {2: 3, 4: 2}
 # By bytes of a number: for sums alone, and for sums and dx together.
-SUM_CONFIGS = {2: LaunchConfig(64, 4, 2, 128), 4: LaunchConfig(32, 4, 2)}
+SUM_CONFIGS = {2: LaunchConfig(64, 4, 3, 128), 4: LaunchConfig(32, 4, 2)}
 FUSED_CONFIGS = {2: LaunchConfig(64, 4, 2, 168), 4: LaunchConfig(32, 4, 2)}
 # By bytes of a number: D and K up to which the backward is one launch over the tokens, and the most
 # rows and columns of a matrix that a program sums.
@@ -87,40 +95,47 @@ def launch_products(
     d_x = torch.empty_like(x, memory_format=torch.contiguous_format) if want_d_x else None
     if tokens == 0 or out.numel() == 0:
         return out, sums, d_x
-    most = _WIDEST[x.element_size()]
-    block_d, block_k = block_size(dim, most), block_size(columns, most)
+    widest = _WIDEST[x.element_size()]
+    block_d, block_k = block_size(dim, widest), block_size(columns, widest)
     config = (SUM_CONFIGS if weight is None else FUSED_CONFIGS)[x.element_size()]
     if block_d * block_k > 64 * 64:
         config = replace(config, num_warps=8, registers=None)
     blocks = cdiv(dim, block_d) * cdiv(columns, block_k)
-    units = tile_count(tokens, users, config.block)
-    each = SUM_PROGRAMS if weight is None else FUSED_PROGRAMS[x.element_size()]
-    one_launch = tokens <= ONE_LAUNCH_TOKENS
-    span = units if one_launch else cdiv(units, multiprocessors(x.device) * each)
-    programs = count if one_launch else cdiv(units, span)
     size = dim * columns + (0 if sums is None else columns)
+    if weight is not None:
+        weight = weight_in_place(weight)
+    if bias is not None:
+        bias = bias.contiguous()
+    constants = {
+        "X_STRIDE": x.stride(0), "Y_STRIDE": y.stride(0),
+        "WEIGHT_STRIDES": (0, 0, 0) if weight is None else weight.stride(),
+        "ACTIVATION": activation, "D": dim, "K": columns, "BLOCK_D": block_d, "BLOCK_K": block_k,
+        "SIZE": size, "TILE": config.block, "PRECISION": product_precision(x),
+    }  # fmt: skip
+    one_launch = tokens <= ONE_LAUNCH_TOKENS
+    spans = SUM_PROGRAMS if weight is None else FUSED_PROGRAMS[x.element_size()]
+    most = multiprocessors(x.device) * spans
+    half_sums = weight is None and x.element_size() == 2
+    if groups is None and (half_sums or tokens < users * SHORT_USER):
+        share = tokens + 1 if one_launch else max(LEAST_SHARE, cdiv(tokens, most))
+        launch_user_products(
+            x, y, weight, bias, out, sums, d_x, offsets, share=share, blocks=blocks,
+            constants=constants, options=config.options(),
+        )  # fmt: skip
+        return out, sums, d_x
+    units = tile_count(tokens, users, config.block)
+    span = units if one_launch else cdiv(units, most)
+    programs = count if one_launch else cdiv(units, span)
     partials = None
     if not one_launch:
         # Of the segment that a program goes on with, and of the one that it begins.
         partials = torch.empty((programs, 2, size), dtype=torch.float32, device=x.device)
-    if weight is not None:
-        weight = weight_in_place(weight)
     places, starts, group, bounds = segments_of(offsets, groups, count)
     walk = (places, group, bounds, users, search_steps(users), units, span)
     launch(
         _products_kernel, (programs, blocks),
-        (
-            x, y, weight, None if bias is None else bias.contiguous(), out, sums, d_x, partials,
-            starts, count, *walk,
-        ),
-        {
-            "X_STRIDE": x.stride(0), "Y_STRIDE": y.stride(0),
-            "WEIGHT_STRIDES": (0, 0, 0) if weight is None else weight.stride(),
-            "ACTIVATION": activation, "ONE_LAUNCH": one_launch, "D": dim, "K": columns,
-            "BLOCK_D": block_d, "BLOCK_K": block_k, "SIZE": size, "TILE": config.block,
-            "PRECISION": product_precision(x),
-        },
-        **config.options(),
+        (x, y, weight, bias, out, sums, d_x, partials, starts, count, *walk),
+        {**constants, "ONE_LAUNCH": one_launch}, **config.options(),
     )  # fmt: skip
     if partials is not None and programs > 1:
         launch(
@@ -137,9 +152,9 @@ def _products_kernel(
     x_ptr, y_ptr, weight_ptr, bias_ptr, out_ptr, sum_ptr, dx_ptr, partial_ptr,
     starts_ptr, segments, places_ptr, group_ptr, bounds_ptr, users, steps, units, span,
     X_STRIDE: tl.constexpr, Y_STRIDE: tl.constexpr, WEIGHT_STRIDES: tl.constexpr,
-    ACTIVATION: tl.constexpr, ONE_LAUNCH: tl.constexpr, D: tl.constexpr, K: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    ACTIVATION: tl.constexpr, D: tl.constexpr, K: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_K: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
+    ONE_LAUNCH: tl.constexpr,
 ):  # fmt: skip
     K_BLOCKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     program = tl.program_id(0)
@@ -190,68 +205,16 @@ def _products_kernel(
             )  # fmt: skip
         total = tl.max(total, 0)
         if ONE_LAUNCH or ((begin >= low) & (end <= high)):
-            _store_sums(
+            store_sums(
                 out_ptr + segment.to(tl.int64) * (D * K), sum_ptr, segment.to(tl.int64) * K,
                 acc, total, row, column, D, K, BLOCK_D, BLOCK_K,
             )  # fmt: skip
         elif partial_ptr is not None:
             slot = (program * 2 + (begin >= low).to(tl.int32)).to(tl.int64)
-            _store_sums(
+            store_sums(
                 partial_ptr + slot * SIZE, partial_ptr if SIZE > D * K else None,
                 slot * SIZE + D * K, acc, total, row, column, D, K, BLOCK_D, BLOCK_K,
             )  # fmt: skip
-
-
-@triton.jit
-def add_tiles(
-    acc, total, start, end, x_ptr, y_ptr, dx_ptr, X_STRIDE: tl.constexpr,
-    Y_STRIDE: tl.constexpr, weight, bias, row, column,
-    ACTIVATION: tl.constexpr, D: tl.constexpr, K: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_K: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """acc + x^T y and total + the sum of y over tokens from start to end; stores their dx.
-
-    Every row of total [16, K] has the sum.
-    """
-    for token in range(start, end, TILE):
-        x = load_tile(x_ptr, token, end, X_STRIDE, row, D, TILE, BLOCK_D)
-        y = load_tile(y_ptr, token, end, Y_STRIDE, column, K, TILE, BLOCK_K)
-        if ACTIVATION != "none":
-            before = tl.dot(x, weight, input_precision=PRECISION)
-            if bias is not None:
-                before += bias[None, :]
-            slope = y.to(tl.float32) * activation_slope(before, ACTIVATION, x.dtype)
-            y = slope.to(x.dtype)
-        total = _add_rows(total, y, TILE)
-        acc = add_dot(acc, tl.trans(x), y, PRECISION)
-        if dx_ptr is not None:
-            d_x = tl.dot(y, tl.trans(weight), input_precision=PRECISION)
-            store_tile(dx_ptr, d_x, token, end, row, D, TILE, BLOCK_D)
-    return acc, total
-
-
-@triton.jit
-def _add_rows(total, y, TILE: tl.constexpr):
-    """total [16, K] + in each row the sum of y [TILE, K]: for half types as a product, whose sums
-    take a tenth of the instructions that moving numbers between threads would."""
-    if y.dtype == tl.float32:
-        return total + tl.sum(y, 0)[None, :]
-    return tl.dot(tl.full([16, TILE], 1.0, y.dtype), y, total)
-
-
-@triton.jit
-def _store_sums(
-    out_ptr, sum_ptr, sum_start, acc, total, row, column, D: tl.constexpr, K: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """One block of a [D, K], and by the programs of its first rows, of the sums [K]."""
-    rows, columns = row + tl.arange(0, BLOCK_D), column + tl.arange(0, BLOCK_K)
-    inside = (rows[:, None] < D) & (columns[None, :] < K)
-    address = out_ptr + rows[:, None] * K + columns[None, :]
-    tl.store(address, acc.to(out_ptr.dtype.element_ty), mask=inside)
-    if sum_ptr is not None:
-        address = sum_ptr + sum_start + columns
-        tl.store(address, total.to(sum_ptr.dtype.element_ty), mask=(columns < K) & (row == 0))
 
 
 @triton.jit
@@ -270,11 +233,6 @@ def load_segment(places_ptr, bounds_ptr, segment, TILE: tl.constexpr):
     return first, last, first_tile(places_ptr, first, TILE), first_tile(places_ptr, last, TILE)
 
 
-MERGE_BLOCK = tl.constexpr(1024)
-# Partial sums that are added at a time: the wait for memory is what adding takes.
-_MERGE_ROWS = tl.constexpr(16)
-
-
 @triton.jit(do_not_specialize=["users", "steps", "units", "span"])
 def merge_kernel(
     partial_ptr, out_ptr, sum_ptr, places_ptr, group_ptr, bounds_ptr, users, steps, units, span,
@@ -289,20 +247,7 @@ def merge_kernel(
     if (begin < low) | (end <= high):
         return
     last = (end - 1) // span
-    element = tl.program_id(1) * MERGE_BLOCK + tl.arange(0, MERGE_BLOCK)
-    inside = element < SIZE
-    total = tl.load(
-        partial_ptr + (program * 2 + 1).to(tl.int64) * SIZE + element, mask=inside, other=0.0
-    )
-    for first in range(program + 1, last + 1, _MERGE_ROWS):
-        other = first + tl.arange(0, _MERGE_ROWS)[:, None]
-        part = tl.load(
-            partial_ptr + (other * 2).to(tl.int64) * SIZE + element[None, :],
-            mask=(other <= last) & inside[None, :], other=0.0,
-        )  # fmt: skip
-        total += tl.sum(part, 0)
-    out = out_ptr + segment.to(tl.int64) * MATRIX + element
-    tl.store(out, total.to(out_ptr.dtype.element_ty), mask=element < MATRIX)
-    if sum_ptr is not None:
-        out = sum_ptr + segment.to(tl.int64) * K + element - MATRIX
-        tl.store(out, total.to(sum_ptr.dtype.element_ty), mask=inside & (element >= MATRIX))
+    merge_partials(
+        partial_ptr, program * 2 + 1, program * 2 + 2, 2, last - program, out_ptr, sum_ptr, segment,
+        MATRIX, K, SIZE,
+    )  # fmt: skip

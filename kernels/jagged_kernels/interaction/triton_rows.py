@@ -212,58 +212,6 @@ def _cut_user(
     return begin, tl.minimum(wanted, count - begin)
 
 
-def launch_select_rows_backward(
-    d_out: Tensor, offsets: Tensor, out_offsets: Tensor, order: Tensor, first: Tensor, tokens: int
-) -> Tensor:
-    """[tokens, ...]: each token's gradients summed over the output users that copied its user.
-
-    Args:
-        order: [N] output users, sorted by the user that they copied.
-        first: [B + 1], where in `order` those of each user begin.
-    """
-    d_values = d_out.new_empty((tokens, *d_out.shape[1:]))
-    if d_values.numel() == 0:
-        return d_values
-    if d_out.shape[0] == 0:
-        return d_values.zero_()
-    source, target = as_rows(d_out), as_rows(d_values)
-    grid, tiles = row_tiles(tokens, target.shape[1], torch.float32.itemsize)
-    launch(
-        _sum_selected_kernel, grid,
-        (source, target, offsets, out_offsets, order, first, offsets.shape[0] - 1, tokens),
-        {"STRIDE": source.stride(0), **tiles},
-    )  # fmt: skip
-    return d_values
-
-
-@triton.jit(do_not_specialize=["users", "tokens"])
-def _sum_selected_kernel(
-    d_out_ptr, d_values_ptr, offsets_ptr, out_offsets_ptr, order_ptr, first_ptr,
-    users, tokens,
-    STRIDE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = token < tokens
-    token = tl.minimum(token, tokens - 1)
-    user = user_of(offsets_ptr, users, token)
-    place = token - tl.load(offsets_ptr + user).to(tl.int32)
-    start = tl.load(first_ptr + user).to(tl.int32)
-    copies = tl.load(first_ptr + user + 1).to(tl.int32) - start
-    acc = tl.zeros([BLOCK, COLUMNS], tl.float32)
-    for copy in range(0, tl.max(copies, 0)):
-        exists = inside & (copy < copies)
-        out_user = tl.load(order_ptr + start + copy, mask=exists, other=0)
-        row = tl.load(out_offsets_ptr + out_user, mask=exists, other=0).to(tl.int64) + place
-        address, column = row_addresses(row, STRIDE, WIDTH, COLUMNS)
-        acc += tl.load(d_out_ptr + address, mask=exists[:, None] & column, other=0.0).to(tl.float32)
-    address, column = row_addresses(token, WIDTH, WIDTH, COLUMNS)
-    tl.store(
-        d_values_ptr + address,
-        acc.to(d_values_ptr.dtype.element_ty),
-        mask=inside[:, None] & column,
-    )
-
-
 def launch_cat_rows(
     parts: Sequence[Tensor], offsets: Sequence[Tensor], shared: Sequence[bool], out_offsets: Tensor,
     tokens: int,

@@ -27,11 +27,6 @@ from jagged_kernels.launch import cdiv, launch
 # Partial results of one user that a merge reads at a time, and its warps.
 MERGE_LANES = 32
 MERGE_WARPS = 2
-# A thread, at most. Told so, the compiler lets all loads of a tile begin before it waits for the
-# first; else it waits in between, so as to need fewer.
-REGISTERS = 64
-# Tokens of a tile, at most: many users have fewer.
-_MAX_TILE = 128
 
 
 class Cut(NamedTuple):
@@ -40,10 +35,17 @@ class Cut(NamedTuple):
     warps: int  # a program, at most
     bytes: int  # that a thread loads before it waits
     steps: int  # loads of so many bytes that follow each other, at most
+    tokens: int  # of a tile, at most
+    least_warps: int = 1  # a program, however narrow the rows are
+    columns: int = 64  # a program, at most
+    # A thread, at most. Told so, the compiler lets all loads of a tile begin before it waits for
+    # the first; else it waits in between, so as to need fewer.
+    registers: int = 64
 
 
-# Few warps, and so many programs: most of what a program of a short user does is waiting.
-SUM_CUT = Cut(2, 128, 8)
+# Few warps, and so many programs: most of what a program of a short user does is waiting. Many
+# users have fewer than 128 tokens.
+SUM_CUT = Cut(4, 128, 4, 128)
 
 
 class PieceShape(NamedTuple):
@@ -54,6 +56,7 @@ class PieceShape(NamedTuple):
     tile: int  # tokens that are loaded at once
     piece: int  # tokens a piece
     warps: int
+    registers: int
 
 
 def power_of_two(size: int) -> int:
@@ -67,12 +70,12 @@ def piece_shape(columns: int, size: int, cut: Cut) -> PieceShape:
     Depends on the width and the dtype alone: the order of a user's sum must not change with the
     batch.
     """
-    block = min(power_of_two(columns), 64)
+    block = min(power_of_two(columns), cut.columns)
     vector = min(16 // size, block)  # numbers that a thread loads at once
-    warps = min(block // vector, cut.warps)
+    warps = min(max(block // vector, cut.least_warps), cut.warps)
     lanes = 32 * warps * vector // block  # each of them one thread's, in registers
-    tile = min(lanes * (cut.bytes // (vector * size)), _MAX_TILE)
-    return PieceShape(block, lanes, tile, tile * cut.steps, warps)
+    tile = min(lanes * (cut.bytes // (vector * size)), cut.tokens)
+    return PieceShape(block, lanes, tile, tile * cut.steps, warps, cut.registers)
 
 
 class Pieces(NamedTuple):
@@ -205,7 +208,7 @@ def launch_sum(
             "X_STRIDE": x.stride(0), "OTHER_STRIDE": 0 if other is None else other.stride(0),
             "TILE": shape.tile, "LANES": shape.lanes,
         },
-        num_warps=shape.warps, maxnreg=REGISTERS,
+        num_warps=shape.warps, maxnreg=shape.registers,
     )  # fmt: skip
     if slots:
         launch(

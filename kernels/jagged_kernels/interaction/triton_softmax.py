@@ -1,9 +1,10 @@
 """Softmax over each user's tokens, forward and backward; pieces as in `triton_segments`.
 
-A program that has a user whole keeps its tokens in registers or reads them twice, the second time
-from cache. Of a longer user, the first launch leaves the state of each piece (largest and sum of
-exponentials; in the backward the sum of y * dy). In the second the program of a piece merges all
-states of its user, few beside its tokens, and writes the piece.
+A program that has a user whole keeps its tokens in registers, in the smallest of a few tiles that
+has room for them, or reads them twice, the second time from cache. Of a longer user, the first
+launch leaves the state of each piece (largest and sum of exponentials; in the backward the sum of
+y * dy). In the second the program of a piece merges all states of its user, few beside its tokens,
+and writes the piece.
 """
 
 # Triton's jit and its launch options are not typed.
@@ -19,7 +20,6 @@ from torch import Tensor
 from jagged_kernels.attention.triton_blocks import LOG2_E, rows_of_dims
 from jagged_kernels.interaction.triton_segments import (
     MERGE_LANES,
-    REGISTERS,
     Cut,
     address_of,
     by_lane,
@@ -28,13 +28,23 @@ from jagged_kernels.interaction.triton_segments import (
     partial_rows,
     tile_addresses,
 )
+from jagged_kernels.interaction.triton_squares import fits_best
 from jagged_kernels.launch import launch
 
 # Long pieces, since cut users are read from memory twice; many warps, so that few users are on
-# their way at once and all of them fit in the cache.
-SOFTMAX_CUT = Cut(8, 64, 16)
+# their way at once and all of them fit in the cache. With half the columns, a program keeps twice
+# as many tokens. By bytes of a number.
+SOFTMAX_CUTS = {2: Cut(4, 128, 16, 128, registers=96), 4: Cut(8, 64, 8, 256, 8, columns=32)}
 # Of y and of dy each half as much.
-BACKWARD_CUT = Cut(8, 32, 32)
+BACKWARD_CUT = Cut(8, 32, 16, 256, 8, columns=32)
+# Of rows that one thread loads at once. Their users are small: of nearly all, one program keeps all
+# tokens. Two warps keep many times what a short user needs, and there is room for many programs.
+# Pieces are as many bytes as those of wide rows, and so long that small batches have none.
+NARROW_CUT = Cut(2, 64, 64, 2048, 2)
+NARROW_BACKWARD_CUT = Cut(2, 32, 128, 2048, 2)
+_NARROW_BYTES = 16
+# How often a tile is halved for users that need less, at most; not below a token a lane.
+_HALVINGS = 3
 
 _LOG2_E = tl.constexpr(LOG2_E)
 # Below every score but -inf, so that nothing seen yet minus -inf is not NaN.
@@ -57,7 +67,10 @@ def _launch(x: Tensor, d_y: Tensor | None, offsets: Tensor) -> Tensor:
     out = torch.empty((tokens, columns), dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
-    pieces = cut_users(x, offsets, SOFTMAX_CUT if d_y is None else BACKWARD_CUT)
+    cut = SOFTMAX_CUTS[x.element_size()] if d_y is None else BACKWARD_CUT
+    if columns * x.element_size() <= _NARROW_BYTES:
+        cut = NARROW_CUT if d_y is None else NARROW_BACKWARD_CUT
+    pieces = cut_users(x, offsets, cut)
     slots, shape = pieces.slots, pieces.shape
     # Of a piece the sums, then what is largest.
     states = torch.empty((2 * slots, 2, columns), dtype=torch.float32, device=x.device)
@@ -65,13 +78,14 @@ def _launch(x: Tensor, d_y: Tensor | None, offsets: Tensor) -> Tensor:
     constants = {
         "BACKWARD": d_y is not None, **pieces.constants(columns), "X_STRIDE": x.stride(0),
         "D_STRIDE": 0 if d_y is None else d_y.stride(0), "TILE": shape.tile, "LANES": shape.lanes,
+        "HALVINGS": min((shape.tile // shape.lanes).bit_length() - 1, _HALVINGS),
         "MERGE_LANES": MERGE_LANES,
     }  # fmt: skip
     for merged, programs in ((False, slots + users), (True, 2 * slots)):
         if programs:
             launch(
                 _softmax_kernel, programs * pieces.blocks, arguments,
-                {"MERGED": merged, **constants}, num_warps=shape.warps, maxnreg=REGISTERS,
+                {"MERGED": merged, **constants}, num_warps=shape.warps, maxnreg=shape.registers,
             )  # fmt: skip
     return out
 
@@ -89,7 +103,7 @@ def _softmax_kernel(
     x_ptr, d_ptr, out_ptr, offsets_ptr, states_ptr, users, slots, steps,
     MERGED: tl.constexpr, BACKWARD: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr,
     BLOCK: tl.constexpr, PIECE: tl.constexpr, X_STRIDE: tl.constexpr, D_STRIDE: tl.constexpr,
-    TILE: tl.constexpr, LANES: tl.constexpr, MERGE_LANES: tl.constexpr,
+    TILE: tl.constexpr, LANES: tl.constexpr, HALVINGS: tl.constexpr, MERGE_LANES: tl.constexpr,
 ):  # fmt: skip
     """Whole users, and the states of pieces of the others; MERGED: those pieces from the states."""
     number = tl.program_id(0) // BLOCKS
@@ -103,12 +117,16 @@ def _softmax_kernel(
     out_ptr += begin.to(tl.int64) * COLUMNS
     if BACKWARD:
         d_ptr += begin.to(tl.int64) * D_STRIDE
-    if (length <= TILE) & (not MERGED):
-        _softmax_of_tile(
-            x_ptr, d_ptr, out_ptr, length, column,
-            BACKWARD, COLUMNS, X_STRIDE, D_STRIDE, TILE, BLOCK,
-        )  # fmt: skip
-        return
+    if not MERGED:
+        # Exponentials of tokens that are not there take as long as others.
+        for halvings in tl.static_range(HALVINGS + 1):
+            if fits_best(length, TILE, halvings, HALVINGS):
+                _softmax_of_tile(
+                    x_ptr, d_ptr, out_ptr, length, column,
+                    BACKWARD, COLUMNS, X_STRIDE, D_STRIDE, TILE >> halvings, BLOCK,
+                )  # fmt: skip
+        if length <= TILE:
+            return
 
     if MERGED:
         top = tl.full([MERGE_LANES, BLOCK], LOWEST, tl.float32)

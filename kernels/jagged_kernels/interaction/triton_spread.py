@@ -45,7 +45,6 @@ def launch_spread(
     join: str = "copy",
     at_end: bool = False,
     mean: bool = False,
-    index: Tensor | None = None,
 ) -> Tensor:
     """Joins each token with what its user has: [T, C] in the dtype of `source`.
 
@@ -55,7 +54,6 @@ def launch_spread(
         x: [T, C], for `join` "add" (x + source) and "mul" (x * source); "copy" gives the source.
         at_end: the rows of a padded source belong to the last L tokens; others get 0.
         mean: divide by the user's number of tokens.
-        index: [B, C] int64; only the token at this position gets the source, others 0.
     """
     padded, columns = source.dim() == 3, source.shape[-1]
     source = source.contiguous()
@@ -68,7 +66,7 @@ def launch_spread(
     launch(
         _spread_kernel, cdiv(tokens, rows) * blocks,
         (
-            source, x, index, offsets, out, tokens, offsets.shape[0] - 1,
+            source, x, offsets, out, tokens, offsets.shape[0] - 1,
             source.shape[1] if padded else 1,
         ),
         {
@@ -83,7 +81,7 @@ def launch_spread(
 
 @triton.jit(do_not_specialize=["tokens", "users", "length"])
 def _spread_kernel(
-    source_ptr, x_ptr, index_ptr, offsets_ptr, out_ptr, tokens, users, length,
+    source_ptr, x_ptr, offsets_ptr, out_ptr, tokens, users, length,
     PADDED: tl.constexpr, AT_END: tl.constexpr, JOIN: tl.constexpr, MEAN: tl.constexpr,
     X_STRIDE: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -109,10 +107,6 @@ def _spread_kernel(
         there = inside & ((place >= 0) & (place < length))[:, None]
     value = tl.load(address_of(source_ptr, row, column, COLUMNS), mask=there, other=0.0)
     value = value.to(tl.float32)
-    if index_ptr is not None:
-        place = known - tl.load(offsets_ptr + user).to(tl.int32)
-        index = tl.load(address_of(index_ptr, row, column, COLUMNS), mask=inside, other=-1)
-        value = tl.where(index.to(tl.int32) == place[:, None], value, 0.0)
     if MEAN:
         first = tl.load(offsets_ptr + user).to(tl.int32)
         value /= (tl.load(offsets_ptr + user + 1).to(tl.int32) - first).to(tl.float32)[:, None]

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from jagged_kernels.attention.tiles import LaunchConfig
 from jagged_kernels.attention.triton_blocks import add_dot
+from jagged_kernels.attention.triton_float32 import dot
 from jagged_kernels.backends import multiprocessors
 from jagged_kernels.interaction.triton_linear import (
     activate,
@@ -33,7 +34,7 @@ from jagged_kernels.interaction.triton_linear import (
     sum_precision,
     unit_stride,
 )
-from jagged_kernels.interaction.triton_products import MERGE_BLOCK, add_tiles, merge_kernel
+from jagged_kernels.interaction.triton_products import merge_kernel
 from jagged_kernels.interaction.triton_tiles import (
     load_tile,
     search_steps,
@@ -42,6 +43,7 @@ from jagged_kernels.interaction.triton_tiles import (
     user_of_slot,
     user_of_tile,
 )
+from jagged_kernels.interaction.triton_token_sums import MERGE_BLOCK, add_tiles
 from jagged_kernels.interaction.triton_users import user_among, user_of
 from jagged_kernels.launch import cdiv, launch
 
@@ -259,7 +261,7 @@ def _target_kernel(
             user = tl.load(owner_ptr + token, mask=token < tokens, other=0)
         address = target_ptr + user.to(tl.int64)[:, None] * D + column[None, :]
         target = tl.load(address, mask=column[None, :] < D, other=0.0)
-        out = tl.dot(x, shared, input_precision=PRECISION)
+        out = dot(x, shared, PRECISION)
         out = add_dot(out, x * target, scaled, PRECISION)
         out = add_dot(out, target, of_target, PRECISION) + bias[None, :]
         out = activate(out, ACTIVATION, out_ptr.dtype.element_ty)
@@ -305,7 +307,7 @@ def _target_backward_kernel(
         scaled = _load_part(weight_ptr, 3, D, K, BLOCK_D, BLOCK_K)
         weight = fold(shared, scaled, target, dtype)
         targets = tl.broadcast_to(target[None, :], [16, BLOCK_D]).to(dtype)
-        user_bias = bias + tl.max(tl.dot(targets, of_target, input_precision=PRECISION), 0)
+        user_bias = bias + tl.max(dot(targets, of_target, PRECISION), 0)
         begin = (user_start // TILE).to(tl.int32) + user
         end = (user_end // TILE).to(tl.int32) + user + 1
         acc, total = add_tiles(
@@ -351,7 +353,7 @@ def _users_kernel(
         d_target = load_tile(by_user_ptr, first, users, D + K, 0, D, USERS, BLOCK_D)
         d_user_bias = load_tile(by_user_ptr + D, first, users, D + K, 0, K, USERS, BLOCK_K)
         target = load_tile(target_ptr, first, users, D, 0, D, USERS, BLOCK_D).to(tl.float32)
-        d_target += tl.dot(d_user_bias, tl.trans(of_target), input_precision=PRECISION)
+        d_target += dot(d_user_bias, tl.trans(of_target), PRECISION)
         store_tile(d_target_ptr, d_target, first, users, 0, D, USERS, BLOCK_D)
         d_of_target = add_dot(d_of_target, tl.trans(target), d_user_bias, PRECISION)
         d_bias += tl.sum(d_user_bias, 0)

@@ -34,10 +34,11 @@ def jagged_unique(
         TypeError, ValueError: arguments of wrong kind, shape or dtype.
 
     U depends on the ids, so this waits for the device, and to trace it, `torch.compile` needs
-    `torch._dynamo.config.capture_dynamic_output_shape_ops`. It consists of one sort of all tokens
-    by keys of user and id, which is PyTorch's. In the triton backend what goes before and after it
-    is Triton's, and the results keep memory for T; both wait once more, to know how many bits the
-    keys need.
+    `torch._dynamo.config.capture_dynamic_output_shape_ops`. The triton backend sorts every user by
+    itself, and waits once more where one has more than 1024 tokens; its results keep memory for T.
+    Where a user has more than 4096 tokens, or ids that are 2^50 or more apart, it sorts all tokens
+    by keys of user and id instead, as the native backend does. That waits once more, to know how
+    many bits the keys need.
 
     >>> ids = JaggedTensor(torch.tensor([7, 3, 7, 3]), torch.tensor([0, 3, 4]))
     >>> unique, counts, inverse = jagged_unique(ids)
@@ -77,8 +78,10 @@ def _unique_native(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Ten
 
 def _unique_triton(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from jagged_kernels.interaction.triton_unique import launch_range, launch_unique
+    from jagged_kernels.interaction.triton_user_unique import launch_user_unique
 
-    return _unique_by_keys(values, offsets, launch_range, launch_unique)
+    found = launch_user_unique(values, offsets) if values.shape[0] else None
+    return found or _unique_by_keys(values, offsets, launch_range, launch_unique)
 
 
 def _unique_by_keys(

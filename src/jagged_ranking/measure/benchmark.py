@@ -110,11 +110,12 @@ def measure_attention(
             chosen = providers
             if chosen is None:
                 chosen = default_providers(device, group=workload.group)
-            one.latency_and_errors(chosen, modes, timed="latency" in metrics)
-            if "memory" in metrics:
-                one.weigh(chosen, modes, one.alone)
-            rows += one.rows
-            timing.release(device)
+            with timing.earlier_objects_apart():
+                one.latency_and_errors(chosen, modes, timed="latency" in metrics)
+                if "memory" in metrics:
+                    one.weigh(chosen, modes, one.alone)
+                rows += one.rows
+                timing.release(device)
             bar.update()
         bar.close()
     return results.frame(rows)

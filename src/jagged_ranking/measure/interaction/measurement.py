@@ -83,23 +83,24 @@ def measure_interaction(
         rows = ceiling_rows(ceilings, config=config, **common)
         bar = tqdm(total=len(operations) * len(workloads), disable=not progress, unit="batch")
         for operation in (OPERATIONS[name] for name in operations):
-            for workload in workloads:
-                one = _Measurement(
-                    operation,
-                    workload,
-                    device=device,
-                    device_name=name,
-                    effort=effort or Effort(),
-                    ceilings=ceilings,
-                    common=common,
-                    tell=lambda said, op=operation: bar.set_postfix_str(f"{op.name}, {said}"),
-                )
-                one.check_and_time(modes)
-                if workload.name in weighed:
-                    one.weigh_all(modes)
-                rows += one.rows
-                bar.update()
-            timing.release(device)
+            with timing.earlier_objects_apart():
+                for workload in workloads:
+                    one = _Measurement(
+                        operation,
+                        workload,
+                        device=device,
+                        device_name=name,
+                        effort=effort or Effort(),
+                        ceilings=ceilings,
+                        common=common,
+                        tell=lambda said, op=operation: bar.set_postfix_str(f"{op.name}, {said}"),
+                    )
+                    one.check_and_time(modes)
+                    if workload.name in weighed:
+                        one.weigh_all(modes)
+                    rows += one.rows
+                    bar.update()
+                timing.release(device)
         bar.close()
     return results.frame(rows)
 
