@@ -3,6 +3,7 @@
 # pandas says of table[column] and of comparisons that they may be anything it knows.
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
+import gc
 import math
 import time
 from collections.abc import Callable
@@ -328,6 +329,23 @@ def test_one_that_breaks_later_does_not_stop_the_others() -> None:
     assert isinstance(found["breaks"].failure, RuntimeError)
     assert found["breaks"].samples == []
     assert len(found["works"].samples) == 6
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen by others"])
+def test_earlier_objects_are_set_apart_once(frozen: bool) -> None:
+    """Whatever another library has frozen before."""
+    if frozen:
+        gc.freeze()
+    earlier: list[list] = [[]]
+    try:
+        with timing.earlier_objects_apart():
+            assert all(entry is not earlier for entry in gc.get_objects())
+            with timing.earlier_objects_apart():
+                pass
+            assert all(entry is not earlier for entry in gc.get_objects())
+        assert any(entry is earlier for entry in gc.get_objects())
+    finally:
+        gc.unfreeze()
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -91,6 +92,28 @@ def test_data_counts_by_its_digest(ran, home):
 def test_what_has_no_stable_form_is_refused(ran):
     with pytest.raises(TypeError):
         ran(object())
+
+
+@pytest.mark.parametrize(
+    ("provider", "message", "kept"),
+    [
+        ("padded", "wrong: relative error 0.02, allowed is 0.008", True),
+        ("padded", "AcceleratorError: CUDA error: an illegal memory access", False),
+        ("jagged", "wrong: relative error 0.02, allowed is 0.008", False),
+    ],
+)
+def test_what_may_pass_is_tried_again(home: Path, provider: str, message: str, kept: bool) -> None:
+    made: list[dict[str, Any]] = []
+
+    def one_is_wrong() -> pd.DataFrame:
+        names: dict[str, Any] = dict.fromkeys(("op", "workload", "mode", "metric", "unit"), "o")
+        made.append(results.row(**names, provider="native", value=1.0))
+        wrong = results.row(**names, provider=provider, status="error", message=message)
+        return results.frame([made[-1], wrong])
+
+    for _ in range(2):
+        assert cached(one_is_wrong)["message"].tolist() == ["", message]
+    assert len(made) == (1 if kept else 2)
 
 
 def test_a_call_that_fails_leaves_nothing(home):

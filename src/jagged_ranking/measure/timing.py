@@ -30,6 +30,8 @@ _CYCLES_A_SECOND = 2e9  # of a GPU at its highest clock; at a lower one the devi
 
 Progress = Callable[[str], None]
 
+_are_apart = False  # inside of `earlier_objects_apart`
+
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
@@ -69,14 +71,17 @@ def earlier_objects_apart() -> Iterator[None]:
     """Inside of this, `gc.collect` does not look at what there was before: a compiler leaves
     millions of objects, a look at which takes longer than many a measurement. One inside of
     another changes nothing."""
-    if gc.get_freeze_count():
+    global _are_apart
+    if _are_apart:
         yield
         return
     gc.collect()
     gc.freeze()
+    _are_apart = True
     try:
         yield
     finally:
+        _are_apart = False
         gc.unfreeze()
 
 
