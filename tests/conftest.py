@@ -45,11 +45,11 @@ class _Status:
 
     def __init__(self, config: pytest.Config) -> None:
         self.counts: Counter[str] = Counter()
-        # The code that is tested is the code that is imported now, whatever changes meanwhile.
-        self.code_hash = provenance.code_hash(ROOT)
         options = config.option
         named = [Path(str(argument).partition("::")[0]).resolve() for argument in config.args]
         self.suite = "all" if ROOT in named or ROOT / "tests" in named else "kernels"
+        # The code that is tested is the code that is imported now, whatever changes meanwhile.
+        self.code_hash = provenance.code_hash(ROOT, provenance.SUITES[self.suite])
         self.whole = (
             (self.suite == "all" or ROOT / "tests" / "kernels" in named)
             and not hasattr(config, "workerinput")  # one of several processes of pytest-xdist

@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -21,18 +21,20 @@ from jagged_ranking import paths
 from jagged_ranking.results import atomic
 
 CODE_FOLDERS = ("kernels", "src", "data_prep")
+# What a test suite tests: all tests, or (on a GPU machine) all tests of the kernels.
+SUITES = {"all": CODE_FOLDERS, "kernels": ("kernels",)}
 PACKAGES = ("torch", "triton", "numpy", "pandas", "pyarrow", "matplotlib", "scikit-learn")
 TEST_STATUS = "build/test-status.json"
 
 
-def code_hash(root: Path | None = None) -> str:
-    """sha256 over the path and content of every Python file of the three import packages.
+def code_hash(root: Path | None = None, folders: Sequence[str] = CODE_FOLDERS) -> str:
+    """sha256 over the path and content of every Python file of the import packages' folders.
 
     Notebooks and tests do not count: they use the code, they do not decide its results.
     """
     root = root or paths.ROOT
     digest = hashlib.sha256()
-    for folder in CODE_FOLDERS:
+    for folder in folders:
         for path in sorted((root / folder).rglob("*.py")):
             content = path.read_bytes()
             name = path.relative_to(root).as_posix()
@@ -58,11 +60,14 @@ def git_state(root: Path | None = None) -> dict[str, Any]:
 
 
 def suite_status(root: Path | None = None) -> dict[str, Any]:
-    """What the last whole test run said, or "unknown" if none was of exactly this code."""
+    """What the last run of a whole suite said, or "unknown" if none was of exactly this code.
+
+    The code that counts is what the suite tests: that of the kernels, or all.
+    """
     root = root or paths.ROOT
     try:
         status = json.loads((root / TEST_STATUS).read_text())
-        same_code = status["code_hash"] == code_hash(root)
+        same_code = status["code_hash"] == code_hash(root, SUITES[status["suite"]])
     except (OSError, ValueError, KeyError, TypeError):
         return {"outcome": "unknown"}
     return status if same_code else {"outcome": "unknown"}

@@ -49,13 +49,20 @@ def test_git_state(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert provenance.git_state(checkout)["dirty"] is True
 
 
-def test_test_status_counts_for_exactly_this_code(checkout: Path) -> None:
+@pytest.mark.parametrize("suite", ["all", "kernels"])
+def test_test_status_counts_for_exactly_the_code_that_was_tested(
+    checkout: Path, suite: str
+) -> None:
     path = checkout / provenance.TEST_STATUS
     assert provenance.suite_status(checkout) == {"outcome": "unknown"}
     path.parent.mkdir()
-    status = {"outcome": "passed", "code_hash": provenance.code_hash(checkout)}
+    tested = provenance.code_hash(checkout, provenance.SUITES[suite])
+    status = {"suite": suite, "outcome": "passed", "code_hash": tested}
     path.write_text(json.dumps(status))
     assert provenance.suite_status(checkout) == status
+    (checkout / "src" / "inner" / "a.py").write_text("changed")
+    unknown = {"outcome": "unknown"}
+    assert provenance.suite_status(checkout) == (unknown if suite == "all" else status)
     (checkout / "kernels" / "inner" / "a.py").write_text("changed")
     assert provenance.suite_status(checkout) == {"outcome": "unknown"}
     path.write_text("{broken")

@@ -71,7 +71,7 @@ class _Run:
         """Device, commit and whether the tests were green there."""
         tests = (self.manifest.get("tests") or {}).get("outcome", "unknown")
         smoke = ", a smoke run" if self.manifest.get("preset") == "smoke" else ""
-        return f"*{style.footer(self.manifest)} · tests at this code: {tests}{smoke}*"
+        return f"*{style.footer(self.manifest)} · tests of these kernels: {tests}{smoke}*"
 
 
 def goal_tables(figures_dir: Path | str) -> str:
