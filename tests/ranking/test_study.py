@@ -192,14 +192,14 @@ def test_a_run_that_was_cut_off_goes_on_where_it_stopped(
     assert measured([], **options).empty
 
 
-def test_errors_are_not_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_errors_are_not_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
     def broken(given: list[measure.Workload], **options: Any) -> pd.DataFrame:
         tried.append(1)
         where: dict[str, Any] = {
             "op": "attention",
-            "provider": "p",
+            "provider": "jagged",
             "workload": "w",
             "mode": "forward",
         }
