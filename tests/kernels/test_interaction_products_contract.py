@@ -238,17 +238,17 @@ def test_no_waiting_and_no_second_compilation(name: str) -> None:
         torch.autograd.grad(out, leaves, torch.ones_like(out))
         return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
 
-    batches = [
-        {key: t.cuda().requires_grad_(t.is_floating_point()) for key, t in case(lengths).items()}
-        for lengths in (
-            *((3, 0, 5, 999), (40, 2, 1, 7, 16, 3000), (16, 48), (50,) * 43),
-            *((2100, 1), (1, 2500, 16), (16, 1, 40), (1, 60, 9) * 100),
-        )
-    ]
-    warm = [step(batch) for batch in batches[:4]][-1]
+    def batch_of(lengths: tuple[int, ...]) -> dict[str, Tensor]:
+        tensors = case(lengths)
+        return {k: t.cuda().requires_grad_(t.is_floating_point()) for k, t in tensors.items()}
+
+    first = ((3, 0, 5, 999), (40, 2, 1, 7, 16, 3000), (16, 48), (50,) * 43)
+    later = ((2100, 1), (1, 2500, 16), (16, 1, 40), (1, 60, 9) * 100)
+    warm = [step(batch_of(lengths)) for lengths in first][-1]
     assert warm > 0
+    batches = [batch_of(lengths) for lengths in later]
     torch.cuda.set_sync_debug_mode("error")
     try:
-        assert [step(batch) for batch in batches[4:]] == [warm] * 4
+        assert [step(batch) for batch in batches] == [warm] * 4
     finally:
         torch.cuda.set_sync_debug_mode("default")

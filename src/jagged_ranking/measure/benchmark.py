@@ -87,7 +87,7 @@ def measure_attention(
     known("metric", metrics, METRICS)
     if not workloads:
         return results.frame([])
-    with timing.threads(device, cpu_threads):
+    with timing.threads(device, cpu_threads), timing.earlier_objects_apart():
         name = provenance.device_name(device)
         if ceilings is None:
             ceilings = measure_ceilings(device, dtype=workloads[0].dtype)
@@ -110,12 +110,11 @@ def measure_attention(
             chosen = providers
             if chosen is None:
                 chosen = default_providers(device, group=workload.group)
-            with timing.earlier_objects_apart():
-                one.latency_and_errors(chosen, modes, timed="latency" in metrics)
-                if "memory" in metrics:
-                    one.weigh(chosen, modes, one.alone)
-                rows += one.rows
-                timing.release(device)
+            one.latency_and_errors(chosen, modes, timed="latency" in metrics)
+            if "memory" in metrics:
+                one.weigh(chosen, modes, one.alone)
+            rows += one.rows
+            timing.release(device)
             bar.update()
         bar.close()
     return results.frame(rows)

@@ -118,14 +118,12 @@ class Contest:
             modes: what is run.
             prepare: a name -> (its run on fresh inputs, those inputs).
         """
-        # Every measurement collects garbage several times.
-        with timing.earlier_objects_apart():
-            for name in providers:
-                for mode in modes:
-                    if (name, mode) not in self.failed:
-                        self.tell(name, f"memory, {mode}")
-                        self._weigh(name, mode, prepare)
-                self.failure_rows(name, modes, PEAKS)
+        for name in providers:
+            for mode in modes:
+                if (name, mode) not in self.failed:
+                    self.tell(name, f"memory, {mode}")
+                    self._weigh(name, mode, prepare)
+            self.failure_rows(name, modes, PEAKS)
 
     def _weigh(
         self, name: str, mode: str, prepare: Callable[[str], tuple[Run, Iterable[Tensor]]]

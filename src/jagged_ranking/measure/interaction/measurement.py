@@ -74,7 +74,7 @@ def measure_interaction(
     known("mode", modes, MODES)
     if not workloads:
         return results.frame([])
-    with timing.threads(device, cpu_threads):
+    with timing.threads(device, cpu_threads), timing.earlier_objects_apart():
         name = provenance.device_name(device)
         if ceilings is None:
             ceilings = measure_ceilings(device, dtype=workloads[0].dtype)
@@ -83,24 +83,23 @@ def measure_interaction(
         rows = ceiling_rows(ceilings, config=config, **common)
         bar = tqdm(total=len(operations) * len(workloads), disable=not progress, unit="batch")
         for operation in (OPERATIONS[name] for name in operations):
-            with timing.earlier_objects_apart():
-                for workload in workloads:
-                    one = _Measurement(
-                        operation,
-                        workload,
-                        device=device,
-                        device_name=name,
-                        effort=effort or Effort(),
-                        ceilings=ceilings,
-                        common=common,
-                        tell=lambda said, op=operation: bar.set_postfix_str(f"{op.name}, {said}"),
-                    )
-                    one.check_and_time(modes)
-                    if workload.name in weighed:
-                        one.weigh_all(modes)
-                    rows += one.rows
-                    bar.update()
-                timing.release(device)
+            for workload in workloads:
+                one = _Measurement(
+                    operation,
+                    workload,
+                    device=device,
+                    device_name=name,
+                    effort=effort or Effort(),
+                    ceilings=ceilings,
+                    common=common,
+                    tell=lambda said, op=operation: bar.set_postfix_str(f"{op.name}, {said}"),
+                )
+                one.check_and_time(modes)
+                if workload.name in weighed:
+                    one.weigh_all(modes)
+                rows += one.rows
+                bar.update()
+            timing.release(device)
         bar.close()
     return results.frame(rows)
 
