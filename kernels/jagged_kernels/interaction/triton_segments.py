@@ -43,8 +43,8 @@ class Cut(NamedTuple):
     registers: int = 64
 
 
-# Few warps, and so many programs: most of what a program of a short user does is waiting. Many
-# users have fewer than 128 tokens.
+# At most four warps, and so many programs: most of what a program of a short user does is waiting.
+# Many users have fewer than 128 tokens.
 SUM_CUT = Cut(4, 128, 4, 128)
 
 
