@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import DEVICE, Case, Inputs, assert_no_worse, run, sdpa
+from attention_cases import DEVICE, Case, Inputs, Standard, run
 from torch import Tensor
 
 from jagged_kernels import JaggedTensor, attention_schedule
@@ -51,8 +51,7 @@ def attend(
 
 
 def assert_exact(inputs: Inputs, **mask: Any) -> None:
-    exact = run("reference", inputs.double(), tile=None, **mask)
-    assert_no_worse(attend(inputs, **mask), sdpa(inputs, **mask), exact, factor=3.0, name="hopper")
+    Standard(inputs, **mask).assert_met(attend(inputs, **mask), "hopper")
 
 
 def half(case: Case, dtype: torch.dtype = torch.bfloat16) -> Inputs:
@@ -115,8 +114,7 @@ def test_scale_0_averages_the_values(dim):
     inputs = half(Case(LENGTHS, dim=dim))
     ours = attend(inputs, causal=True, scale=0.0)
     inputs.q.zero_()
-    exact = run("reference", inputs.double(), tile=None, causal=True)
-    assert_no_worse(ours, sdpa(inputs, causal=True), exact, factor=3.0, name="scale 0")
+    Standard(inputs, causal=True).assert_met(ours, "scale 0")
 
 
 @on_hopper

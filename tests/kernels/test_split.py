@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import RESULTS, Case, Inputs, assert_no_worse, run, sdpa
+from attention_cases import RESULTS, Case, Inputs, Standard
 from torch import Tensor
 
 from jagged_kernels.attention.partition import (
@@ -75,11 +75,10 @@ def assert_exact(
     causal: bool = False, window: tuple[int, int] = (-1, -1), **options: Any,
 ) -> None:  # fmt: skip
     mask = {"scale": scale, "causal": causal, "window": window}
-    exact = run("reference", inputs.double(), tile=None, **mask)
-    peer = sdpa(inputs, **mask)
+    standard = Standard(inputs, **mask)
     for policy, programs in policies:
         ours = run_split(inputs, policy, programs, **mask, **options)
-        assert_no_worse(ours, peer, exact, factor=3.0, name=f"{policy} {programs}")
+        standard.assert_met(ours, f"{policy} {programs}")
 
 
 # --- the kernels ----------------------------------------------------------------------------------
@@ -200,7 +199,7 @@ def test_enormous_logits():
     a row that is cut."""
     inputs = Case([2], [90], heads=1, kv_heads=1).inputs(torch.float32)
     inputs.q.fill_(1.0)
-    inputs.k.fill_(-1e30)
+    inputs.k.fill_(-(2.0**100))
     result = run_split(inputs, programs=3)
     torch.testing.assert_close(result["o"], inputs.v.mean(0).expand(2, 1, -1))
     assert all(torch.isfinite(result[name]).all() for name in RESULTS)

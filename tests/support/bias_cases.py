@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from attention_cases import DEVICE, RESULTS, TILE, Inputs, assert_no_worse, run
+from attention_cases import DEVICE, RESULTS, TILE, Inputs, Terms, assert_no_worse, run, users
 from torch import Tensor
 
 from jagged_kernels import ALiBi, RelativePositionBias, RelativeTimeBias
@@ -128,6 +129,14 @@ def time_bucket(elapsed: Tensor, buckets: int, unit: float, base: float) -> Tens
     return (steps + 1e-9).floor().long().clamp(max=buckets - 1)
 
 
+class Formulas(NamedTuple):
+    """What the formulas give."""
+
+    results: dict[str, Tensor]
+    summands: dict[str, Tensor]  # of each gradient of a bias: sums of scores' absolute gradients
+    terms: dict[str, Tensor]  # see `Terms`; of float64 alone
+
+
 def plain(
     inputs: Inputs,
     biases: Biases,
@@ -139,63 +148,55 @@ def plain(
     dropout_p: float = 0.0,
     seed: Tensor | None = None,
     fused: bool = False,
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+) -> Formulas:
     """One user after another in the precision of the inputs, gradients by autograd.
 
     With `fused` by PyTorch's SDPA, which has no gradient for a bias and no dropout of ours.
-    The second result: for each gradient of a bias the sum of the absolute gradients of scores.
     """
-    q, k, v = (t.detach().requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
-    left, right = window or (-1, -1)
-    right = 0 if causal else right
-    group = q.shape[1] // k.shape[1]
-    scale = scale or 1 / math.sqrt(q.shape[2])
+    learned = [t.detach().requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
+    scale = scale or 1 / math.sqrt(inputs.q.shape[2])
     o, lse = torch.zeros_like(inputs.d_o), torch.full_like(inputs.d_lse, -math.inf)
     loss = inputs.d_lse.new_zeros(())
-    q_ends, k_ends = inputs.q_offsets.tolist(), inputs.k_offsets.tolist()
-    first_score, biases_added = 0, []
-    for user in range(len(q_ends) - 1):
-        q_part, k_part = slice(*q_ends[user : user + 2]), slice(*k_ends[user : user + 2])
-        n, m = q_part.stop - q_part.start, k_part.stop - k_part.start
-        distance = torch.arange(m)[None, :] - torch.arange(n)[:, None] - (m - n)
-        seen = ((distance >= -left) | (left < 0)) & ((distance <= right) | (right < 0))
-        seen = seen.to(DEVICE)
-        some = seen.any(1)
-        added = biases.of_user(inputs, leaves, q_part, k_part, first_score)
-        first_score += n * m
+    first_scores = (inputs.q_offsets.diff() * inputs.k_offsets.diff()).cumsum(0).tolist()
+    found = Terms(inputs) if inputs.q.dtype == torch.float64 else None
+    d_scores: list[tuple[Tensor, Tensor]] = []
+    for user in users(inputs, learned, causal=causal, window=window):
+        first = first_scores[user.index - 1] if user.index else 0
+        added = biases.of_user(inputs, leaves, user.q_part, user.keys, first)
+        some = user.queries - user.q_part.start
         if added.requires_grad:
             added.retain_grad()
-            biases_added.append(added)
-        if not some.any():
-            continue
-        k_user = k[k_part].repeat_interleave(group, 1)
-        v_user = v[k_part].repeat_interleave(group, 1)
-        added = added.masked_fill(~seen, -math.inf)[:, some]
-        q_user = q[q_part][some]
-        scores = scale * torch.einsum("nhd,mhd->hnm", q_user, k_user) + added
-        probabilities = scores.softmax(-1)
+        masked = added[:, some].masked_fill(~user.seen, -math.inf)
+        scores = scale * user.q @ user.k.mT + masked
+        p = kept = scores.softmax(-1)
         if dropout_p:
             assert seed is not None
-            axes = (torch.arange(s, device=DEVICE) for s in (q.shape[1], n, m))
+            axes = (torch.arange(size, device=DEVICE) for size in added.shape)
             head, row, column = axes
-            keep = keep_mask(seed, user, head[:, None, None], row[:, None], column, dropout_p)
-            probabilities = probabilities * keep[:, some] / (1 - dropout_p)
+            keep = keep_mask(seed, user.index, head[:, None, None], row[:, None], column, dropout_p)
+            kept = p * keep[:, some] / (1 - dropout_p)
         if fused:
             out = torch.nn.functional.scaled_dot_product_attention(
-                *(t.transpose(0, 1)[None] for t in (q_user, k_user, v_user)),
-                attn_mask=added[None],
-                scale=scale,
+                user.q[None], user.k[None], user.v[None], attn_mask=masked[None], scale=scale
             )[0].transpose(0, 1)
         else:
-            out = torch.einsum("hnm,mhd->nhd", probabilities, v_user)
+            out = (kept @ user.v).transpose(0, 1)
         user_lse = scores.to(lse.dtype).logsumexp(-1).t()
-        queries = torch.arange(q_part.start, q_part.stop, device=DEVICE)[some]
-        o[queries], lse[queries] = out.detach(), user_lse.detach()
-        loss = loss + (out * inputs.d_o[queries]).sum() + (user_lse * inputs.d_lse[queries]).sum()
+        o[user.queries], lse[user.queries] = out.detach(), user_lse.detach()
+        loss = loss + (out * inputs.d_o[user.queries]).sum()
+        loss = loss + (user_lse * inputs.d_lse[user.queries]).sum()
+        sizes = torch.zeros_like(added)
+        if found:
+            sizes[:, some] = found.add(user, scale, p.detach(), kept.detach())
+        d_scores.append((added, sizes))
     if loss.requires_grad:
         loss.backward(retain_graph=True)
-    grads = {name: _grad(t) for name, t in zip(("dq", "dk", "dv"), (q, k, v), strict=True)}
-    return {"o": o, "lse": lse, **grads, **_bias_grads(leaves)}, _summands(biases_added, leaves)
+    grads = dict(zip(("dq", "dk", "dv"), map(_grad, learned), strict=True))
+    summands = _spread([(a, a.grad.abs()) for a, _ in d_scores if a.grad is not None], leaves)
+    terms = found.results if found else {}
+    if found:
+        terms |= _spread([pair for pair in d_scores if pair[0].requires_grad], leaves)
+    return Formulas({"o": o, "lse": lse, **grads, **_bias_grads(leaves)}, summands, terms)
 
 
 def run_biased(
@@ -219,17 +220,14 @@ def assert_as_exact_as_pytorch(
     biases: Biases,
     backends: Sequence[str] = ("native", "triton"),
     *,
-    factor: float = 3.0,
     tile: int | None = TILE,
     leaf_dtype: torch.dtype | None = None,
     torch_seed: int = 0,
     **options: object,
 ) -> None:
-    """The rule of `assert_as_exact_as_sdpa`; `reference` is itself held against the formulas."""
+    """The rule of `Standard`; `reference` is itself held against the formulas."""
 
-    def formulas(
-        x: Inputs, dtype: torch.dtype | None, fused: bool = False
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def formulas(x: Inputs, dtype: torch.dtype | None, fused: bool = False) -> Formulas:
         seed = drawn_seed(torch_seed) if options.get("dropout_p") else None
         leaves = biases.leaves(x, dtype)
         if fused:
@@ -241,18 +239,18 @@ def assert_as_exact_as_pytorch(
         chosen = None if backend == "reference" else tile
         return run_biased(backend, x, biases, leaf_dtype=dtype, tile=chosen, **options)
 
-    exact, summands = formulas(inputs.double(), None)
+    exact = formulas(inputs.double(), None)
     reference = seeded("reference", inputs.double(), None)
-    for name, result in exact.items():
+    for name, result in exact.results.items():
         torch.testing.assert_close(reference[name], result, rtol=1e-10, atol=1e-10, msg=name)
-    peer, _ = formulas(inputs, leaf_dtype)
+    peer = formulas(inputs, leaf_dtype).results
     if not options.get("dropout_p"):
-        sdpa, _ = formulas(inputs, leaf_dtype, fused=True)
+        sdpa = formulas(inputs, leaf_dtype, fused=True).results
         peer |= {name: sdpa[name] for name in RESULTS}
     for backend in backends:
         ours = seeded(backend, inputs, leaf_dtype)
         assert_no_worse(
-            ours, peer, exact, factor=factor, name=backend, summands={**exact, **summands}
+            ours, peer, exact.results, name=backend, terms=exact.terms, summands=exact.summands
         )
 
 
@@ -262,14 +260,13 @@ def drawn_seed(torch_seed: int) -> Tensor:
     return torch.randint(2**31, (), device=DEVICE)
 
 
-def _summands(biases_added: list[Tensor], leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+def _spread(
+    of_scores: Sequence[tuple[Tensor, Tensor]], leaves: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Numbers of scores, each with the bias that was added to these, as sums for what it learns."""
     sums = {f"d_{name}": torch.zeros_like(leaf) for name, leaf in leaves.items()}
-    for added in biases_added:
-        if added.grad is None:
-            continue
-        parts = torch.autograd.grad(
-            added, list(leaves.values()), added.grad.abs(), retain_graph=True
-        )
+    for added, numbers in of_scores:
+        parts = torch.autograd.grad(added, list(leaves.values()), numbers, retain_graph=True)
         for total, part in zip(sums.values(), parts, strict=True):
             total += part.abs()
     return sums
