@@ -3,9 +3,7 @@
 # pandas says of table[column] and of comparisons that they may be anything it knows.
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 
-import gc
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +18,6 @@ from jagged_ranking.measure import (
     Workload,
     measure_attention,
     memory,
-    timing,
     with_options,
 )
 from jagged_ranking.measure import (
@@ -299,55 +296,6 @@ def test_unknown_names_are_refused_with_what_is_known(wrong: dict) -> None:
         measure(small(), **wrong)
 
 
-def test_providers_take_turns_and_slow_ones_fewer() -> None:
-    said: list[str] = []
-    calls = {"a": lambda: said.append("a"), "b": lambda: said.append("b")}
-    effort = Effort(rounds=3, inner=2, warmup=1, seconds=10.0)
-    found = timing.interleaved(calls, device=CPU, effort=effort)
-    assert [len(found[name].samples) for name in "ab"] == [6, 6]
-    # After the warm-up of both: a turn is one call that does not count and two that do, and nobody
-    # is always the first.
-    turns = ["".join(said[i : i + 3]) for i in range(4, len(said), 3)]
-    rounds = [tuple(turns[i : i + 2]) for i in range(0, len(turns), 2)]
-    assert sorted(set(rounds)) == [("aaa", "bbb"), ("bbb", "aaa")]
-    assert len(rounds) == 3
-    assert timing._plan(1.0, Effort(rounds=5, inner=10, seconds=2.0)) == (2, 1)
-    assert timing._plan(1e-4, Effort(rounds=5, inner=10, seconds=2.0)) == (5, 10)
-    assert timing._plan(60.0, Effort(rounds=5, inner=10, seconds=2.0)) == (2, 1)
-
-
-def test_one_that_breaks_later_does_not_stop_the_others() -> None:
-    left = iter(range(4))
-
-    def breaks() -> None:
-        if next(left, None) is None:
-            raise RuntimeError("enough")
-
-    calls = {"breaks": breaks, "works": lambda: None}
-    effort = Effort(rounds=3, inner=2, warmup=1)
-    found = timing.interleaved(calls, device=CPU, effort=effort)
-    assert isinstance(found["breaks"].failure, RuntimeError)
-    assert found["breaks"].samples == []
-    assert len(found["works"].samples) == 6
-
-
-@pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen by others"])
-def test_earlier_objects_are_set_apart_once(frozen: bool) -> None:
-    """Whatever another library has frozen before."""
-    if frozen:
-        gc.freeze()
-    earlier: list[list] = [[]]
-    try:
-        with timing.earlier_objects_apart():
-            assert all(entry is not earlier for entry in gc.get_objects())
-            with timing.earlier_objects_apart():
-                pass
-            assert all(entry is not earlier for entry in gc.get_objects())
-        assert any(entry is earlier for entry in gc.get_objects())
-    finally:
-        gc.unfreeze()
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_block_mask_is_the_document_mask(causal: bool) -> None:
     lengths = torch.tensor([5, 0, 3 * BLOCK + 7, BLOCK - 12, BLOCK, 1, 40])
@@ -386,23 +334,6 @@ def test_half_precision_has_a_tolerance_of_its_own() -> None:
     half = tolerance(setup(small(dtype=torch.bfloat16), CPU))
     assert exact == 1e-3
     assert 0.005 < half < 0.1
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_the_host_is_timed_apart() -> None:
-    x = torch.zeros(1024, device="cuda")
-
-    def slow_to_issue() -> None:
-        x.add_(1)
-        time.sleep(0.01)
-        x.add_(1)
-
-    effort = Effort(rounds=2, inner=3, warmup=1)
-    timed = timing.interleaved({"one": slow_to_issue}, device=torch.device("cuda"), effort=effort)[
-        "one"
-    ]
-    assert min(timed.host) >= 10  # ms
-    assert max(timed.samples) < 5
 
 
 @pytest.mark.gpu

@@ -7,8 +7,9 @@ shuffled: whoever follows a neighbour that heats the card does not follow it alw
 On a CPU a call is timed by the wall clock. On a GPU the time of the device and that of the host
 are two numbers. The device's is taken by CUDA events, with the L2 cache overwritten before, and
 with the device kept waiting until the host has issued the whole call: so it is the time in a
-program whose host is ahead, and the same whether the host is fast or slow, alone or not. The
-host's is how long the call keeps it when the device has nothing else to do.
+program whose host is ahead, and the same whether the host is fast or slow, alone or not. Where the
+host falls behind all the same, the call is timed again with a longer wait. The host's time is how
+long the call keeps it when the device has nothing else to do.
 """
 
 import gc
@@ -25,6 +26,9 @@ import torch
 FLUSH_BYTES = 256 * 2**20
 # How long the device waits for the host: this many times what the host took before, and a little.
 HEAD_START, LEAST_HEAD_START, MOST_HEAD_START = 2.0, 1e-4, 2e-2  # the latter in seconds
+# Where the host was behind, the device waits this many times as long. A call that is late so often
+# in a turn waits for the device itself, and its time is what it is.
+MORE_HEAD_START, LATE_CALLS = 4.0, 3
 HOST_CALLS = 3  # in a turn, at most, that the host's time is taken of
 _CYCLES_A_SECOND = 2e9  # of a GPU at its highest clock; at a lower one the device waits longer
 
@@ -218,19 +222,30 @@ class _CudaClock:
 
     def time(self, call: Callable[[], object], repeats: int, start: float) -> list[float]:
         torch.cuda.synchronize(self.device)
-        events = [
-            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-            for _ in range(repeats)
-        ]
+        pairs, wait, late = [], start, 0
         with torch.cuda.device(self.device):
-            for begin, end in events:
-                self.flush.zero_()
-                torch.cuda._sleep(int(start * _CYCLES_A_SECOND))
-                begin.record()
-                call()
-                end.record()
+            while len(pairs) < repeats:
+                begin, end = self._issue(call, wait)
+                if late < LATE_CALLS and begin.query():  # the device waits no more
+                    late += 1
+                    longer = min(MORE_HEAD_START * wait, MOST_HEAD_START)
+                    wait = longer if late < LATE_CALLS else start
+                else:
+                    pairs.append((begin, end))
         torch.cuda.synchronize(self.device)
-        return [begin.elapsed_time(end) for begin, end in events]
+        return [begin.elapsed_time(end) for begin, end in pairs]
+
+    def _issue(
+        self, call: Callable[[], object], wait: float
+    ) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        """Events around a call, for which the device waits so many seconds."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.flush.zero_()
+        torch.cuda._sleep(int(wait * _CYCLES_A_SECOND))
+        begin.record()
+        call()
+        end.record()
+        return begin, end
 
     def host(self, call: Callable[[], object], repeats: int) -> list[float]:
         samples = []

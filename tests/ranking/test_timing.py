@@ -1,0 +1,167 @@
+"""Timing: providers take turns, and the time of a GPU is not that of its host."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+
+import pytest
+import torch
+
+from jagged_ranking.measure import Effort, timing
+
+CPU = torch.device("cpu")
+
+
+def test_providers_take_turns_and_slow_ones_fewer() -> None:
+    said: list[str] = []
+    calls = {"a": lambda: said.append("a"), "b": lambda: said.append("b")}
+    effort = Effort(rounds=3, inner=2, warmup=1, seconds=10.0)
+    found = timing.interleaved(calls, device=CPU, effort=effort)
+    assert [len(found[name].samples) for name in "ab"] == [6, 6]
+    # After the warm-up of both: a turn is one call that does not count and two that do, and nobody
+    # is always the first.
+    turns = ["".join(said[i : i + 3]) for i in range(4, len(said), 3)]
+    rounds = [tuple(turns[i : i + 2]) for i in range(0, len(turns), 2)]
+    assert sorted(set(rounds)) == [("aaa", "bbb"), ("bbb", "aaa")]
+    assert len(rounds) == 3
+    assert timing._plan(1.0, Effort(rounds=5, inner=10, seconds=2.0)) == (2, 1)
+    assert timing._plan(1e-4, Effort(rounds=5, inner=10, seconds=2.0)) == (5, 10)
+    assert timing._plan(60.0, Effort(rounds=5, inner=10, seconds=2.0)) == (2, 1)
+
+
+def test_one_that_breaks_later_does_not_stop_the_others() -> None:
+    left = iter(range(4))
+
+    def breaks() -> None:
+        if next(left, None) is None:
+            raise RuntimeError("enough")
+
+    calls = {"breaks": breaks, "works": lambda: None}
+    effort = Effort(rounds=3, inner=2, warmup=1)
+    found = timing.interleaved(calls, device=CPU, effort=effort)
+    assert isinstance(found["breaks"].failure, RuntimeError)
+    assert found["breaks"].samples == []
+    assert len(found["works"].samples) == 6
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen by others"])
+def test_earlier_objects_are_set_apart_once(frozen: bool) -> None:
+    """Whatever another library has frozen before."""
+    if frozen:
+        gc.freeze()
+    earlier: list[list] = [[]]
+    try:
+        with timing.earlier_objects_apart():
+            assert all(entry is not earlier for entry in gc.get_objects())
+            with timing.earlier_objects_apart():
+                pass
+            assert all(entry is not earlier for entry in gc.get_objects())
+        assert any(entry is earlier for entry in gc.get_objects())
+    finally:
+        gc.unfreeze()
+
+
+class FakeGpu:
+    """What the clock of a GPU needs of CUDA: a host and a queue of work, in seconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.host = self.done = 0.0
+        gpu = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                self.at = gpu.done = max(gpu.host, gpu.done)
+
+            def query(self) -> bool:
+                return self.at <= gpu.host
+
+            def elapsed_time(self, other: Event) -> float:
+                return 1e3 * (other.at - self.at)
+
+        cuda = timing.torch.cuda
+        monkeypatch.setattr(cuda, "Event", Event)
+        monkeypatch.setattr(cuda, "device", lambda device: contextlib.nullcontext())
+        monkeypatch.setattr(cuda, "synchronize", lambda device: self.wait())
+        monkeypatch.setattr(cuda, "_sleep", lambda cycles: self.issue(cycles / 2e9))
+
+    def issue(self, seconds: float) -> None:
+        self.done = max(self.host, self.done) + seconds
+
+    def wait(self) -> None:
+        self.host = max(self.host, self.done)
+
+    def clock(self) -> timing._CudaClock:
+        clock = timing._CudaClock.__new__(timing._CudaClock)
+        clock.device, clock.flush = CPU, torch.empty(1)
+        return clock
+
+
+@pytest.mark.parametrize("slowly", [2e-4, 1e-3], ids=["on time", "late"])
+def test_a_host_that_falls_behind_is_not_in_the_time_of_the_device(
+    slowly: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that the host issues in the time that it was seen to take, or in five times that."""
+    gpu, issued = FakeGpu(monkeypatch), []
+
+    def call() -> None:
+        issued.append(gpu.host)
+        for _ in range(2):
+            gpu.issue(1e-5)
+            gpu.host += slowly / 2
+
+    samples = gpu.clock().time(call, 5, start=5e-4)
+    assert samples == pytest.approx([0.02] * 5)
+    assert len(issued) == (5 if slowly < 5e-4 else 6)
+
+
+def test_a_call_that_waits_for_the_device_is_timed_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu, issued = FakeGpu(monkeypatch), []
+
+    def call() -> None:
+        issued.append(gpu.host)
+        gpu.issue(1e-5)
+        gpu.wait()
+        gpu.host += 3e-5
+        gpu.issue(1e-5)
+
+    samples = gpu.clock().time(call, 5, start=5e-4)
+    assert samples == pytest.approx([0.05] * 5)
+    assert len(issued) == 5 + timing.LATE_CALLS
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_host_is_timed_apart() -> None:
+    x = torch.zeros(1024, device="cuda")
+
+    def slow_to_issue() -> None:
+        x.add_(1)
+        time.sleep(0.01)
+        x.add_(1)
+
+    effort = Effort(rounds=2, inner=3, warmup=1)
+    timed = timing.interleaved({"one": slow_to_issue}, device=torch.device("cuda"), effort=effort)[
+        "one"
+    ]
+    assert min(timed.host) >= 10  # ms
+    assert max(timed.samples) < 5
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_host_that_falls_behind_is_not_in_the_time_of_the_device() -> None:
+    x = torch.zeros(1024, device="cuda")
+
+    def slow_to_issue() -> None:
+        x.add_(1)
+        time.sleep(0.002)
+        x.add_(1)
+
+    samples = timing._CudaClock(x.device).time(slow_to_issue, 5, start=2e-4)
+    assert len(samples) == 5
+    assert max(samples) < 1  # ms
