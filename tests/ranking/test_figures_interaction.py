@@ -127,6 +127,16 @@ def test_table_of_numbers(measured: pd.DataFrame) -> None:
     assert table.loc["jagged_unique", "ours / limit"] == "1.26"
 
 
+def test_a_peer_that_is_missing_in_one_mode_is_a_dash_there(measured: pd.DataFrame) -> None:
+    training = (measured["mode"] == "forward+backward") & (measured["provider"] != "jagged")
+    of_sum = (measured["op"] == "jagged_sum") & (measured["metric"] == "latency")
+    row = (
+        tables.interaction(measured[~(training & of_sum)]).set_index("operation").loc["jagged_sum"]
+    )
+    assert row["its ms"].endswith(" / –")
+    assert row["ours / best"].endswith(" / –")
+
+
 def goal_of(table: pd.DataFrame, name: str, dtype: str) -> dict[str, str]:
     rows = {(row["operation"], row["dtype"]): row for row in interaction_rows(table)}
     return rows[name, dtype]

@@ -96,7 +96,7 @@ def interaction(results: pd.DataFrame) -> pd.DataFrame:
 
         def cells(column: str, digits: int | None = None, modes: list = modes) -> str:
             values = [float(rows[column].iloc[0]) for rows in modes]
-            return " / ".join(number(v) if digits is None else f"{v:.{digits}f}" for v in values)
+            return " / ".join(number(v, digits) for v in values)
 
         peers = [style.look_of(p).label for rows in modes if (p := str(rows["peer"].iloc[0]))]
         rows.append(
@@ -199,12 +199,14 @@ def _cell(rows: pd.DataFrame, size: float) -> str:
     return number(row["value"] / size) if row["status"] == "ok" else _SHORT[str(row["status"])]
 
 
-def number(value: float) -> str:
-    """A dash for NaN, else three significant digits, without an exponent."""
+def number(value: float, digits: int | None = None) -> str:
+    """A dash for NaN, else so many digits behind the point; by default three significant ones,
+    without an exponent."""
     if math.isnan(value):
         return "–"
-    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
-    return f"{value:.{min(digits, 4)}f}"
+    if digits is None:
+        digits = min(max(0, 2 - math.floor(math.log10(abs(value)))), 4) if value else 0
+    return f"{value:.{digits}f}"
 
 
 def _mean_sd(row: pd.Series) -> str:
