@@ -22,8 +22,10 @@ $(READY): pyproject.toml constraints.txt
 reproduce: $(READY)
 	$(BIN)/jagged reproduce --preset smoke
 
+# JOBS processes at a time; with several GPUs they take turns on them.
+JOBS ?= 2
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # On a GPU: every access to memory of every kernel on small batches. PyTorch's cache of memory would
 # hide accesses past an end. racecheck does without the kernels for Hopper (part "long"): it reports

@@ -11,6 +11,8 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+elif worker := os.environ.get("PYTEST_XDIST_WORKER"):  # gw0, gw1, ... take turns on the GPUs
+    torch.cuda.set_device(int(worker.removeprefix("gw")) % torch.cuda.device_count())
 
 import pytest
 
