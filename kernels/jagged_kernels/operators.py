@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd import forward_ad
 
 _LIBRARY = torch.library.Library("jagged_kernels", "FRAGMENT")
 # Of each operator its function and, where it has one, that function with a gradient.
@@ -20,6 +20,7 @@ _EAGER: dict[Any, tuple[Callable[..., Any], Callable[..., Any] | None]] = {}
 _PLAIN = frozenset((int, float, bool, str, NoneType))
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _SIMPLE = _PLAIN | _TENSORS
+_NO_SECOND = b"jagged_kernels has no second derivatives"
 
 
 def define_op(
@@ -63,7 +64,7 @@ def define_gradient(
             used is None, never of all. It calls operators (by `call`): what it does is traced
             by `torch.compile`.
 
-    A second derivative raises: there is none.
+    A second derivative raises, and so does a derivative in forward mode: there is none.
     """
 
     class Gradient(torch.autograd.Function):
@@ -87,9 +88,13 @@ def define_gradient(
 
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-            # What forbids a second derivative takes time, and is needed only where one may follow.
-            once = once_differentiable(_backward) if torch.is_grad_enabled() else _backward
-            return once(ctx, *gradients)
+            if not torch.is_grad_enabled():
+                return _backward(ctx, *gradients)
+            # Gradients depend on the inputs, whether or not those of the outputs want a gradient.
+            with torch.no_grad():
+                found = _backward(ctx, *gradients)
+            forbidden = torch._C._functions.DelayedError(_NO_SECOND, len(found))  # pyright: ignore[reportAttributeAccessIssue]
+            return forbidden(*[g if g is None else g.detach().requires_grad_() for g in found])
 
     def _backward(ctx: Any, *gradients: Tensor | None) -> Any:
         if all(g is None for g in gradients):
@@ -111,9 +116,13 @@ def define_gradient(
 
     def with_gradient(*inputs: Any) -> Any:
         flat, lists = _flatten(inputs)
+        if _in_forward_mode() and any(map(_tangent, flat)):
+            raise NotImplementedError(f"{op.name()} has no derivative in forward mode")
         places = [i for i, x in enumerate(flat) if isinstance(x, Tensor) and x.requires_grad]
         if not (places and torch.is_grad_enabled()):
             return below_autograd(*inputs)
+        if _transforms():
+            raise NotImplementedError(f"{op.name()}: gradients by torch.autograd, not torch.func")
         return Gradient.apply(below_autograd, inputs, lists, places, *[flat[i] for i in places])
 
     name = op.name().removeprefix("jagged_kernels::").removesuffix(".default")
@@ -121,6 +130,19 @@ def define_gradient(
     # Past what looks for transforms of functions: `call` knows that there are none.
     apply = super(torch.autograd.Function, Gradient).apply  # pyright: ignore[reportAttributeAccessIssue]
     _EAGER[op] = (_EAGER[op][0], apply)
+
+
+def _transforms() -> bool:
+    """Inside of `torch.func.grad`, `vmap` and the like."""
+    return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _in_forward_mode() -> bool:
+    return forward_ad._current_level >= 0
+
+
+def _tangent(x: Any) -> bool:
+    return isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None
 
 
 def wants_gradient(*tensors: Tensor) -> bool:
@@ -138,8 +160,9 @@ def call(op: Any, *inputs: Any) -> Any:
             return op(*inputs)
     if (
         torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+        or _transforms()
         or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+        or _in_forward_mode()
     ):
         return op(*inputs)
     function, gradient = _EAGER[op]

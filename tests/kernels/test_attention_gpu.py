@@ -166,7 +166,8 @@ def test_float32_uses_tf32_only_where_it_is_allowed(monkeypatch):
     exact = run("reference", inputs.double(), tile=None)["o"]
     errors = {}
     for allowed in (False, True):
-        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", allowed)
+        precision = "tf32" if allowed else "ieee"
+        monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", precision)
         errors[allowed] = float((run("triton", inputs)["o"] - exact).abs().max())
     assert errors[False] < 1e-5 < errors[True] < 1e-2
 

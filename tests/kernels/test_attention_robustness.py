@@ -9,6 +9,7 @@ import torch
 from attention_cases import DEVICE, RESULTS, TILE, Case, assert_as_exact_as_sdpa, run
 
 from jagged_kernels import JaggedTensor, jagged_attention
+from jagged_kernels.attention.triton_blocks import dot_precision
 
 BACKENDS = ("native", "triton")
 LENGTHS = [TILE + 2, 0, 5, 2 * TILE, 1]
@@ -237,3 +238,21 @@ def test_the_tolerance_would_notice_a_wrong_scale(monkeypatch):
     monkeypatch.setattr("attention_cases.jagged_attention", slightly_wrong)
     with pytest.raises(AssertionError, match=r"native \w+: error"):
         assert_as_exact_as_sdpa(Case([20, 3]).inputs(torch.float32), "native")
+
+
+@pytest.mark.parametrize("way", ["fp32_precision", "allow_tf32", "set_float32_matmul_precision"])
+def test_tf32_is_allowed_by_any_of_pytorchs_ways(way):
+    matmul = torch.backends.cuda.matmul
+    try:
+        for allowed in (False, True):
+            if way == "fp32_precision":
+                matmul.fp32_precision = "tf32" if allowed else "ieee"
+            elif way == "allow_tf32":
+                matmul.allow_tf32 = allowed
+            else:
+                torch.set_float32_matmul_precision("high" if allowed else "highest")
+            assert dot_precision(torch.float32) == ("tf32" if allowed else "ieee")
+            assert dot_precision(torch.bfloat16) == "ieee"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        matmul.fp32_precision = "none"

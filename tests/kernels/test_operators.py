@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attention_cases import TILE, Case
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from jagged_kernels import JaggedTensor, attention_schedule, jagged_attention
@@ -97,12 +98,33 @@ def test_a_graph_that_is_kept_gives_the_same_twice(case):
         torch.autograd.grad(out, leaves, d_o)
 
 
-def test_a_second_derivative_raises(case):
+@pytest.mark.parametrize("needed", [True, False], ids=["", "by no gradient of outputs"])
+def test_a_second_derivative_raises(case, needed):
     leaves, attend, d_o = case
-    d_o.requires_grad_()
-    first = torch.autograd.grad(attend(*leaves), leaves, d_o, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first[0].sum().backward()
+    d_o.requires_grad_(needed)
+    out = attend(*leaves)
+    first = torch.autograd.grad(out, leaves, d_o, create_graph=True)
+    for ours, plain in zip(first, gradients(case), strict=True):
+        assert torch.equal(ours, plain)
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        (out.sum() + first[0].square().sum()).backward()
+
+
+def test_a_derivative_in_forward_mode_raises(case):
+    leaves, attend, _ = case
+    plain = [t.detach() for t in leaves]
+    with pytest.raises(NotImplementedError, match="forward mode"):
+        torch.func.jvp(attend, tuple(plain), tuple(plain))
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward mode"):
+        attend(forward_ad.make_dual(plain[0], plain[0]), *plain[1:])
+    with forward_ad.dual_level():
+        assert torch.equal(attend(*plain), attend(*leaves))
+
+
+def test_gradients_of_transformed_functions_raise(case):
+    leaves, attend, _ = case
+    with pytest.raises(NotImplementedError, match=r"not torch\.func"):
+        torch.func.grad(lambda *inputs: attend(*inputs).sum())(*leaves)
 
 
 def test_changed_inputs_raise(case):

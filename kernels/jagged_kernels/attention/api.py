@@ -127,7 +127,7 @@ def jagged_attention(
         NotImplementedError: float64 on the triton backend.
 
     Triton accumulates in float32; float32 inputs use TF32 only if
-    `torch.backends.cuda.matmul.allow_tf32` is set. Results do not change from run to run.
+    `torch.backends.cuda.matmul.fp32_precision` is "tf32". Results do not change from run to run.
 
     Source: Jagged Flash Attention, arXiv 2409.15373; FlashAttention-2, arXiv 2307.08691.
 

@@ -307,7 +307,8 @@ def shape_of_layouts(
 
 def dot_precision(dtype: torch.dtype) -> str:
     """float32 products are exact unless the user allowed TF32, as in torch.matmul."""
-    tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    # Says what was set by any of PyTorch's ways; `allow_tf32` raises where another was used.
+    tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return "tf32" if tf32 else "ieee"
 
 

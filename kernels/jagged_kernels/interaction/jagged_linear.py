@@ -49,9 +49,9 @@ def jagged_linear(
         TypeError, ValueError: arguments of wrong kind, dtype, shape or device, before any launch.
 
     Triton accumulates in float32; float32 products use TF32 only if
-    `torch.backends.cuda.matmul.allow_tf32` is set, else six products of bfloat16 parts, which are
-    as exact as one of float32. The backward recomputes what is before the activation; beyond D or K
-    of 128 (64 in float32) in memory, with its gradient: 2 [T, K].
+    `torch.backends.cuda.matmul.fp32_precision` is "tf32", else six products of bfloat16 parts,
+    which are as exact as one of float32. The backward recomputes what is before the activation;
+    beyond D or K of 128 (64 in float32) in memory, with its gradient: 2 [T, K].
 
     Source: the jagged MLP of arXiv 2409.15373.
 

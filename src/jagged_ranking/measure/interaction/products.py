@@ -21,7 +21,7 @@ GROUPS = 16
 
 
 def _allow_tf32() -> bool:
-    return bool(torch.backends.cuda.matmul.allow_tf32)
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 def _dense_bmm(b: Layout) -> Problem:
