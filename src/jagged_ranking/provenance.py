@@ -5,6 +5,7 @@ describes code, command, parameters, data, versions and device; `write_manifest`
 """
 
 import hashlib
+import importlib.util
 import json
 import os
 import platform
@@ -14,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ CODE_FOLDERS = ("kernels", "src", "data_prep")
 # What a test suite tests: all tests, or (on a GPU machine) all tests of the kernels.
 SUITES = {"all": CODE_FOLDERS, "kernels": ("kernels",)}
 PACKAGES = ("torch", "triton", "numpy", "pandas", "pyarrow", "matplotlib", "scikit-learn")
+# What is measured where it is installed: package -> module.
+PEERS = {"fbgemm-gpu": "fbgemm_gpu", "flash-attn-4": "flash_attn"}
 TEST_STATUS = "build/test-status.json"
 
 
@@ -76,15 +80,19 @@ def suite_status(root: Path | None = None) -> dict[str, Any]:
 def versions() -> dict[str, str | None]:
     """Versions of what decides results; None where it is not there."""
     found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
+    for package in (*PACKAGES, *PEERS):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = None
+            # A module may lie there without saying its version.
+            there = package in PEERS and importlib.util.find_spec(PEERS[package])
+            found[package] = "unknown" if there else None
     import torch  # heavy, and only this function needs it
 
     found["torch"] = torch.__version__
     found["cuda"] = torch.version.cuda
+    cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
+    found["cudnn"] = None if cudnn is None else str(cudnn)
     found["driver"] = _nvml_driver() if torch.cuda.is_available() else None
     return found
 
@@ -186,6 +194,12 @@ def manifest(
         "tests": suite_status(root),
         "run_key": run_key,
     }
+
+
+def changes_of_preset(manifest: Mapping[str, Any]) -> list[str]:
+    """What the command of a run set besides its preset: ["seconds=0.07"]."""
+    pairs = pairwise(str(manifest.get("command", "")).split())
+    return [value for option, value in pairs if option in ("-p", "--parameter")]
 
 
 def write_manifest(content: Mapping[str, Any], path: Path | str) -> Path:

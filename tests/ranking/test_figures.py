@@ -249,7 +249,7 @@ def test_table_of_target_attention() -> None:
     table = tables.target(target_results()).set_index("workload")
     assert table.loc["T1", "B, queries, H, D, longest"] == "64, 8, 4, 64, 16384"
     assert table.loc["T1", "events"] == "96,285"
-    assert table.loc["T1", "limit"] == "0.0330"
+    assert table.loc["T1", tables.LIMIT] == "0.0330"
     assert "ours, stream-K" in table.columns
     assert [title for title, _ in tables.summaries(target_results())] == [
         "Target attention. Latency in ms, forward / forward+backward, medians"
@@ -324,9 +324,22 @@ def test_memory_is_held_against_the_best_peer(tmp_path: Path, measured: pd.DataF
     ours = (more["provider"] == "jagged") & (more["workload"] == "B")
     more.loc[ours & (more["metric"] == "peak_memory_minus_inputs"), "value"] *= 1.004
     _save(figures / "02_memory", more, id="02_memory")
+    block = goals.goal_tables(figures)
+    rows = _rows(block, "Self-attention: peak memory")
+    # One of the peers is not installed, and the table says so.
+    assert rows["A", "forward"][5:] == ["1.000", "1.00", "yes, of those here"]
+    assert rows["B", "forward"][5:] == ["1.004", "1.00", "**no**"]
+    assert "flash-attn 4**" in block
+    _save(figures / "02_memory", more.loc[more["status"] != "missing", :], id="02_memory")
     rows = _rows(goals.goal_tables(figures), "Self-attention: peak memory")
     assert rows["A", "forward"][5:] == ["1.000", "1.00", "yes"]
-    assert rows["B", "forward"][5:] == ["1.004", "1.00", "**no**"]
+
+
+def test_what_a_run_set_besides_its_preset_is_said(tmp_path: Path, measured: pd.DataFrame) -> None:
+    command = "jagged run 01_speed --preset paper --out o -p seconds=0.07 --parameter rounds=3"
+    _save(tmp_path / "01_speed", measured, id="01_speed", command=command)
+    assert " · `seconds=0.07` · `rounds=3`" in goals.goal_tables(tmp_path)
+    assert " · `seconds=0.07` · `rounds=3`" in redraw.readme_block(tmp_path)
 
 
 def test_a_goal_whose_workload_was_left_out_is_not_measured(

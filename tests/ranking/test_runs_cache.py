@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from jagged_ranking import results
+from jagged_ranking.runs import cache
 from jagged_ranking.runs.cache import cached
 
 
@@ -78,6 +79,23 @@ def test_other_code_is_another_call(ran, home):
     assert ran(1)
     (home / "src" / "new.py").write_text("x = 1\n")
     assert ran(1)
+
+
+def test_other_software_is_another_call(ran, monkeypatch):
+    assert ran(1)
+    monkeypatch.setattr(torch, "__version__", "9.9.9")
+    assert ran(1)
+
+
+def test_a_manifest_can_say_what_was_kept(ran, monkeypatch):
+    monkeypatch.setattr(cache, "_kept", [])
+    assert ran(1)
+    assert cache.kept_tables() is None
+    assert not ran(1)
+    kept = cache.kept_tables()
+    assert kept is not None
+    assert kept["tables"] == 1
+    assert kept["first"] == kept["last"]
 
 
 def test_data_counts_by_its_digest(ran, home):

@@ -43,7 +43,7 @@ def claims(results: pd.DataFrame) -> pd.DataFrame:
         )
         paper = f"up to {memory.factor:g}x" if memory.upper is None else "up to 53%"
         rows += _attention_rows(
-            results, _Wanted(f"less memory than {title}", paper, TOTAL, name, memory)
+            results, _Wanted(f"less memory than {title}, with inputs", paper, TOTAL, name, memory)
         )
     return pd.DataFrame([*rows, *_quality_rows(results)], columns=list(COLUMNS))
 

@@ -102,7 +102,8 @@ def _section(folder: Path, base: str) -> str:
     manifest = provenance.read_manifest(folder / MANIFEST)
     table = results.read(folder / RESULTS)
     run = f"{manifest['id']}: {manifest.get('device')}, preset `{manifest['preset']}`"
-    parts = [f"### {run}", f"*{style.footer(manifest)}*"]
+    changes = "".join(f" · `{change}`" for change in provenance.changes_of_preset(manifest))
+    parts = [f"### {run}", f"*{style.footer(manifest)}*{changes}"]
     shown = tables.summaries(table)
     if len(claims := tables.claims(table)):
         shown.append(("The paper's claims against this run", claims))

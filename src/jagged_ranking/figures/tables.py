@@ -27,20 +27,21 @@ __all__ = [
     "to_markdown",
 ]
 
+LIMIT = "limit, forward"
 _SHORT = {"out_of_memory": "OOM", "missing": "–", "unsupported": "n/a", "error": "wrong"}
 
 
 def speed(results: pd.DataFrame) -> pd.DataFrame:
     """Median ms on the named workloads, forward / forward+backward, a column a provider.
 
-    "limit" is the least that the device allows (forward); "schedule" is what building ours takes,
-    once a batch, and is not in the column of ours.
+    The limit is the least that the device allows; "schedule" is what building ours takes, once a
+    batch, and is not in the column of ours.
     """
     table = attention(results, "latency")
     named = table[table["group"] == "workloads"]
     built = schedule_ms(results)
     first = {
-        "limit": lambda rows: number(float(rows["limit_ms"].min())),
+        LIMIT: lambda rows: number(float(rows["limit_ms"].min())),
         "schedule": lambda rows: number(built.get(str(rows["workload"].iloc[0]), math.nan)),
     }
     if not built:
@@ -60,7 +61,7 @@ def memory(results: pd.DataFrame) -> pd.DataFrame:
 
 def target(results: pd.DataFrame) -> pd.DataFrame:
     """Median ms of target attention, forward / forward+backward, a column a provider; N is the
-    candidates a user. "limit" is of the forward; "peak" is ours beyond the inputs, in MB."""
+    candidates a user. The peak is ours beyond the inputs."""
     table = attention(results, "latency")
     table = table[table["group"].isin(["target", "skew"])]
     peaks = ours_of(attention(results, BEYOND), "value")
@@ -73,9 +74,9 @@ def target(results: pd.DataFrame) -> pd.DataFrame:
 
     first = {
         "events": lambda rows: f"{rows['tokens'].iloc[0]:,}",
-        "limit": lambda rows: number(float(rows["limit_ms"].min())),
+        LIMIT: lambda rows: number(float(rows["limit_ms"].min())),
         "schedule": lambda rows: number(built.get(str(rows["workload"].iloc[0]), math.nan)),
-        "peak": peak,
+        "peak (MB)": peak,
     }
     if not built:
         del first["schedule"]

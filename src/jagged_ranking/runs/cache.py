@@ -19,6 +19,17 @@ from jagged_ranking import paths, provenance, results
 from jagged_ranking.measure.providers.jagged import JAGGED
 from jagged_ranking.runs.freshness import DATASET_FILE, data_digest, default_device, digest
 
+_kept: list[float] = []  # when each table was made that this process did not make
+
+
+def kept_tables() -> dict[str, Any] | None:
+    """How many tables of this process were made by an earlier one, and when: for the manifest."""
+    if not _kept:
+        return None
+    first, last = (time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(f(_kept))) for f in (min, max))
+    return {"tables": len(_kept), "first": first, "last": last}
+
+
 # Options that say how a call is watched, not what it returns.
 NOT_COUNTED = ("progress",)
 
@@ -26,10 +37,10 @@ NOT_COUNTED = ("progress",)
 def cached(function: Callable[..., pd.DataFrame], /, *args: Any, **options: Any) -> pd.DataFrame:
     """`function(*args, **options)`, a table of results, or what it was when nothing differed.
 
-    The key is the function's name, its arguments, the code tree, and the device. A folder that
-    holds a prepared dataset counts by the dataset's digest. Prints where the result comes from.
-    A table that says that our own kernels failed, or that the device broke, is returned but not
-    kept.
+    The key is the function's name, its arguments, the code tree, versions and the device. A folder
+    that holds a prepared dataset counts by the dataset's digest. Prints where the result comes
+    from. A table that says that our own kernels failed, or that the device broke, is returned but
+    not kept.
     Delete the folder `build/cache` to forget everything.
 
     Raises:
@@ -44,12 +55,14 @@ def cached(function: Callable[..., pd.DataFrame], /, *args: Any, **options: Any)
             "arguments": [_stable(value) for value in args],
             "options": _stable(counted),
             "code": provenance.code_hash(),
+            "versions": provenance.versions(),
             "device": provenance.device_name(default_device()),
         }
     )
     path = paths.CACHE / f"{function.__name__}-{key[:20]}.parquet"
     if path.is_file():
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
+        _kept.append(path.stat().st_mtime)
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(_kept[-1]))
         print(f"{function.__name__}: kept from {when} ({path.name})")
         return results.read(path)
     started = time.monotonic()

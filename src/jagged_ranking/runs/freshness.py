@@ -87,7 +87,7 @@ def digest(content: Any) -> str:
 
 
 def run_key(notebook: Path, parameters: Mapping[str, Any], data: Path | str | None) -> str:
-    """sha256 over notebook source, parameters, code tree, data digest and device.
+    """sha256 over notebook source, parameters, code tree, data digest, versions and device.
 
     Where the results go and by what path the data is reached does not count.
     """
@@ -99,6 +99,7 @@ def run_key(notebook: Path, parameters: Mapping[str, Any], data: Path | str | No
             "code": provenance.code_hash(),
             "data": data_digest(data),
             "histories": histories_digests(parameters.get("histories") or ()),
+            "versions": provenance.versions(),
             "device": provenance.device_name(default_device()),
         }
     )

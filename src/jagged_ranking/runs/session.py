@@ -10,6 +10,7 @@ import pandas as pd
 from IPython.display import Image, display
 
 from jagged_ranking import paths, provenance, results
+from jagged_ranking.runs.cache import kept_tables
 from jagged_ranking.runs.freshness import (
     COMMAND_VARIABLE,
     KEY_VARIABLE,
@@ -53,6 +54,8 @@ class Session:
             command=os.environ.get(COMMAND_VARIABLE, f"{self.id}.ipynb, run by hand"),
             run_key=os.environ.get(KEY_VARIABLE, ""),
         )
+        # Time and clocks are of this process; what an earlier one measured says so.
+        manifest["kept"] = kept_tables()
         results.write(table, self.folder / RESULTS)
         provenance.write_manifest(manifest, self.folder / MANIFEST)
         return manifest

@@ -26,6 +26,9 @@ OURS = JAGGED.name
 _ATTENTION = ("H", "queries", "causal")
 # A float32 provider may use the tf32 mode of the matrix units.
 LEAST_TOLERANCE = 1e-3
+# So many roundings to the dtype of the batch a peer may be off by: some add up in that dtype, which
+# is less exact but the same thing. Ours is held to what PyTorch makes that sums in float32.
+PEER_ROUNDINGS = 5
 
 
 def measure_interaction(
@@ -188,8 +191,8 @@ class _Measurement(Contest):
         return "native" if self.device.type == "cuda" else "reference"
 
     def _expected(self, problem: Problem, mode: str) -> tuple[list[Tensor], float]:
-        """Results in float32, and the relative error beyond which a provider is wrong: five times
-        the error that the same PyTorch makes in the dtype of the batch."""
+        """Results in float32, and the relative error beyond which ours is wrong: five times that of
+        vectorised PyTorch on the batch in its dtype, which sums in float32 where ours does."""
         plain = problem.ours(self._plain)
         whole = [x.float() if x.is_floating_point() else x for x in problem.inputs]
         gradients = self._gradients(problem)
@@ -216,6 +219,7 @@ class _Measurement(Contest):
         limit: float,
         modes: Sequence[str],
     ) -> None:
+        peer_limit = max(limit, PEER_ROUNDINGS * torch.finfo(self.workload.dtype).eps)
         for name, one in ready.items():
             for mode in modes:
                 if (name, mode) in self.failed:
@@ -226,7 +230,7 @@ class _Measurement(Contest):
                 except Exception as error:
                     self.fail(name, mode, error)
                     continue
-                self.judge(name, mode, errors, limit)
+                self.judge(name, mode, errors, limit if name == OURS else peer_limit)
 
 
 def _peer(problem: Problem, name: str) -> Peer:
