@@ -26,8 +26,8 @@ def jagged_index_select(
         users: [N] int32 or int64 in [0, B). Others raise on a CPU; on CUDA, where looking would
             wait, triton counts them as users without tokens.
         total: tokens of the result, where the caller knows it. Without it this waits for the
-            device, and cannot be traced by `torch.compile`; a wrong one raises on a CPU and is
-            not noticed on CUDA.
+            device, and cannot be traced by `torch.compile`; a wrong one raises on a CPU and,
+            on CUDA, is not noticed by triton.
         backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Returns:
