@@ -1,6 +1,7 @@
 """Triton kernels over jagged (variable-length) tensors, with plain PyTorch specifications.
 
-The names below are the public interface; everything else may change.
+The names below are the public interface; everything else may change. Results are in the dtype of
+the inputs, and computed as if there were no autocast: cast inputs yourself.
 """
 
 from jagged_kernels.attention import (

@@ -33,6 +33,21 @@ def choose_backend(backend: str, x: Tensor) -> str:
     return backend
 
 
+def or_native(backend: str, limit: str) -> str:
+    """The backend for what is beyond a limit of the kernels, in place of "triton".
+
+    Args:
+        backend: as the caller of the operation gave it.
+        limit: what is beyond it, in words.
+
+    Raises:
+        NotImplementedError: backend is "triton".
+    """
+    if backend == "triton":
+        raise NotImplementedError(limit)
+    return "native"
+
+
 def triton_runs(x: Tensor) -> bool:
     """Whether Triton kernels can run where this tensor is: on CUDA, or in the interpreter."""
     return x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"

@@ -6,6 +6,7 @@ the dispatcher: on short histories the time that a call takes on the host is the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from types import NoneType
 from typing import Any
@@ -38,14 +39,28 @@ def define_op(
         fake: the same arguments -> empty tensors of the shapes, dtypes and device that `function`
             returns, without looking at contents.
         schema: "(Tensor x, int n) -> Tensor" where the annotations of `function` do not say it.
+
+    Autocast is off in `function`.
     """
     name = name or function.__name__.lstrip("_")
     _LIBRARY.define(name + (schema or torch.library.infer_schema(function, mutates_args=())))
+    function = _without_autocast(function)
     _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"jagged_kernels::{name}", fake)
     op = getattr(torch.ops.jagged_kernels, name).default
     _EAGER[op] = (function, None)
     return op
+
+
+def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*inputs: Any) -> Any:
+        if not torch._C._is_any_autocast_enabled():
+            return function(*inputs)
+        with torch._C._DisableAutocast():
+            return function(*inputs)
+
+    return run
 
 
 def define_gradient(

@@ -141,6 +141,23 @@ def test_softmax_of_users_that_are_held_read_twice_and_cut(
     assert_as_exact_as_reference(operation.call, operation.tensors(lengths, columns), dtype)
 
 
+@pytest.mark.parametrize("stride", [2**19, 2**21])
+def test_softmax_of_narrow_rows_far_apart(stride, monkeypatch):
+    """Addresses in a tile are of 32 bits: rows that lie too far apart for it are copied."""
+    from jagged_kernels.interaction import triton_softmax
+
+    launched = []
+    monkeypatch.setattr(triton_softmax, "launch", lambda *a, **k: launched.append(a[3]))
+    x = torch.empty_strided((5000, 1), (stride, 1), device="meta")
+    offsets = torch.empty(2, dtype=torch.int64, device="meta")
+    triton_softmax.launch_softmax(x, offsets)
+    triton_softmax.launch_softmax_backward(x, x, offsets)
+    assert launched
+    for constants in launched:
+        for name in ("X_STRIDE", "D_STRIDE"):
+            assert constants["TILE"] * constants[name] < 2**31
+
+
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0], [1]], ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_hardly_any_tokens(name, lengths):

@@ -17,6 +17,7 @@ from jagged_kernels.interaction import (
     native_users,
     norm,
     pooling,
+    rows,
     self_difference,
     softmax,
     weighted_sum,
@@ -152,6 +153,50 @@ def test_only_one_operand_needs_a_gradient(backend):
     values = x.values.requires_grad_()
     jk.jagged_mul(x.with_values(values), other.detach(), backend=backend).values.sum().backward()
     torch.testing.assert_close(values.grad, other.detach().repeat_interleave(x.lengths, 0))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sums_of_half_types_are_in_float32(backend):
+    """Whose terms, or sums on the way, are beyond the largest number of float16."""
+    large = torch.full((3, 1), 60000.0, dtype=torch.float16, device=DEVICE)
+    x = JaggedTensor(large, torch.tensor([0, 3], device=DEVICE))
+    assert jk.jagged_mean(x, backend=backend).tolist() == [[60000.0]]
+    weights = torch.tensor([300.0, -300.0, 1.0], dtype=torch.float16, device=DEVICE)
+    total = jk.jagged_weighted_sum(x.with_values(large * 0 + 300), weights, backend=backend)
+    assert total.dtype == torch.float16
+    assert total.tolist() == [[300.0]]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_behind_a_padded_operand_zero_times_infinity_is_nan(backend):
+    values = torch.tensor([1.0, math.inf, math.nan, 2.0], device=DEVICE)
+    x = JaggedTensor(values, torch.tensor([0, 4], device=DEVICE))
+    out = jk.jagged_mul(x, torch.ones(1, 1, device=DEVICE), backend=backend).values
+    torch.testing.assert_close(
+        out, values * torch.tensor([1.0, 0, 0, 0], device=DEVICE), equal_nan=True
+    )
+
+
+WIDE_CALLS = {
+    "weighted sum": lambda x, backend: jk.jagged_weighted_sum(
+        x, x.values.new_ones(7), backend=backend
+    ),
+    "layer norm": lambda x, backend: jk.jagged_layer_norm(x, backend=backend).values,
+    "rms norm": lambda x, backend: jk.jagged_rms_norm(x, backend=backend).values,
+}
+
+
+@pytest.mark.parametrize("call", WIDE_CALLS.values(), ids=WIDE_CALLS)
+def test_more_columns_than_triton_takes(call, monkeypatch):
+    x = jagged(8193)
+    x.values.requires_grad_()
+    with pytest.raises(NotImplementedError, match="8192 columns, got 8193"):
+        call(x, "triton")
+    # As on CUDA.
+    monkeypatch.setattr(rows, "choose_backend", lambda backend, x: "triton")
+    out = call(x, "auto")
+    out.sum().backward()
+    torch.testing.assert_close(out, call(x, "reference"))
 
 
 X = jagged(3)

@@ -101,7 +101,7 @@ def test_operators_pass_opcheck():
     torch.library.opcheck(sum_sorted_rows, (rows, order, keys, 40, torch.float32))
 
 
-@pytest.mark.parametrize("backend", ["native", "triton"])
+@pytest.mark.parametrize("backend", ["reference", "native", "triton"])
 def test_sparse_gradients_are_the_dense_ones(backend):
     check_sparse_gradients(backend)
 
@@ -184,10 +184,39 @@ def test_contents_are_checked_on_a_cpu():
     ids = JaggedTensor(torch.tensor([0, 3]), offsets)
     with pytest.raises(IndexError, match=r"ids 0 must lie in \[0, 3\), got 0 to 3"):
         jagged_embedding([ids], [table])
-    zeros = JaggedTensor(torch.zeros(2).long(), offsets)
+    zeros = torch.zeros(2).long()
     others = JaggedTensor(torch.zeros(2).long(), torch.tensor([0, 1, 2]))
-    with pytest.raises(ValueError, match="ids 1 must have the offsets of the others"):
-        jagged_embedding([zeros, others], [table, table])
+    with pytest.raises(ValueError, match="ids 1 must have the offsets of x"):
+        jagged_embedding([others, JaggedTensor(zeros, torch.tensor([0, 0, 2]))], [table, table])
+
+
+def test_offsets_of_other_users_are_named_where_contents_are_not_read(monkeypatch):
+    monkeypatch.setattr(embedding_module, "readable", lambda x: False)
+    zeros, table = torch.zeros(2, device=DEVICE).long(), torch.zeros(3, 2, device=DEVICE)
+    ids = [JaggedTensor(zeros, torch.tensor(ends, device=DEVICE)) for ends in ([0, 2], [0, 1, 2])]
+    with pytest.raises(ValueError, match="ids 1 must have the users of x, 1, got 2"):
+        jagged_embedding(ids, [table, table])
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="a device-side assertion ends the process")
+@pytest.mark.parametrize("backend", ["reference", "native"])
+def test_negative_ids_do_not_count_from_the_end(backend, monkeypatch):
+    monkeypatch.setattr(embedding_module, "readable", lambda x: False)
+    ids = JaggedTensor(torch.tensor([-1]), torch.tensor([0, 1]))
+    with pytest.raises(IndexError):
+        jagged_embedding([ids], [torch.zeros(9, 2)], backend=backend)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("backend", ["reference", "native", "triton"])
+def test_tables_without_rows(backend, sparse):
+    nobody = JaggedTensor(torch.zeros(0, device=DEVICE).long(), torch.zeros(3, device=DEVICE).int())
+    tables = [torch.zeros(0, 4, device=DEVICE, requires_grad=True) for _ in range(2)]
+    out = jagged_embedding([nobody, nobody], tables, sparse=sparse, backend=backend)
+    out.values.sum().backward()
+    for table in tables:
+        assert table.grad is not None
+        assert table.grad.shape == (0, 4)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,8 @@ def _reference(parts: Sequence[JaggedTensor], shared: Sequence[bool], users: int
         for user in range(users)
         for own, same in zip(tokens, shared, strict=True)
     ]
-    return torch.cat([parts[0].values[:0], *rows])
+    nothing = [part.values[:0] for part in parts]
+    return torch.cat([*nothing, *rows])
 
 
 def _native(

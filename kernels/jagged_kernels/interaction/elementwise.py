@@ -18,7 +18,7 @@ from jagged_kernels.interaction.checks import (
     reshaped,
     user_bounds,
 )
-from jagged_kernels.interaction.native_users import spread_users, token_positions
+from jagged_kernels.interaction.native_users import spread_users, token_positions, zeros_of
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import call, define_gradient, define_op
 
@@ -56,7 +56,8 @@ def jagged_mul(
 ) -> JaggedTensor:
     """x * other, token by token: operands and results as in `jagged_add`.
 
-    Positions from L on of a dense operand take 0, and so the result is 0 there.
+    Positions from L on of a dense operand take 0: the result is 0 there, or NaN where x is infinite
+    or NaN.
 
     >>> x = JaggedTensor(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 2, 3]))
     >>> jagged_mul(x, torch.tensor([[10.0], [20.0]])).values
@@ -103,7 +104,7 @@ def _wanted(x: JaggedTensor) -> str:
 
 def _join_reference(x: Tensor, other: Tensor, offsets: Tensor, multiply: bool) -> Tensor:
     """The specification, x [T, C] and other [B, C] or [B, L, C] -> [T, C]."""
-    users = [x[:0]]
+    users = [zeros_of((0, x.shape[1]), x[:0], other[:0])]
     for user, (first, end) in enumerate(user_bounds(offsets)):
         row = other[user].expand(end - first, -1) if other.dim() == 2 else other[user]
         row = row[: end - first]
@@ -124,7 +125,7 @@ def _take_native(padded: Tensor, offsets: Tensor, tokens: int) -> Tensor:
     """[B, L, C] -> [T, C], 0 from L on."""
     users, length, columns = padded.shape
     if users == 0 or length == 0:
-        return padded.new_zeros((tokens, columns))
+        return zeros_of((tokens, columns), padded)
     user, position = token_positions(offsets, tokens)
     row = user * length + position.clamp(max=length - 1)
     return padded.flatten(0, 1)[row].masked_fill((position >= length)[:, None], 0.0)

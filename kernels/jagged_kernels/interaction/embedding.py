@@ -11,6 +11,7 @@ from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.contents import readable
+from jagged_kernels.interaction.checks import FLOATS, check_same_offsets
 from jagged_kernels.interaction.row_sums import sort_ids, sum_sorted_rows
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import call, define_gradient, define_op
@@ -22,7 +23,6 @@ _SHARED_IDS = 2**18
 # Bytes of a part of the tokens' gradients at least: they stay in cache (50 MB on an H100) while
 # several tables take them, and each part more has sums of its own to be added up.
 _PART_BYTES = 2**25
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def jagged_embedding(
@@ -37,7 +37,7 @@ def jagged_embedding(
     Args:
         ids: one for each feature, int32 or int64: `JaggedTensor`s [T] of the same offsets, at
             least one, or tensors [T]. Ids outside the table raise on a CPU; on CUDA, where
-            looking would wait, they count as a vector of zeros and give no gradient.
+            looking would wait, triton counts them as a vector of zeros and gives no gradient.
         tables: [V_i, D] of one floating dtype.
         sparse: gradients of the tables as `torch.sparse_coo` with the rows that were looked up,
             for tables too large for dense ones. Their number depends on the ids, so the backward
@@ -63,19 +63,19 @@ def jagged_embedding(
     """
     first, numbers = _check(ids, tables)
     chosen = choose_backend(backend, tables[0])
-    if chosen == "reference":
-        vectors = [table[n.long()] for n, table in zip(numbers, tables, strict=True)]
-        values = torch.stack(vectors).sum(0)
-    elif chosen == "native":
+    if chosen == "triton":
+        values = call(embed, list(tables), numbers, sparse)
+    else:
         parts = [
             torch.nn.functional.embedding(n, table, sparse=sparse)
             for n, table in zip(numbers, tables, strict=True)
         ]
-        values = parts[0]
-        for part in parts[1:]:
-            values = values + part
-    else:
-        values = call(embed, list(tables), numbers, sparse)
+        if chosen == "reference":
+            values = torch.stack(parts).sum(0).to(parts[0].dtype)
+        else:
+            values = parts[0]
+            for part in parts[1:]:
+                values = values + part
     return first.with_values(values)
 
 
@@ -107,30 +107,19 @@ def _check(
                 f"tables must be [V, D] of the same D, got {tuple(rows)} and "
                 f"{tuple(tables[0].shape)}"
             )
-        if table.dtype != dtype or dtype not in _DTYPES:
+        if table.dtype != dtype or dtype not in FLOATS:
             raise TypeError(f"tables must be of one floating dtype, got {dtype} and {table.dtype}")
         if not n.device == table.device == device:
             raise ValueError(
                 f"ids and tables must be on one device, got {n.device}, {table.device} and {device}"
             )
-        if readable(n):
-            _check_contents(index, feature, first, rows[0])
+        if isinstance(feature, JaggedTensor) and feature is not first:
+            check_same_offsets(f"ids {index}", first.offsets, feature.offsets)
+        if readable(n) and n.numel() and (int(n.min()) < 0 or int(n.max()) >= rows[0]):
+            raise IndexError(
+                f"ids {index} must lie in [0, {rows[0]}), got {int(n.min())} to {int(n.max())}"
+            )
     return first, numbers
-
-
-def _check_contents(
-    index: int, feature: JaggedTensor | Tensor, first: JaggedTensor, size: int
-) -> None:
-    """What only a CPU can look at."""
-    n = feature.values if isinstance(feature, JaggedTensor) else feature
-    if n.numel() and (int(n.min()) < 0 or int(n.max()) >= size):
-        raise IndexError(
-            f"ids {index} must lie in [0, {size}), got {int(n.min())} to {int(n.max())}"
-        )
-    if isinstance(feature, JaggedTensor) and feature.offsets is not first.offsets:
-        mine, others = feature.offsets, first.offsets
-        if mine.shape != others.shape or not torch.equal(mine.long(), others.long()):
-            raise ValueError(f"ids {index} must have the offsets of the others")
 
 
 def _embed(tables: Sequence[Tensor], ids: Sequence[Tensor], sparse: bool) -> Tensor:
@@ -200,7 +189,7 @@ def _parts(heights: Sequence[int], size: int) -> int:
     tables that are sorted together."""
     if len(heights) == 1:
         return 1
-    return max(min(size // _PART_BYTES, _SHARED_ROWS // sum(heights)), 1)
+    return max(min(size // _PART_BYTES, _SHARED_ROWS // max(sum(heights), 1)), 1)
 
 
 def _sparse_gradients(

@@ -24,10 +24,10 @@ def jagged_index_select(
     Args:
         x: [T, ...], any dtype.
         users: [N] int32 or int64 in [0, B). Others raise on a CPU; on CUDA, where looking would
-            wait, they count as users without tokens.
+            wait, triton counts them as users without tokens.
         total: tokens of the result, where the caller knows it. Without it this waits for the
-            device, and cannot be traced by `torch.compile`; a wrong one raises on a CPU and is
-            not noticed on CUDA.
+            device, and cannot be traced by `torch.compile`; a wrong one raises on a CPU and,
+            on CUDA, is not noticed by triton.
         backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Returns:

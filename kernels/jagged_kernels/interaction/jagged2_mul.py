@@ -12,6 +12,7 @@ from torch import Tensor
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.interaction.checks import check_like, check_same_offsets, check_squares
 from jagged_kernels.interaction.jagged2 import Jagged2Tensor
+from jagged_kernels.interaction.native_users import zeros_of
 from jagged_kernels.interaction.squares import score_places, user_matrices
 from jagged_kernels.operators import call, define_gradient, define_op
 
@@ -62,7 +63,7 @@ def jagged2_mul(
 
 def _mul2_reference(m: Tensor, other: Tensor, offsets: Tensor, matrix_offsets: Tensor) -> Tensor:
     """The specification, m [sum of n ** 2] and other [B, L, L]."""
-    length, users = other.shape[1], [m[:0]]
+    length, users = other.shape[1], [zeros_of((0,), m[:0], other[:0])]
     for user, matrix in enumerate(user_matrices(m, offsets, matrix_offsets)):
         n = matrix.shape[0]
         behind = max(n - length, 0)
@@ -74,7 +75,7 @@ def _mul2_reference(m: Tensor, other: Tensor, offsets: Tensor, matrix_offsets: T
 def _mul2_native(m: Tensor, other: Tensor, offsets: Tensor, matrix_offsets: Tensor) -> Tensor:
     users, length, _ = other.shape
     if users == 0 or length == 0:
-        return m * 0.0
+        return m * zeros_of(m.shape, other)
     places = score_places(offsets, matrix_offsets, m.shape[0])
     inside = (places.row < length) & (places.column < length)
     index = (places.user * length + places.row) * length + places.column

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.interaction.jagged2 import Jagged2Tensor
-from jagged_kernels.interaction.native_users import token_positions
+from jagged_kernels.interaction.native_users import token_positions, zeros_of
+from jagged_kernels.interaction.squares import user_matrices
 from jagged_kernels.operators import call, define_gradient, define_op
 
 
@@ -44,13 +45,13 @@ def jagged2_to_padded(
 
 
 def _reference(m: Jagged2Tensor, max_len: int, value: float) -> Tensor:
-    padded = m.values.new_full((len(m), max_len, max_len), value)
-    first = m.matrix_offsets.tolist()
-    for user, n in enumerate(m.lengths.tolist()):
-        kept = min(n, max_len)
-        matrix = m.values[first[user] : first[user] + n * n].view(n, n)
-        padded[user, :kept, :kept] = matrix[:kept, :kept]
-    return padded
+    rows = [zeros_of((0, max_len, max_len), m.values[:0])]
+    for matrix in user_matrices(m.values, m.offsets, m.matrix_offsets):
+        kept = min(len(matrix), max_len)
+        row = m.values.new_full((max_len, max_len), value)
+        row[:kept, :kept] = matrix[:kept, :kept]
+        rows.append(row[None])
+    return torch.cat(rows)
 
 
 def _native(m: Jagged2Tensor, max_len: int, value: float) -> Tensor:

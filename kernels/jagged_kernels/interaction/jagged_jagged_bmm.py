@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
+from jagged_kernels.interaction.checks import user_bounds
 from jagged_kernels.interaction.jagged_linear import jagged_linear_triton
+from jagged_kernels.interaction.matmul import matmul
 from jagged_kernels.interaction.native_tiles import to_places, token_tiles
+from jagged_kernels.interaction.native_users import zeros_of
 from jagged_kernels.interaction.product_checks import check_pair
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import call, define_gradient, define_op
@@ -52,19 +55,19 @@ def jagged_jagged_bmm(x: JaggedTensor, y: JaggedTensor, *, backend: Backend = "a
 
 def _reference(x: Tensor, y: Tensor, offsets: Tensor) -> Tensor:
     """The specification: a loop over users."""
-    ends = offsets.tolist()
-    parts = [x[ends[b] : ends[b + 1]].T @ y[ends[b] : ends[b + 1]] for b in range(len(ends) - 1)]
-    return torch.stack(parts) if parts else x.new_zeros((0, x.shape[1], y.shape[1]))
+    parts = [matmul(x[first:end].T, y[first:end]) for first, end in user_bounds(offsets)]
+    return torch.stack(parts) if parts else zeros_of((0, x.shape[1], y.shape[1]), x, y)
 
 
 def _native(x: Tensor, y: Tensor, offsets: Tensor) -> Tensor:
     tokens, users = x.shape[0], offsets.shape[0] - 1
     if tokens == 0 or users == 0:
-        return (x.T @ y).expand(users, -1, -1)
+        return zeros_of((users, x.shape[1], y.shape[1]), x, y)
     compute = torch.promote_types(x.dtype, torch.float32)
     tiles = token_tiles(offsets, tokens)
     places = (tiles.token, tiles.valid, tiles.place)
-    parts = to_places(x.to(compute), *places).mT @ to_places(y.to(compute), *places)
+    rows, columns = (to_places(z.to(compute), *places) for z in (x, y))
+    parts = matmul(rows.mT, columns)
     lengths = tiles.first.diff()
     return torch.segment_reduce(parts, "sum", lengths=lengths, axis=0, unsafe=True).to(x.dtype)
 

@@ -12,7 +12,10 @@ from torch.nn import functional as F
 
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.contents import readable
+from jagged_kernels.interaction.checks import user_bounds
+from jagged_kernels.interaction.matmul import matmul
 from jagged_kernels.interaction.native_tiles import from_places, take, to_places, token_tiles
+from jagged_kernels.interaction.native_users import zeros_of
 from jagged_kernels.interaction.product_checks import check_matrix, check_operand
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import call, define_gradient, define_op
@@ -144,15 +147,19 @@ def _reference(
     activation: str,
 ) -> Tensor:
     """The specification: a loop over users."""
-    ends = offsets.tolist()
     parts = []
-    for user in range(len(ends) - 1):
+    for user, (first, end) in enumerate(user_bounds(offsets)):
         group = user if groups is None else int(groups[user])
-        part = x[ends[user] : ends[user + 1]] @ weight[group]
+        part = matmul(x[first:end], weight[group])
         parts.append(part if bias is None else part + bias[group])
     if not parts:
-        return x @ weight.sum(0)
+        return _no_tokens(x, weight, bias)
     return ACTIVATIONS[activation](torch.cat(parts))
+
+
+def _no_tokens(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    parameters = (weight,) if bias is None else (weight, bias)
+    return zeros_of((x.shape[0], weight.shape[2]), x, *parameters)
 
 
 def linear_native(
@@ -165,12 +172,12 @@ def linear_native(
 ) -> Tensor:
     tokens, users = x.shape[0], offsets.shape[0] - 1
     if tokens == 0 or users == 0:
-        return x @ weight.sum(0)
+        return _no_tokens(x, weight, bias)
     compute = torch.promote_types(x.dtype, torch.float32)
     tiles = token_tiles(offsets, tokens)
     places = (tiles.token, tiles.valid, tiles.place)
     group = tiles.user if groups is None else groups[tiles.user].long()
-    out = to_places(x.to(compute), *places) @ take(weight.to(compute), group)
+    out = matmul(to_places(x.to(compute), *places), take(weight.to(compute), group))
     if bias is not None:
         out = out + take(bias.to(compute), group)[:, None]
     return ACTIVATIONS[activation](from_places(out, *places)).to(x.dtype)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
-from jagged_kernels.interaction.checks import check_like
+from jagged_kernels.interaction.checks import check_like, user_bounds
 from jagged_kernels.interaction.jagged2 import Jagged2Tensor, jagged2_offsets
+from jagged_kernels.interaction.matmul import matmul
 from jagged_kernels.interaction.native_tiles import (
     TILE,
     TokenTiles,
@@ -21,7 +22,9 @@ from jagged_kernels.interaction.native_tiles import (
     to_places,
     token_tiles,
 )
+from jagged_kernels.interaction.native_users import zeros_of
 from jagged_kernels.interaction.product_checks import check_matrix, check_pair
+from jagged_kernels.interaction.squares import user_matrices
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import call, define_gradient, define_op
 
@@ -123,24 +126,18 @@ def _outer_reference(
     x: Tensor, y: Tensor, offsets: Tensor, matrix_offsets: Tensor, total: int
 ) -> Tensor:
     """The specification: a loop over users."""
-    ends = offsets.tolist()
-    parts = [
-        (x[ends[b] : ends[b + 1]] @ y[ends[b] : ends[b + 1]].T).flatten()
-        for b in range(len(ends) - 1)
-    ]
-    return torch.cat(parts) if parts else x.new_zeros(0)
+    parts = [matmul(x[first:end], y[first:end].T) for first, end in user_bounds(offsets)]
+    return torch.cat([zeros_of((0,), x[:0], y[:0]), *[part.flatten() for part in parts]])
 
 
 def _matmul_reference(
     m: Tensor, x: Tensor, offsets: Tensor, matrix_offsets: Tensor, transpose: bool
 ) -> Tensor:
     """The specification: a loop over users."""
-    ends, begins = offsets.tolist(), matrix_offsets.tolist()
-    parts = [x[:0]]
-    for b in range(len(ends) - 1):
-        tokens = x[ends[b] : ends[b + 1]]
-        matrix = m[begins[b] : begins[b + 1]].view(len(tokens), len(tokens))
-        parts.append((matrix.T if transpose else matrix) @ tokens)
+    parts = [zeros_of((0, x.shape[1]), m[:0], x[:0])]
+    matrices = user_matrices(m, offsets, matrix_offsets)
+    for (first, end), matrix in zip(user_bounds(offsets), matrices, strict=True):
+        parts.append(matmul(matrix.T if transpose else matrix, x[first:end]))
     return torch.cat(parts)
 
 
@@ -194,14 +191,14 @@ def _outer_native(
 ) -> Tensor:
     count = x.shape[0]
     if count == 0 or total == 0:
-        return (x.sum() + y.sum()).expand(total)
+        return zeros_of((total,), x, y)
     compute = torch.promote_types(x.dtype, torch.float32)
     tokens = token_tiles(offsets, count)
     matrices = _matrix_tiles(tokens, offsets, matrix_offsets, count, total)
     places = (tokens.token, tokens.valid, tokens.place)
     rows = take(to_places(x.to(compute), *places), matrices.row)
     columns = take(to_places(y.to(compute), *places), matrices.column)
-    return from_places(rows @ columns.mT, *matrices[2:]).to(x.dtype)
+    return from_places(matmul(rows, columns.mT), *matrices[2:]).to(x.dtype)
 
 
 def _matmul_native(
@@ -209,7 +206,7 @@ def _matmul_native(
 ) -> Tensor:
     count, total = x.shape[0], m.shape[0]
     if count == 0 or total == 0:
-        return x + m.sum()
+        return zeros_of(x.shape, m, x)
     compute = torch.promote_types(x.dtype, torch.float32)
     tokens = token_tiles(offsets, count)
     matrices = _matrix_tiles(tokens, offsets, matrix_offsets, count, total)
@@ -217,7 +214,7 @@ def _matmul_native(
     matrix, source, target = to_places(m.to(compute), *matrices[2:]), *matrices[1::-1]
     if transpose:
         matrix, source, target = matrix.mT, target, source
-    parts = matrix @ take(to_places(x.to(compute), *places), source)
+    parts = matmul(matrix, take(to_places(x.to(compute), *places), source))
     out = sum_into(parts, target, tokens.user.shape[0])
     return from_places(out, *places).to(x.dtype)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.interaction.checks import as_columns, check_floats, reshaped, user_bounds
+from jagged_kernels.interaction.native_users import zeros_of
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import call, define_gradient, define_op
 
@@ -51,7 +52,7 @@ def jagged_last_k(x: JaggedTensor, k: int, *, backend: Backend = "auto") -> tupl
 
 def _last_k_reference(x: Tensor, offsets: Tensor, k: int) -> Tensor:
     """The specification, [T, C] -> [B, k, C]."""
-    users = [x.new_zeros((0, k, x.shape[1]))]
+    users = [zeros_of((0, k, x.shape[1]), x[:0])]
     for first, end in user_bounds(offsets):
         last = x[max(first, end - k) : end]
         users.append(torch.cat([x.new_zeros((k - len(last), x.shape[1])), last])[None])
@@ -60,7 +61,7 @@ def _last_k_reference(x: Tensor, offsets: Tensor, k: int) -> Tensor:
 
 def _last_k_native(x: Tensor, offsets: Tensor, k: int) -> Tensor:
     if x.shape[0] == 0:
-        return x.new_zeros((offsets.shape[0] - 1, k, x.shape[1]))
+        return zeros_of((offsets.shape[0] - 1, k, x.shape[1]), x)
     token = offsets[1:, None] - k + torch.arange(k, device=x.device)
     is_before = token < offsets[:-1, None]
     return x[token.clamp(min=0)].masked_fill(is_before[:, :, None], 0.0)

@@ -31,6 +31,16 @@ def token_positions(offsets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     return user, token - offsets.long()[user]
 
 
+def zeros_of(shape: Sequence[int], *inputs: Tensor) -> Tensor:
+    """Zeros of a shape that are a function of the inputs, which so get gradients of 0.
+
+    For results without numbers, or of inputs without any: a sum of numbers need not be finite.
+    In the dtype of the first input.
+    """
+    first = inputs[0]
+    return first.new_zeros(shape) + sum(x.sum(dtype=first.dtype) for x in inputs)
+
+
 def sum_users(x: Tensor, offsets: Tensor) -> Tensor:
     """[T, C] -> [B, C], in x's dtype: float32 or float64. Differentiable."""
     return _sum_users_op(x, offsets)

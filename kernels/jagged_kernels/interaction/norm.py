@@ -8,13 +8,14 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from jagged_kernels.backends import Backend, choose_backend
+from jagged_kernels.backends import Backend
 from jagged_kernels.interaction.checks import (
     check_floats,
     check_like,
     check_same_offsets,
     reshaped,
 )
+from jagged_kernels.interaction.rows import choose_backend_for_rows
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import call, define_gradient, define_op
 
@@ -55,7 +56,8 @@ def jagged_layer_norm(
         weight, bias: [D], in float32 or the dtype of x; 1 and 0 when None.
         eps: added to the variance.
         residual: like x; added before.
-        backend: "triton" (D up to 8192), "native", "reference" or "auto" (triton on CUDA tensors).
+        backend: "triton" (D up to 8192), "native", "reference" or "auto" (triton on CUDA tensors,
+            beyond 8192 native).
 
     Returns:
         The normalised tokens in the shape and dtype of x; with a residual also the sum (in the
@@ -64,6 +66,7 @@ def jagged_layer_norm(
 
     Raises:
         TypeError, ValueError: arguments of wrong kind, dtype, shape or device, before any launch.
+        NotImplementedError: D above 8192 on the triton backend.
 
     >>> x = JaggedTensor(torch.tensor([[1.0, 3.0], [5.0, 5.0]]), torch.tensor([0, 1, 2]))
     >>> jagged_layer_norm(x, eps=0.1).values
@@ -135,7 +138,7 @@ def _norm(
                 f"residual must be {tuple(shape)} like x, got {tuple(residual.values.shape)}"
             )
         added = residual.values.flatten(0, -2)
-    chosen = choose_backend(backend, x.values)
+    chosen = choose_backend_for_rows(backend, x.values)
     if chosen == "triton":
         y, total = call(norm_op, rows, added, weight, bias, eps, rms)
     else:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.interaction.checks import as_columns, check_floats, reshaped, user_bounds
-from jagged_kernels.interaction.native_users import sum_users, token_users
+from jagged_kernels.interaction.native_users import sum_users, token_users, zeros_of
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import call, define_gradient, define_op
 
@@ -106,10 +106,11 @@ def _pool(x: JaggedTensor, backend: Backend, *, mean: bool) -> Tensor:
 
 def _pool_reference(x: Tensor, offsets: Tensor, mean: bool) -> Tensor:
     """The specification of `jagged_sum` and `jagged_mean`, [T, C] -> [B, C]."""
-    rows = [x.new_zeros((0, x.shape[1]))]
+    compute = torch.promote_types(x.dtype, torch.float32)
+    rows = [x[:0]]
     for first, end in user_bounds(offsets):
-        total = x[first:end].sum(0, keepdim=True)
-        rows.append(total / max(end - first, 1) if mean else total)
+        total = x[first:end].to(compute).sum(0, keepdim=True)
+        rows.append((total / max(end - first, 1) if mean else total).to(x.dtype))
     return torch.cat(rows)
 
 
@@ -124,7 +125,7 @@ def _max_reference(x: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     """The specification of `jagged_max`, [T, C] -> [B, C] twice."""
     empty = x.new_zeros((1, x.shape[1]))
     nowhere = torch.full((1, x.shape[1]), -1, device=x.device)
-    tops, places = [empty[:0]], [nowhere[:0]]
+    tops, places = [x[:0]], [nowhere[:0]]
     for first, end in user_bounds(offsets):
         top, place = empty, nowhere
         if end > first:
@@ -141,7 +142,7 @@ def _max_native(x: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     (tokens, columns), users = x.shape, offsets.shape[0] - 1
     if tokens == 0:
         nowhere = torch.full((users, columns), -1, device=x.device)
-        return x.new_zeros((users, columns)), nowhere
+        return zeros_of((users, columns), x), nowhere
     user = token_users(offsets, tokens)
     # Extremes are the same in every order: a rerun gives the same bits.
     lengths = offsets.diff().long()

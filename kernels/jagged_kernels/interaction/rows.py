@@ -8,8 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jagged_kernels.backends import choose_backend, or_native
 from jagged_kernels.interaction.native_users import token_users
 from jagged_kernels.operators import call, define_gradient, define_op
+
+# Of a token, for kernels that take whole ones.
+_MAX_TRITON_COLUMNS = 8192
+
+
+def choose_backend_for_rows(backend: str, x: Tensor) -> str:
+    """`choose_backend` for an operation that sums along the rows of x [..., C].
+
+    Raises:
+        NotImplementedError: also "triton" for more than 8192 columns; "auto" is native there.
+    """
+    chosen, columns = choose_backend(backend, x), x.shape[-1]
+    if chosen == "triton" and columns > _MAX_TRITON_COLUMNS:
+        limit = f"the triton backend goes to {_MAX_TRITON_COLUMNS} columns, got {columns}"
+        chosen = or_native(backend, limit)
+    return chosen
 
 
 def _place_rows(

@@ -32,8 +32,8 @@ def jagged_slice(
         start: token of the user, an int or [B] integers; clamped to 0 ... n_b.
         length: tokens, an int or [B] integers; clamped to 0 ... n_b - start.
         total: tokens of the result, where the caller knows it. Without it this waits for the
-            device, and cannot be traced by `torch.compile`; a wrong one raises on a CPU and is
-            not noticed on CUDA.
+            device, and cannot be traced by `torch.compile`; a wrong one raises on a CPU and,
+            on CUDA, is not noticed by triton.
         backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Returns:

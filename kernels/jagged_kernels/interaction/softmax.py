@@ -90,7 +90,7 @@ def jagged2_softmax(
 
 def _softmax_reference(x: Tensor, offsets: Tensor) -> Tensor:
     """The specification of `jagged_softmax`, [T, C]."""
-    return torch.cat([x[:0], *[x[a:b].softmax(0) for a, b in user_bounds(offsets)]])
+    return torch.cat([x[:0], *[x[a:b].softmax(0).to(x.dtype) for a, b in user_bounds(offsets)]])
 
 
 def _softmax_native(x: Tensor, offsets: Tensor) -> Tensor:
@@ -106,8 +106,8 @@ def _softmax_native(x: Tensor, offsets: Tensor) -> Tensor:
 
 def _softmax2_reference(x: Tensor, offsets: Tensor, matrix_offsets: Tensor, by_row: bool) -> Tensor:
     """The specification of `jagged2_softmax`, [sum of n ** 2]."""
-    matrices = user_matrices(x, offsets, matrix_offsets)
-    return torch.cat([x[:0], *[m.softmax(-1 if by_row else -2).flatten() for m in matrices]])
+    matrices, dim = user_matrices(x, offsets, matrix_offsets), -1 if by_row else -2
+    return torch.cat([x[:0], *[m.softmax(dim).flatten().to(x.dtype) for m in matrices]])
 
 
 def _native_softmax2(x: Tensor, offsets: Tensor, matrix_offsets: Tensor, by_row: bool) -> Tensor:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
+from jagged_kernels.interaction.checks import user_bounds
 from jagged_kernels.interaction.jagged_linear import ACTIVATIONS, Activation
+from jagged_kernels.interaction.matmul import matmul
 from jagged_kernels.interaction.native_tiles import take
-from jagged_kernels.interaction.native_users import token_users
+from jagged_kernels.interaction.native_users import token_users, zeros_of
 from jagged_kernels.interaction.product_checks import check_matrix, check_operand
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import call, define_gradient, define_op
@@ -90,7 +92,7 @@ def _parts(weight: Tensor) -> _Parts:
 
 def _user_bias(target: Tensor, of_target: Tensor, bias: Tensor | None) -> Tensor:
     """[B, K]"""
-    user_bias = target.to(of_target.dtype) @ of_target
+    user_bias = matmul(target.to(of_target.dtype), of_target)
     return user_bias if bias is None else user_bias + bias
 
 
@@ -107,14 +109,13 @@ def _reference(
     activation: str,
 ) -> Tensor:
     """The specification: a loop over users."""
-    ends = offsets.tolist()
-    parts = [history[:0] @ weight[:, : history.shape[1]].T]
-    for user in range(len(ends) - 1):
-        k = history[ends[user] : ends[user + 1]]
+    parameters = (weight,) if bias is None else (weight, bias)
+    parts = [zeros_of((0, weight.shape[0]), history[:0], target, *parameters)]
+    for user, (first, end) in enumerate(user_bounds(offsets)):
+        k = history[first:end]
         q = target[user].expand_as(k)
-        parts.append(
-            torch.nn.functional.linear(torch.cat([k, q, k - q, k * q], dim=1), weight, bias)
-        )
+        part = matmul(torch.cat([k, q, k - q, k * q], dim=1), weight.T)
+        parts.append(part if bias is None else part + bias)
     return ACTIVATIONS[activation](torch.cat(parts))
 
 
@@ -130,11 +131,11 @@ def _native(
     user_bias = _user_bias(target, of_target, bias)
     k = history.to(shared.dtype)
     if k.shape[0] == 0:
-        return (k @ shared + user_bias.sum(0) + (target.to(shared.dtype) @ scaled).sum(0)).to(
-            history.dtype
-        )
+        out = zeros_of((0, weight.shape[0]), k, target, scaled, shared, user_bias)
+        return out.to(history.dtype)
     user = token_users(offsets, k.shape[0])
-    out = k @ shared + (k * take(target.to(k.dtype), user)) @ scaled + take(user_bias, user)
+    of_both = matmul(k * take(target.to(k.dtype), user), scaled)
+    out = matmul(k, shared) + of_both + take(user_bias, user)
     return ACTIVATIONS[activation](out).to(history.dtype)
 
 

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jagged_kernels.backends import Backend, choose_backend
+from jagged_kernels.backends import Backend, choose_backend, or_native
+from jagged_kernels.interaction.checks import FLOATS
+from jagged_kernels.interaction.native_users import zeros_of
 from jagged_kernels.interaction.rows import by_user
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import call, define_gradient, define_op
 
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MAX_TRITON_K = 128
 
 
@@ -45,15 +46,13 @@ def jagged_top_k(x: JaggedTensor, k: int, *, backend: Backend = "auto") -> tuple
         raise TypeError(f"x must be a JaggedTensor, got {type(x).__name__}")
     if x.values.dim() != 1:
         raise ValueError(f"x must be scores [T], got {tuple(x.values.shape)}")
-    if x.dtype not in _DTYPES:
+    if x.dtype not in FLOATS:
         raise TypeError(f"x must be floating, got {x.dtype}")
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     chosen = choose_backend(backend, x.values)
     if chosen == "triton" and k > _MAX_TRITON_K:
-        if backend == "triton":
-            raise NotImplementedError(f"the triton backend goes to k = {_MAX_TRITON_K}, got {k}")
-        chosen = "native"
+        chosen = or_native(backend, f"the triton backend goes to k = {_MAX_TRITON_K}, got {k}")
     if chosen == "reference":
         return _reference(x, k)
     if chosen == "native":
@@ -62,7 +61,7 @@ def jagged_top_k(x: JaggedTensor, k: int, *, backend: Backend = "auto") -> tuple
 
 
 def _reference(x: JaggedTensor, k: int) -> tuple[Tensor, Tensor]:
-    values = [x.values.new_zeros((0, k))]
+    values = [zeros_of((0, k), x.values[:0])]
     positions = [x.offsets.new_zeros((0, k), dtype=torch.int64)]
     for scores in x.unbind():
         order = scores.detach().sort(descending=True, stable=True).indices[:k]

@@ -72,6 +72,11 @@ def _launch(x: Tensor, d_y: Tensor | None, offsets: Tensor) -> Tensor:
         cut = NARROW_CUT if d_y is None else NARROW_BACKWARD_CUT
     pieces = cut_users(x, offsets, cut)
     slots, shape = pieces.slots, pieces.shape
+    # Addresses in a tile are of 32 bits.
+    if shape.tile * x.stride(0) >= 2**31:
+        x = x.contiguous()
+    if d_y is not None and shape.tile * d_y.stride(0) >= 2**31:
+        d_y = d_y.contiguous()
     # Of a piece the sums, then what is largest.
     states = torch.empty((2 * slots, 2, columns), dtype=torch.float32, device=x.device)
     arguments = (x, d_y, out, offsets, states, *pieces.numbers())

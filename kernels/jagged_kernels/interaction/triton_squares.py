@@ -35,7 +35,7 @@ OPTIONS = {"num_warps": 4, "maxnreg": 96}
 
 
 def token_bound(values: Tensor, offsets: Tensor) -> int:
-    """At least the number of tokens of a `Jagged2Tensor` without empty users."""
+    """At least the number of tokens of a `Jagged2Tensor`: see above."""
     return math.isqrt(values.shape[0] * (offsets.shape[0] - 1))
 
 

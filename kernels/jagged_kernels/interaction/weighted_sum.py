@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jagged_kernels.backends import Backend, choose_backend
+from jagged_kernels.backends import Backend
 from jagged_kernels.interaction.checks import (
     as_columns,
     check_floats,
@@ -18,7 +18,8 @@ from jagged_kernels.interaction.checks import (
     reshaped,
     user_bounds,
 )
-from jagged_kernels.interaction.native_users import sum_users
+from jagged_kernels.interaction.native_users import sum_users, zeros_of
+from jagged_kernels.interaction.rows import choose_backend_for_rows
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import call, define_gradient, define_op
 
@@ -33,7 +34,7 @@ def jagged_weighted_sum(
         weights: [T] or [T, H] in the dtype of x; a `JaggedTensor` with the offsets of x or its
             values.
         backend: "triton" (up to 8192 columns), "native", "reference" or "auto" (triton on CUDA
-            tensors).
+            tensors, beyond 8192 columns native).
 
     Returns:
         [B, ...] for weights [T], [B, H, ...] for [T, H], in the dtype of x, summed in float32
@@ -41,6 +42,7 @@ def jagged_weighted_sum(
 
     Raises:
         TypeError, ValueError: arguments of wrong kind, dtype, shape or device, before any launch.
+        NotImplementedError: more than 8192 columns on the triton backend.
 
     The native backend makes an intermediate [T, H, ...].
 
@@ -64,17 +66,18 @@ def jagged_weighted_sum(
         "native": _weighted_sum_native,
         "reference": _weighted_sum_reference,
     }
-    chosen = choose_backend(backend, values)
+    chosen = choose_backend_for_rows(backend, values)
     out = functions[chosen](values, as_columns(weights), x.offsets)
     return reshaped(out, (len(x), *weights.shape[1:], *x.values.shape[1:]))
 
 
 def _weighted_sum_reference(x: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
     """The specification, x [T, C], weights [T, H] -> [B, H, C]."""
-    rows = [x.new_zeros((0, weights.shape[1], x.shape[1]))]
+    compute = torch.promote_types(x.dtype, torch.float32)
+    rows = [zeros_of((0, weights.shape[1], x.shape[1]), x[:0], weights[:0])]
     for first, end in user_bounds(offsets):
-        terms = weights[first:end, :, None] * x[first:end, None, :]
-        rows.append(terms.sum(0, keepdim=True))
+        terms = weights[first:end, :, None].to(compute) * x[first:end, None, :].to(compute)
+        rows.append(terms.sum(0, keepdim=True).to(x.dtype))
     return torch.cat(rows)
 
 

@@ -1,0 +1,60 @@
+"""What every interaction operation holds to on every backend: autocast, batches without tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from every_operation import EVERY
+from operation_cases import COMPILER, DEVICE, flat, results
+
+BACKENDS = ["reference", "native", "triton"]
+
+
+@pytest.mark.parametrize("lengths", [(3, 0, 6), (0, 0)], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", EVERY)
+def test_autocast_changes_nothing(name, backend, lengths):
+    call, case = EVERY[name]
+    tensors = {key: t.to(DEVICE) for key, t in case(lengths).items()}
+    expected = results(call, backend, tensors)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        found = results(call, backend, tensors)
+    for key, result in expected.items():
+        assert found[key].dtype == result.dtype, key
+        assert torch.equal(found[key], result), key
+
+
+@pytest.mark.parametrize("backend", ["native", "triton"])
+@pytest.mark.parametrize("name", ["product: linear", "product: outer", "product: target"])
+def test_autocast_changes_nothing_that_is_compiled(name, backend):
+    call, case = EVERY[name]
+    tensors = {key: t.to(DEVICE) for key, t in case((3, 0, 6)).items()}
+    expected = results(call, backend, tensors)
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, backend=COMPILER)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        found = results(compiled, backend, tensors)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("lengths", [(), (0, 0)], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", EVERY)
+def test_a_batch_without_tokens_trains(name, backend, lengths):
+    """And its result can be written to."""
+    if (name, backend, lengths) == ("to padded", "reference", ()):
+        pytest.xfail("without users, the reference has no graph")
+    call, case = EVERY[name]
+    leaves = {
+        key: t.to(DEVICE).requires_grad_(t.is_floating_point() and key != "like")
+        for key, t in case(lengths).items()
+    }
+    with torch.no_grad():
+        for out in flat(call(backend, **leaves)):
+            out.add_(1)
+    outs = [out for out in flat(call(backend, **leaves)) if out.is_floating_point()]
+    torch.stack([out.sum() for out in outs]).sum().backward()
+    for key, leaf in leaves.items():
+        if leaf.requires_grad:
+            assert leaf.grad is not None, key
+            assert leaf.grad.shape == leaf.shape, key
