@@ -18,7 +18,8 @@ class JaggedTensor:
     Args:
         values: [T, ...], the tokens of all users one after another.
         offsets: [B + 1], int32 or int64, on the device of `values`; `offsets[0] == 0`,
-            non-decreasing, `offsets[B] == T`. An empty user repeats its offset.
+            non-decreasing, `offsets[B] == T`. An empty user repeats its offset. A view with other
+            strides is copied: kernels read offsets one after another.
         validate: look at the contents of `offsets`. This waits for the device, so pass `False`
             for offsets that are known to be good in a loop that must not synchronise. Contents
             are never read while a CUDA graph is captured or `torch.compile` traces.
@@ -38,11 +39,12 @@ class JaggedTensor:
         if validate and _contents_readable(offsets):
             _check_contents(offsets, values.shape[0])
         self.values = values
-        self.offsets = offsets
+        self.offsets = offsets.contiguous()
 
     @classmethod
     def _trusted(cls, values: Tensor, offsets: Tensor) -> JaggedTensor:
-        """Without checks, for offsets that come from a `JaggedTensor` or were just computed."""
+        """Without checks, for offsets that come from a `JaggedTensor` or were just computed, and
+        so are contiguous."""
         self = cls.__new__(cls)
         self.values = values
         self.offsets = offsets

@@ -36,8 +36,9 @@ class Jagged2Tensor:
                 f"{values.device}, {offsets.device}, {matrix_offsets.device}"
             )
         self.values = values
-        self.offsets = offsets
-        self.matrix_offsets = matrix_offsets
+        # Kernels read offsets one after another.
+        self.offsets = offsets.contiguous()
+        self.matrix_offsets = matrix_offsets.contiguous()
 
     def with_values(self, values: Tensor) -> Jagged2Tensor:
         """The same layout around other values [sum of n_b ** 2]."""

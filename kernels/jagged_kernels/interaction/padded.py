@@ -111,6 +111,7 @@ def from_padded(
         offsets = lengths_to_offsets(lengths)
     else:
         check_padded(padded, offsets[1:], "offsets[1:]")
+        offsets = offsets.contiguous()
     chosen = choose_backend(backend, padded)
     tokens = total_tokens(offsets, total)
     ends = (truncate == "left", pad == "left")
