@@ -185,7 +185,7 @@ ONES = torch.ones
         (
             lambda: jagged_outer(X, X, like=jagged2_like(JaggedTensor(ONES(2), X.offsets[:2]))),
             ValueError,
-            "like must be .* 1 users",
+            "like must have the users of x, 2, got 1",
         ),
         (lambda: jagged2_matmul(ONES(5), X), TypeError, "Jagged2Tensor, got Tensor"),  # pyright: ignore
         (

@@ -59,6 +59,15 @@ def user_bounds(offsets: Tensor) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
+def check_layout(name: str, layout: Jagged2Tensor, x: JaggedTensor) -> None:
+    """A `Jagged2Tensor` over the offsets of `x`: contents as in `check_same_offsets`."""
+    if not isinstance(layout, Jagged2Tensor):
+        raise TypeError(f"{name} must be a Jagged2Tensor, got {type(layout).__name__}")
+    if layout.device != x.device:
+        raise ValueError(f"{name} must be on {x.device} like x, got {layout.device}")
+    check_same_offsets(name, x.offsets, layout.offsets)
+
+
 def check_squares(name: str, m: Jagged2Tensor) -> None:
     """A `Jagged2Tensor` of a floating dtype, or a TypeError."""
     if not isinstance(m, Jagged2Tensor):

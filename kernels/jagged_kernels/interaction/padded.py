@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
+from jagged_kernels.contents import total_of
 from jagged_kernels.interaction.native_users import token_positions
 from jagged_kernels.interaction.rows import place_rows
-from jagged_kernels.interaction.slice import total_tokens
 from jagged_kernels.jagged_tensor import JaggedTensor, lengths_to_offsets
 from jagged_kernels.operators import call
 
@@ -113,7 +113,7 @@ def from_padded(
         check_padded(padded, offsets[1:], "offsets[1:]")
         offsets = offsets.contiguous()
     chosen = choose_backend(backend, padded)
-    tokens = total_tokens(offsets, total)
+    tokens = total_of(offsets, total)
     ends = (truncate == "left", pad == "left")
     users, max_len = padded.shape[:2]
     if chosen == "reference":

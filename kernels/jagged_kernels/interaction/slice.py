@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
-from jagged_kernels.contents import readable
+from jagged_kernels.contents import total_of
 from jagged_kernels.interaction.native_users import token_positions
 from jagged_kernels.interaction.rows import place_rows
 from jagged_kernels.jagged_tensor import JaggedTensor, lengths_to_offsets
@@ -79,7 +79,7 @@ def _cut(
     else:
         begins, lengths = _clamped(x, start, length)
         offsets = lengths_to_offsets(lengths)
-    tokens = total_tokens(offsets, total)
+    tokens = total_of(offsets, total)
     if chosen == "reference":
         values = _reference(x, begins, offsets.diff())
     elif chosen == "native":
@@ -148,15 +148,6 @@ def _reference(x: JaggedTensor, start: Tensor, length: Tensor) -> Tensor:
         for part, first, count in zip(x.unbind(), start.tolist(), length.tolist(), strict=True)
     ]
     return torch.cat([x.values[:0], *parts])
-
-
-def total_tokens(offsets: Tensor, total: int | None) -> int:
-    """`offsets[-1]`, from the caller where it knows, else waiting for the device."""
-    if total is None:
-        return int(offsets[-1])
-    if total < 0 or (readable(offsets) and int(offsets[-1]) != total):
-        raise ValueError(f"total is {total}, but the result has {int(offsets[-1])} tokens")
-    return total
 
 
 def _per_user(x: JaggedTensor, number: int | Tensor, name: str) -> int | Tensor:
