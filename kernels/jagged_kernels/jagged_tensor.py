@@ -73,17 +73,20 @@ class JaggedTensor:
     def from_padded(cls, padded: Tensor, lengths: Tensor) -> JaggedTensor:
         """From [B, L, ...] and [B] lengths, keeping the first `lengths[b]` positions of user b.
 
-        Waits for the device: the number of tokens decides a shape.
+        Waits for the device: the number of tokens decides a shape. Lengths may be on another one.
         """
         from jagged_kernels.interaction.padded import check_padded, from_padded
 
+        if isinstance(padded, Tensor) and isinstance(lengths, Tensor):
+            lengths = lengths.to(padded.device)
         check_padded(padded, lengths)
+        # Stricter than the function, for which longer users are ones that lost tokens.
         if lengths.numel() and (int(lengths.min()) < 0 or int(lengths.max()) > padded.shape[1]):
             raise ValueError(
                 f"lengths must lie in [0, {padded.shape[1]}], the padded length; "
                 f"got {int(lengths.min())} to {int(lengths.max())}"
             )
-        return from_padded(padded, lengths.to(padded.device))
+        return from_padded(padded, lengths)
 
     @classmethod
     def from_nested(cls, nested: Tensor) -> JaggedTensor:

@@ -308,6 +308,7 @@ def test_from_padded_takes_lengths_or_offsets():
 
 TOP: Any = "top"
 ANY: Any = torch.zeros(3)
+LIST: Any = [1, 1]
 
 
 def x_of(*lengths: int) -> Any:
@@ -333,7 +334,15 @@ def x_of(*lengths: int) -> Any:
         (lambda: to_padded(x_of(2), 1, pad=TOP), ValueError, "'right' and 'top'"),
         (lambda: from_padded(tokens((3,), 2)), TypeError, "either lengths or offsets"),
         (lambda: from_padded(tokens((3,), 2), offsets=offsets_of((1, 1))), ValueError,
-         r"\(3, 2\) and \(2,\)"),
+         r"offsets \[B \+ 1\], got \(3, 2\) and \(3,\)"),
+        (lambda: from_padded(tokens((3,), 2), offsets=offsets_of((1, 1))[0]), ValueError,
+         r"\(3, 2\) and \(\)"),
+        (lambda: from_padded(tokens((2,), 2), LIST), TypeError, "Tensor and list"),
+        (lambda: from_padded(LIST, offsets=offsets_of((1, 1))), TypeError, "list and Tensor"),
+        (lambda: JaggedTensor.from_padded(tokens((2,), 2), LIST), TypeError, "Tensor and list"),
+        (lambda: from_padded(tokens((2,), 2), tokens((2,))), TypeError, "lengths must be int32 or"),
+        (lambda: from_padded(tokens((2,), 2).to("meta"), offsets_of((1,))), ValueError,
+         "padded and lengths must be on one device, got meta and"),
         (lambda: jagged2_to_padded(x_of(2), 3), TypeError, "Jagged2Tensor"),
     ],
 )  # fmt: skip
@@ -348,6 +357,23 @@ def test_wrong_contents_raise_on_a_cpu():
         jagged_index_select(x_of(2, 1), torch.tensor([0, 2]))
     with pytest.raises(ValueError, match="total is 5, but the result has 3 tokens"):
         jagged_slice(x_of(2, 1), 0, 9, total=5)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="contents are not read where that would wait")
+@pytest.mark.parametrize("backend", ["reference", "native", "triton"])
+@pytest.mark.parametrize(
+    ("lengths", "offsets", "message"),
+    [
+        ([3, -1], None, "lengths must be at least 0, got -1"),
+        (None, [0, 3, 2], r"not decrease, got offsets\[1\] = 3 and offsets\[2\] = 2"),
+        (None, [2, 3, 5], r"start at 0, got offsets\[0\] = 2"),
+    ],
+)
+def test_from_padded_reads_lengths_and_offsets_on_a_cpu(lengths, offsets, message, backend):
+    kinds = {"lengths": lengths, "offsets": offsets}
+    given: Any = {name: torch.tensor(x) for name, x in kinds.items() if x is not None}
+    with pytest.raises(ValueError, match=message):
+        from_padded(tokens((2,), 3), backend=backend, **given)
 
 
 def test_a_frequent_user_is_summed_in_float32():
