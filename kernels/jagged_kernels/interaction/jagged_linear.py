@@ -122,6 +122,8 @@ def jagged_dense_bmm(
 
 
 def _check_groups(groups: Tensor, x: JaggedTensor, count: int) -> None:
+    if not isinstance(groups, Tensor):
+        raise TypeError(f"groups must be a tensor [B], got {type(groups).__name__}")
     if groups.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"groups must be int32 or int64, got {groups.dtype}")
     if tuple(groups.shape) != (len(x),) or groups.device != x.device:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.contents import readable, total_of
+from jagged_kernels.interaction.checks import as_int
 from jagged_kernels.interaction.native_users import token_positions
 from jagged_kernels.interaction.rows import place_rows
 from jagged_kernels.jagged_tensor import JaggedTensor, _check_contents, lengths_to_offsets
@@ -45,6 +46,7 @@ def to_padded(
     if not isinstance(x, JaggedTensor):
         raise TypeError(f"x must be a JaggedTensor, got {type(x).__name__}")
     _check_sides(truncate, pad)
+    max_len = as_int("max_len", max_len)
     if max_len < 0:
         raise ValueError(f"max_len must be at least 0, got {max_len}")
     chosen = choose_backend(backend, x.values)

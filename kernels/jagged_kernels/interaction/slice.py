@@ -9,6 +9,7 @@ from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.contents import total_of
+from jagged_kernels.interaction.checks import as_int
 from jagged_kernels.interaction.native_users import token_positions
 from jagged_kernels.interaction.rows import place_rows
 from jagged_kernels.jagged_tensor import JaggedTensor, lengths_to_offsets
@@ -154,10 +155,12 @@ def _per_user(x: JaggedTensor, number: int | Tensor, name: str) -> int | Tensor:
     """An int, or [B] in the dtype of the offsets."""
     if not isinstance(x, JaggedTensor):
         raise TypeError(f"x must be a JaggedTensor, got {type(x).__name__}")
-    if isinstance(number, int):
+    if not isinstance(number, Tensor):
+        number = as_int(name, number, otherwise=" or integers [B]")
         return min(max(number, -LONGEST), LONGEST)
-    if number.dtype.is_floating_point or number.dtype == torch.bool:
-        raise TypeError(f"{name} must be an int or integers [B], got {number.dtype}")
+    dtype = number.dtype
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        raise TypeError(f"{name} must be an int or integers [B], got {dtype}")
     if number.shape != (len(x),) or number.device != x.device:
         raise ValueError(
             f"{name} must be an int or [B] = [{len(x)}] on {x.device}, "
@@ -165,5 +168,5 @@ def _per_user(x: JaggedTensor, number: int | Tensor, name: str) -> int | Tensor:
         )
     if number.dtype == x.offsets.dtype:
         return number
-    # An int64 that is far too long must not wrap round in int32.
-    return number.clamp(-LONGEST, LONGEST).to(x.offsets.dtype)
+    # An int64 that is far too long must not wrap round in int32, nor these bounds in fewer bits.
+    return number.long().clamp(-LONGEST, LONGEST).to(x.offsets.dtype)
