@@ -11,14 +11,18 @@ from attention_cases import DEVICE
 
 from jagged_kernels import (
     JaggedTensor,
+    from_padded,
     jagged2_like,
+    jagged2_mul,
     jagged2_to_padded,
+    jagged_dense_bmm,
     jagged_embedding,
     jagged_last_k,
     jagged_linear,
     jagged_recent,
     jagged_slice,
     jagged_top_k,
+    target_interaction,
     to_padded,
 )
 
@@ -87,3 +91,69 @@ def test_integers_of_every_kind(backend):
 def test_wrong_kinds(wrong, message):
     with pytest.raises(TypeError, match=message):
         wrong()
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="contents are not read where that would wait")
+@pytest.mark.parametrize("backend", ["reference", "native", "triton"])
+@pytest.mark.parametrize(
+    ("lengths", "offsets", "message"),
+    [
+        ([3, -1], None, "lengths must be at least 0, got -1"),
+        (None, [0, 3, 2], r"not decrease, got offsets\[1\] = 3 and offsets\[2\] = 2"),
+        (None, [2, 3, 5], r"start at 0, got offsets\[0\] = 2"),
+    ],
+)
+def test_from_padded_reads_lengths_and_offsets_on_a_cpu(lengths, offsets, message, backend):
+    kinds = {"lengths": lengths, "offsets": offsets}
+    given: Any = {name: torch.tensor(x) for name, x in kinds.items() if x is not None}
+    with pytest.raises(ValueError, match=message):
+        from_padded(ones(2, 3), backend=backend, **given)
+
+
+HALF = ones(2, 2, 2).half()
+ROWS, LAYER, TARGETS = ones(2, 2, 2), ones(4, 8), ones(2, 2)
+META = torch.ones(2, 2, device="meta")
+OTHER_M = jagged2_like(X.with_values(X.values.double()))
+SHORT_M = jagged2_like(JaggedTensor(ones(3), torch.tensor([0, 3], device=DEVICE)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (call(jagged2_mul, M, OTHER_M), TypeError, "other must have the dtype of m, torch.float32"),
+        (call(jagged2_mul, M, SHORT_M), ValueError, "other must have the users of m, 2, got 1"),
+        (call(jagged2_mul, M, HALF), TypeError, "other must have the dtype of m, torch.float32"),
+        (call(jagged2_mul, M, META), ValueError, "other must be on .* like m, got meta"),
+        (call(target_interaction, X, None, LAYER), TypeError, "target must be a tensor, got None"),
+        (call(target_interaction, X, TARGETS.half(), LAYER), TypeError, "target .* of history, "),
+        (call(target_interaction, X, META, LAYER), ValueError, "target .* like history, got meta"),
+        (call(target_interaction, X, TARGETS, None), TypeError, "weight must be a tensor .* None"),
+        (call(target_interaction, X, TARGETS, LAYER.half()), TypeError, "weight .* of history, "),
+        (
+            call(target_interaction, X, TARGETS, LAYER, bias=ones(4).half()),
+            TypeError,
+            "bias must have the dtype of history, ",
+        ),
+        (call(jagged_dense_bmm, X, ones(2, 3, 2)), ValueError, r"dense must be \[B, D, K\] .* = 2"),
+        (call(jagged_dense_bmm, X, ones(2, 2, 0)), ValueError, r"dense must be .* K >= 1"),
+        (call(jagged_dense_bmm, X, ones(3, 2, 2)), ValueError, r"dense must be .* with B = 2"),
+        (call(jagged_dense_bmm, X, None), TypeError, "dense must be a tensor .* got NoneType"),
+        (call(jagged_dense_bmm, X, HALF), TypeError, "dense must have the dtype of x"),
+        (
+            call(jagged_dense_bmm, X, ROWS, bias=ones(2, 3)),
+            ValueError,
+            r"bias must be \[B, K\] = \(2, 2\), got \(2, 3\)",
+        ),
+        (call(jagged_linear, X, None), TypeError, r"weight must be a tensor \[G, D, K\], got None"),
+        (call(jagged_linear, X, ones(2, 3, 2)), ValueError, r"weight must be \[G, D, K\] .* D = 2"),
+    ],
+)
+def test_errors_name_the_arguments_of_the_call(wrong, error, message):
+    with pytest.raises(error, match=message):
+        wrong()
+
+
+def test_a_bias_may_be_left_out():
+    assert jagged_linear(X, ROWS, bias=None).values.shape == (3, 2)
+    assert jagged_dense_bmm(X, ROWS, bias=None).values.shape == (3, 2)
+    assert target_interaction(X, TARGETS, LAYER, bias=None).values.shape == (3, 4)

@@ -155,7 +155,7 @@ ONES = torch.ones
         (
             lambda: jagged_dense_bmm(X, ONES(2, 2, 5), bias=ONES(2, 4)),
             ValueError,
-            r"bias must be \[G, K\] = \(2, 5\), got \(2, 4\)",
+            r"bias must be \[B, K\] = \(2, 5\), got \(2, 4\)",
         ),
         (lambda: jagged_linear(X, ONES(3, 2, 2)), ValueError, "B = 2.*G = 3"),
         (lambda: jagged_linear(X, ONES(2, 2, 0)), ValueError, "K >= 1"),

@@ -359,23 +359,6 @@ def test_wrong_contents_raise_on_a_cpu():
         jagged_slice(x_of(2, 1), 0, 9, total=5)
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="contents are not read where that would wait")
-@pytest.mark.parametrize("backend", ["reference", "native", "triton"])
-@pytest.mark.parametrize(
-    ("lengths", "offsets", "message"),
-    [
-        ([3, -1], None, "lengths must be at least 0, got -1"),
-        (None, [0, 3, 2], r"not decrease, got offsets\[1\] = 3 and offsets\[2\] = 2"),
-        (None, [2, 3, 5], r"start at 0, got offsets\[0\] = 2"),
-    ],
-)
-def test_from_padded_reads_lengths_and_offsets_on_a_cpu(lengths, offsets, message, backend):
-    kinds = {"lengths": lengths, "offsets": offsets}
-    given: Any = {name: torch.tensor(x) for name, x in kinds.items() if x is not None}
-    with pytest.raises(ValueError, match=message):
-        from_padded(tokens((2,), 3), backend=backend, **given)
-
-
 def test_a_frequent_user_is_summed_in_float32():
     """300 copies of one user, in half precision."""
     x = torch.ones(3, 2, device=DEVICE, dtype=torch.float16, requires_grad=True)

@@ -37,24 +37,26 @@ def as_int(name: str, number: int | torch.SymInt, *, otherwise: str = "") -> int
     raise TypeError(f"{name} must be an int{otherwise}, got {type(number).__name__}")
 
 
-def check_like(name: str, tensor: Tensor, x: Tensor, *, or_float32: bool = False) -> None:
-    """`tensor` goes with the values `x`: dtype (or float32) and device."""
+def check_like(
+    name: str, tensor: Tensor, x: Tensor, *, of: str = "x", or_float32: bool = False
+) -> None:
+    """`tensor` goes with the values `x` of the argument `of`: dtype (or float32) and device."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if tensor.dtype != x.dtype and not (or_float32 and tensor.dtype == torch.float32):
-        raise TypeError(f"{name} must have the dtype of x, {x.dtype}, got {tensor.dtype}")
+        raise TypeError(f"{name} must have the dtype of {of}, {x.dtype}, got {tensor.dtype}")
     if tensor.device != x.device:
-        raise ValueError(f"{name} must be on {x.device} like x, got {tensor.device}")
+        raise ValueError(f"{name} must be on {x.device} like {of}, got {tensor.device}")
 
 
-def check_same_offsets(name: str, offsets: Tensor, others: Tensor) -> None:
-    """Contents are compared only where that does not wait for a device."""
+def check_same_offsets(name: str, offsets: Tensor, others: Tensor, *, of: str = "x") -> None:
+    """`others` of the argument `name` are `offsets` of the argument `of`; contents are compared
+    only where that does not wait for a device."""
     if offsets.shape != others.shape:
-        raise ValueError(
-            f"{name} must have the users of x, {offsets.shape[0] - 1}, got {others.shape[0] - 1}"
-        )
+        users, got = offsets.shape[0] - 1, others.shape[0] - 1
+        raise ValueError(f"{name} must have the users of {of}, {users}, got {got}")
     if known_to_differ(offsets, others):
-        raise ValueError(f"{name} must have the offsets of x")
+        raise ValueError(f"{name} must have the offsets of {of}")
 
 
 def as_columns(values: Tensor) -> Tensor:
