@@ -16,6 +16,17 @@ def readable(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and not is_tracing(tensor)
 
 
+def total_of(offsets: Tensor, total: int | None, what: str = "tokens") -> int:
+    """`offsets[-1]`, from the caller where it knows, else waiting for the device."""
+    if total is None:
+        return int(offsets[-1])
+    if total < 0:
+        raise ValueError(f"total must be at least 0, got {total}")
+    if readable(offsets) and int(offsets[-1]) != total:
+        raise ValueError(f"total is {total}, but the result has {int(offsets[-1])} {what}")
+    return total
+
+
 def known_to_differ(offsets: Tensor, others: Tensor) -> bool:
     """Whether offsets of int32 or int64 are seen to be others. Not known where not readable."""
     if offsets is others or not (readable(offsets) and readable(others)):

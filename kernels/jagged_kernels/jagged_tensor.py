@@ -18,7 +18,8 @@ class JaggedTensor:
     Args:
         values: [T, ...], the tokens of all users one after another.
         offsets: [B + 1], int32 or int64, on the device of `values`; `offsets[0] == 0`,
-            non-decreasing, `offsets[B] == T`. An empty user repeats its offset.
+            non-decreasing, `offsets[B] == T`. An empty user repeats its offset. A view with other
+            strides is copied: kernels read offsets one after another.
         validate: look at the contents of `offsets`. This waits for the device, so pass `False`
             for offsets that are known to be good in a loop that must not synchronise. Contents
             are never read while a CUDA graph is captured or `torch.compile` traces.
@@ -38,11 +39,12 @@ class JaggedTensor:
         if validate and _contents_readable(offsets):
             _check_contents(offsets, values.shape[0])
         self.values = values
-        self.offsets = offsets
+        self.offsets = offsets.contiguous()
 
     @classmethod
     def _trusted(cls, values: Tensor, offsets: Tensor) -> JaggedTensor:
-        """Without checks, for offsets that come from a `JaggedTensor` or were just computed."""
+        """Without checks, for offsets that come from a `JaggedTensor` or were just computed, and
+        so are contiguous."""
         self = cls.__new__(cls)
         self.values = values
         self.offsets = offsets
@@ -71,17 +73,20 @@ class JaggedTensor:
     def from_padded(cls, padded: Tensor, lengths: Tensor) -> JaggedTensor:
         """From [B, L, ...] and [B] lengths, keeping the first `lengths[b]` positions of user b.
 
-        Waits for the device: the number of tokens decides a shape.
+        Waits for the device: the number of tokens decides a shape. Lengths may be on another one.
         """
         from jagged_kernels.interaction.padded import check_padded, from_padded
 
+        if isinstance(padded, Tensor) and isinstance(lengths, Tensor):
+            lengths = lengths.to(padded.device)
         check_padded(padded, lengths)
+        # Stricter than the function, for which longer users are ones that lost tokens.
         if lengths.numel() and (int(lengths.min()) < 0 or int(lengths.max()) > padded.shape[1]):
             raise ValueError(
                 f"lengths must lie in [0, {padded.shape[1]}], the padded length; "
                 f"got {int(lengths.min())} to {int(lengths.max())}"
             )
-        return from_padded(padded, lengths.to(padded.device))
+        return from_padded(padded, lengths)
 
     @classmethod
     def from_nested(cls, nested: Tensor) -> JaggedTensor:
@@ -185,8 +190,8 @@ def _contents_readable(offsets: Tensor) -> bool:
     return not (offsets.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def _check_contents(offsets: Tensor, tokens: int) -> None:
-    """Reads the offsets once (one wait for a GPU, whatever B is)."""
+def _check_contents(offsets: Tensor, tokens: int | None = None) -> None:
+    """Reads the offsets once (one wait for a GPU, whatever B is); `tokens` None: of any number."""
     steps = offsets.diff()
     smallest = steps.min() if steps.numel() else offsets.new_zeros(())
     first, last, smallest_step = torch.stack([offsets[0], offsets[-1], smallest]).tolist()
@@ -198,7 +203,7 @@ def _check_contents(offsets: Tensor, tokens: int) -> None:
             f"offsets must not decrease, got offsets[{user}] = {int(offsets[user])} and "
             f"offsets[{user + 1}] = {int(offsets[user + 1])}"
         )
-    if last != tokens:
+    if tokens is not None and last != tokens:
         raise ValueError(
             f"offsets must end at the number of tokens, got offsets[-1] = {last} and values of "
             f"{tokens} tokens"

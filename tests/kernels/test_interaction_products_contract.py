@@ -155,7 +155,7 @@ ONES = torch.ones
         (
             lambda: jagged_dense_bmm(X, ONES(2, 2, 5), bias=ONES(2, 4)),
             ValueError,
-            r"bias must be \[G, K\] = \(2, 5\), got \(2, 4\)",
+            r"bias must be \[B, K\] = \(2, 5\), got \(2, 4\)",
         ),
         (lambda: jagged_linear(X, ONES(3, 2, 2)), ValueError, "B = 2.*G = 3"),
         (lambda: jagged_linear(X, ONES(2, 2, 0)), ValueError, "K >= 1"),
@@ -185,7 +185,7 @@ ONES = torch.ones
         (
             lambda: jagged_outer(X, X, like=jagged2_like(JaggedTensor(ONES(2), X.offsets[:2]))),
             ValueError,
-            "like must be .* 1 users",
+            "like must have the users of x, 2, got 1",
         ),
         (lambda: jagged2_matmul(ONES(5), X), TypeError, "Jagged2Tensor, got Tensor"),  # pyright: ignore
         (

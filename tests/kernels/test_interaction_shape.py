@@ -308,6 +308,7 @@ def test_from_padded_takes_lengths_or_offsets():
 
 TOP: Any = "top"
 ANY: Any = torch.zeros(3)
+LIST: Any = [1, 1]
 
 
 def x_of(*lengths: int) -> Any:
@@ -333,7 +334,15 @@ def x_of(*lengths: int) -> Any:
         (lambda: to_padded(x_of(2), 1, pad=TOP), ValueError, "'right' and 'top'"),
         (lambda: from_padded(tokens((3,), 2)), TypeError, "either lengths or offsets"),
         (lambda: from_padded(tokens((3,), 2), offsets=offsets_of((1, 1))), ValueError,
-         r"\(3, 2\) and \(2,\)"),
+         r"offsets \[B \+ 1\], got \(3, 2\) and \(3,\)"),
+        (lambda: from_padded(tokens((3,), 2), offsets=offsets_of((1, 1))[0]), ValueError,
+         r"\(3, 2\) and \(\)"),
+        (lambda: from_padded(tokens((2,), 2), LIST), TypeError, "Tensor and list"),
+        (lambda: from_padded(LIST, offsets=offsets_of((1, 1))), TypeError, "list and Tensor"),
+        (lambda: JaggedTensor.from_padded(tokens((2,), 2), LIST), TypeError, "Tensor and list"),
+        (lambda: from_padded(tokens((2,), 2), tokens((2,))), TypeError, "lengths must be int32 or"),
+        (lambda: from_padded(tokens((2,), 2).to("meta"), offsets_of((1,))), ValueError,
+         "padded and lengths must be on one device, got meta and"),
         (lambda: jagged2_to_padded(x_of(2), 3), TypeError, "Jagged2Tensor"),
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -23,24 +24,39 @@ def check_floats(name: str, x: JaggedTensor) -> None:
         raise TypeError(f"{name} must be of a floating dtype, got {x.dtype}")
 
 
-def check_like(name: str, tensor: Tensor, x: Tensor, *, or_float32: bool = False) -> None:
-    """`tensor` goes with the values `x`: dtype (or float32) and device."""
+def as_int(name: str, number: int | torch.SymInt, *, otherwise: str = "") -> int:
+    """`number` where it is one, of numpy too; else a TypeError, as for tensors: reading one waits.
+
+    Args:
+        otherwise: what else the argument may be, for the message.
+    """
+    if isinstance(number, int | torch.SymInt):
+        return number  # pyright: ignore[reportReturnType]
+    if not isinstance(number, Tensor) and hasattr(number, "__index__"):
+        return operator.index(number)
+    raise TypeError(f"{name} must be an int{otherwise}, got {type(number).__name__}")
+
+
+def check_like(
+    name: str, tensor: Tensor, x: Tensor, *, of: str = "x", or_float32: bool = False
+) -> None:
+    """`tensor` goes with the values `x` of the argument `of`: dtype (or float32) and device."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if tensor.dtype != x.dtype and not (or_float32 and tensor.dtype == torch.float32):
-        raise TypeError(f"{name} must have the dtype of x, {x.dtype}, got {tensor.dtype}")
+        raise TypeError(f"{name} must have the dtype of {of}, {x.dtype}, got {tensor.dtype}")
     if tensor.device != x.device:
-        raise ValueError(f"{name} must be on {x.device} like x, got {tensor.device}")
+        raise ValueError(f"{name} must be on {x.device} like {of}, got {tensor.device}")
 
 
-def check_same_offsets(name: str, offsets: Tensor, others: Tensor) -> None:
-    """Contents are compared only where that does not wait for a device."""
+def check_same_offsets(name: str, offsets: Tensor, others: Tensor, *, of: str = "x") -> None:
+    """`others` of the argument `name` are `offsets` of the argument `of`; contents are compared
+    only where that does not wait for a device."""
     if offsets.shape != others.shape:
-        raise ValueError(
-            f"{name} must have the users of x, {offsets.shape[0] - 1}, got {others.shape[0] - 1}"
-        )
+        users, got = offsets.shape[0] - 1, others.shape[0] - 1
+        raise ValueError(f"{name} must have the users of {of}, {users}, got {got}")
     if known_to_differ(offsets, others):
-        raise ValueError(f"{name} must have the offsets of x")
+        raise ValueError(f"{name} must have the offsets of {of}")
 
 
 def as_columns(values: Tensor) -> Tensor:
@@ -57,6 +73,15 @@ def user_bounds(offsets: Tensor) -> list[tuple[int, int]]:
     """(first token, end) of each user. Waits for the device: for references."""
     bounds = offsets.tolist()
     return list(pairwise(bounds))
+
+
+def check_layout(name: str, layout: Jagged2Tensor, x: JaggedTensor) -> None:
+    """A `Jagged2Tensor` over the offsets of `x`: contents as in `check_same_offsets`."""
+    if not isinstance(layout, Jagged2Tensor):
+        raise TypeError(f"{name} must be a Jagged2Tensor, got {type(layout).__name__}")
+    if layout.device != x.device:
+        raise ValueError(f"{name} must be on {x.device} like x, got {layout.device}")
+    check_same_offsets(name, x.offsets, layout.offsets)
 
 
 def check_squares(name: str, m: Jagged2Tensor) -> None:

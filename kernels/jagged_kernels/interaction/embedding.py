@@ -93,8 +93,13 @@ def _check(
     numbers = [x.values if isinstance(x, JaggedTensor) else x for x in ids]
     # Each look at a tensor takes time, and there are many.
     shape, device = first.values.shape, first.values.device
+    if not isinstance(tables[0], Tensor):
+        raise TypeError(f"tables must be tensors, got {type(tables[0]).__name__} as tables 0")
     width, dtype = tables[0].shape[-1:], tables[0].dtype
     for index, (feature, n, table) in enumerate(zip(ids, numbers, tables, strict=True)):
+        if not isinstance(n, Tensor) or not isinstance(table, Tensor):
+            kinds = f"{type(n).__name__} and {type(table).__name__}"
+            raise TypeError(f"ids {index} and its table must be tensors, got {kinds}")
         if n.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"ids {index} must be int32 or int64, got {n.dtype}")
         if n.shape != shape or len(shape) != 1:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
-from jagged_kernels.contents import readable
+from jagged_kernels.contents import readable, total_of
 from jagged_kernels.interaction.native_users import token_positions
-from jagged_kernels.interaction.slice import LONGEST, cut_users, total_tokens
+from jagged_kernels.interaction.slice import LONGEST, cut_users
 from jagged_kernels.jagged_tensor import JaggedTensor, lengths_to_offsets
 from jagged_kernels.operators import call, define_gradient, define_op
 
@@ -51,7 +51,7 @@ def jagged_index_select(
         offsets, _ = call(cut_users, x.offsets, users, None, 0, None, LONGEST)
     else:
         offsets = lengths_to_offsets(x.lengths.index_select(0, users))
-    tokens = total_tokens(offsets, total)
+    tokens = total_of(offsets, total)
     if chosen == "reference":
         parts = x.unbind()
         values = torch.cat([x.values[:0], *[parts[user] for user in users.tolist()]])

@@ -43,11 +43,11 @@ def jagged2_mul(
     check_squares("m", m)
     chosen = choose_backend(backend, m.values)
     if isinstance(other, Jagged2Tensor):
-        check_same_offsets("other", m.offsets, other.offsets)
-        check_like("other", other.values, m.values)
+        check_same_offsets("other", m.offsets, other.offsets, of="m")
+        check_like("other", other.values, m.values, of="m")
         # Nothing about it is irregular.
         return m.with_values(m.values * m.with_values(other.values).values)
-    check_like("other", other, m.values)
+    check_like("other", other, m.values, of="m")
     if other.dim() != 3 or other.shape[0] != len(m) or other.shape[1] != other.shape[2]:
         raise ValueError(
             f"other must be a Jagged2Tensor or [B, L, L] with B = {len(m)}, "

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
+from jagged_kernels.interaction.checks import as_int
 from jagged_kernels.interaction.jagged2 import Jagged2Tensor
 from jagged_kernels.interaction.native_users import token_positions, zeros_of
 from jagged_kernels.interaction.squares import user_matrices
@@ -34,6 +35,7 @@ def jagged2_to_padded(
     """
     if not isinstance(m, Jagged2Tensor):
         raise TypeError(f"m must be a Jagged2Tensor, got {type(m).__name__}")
+    max_len = as_int("max_len", max_len)
     if max_len < 0:
         raise ValueError(f"max_len must be at least 0, got {max_len}")
     chosen = choose_backend(backend, m.values)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.contents import readable
-from jagged_kernels.interaction.checks import user_bounds
+from jagged_kernels.interaction.checks import check_like, user_bounds
 from jagged_kernels.interaction.matmul import matmul
 from jagged_kernels.interaction.native_tiles import from_places, take, to_places, token_tiles
 from jagged_kernels.interaction.native_users import zeros_of
@@ -65,29 +65,15 @@ def jagged_linear(
             [2.],
             [0.]])
     """
-    check_matrix("x", x)
-    dim = x.values.shape[1]
-    if not isinstance(weight, Tensor) or weight.dim() != 3 or weight.shape[1] != dim:
-        got = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
-        raise ValueError(f"weight must be [G, D, K] with D = {dim}, got {got}")
-    count, _, columns = weight.shape
-    if columns == 0:
-        raise ValueError(f"weight must be [G, D, K] with K >= 1, got {tuple(weight.shape)}")
-    check_operand("weight", weight, (count, dim, columns), "[G, D, K]", x.values)
-    check_operand("bias", bias, (count, columns), "[G, K]", x.values)
+    _check_matrices(x, "weight", weight, bias, "G")
+    count = weight.shape[0]
     if groups is not None:
         _check_groups(groups, x, count)
     elif count != len(x):
         raise ValueError(f"without groups, G must be B = {len(x)}, got weight of G = {count}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {activation!r}")
-    chosen = choose_backend(backend, x.values)
-    function = {
-        "triton": partial(call, jagged_linear_triton),
-        "native": linear_native,
-        "reference": _reference,
-    }[chosen]
-    return x.with_values(function(x.values, weight, bias, x.offsets, groups, activation))
+    return _linear(x, weight, bias, groups, activation, backend)
 
 
 def jagged_dense_bmm(
@@ -117,14 +103,49 @@ def jagged_dense_bmm(
     >>> jagged_dense_bmm(x, torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]]])).values.T
     tensor([[3., 3., 7.]])
     """
+    _check_matrices(x, "dense", dense, bias, "B")
+    if dense.shape[0] != len(x):
+        raise ValueError(f"dense must be [B, D, K] with B = {len(x)}, got {tuple(dense.shape)}")
+    return _linear(x, dense, bias, None, "none", backend)
+
+
+def _linear(
+    x: JaggedTensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    groups: Tensor | None,
+    activation: str,
+    backend: Backend,
+) -> JaggedTensor:
+    chosen = choose_backend(backend, x.values)
+    function = {
+        "triton": partial(call, jagged_linear_triton),
+        "native": linear_native,
+        "reference": _reference,
+    }[chosen]
+    return x.with_values(function(x.values, weight, bias, x.offsets, groups, activation))
+
+
+def _check_matrices(
+    x: JaggedTensor, name: str, weight: Tensor, bias: Tensor | None, first: str
+) -> None:
+    """`x` and what the caller knows as `name`, of a first dimension that it knows as `first`."""
     check_matrix("x", x)
-    if not isinstance(dense, Tensor) or dense.dim() != 3 or dense.shape[0] != len(x):
-        got = tuple(dense.shape) if isinstance(dense, Tensor) else type(dense).__name__
-        raise ValueError(f"dense must be [B, D, K] with B = {len(x)}, got {got}")
-    return jagged_linear(x, dense, bias=bias, backend=backend)
+    dim, form = x.values.shape[1], f"[{first}, D, K]"
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"{name} must be a tensor {form}, got {type(weight).__name__}")
+    if weight.dim() != 3 or weight.shape[1] != dim or weight.shape[2] == 0:
+        got = tuple(weight.shape)
+        raise ValueError(f"{name} must be {form} with D = {dim} and K >= 1, got {got}")
+    check_like(name, weight, x.values)
+    if bias is not None:
+        shape = (weight.shape[0], weight.shape[2])
+        check_operand("bias", bias, shape, f"[{first}, K]", x.values)
 
 
 def _check_groups(groups: Tensor, x: JaggedTensor, count: int) -> None:
+    if not isinstance(groups, Tensor):
+        raise TypeError(f"groups must be a tensor [B], got {type(groups).__name__}")
     if groups.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"groups must be int32 or int64, got {groups.dtype}")
     if tuple(groups.shape) != (len(x),) or groups.device != x.device:

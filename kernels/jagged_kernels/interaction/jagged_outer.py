@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
-from jagged_kernels.interaction.checks import check_like, user_bounds
+from jagged_kernels.interaction.checks import check_layout, check_like, user_bounds
 from jagged_kernels.interaction.jagged2 import Jagged2Tensor, jagged2_offsets
 from jagged_kernels.interaction.matmul import matmul
 from jagged_kernels.interaction.native_tiles import (
@@ -67,7 +67,7 @@ def jagged_outer(
         matrix_offsets = jagged2_offsets(x.offsets)
         total = int(matrix_offsets[-1])
     else:
-        _check_layout("like", like, x)
+        check_layout("like", like, x)
         matrix_offsets, total = like.matrix_offsets, like.values.shape[0]
     chosen = choose_backend(backend, x.values)
     function = {
@@ -76,7 +76,7 @@ def jagged_outer(
         "reference": _outer_reference,
     }[chosen]
     values = function(x.values, y.values, x.offsets, matrix_offsets, total)
-    return Jagged2Tensor(values, x.offsets, matrix_offsets)
+    return Jagged2Tensor._trusted(values, x.offsets, matrix_offsets)
 
 
 def jagged2_matmul(
@@ -100,10 +100,8 @@ def jagged2_matmul(
     >>> jagged2_matmul(jagged_outer(x, x), x).values.T
     tensor([[ 5., 10., 27.]])
     """
-    if not isinstance(m, Jagged2Tensor):
-        raise TypeError(f"m must be a Jagged2Tensor, got {type(m).__name__}")
     check_matrix("x", x)
-    _check_layout("m", m, x)
+    check_layout("m", m, x)
     check_like("m", m.values, x.values)
     chosen = choose_backend(backend, x.values)
     function = {
@@ -112,14 +110,6 @@ def jagged2_matmul(
         "reference": _matmul_reference,
     }[chosen]
     return x.with_values(function(m.values, x.values, x.offsets, m.matrix_offsets, transpose))
-
-
-def _check_layout(name: str, m: Jagged2Tensor, x: JaggedTensor) -> None:
-    if len(m) != len(x) or m.device != x.device:
-        raise ValueError(
-            f"{name} must be a matrix for each user of x, got {len(m)} users on {m.device} "
-            f"and {len(x)} on {x.device}"
-        )
 
 
 def _outer_reference(

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
-from jagged_kernels.interaction.checks import as_columns, check_floats, reshaped, user_bounds
+from jagged_kernels.interaction.checks import (
+    as_columns,
+    as_int,
+    check_floats,
+    reshaped,
+    user_bounds,
+)
 from jagged_kernels.interaction.native_users import zeros_of
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import call, define_gradient, define_op
@@ -29,7 +35,7 @@ def jagged_last_k(x: JaggedTensor, k: int, *, backend: Backend = "auto") -> tupl
         how many there are, in the dtype of the offsets.
 
     Raises:
-        TypeError, ValueError: not a `JaggedTensor` of a floating dtype, or k below 1.
+        TypeError, ValueError: not a `JaggedTensor` of a floating dtype, or k no int or below 1.
 
     >>> x = JaggedTensor(torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([0, 3, 3, 4]))
     >>> jagged_last_k(x, 2)
@@ -38,6 +44,7 @@ def jagged_last_k(x: JaggedTensor, k: int, *, backend: Backend = "auto") -> tupl
             [0., 8.]]), tensor([2, 0, 1]))
     """
     check_floats("x", x)
+    k = as_int("k", k)
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     values = as_columns(x.values)

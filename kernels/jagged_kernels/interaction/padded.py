@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
+from jagged_kernels.contents import readable, total_of
+from jagged_kernels.interaction.checks import as_int
 from jagged_kernels.interaction.native_users import token_positions
 from jagged_kernels.interaction.rows import place_rows
-from jagged_kernels.interaction.slice import total_tokens
-from jagged_kernels.jagged_tensor import JaggedTensor, lengths_to_offsets
+from jagged_kernels.jagged_tensor import JaggedTensor, _check_contents, lengths_to_offsets
 from jagged_kernels.operators import call
 
 Side = Literal["right", "left"]
@@ -45,6 +46,7 @@ def to_padded(
     if not isinstance(x, JaggedTensor):
         raise TypeError(f"x must be a JaggedTensor, got {type(x).__name__}")
     _check_sides(truncate, pad)
+    max_len = as_int("max_len", max_len)
     if max_len < 0:
         raise ValueError(f"max_len must be at least 0, got {max_len}")
     chosen = choose_backend(backend, x.values)
@@ -85,8 +87,8 @@ def from_padded(
 
     Args:
         padded: [B, L, ...], any dtype.
-        lengths: [B] integers, tokens of each user. Or `offsets` [B + 1] in place of it, as in
-            `JaggedTensor`.
+        lengths: [B] int32 or int64, tokens of each user. Or `offsets` [B + 1] in place of it, as
+            in `JaggedTensor`. Contents that cannot be raise on a CPU only.
         total: tokens of the result, where the caller knows it. Without it this waits for the
             device, and cannot be traced by `torch.compile`; a wrong one raises on a CPU and is
             not noticed on CUDA.
@@ -96,7 +98,7 @@ def from_padded(
         backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Raises:
-        TypeError, ValueError: arguments of wrong kind, shape, dtype or device.
+        TypeError, ValueError: arguments of wrong kind, shape, dtype, device or contents.
 
     >>> padded = torch.tensor([[1, 2, 3], [0, 0, 0], [4, 5, 0]])
     >>> from_padded(padded, torch.tensor([4, 0, 2]), truncate="left").values.tolist()
@@ -108,11 +110,16 @@ def from_padded(
     if offsets is None:
         assert lengths is not None
         check_padded(padded, lengths)
+        if readable(lengths) and lengths.numel() and int(lengths.min()) < 0:
+            raise ValueError(f"lengths must be at least 0, got {int(lengths.min())}")
         offsets = lengths_to_offsets(lengths)
     else:
-        check_padded(padded, offsets[1:], "offsets[1:]")
+        check_padded(padded, offsets, "offsets", more=1)
+        if readable(offsets):
+            _check_contents(offsets)
+        offsets = offsets.contiguous()
     chosen = choose_backend(backend, padded)
-    tokens = total_tokens(offsets, total)
+    tokens = total_of(offsets, total)
     ends = (truncate == "left", pad == "left")
     users, max_len = padded.shape[:2]
     if chosen == "reference":
@@ -128,14 +135,23 @@ def from_padded(
     return JaggedTensor._trusted(values, offsets)
 
 
-def check_padded(padded: Tensor, lengths: Tensor, name: str = "lengths") -> None:
-    if padded.dim() < 2 or lengths.shape != padded.shape[:1]:
-        raise ValueError(
-            f"padded must be [B, L, ...] and {name} [B], got {tuple(padded.shape)} "
-            f"and {tuple(lengths.shape)}"
-        )
+def check_padded(padded: Tensor, lengths: Tensor, name: str = "lengths", *, more: int = 0) -> None:
+    """A tensor [B, L, ...] and the argument `name` [B + more], but for its contents."""
+    if not isinstance(padded, Tensor) or not isinstance(lengths, Tensor):
+        kinds = f"{type(padded).__name__} and {type(lengths).__name__}"
+        raise TypeError(f"padded and {name} must be tensors, got {kinds}")
     if lengths.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name} must be int32 or int64, got {lengths.dtype}")
+    if padded.dim() < 2 or lengths.shape != (padded.shape[0] + more,):
+        form = f"[B + {more}]" if more else "[B]"
+        raise ValueError(
+            f"padded must be [B, L, ...] and {name} {form}, got {tuple(padded.shape)} "
+            f"and {tuple(lengths.shape)}"
+        )
+    if padded.device != lengths.device:
+        raise ValueError(
+            f"padded and {name} must be on one device, got {padded.device} and {lengths.device}"
+        )
 
 
 def _check_sides(truncate: str, pad: str) -> None:

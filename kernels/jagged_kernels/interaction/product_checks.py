@@ -17,12 +17,10 @@ def check_matrix(name: str, x: JaggedTensor) -> None:
 
 
 def check_operand(
-    name: str, operand: Tensor | None, shape: tuple[int, ...], meaning: str, x: Tensor
+    name: str, operand: Tensor, shape: tuple[int, ...], meaning: str, x: Tensor, *, of: str = "x"
 ) -> None:
-    """A dense tensor of this shape, of the dtype and on the device of `x`; None is fine."""
-    if operand is None:
-        return
-    check_like(name, operand, x)
+    """A dense tensor of this shape, of the dtype and on the device of `x`, the argument `of`."""
+    check_like(name, operand, x, of=of)
     if tuple(operand.shape) != shape:
         raise ValueError(f"{name} must be {meaning} = {shape}, got {tuple(operand.shape)}")
 

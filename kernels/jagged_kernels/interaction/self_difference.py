@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
-from jagged_kernels.interaction.checks import check_same_offsets, user_bounds
+from jagged_kernels.interaction.checks import check_layout, user_bounds
 from jagged_kernels.interaction.jagged2 import Jagged2Tensor, jagged2_like
 from jagged_kernels.interaction.native_users import spread_users
 from jagged_kernels.interaction.squares import row_offsets, score_places
@@ -53,7 +53,7 @@ def jagged_self_difference(
         raise ValueError(f"x must be [T], got {tuple(x.values.shape)}")
     if like is None:
         like = jagged2_like(x)
-    check_same_offsets("like", x.offsets, like.offsets)
+    check_layout("like", like, x)
     functions: dict[str, Callable[[Tensor, Tensor, Tensor, int], Tensor]] = {
         "triton": partial(call, difference_op),
         "native": _difference_native,
@@ -62,7 +62,7 @@ def jagged_self_difference(
     function = functions[choose_backend(backend, x.values)]
     total = like.values.shape[0]
     values = function(x.values, x.offsets, like.matrix_offsets, total)
-    return Jagged2Tensor(values, x.offsets, like.matrix_offsets)
+    return Jagged2Tensor._trusted(values, x.offsets, like.matrix_offsets)
 
 
 def _difference_reference(x: Tensor, offsets: Tensor, matrix_offsets: Tensor, total: int) -> Tensor:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
-from jagged_kernels.contents import readable
+from jagged_kernels.contents import total_of
+from jagged_kernels.interaction.checks import as_int
 from jagged_kernels.interaction.native_users import token_positions
 from jagged_kernels.interaction.rows import place_rows
 from jagged_kernels.jagged_tensor import JaggedTensor, lengths_to_offsets
@@ -79,7 +80,7 @@ def _cut(
     else:
         begins, lengths = _clamped(x, start, length)
         offsets = lengths_to_offsets(lengths)
-    tokens = total_tokens(offsets, total)
+    tokens = total_of(offsets, total)
     if chosen == "reference":
         values = _reference(x, begins, offsets.diff())
     elif chosen == "native":
@@ -150,23 +151,16 @@ def _reference(x: JaggedTensor, start: Tensor, length: Tensor) -> Tensor:
     return torch.cat([x.values[:0], *parts])
 
 
-def total_tokens(offsets: Tensor, total: int | None) -> int:
-    """`offsets[-1]`, from the caller where it knows, else waiting for the device."""
-    if total is None:
-        return int(offsets[-1])
-    if total < 0 or (readable(offsets) and int(offsets[-1]) != total):
-        raise ValueError(f"total is {total}, but the result has {int(offsets[-1])} tokens")
-    return total
-
-
 def _per_user(x: JaggedTensor, number: int | Tensor, name: str) -> int | Tensor:
     """An int, or [B] in the dtype of the offsets."""
     if not isinstance(x, JaggedTensor):
         raise TypeError(f"x must be a JaggedTensor, got {type(x).__name__}")
-    if isinstance(number, int):
+    if not isinstance(number, Tensor):
+        number = as_int(name, number, otherwise=" or integers [B]")
         return min(max(number, -LONGEST), LONGEST)
-    if number.dtype.is_floating_point or number.dtype == torch.bool:
-        raise TypeError(f"{name} must be an int or integers [B], got {number.dtype}")
+    dtype = number.dtype
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        raise TypeError(f"{name} must be an int or integers [B], got {dtype}")
     if number.shape != (len(x),) or number.device != x.device:
         raise ValueError(
             f"{name} must be an int or [B] = [{len(x)}] on {x.device}, "
@@ -174,5 +168,5 @@ def _per_user(x: JaggedTensor, number: int | Tensor, name: str) -> int | Tensor:
         )
     if number.dtype == x.offsets.dtype:
         return number
-    # An int64 that is far too long must not wrap round in int32.
-    return number.clamp(-LONGEST, LONGEST).to(x.offsets.dtype)
+    # An int64 that is far too long must not wrap round in int32, nor these bounds in fewer bits.
+    return number.long().clamp(-LONGEST, LONGEST).to(x.offsets.dtype)

@@ -60,12 +60,15 @@ def target_interaction(
     check_matrix("history", history)
     x = history.values
     dim = x.shape[1]
-    check_operand("target", target, (len(history), dim), "[B, D]", x)
-    if not isinstance(weight, Tensor) or weight.dim() != 2 or 0 in weight.shape:
-        got = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
-        raise ValueError(f"weight must be [K, 4 D] with K >= 1, got {got}")
-    check_operand("weight", weight, (weight.shape[0], 4 * dim), "[K, 4 D]", x)
-    check_operand("bias", bias, (weight.shape[0],), "[K]", x)
+    check_operand("target", target, (len(history), dim), "[B, D]", x, of="history")
+    if not isinstance(weight, Tensor):
+        raise TypeError(f"weight must be a tensor [K, 4 D], got {type(weight).__name__}")
+    if weight.dim() != 2 or 0 in weight.shape:
+        raise ValueError(f"weight must be [K, 4 D] with K >= 1, got {tuple(weight.shape)}")
+    columns = weight.shape[0]
+    check_operand("weight", weight, (columns, 4 * dim), "[K, 4 D]", x, of="history")
+    if bias is not None:
+        check_operand("bias", bias, (columns,), "[K]", x, of="history")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {activation!r}")
     functions: dict[str, Callable[..., Tensor]] = {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend, or_native
-from jagged_kernels.interaction.checks import FLOATS
+from jagged_kernels.interaction.checks import FLOATS, as_int
 from jagged_kernels.interaction.native_users import zeros_of
 from jagged_kernels.interaction.rows import by_user
 from jagged_kernels.jagged_tensor import JaggedTensor
@@ -48,6 +48,7 @@ def jagged_top_k(x: JaggedTensor, k: int, *, backend: Backend = "auto") -> tuple
         raise ValueError(f"x must be scores [T], got {tuple(x.values.shape)}")
     if x.dtype not in FLOATS:
         raise TypeError(f"x must be floating, got {x.dtype}")
+    k = as_int("k", k)
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     chosen = choose_backend(backend, x.values)

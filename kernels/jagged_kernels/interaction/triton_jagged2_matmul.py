@@ -58,7 +58,7 @@ def launch_matmul(
     launch(
         _matmul_kernel, _tiles(tokens, users, config) * cdiv(dim, block_d),
         (
-            m.contiguous(), x, out, offsets.contiguous(), matrix_offsets.contiguous(),
+            m.contiguous(), x, out, offsets, matrix_offsets,
             users, search_steps(users),
         ),
         {
@@ -86,7 +86,7 @@ def launch_outer_backward(
     launch(
         _outer_backward_kernel, 2 * tiles,
         (
-            d_out.contiguous(), x, y, d_x, d_y, offsets.contiguous(), matrix_offsets.contiguous(),
+            d_out.contiguous(), x, y, d_x, d_y, offsets, matrix_offsets,
             users, search_steps(users),
         ),
         {

@@ -69,7 +69,7 @@ def _copy(
     launch(
         _copy_kernel, programs,
         (
-            source, target, offsets.contiguous(), matrix_offsets.contiguous(), value,
+            source, target, offsets, matrix_offsets, value,
             max_len, users, search_steps(users),
         ),
         {"ROWS": ROWS, "HEIGHT": HEIGHT, "WIDTH": WIDTH}, **ROW_OPTIONS,

@@ -66,7 +66,7 @@ def launch_outer(
     launch(
         _outer_kernel, strip_count(tokens, users, total, config.tile * config.step, piece),
         (
-            x, y, out, offsets.contiguous(), matrix_offsets.contiguous(),
+            x, y, out, offsets, matrix_offsets,
             users, search_steps(users),
         ),
         {

@@ -100,7 +100,7 @@ def launch_linear(
         _linear_kernel, tile_count(tokens, users, config.block) * cdiv(columns, block_k),
         (
             x, weight, None if bias is None else bias.contiguous(),
-            None if groups is None else groups.contiguous(), offsets.contiguous(), out,
+            None if groups is None else groups.contiguous(), offsets, out,
             None if target is None else target.contiguous(), scaled,
             users, search_steps(users),
         ),

@@ -85,7 +85,7 @@ def launch_products(
     summed is the gradient before the activation. dx is that times weight^T. Both need `weight`
     [S, D, K], D and K up to `FUSED_UP_TO`.
     """
-    x, y, offsets = unit_stride(x), unit_stride(y), offsets.contiguous()
+    x, y = unit_stride(x), unit_stride(y)
     (tokens, dim), columns, users = x.shape, y.shape[1], offsets.shape[0] - 1
     new = torch.empty if tokens else torch.zeros
     out = new((count, dim, columns), dtype=x.dtype, device=x.device)

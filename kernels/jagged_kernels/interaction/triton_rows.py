@@ -142,7 +142,7 @@ def launch_cut_users(
     length: int | None,
 ) -> tuple[Tensor, Tensor]:
     """What `slice.cut_users` says."""
-    offsets, known = offsets.contiguous(), offsets.shape[0] - 1
+    known = offsets.shape[0] - 1
     select, starts, lengths = (
         None if x is None else x.contiguous() for x in (select, starts, lengths)
     )

@@ -46,7 +46,7 @@ def launch_difference(x: Tensor, offsets: Tensor, matrix_offsets: Tensor, total:
         return out
     launch(
         _difference_kernel, tile_count(x.shape[0], users, ROWS),
-        (x, out, offsets.contiguous(), matrix_offsets.contiguous(), users, search_steps(users)),
+        (x, out, offsets, matrix_offsets, users, search_steps(users)),
         {"ROWS": ROWS, "HEIGHT": HEIGHT, "WIDTH": WIDTH}, **ROW_OPTIONS,
     )  # fmt: skip
     return out
@@ -64,7 +64,7 @@ def launch_difference_backward(
         torch.empty(total // size + tokens + users, dtype=torch.float32, device=d_out.device)
         for size in (COLUMNS, ROWS)
     )
-    layout = (offsets.contiguous(), matrix_offsets.contiguous(), users, search_steps(users))
+    layout = (offsets, matrix_offsets, users, search_steps(users))
     launch(
         _sums_kernel, strip_count(tokens, users, total, ROWS, COLUMNS),
         (d_out.contiguous(), row_sums, column_sums, *layout),

@@ -89,7 +89,7 @@ def launch_target(
     most = FORWARD_MOST_FUSED[x.element_size()]
     tiles = cdiv(tokens, FORWARD_CONFIG.block)
     span = cdiv(tiles, multiprocessors(x.device) * FORWARD_PROGRAMS)
-    offsets, owner = offsets.contiguous(), None
+    owner = None
     if tokens > ONE_LAUNCH_TOKENS:
         owner = torch.empty(tokens, dtype=torch.int32, device=x.device)
         launch(
@@ -138,7 +138,7 @@ def launch_target_backward(
     units = tile_count(tokens, users, config.block)
     span = cdiv(units, multiprocessors(x.device) * BACKWARD_PROGRAMS[x.element_size()])
     programs = cdiv(units, span)
-    target, weight, offsets = target.contiguous(), weight.contiguous(), offsets.contiguous()
+    target, weight = target.contiguous(), weight.contiguous()
     scratch = {"dtype": torch.float32, "device": x.device}
     share = cdiv(cdiv(users, _USERS), multiprocessors(x.device))
     user_programs = cdiv(users, _USERS * share)

@@ -46,7 +46,7 @@ def launch_unique(
     """(unique [U], its offsets [B + 1], counts [U], inverse [T]) of ids from `lowest` on that
     differ in the last `bits` bits. Waits for the device, once. T > 0."""
     tokens, users = values.shape[0], offsets.shape[0] - 1
-    values, offsets = values.contiguous(), offsets.contiguous()
+    values = values.contiguous()
     keys = offsets.new_empty(tokens, dtype=integer_dtype(users << bits))
     launch(
         _unique_keys_kernel, cdiv(tokens, KEY_BLOCK),

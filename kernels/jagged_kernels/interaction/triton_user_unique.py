@@ -40,7 +40,7 @@ def launch_user_unique(
     tokens, users = values.shape[0], offsets.shape[0] - 1
     if tokens > users * LONG[-1]:
         return None
-    values, offsets = values.contiguous(), offsets.contiguous()
+    values = values.contiguous()
     ids = torch.empty_like(values)
     # Of each token which of its user's distinct ids it is; where in the user's sorted tokens each
     # of the distinct ids begins; of each user how many there are.

@@ -1,0 +1,101 @@
+"""Offsets that are views with other strides, as a column of bounds or every second number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import interaction_cases
+import product_cases
+import pytest
+import torch
+from operation_cases import DEVICE, Call, results
+from torch import Tensor
+
+import jagged_kernels as jk
+from jagged_kernels import Jagged2Tensor, JaggedTensor, lengths_to_offsets
+from jagged_kernels.interaction.jagged2 import jagged2_offsets
+
+LENGTHS = (3, 0, 5, 1)
+OFFSETS = ("offsets", "matrix_offsets")
+
+
+def strided(tensor: Tensor) -> Tensor:
+    """The same numbers, each followed by one that is wrong."""
+    view = torch.stack([tensor, tensor + 1], -1)[..., 0]
+    assert not view.is_contiguous()
+    return view
+
+
+def _shape_call(name: str) -> Call:
+    def call(backend: Any, offsets: Tensor, x: Tensor) -> Any:
+        jagged = JaggedTensor(x, offsets)
+        if name == "slice":
+            return jk.jagged_slice(jagged, 1, 2, backend=backend)
+        if name == "recent":
+            return jk.jagged_recent(jagged, 2, backend=backend)
+        if name == "select":
+            users = torch.tensor([2, 0, 2], device=DEVICE)
+            return jk.jagged_index_select(jagged, users, backend=backend)
+        if name == "cat":
+            return jk.jagged_cat([jagged, jagged], backend=backend)
+        if name == "top k":
+            return jk.jagged_top_k(jagged.with_values(x[:, 0]), 2, backend=backend)
+        if name == "unique":
+            ids = JaggedTensor(torch.arange(x.shape[0], device=DEVICE) % 2, offsets)
+            return jk.jagged_unique(ids, backend=backend)
+        padded = jk.to_padded(jagged, 4, backend=backend)
+        return padded, jk.from_padded(padded, offsets=offsets, backend=backend)
+
+    return call
+
+
+def _cases() -> dict[str, tuple[Call, dict[str, Tensor]]]:
+    cases = {}
+    for name, operation in interaction_cases.OPERATIONS.items():
+        cases[name] = operation.call, operation.tensors(LENGTHS)
+    for name, (call, case) in product_cases.OPERATIONS.items():
+        cases[name] = call, case(LENGTHS)
+    tensors = product_cases.dense_case(LENGTHS, 3, 1)
+    rows = {name: tensors[name] for name in ("x", "offsets")}
+    for name in ("slice", "recent", "select", "cat", "padded", "top k", "unique"):
+        cases[name] = _shape_call(name), rows
+    return cases
+
+
+CASES = _cases()
+
+
+@pytest.mark.parametrize("backend", ["reference", "native", "triton"])
+@pytest.mark.parametrize("name", CASES)
+def test_strided_offsets_give_what_contiguous_ones_give(name: str, backend: str) -> None:
+    call, tensors = CASES[name]
+    tensors = {key: t.to(DEVICE) for key, t in tensors.items()}
+
+    def of_views(backend: str, **operands: Tensor) -> Any:
+        views = {key: strided(t) if key in OFFSETS else t for key, t in operands.items()}
+        return call(backend, **views)
+
+    expected, found = (results(function, backend, tensors) for function in (call, of_views))
+    assert expected.keys() == found.keys()
+    for key, result in found.items():
+        assert torch.equal(result, expected[key]), key
+
+
+def test_contiguous_offsets_are_not_copied() -> None:
+    offsets = lengths_to_offsets(torch.tensor(LENGTHS))
+    begins, scores = jagged2_offsets(offsets), torch.zeros(35)
+    m = Jagged2Tensor(scores, offsets, begins)
+    assert m.offsets is offsets
+    assert m.matrix_offsets is begins
+    assert JaggedTensor(torch.zeros(9), offsets).offsets is offsets
+    padded = torch.zeros(4, 5)
+    assert jk.from_padded(padded, offsets=offsets).offsets is offsets
+
+
+@pytest.mark.parametrize("validate", [True, False])
+def test_offsets_of_users_without_tokens_expanded(validate: bool) -> None:
+    offsets = torch.zeros(1, dtype=torch.int64, device=DEVICE).expand(4)
+    x = JaggedTensor(torch.zeros((0, 2), device=DEVICE), offsets, validate=validate)
+    assert x.offsets.is_contiguous()
+    for backend in ("reference", "native", "triton"):
+        assert torch.equal(jk.jagged_sum(x, backend=backend), torch.zeros((3, 2), device=DEVICE))
