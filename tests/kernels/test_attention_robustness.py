@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -82,7 +83,7 @@ def test_offsets_of_either_dtype(backend, inputs):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["plain", "dropout", "flat bias"])
 def test_offsets_with_gaps_in_memory(backend, kind, inputs):
-    options = {"dropout_p": 0.4} if kind == "dropout" else {}
+    options: dict[str, Any] = {"dropout_p": 0.4} if kind == "dropout" else {}
     if kind == "flat bias":
         scores = int((inputs.q_offsets.diff() ** 2).sum())
         options = {"bias": torch.randn(scores, 2, device=DEVICE)}
@@ -106,7 +107,8 @@ def test_offsets_with_gaps_in_memory(backend, kind, inputs):
 )
 def test_a_side_wider_than_any_history_is_no_limit(backend, kind, window):
     results = []
-    for sides in (window, tuple(-1 if side > 100 else side for side in window)):
+    left, right = (-1 if side > 100 else side for side in window)
+    for sides in (window, (left, right)):
         inputs = Case([3, 3], [TILE + 2, 2]).inputs(torch.float32)
         if kind == "self":
             inputs = Case([TILE + 2, 5]).inputs(torch.float32)
@@ -145,7 +147,7 @@ def test_a_gradient_of_nan_for_an_lse_that_is_constant(backend, kind):
         elif kind == "dense queries":
             q = leaves[0].view(2, 6, 2, 16)
         v = k.with_values(leaves[2])
-        options = {"causal": True, "bias": bias, "backend": backend, "return_lse": True}
+        options: Any = {"causal": True, "bias": bias, "backend": backend, "return_lse": True}
         out, lse = jagged_attention(q, k, v, **options)
         o = out.values if isinstance(out, JaggedTensor) else out
         assert lse.isinf().any()
