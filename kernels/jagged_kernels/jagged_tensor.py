@@ -94,6 +94,11 @@ class JaggedTensor:
         if nested.layout != torch.jagged:
             raise ValueError(f"nested must have the jagged layout, got {nested.layout}")
         parts: Any = nested
+        if parts._ragged_idx != 1:
+            raise ValueError(
+                "nested must be [B, n_b, ...], ragged in dimension 1, but it is in dimension "
+                f"{parts._ragged_idx} (a transposed view); transpose it back first"
+            )
         if parts.lengths() is not None:
             raise ValueError("nested has holes (it is a narrowed view); call .contiguous() first")
         return cls._trusted(parts.values(), parts.offsets())

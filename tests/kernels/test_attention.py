@@ -8,7 +8,8 @@ from attention_cases import DEVICE, TILE, Case, assert_as_exact_as_sdpa, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jagged_kernels import JaggedTensor, jagged_attention
+from jagged_kernels import JaggedTensor, jagged_attention, lengths_to_offsets
+from jagged_kernels.attention.native import Mask, _buckets
 
 LENGTHS = [0, 1, TILE - 1, TILE, TILE + 1, 3 * TILE + 5]
 MASKS = {
@@ -80,6 +81,39 @@ def test_native_in_bfloat16():
 def test_native_splits_what_is_too_large_for_one_bucket(monkeypatch):
     monkeypatch.setattr("jagged_kernels.attention.native._MAX_SCORES", 200)
     assert_as_exact_as_sdpa(Case([9] * 5 + [30, 2]).inputs(torch.float32), "native")
+
+
+@pytest.mark.parametrize("mask", [{"causal": True}, {"window": (9, 4), "dropout_p": 0.3}], ids=str)
+def test_native_cuts_a_user_too_large_for_one_bucket(mask, monkeypatch):
+    inputs = Case([30, 9, 12], [21, 40, 0], kv_heads=1).inputs(torch.float64)
+    results = []
+    for most in (1 << 24, 200):
+        monkeypatch.setattr("jagged_kernels.attention.native._MAX_SCORES", most)
+        torch.manual_seed(3)
+        bias = torch.linspace(-1, 1, 2 * (30 * 21 + 9 * 40), device=DEVICE, dtype=torch.float64)
+        leaf = bias.view(-1, 2).requires_grad_()
+        results.append([*run("native", inputs, bias=leaf, tile=None, **mask).values(), leaf.grad])
+    for whole, cut in zip(*results, strict=True):
+        torch.testing.assert_close(cut, whole)
+
+
+@pytest.mark.parametrize(
+    ("q_lengths", "k_lengths"),
+    [([1, 1000] * 100, [10] * 200), ([3] * 50, list(range(50))), ([6000], [6000])],
+    ids=["queries", "keys", "one user"],
+)
+def test_native_pads_little_and_holds_few_scores(q_lengths, k_lengths):
+    offsets = [lengths_to_offsets(torch.tensor(x)) for x in (q_lengths, k_lengths)]
+    rows = torch.zeros(sum(q_lengths), dtype=torch.int64)
+    for bucket in _buckets(offsets[0], offsets[1], 8, Mask((-1, -1), 1.0, None, 0.0, None)):
+        users = bucket.users.tolist()
+        for lengths, valid in ((q_lengths, bucket.q_valid), (k_lengths, bucket.k_valid)):
+            for user in users:
+                assert valid.shape[1] <= 1.25 * lengths[user] + 9
+        assert 8 * len(users) * bucket.q_valid.shape[1] * bucket.k_valid.shape[1] <= 2**24
+        rows[bucket.q_index[bucket.q_valid]] += 1
+    seen = torch.repeat_interleave(torch.tensor(k_lengths) > 0, torch.tensor(q_lengths))
+    assert torch.equal(rows, seen.long())
 
 
 @settings(max_examples=12 if DEVICE == "cpu" else 60, deadline=None)

@@ -53,6 +53,17 @@ def test_wrong_dtypes():
         jagged_attention(whole, whole, whole)
     with pytest.raises(TypeError, match="Tensor and JaggedTensor"):
         jagged_attention(x, x.values, x)  # pyright: ignore
+    with pytest.raises(TypeError, match="JaggedTensor or a tensor, got NoneType"):
+        jagged_attention(None, x, x)  # pyright: ignore
+
+
+@pytest.mark.parametrize("window", [5, (1.5, 0.5), (1, 2, 3), (None, 0), "ab"], ids=str)
+def test_a_window_of_other_than_two_integers(window):
+    x = jagged(2, 8)
+    with pytest.raises(TypeError, match=r"window must be \(left, right\), two integers, got"):
+        jagged_attention(x, x, x, window=window)
+    with pytest.raises(TypeError, match="two integers, got"):
+        attention_schedule(x, window=window)
 
 
 def test_wrong_options():

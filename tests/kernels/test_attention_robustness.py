@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from attention_cases import DEVICE, RESULTS, TILE, Case, assert_as_exact_as_sdpa, run
 
-from jagged_kernels import JaggedTensor, jagged_attention
+from jagged_kernels import ALiBi, JaggedTensor, jagged_attention
 from jagged_kernels.attention.triton_blocks import dot_precision
 
 BACKENDS = ("native", "triton")
@@ -78,6 +79,87 @@ def test_offsets_of_either_dtype(backend, inputs):
     inputs.q_offsets, inputs.k_offsets = inputs.q_offsets.int(), inputs.k_offsets.int()
     narrow = run(backend, inputs)
     assert all(torch.equal(wide[name], narrow[name]) for name in RESULTS)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["plain", "dropout", "flat bias"])
+def test_offsets_with_gaps_in_memory(backend, kind, inputs):
+    options: dict[str, Any] = {"dropout_p": 0.4} if kind == "dropout" else {}
+    if kind == "flat bias":
+        scores = int((inputs.q_offsets.diff() ** 2).sum())
+        options = {"bias": torch.randn(scores, 2, device=DEVICE)}
+    results = []
+    for step in (1, 2):
+        inputs.q_offsets = inputs.q_offsets.repeat_interleave(step)[::step]
+        inputs.k_offsets = inputs.k_offsets.repeat_interleave(step)[::step]
+        torch.manual_seed(5)
+        results.append(run(backend, inputs, **options))
+    assert not inputs.q_offsets.is_contiguous()
+    for name in RESULTS:
+        assert torch.equal(results[0][name], results[1][name]), name
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@pytest.mark.parametrize("kind", ["self", "dense queries"])
+@pytest.mark.parametrize(
+    "window",
+    [(-1, 2**31 - 1), (0, 2**31 - 1), (2**31 - 1, 2**31 - 1), (2**31 - 1, -1), (2**29 - 1, 2**70)],
+    ids=str,
+)
+def test_a_side_wider_than_any_history_is_no_limit(backend, kind, window):
+    results = []
+    left, right = (-1 if side > 100 else side for side in window)
+    for sides in (window, (left, right)):
+        inputs = Case([3, 3], [TILE + 2, 2]).inputs(torch.float32)
+        if kind == "self":
+            inputs = Case([TILE + 2, 5]).inputs(torch.float32)
+            results.append(run(backend, inputs, window=sides)["o"])
+        else:
+            k = JaggedTensor(inputs.k, inputs.k_offsets)
+            dense, v = inputs.q.view(2, 3, 2, 16), k.with_values(inputs.v)
+            results.append(jagged_attention(dense, k, v, window=sides, backend=backend))
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_changes_nothing(backend, dtype, inputs):
+    plain = run(backend, inputs, causal=True)
+    with torch.autocast(DEVICE, dtype=dtype):
+        cast = run(backend, inputs, causal=True)
+    # The specification's backward is autograd's, which is not to be called under autocast.
+    for name in RESULTS[:2] if backend == "reference" else RESULTS:
+        assert torch.equal(cast[name], plain[name]), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["plain", "bias", "dense queries"])
+def test_a_gradient_of_nan_for_an_lse_that_is_constant(backend, kind):
+    """The first queries see no key, beside others that do: nothing depends on their lse."""
+    inputs = Case([6, 6], [4, 0]).inputs(torch.float32)
+
+    def gradients(backend):
+        leaves = [t.detach().clone().requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
+        q, k = JaggedTensor(leaves[0], inputs.q_offsets), JaggedTensor(leaves[1], inputs.k_offsets)
+        bias = None
+        if kind == "bias":
+            bias = ALiBi(torch.tensor([0.5, 0.25], device=DEVICE, requires_grad=True))
+            leaves.append(bias.slopes)
+        elif kind == "dense queries":
+            q = leaves[0].view(2, 6, 2, 16)
+        v = k.with_values(leaves[2])
+        options: Any = {"causal": True, "bias": bias, "backend": backend, "return_lse": True}
+        out, lse = jagged_attention(q, k, v, **options)
+        o = out.values if isinstance(out, JaggedTensor) else out
+        assert lse.isinf().any()
+        z = torch.where(lse.isinf(), 0.0, lse.square())
+        (o.sum() + z.sum()).backward()
+        return [leaf.grad for leaf in leaves]
+
+    for ours, exact in zip(gradients(backend), gradients("reference"), strict=True):
+        assert exact is not None
+        assert exact.isfinite().all()
+        torch.testing.assert_close(ours, exact)
 
 
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS])

@@ -61,6 +61,14 @@ WRONG = {
         lambda: RelativeTimeBias(table(8, 2), torch.arange(7), query_times=torch.arange(4)),
         r"query_times must have .* 7 tokens",
     ),
+    "times of other users": (
+        lambda: RelativeTimeBias(table(8, 2), jagged(lengths=(2, 5))),
+        "times must have the offsets of the tokens",
+    ),
+    "query times of other users": (
+        lambda: RelativeTimeBias(table(8, 2), jagged(), query_times=jagged(lengths=(7,))),
+        "query_times must have the offsets of the tokens",
+    ),
     "mixed times": (
         lambda: RelativeTimeBias(table(8, 2), torch.arange(7), query_times=torch.rand(7)),
         "int64 and torch.float32",

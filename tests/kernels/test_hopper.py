@@ -311,11 +311,6 @@ def test_other_batches_do_not_recompile(dim):
     assert len(set(counts)) == 1, counts
 
 
-def test_cpu_tensors_do_not_fit():
-    x = torch.zeros(3, 2, 64, dtype=torch.bfloat16)
-    assert not hopper_fits(x, x, x)
-
-
 @on_hopper
 def test_what_does_not_fit():
     def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

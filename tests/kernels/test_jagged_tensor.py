@@ -63,6 +63,13 @@ def test_nested_round_trip(jagged):
     assert torch.equal(again.offsets, jagged.offsets)
 
 
+def test_a_transposed_nested_tensor_is_refused(jagged):
+    nested = jagged.with_values(torch.zeros(6, 2, 3)).to_nested()
+    assert JaggedTensor.from_nested(nested.transpose(2, 3)).values.shape == (6, 3, 2)
+    with pytest.raises(ValueError, match=r"ragged in dimension 1, but it is in dimension 2"):
+        JaggedTensor.from_nested(nested.transpose(1, 2))
+
+
 def test_to_another_dtype_keeps_the_offsets(jagged):
     half = jagged.to(torch.float16)
     assert half.dtype == torch.float16

@@ -210,6 +210,8 @@ def _times(name: str, times: JaggedTensor | Tensor, x: JaggedTensor) -> Tensor:
             f"{name} must have a number for each of {tokens} tokens on {x.device}, "
             f"got {tuple(values.shape)} on {values.device}"
         )
+    if isinstance(times, JaggedTensor) and known_to_differ(times.offsets, x.offsets):
+        raise ValueError(f"{name} must have the offsets of the tokens that they belong to")
     if values.dtype == torch.bool or values.is_complex():
         raise ValueError(f"{name} must be integers or floating, got {values.dtype}")
     return values.reshape(tokens)

@@ -13,7 +13,7 @@ from torch import Tensor
 from jagged_kernels.attention import triton_backward
 from jagged_kernels.attention.gluon_dkv import launch_dkv
 from jagged_kernels.attention.gluon_dq import launch_dq
-from jagged_kernels.attention.hopper import forward_config, tma_reads
+from jagged_kernels.attention.hopper import for_tma, forward_config
 
 
 def launch_backward(
@@ -36,7 +36,7 @@ def launch_backward(
     Args:
         rows, rows_t: of tiles of `forward_config(head_dim).tile_q` queries and keys.
     """
-    d_o = d_o if tma_reads(d_o) else d_o.contiguous()
+    d_o = for_tma(d_o)
     options = {"left": left, "right": right, "scale": scale}
     if q.shape[2] == 128:
         dq, delta = launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, **options)

@@ -134,3 +134,9 @@ def tma_reads(x: Tensor) -> bool:
     aligned = x.data_ptr() % 16 == 0 and stride_t % 8 == 0 and stride_h % 8 == 0
     fits = x.shape[2] <= stride_t < 2**22 and x.shape[1] * stride_h < 2**31
     return stride_d == 1 and aligned and fits
+
+
+def for_tma(x: Tensor) -> Tensor:
+    """`x`, or a copy that TMA can read. A copy also of what is contiguous but not aligned, which
+    `contiguous()` would return as it is."""
+    return x if tma_reads(x) else x.clone(memory_format=torch.contiguous_format)

@@ -1,7 +1,8 @@
 """Jagged attention in vectorised PyTorch: users of similar length are padded together.
 
 Fast enough to train on a CPU, and the fallback wherever there is no Triton. Waste is bounded: a
-bucket pads no user by more than a quarter of its length (and a few tokens). Softmax
+bucket pads neither queries nor keys of a user by more than a quarter (and a few tokens). Memory
+is: a user with too many scores for one bucket has its queries cut into chunks. Softmax
 probabilities are recomputed in the backward (FlashAttention-2, section 3.1.2), so that what is
 kept between the passes does not grow with the square of a history.
 """
@@ -23,10 +24,12 @@ from jagged_kernels.attention.bias_terms import (
     scores_before,
 )
 from jagged_kernels.attention.dropout import keep_mask
+from jagged_kernels.autocast import without_autocast
 
-# Scores that one bucket may hold at a time: 64 MB in float32.
+# Scores that one bucket may hold at a time: 64 MB in float32. Those of one query are not cut.
 _MAX_SCORES = 1 << 24
-_SLACK_TOKENS = 8
+# By which a user may be padded besides a quarter: the shortest histories are one class.
+_SLACK_TOKENS = 9
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,10 @@ class Mask:
 
 @dataclass
 class _Bucket:
-    """b users padded to N queries and M keys."""
+    """b users padded to N queries and M keys; or N queries of one user, from its query `first`."""
 
     users: Tensor  # [b]
+    first: int
     q_index: Tensor  # [b, N] token of each padded place, 0 where there is none
     k_index: Tensor  # [b, M]
     q_valid: Tensor  # [b, N]
@@ -53,6 +57,7 @@ class _Bucket:
     places: Places | None  # [b, N, M] with a bias
 
 
+@without_autocast
 def attention_native_forward(
     q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, mask: Mask
 ) -> tuple[Tensor, Tensor]:
@@ -81,6 +86,7 @@ def attention_native_forward(
     return o, lse
 
 
+@without_autocast
 def attention_native_backward(
     d_o: Tensor,
     d_lse: Tensor | None,
@@ -95,8 +101,10 @@ def attention_native_backward(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor | None]]:
     """Gradients of q, k, v and of `BiasTerms.learned` (None where there is none)."""
     compute = lse.dtype
-    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    # Contiguous, as the operator's fake says: `zeros_like` would keep the inputs' strides.
+    dq, dk, dv = (x.new_zeros(x.shape) for x in (q, k, v))
     d_bias = None if mask.bias is None else BiasGradients(mask.bias)
+    dk_pad = dv_pad = q.new_empty(0)
     # Each score's gradient is p * (dp - delta), and lse passes on p times its own gradient.
     delta = (d_o.to(compute) * o.to(compute)).sum(-1)
     if d_lse is not None:
@@ -128,8 +136,11 @@ def attention_native_backward(
 
         valid_q, valid_k = bucket.q_valid, bucket.k_valid
         dq_pad = _by_group(d_scores, k_pad) * mask.scale
+        dk_before, dv_before = dk_pad, dv_pad
         dk_pad = _sum_group(d_scores.transpose(-1, -2) @ q_pad, k.shape[1]) * mask.scale
         dv_pad = _sum_group(dropped.transpose(-1, -2) @ do_pad, v.shape[1])
+        if bucket.first:  # a later chunk of a user, whose keys the chunks before have seen too
+            dk_pad, dv_pad = dk_pad + dk_before, dv_pad + dv_before
         dq[bucket.q_index[valid_q]] = _tokens(dq_pad, valid_q).to(dq.dtype)
         dk[bucket.k_index[valid_k]] = _tokens(dk_pad, valid_k).to(dk.dtype)
         dv[bucket.k_index[valid_k]] = _tokens(dv_pad, valid_k).to(dv.dtype)
@@ -137,50 +148,55 @@ def attention_native_backward(
 
 
 def _buckets(q_offsets: Tensor, k_offsets: Tensor, heads: int, mask: Mask) -> Iterator[_Bucket]:
-    """Users with queries and keys, in groups of similar length."""
-    n_all, m_all = q_offsets.diff(), k_offsets.diff()
-    n_host, m_host = n_all.tolist(), m_all.tolist()
+    """Users with queries and keys, in groups of similar lengths."""
+    n_host, m_host = q_offsets.diff().tolist(), k_offsets.diff().tolist()
     present = [u for u, (n, m) in enumerate(zip(n_host, m_host, strict=True)) if n and m]
-    present.sort(key=lambda u: (m_host[u], n_host[u]), reverse=True)
+    classes = {u: (_length_class(m_host[u]), _length_class(n_host[u])) for u in present}
+    present.sort(key=lambda u: (classes[u], m_host[u], n_host[u]), reverse=True)
     first_scores = None
     if mask.bias is not None and mask.bias.scores is not None:
         first_scores = scores_before(q_offsets, k_offsets)
 
     begin = 0
     while begin < len(present):
-        keys = m_host[present[begin]]
+        keys, alike = m_host[present[begin]], classes[present[begin]]
         queries, end = 0, begin
-        while end < len(present):
-            user = present[end]
-            longest = max(queries, n_host[user])
-            too_many = (end - begin + 1) * longest * keys * heads > _MAX_SCORES
-            too_short = m_host[user] * 5 < (keys - _SLACK_TOKENS) * 4
-            if end > begin and (too_many or too_short):
+        while end < len(present) and classes[present[end]] == alike:
+            longest = max(queries, n_host[present[end]])
+            if end > begin and (end - begin + 1) * longest * keys * heads > _MAX_SCORES:
                 break
             queries, end = longest, end + 1
         users = torch.tensor(present[begin:end], device=q_offsets.device)
-        yield _bucket(users, queries, keys, q_offsets, k_offsets, first_scores, mask)
+        chunk = max(1, _MAX_SCORES // (keys * heads)) if end == begin + 1 else queries
+        for first in range(0, queries, chunk):
+            rows = (first, min(first + chunk, queries))
+            yield _bucket(users, rows, keys, q_offsets, k_offsets, first_scores, mask)
         begin = end
+
+
+def _length_class(tokens: int) -> int:
+    """The longest of a class has less than 5/4 of the shortest's tokens and `_SLACK_TOKENS`."""
+    return int(math.log1p(tokens / (4 * _SLACK_TOKENS)) / math.log(5 / 4))
 
 
 def _bucket(
     users: Tensor,
-    queries: int,
+    rows: tuple[int, int],
     keys: int,
     q_offsets: Tensor,
     k_offsets: Tensor,
     first_scores: Tensor | None,
     mask: Mask,
 ) -> _Bucket:
-    q_index, q_valid = _places(users, queries, q_offsets)
-    k_index, k_valid = _places(users, keys, k_offsets)
-    n, m = q_valid.sum(1)[:, None, None], k_valid.sum(1)[:, None, None]
+    """Of the users' queries from rows[0] to rows[1]."""
+    q_index, q_valid = _places(users, *rows, q_offsets)
+    k_index, k_valid = _places(users, 0, keys, k_offsets)
+    n, m = (offsets.diff()[users, None, None] for offsets in (q_offsets, k_offsets))
     left, right = mask.window
-    row = torch.arange(queries, device=users.device)[:, None]
+    row = torch.arange(*rows, device=users.device)[:, None]
     column = torch.arange(keys, device=users.device)
 
     distance = column - row - (m - n)
-
     visible = k_valid[:, None, :]
     if left >= 0:
         visible = visible & (distance >= -left)
@@ -199,6 +215,7 @@ def _bucket(
     everything = left < 0 and right < 0 and bool(k_valid.all())
     return _Bucket(
         users,
+        rows[0],
         q_index,
         k_index,
         q_valid,
@@ -208,9 +225,9 @@ def _bucket(
     )
 
 
-def _places(users: Tensor, length: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
+def _places(users: Tensor, first: int, last: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
     start, end = offsets[:-1][users, None], offsets[1:][users, None]
-    index = start + torch.arange(length, device=users.device)
+    index = start + torch.arange(first, last, device=users.device)
     valid = index < end
     return torch.where(valid, index, 0), valid
 
@@ -244,7 +261,7 @@ def _kept(bucket: _Bucket, heads: int, mask: Mask) -> Tensor:
         mask.dropout_seed,
         bucket.users[:, None, None, None],
         torch.arange(heads, device=device)[:, None, None],
-        torch.arange(bucket.q_index.shape[1], device=device)[:, None],
+        torch.arange(bucket.first, bucket.first + bucket.q_index.shape[1], device=device)[:, None],
         torch.arange(bucket.k_index.shape[1], device=device),
         mask.dropout_p,
     )

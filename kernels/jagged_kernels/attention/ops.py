@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,8 +33,16 @@ def empty_gradients(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def output_gradient(d_o: Tensor | None, o: Tensor) -> Tensor:
-    return torch.zeros_like(o) if d_o is None else d_o
+def output_gradients(
+    d_o: Tensor | None, d_lse: Tensor | None, o: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """What a backward takes for the gradients of o and lse.
+
+    A query that sees no key has a constant lse of -inf, whose gradient reaches nothing. Often it is
+    NaN (that of `torch.where(lse.isinf(), 0, lse.square())` is), and 0 * NaN would spread.
+    """
+    d_o = torch.zeros_like(o) if d_o is None else d_o
+    return d_o, None if d_lse is None else d_lse.masked_fill(lse == -math.inf, 0.0)
 
 
 def _attention_triton(
@@ -108,7 +117,7 @@ def save_with_lse(inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tup
 def _gradient(
     saved: Sequence[Any], wanted: Sequence[bool], d_o: Tensor | None, d_lse2: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return call(attention_triton_backward, output_gradient(d_o, saved[3]), d_lse2, *saved)
+    return call(attention_triton_backward, *output_gradients(d_o, d_lse2, *saved[3:5]), *saved)
 
 
 define_gradient(attention_triton, save=save_with_lse, gradient=_gradient)

@@ -12,7 +12,7 @@ from jagged_kernels.attention.ops import (
     empty_gradients,
     empty_output,
     given_lse,
-    output_gradient,
+    output_gradients,
     save_with_lse,
 )
 from jagged_kernels.attention.tiles import parts_of_tile
@@ -97,7 +97,7 @@ def _gradient(
 ) -> tuple[Tensor | None, ...]:
     q, k, v, o, lse2, *rest = saved
     wanted_bias = list(wanted[-len(BiasTerms._fields) :][:_LEARNED])
-    given = (output_gradient(d_o, o), d_lse2, q, k, v, o, lse2, wanted_bias)
+    given = (*output_gradients(d_o, d_lse2, o, lse2), q, k, v, o, lse2, wanted_bias)
     dq, dk, dv, *d_bias = call(attention_triton_biased_backward, *given, *rest)
     return given_gradients((dq, dk, dv), d_bias, wanted)
 

@@ -14,7 +14,7 @@ from jagged_kernels.attention.native import (
     attention_native_backward,
     attention_native_forward,
 )
-from jagged_kernels.attention.ops import empty_gradients, output_gradient
+from jagged_kernels.attention.ops import empty_gradients, output_gradients
 from jagged_kernels.operators import call, define_gradient, define_op
 
 _ARGUMENTS = (
@@ -106,7 +106,8 @@ def _save(inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tuple[Any, 
 def _gradient(
     saved: Sequence[Any], wanted: Sequence[bool], d_o: Tensor | None, d_lse: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    dq, dk, dv, *d_bias = call(native_backward_op, output_gradient(d_o, saved[3]), d_lse, *saved)
+    given = output_gradients(d_o, d_lse, *saved[3:5])
+    dq, dk, dv, *d_bias = call(native_backward_op, *given, *saved)
     return given_gradients((dq, dk, dv), d_bias, wanted)
 
 

@@ -11,7 +11,7 @@ from jagged_kernels.attention.ops import (
     empty_gradients,
     empty_output,
     given_lse,
-    output_gradient,
+    output_gradients,
     save_with_lse,
 )
 from jagged_kernels.attention.partition import Partition
@@ -86,7 +86,7 @@ def _save(inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tuple[Any, 
 def _gradient(
     saved: Sequence[Any], wanted: Sequence[bool], d_o: Tensor | None, d_lse2: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return call(attention_split_backward, output_gradient(d_o, saved[3]), d_lse2, *saved)
+    return call(attention_split_backward, *output_gradients(d_o, d_lse2, *saved[3:5]), *saved)
 
 
 define_gradient(attention_split, save=_save, gradient=_gradient)

@@ -1,6 +1,7 @@
 """The specification of jagged attention: one user after another, in plain PyTorch.
 
-Differentiable by autograd, any device, any dtype up to float64 (half types compute in float32).
+Differentiable by autograd, any device, any dtype up to float64 (half types compute in float32,
+and autocast changes nothing; the backward is autograd's, to be called outside of autocast).
 Slow on purpose; the other backends are held against it.
 """
 
@@ -13,8 +14,10 @@ from torch import Tensor
 
 from jagged_kernels.attention.bias_terms import BiasTerms, Places, bias_scores
 from jagged_kernels.attention.dropout import keep_mask
+from jagged_kernels.autocast import without_autocast
 
 
+@without_autocast
 def attention_reference(
     q: Tensor,
     k: Tensor,

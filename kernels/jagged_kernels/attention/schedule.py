@@ -10,6 +10,7 @@ first, so that short users do not wait behind a long one and no program walks pa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import index
 from typing import Literal, NamedTuple
 
 import torch
@@ -25,6 +26,9 @@ Split = Literal["auto", "rows", "split", "stream"]
 _SPLITS = ("auto", "rows", "split", "stream")
 # Queries of one user that one tile of the split kernels holds.
 MOST_SPLIT_QUERIES = 64
+# No history is so long. A window's side from here on is no limit: kernels add the sides to token
+# numbers, and to each other, in int32.
+_WIDEST_SIDE = 2**29
 
 
 class DenseShape(NamedTuple):
@@ -96,6 +100,7 @@ def attention_schedule(
             both for dense queries, at most 64 a user. "auto": "stream" where it can be.
 
     Raises:
+        TypeError: `q` is neither, or `window` is not two integers.
         ValueError: `q` and `k` have different numbers of users, dense `q` comes without `k`, or
             `split` asks for a cut that these queries cannot have.
     """
@@ -202,11 +207,29 @@ def _policy(
 
 
 def resolve_window(causal: bool, window: tuple[int, int] | None) -> tuple[int, int]:
-    """`causal` and `window` as one (left, right) band, -1 for no limit."""
-    left, right = (NO_LIMIT, NO_LIMIT) if window is None else window
+    """`causal` and `window` as one (left, right) band, -1 for no limit.
+
+    Raises:
+        TypeError: `window` is not two integers.
+        ValueError: a side below -1.
+    """
+    left, right = (NO_LIMIT, NO_LIMIT) if window is None else _two_integers(window)
     if left < NO_LIMIT or right < NO_LIMIT:
         raise ValueError(f"window must be (left, right) of -1 or more, got {window}")
-    return left, (0 if causal else right)
+    return _limit(left), (0 if causal else _limit(right))
+
+
+def _two_integers(window: tuple[int, int]) -> tuple[int, int]:
+    try:
+        left, right = window
+        return index(left), index(right)
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(f"window must be (left, right), two integers, got {window!r}")
+
+
+def _limit(side: int) -> int:
+    return NO_LIMIT if side >= _WIDEST_SIDE else side
 
 
 def dense_queries(
@@ -243,6 +266,8 @@ def dense_offsets(q: Tensor, k: JaggedTensor) -> Tensor:
 
 
 def _check_dense(q: Tensor, users: int) -> None:
+    if not isinstance(q, Tensor):
+        raise TypeError(f"q must be a JaggedTensor or a tensor, got {type(q).__name__}")
     if q.dim() not in (3, 4) or (q.dim() == 4 and q.shape[0] != users):
         raise ValueError(
             f"dense queries must be [B, N, H, D] or [N, H, D] for B = {users} users, "
