@@ -25,6 +25,8 @@ Split = Literal["auto", "rows", "split", "stream"]
 _SPLITS = ("auto", "rows", "split", "stream")
 # Queries of one user that one tile of the split kernels holds.
 MOST_SPLIT_QUERIES = 64
+# What tile shapes are made for where q does not say its head_dim.
+_USUAL_HEAD_DIM = 64
 
 
 class DenseShape(NamedTuple):
@@ -77,7 +79,7 @@ def attention_schedule(
     *,
     causal: bool = False,
     window: tuple[int, int] | None = None,
-    head_dim: int = 64,
+    head_dim: int | None = None,
     tile_q: int | None = None,
     tile_k: int | None = None,
     split: Split = "auto",
@@ -85,11 +87,13 @@ def attention_schedule(
     """Builds the schedule that `jagged_attention` would build for these offsets and this mask.
 
     Args:
-        q: a `JaggedTensor` with the queries' offsets (its values do not matter), or dense
-            queries [B, N, H, D] or [N, H, D] as `jagged_attention` takes them.
+        q: a `JaggedTensor` with the queries' offsets (of its values only the shape matters), or
+            dense queries [B, N, H, D] or [N, H, D] as `jagged_attention` takes them.
         k: the keys' offsets; None for self-attention.
         causal, window: as in `jagged_attention`.
-        head_dim: a hint for the tile shapes, never a number in the result.
+        head_dim: a hint for the tile shapes, never a number in the result: the larger of q's and
+            v's. By default q's, so that it is needed only where v's is larger, or where q's values
+            are not [T, H, D] (then 64 is taken).
         tile_q, tile_k: powers of two, 16 or more, in place of the default tile shapes.
         split: how rows become programs. "rows": a program each. "stream": rows are cut into spans
             of equal cost (LeanAttention, arXiv 2405.10480), "split": each row into equal chunks;
@@ -103,11 +107,12 @@ def attention_schedule(
         k = q if k is None else k
         check_users(q, k)
         q_offsets, q_tokens, dense = q.offsets, q.values.shape[0], None
+        q_dim = q.values.shape[2] if q.values.dim() == 3 else _USUAL_HEAD_DIM
     else:
         if k is None:
             raise ValueError("dense queries need k, the users' histories")
         q_offsets, dense = dense_offsets(q, k), DenseShape.of(q, k)
-        q_tokens = len(k) * dense.queries
+        q_tokens, q_dim = len(k) * dense.queries, q.shape[-1]
     return build_schedule(
         q_offsets,
         k.offsets,
@@ -115,7 +120,7 @@ def attention_schedule(
         k_tokens=k.values.shape[0],
         dense=dense,
         window=resolve_window(causal, window),
-        head_dim=head_dim,
+        head_dim=q_dim if head_dim is None else head_dim,
         tile_q=tile_q,
         tile_k=tile_k,
         split=split,
