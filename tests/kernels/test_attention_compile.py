@@ -44,7 +44,7 @@ def test_opcheck_native(inputs):
 
 
 @pytest.mark.parametrize("backend", ["native", "triton"])
-@pytest.mark.parametrize("kind", ["self", "dense queries"])
+@pytest.mark.parametrize("kind", ["self", "dense queries", "dense queries, scheduled"])
 def test_compiles_whole_and_for_other_batches(backend, kind):
     """One graph, also when lengths, users and the longest user change."""
     torch._dynamo.reset()
@@ -55,7 +55,8 @@ def test_compiles_whole_and_for_other_batches(backend, kind):
             schedule = attention_schedule(x, causal=True, tile_q=16, tile_k=16)
             out = jagged_attention(x, x, x, causal=True, schedule=schedule, backend=backend)
             return out.values
-        return jagged_attention(queries, x, x, backend=backend)
+        schedule = attention_schedule(queries, x) if kind == "dense queries, scheduled" else None
+        return jagged_attention(queries, x, x, schedule=schedule, backend=backend)
 
     compiled = torch.compile(attend, fullgraph=True, backend=COMPILER, dynamic=True)
     queries = torch.randn(2, 2, 16, device=DEVICE)

@@ -17,6 +17,7 @@ from jagged_kernels.attention.schedule import (
     AttentionSchedule,
     DenseShape,
     build_schedule,
+    check_schedule,
     check_users,
     dense_queries,
     resolve_window,
@@ -110,8 +111,9 @@ def jagged_attention(
         dropout_p: chance to drop a probability (after the softmax; lse does not see it). The mask
             depends on a seed (drawn from torch's generator), user, head, query and key, not on
             packing, and is the same in all backends.
-        schedule: from `attention_schedule` for the same offsets and mask, to share its
-            construction between layers; built here when None.
+        schedule: from `attention_schedule` for the same offsets and mask (of dense queries also
+            the same heads and dtype), to share its construction between layers; built here when
+            None. On a GPU offsets are not compared, which would wait for it.
         backend: "triton" (CUDA, or Triton's interpreter), "native" (vectorised PyTorch),
             "reference" (the specification, a loop over users) or "auto": triton for what it
             covers on CUDA tensors, native otherwise.
@@ -144,8 +146,9 @@ def jagged_attention(
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
     band = resolve_window(causal, window)
+    dense = None if isinstance(q, JaggedTensor) else DenseShape.of(q, k)
     if schedule is not None:
-        _check_schedule(schedule, q_jagged, k, band)
+        check_schedule(schedule, q_jagged, k, band, dense)
     scale = 1 / math.sqrt(q_jagged.values.shape[2]) if scale is None else float(scale)
     seed = torch.randint(2**31, (), device=q_jagged.device) if dropout_p else None
     chosen = choose_backend(backend, q_jagged.values)
@@ -159,7 +162,7 @@ def jagged_attention(
                 k.offsets,
                 q_tokens=q_jagged.values.shape[0],
                 k_tokens=k.values.shape[0],
-                dense=None if isinstance(q, JaggedTensor) else DenseShape.of(q, k),
+                dense=dense,
                 window=band,
                 head_dim=max(q_jagged.values.shape[2], v.values.shape[2]),
                 split="rows" if rows_do else "auto",
@@ -251,17 +254,3 @@ def _check_inputs(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> None:
 def _named(shapes: Sequence[torch.Size]) -> str:
     named = zip("qkv", shapes, strict=True)
     return ", ".join(f"{name} {tuple(shape)}" for name, shape in named)
-
-
-def _check_schedule(
-    schedule: AttentionSchedule, q: JaggedTensor, k: JaggedTensor, band: tuple[int, int]
-) -> None:
-    built = (schedule.q_tokens, schedule.k_tokens, schedule.users, schedule.window)
-    wanted = (q.values.shape[0], k.values.shape[0], len(q), band)
-    if built != wanted:
-        raise ValueError(
-            "the schedule was built for another batch or mask: (q tokens, k tokens, users, window) "
-            f"is {built} in the schedule and {wanted} in the call"
-        )
-    if schedule.rows.device != q.device:
-        raise ValueError(f"the schedule is on {schedule.rows.device} and q on {q.device}")

@@ -19,6 +19,7 @@ from jagged_kernels.attention.hopper import hopper_tile, is_hopper
 from jagged_kernels.attention.partition import Partition, split_backward_fits, split_partitions
 from jagged_kernels.attention.rows import NO_LIMIT, row_counts, schedule_rows
 from jagged_kernels.attention.tiles import default_tiles
+from jagged_kernels.contents import known_to_differ
 from jagged_kernels.jagged_tensor import JaggedTensor
 
 Split = Literal["auto", "rows", "split", "stream"]
@@ -53,7 +54,9 @@ class AttentionSchedule:
         window: (left, right) keys visible around the aligned diagonal, -1 for no limit.
         tile_q, tile_k: tokens in a tile of queries (forward, dQ) and of keys (dK, dV).
         q_offsets: [B + 1], of jagged queries, or of dense ones laid end to end.
+        k_offsets: [B + 1].
         q_tokens, k_tokens, users: what the schedule was built for.
+        dense: the shape of dense queries, None for jagged ones.
         split: "rows": a program walks a whole row. "stream", "split": rows are cut, by
             `partition` in the forward and `partition_t` in the backward; those of "stream" are in
             batch order.
@@ -65,9 +68,11 @@ class AttentionSchedule:
     tile_q: int
     tile_k: int
     q_offsets: Tensor
+    k_offsets: Tensor
     q_tokens: int
     k_tokens: int
     users: int
+    dense: DenseShape | None = None
     split: str = "rows"
     partition: Partition | None = None
     partition_t: Partition | None = None
@@ -175,7 +180,7 @@ def build_schedule(
         )
     return AttentionSchedule(
         rows, rows_t, window, tile_q, tile_k,
-        q_offsets, q_tokens, k_tokens, users, policy, *partitions,
+        q_offsets, k_offsets, q_tokens, k_tokens, users, dense, policy, *partitions,
     )  # fmt: skip
 
 
@@ -219,14 +224,16 @@ def dense_queries(
 ) -> JaggedTensor:
     """Dense queries [B, N, H, D], or [N, H, D] for every user alike, as a `JaggedTensor`.
 
-    The offsets are the schedule's, where there is one for as many queries.
+    The offsets are the schedule's, where it was built for as many dense queries a user.
     """
     users = len(k)
     _check_dense(q, users)
+    dense = None if schedule is None else schedule.dense
     if (
         schedule is not None
+        and dense is not None
         and schedule.users == users
-        and schedule.q_tokens == users * q.shape[-3]
+        and dense.queries == q.shape[-3]
     ):
         offsets = schedule.q_offsets
     else:
@@ -252,6 +259,59 @@ def _check_dense(q: Tensor, users: int) -> None:
         raise ValueError(
             f"dense queries must be [B, N, H, D] or [N, H, D] for B = {users} users, "
             f"got {tuple(q.shape)}"
+        )
+
+
+def check_schedule(
+    schedule: AttentionSchedule,
+    q: JaggedTensor,
+    k: JaggedTensor,
+    window: tuple[int, int],
+    dense: DenseShape | None,
+) -> None:
+    """Whether a schedule serves a call; `dense` if its queries came so.
+
+    Raises:
+        ValueError: it was built for another batch or mask, as far as that is known without waiting
+            for the device, or it is on another one.
+    """
+    built = (schedule.q_tokens, schedule.k_tokens, schedule.users, schedule.window)
+    wanted = (q.values.shape[0], k.values.shape[0], len(q), window)
+    if built != wanted:
+        raise ValueError(
+            "the schedule was built for another batch or mask: (q tokens, k tokens, users, window) "
+            f"is {built} in the schedule and {wanted} in the call"
+        )
+    # Heads and dtype decide how a partition cuts rows; rows alone serve any.
+    fields = 1 if schedule.partition is None else None
+    built, wanted = (None if shape is None else shape[:fields] for shape in (schedule.dense, dense))
+    if built != wanted:
+        raise ValueError(
+            f"the schedule was built for {_described(schedule.dense)} and the call has "
+            f"{_described(dense)}"
+        )
+    if schedule.rows.device != q.device:
+        raise ValueError(f"the schedule is on {schedule.rows.device} and q on {q.device}")
+    _check_offsets("q", schedule.q_offsets, q.offsets)
+    _check_offsets("k", schedule.k_offsets, k.offsets)
+
+
+def _described(dense: DenseShape | None) -> str:
+    if dense is None:
+        return "jagged queries"
+    queries, heads, kv_heads, element_size = dense
+    return (
+        f"dense queries ({queries} a user, {heads} heads over {kv_heads}, "
+        f"{element_size} bytes a number)"
+    )
+
+
+def _check_offsets(name: str, built: Tensor, given: Tensor) -> None:
+    if known_to_differ(built, given):
+        place = int((built != given).nonzero()[0])
+        raise ValueError(
+            f"the schedule was built for other offsets of {name}: offsets[{place}] is "
+            f"{int(built[place])} in the schedule and {int(given[place])} in the call"
         )
 
 
