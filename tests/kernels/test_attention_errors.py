@@ -8,8 +8,11 @@ import sys
 
 import pytest
 import torch
+from attention_cases import DEVICE
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from jagged_kernels import JaggedTensor, attention_schedule, jagged_attention
+from jagged_kernels.attention import api
 
 
 def jagged(*shape, lengths=(3, 4), dtype=torch.float32):
@@ -103,7 +106,7 @@ def test_schedule_of_other_queries(backend):
     for jagged_q in (other, same):
         with pytest.raises(ValueError, match=r"for jagged queries and .* dense queries \(3 a user"):
             jagged_attention(dense, x, x, schedule=attention_schedule(jagged_q, x), **options)
-    with pytest.raises(ValueError, match="8 heads over 8, .* the call has jagged queries"):
+    with pytest.raises(ValueError, match=r"8 heads over 8, .* the call has jagged queries"):
         jagged_attention(same, x, x, schedule=attention_schedule(dense, x), **options)
     for q, name in ((dense[:, :, :1], "1 heads over 1"), (dense.half(), "2 bytes a number")):
         keys = jagged(q.shape[2], 8)
@@ -117,8 +120,9 @@ def test_schedule_of_other_queries(backend):
 
 def test_schedule_of_rows_serves_other_heads():
     """Heads and dtype decide nothing but how a partition cuts rows."""
-    x, dense = jagged(8, 8), torch.randn(2, 3, 8, 8)
-    schedule = attention_schedule(dense[:, :, :1].half(), jagged(1, 8), split="rows")
+    x, dense = jagged(8, 8).to(DEVICE), torch.randn(2, 3, 8, 8, device=DEVICE)
+    key = x.with_values(x.values[:, :1])
+    schedule = attention_schedule(dense[:, :, :1].half(), key, split="rows")
     out = jagged_attention(dense, x, x, schedule=schedule, backend="triton")
     torch.testing.assert_close(out, jagged_attention(dense, x, x, backend="reference"))
     with pytest.raises(ValueError, match="another batch or mask"):
@@ -145,6 +149,34 @@ def test_what_the_triton_backend_does_not_do():
     double = jagged(2, 8, dtype=torch.float64)
     with pytest.raises(NotImplementedError, match="no float64"):
         jagged_attention(double, double, double, backend="triton")
+
+
+@pytest.mark.parametrize(("dim", "dim_v"), [(512, 512), (257, 8), (8, 300)])
+def test_head_dims_beyond_the_triton_kernels(dim, dim_v, monkeypatch):
+    """Nothing is launched, not even for a schedule; "auto" goes to the native backend."""
+    q = k = jagged(2, dim).to(DEVICE)
+    v = k.with_values(torch.randn(7, 2, dim_v, device=DEVICE))
+    expected = jagged_attention(q, k, v, backend="reference")
+    torch.testing.assert_close(jagged_attention(q, k, v).values, expected.values)
+
+    def refuse(*_, **__):
+        raise AssertionError("a schedule was built")
+
+    monkeypatch.setattr(api, "build_schedule", refuse)
+    message = f"goes to head_dim 256, got {dim} of q and {dim_v} of v"
+    with pytest.raises(NotImplementedError, match=message):
+        jagged_attention(q, k, v, backend="triton")
+    if DEVICE == "cpu":
+        # A GPU's tensors without a GPU.
+        with FakeTensorMode():
+            offsets = torch.empty(3, dtype=torch.int64, device="cuda")
+            x, values, small = (
+                JaggedTensor(torch.empty(7, 2, d, device="cuda"), offsets)
+                for d in (dim, dim_v, 256)
+            )
+            assert jagged_attention(x, x, values).values.shape == (7, 2, dim_v)
+            with pytest.raises(AssertionError, match="a schedule was built"):
+                jagged_attention(small, small, small)
 
 
 def _python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
