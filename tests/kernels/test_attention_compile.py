@@ -36,7 +36,8 @@ def test_opcheck_triton(inputs, lse_gradient):
     o, lse = ops.attention_triton(*leaves, True, *rest)
     d_lse = inputs.d_lse if lse_gradient else None
     backward = (inputs.d_o, d_lse, *(t.detach() for t in (*leaves, o, lse)), *rest)
-    torch.library.opcheck(ops.attention_triton_backward, backward)
+    for wanted_kv in (True, False):
+        torch.library.opcheck(ops.attention_triton_backward, (*backward, wanted_kv))
 
 
 def test_opcheck_native(inputs):
@@ -50,7 +51,7 @@ def test_opcheck_native(inputs):
 
 
 @pytest.mark.parametrize("backend", ["native", "triton"])
-@pytest.mark.parametrize("kind", ["self", "dense queries"])
+@pytest.mark.parametrize("kind", ["self", "dense queries", "dense queries, scheduled"])
 def test_compiles_whole_and_for_other_batches(backend, kind):
     """One graph, also when lengths, users and the longest user change."""
     torch._dynamo.reset()
@@ -61,7 +62,8 @@ def test_compiles_whole_and_for_other_batches(backend, kind):
             schedule = attention_schedule(x, causal=True, tile_q=16, tile_k=16)
             out = jagged_attention(x, x, x, causal=True, schedule=schedule, backend=backend)
             return out.values
-        return jagged_attention(queries, x, x, backend=backend)
+        schedule = attention_schedule(queries, x) if kind == "dense queries, scheduled" else None
+        return jagged_attention(queries, x, x, schedule=schedule, backend=backend)
 
     compiled = torch.compile(attend, fullgraph=True, backend=COMPILER, dynamic=True)
     queries = torch.randn(2, 2, 16, device=DEVICE)
@@ -75,6 +77,28 @@ def test_compiles_whole_and_for_other_batches(backend, kind):
             results.append((out.detach(), values.grad))
         for eager, graph in zip(*results, strict=True):
             torch.testing.assert_close(graph, eager)
+
+
+@pytest.mark.parametrize("frozen", [(1, 2), (0,)], ids=["histories", "queries"])
+def test_compiles_with_frozen_inputs(inputs, frozen):
+    torch._dynamo.reset()
+
+    def attend(q, k, v):
+        keys = JaggedTensor(k, inputs.k_offsets)
+        return jagged_attention(
+            keys.with_values(q), keys, keys.with_values(v), backend="triton"
+        ).values
+
+    leaves = [
+        x.requires_grad_(i not in frozen) for i, x in enumerate((inputs.q, inputs.k, inputs.v))
+    ]
+    wanted = [x for x in leaves if x.requires_grad]
+    compiled = torch.compile(attend, fullgraph=True, backend=COMPILER)
+    eager, graph = (
+        torch.autograd.grad(function(*leaves), wanted, inputs.d_o)
+        for function in (attend, compiled)
+    )
+    torch.testing.assert_close(graph, eager)
 
 
 @pytest.mark.parametrize("backend", ["native", "triton"])

@@ -8,8 +8,11 @@ import sys
 
 import pytest
 import torch
+from attention_cases import DEVICE
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from jagged_kernels import JaggedTensor, attention_schedule, jagged_attention
+from jagged_kernels.attention import api
 
 
 def jagged(*shape, lengths=(3, 4), dtype=torch.float32):
@@ -89,10 +92,102 @@ def test_schedule_of_another_batch_or_mask():
         jagged_attention(x, x, x, schedule=other)
 
 
+@pytest.mark.parametrize("backend", ["reference", "native", "triton"])
+def test_schedule_of_other_offsets(backend):
+    """As many tokens and users, but others."""
+    x, y = jagged(2, 8), jagged(2, 8, lengths=(2, 5))
+    for schedule, q in (
+        (attention_schedule(y), x),
+        (attention_schedule(x, y), x),
+        (attention_schedule(x.values[:2], y), x.values[:2]),
+    ):
+        with pytest.raises(
+            ValueError, match=r"offsets\[1\] is 2 in the schedule and 3 in the call"
+        ):
+            jagged_attention(q, x, x, schedule=schedule, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["reference", "native", "triton"])
+def test_schedule_of_other_queries(backend):
+    x, dense = jagged(8, 8), torch.randn(2, 3, 8, 8)
+    other = jagged(8, 8, lengths=(1, 5))
+    same = other.with_values(other.values)
+    same.offsets = torch.tensor([0, 3, 6])
+    options = {"backend": backend}
+    for jagged_q in (other, same):
+        with pytest.raises(ValueError, match=r"for jagged queries and .* dense queries \(3 a user"):
+            jagged_attention(dense, x, x, schedule=attention_schedule(jagged_q, x), **options)
+    with pytest.raises(ValueError, match=r"8 heads over 8, .* the call has jagged queries"):
+        jagged_attention(same, x, x, schedule=attention_schedule(dense, x), **options)
+    for q, name in ((dense[:, :, :1], "1 heads over 1"), (dense.half(), "2 bytes a number")):
+        keys = jagged(q.shape[2], 8)
+        with pytest.raises(ValueError, match=f"{name}.*8 heads over 8, 4 bytes a number"):
+            jagged_attention(dense, x, x, schedule=attention_schedule(q, keys), **options)
+    many = torch.randn(64, 8, 8)
+    key, schedule = jagged(1, 8), attention_schedule(many[:, :1], jagged(1, 8))
+    with pytest.raises(ValueError, match=r"64 a user, 1 heads over 1.*64 a user, 8 heads over 1"):
+        jagged_attention(many, key, key, schedule=schedule, **options)
+
+
+def test_schedule_of_rows_serves_other_heads():
+    """Heads and dtype decide nothing but how a partition cuts rows."""
+    x, dense = jagged(8, 8).to(DEVICE), torch.randn(2, 3, 8, 8, device=DEVICE)
+    key = x.with_values(x.values[:, :1])
+    schedule = attention_schedule(dense[:, :, :1].half(), key, split="rows")
+    out = jagged_attention(dense, x, x, schedule=schedule, backend="triton")
+    torch.testing.assert_close(out, jagged_attention(dense, x, x, backend="reference"))
+    with pytest.raises(ValueError, match="another batch or mask"):
+        jagged_attention(dense[:, :2], x, x, schedule=schedule)
+
+
+@pytest.mark.parametrize("kind", ["self", "dense queries"])
+def test_layers_share_a_schedule_without_reading_offsets(kind, monkeypatch):
+    x = jagged(2, 8)
+    queries = x if kind == "self" else torch.randn(3, 2, 8)
+    schedule = attention_schedule(queries, x)
+
+    def refuse(*_):
+        raise AssertionError("contents were read")
+
+    monkeypatch.setattr(torch, "equal", refuse)
+    for _ in range(2):
+        k = JaggedTensor(torch.randn(7, 2, 8), x.offsets, validate=False)
+        q = k.with_values(torch.randn(7, 2, 8)) if kind == "self" else torch.randn(3, 2, 8)
+        jagged_attention(q, k, k, schedule=schedule, backend="native")
+
+
 def test_what_the_triton_backend_does_not_do():
     double = jagged(2, 8, dtype=torch.float64)
     with pytest.raises(NotImplementedError, match="no float64"):
         jagged_attention(double, double, double, backend="triton")
+
+
+@pytest.mark.parametrize(("dim", "dim_v"), [(512, 512), (257, 8), (8, 300)])
+def test_head_dims_beyond_the_triton_kernels(dim, dim_v, monkeypatch):
+    """Nothing is launched, not even for a schedule; "auto" goes to the native backend."""
+    q = k = jagged(2, dim).to(DEVICE)
+    v = k.with_values(torch.randn(7, 2, dim_v, device=DEVICE))
+    expected = jagged_attention(q, k, v, backend="reference")
+    torch.testing.assert_close(jagged_attention(q, k, v).values, expected.values)
+
+    def refuse(*_, **__):
+        raise AssertionError("a schedule was built")
+
+    monkeypatch.setattr(api, "build_schedule", refuse)
+    message = f"goes to head_dim 256, got {dim} of q and {dim_v} of v"
+    with pytest.raises(NotImplementedError, match=message):
+        jagged_attention(q, k, v, backend="triton")
+    if DEVICE == "cpu":
+        # A GPU's tensors without a GPU.
+        with FakeTensorMode():
+            offsets = torch.empty(3, dtype=torch.int64, device="cuda")
+            x, values, small = (
+                JaggedTensor(torch.empty(7, 2, d, device="cuda"), offsets)
+                for d in (dim, dim_v, 256)
+            )
+            assert jagged_attention(x, x, values).values.shape == (7, 2, dim_v)
+            with pytest.raises(AssertionError, match="a schedule was built"):
+                jagged_attention(small, small, small)
 
 
 def _python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

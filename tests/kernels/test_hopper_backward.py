@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ def _inputs(case: Case, dim: int, dtype: torch.dtype = torch.bfloat16) -> Inputs
     return replace(case, dim=dim).inputs(dtype)
 
 
-def _band(case: Case) -> dict[str, int]:
+def _band(case: Case) -> dict[str, Any]:
     left, right = case.mask.get("window") or (-1, -1)
     return {"left": left, "right": 0 if case.mask.get("causal") else right}
 
@@ -235,6 +236,17 @@ def test_a_captured_graph_replays(dim):
     graph.replay()
     expected = launch_backward(*args, **options)
     assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))
+
+
+def test_dq_alone(dim):
+    case = Case([1000, 77, 513])
+    inputs = _inputs(case, dim)
+    args = (inputs.d_o, None, inputs.q, inputs.k, inputs.v)
+    args = (*args, *_forward(inputs, case), *_tables(inputs, case))
+    options = {**_band(case), "scale": _scale(inputs, case)}
+    dq, dk, dv = launch_backward(*args, **options, wanted_kv=False)
+    assert dk.numel() == dv.numel() == 0
+    assert torch.equal(dq, launch_backward(*args, **options)[0])
 
 
 def test_other_batches_do_not_recompile(dim):

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from jagged_kernels import JaggedTensor, attention_schedule, jagged_attention
-from jagged_kernels.attention import ops
+from jagged_kernels.attention import ops, triton_backward
 from jagged_kernels.operators import call
 
 
@@ -86,6 +86,36 @@ def test_gradients_of_some_inputs(case):
     assert leaves[1].grad is None
     assert torch.equal(leaves[0].grad, every[0])
     assert torch.equal(leaves[2].grad, every[2])
+
+
+@pytest.mark.parametrize("frozen", [(1, 2), (0,)], ids=["histories", "queries"])
+def test_frozen_inputs(case, frozen):
+    leaves, attend, d_o = case
+    every = gradients(case)
+    for place in frozen:
+        leaves[place].requires_grad_(False)
+    attend(*leaves).backward(d_o)
+    for place, leaf in enumerate(leaves):
+        assert (leaf.grad is None) == (place in frozen)
+        assert leaf.grad is None or torch.equal(leaf.grad, every[place])
+
+
+def test_frozen_histories_cost_no_gradients(monkeypatch):
+    inputs = Case([3, 0, TILE + 2]).inputs(torch.float32)
+    keys = JaggedTensor(inputs.k, inputs.k_offsets)
+    values = keys.with_values(inputs.v)
+    launch, launched = triton_backward.launch_dkv, []
+
+    def seen(*arguments, **options):
+        launched.append(options)
+        return launch(*arguments, **options)
+
+    monkeypatch.setattr(triton_backward, "launch_dkv", seen)
+    for leaf, launches in ((inputs.q, 0), (inputs.v, 1)):
+        leaf.requires_grad_()
+        q = keys.with_values(inputs.q)
+        jagged_attention(q, keys, values, backend="triton").values.backward(inputs.d_o)
+        assert len(launched) == launches
 
 
 def test_a_graph_that_is_kept_gives_the_same_twice(case):

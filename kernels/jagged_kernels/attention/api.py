@@ -17,10 +17,12 @@ from jagged_kernels.attention.schedule import (
     AttentionSchedule,
     DenseShape,
     build_schedule,
+    check_schedule,
     check_users,
     dense_queries,
     resolve_window,
 )
+from jagged_kernels.attention.tiles import MAX_HEAD_DIM
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.contents import known_to_differ
 from jagged_kernels.jagged_tensor import JaggedTensor
@@ -97,8 +99,7 @@ def jagged_attention(
         q: queries, a `JaggedTensor` [Tq, H, D] (its offsets may differ from those of `k`: cross
             attention), or dense [B, N, H, D], or [N, H, D] for the same queries at every user.
         k: keys, `JaggedTensor` [Tk, Hk, D]. Hk divides H; head h reads key head h // (H / Hk).
-        v: values, `JaggedTensor` [Tk, Hk, Dv] with the offsets of `k`. D and Dv from 1 to 256 on
-            the Triton backend.
+        v: values, `JaggedTensor` [Tk, Hk, Dv] with the offsets of `k`.
         causal: query i of n sees keys up to i + m - n of m: aligned to the end, as in flash-attn.
         window: (left, right); query i sees keys i + (m - n) - left ... i + (m - n) + right, -1
             for no limit on a side. `causal` sets right to 0.
@@ -110,11 +111,12 @@ def jagged_attention(
         dropout_p: chance to drop a probability (after the softmax; lse does not see it). The mask
             depends on a seed (drawn from torch's generator), user, head, query and key, not on
             packing, and is the same in all backends.
-        schedule: from `attention_schedule` for the same offsets and mask, to share its
-            construction between layers; built here when None.
+        schedule: from `attention_schedule` for the same offsets and mask (of dense queries also
+            the same heads and dtype), to share its construction between layers; built here when
+            None. On a GPU offsets are not compared, which would wait for it.
         backend: "triton" (CUDA, or Triton's interpreter), "native" (vectorised PyTorch),
             "reference" (the specification, a loop over users) or "auto": triton for what it
-            covers on CUDA tensors, native otherwise.
+            covers on CUDA tensors (D and Dv up to 256, no float64), native otherwise.
         return_lse: also return lse [Tq, H] (dense queries: [B, N, H]), the natural log of the sum
             of exponentials, float32 (float64 for float64 inputs); differentiable.
 
@@ -124,7 +126,7 @@ def jagged_attention(
 
     Raises:
         TypeError, ValueError: arguments of wrong kind, dtype, shape or device, before any launch.
-        NotImplementedError: float64 on the triton backend.
+        NotImplementedError: float64, or D or Dv above 256, on the triton backend.
 
     Triton accumulates in float32; float32 inputs use TF32 only if
     `torch.backends.cuda.matmul.fp32_precision` is "tf32". Results do not change from run to run.
@@ -144,11 +146,12 @@ def jagged_attention(
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
     band = resolve_window(causal, window)
+    dense = None if isinstance(q, JaggedTensor) else DenseShape.of(q, k)
     if schedule is not None:
-        _check_schedule(schedule, q_jagged, k, band)
+        check_schedule(schedule, q_jagged, k, band, dense)
     scale = 1 / math.sqrt(q_jagged.values.shape[2]) if scale is None else float(scale)
+    chosen = _choose_backend(backend, q_jagged.values, v.values)
     seed = torch.randint(2**31, (), device=q_jagged.device) if dropout_p else None
-    chosen = choose_backend(backend, q_jagged.values)
 
     if chosen == "triton":
         if schedule is None:
@@ -159,7 +162,7 @@ def jagged_attention(
                 k.offsets,
                 q_tokens=q_jagged.values.shape[0],
                 k_tokens=k.values.shape[0],
-                dense=None if isinstance(q, JaggedTensor) else DenseShape.of(q, k),
+                dense=dense,
                 window=band,
                 head_dim=max(q_jagged.values.shape[2], v.values.shape[2]),
                 split="rows" if rows_do else "auto",
@@ -248,20 +251,19 @@ def _check_inputs(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> None:
         )
 
 
+def _choose_backend(backend: Backend, q: Tensor, v: Tensor) -> str:
+    """`choose_backend`, which does not know what head_dims the kernels take."""
+    chosen = choose_backend(backend, q)
+    if chosen != "triton" or (q.shape[2] <= MAX_HEAD_DIM and v.shape[2] <= MAX_HEAD_DIM):
+        return chosen
+    if backend == "auto":
+        return "native"
+    raise NotImplementedError(
+        f"the triton backend goes to head_dim {MAX_HEAD_DIM}, got {q.shape[2]} of q and "
+        f"{v.shape[2]} of v; use backend='native' or 'auto'"
+    )
+
+
 def _named(shapes: Sequence[torch.Size]) -> str:
     named = zip("qkv", shapes, strict=True)
     return ", ".join(f"{name} {tuple(shape)}" for name, shape in named)
-
-
-def _check_schedule(
-    schedule: AttentionSchedule, q: JaggedTensor, k: JaggedTensor, band: tuple[int, int]
-) -> None:
-    built = (schedule.q_tokens, schedule.k_tokens, schedule.users, schedule.window)
-    wanted = (q.values.shape[0], k.values.shape[0], len(q), band)
-    if built != wanted:
-        raise ValueError(
-            "the schedule was built for another batch or mask: (q tokens, k tokens, users, window) "
-            f"is {built} in the schedule and {wanted} in the call"
-        )
-    if schedule.rows.device != q.device:
-        raise ValueError(f"the schedule is on {schedule.rows.device} and q on {q.device}")

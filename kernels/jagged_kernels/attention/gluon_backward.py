@@ -30,11 +30,13 @@ def launch_backward(
     left: int,
     right: int,
     scale: float,
+    wanted_kv: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`triton_backward.launch_backward` for what `hopper_fits`.
 
     Args:
         rows, rows_t: of tiles of `forward_config(head_dim).tile_q` queries and keys.
+        wanted_kv: False leaves out dk and dv: [0].
     """
     d_o = for_tma(d_o)
     options = {"left": left, "right": right, "scale": scale}
@@ -43,5 +45,7 @@ def launch_backward(
     else:
         options_q = {**options, "tile": forward_config(q.shape[2]).tile_q}
         dq, delta = triton_backward.launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, **options_q)
+    if not wanted_kv:
+        return dq, k.new_empty(0), v.new_empty(0)
     dk, dv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, **options)
     return dq, dk, dv

@@ -90,9 +90,10 @@ def _attention_triton_backward(
     left: int,
     right: int,
     scale: float,
+    wanted_kv: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv) in the dtypes and shapes of q, k, v."""
-    band = {"left": left, "right": right, "scale": scale}
+    """(dq, dk, dv) in the dtypes and shapes of q, k, v; dk and dv [0] if they are not wanted."""
+    band = {"left": left, "right": right, "scale": scale, "wanted_kv": wanted_kv}
     inputs = (d_o, d_lse2, q, k, v, o, lse2, rows, rows_t)
     if backward_pays(q, rows, tile_q, tile_k) and hopper_fits(q, k, v):
         from jagged_kernels.attention import gluon_backward
@@ -103,8 +104,16 @@ def _attention_triton_backward(
     return launch_backward(*inputs, tile_q=tile_q, tile_k=tile_k, **band)
 
 
+def _empty_backward(
+    d_o: Tensor, d_lse2: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    *_, wanted_kv = rest
+    dq, dk, dv = empty_gradients(d_o, d_lse2, q, k, v)
+    return (dq, dk, dv) if wanted_kv else (dq, k.new_empty(0), v.new_empty(0))
+
+
 attention_triton = define_op(_attention_triton, fake=empty_output)
-attention_triton_backward = define_op(_attention_triton_backward, fake=empty_gradients)
+attention_triton_backward = define_op(_attention_triton_backward, fake=_empty_backward)
 
 
 def save_with_lse(inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
@@ -116,8 +125,11 @@ def save_with_lse(inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> tup
 
 def _gradient(
     saved: Sequence[Any], wanted: Sequence[bool], d_o: Tensor | None, d_lse2: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    return call(attention_triton_backward, *output_gradients(d_o, d_lse2, *saved[3:5]), *saved)
+) -> tuple[Tensor | None, ...]:
+    wanted_kv = wanted[1] or wanted[2]
+    of_outputs = output_gradients(d_o, d_lse2, *saved[3:5])
+    dq, dk, dv = call(attention_triton_backward, *of_outputs, *saved, wanted_kv)
+    return (dq, dk, dv) if wanted_kv else (dq, None, None)
 
 
 define_gradient(attention_triton, save=save_with_lse, gradient=_gradient)

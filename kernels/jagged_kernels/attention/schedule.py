@@ -20,6 +20,7 @@ from jagged_kernels.attention.hopper import hopper_tile, is_hopper
 from jagged_kernels.attention.partition import Partition, split_backward_fits, split_partitions
 from jagged_kernels.attention.rows import NO_LIMIT, row_counts, schedule_rows
 from jagged_kernels.attention.tiles import default_tiles
+from jagged_kernels.contents import known_to_differ
 from jagged_kernels.jagged_tensor import JaggedTensor
 
 Split = Literal["auto", "rows", "split", "stream"]
@@ -29,6 +30,8 @@ MOST_SPLIT_QUERIES = 64
 # No history is so long. A window's side from here on is no limit: kernels add the sides to token
 # numbers, and to each other, in int32.
 _WIDEST_SIDE = 2**29
+# What tile shapes are made for where q does not say its head_dim.
+_USUAL_HEAD_DIM = 64
 
 
 class DenseShape(NamedTuple):
@@ -55,7 +58,9 @@ class AttentionSchedule:
         window: (left, right) keys visible around the aligned diagonal, -1 for no limit.
         tile_q, tile_k: tokens in a tile of queries (forward, dQ) and of keys (dK, dV).
         q_offsets: [B + 1], of jagged queries, or of dense ones laid end to end.
+        k_offsets: [B + 1].
         q_tokens, k_tokens, users: what the schedule was built for.
+        dense: the shape of dense queries, None for jagged ones.
         split: "rows": a program walks a whole row. "stream", "split": rows are cut, by
             `partition` in the forward and `partition_t` in the backward; those of "stream" are in
             batch order.
@@ -67,9 +72,11 @@ class AttentionSchedule:
     tile_q: int
     tile_k: int
     q_offsets: Tensor
+    k_offsets: Tensor
     q_tokens: int
     k_tokens: int
     users: int
+    dense: DenseShape | None = None
     split: str = "rows"
     partition: Partition | None = None
     partition_t: Partition | None = None
@@ -81,7 +88,7 @@ def attention_schedule(
     *,
     causal: bool = False,
     window: tuple[int, int] | None = None,
-    head_dim: int = 64,
+    head_dim: int | None = None,
     tile_q: int | None = None,
     tile_k: int | None = None,
     split: Split = "auto",
@@ -89,11 +96,13 @@ def attention_schedule(
     """Builds the schedule that `jagged_attention` would build for these offsets and this mask.
 
     Args:
-        q: a `JaggedTensor` with the queries' offsets (its values do not matter), or dense
-            queries [B, N, H, D] or [N, H, D] as `jagged_attention` takes them.
+        q: a `JaggedTensor` with the queries' offsets (of its values only the shape matters), or
+            dense queries [B, N, H, D] or [N, H, D] as `jagged_attention` takes them.
         k: the keys' offsets; None for self-attention.
         causal, window: as in `jagged_attention`.
-        head_dim: a hint for the tile shapes, never a number in the result.
+        head_dim: a hint for the tile shapes, never a number in the result: the larger of q's and
+            v's. By default q's, so that it is needed only where v's is larger, or where q's values
+            are not [T, H, D] (then 64 is taken).
         tile_q, tile_k: powers of two, 16 or more, in place of the default tile shapes.
         split: how rows become programs. "rows": a program each. "stream": rows are cut into spans
             of equal cost (LeanAttention, arXiv 2405.10480), "split": each row into equal chunks;
@@ -108,11 +117,12 @@ def attention_schedule(
         k = q if k is None else k
         check_users(q, k)
         q_offsets, q_tokens, dense = q.offsets, q.values.shape[0], None
+        q_dim = q.values.shape[2] if q.values.dim() == 3 else _USUAL_HEAD_DIM
     else:
         if k is None:
             raise ValueError("dense queries need k, the users' histories")
         q_offsets, dense = dense_offsets(q, k), DenseShape.of(q, k)
-        q_tokens = len(k) * dense.queries
+        q_tokens, q_dim = len(k) * dense.queries, q.shape[-1]
     return build_schedule(
         q_offsets,
         k.offsets,
@@ -120,7 +130,7 @@ def attention_schedule(
         k_tokens=k.values.shape[0],
         dense=dense,
         window=resolve_window(causal, window),
-        head_dim=head_dim,
+        head_dim=q_dim if head_dim is None else head_dim,
         tile_q=tile_q,
         tile_k=tile_k,
         split=split,
@@ -175,7 +185,7 @@ def build_schedule(
         )
     return AttentionSchedule(
         rows, rows_t, window, tile_q, tile_k,
-        q_offsets, q_tokens, k_tokens, users, policy, *partitions,
+        q_offsets, k_offsets, q_tokens, k_tokens, users, dense, policy, *partitions,
     )  # fmt: skip
 
 
@@ -237,14 +247,16 @@ def dense_queries(
 ) -> JaggedTensor:
     """Dense queries [B, N, H, D], or [N, H, D] for every user alike, as a `JaggedTensor`.
 
-    The offsets are the schedule's, where there is one for as many queries.
+    The offsets are the schedule's, where it was built for as many dense queries a user.
     """
     users = len(k)
     _check_dense(q, users)
+    dense = None if schedule is None else schedule.dense
     if (
         schedule is not None
+        and dense is not None
         and schedule.users == users
-        and schedule.q_tokens == users * q.shape[-3]
+        and dense.queries == q.shape[-3]
     ):
         offsets = schedule.q_offsets
     else:
@@ -272,6 +284,59 @@ def _check_dense(q: Tensor, users: int) -> None:
         raise ValueError(
             f"dense queries must be [B, N, H, D] or [N, H, D] for B = {users} users, "
             f"got {tuple(q.shape)}"
+        )
+
+
+def check_schedule(
+    schedule: AttentionSchedule,
+    q: JaggedTensor,
+    k: JaggedTensor,
+    window: tuple[int, int],
+    dense: DenseShape | None,
+) -> None:
+    """Whether a schedule serves a call; `dense` if its queries came so.
+
+    Raises:
+        ValueError: it was built for another batch or mask, as far as that is known without waiting
+            for the device, or it is on another one.
+    """
+    built = (schedule.q_tokens, schedule.k_tokens, schedule.users, schedule.window)
+    wanted = (q.values.shape[0], k.values.shape[0], len(q), window)
+    if built != wanted:
+        raise ValueError(
+            "the schedule was built for another batch or mask: (q tokens, k tokens, users, window) "
+            f"is {built} in the schedule and {wanted} in the call"
+        )
+    # Heads and dtype decide how a partition cuts rows; rows alone serve any.
+    fields = 1 if schedule.partition is None else None
+    built, wanted = (None if shape is None else shape[:fields] for shape in (schedule.dense, dense))
+    if built != wanted:
+        raise ValueError(
+            f"the schedule was built for {_described(schedule.dense)} and the call has "
+            f"{_described(dense)}"
+        )
+    if schedule.rows.device != q.device:
+        raise ValueError(f"the schedule is on {schedule.rows.device} and q on {q.device}")
+    _check_offsets("q", schedule.q_offsets, q.offsets)
+    _check_offsets("k", schedule.k_offsets, k.offsets)
+
+
+def _described(dense: DenseShape | None) -> str:
+    if dense is None:
+        return "jagged queries"
+    queries, heads, kv_heads, element_size = dense
+    return (
+        f"dense queries ({queries} a user, {heads} heads over {kv_heads}, "
+        f"{element_size} bytes a number)"
+    )
+
+
+def _check_offsets(name: str, built: Tensor, given: Tensor) -> None:
+    if known_to_differ(built, given):
+        place = int((built != given).nonzero()[0])
+        raise ValueError(
+            f"the schedule was built for other offsets of {name}: offsets[{place}] is "
+            f"{int(built[place])} in the schedule and {int(given[place])} in the call"
         )
 
 

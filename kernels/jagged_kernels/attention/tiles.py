@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+# The largest that the Triton kernels take.
+MAX_HEAD_DIM = 256
+
 
 @dataclass(frozen=True)
 class LaunchConfig:

@@ -82,6 +82,7 @@ def launch_backward(
     left: int,
     right: int,
     scale: float,
+    wanted_kv: bool = True,
     bias: dict[str, Any] | None = None,
     bias_slots: BiasSlots | None = None,
     configs: tuple[LaunchConfig, LaunchConfig] | None = None,
@@ -89,6 +90,7 @@ def launch_backward(
     """(dq, dk, dv), contiguous, in the dtypes of q, k and v. `o` and `lse2` are the forward's.
 
     Args:
+        wanted_kv: False leaves out dk and dv: [0]. dq's launch also makes the delta of dk.
         bias: from `bias_launch.bias_arguments`, or None; its gradients are left in `bias_slots`.
         configs: launch options of dQ and of dK and dV, in place of the rule's.
     """
@@ -98,6 +100,8 @@ def launch_backward(
         d_o, d_lse2, q, k, v, o, lse2, rows,
         tile=tile_q, **options, bias_slots=bias_slots, config=q_config,
     )  # fmt: skip
+    if not wanted_kv:
+        return dq, k.new_empty(0), v.new_empty(0)
     dk, dv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, tile=tile_k, **options, config=k_config)
     return dq, dk, dv
 

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.rows import NO_LIMIT, ROW_WIDTH
+from jagged_kernels.attention.tiles import MAX_HEAD_DIM
 from jagged_kernels.attention.triton_float32 import dot_factors, factor
 
 LOG2_E = 1.4426950408889634
@@ -314,8 +315,8 @@ def dot_precision(dtype: torch.dtype) -> str:
 
 def padded_dim(dim: int) -> int:
     """Triton's blocks are powers of two, and its matrix products at least 16 deep."""
-    if dim > 256:
-        raise NotImplementedError(f"the triton backend goes to head_dim 256, got {dim}")
+    if dim > MAX_HEAD_DIM:
+        raise NotImplementedError(f"the triton backend goes to head_dim {MAX_HEAD_DIM}, got {dim}")
     return max(16, 1 << (dim - 1).bit_length())
 
 
