@@ -73,7 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--negatives",
         type=int,
         metavar="N",
-        help="items drawn as label 0 for each positive event (default: 1 if the log has no labels)",
+        help="items drawn as label 0 for each positive event (default: 1 if the log has no "
+        "labels); events of items not seen in training are then no samples",
     )
     add("--sort", action="store_true", help="accept times that go backwards within a user")
     add("--drop-duplicates", action="store_true", help="keep the first of repeated events")
@@ -108,12 +109,20 @@ def summary(info: dict[str, Any], folder: Path) -> str:
         f"{name} {number:,} ({counts['positives'][name] / number:.1%} positive)"
         for name, number in counts["samples"].items()
     )
+    left_out = ", ".join(
+        f"{name} {share:.1%}" for name, share in info.get("unknown_left_out", {}).items()
+    )
     return "\n".join(
         (
             f"{info['name']} -> {folder}",
             f"  {counts['users']:,} users, {counts['items']:,} items, "
             f"{counts['categories']:,} categories, {counts['events']:,} events",
             f"  samples: {samples}",
+            *(
+                [f"  left out of the samples, items not seen in training: {left_out} of the events"]
+                if left_out
+                else []
+            ),
             f"  history: mean {lengths['mean']:.0f}, median {lengths['p50']:.0f}, "
             f"longest {lengths['max']:,} events; "
             f"padding waste {info['padding_waste']:.1%} in batches of 256",

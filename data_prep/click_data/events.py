@@ -28,7 +28,8 @@ class EventLog:
         for each name in `signals`. Events of one user at one time keep their order.
     time_unit: "s", "ms", "us" or "ns".
     inputs: files read, as {"file": name, "sha256": ...}.
-    negatives: items to draw per positive event as label-0 samples that no history holds.
+    negatives: items to draw per positive event as label-0 samples that no history holds. If any,
+        events of items that the training period does not have are no samples.
     options: what the source was asked for, to be recorded.
     """
 
@@ -59,6 +60,9 @@ def build(
     Every event is a sample whose history is the user's events at strictly earlier times, so a
     history holds neither its target nor the target's twins of the same instant. Samples with
     fewer than `min_history` such events are left out.
+
+    Where negatives are drawn, events of unknown items are left out of the samples too, not out of
+    the histories: draws are of known items only, so "unknown" alone would give the label away.
     """
     if len(log.events) > MAX_EVENTS:
         raise DataError(f"{len(log.events)} events: more than {MAX_EVENTS} are not supported")
@@ -81,7 +85,15 @@ def build(
     if log.negatives:
         rng = np.random.Generator(np.random.PCG64(seed))
         samples = _with_negatives(samples, item_category, log.negatives, rng)
-    keep = np.flatnonzero(samples["prefix"] >= min_history)
+    keep = samples["prefix"] >= min_history
+    left_out: dict[str, Any] = {}
+    if log.negatives:
+        known = samples["item"] != 0
+        logged = np.flatnonzero(keep[: len(time)])  # drawn samples come behind
+        logged_period = np.digitize(samples["time"][logged], bounds)
+        left_out = {"unknown_left_out": _split_means(logged_period, ~known[logged])}
+        keep &= known
+    keep = np.flatnonzero(keep)
     # Stable: at one time, users in order; within a user, history order, drawn negatives last.
     keep = keep[np.lexsort((samples["user"][keep], samples["time"][keep]))]
     samples = {name: samples[name][keep] for name in SAMPLE_COLUMNS}
@@ -97,8 +109,9 @@ def build(
             "items": events["item_id"].n_unique(),
             "categories": events["category"].drop_nulls().n_unique(),
             "events": len(events),
-            **_count_splits(period, samples["label"]),
+            **_count_splits(period, samples["label"], known_only=log.negatives > 0),
         },
+        **left_out,
         "split_times": {"valid": bounds[0], "test": bounds[1]},
         "time_unit": log.time_unit,
         "history_length": length_quantiles(lengths),
@@ -170,7 +183,15 @@ def _prefixes(
     return user.astype(np.int32), offsets, prefix.astype(np.int32)
 
 
-def _count_splits(period: NDArray[np.int8], label: NDArray[np.int8]) -> dict[str, dict[str, int]]:
+def _split_means(period: NDArray[np.int64], true: NDArray[np.bool_]) -> dict[str, float]:
+    """The share of each split for which something is true."""
+    each = {name: true[period == index] for index, name in enumerate(SPLITS)}
+    return {name: float(mine.mean()) if len(mine) else 0.0 for name, mine in each.items()}
+
+
+def _count_splits(
+    period: NDArray[np.int8], label: NDArray[np.int8], *, known_only: bool
+) -> dict[str, dict[str, int]]:
     """Samples and positives of each split; raises if one cannot be trained or tested on."""
     counts: dict[str, dict[str, int]] = {"samples": {}, "positives": {}}
     for index, name in enumerate(SPLITS):
@@ -178,7 +199,10 @@ def _count_splits(period: NDArray[np.int8], label: NDArray[np.int8]) -> dict[str
         counts["samples"][name] = len(labels)
         counts["positives"][name] = int(labels.sum())
         if len(labels) == 0:
-            raise DataError(f"no samples in the {name} period: a smaller min_history would help")
+            hint = "a smaller min_history would help"
+            if known_only:
+                hint = "events of items not seen in training were left out; another split may help"
+            raise DataError(f"no samples in the {name} period: {hint}")
     positives, total = counts["positives"]["train"], counts["samples"]["train"]
     if positives in (0, total):
         raise DataError(

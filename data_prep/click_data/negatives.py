@@ -15,17 +15,20 @@ def sample_negatives(
     per_event: int,
     rng: np.random.Generator,
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Draw `per_event` items for every positive event, uniformly from the train vocabulary.
+    """Draw `per_event` items for every positive event of a known item, uniformly from the train
+    vocabulary.
 
     user, item: [T] indices and vocabulary ids of all events; an item is never drawn for a user who
     touches it anywhere in the log, later events included (or a later like could be called a
-    dislike). num_items counts the unknown item 0, which is never drawn.
+    dislike). num_items counts the unknown item 0, which is never drawn, and for whose events
+    nothing is drawn: a ranker could tell them from any draw without looking at the history.
+    Whoever draws leaves them out of the samples.
 
     Returns the event row each draw belongs to, ascending, and the item. Draws for users who
     touch (nearly) every item are given up after many tries, so a few may be missing.
     """
     touched = np.unique(user.astype(np.int64) * num_items + item)
-    rows = np.repeat(np.flatnonzero(positive), per_event)
+    rows = np.repeat(np.flatnonzero(positive & (item != 0)), per_event)
     drawn = np.zeros(len(rows), np.int32)
     if num_items < 2:
         return rows[:0], drawn[:0]

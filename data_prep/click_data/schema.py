@@ -3,7 +3,8 @@
 histories.parquet  one row per user, ordered by user index
     user_id (original, int64 or string) and time-ordered lists: item int32, category int32,
     time int64, label int8, and one float32 list for each extra signal
-samples.parquet    what a ranker is asked, ordered by split, time, user
+samples.parquet    what a ranker is asked, ordered by split, time, user; where negatives were drawn,
+                   of known items only
     user int32 (row of histories), prefix int32 (events of that user at strictly earlier times),
     item int32, category int32, label int8, time int64, split "train" | "valid" | "test"
 items.parquet      row i describes item id i; row 0 is the unknown item

@@ -1,6 +1,7 @@
 """Histories, prefixes, split and vocabularies of random logs against a plain Python loop."""
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from click_data.cli import summary
 from click_data.errors import DataError
 from click_data.events import EventLog, build
 from click_data.split import SPLITS, split_times
@@ -151,7 +153,7 @@ def test_negatives_are_items_the_user_never_touches_and_in_no_history() -> None:
     touched = {(u, i) for u, i, *_ in rows}
     samples = prepared.samples.to_pylist()
     negatives = [sample for sample in samples if sample["label"] == 0]
-    assert len(negatives) == 3 * len(rows)
+    assert len(negatives) == 3 * (len(samples) - len(negatives))
     assert all((s["user"], item_ids[s["item"]]) not in touched for s in negatives)
     assert all(s["item"] > 0 for s in negatives)
     # Each follows its positive and may see exactly what that may see.
@@ -168,8 +170,38 @@ def test_negatives_are_items_the_user_never_touches_and_in_no_history() -> None:
     assert again.samples == prepared.samples != other.samples
 
 
+def test_unknown_items_are_no_samples_where_negatives_are_drawn() -> None:
+    """Draws are never of item 0, so a positive (or a logged 0) of item 0 would give itself away."""
+    rows = [(t % 3, t % 12, t, int(t % 4 > 0), None, 0.0) for t in range(60)]
+    late = {64: 1, 70: 0, 75: 1}  # in valid, and two in test
+    rows += [(t % 3, t if t in late else t % 12, t, late.get(t, 1), None, 0.0)
+             for t in range(60, 80)]  # fmt: skip
+    options: dict = {"split": (0.75, 0.125, 0.125), "min_history": 0, "seed": 0}
+    prepared = build(log_of(rows, negatives=1), **options)
+    samples = prepared.samples.to_pylist()
+    assert all(sample["item"] > 0 for sample in samples)
+    asked = {sample["time"] for sample in samples if sample["label"] == 1}
+    assert asked == {row[2] for row in rows if row[3] == 1} - set(late)
+    histories = prepared.histories["item"].combine_chunks().values.to_pylist()
+    assert histories.count(0) == len(late)
+    assert prepared.info["unknown_left_out"] == {"train": 0.0, "valid": 0.1, "test": 0.2}
+    shown = summary({"name": "toy", **prepared.info}, Path("out"))
+    assert "not seen in training: train 0.0%, valid 10.0%, test 20.0% of the events" in shown
+    # A log with labels of its own keeps them: both labels may be of unknown items.
+    labelled = build(log_of(rows), **options)
+    assert {sample["time"] for sample in labelled.samples.to_pylist()} == {row[2] for row in rows}
+    assert "unknown_left_out" not in labelled.info
+    assert "left out" not in summary({"name": "toy", **labelled.info}, Path("out"))
+
+
+def test_a_test_period_of_unknown_items_alone_is_refused() -> None:
+    rows = [(t % 3, t % 12 if t < 90 else t, t, 1, None, 0.0) for t in range(100)]
+    with pytest.raises(DataError, match="no samples in the test period: .* left out"):
+        build(log_of(rows, negatives=1), split=(0.8, 0.1, 0.1), min_history=0, seed=0)
+
+
 def test_negatives_carry_their_own_items_category() -> None:
-    rows = [(u, i, 10 * i + u, 1, "abc"[i % 3], 0.0) for u in range(6) for i in range(u, 12, 2)]
+    rows = [(u, i, 20 * u + i, 1, "abc"[i % 3], 0.0) for u in range(6) for i in range(u, 12, 2)]
     prepared = build(log_of(rows, negatives=2), split=(0.6, 0.2, 0.2), min_history=0, seed=0)
     category = prepared.items["category"].to_pylist()
     drawn = [sample for sample in prepared.samples.to_pylist() if sample["label"] == 0]

@@ -28,7 +28,9 @@ class LogOptions:
     time_unit: "s", "ms", "us" or "ns": what numeric timestamps count since 1970, and what every
         time is stored in (fractions are cut off). Dates and ISO 8601 text are UTC by default.
     negatives: label-0 samples to draw for each positive event, uniformly from the training items
-        that the user never touches. None: 1 if there is no label column, else 0.
+        that the user never touches. Events of items that the training period does not have are
+        then left out of the samples (not out of the histories): no draw is of such an item, so
+        that alone would give the label away. None: 1 if there is no label column, else 0.
     sort: accept times that go backwards within a user.
     drop_duplicates: keep the first of events with the same user, item and time.
     """
