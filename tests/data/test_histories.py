@@ -196,7 +196,7 @@ def test_unknown_items_are_no_samples_where_negatives_are_drawn() -> None:
 
 def test_a_test_period_of_unknown_items_alone_is_refused() -> None:
     rows = [(t % 3, t % 12 if t < 90 else t, t, 1, None, 0.0) for t in range(100)]
-    with pytest.raises(DataError, match="no samples in the test period: .* left out"):
+    with pytest.raises(DataError, match=r"no samples in the test period: .* left out"):
         build(log_of(rows, negatives=1), split=(0.8, 0.1, 0.1), min_history=0, seed=0)
 
 

@@ -1,5 +1,7 @@
 """History lengths: the same from a log, from a prepared data set and from a file of lengths."""
 
+import gzip
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +45,45 @@ def test_users_without_events_do_not_count(tmp_path: Path) -> None:
     assert history_lengths(path).tolist() == [5, 2]
 
 
+@pytest.mark.parametrize("name", ["log.csv", "log.tsv", "log.csv.gz"])
+def test_text_is_read_as_prepare_reads_it(name: str, tmp_path: Path) -> None:
+    comma = "\t" if ".tsv" in name else ","
+    rows = zip(*EVENTS.values(), strict=True)
+    text = "".join(f"{user}{comma}{item}\n" for user, item in [tuple(EVENTS), *rows])
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    assert history_lengths(path).tolist() == [3, 1, 2]
+    assert main(["lengths", str(path), "--out", str(tmp_path / "out")]) == 0
+    assert history_lengths(tmp_path / "out" / "log.parquet").tolist() == [3, 1, 2]
+
+
+def test_a_row_a_user_is_not_taken_for_a_row_an_event(tmp_path: Path) -> None:
+    folder = prepare("synthetic", out=tmp_path / "p", users=30, items=20, categories=4, events=400)
+    with pytest.raises(DataError, match=r"histories\.parquet: column item: .*lists.*a row a user"):
+        history_lengths(folder / "histories.parquet")
+    sessions = tmp_path / "sessions.parquet"
+    pq.write_table(pa.table({"user_id": [1, 1, 2], "bought": [[1], [2, 3], [4]]}), sessions)
+    with pytest.raises(DataError, match=r"column bought: .*lists"):
+        history_lengths(sessions)
+    users = tmp_path / "users.csv"
+    users.write_text("user_id,items\n1,3 4 5\n2,6 7\n")
+    with pytest.raises(DataError, match=r"users\.csv: every user has one row: .*a row a user"):
+        history_lengths(users)
+
+
+def test_the_length_of_something_else_is_not_a_users(tmp_path: Path) -> None:
+    path = tmp_path / "videos.parquet"
+    pq.write_table(pa.table({**EVENTS, "length": [30, 40, 50, 30, 30, 40]}), path)
+    assert history_lengths(path).tolist() == [3, 1, 2]
+
+
+def test_an_event_of_nobody_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"user_id": [1, 1, None]}), path)
+    with pytest.raises(DataError, match="column user_id, row 2: no id"):
+        history_lengths(path)
+
+
 @pytest.mark.parametrize("columns", [{"item_id": [1]}, {"length": [0]}])
 def test_what_has_no_lengths_is_one_line(tmp_path: Path, columns: dict) -> None:
     path = tmp_path / "x.parquet"
@@ -60,6 +101,27 @@ def test_the_command_writes_one_file_a_source(log: Path, tmp_path: Path, capsys)
     assert history_lengths(out / "clicks.parquet").tolist() == [3, 1, 2]
     assert main(["lengths", str(tmp_path / "none"), "--out", str(out)]) == 1
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_no_file_is_written_over_another(log: Path, tmp_path: Path, capsys) -> None:
+    events = log / "interactions.parquet"
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        shutil.copy(events, tmp_path / name / "interactions.parquet")
+        shutil.copy(events, tmp_path / name / "may.parquet")
+    out = tmp_path / "lengths"
+    may = [str(tmp_path / name / "may.parquet") for name in ("one", "two")]
+    assert main(["lengths", *may, "--out", str(out)]) == 1
+    err = capsys.readouterr().err
+    assert all(path in err for path in (*may, str(out / "may.parquet")))
+    assert err.count("\n") == 1
+    assert not out.exists()
+    assert main(["lengths", may[0], "--out", str(tmp_path / "one")]) == 1
+    assert "would be overwritten" in capsys.readouterr().err
+    assert pq.read_schema(may[0]).names == list(EVENTS)
+    both = [str(tmp_path / name / "interactions.parquet") for name in ("one", "two")]
+    assert main(["lengths", *both, "--out", str(out)]) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["one.parquet", "two.parquet"]
 
 
 @pytest.mark.parametrize(

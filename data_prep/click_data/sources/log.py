@@ -52,8 +52,10 @@ def load(path: Path | None, options: LogOptions, seed: int) -> EventLog:
     del seed  # negatives are drawn once the training vocabulary is known
     assert path is not None
     names = _names(options)
-    files = _files(path)
-    table = concatenate([_read(file, {*names.values(), *options.signals}) for file in files])
+    files = log_files(path)
+    table = concatenate(
+        [read_log(file, wanted={*names.values(), *options.signals}) for file in files]
+    )
     hint = "; name yours with --column, as in --column user_id=uid"
     table.require(*(names[name] for name in REQUIRED), hint=hint)
     table.require(*(names[name] for name in options.columns), *options.signals)
@@ -117,8 +119,8 @@ def _names(options: LogOptions) -> dict[str, str]:
     return {name: options.columns.get(name, name) for name in known}
 
 
-def _files(path: Path) -> list[Path]:
-    """The files to read: the path itself, or the Parquet files of a folder by name."""
+def log_files(path: Path) -> list[Path]:
+    """The files of a log: the path itself, or the Parquet files of a folder by name."""
     if not path.exists():
         raise DataError("no such file or folder", file=path)
     if not path.is_dir():
@@ -130,7 +132,8 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _read(path: Path, wanted: set[str]) -> Table:
+def read_log(path: Path, *, wanted: set[str]) -> Table:
+    """The `wanted` columns of one file, by what its name ends in."""
     if path.suffix == ".parquet":
         return read_parquet(path, wanted=wanted)
     kind = Path(path.name.removesuffix(".gz")).suffix
