@@ -130,8 +130,11 @@ def summary(info: dict[str, Any], folder: Path) -> str:
     )
 
 
-def list_datasets() -> str:
-    """What `jagged datasets` prints: sources, public sets, and which of these are here."""
+def list_datasets(folder: Path | None) -> str:
+    """What `jagged datasets` prints: sources, public sets, and which of these are in `folder`.
+
+    folder: of downloaded sets; None where nobody knows of one.
+    """
     lines = ["Sources: jagged prepare SOURCE [--from PATH] --out DIR", ""]
     for source in SOURCES.values():
         lines += [
@@ -140,15 +143,16 @@ def list_datasets() -> str:
             f"      from: {source.origin}",
             f"      licence: {source.licence}",
         ]
-    folder = public.data_dir()
     lines += ["", f"Public sets for source movielens, from {public.MOVIELENS_ORIGIN}", ""]
     for known in public.MOVIELENS:
         place = public.find(known, folder) if folder else None
         lines.append(f"  {known.name:<16} {known.size:<32} {known.licence}")
         if place:
             lines.append(f"  {'':<16} here: {place}")
-    looked = f"Looked in {folder}" if folder else "None looked for"
-    lines += ["", f"{looked}; {public.DATA_DIR_VARIABLE} names the folder of downloaded sets."]
+    looked = "None looked for"
+    if folder:
+        looked = f"Looked in {folder}" if folder.is_dir() else f"There is no folder {folder}"
+    lines += ["", f"{looked}; CLICK_DATA_DIR names the folder of downloaded sets."]
     return "\n".join(lines)
 
 

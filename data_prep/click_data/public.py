@@ -1,10 +1,9 @@
 """Public data sets that can be prepared, and which of them are on this machine."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-DATA_DIR_VARIABLE = "CLICK_DATA_DIR"
+from click_data.schema import is_prepared
 
 
 @dataclass(frozen=True)
@@ -37,16 +36,13 @@ MOVIELENS = (
 )
 
 
-def data_dir() -> Path | None:
-    """The folder of downloaded data sets that the environment names, if it is there."""
-    named = os.environ.get(DATA_DIR_VARIABLE)
-    return Path(named) if named and Path(named).is_dir() else None
-
-
 def find(public: PublicSet, folder: Path) -> Path | None:
-    """Where a data set lies in `folder`: as a folder or a zip under one of its names."""
+    """Where a data set lies in `folder`: as a folder or a zip under one of its names.
+
+    What was prepared from it may lie there under the same name, and is not it.
+    """
     for name in public.folders:
         for place in (folder / name, folder / f"{name}.zip"):
-            if place.exists():
+            if place.exists() and not is_prepared(place):
                 return place
     return None

@@ -71,8 +71,13 @@ def add_nothing(parser: argparse.ArgumentParser) -> None:
 def print_datasets(arguments: argparse.Namespace) -> None:
     """`jagged datasets`."""
     from click_data.cli import list_datasets
+    from jagged_ranking import paths
 
-    print(list_datasets())
+    try:
+        folder = paths.DATA
+    except paths.NoCheckoutError:
+        folder = None
+    print(list_datasets(folder))
 
 
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

@@ -206,20 +206,21 @@ def test_the_command_says_what_it_made(
     assert open_dataset(tmp_path / "out").info["signals"] == ["price"]
 
 
-def test_the_list_of_data_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CLICK_DATA_DIR", raising=False)
-    text = cli.list_datasets()
+def test_the_list_of_data_sets(tmp_path: Path) -> None:
+    text = cli.list_datasets(None)
     assert all(f"  {name}\n" in text for name in SOURCES)
     assert "grouplens.org" in text
     assert "redistribution" in text
     assert "here:" not in text
     (tmp_path / "ml_100k").mkdir()
     (tmp_path / "ml-1m.zip").write_bytes(b"")
-    monkeypatch.setenv("CLICK_DATA_DIR", str(tmp_path))
-    text = cli.list_datasets()
+    prepared = tmp_path / "ml_latest_small"  # where README.md prepares it, in data/
+    prepare("synthetic", out=prepared, users=30, items=20, categories=4, events=400)
+    text = cli.list_datasets(tmp_path)
     assert f"here: {tmp_path / 'ml_100k'}" in text
     assert f"here: {tmp_path / 'ml-1m.zip'}" in text
     assert text.count("here:") == 2
+    assert f"There is no folder {tmp_path / 'gone'};" in cli.list_datasets(tmp_path / "gone")
 
 
 def test_the_package_stands_alone() -> None:

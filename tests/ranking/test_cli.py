@@ -113,3 +113,26 @@ def test_a_checkout_can_be_named(tmp_path, monkeypatch):
     monkeypatch.setenv("CLICK_DATA_DIR", str(tmp_path / "logs"))
     assert tmp_path.resolve() / "logs" == paths.DATA
     assert not hasattr(paths, "ELSEWHERE")
+
+
+def test_datasets_are_looked_for_where_runs_look(tmp_path, monkeypatch, capsys):
+    home = tmp_path / "home"
+    (home / "notebooks").mkdir(parents=True)
+    (home / "pyproject.toml").touch()
+    monkeypatch.setenv("JAGGED_HOME", str(home))
+    monkeypatch.delenv("CLICK_DATA_DIR", raising=False)
+
+    def listed():
+        assert cli.main(["datasets"]) == 0
+        return capsys.readouterr().out
+
+    assert f"There is no folder {home / 'data'};" in listed()
+    for folder in (tmp_path / "shared" / "data", home / "data", tmp_path / "named"):
+        (folder / "ml-100k").mkdir(parents=True)
+        if folder.name == "named":
+            monkeypatch.setenv("CLICK_DATA_DIR", str(folder))
+        assert folder == paths.DATA
+        assert f"here: {folder / 'ml-100k'}" in listed()
+    monkeypatch.delenv("CLICK_DATA_DIR")
+    monkeypatch.setenv("JAGGED_HOME", str(tmp_path))
+    assert "None looked for;" in listed()
