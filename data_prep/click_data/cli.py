@@ -1,13 +1,11 @@
 """`jagged prepare` and `jagged datasets`."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from click_data import public
 from click_data.columns import UNITS
-from click_data.errors import DataError
 from click_data.preparation import prepare
 from click_data.schema import read_info
 from click_data.sources import SOURCES
@@ -85,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run `jagged prepare`: 0, or 1 after one line on stderr about input that cannot be used."""
+    """Run `jagged prepare`: 0, or `DataError` about input that cannot be used."""
     given = dict(vars(args))
     known = {name for source in SOURCES.values() for name in source.option_names} | {*_COMMON}
     options = {name: value for name, value in given.items() if name in known}
@@ -93,12 +91,8 @@ def run(args: argparse.Namespace) -> int:
         options["columns"] = dict(options["columns"])
     if "signals" in options:
         options["signals"] = tuple(options["signals"])
-    try:
-        folder = prepare(args.source, out=args.out, **options)
-        print(summary(read_info(folder), folder))
-    except DataError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    folder = prepare(args.source, out=args.out, **options)
+    print(summary(read_info(folder), folder))
     return 0
 
 

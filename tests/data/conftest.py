@@ -1,13 +1,12 @@
 """What the data tests share."""
 
-import argparse
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from grouplens import LAYOUTS
 
-from click_data import cli
+from jagged_ranking.cli import main
 
 
 @pytest.fixture(params=LAYOUTS)
@@ -21,9 +20,7 @@ def prepare_command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[i
     """Runs `jagged prepare` with the arguments given: exit code, stdout, stderr."""
 
     def command(*arguments: object) -> tuple[int, str, str]:
-        parser = argparse.ArgumentParser()
-        cli.add_arguments(parser)
-        code = cli.run(parser.parse_args([str(argument) for argument in arguments]))
+        code = main(["prepare", *map(str, arguments)])
         printed = capsys.readouterr()
         return code, printed.out, printed.err
 

@@ -17,7 +17,7 @@ def refused(command: Command, folder: Path, *arguments: object) -> str:
     before = sorted(folder.rglob("*"))
     code, out, err = command(*arguments, "--out", folder / "made" / "out")
     assert (code, out) == (1, "")
-    assert err.startswith("error: ")
+    assert err.startswith("jagged: ")
     assert err.count("\n") == 1
     assert err.endswith("\n")
     assert sorted(folder.rglob("*")) == before
@@ -54,7 +54,7 @@ def test_csv_rows(
     path = tmp_path / "my log.csv"
     path.write_text("\n".join([HEADER, *lines]) + "\n")
     error = refused(prepare_command, tmp_path, "log", "--from", path)
-    assert error.startswith(f"error: {path}: {expected}")
+    assert error.startswith(f"jagged: {path}: {expected}")
 
 
 def test_csv_that_is_empty_or_not_text(tmp_path: Path, prepare_command: Command) -> None:
@@ -75,7 +75,7 @@ def test_missing_columns(
     frame = pl.DataFrame({"user_id": [1], "item_id": [2], "timestamp": [3]}).drop(missing)
     frame.write_csv(path) if suffix == "csv" else frame.write_parquet(path)
     error = refused(prepare_command, tmp_path, "log", "--from", path)
-    assert error.startswith(f"error: {path}: column {missing}: missing; the file has: ")
+    assert error.startswith(f"jagged: {path}: column {missing}: missing; the file has: ")
     assert f"--column {'user_id'}=uid" in error
 
 
@@ -123,7 +123,7 @@ def test_parquet_rows(
     path = tmp_path / "log.parquet"
     pl.DataFrame(good | {column: values}).write_parquet(path)
     error = refused(prepare_command, tmp_path, "log", "--from", path)
-    assert error.startswith(f"error: {path}: {expected}")
+    assert error.startswith(f"jagged: {path}: {expected}")
 
 
 def test_a_bad_row_in_the_second_file_of_a_folder(tmp_path: Path, prepare_command: Command) -> None:
@@ -149,7 +149,7 @@ def test_truncated_parquet(keep: float, tmp_path: Path, prepare_command: Command
     path.write_bytes(whole[: int(len(whole) * keep)])
     for source in ("log", "movielens"):
         error = refused(prepare_command, tmp_path, source, "--from", path)
-        assert error.startswith(f"error: {path}: not a readable Parquet file, truncated?")
+        assert error.startswith(f"jagged: {path}: not a readable Parquet file, truncated?")
 
 
 def test_parquet_without_rows(tmp_path: Path, prepare_command: Command) -> None:
@@ -183,7 +183,7 @@ def test_movielens_ratings(
     assert old in text
     path.write_text(text.replace(old, new))
     error = refused(prepare_command, tmp_path, "movielens", "--from", tmp_path)
-    assert error.startswith(f"error: {path}: column {expected}")
+    assert error.startswith(f"jagged: {path}: column {expected}")
 
 
 def test_movielens_duplicates_and_movies(tmp_path: Path, prepare_command: Command) -> None:
