@@ -153,6 +153,19 @@ def test_what_there_is_not_is_refused(home: Path, wrong: dict, message: str) -> 
         batches_of(**wrong)
 
 
+def test_no_batch_at_all_names_the_parameters(home: Path) -> None:
+    none: dict[str, Any] = {"names": [], "wastes": [], "max_lens": [], "head_dims": []}
+    for histories in ([], ["absent"]):
+        with pytest.raises(ValueError, match=r"no batch to measure: .*workloads, wastes, max_lens"):
+            batches_of(**none, histories=histories)
+    with pytest.raises(ValueError, match=r"no batch to measure: .*users, wastes, histories, data"):
+        interaction_batches_of(users=[], wastes=[], histories=["absent"])
+    shape: dict[str, Any] = {"heads": 2, "head_dim": 16, "device": "cpu", "seed": 0}
+    with pytest.raises(ValueError, match=r"no batch to measure: .*workloads, skew_users, data"):
+        target_batches(names=[], size="small", skew_users=[], skew_tokens=64, candidates=3,
+                       data=None, data_users=2, **shape)  # fmt: skip
+
+
 def test_lengths_have_a_digest_wherever_they_come_from(home: Path) -> None:
     whole = histories_digests(["many", "few", "absent"])
     assert list(whole) == ["many", "few"]

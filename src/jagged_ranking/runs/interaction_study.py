@@ -10,7 +10,7 @@ from jagged_ranking.measure import Workload, waste_sweep, with_options
 from jagged_ranking.measure.ceilings import Ceilings, ceiling_table
 from jagged_ranking.measure.interaction import OPERATIONS, measure_interaction, token_sweep
 from jagged_ranking.runs.cache import cached
-from jagged_ranking.runs.study import real_batches
+from jagged_ranking.runs.study import real_batches, some
 
 
 def interaction_batches(
@@ -44,6 +44,9 @@ def interaction_batches(
         data_users: users in each of those batches, drawn at random.
         device: "cuda" or "cpu".
         seed: of all lengths.
+
+    Raises:
+        ValueError: no batch at all.
     """
     cuda = device.startswith("cuda")
     options = {"dtype": torch.bfloat16 if cuda else torch.float32, "seed": seed}
@@ -54,7 +57,7 @@ def interaction_batches(
     if cuda:
         again = [batch for batch in swept if batch.users in float32_users]
         chosen += with_options(again, dtype=torch.float32)
-    return chosen
+    return some(chosen, "users, wastes, histories, data")
 
 
 def measured_interaction(

@@ -58,7 +58,7 @@ def study_batches(
         seed: of all lengths.
 
     Raises:
-        ValueError: a name or size that there is not.
+        ValueError: a name or size that there is not, or no batch at all.
     """
     shape = {**_precision(device), "heads": heads, "seed": seed}
     wide = {**shape, "head_dim": head_dim}
@@ -73,7 +73,7 @@ def study_batches(
         chosen += measure.head_dim_sweep(
             head_dims, users=waste_users, max_len=waste_max_len, **shape
         )
-    return chosen
+    return some(chosen, "workloads, wastes, max_lens, head_dims, histories, data")
 
 
 def target_batches(
@@ -106,14 +106,15 @@ def target_batches(
         seed: of all lengths.
 
     Raises:
-        ValueError: a name or size that there is not.
+        ValueError: a name or size that there is not, or no batch at all.
     """
     shape = {**_precision(device), "heads": heads, "head_dim": head_dim, "seed": seed}
     shape["queries"] = candidates
     known = _sized(size, measure.target_workloads, measure.small_target_workloads, device)
     chosen = with_options(_named(names, known), seed=seed)
     chosen += real_batches(data, (), data_users, group="target", **shape)
-    return chosen + measure.skew_sweep(skew_users, tokens=skew_tokens, **shape)
+    chosen += measure.skew_sweep(skew_users, tokens=skew_tokens, **shape)
+    return some(chosen, "workloads, skew_users, data")
 
 
 def measured(
@@ -162,6 +163,14 @@ def describe_batches(batches: Sequence[Workload]) -> pd.DataFrame:
         row = {"batch": batch.name, **{title: facts[key] for key, title in columns.items()}}
         rows.append({**row, "padding waste": f"{facts['waste']:.0%}"})
     return pd.DataFrame(rows).set_index("batch").dropna(axis="columns", how="all")
+
+
+def some(batches: list[Workload], parameters: str) -> list[Workload]:
+    """The batches; ValueError with the `parameters` of a notebook that give any, if there are
+    none."""
+    if not batches:
+        raise ValueError(f"no batch to measure: nothing in any of {parameters} (see data_users)")
+    return batches
 
 
 def _precision(device: str) -> dict[str, Any]:
