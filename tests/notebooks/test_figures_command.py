@@ -68,6 +68,10 @@ def test_a_second_run_changes_nothing(committed, capsys):
 def test_wrong_folders_and_readmes_are_one_line(committed, capsys):
     assert main(["figures", "nowhere"]) == 1
     assert "no such folder" in capsys.readouterr().err
+    assert main(["figures", str(committed / "docs")]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert f"{committed / 'docs'}: no results.parquet with a manifest.json" in err
     (committed / "README.md").write_text("nothing to fill in\n")
     assert main(["figures"]) == 1
     err = capsys.readouterr().err

@@ -4,9 +4,15 @@ import hashlib
 from pathlib import Path
 
 from jagged_ranking import paths
-from jagged_ranking.figures.redraw import redraw, redraw_all, update_performance, update_readme
+from jagged_ranking.figures.redraw import (
+    redraw,
+    redraw_all,
+    result_folders,
+    update_performance,
+    update_readme,
+)
 from jagged_ranking.runs.errors import RunError
-from jagged_ranking.runs.freshness import RESULTS
+from jagged_ranking.runs.freshness import MANIFEST, RESULTS
 
 
 def refresh(folder: Path) -> list[Path]:
@@ -14,6 +20,9 @@ def refresh(folder: Path) -> list[Path]:
 
     For the checkout's own figures the blocks of numbers in README.md and docs/performance.md are
     written anew too.
+
+    Raises:
+        RunError: there is no such folder, or nothing in it to draw from.
     """
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder")
@@ -22,8 +31,10 @@ def refresh(folder: Path) -> list[Path]:
     before = _digests(folder, readme, page)
     if (folder / RESULTS).is_file():
         redraw(folder)
-    else:
+    elif own or result_folders(folder):  # a checkout without results says so in its README
         redraw_all(folder)
+    else:
+        raise RunError(f"{folder}: no {RESULTS} with a {MANIFEST}, here or one folder below")
     if own:
         update_readme(readme, folder)
         update_performance(page, folder)
