@@ -73,7 +73,8 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_evaluate(args: argparse.Namespace) -> int:
-    """Prints the metrics of one split, and writes them to RUN/metrics.json."""
+    """Prints the metrics of one split, and writes them to RUN: metrics.json for the test split,
+    metrics_valid.json and metrics_train.json for the others, so that none replaces another."""
     dataset = open_dataset(args.data)
     model, config = load_model(args.run, digest=dataset.digest, device=_device(args))
     found = evaluate_model(model, dataset, config=config, split=args.split)
@@ -85,7 +86,8 @@ def run_evaluate(args: argparse.Namespace) -> int:
         "metrics": found.metrics,
         "config": config.to_dict(),
     }
-    with atomic(args.run / "metrics.json") as path:
+    name = "metrics.json" if args.split == "test" else f"metrics_{args.split}.json"
+    with atomic(args.run / name) as path:
         path.write_text(json.dumps(written, indent=1, sort_keys=True) + "\n")
     columns = ("model", "split", "samples", *METRICS)
     values = [config.model, args.split, len(found.label), *(found.metrics[m] for m in METRICS)]

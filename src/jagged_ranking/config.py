@@ -74,6 +74,8 @@ class TrainConfig:
         ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must lie in [0, 2**63), got {self.seed}")
         if not 0 < self.lr_factor < 1:
             raise ValueError(f"lr_factor must lie in (0, 1), got {self.lr_factor}")
         if self.dim % self.heads:

@@ -102,11 +102,17 @@ def train(
     `resume` goes on from it, and starts afresh when there is none yet. `device` is the GPU where
     there is one. `after_step(step)` is called behind each optimiser step and its checkpoint.
 
-    Raises TrainingError when the loss is NaN or infinite, and CheckpointError where the checkpoint
+    Raises TrainingError when `out` cannot be a folder, before anything is trained, and when the
+    loss is NaN or infinite; CheckpointError where the checkpoint
     belongs to other options or other data.
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     on_gpu = [device] if device.type == "cuda" else []
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TrainingError(f"{out}: cannot be the run's folder ({error.strerror})") from error
     with torch.random.fork_rng(devices=on_gpu), _deterministic(device):
         run = _Run(config, dataset, device=device, out=out)
         if resume:

@@ -160,10 +160,13 @@ def test_train_and_evaluate_commands(
     with pytest.raises(ValueError, match="was written with model='mean_pool', not 'din'"):
         command("train", *where, "--resume", "--model", "din")
 
+    assert command("evaluate", "--data", toy.folder, "--run", out) == 0
+    capsys.readouterr()
     assert command("evaluate", "--data", toy.folder, "--run", out, "--split", "valid") == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].split() == ["model", "split", "samples", *METRICS]
-    written = json.loads((out / "metrics.json").read_text())
+    assert json.loads((out / "metrics.json").read_text())["split"] == "test"
+    written = json.loads((out / "metrics_valid.json").read_text())
     assert written["split"] == "valid"
     assert written["digest"] == toy.digest
     shown = [float(x) for x in printed[1].split()[3:]]
@@ -171,11 +174,20 @@ def test_train_and_evaluate_commands(
     assert written["samples"] == len(toy.samples("valid"))
 
 
-def test_command_errors_are_one_line(toy: ClickDataset, tmp_path: Path) -> None:
+def test_command_errors_are_one_line(
+    toy: ClickDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # None of these gets as far as an epoch.
+    trained = "jagged_ranking.trainer._Run.go"
+    monkeypatch.setattr(trained, lambda *given, **options: pytest.fail("it trained"))
+    (tmp_path / "file").touch()
     for arguments, message in (
         (("--data", toy.folder, "--out", tmp_path / "a", "--dim", "7"), "divisible by heads"),
         (("--data", toy.folder, "--out", tmp_path / "a", "--device", "tpu9"), "--device tpu9: "),
         (("--data", tmp_path / "none", "--out", tmp_path / "a"), "none"),
+        (("--data", toy.folder, "--out", tmp_path / "a", "--seed", "-1"), "seed must lie in"),
+        (("--data", toy.folder, "--out", tmp_path / "file"), "file: cannot be the run's folder"),
+        (("--data", toy.folder, "--out", tmp_path / "file" / "a"), "a: cannot be the run's folder"),
     ):
         with pytest.raises(ValueError, match=message) as why:
             command("train", *arguments)
