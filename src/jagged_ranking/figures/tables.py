@@ -1,4 +1,4 @@
-"""Tables for people: the named workloads, model quality, claims; as frames, HTML or Markdown."""
+"""Tables for people: the named workloads, model quality, claims; as frames or Markdown."""
 
 # pandas says of table[mask], of cells and of iterated rows that they may be anything it knows.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false
@@ -23,7 +23,6 @@ __all__ = [
     "speed",
     "summaries",
     "target",
-    "to_html",
     "to_markdown",
 ]
 
@@ -149,19 +148,6 @@ def to_markdown(table: pd.DataFrame) -> str:
     lines = [_pipe(list(map(str, table.columns))), _pipe(["---"] * len(table.columns))]
     lines += [_pipe([str(cell) for cell in row]) for row in table.itertuples(index=False)]
     return "\n".join(lines)
-
-
-def to_html(table: pd.DataFrame, *, title: str, source_note: str = "") -> str:
-    """A great-tables table, as HTML that stands alone and is the same at every call."""
-    from great_tables import GT  # heavy, and not needed where results are only measured
-
-    shown = GT(table, id="t" + "".join(c for c in title.lower() if c.isalnum())[:24])
-    shown = shown.tab_header(title=title).tab_options(
-        table_font_size="12px", data_row_padding="4px", heading_title_font_size="14px"
-    )
-    if source_note:
-        shown = shown.tab_source_note(source_note)
-    return shown.as_raw_html()
 
 
 def _by_workload(
