@@ -6,7 +6,6 @@ the dispatcher: on short histories the time that a call takes on the host is the
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from types import NoneType
 from typing import Any
@@ -14,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+from jagged_kernels.autocast import without_autocast
 
 _LIBRARY = torch.library.Library("jagged_kernels", "FRAGMENT")
 # Of each operator its function and, where it has one, that function with a gradient.
@@ -44,23 +45,12 @@ def define_op(
     """
     name = name or function.__name__.lstrip("_")
     _LIBRARY.define(name + (schema or torch.library.infer_schema(function, mutates_args=())))
-    function = _without_autocast(function)
+    function = without_autocast(function)
     _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"jagged_kernels::{name}", fake)
     op = getattr(torch.ops.jagged_kernels, name).default
     _EAGER[op] = (function, None)
     return op
-
-
-def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def run(*inputs: Any) -> Any:
-        if not torch._C._is_any_autocast_enabled():
-            return function(*inputs)
-        with torch._C._DisableAutocast():
-            return function(*inputs)
-
-    return run
 
 
 def define_gradient(

@@ -24,7 +24,6 @@ from jagged_kernels.attention.bias_terms import (
     scores_before,
 )
 from jagged_kernels.attention.dropout import keep_mask
-from jagged_kernels.autocast import without_autocast
 
 # Scores that one bucket may hold at a time: 64 MB in float32. Those of one query are not cut.
 _MAX_SCORES = 1 << 24
@@ -57,7 +56,6 @@ class _Bucket:
     places: Places | None  # [b, N, M] with a bias
 
 
-@without_autocast
 def attention_native_forward(
     q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, mask: Mask
 ) -> tuple[Tensor, Tensor]:
@@ -86,7 +84,6 @@ def attention_native_forward(
     return o, lse
 
 
-@without_autocast
 def attention_native_backward(
     d_o: Tensor,
     d_lse: Tensor | None,

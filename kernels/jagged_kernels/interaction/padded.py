@@ -10,7 +10,7 @@ from torch import Tensor
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.contents import readable, total_of
 from jagged_kernels.interaction.checks import as_int
-from jagged_kernels.interaction.native_users import token_positions
+from jagged_kernels.interaction.native_users import token_positions, zeros_of
 from jagged_kernels.interaction.rows import place_rows
 from jagged_kernels.jagged_tensor import JaggedTensor, _check_contents, lengths_to_offsets
 from jagged_kernels.operators import call
@@ -172,7 +172,7 @@ def _overlap(length: int, max_len: int, cut_left: bool, pad_left: bool) -> tuple
 def _to_padded_reference(
     x: JaggedTensor, max_len: int, value: float, cut_left: bool, pad_left: bool
 ) -> Tensor:
-    rows = [x.values.new_zeros((0, max_len, *x.values.shape[1:]))]
+    rows = [zeros_of((0, max_len, *x.values.shape[1:]), x.values[:0])]
     for part in x.unbind():
         tokens, places = _overlap(part.shape[0], max_len, cut_left, pad_left)
         row = part.new_full((max_len, *part.shape[1:]), value)
