@@ -157,3 +157,36 @@ def test_a_bias_may_be_left_out():
     assert jagged_linear(X, ROWS, bias=None).values.shape == (3, 2)
     assert jagged_dense_bmm(X, ROWS, bias=None).values.shape == (3, 2)
     assert target_interaction(X, TARGETS, LAYER, bias=None).values.shape == (3, 4)
+
+
+FILLED = {
+    "to_padded": lambda x, **options: to_padded(x, 3, **options),
+    "from_padded": lambda x, **options: (
+        from_padded(
+            x.values[None], torch.tensor([len(x.values) + 1], device=DEVICE), **options
+        ).values
+    ),
+    "jagged2_to_padded": lambda x, **options: jagged2_to_padded(
+        jagged2_like(x).with_values(x.values.new_zeros(5)), 3, **options
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", FILLED)
+def test_what_fills_up_is_a_number_of_the_dtype(name, backend):
+    def fill(dtype, value):
+        values = torch.zeros(3, dtype=dtype, device=DEVICE)
+        x = JaggedTensor(values, torch.tensor([0, 1, 3], device=DEVICE))
+        return FILLED[name](x, value=value, backend=backend)
+
+    for value in (-1, 0.5):
+        filled = fill(torch.bool, value)
+        assert filled.any()
+        assert (filled.view(torch.uint8) <= 1).all()
+    assert (fill(torch.int64, -(2**53)) == -(2**53)).any()
+    for dtype, value in ((torch.int32, 2**40), (torch.uint8, -1), (torch.int64, 2**53 + 1)):
+        with pytest.raises(ValueError, match="value must be a number that"):
+            fill(dtype, value)
+    with pytest.raises(TypeError, match=r"must be real, got torch\.complex64"):
+        fill(torch.complex64, 0.0)

@@ -37,6 +37,24 @@ def as_int(name: str, number: int | torch.SymInt, *, otherwise: str = "") -> int
     raise TypeError(f"{name} must be an int{otherwise}, got {type(number).__name__}")
 
 
+def as_fill(value: float, dtype: torch.dtype) -> float:
+    """`value` as it fills up a tensor of this dtype.
+
+    Raises:
+        TypeError: a complex dtype.
+        ValueError: an integer that the dtype (or a float, on its way to the kernel) cannot hold.
+    """
+    if dtype.is_complex:
+        raise TypeError(f"tensors must be real, got {dtype}; use torch.view_as_real")
+    if dtype == torch.bool:
+        return float(bool(value))
+    if not dtype.is_floating_point:
+        limits = torch.iinfo(dtype)
+        if not limits.min <= value <= limits.max or float(value) != value:
+            raise ValueError(f"value must be a number that {dtype} and a float hold, got {value}")
+    return float(value)
+
+
 def check_like(
     name: str, tensor: Tensor, x: Tensor, *, of: str = "x", or_float32: bool = False
 ) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
-from jagged_kernels.interaction.checks import as_int
+from jagged_kernels.interaction.checks import as_fill, as_int
 from jagged_kernels.interaction.jagged2 import Jagged2Tensor
 from jagged_kernels.interaction.native_users import token_positions, zeros_of
 from jagged_kernels.interaction.squares import user_matrices
@@ -22,7 +22,8 @@ def jagged2_to_padded(
     """As dense [B, max_len, max_len], with `value` outside each user's matrix. Does not wait.
 
     Args:
-        m: per-user [n_b, n_b], any dtype; of larger users the first `max_len` rows and columns.
+        m: per-user [n_b, n_b], any real dtype; of larger users the first `max_len` rows and
+            columns.
         backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Raises:
@@ -38,6 +39,7 @@ def jagged2_to_padded(
     max_len = as_int("max_len", max_len)
     if max_len < 0:
         raise ValueError(f"max_len must be at least 0, got {max_len}")
+    value = as_fill(value, m.dtype)
     chosen = choose_backend(backend, m.values)
     if chosen == "reference":
         return _reference(m, max_len, value)

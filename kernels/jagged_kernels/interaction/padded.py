@@ -9,7 +9,7 @@ from torch import Tensor
 
 from jagged_kernels.backends import Backend, choose_backend
 from jagged_kernels.contents import readable, total_of
-from jagged_kernels.interaction.checks import as_int
+from jagged_kernels.interaction.checks import as_fill, as_int
 from jagged_kernels.interaction.native_users import token_positions, zeros_of
 from jagged_kernels.interaction.rows import place_rows
 from jagged_kernels.jagged_tensor import JaggedTensor, _check_contents, lengths_to_offsets
@@ -30,7 +30,7 @@ def to_padded(
     """As dense [B, max_len, ...], filled up with `value`. Does not wait.
 
     Args:
-        x: [T, ...], any dtype.
+        x: [T, ...], any real dtype.
         truncate: the end at which users with more than `max_len` tokens lose the rest: "right"
             keeps their first tokens, "left" their most recent.
         pad: the end at which shorter users are filled up.
@@ -49,6 +49,7 @@ def to_padded(
     max_len = as_int("max_len", max_len)
     if max_len < 0:
         raise ValueError(f"max_len must be at least 0, got {max_len}")
+    value = as_fill(value, x.dtype)
     chosen = choose_backend(backend, x.values)
     ends = (truncate == "left", pad == "left")
     if chosen == "reference":
@@ -86,7 +87,7 @@ def from_padded(
     """The users of a dense [B, L, ...] without its padding: the reverse of `to_padded`.
 
     Args:
-        padded: [B, L, ...], any dtype.
+        padded: [B, L, ...], any real dtype.
         lengths: [B] int32 or int64, tokens of each user. Or `offsets` [B + 1] in place of it, as
             in `JaggedTensor`. Contents that cannot be raise on a CPU only.
         total: tokens of the result, where the caller knows it. Without it this waits for the
@@ -118,6 +119,7 @@ def from_padded(
         if readable(offsets):
             _check_contents(offsets)
         offsets = offsets.contiguous()
+    value = as_fill(value, padded.dtype)
     chosen = choose_backend(backend, padded)
     tokens = total_of(offsets, total)
     ends = (truncate == "left", pad == "left")
