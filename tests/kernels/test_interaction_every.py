@@ -7,6 +7,8 @@ import torch
 from every_operation import EVERY
 from operation_cases import COMPILER, DEVICE, flat, results
 
+from jagged_kernels.interaction.matmul import matmul
+
 BACKENDS = ["reference", "native", "triton"]
 
 
@@ -56,3 +58,10 @@ def test_a_batch_without_tokens_trains(name, backend, lengths):
         if leaf.requires_grad:
             assert leaf.grad is not None, key
             assert leaf.grad.shape == leaf.shape, key
+
+
+def test_products_have_shapes_without_contents():
+    a, b = (torch.empty(2, 3, 4, device="meta", requires_grad=True) for _ in range(2))
+    out = matmul(a, b.mT)
+    assert (out.shape, out.device.type) == ((2, 3, 3), "meta")
+    assert [g.shape for g in torch.autograd.grad(out.sum(), (a, b))] == [a.shape, b.shape]

@@ -22,7 +22,8 @@ class _Matmul(torch.autograd.Function):
     # A step of autograd of its own: autocast may be on where the backward runs.
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
-        if not torch.is_autocast_enabled(a.device.type):
+        # Not `without_autocast`, which torch.compile cannot trace. Nobody casts on "meta".
+        if a.device.type == "meta" or not torch.is_autocast_enabled(a.device.type):
             return a @ b
         with torch.autocast(a.device.type, enabled=False):
             return a @ b
