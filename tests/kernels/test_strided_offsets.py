@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import interaction_cases
-import product_cases
 import pytest
 import torch
-from operation_cases import DEVICE, Call, results
+from every_operation import EVERY
+from operation_cases import DEVICE, results
 from torch import Tensor
 
 import jagged_kernels as jk
@@ -26,50 +26,23 @@ def strided(tensor: Tensor) -> Tensor:
     return view
 
 
-def _shape_call(name: str) -> Call:
-    def call(backend: Any, offsets: Tensor, x: Tensor) -> Any:
-        jagged = JaggedTensor(x, offsets)
-        if name == "slice":
-            return jk.jagged_slice(jagged, 1, 2, backend=backend)
-        if name == "recent":
-            return jk.jagged_recent(jagged, 2, backend=backend)
-        if name == "select":
-            users = torch.tensor([2, 0, 2], device=DEVICE)
-            return jk.jagged_index_select(jagged, users, backend=backend)
-        if name == "cat":
-            return jk.jagged_cat([jagged, jagged], backend=backend)
-        if name == "top k":
-            return jk.jagged_top_k(jagged.with_values(x[:, 0]), 2, backend=backend)
-        if name == "unique":
-            ids = JaggedTensor(torch.arange(x.shape[0], device=DEVICE) % 2, offsets)
-            return jk.jagged_unique(ids, backend=backend)
-        padded = jk.to_padded(jagged, 4, backend=backend)
-        return padded, jk.from_padded(padded, offsets=offsets, backend=backend)
-
-    return call
+def _unique(backend: Any, ids: Tensor, offsets: Tensor) -> Any:
+    return jk.jagged_unique(JaggedTensor(ids, offsets), backend=backend)
 
 
-def _cases() -> dict[str, tuple[Call, dict[str, Tensor]]]:
-    cases = {}
-    for name, operation in interaction_cases.OPERATIONS.items():
-        cases[name] = operation.call, operation.tensors(LENGTHS)
-    for name, (call, case) in product_cases.OPERATIONS.items():
-        cases[name] = call, case(LENGTHS)
-    tensors = product_cases.dense_case(LENGTHS, 3, 1)
-    rows = {name: tensors[name] for name in ("x", "offsets")}
-    for name in ("slice", "recent", "select", "cat", "padded", "top k", "unique"):
-        cases[name] = _shape_call(name), rows
-    return cases
+def _unique_case(lengths: Sequence[int]) -> dict[str, Tensor]:
+    offsets = lengths_to_offsets(torch.tensor(lengths))
+    return {"ids": torch.arange(sum(lengths)) % 2, "offsets": offsets}
 
 
-CASES = _cases()
+CASES = {**EVERY, "unique": (_unique, _unique_case)}
 
 
 @pytest.mark.parametrize("backend", ["reference", "native", "triton"])
 @pytest.mark.parametrize("name", CASES)
 def test_strided_offsets_give_what_contiguous_ones_give(name: str, backend: str) -> None:
-    call, tensors = CASES[name]
-    tensors = {key: t.to(DEVICE) for key, t in tensors.items()}
+    call, case = CASES[name]
+    tensors = {key: t.to(DEVICE) for key, t in case(LENGTHS).items()}
 
     def of_views(backend: str, **operands: Tensor) -> Any:
         views = {key: strided(t) if key in OFFSETS else t for key, t in operands.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -136,32 +137,30 @@ def test_a_call_that_waits_for_the_device_is_timed_as_it_is(
     assert len(issued) == 5 + timing.LATE_CALLS
 
 
-@pytest.mark.gpu
-def test_on_a_gpu_the_host_is_timed_apart() -> None:
+def slow_to_issue(seconds: float) -> Callable[[], None]:
+    """A call that takes the host so long, and the device next to nothing."""
     x = torch.zeros(1024, device="cuda")
 
-    def slow_to_issue() -> None:
+    def call() -> None:
         x.add_(1)
-        time.sleep(0.01)
+        time.sleep(seconds)
         x.add_(1)
 
+    return call
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_host_is_timed_apart() -> None:
     effort = Effort(rounds=2, inner=3, warmup=1)
-    timed = timing.interleaved({"one": slow_to_issue}, device=torch.device("cuda"), effort=effort)[
-        "one"
-    ]
+    calls = {"one": slow_to_issue(0.01)}
+    timed = timing.interleaved(calls, device=torch.device("cuda"), effort=effort)["one"]
     assert min(timed.host) >= 10  # ms
     assert max(timed.samples) < 5
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_a_host_that_falls_behind_is_not_in_the_time_of_the_device() -> None:
-    x = torch.zeros(1024, device="cuda")
-
-    def slow_to_issue() -> None:
-        x.add_(1)
-        time.sleep(0.002)
-        x.add_(1)
-
-    samples = timing._CudaClock(x.device).time(slow_to_issue, 5, start=2e-4)
+    clock = timing._CudaClock(torch.device("cuda"))
+    samples = clock.time(slow_to_issue(0.002), 5, start=2e-4)
     assert len(samples) == 5
     assert max(samples) < 1  # ms

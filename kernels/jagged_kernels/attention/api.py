@@ -23,7 +23,7 @@ from jagged_kernels.attention.schedule import (
     resolve_window,
 )
 from jagged_kernels.attention.tiles import MAX_HEAD_DIM
-from jagged_kernels.backends import Backend, choose_backend
+from jagged_kernels.backends import Backend, choose_backend, or_native
 from jagged_kernels.contents import known_to_differ
 from jagged_kernels.jagged_tensor import JaggedTensor
 from jagged_kernels.operators import call, wants_gradient
@@ -253,15 +253,11 @@ def _check_inputs(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> None:
 
 def _choose_backend(backend: Backend, q: Tensor, v: Tensor) -> str:
     """`choose_backend`, which does not know what head_dims the kernels take."""
-    chosen = choose_backend(backend, q)
-    if chosen != "triton" or (q.shape[2] <= MAX_HEAD_DIM and v.shape[2] <= MAX_HEAD_DIM):
-        return chosen
-    if backend == "auto":
-        return "native"
-    raise NotImplementedError(
-        f"the triton backend goes to head_dim {MAX_HEAD_DIM}, got {q.shape[2]} of q and "
-        f"{v.shape[2]} of v; use backend='native' or 'auto'"
-    )
+    chosen, dims = choose_backend(backend, q), (q.shape[2], v.shape[2])
+    if chosen == "triton" and max(dims) > MAX_HEAD_DIM:
+        limit = f"the triton backend goes to head_dim {MAX_HEAD_DIM}, got {dims[0]} of q and "
+        chosen = or_native(backend, f"{limit}{dims[1]} of v; use backend='native' or 'auto'")
+    return chosen
 
 
 def _named(shapes: Sequence[torch.Size]) -> str:

@@ -134,9 +134,8 @@ def bias_arguments(
         slopes=None if terms.slopes is None else terms.slopes.contiguous(),
         scores=None if terms.scores is None else terms.scores.contiguous(),
         scores_before=first,
-        # Kernels read them one after another, whatever they are a view of.
-        q_offsets=q_offsets.contiguous() if in_user else None,
-        k_offsets=k_offsets.contiguous() if in_user else None,
+        q_offsets=q_offsets if in_user else None,
+        k_offsets=k_offsets if in_user else None,
         seed=dropout_seed,
         drop_below=float(drop_below(dropout_p)),
         keep_scale=1 / (1 - dropout_p),

@@ -19,19 +19,9 @@ from jagged_ranking import paths, provenance, results
 from jagged_ranking.measure.providers.jagged import JAGGED
 from jagged_ranking.runs.freshness import DATASET_FILE, data_digest, default_device, digest
 
-_kept: list[float] = []  # when each table was made that this process did not make
-
-
-def kept_tables() -> dict[str, Any] | None:
-    """How many tables of this process were made by an earlier one, and when: for the manifest."""
-    if not _kept:
-        return None
-    first, last = (time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(f(_kept))) for f in (min, max))
-    return {"tables": len(_kept), "first": first, "last": last}
-
-
 # Options that say how a call is watched, not what it returns.
 NOT_COUNTED = ("progress",)
+_kept: list[float] = []  # when each table was made that this process did not make
 
 
 def cached(function: Callable[..., pd.DataFrame], /, *args: Any, **options: Any) -> pd.DataFrame:
@@ -72,6 +62,14 @@ def cached(function: Callable[..., pd.DataFrame], /, *args: Any, **options: Any)
         return table  # try again the next time
     results.write(table, path)
     return results.read(path)  # what the next call will return
+
+
+def kept_tables() -> dict[str, Any] | None:
+    """How many tables of this process were made by an earlier one, and when: for the manifest."""
+    if not _kept:
+        return None
+    first, last = (time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(f(_kept))) for f in (min, max))
+    return {"tables": len(_kept), "first": first, "last": last}
 
 
 def _failed(table: pd.DataFrame) -> bool:
