@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from attention_cases import DEVICE, TILE, Case
@@ -89,6 +92,40 @@ def test_wrong_biases(bias, message, backend):
     x = jagged(2, 8)
     with pytest.raises(ValueError, match=message):
         jagged_attention(x, x, x, bias=bias(), backend=backend)
+
+
+def test_a_flat_bias_of_wrong_length_in_a_graph():
+    """Where offsets are not read beforehand the device compares; it stops at the first kernel."""
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def attention(values, offsets, bias):
+        x = JaggedTensor(values, offsets)
+        return jagged_attention(x, x, x, bias=bias).values
+
+    x = Case([3, 4]).inputs(torch.float32)
+    bias = torch.zeros(25, x.q.shape[1])
+    arguments = (x.q.cpu(), x.q_offsets.cpu())
+    attention(*arguments, bias)
+    for wrong in (bias[:24], torch.cat([bias, bias])):
+        with pytest.raises(RuntimeError, match="bias must have a row for each score"):
+            attention(*arguments, wrong)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [24, 26])
+def test_a_flat_bias_of_wrong_length_on_a_gpu(rows):
+    """In a process of its own: CUDA has no use for a device that stopped."""
+    code = f"""
+import torch
+from jagged_kernels import JaggedTensor, jagged_attention
+x = JaggedTensor(torch.zeros(7, 2, 16, device="cuda"), torch.tensor([0, 3, 7], device="cuda"))
+print(jagged_attention(x, x, x, bias=torch.zeros({rows}, 2, device="cuda")).values.sum().item())
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert result.returncode != 0
+    assert "bias must have a row for each score" in result.stderr
 
 
 def test_what_is_no_bias():

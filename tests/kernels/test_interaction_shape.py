@@ -298,6 +298,23 @@ def test_matrices_to_padded_gradients_and_graph():
     assert_compiles(matrices_call(3), [matrices((2, 0, 4)), matrices((5, 1))])
 
 
+@pytest.mark.gpu
+def test_more_than_2_to_the_31_padded_rows():
+    """The rows of the last users, beyond int32, are as those of the first."""
+    users, length = 2**21 + 2, 1024
+    lengths = torch.zeros(users, dtype=torch.int64, device="cuda")
+    lengths[0], lengths[-2], lengths[-1] = 3, 2, length
+    values = torch.arange(length + 5, device="cuda").to(torch.int8)
+    x = JaggedTensor(values, lengths_to_offsets(lengths))
+    padded = to_padded(x, length, value=-1)
+    assert padded.numel() > 2**31
+    alone = JaggedTensor(values, lengths_to_offsets(lengths[[0, -2, -1]]))
+    few = to_padded(alone, length, value=-1)
+    assert torch.equal(padded[[0, -2, -1]], few)
+    assert bool((padded[1:-2] == -1).all())
+    assert torch.equal(from_padded(padded, offsets=x.offsets, total=len(values)).values, values)
+
+
 def test_from_padded_takes_lengths_or_offsets():
     x = JaggedTensor(tokens((2, 0, 3), 4), offsets_of((2, 0, 3)))
     dense = to_padded(x, 3)

@@ -243,7 +243,12 @@ def _check_scores(bias: Tensor, q: JaggedTensor, k: JaggedTensor) -> None:
         )
     if not bias.is_floating_point():
         raise ValueError(f"bias must be floating, got {bias.dtype}")
+    scores = (q.lengths.long() * k.lengths.long()).sum()
     if readable(q.offsets):
-        scores = int((q.lengths.long() * k.lengths.long()).sum())
-        if bias.shape[0] != scores:
+        if bias.shape[0] != int(scores):
             raise ValueError(f"bias must have a row for each of {scores} scores, got {len(bias)}")
+    else:
+        # The device compares for itself, and stops the kernels that come after: nobody waits.
+        torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
+            scores == bias.shape[0], "bias must have a row for each score"
+        )

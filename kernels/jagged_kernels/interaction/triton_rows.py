@@ -21,6 +21,8 @@ from jagged_kernels.launch import cdiv, launch
 
 _BYTES_PER_PROGRAM = 16384
 _MAX_COLUMNS = 512
+# The last program's row numbers, up to 1023 beyond the last row, still fit into int32.
+_MOST_INT32_ROWS = 2**31 - 1024
 # Users that a program cuts; it sums up those before them, too.
 _USERS = 2048
 
@@ -84,7 +86,7 @@ def launch_place_rows(
         ),
         {
             "STRIDE": source.stride(0), "SIGN": sign, "SOURCE_END": source_end,
-            "OUT_END": out_end, **tiles,
+            "OUT_END": out_end, "WIDE": tokens > _MOST_INT32_ROWS, **tiles,
         },
     )  # fmt: skip
     return out
@@ -95,9 +97,11 @@ def _place_rows_kernel(
     source_ptr, out_ptr, source_offsets_ptr, out_offsets_ptr, shift_ptr, select_ptr,
     value, users, tokens, source_len, out_len,
     STRIDE: tl.constexpr, SIGN: tl.constexpr, SOURCE_END: tl.constexpr, OUT_END: tl.constexpr,
-    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    program = tl.program_id(0)
+    # Padded rows can be more than a jagged tensor has tokens, but divide more slowly in int64.
+    token = (program.to(tl.int64) if WIDE else program) * BLOCK + tl.arange(0, BLOCK)
     inside = token < tokens
     token = tl.minimum(token, tokens - 1)
     if out_offsets_ptr is None:
