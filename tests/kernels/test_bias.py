@@ -75,7 +75,8 @@ def test_float16(leaf_dtype):
 @pytest.mark.parametrize("biases", [*KINDS.values(), EVERYTHING], ids=[*KINDS, "everything"])
 @pytest.mark.parametrize("dim", [32, 64, 128])
 def test_default_tiles_in_bfloat16_on_the_device(biases, dim):
-    case = Case([0, 1, 63, 64, 65, 700, 128, 0, 17], heads=4, kv_heads=2, dim=dim)
+    # Many heads: a slope has one gradient a head, and PyTorch is exact on a few of them by chance.
+    case = Case([0, 1, 63, 64, 65, 700, 128, 0, 17], heads=16, kv_heads=8, dim=dim)
     inputs = case.inputs(torch.bfloat16)
     assert_as_exact_as_pytorch(
         inputs, biases, ["triton"], tile=None, leaf_dtype=torch.float32, causal=True
@@ -84,7 +85,7 @@ def test_default_tiles_in_bfloat16_on_the_device(biases, dim):
 
 @pytest.mark.gpu
 def test_long_histories_on_the_device():
-    inputs = Case([700, 600], heads=2, kv_heads=1, dim=64).inputs(torch.bfloat16)
+    inputs = Case([700, 600], heads=16, kv_heads=8, dim=64).inputs(torch.bfloat16)
     assert_as_exact_as_pytorch(
         inputs, EVERYTHING, ["triton"], tile=None, leaf_dtype=torch.float32, causal=True
     )
