@@ -72,7 +72,7 @@ def _limit_figure(most: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure:
         for dtype, look in zip(dtypes, looks, strict=False):
             mine = rows[(rows["dtype"] == dtype) & (rows["status"] == "ok")]
             spot: dict[str, Any] = {"color": look.color, "marker": look.marker}
-            _dots(panel, mine["value"], mine["op"].map(places), **spot)
+            _dots(panel, mine["value"], mine["op"].map(places), lowest=dtype == dtypes[0], **spot)
             handles[f"ours, {dtype}"] = Line2D([], [], linestyle="none", markersize=5, **spot)
         panel.axvline(LIMIT_GOAL, **GOAL_LINE, zorder=1)
         panel.axvline(1.0, **sweeps.LIMIT_LINE, zorder=1)
@@ -143,14 +143,17 @@ def _provider_dots(panel: Axes, rows: pd.DataFrame, places: Mapping[str, int]) -
         looks = style.look_of(name)
         spot: dict[str, Any] = {"color": looks.color, "marker": looks.marker}
         if len(mine):
-            _dots(panel, mine["value"], mine["op"].map(places), **spot)
+            _dots(panel, mine["value"], mine["op"].map(places), lowest=name == OURS, **spot)
             handles[looks.label] = Line2D([], [], linestyle="none", markersize=5, **spot)
     return handles
 
 
-def _dots(panel: Axes, x: Sequence[float], y: Sequence[float], **looks: Any) -> None:
+def _dots(
+    panel: Axes, x: Sequence[float], y: Sequence[float], *, lowest: bool, **looks: Any
+) -> None:
+    """The lowest are larger, so that what lies on them does not hide them."""
     edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.4}
-    panel.plot(x, y, linestyle="none", markersize=5, **edge, **looks)
+    panel.plot(x, y, linestyle="none", markersize=7 if lowest else 4.5, **edge, **looks)
 
 
 def _sweep_figure(
