@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jagged_kernels import JaggedTensor, attention_schedule, lengths_to_offsets
 from jagged_kernels.attention.partition import build_partition, split_forward_config
 from jagged_kernels.attention.rows import build_rows, reference_rows, schedule_rows
-from jagged_kernels.attention.tiles import default_tiles
+from jagged_kernels.attention.tiles import DEFAULT_TILES
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 90), st.integers(0, 90)), min_size=1, max_size=6)
 SIDE = st.integers(-1, 60)
@@ -207,17 +207,15 @@ def test_tiles_are_those_of_the_head_dim_of_q(dim):
     """Those that `jagged_attention` takes, which knows head_dim."""
     k = _jagged([300, 5])
     x = k.with_values(torch.zeros(305, 2, dim, device=DEVICE, dtype=torch.bfloat16))
-    tile = default_tiles(dim)
     for q in (x, x.values[:80]):
         schedule, named = attention_schedule(q, x), attention_schedule(q, x, head_dim=dim)
         assert (schedule.tile_q, schedule.tile_k) == (named.tile_q, named.tile_k)
-        assert schedule.tile_k == tile[1]
+        assert schedule.tile_k == DEFAULT_TILES[1]
     few = attention_schedule(x.values[:8], x)
     assert few.partition is not None
     assert few.partition.block == split_forward_config(dim, 2, 16, short=True).block
     # Values without heads do not say it; whoever has larger values than keys does.
     assert attention_schedule(k.with_values(torch.zeros(305, dim, device=DEVICE))).tile_q == 64
-    assert attention_schedule(x, head_dim=256).tile_q == 32
 
 
 # --- on the device --------------------------------------------------------------------------------

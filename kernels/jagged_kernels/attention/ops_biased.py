@@ -57,7 +57,7 @@ def _attention_triton_biased_backward(
     bias_terms = BiasTerms(*terms)
     bias = bias_arguments(bias_terms, q_offsets, k_offsets, dropout_seed, dropout_p)
     # Without a query no program runs, and an empty sum is 0.
-    parts = parts_of_tile(tile_q, padded_head_dim(q, v)) if q.shape[0] else 0
+    parts = parts_of_tile(tile_q, padded_head_dim(q, v), q.element_size()) if q.shape[0] else 0
     slots = bias_slots(bias_terms, wanted, rows.shape[0] * parts, q.shape[1])
     mask = {"tile_q": tile_q, "tile_k": tile_k, "left": left, "right": right, "scale": scale}
     gradients = launch_backward(

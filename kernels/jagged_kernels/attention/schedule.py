@@ -19,7 +19,7 @@ from torch import Tensor
 from jagged_kernels.attention.hopper import hopper_tile, is_hopper
 from jagged_kernels.attention.partition import Partition, split_backward_fits, split_partitions
 from jagged_kernels.attention.rows import NO_LIMIT, row_counts, schedule_rows
-from jagged_kernels.attention.tiles import default_tiles
+from jagged_kernels.attention.tiles import DEFAULT_TILES
 from jagged_kernels.contents import known_to_differ
 from jagged_kernels.jagged_tensor import JaggedTensor
 
@@ -152,7 +152,7 @@ def build_schedule(
 ) -> AttentionSchedule:
     """`attention_schedule` for offsets that fit each other; `dense` if q came so."""
     users = q_offsets.shape[0] - 1
-    default_q, default_k = default_tiles(head_dim)
+    default_q, default_k = DEFAULT_TILES
     if is_hopper(q_offsets.device) and (tile := hopper_tile(head_dim, q_tokens, users)):
         default_q = default_k = tile
     tile_k = _checked_tile(tile_k, default_k)

@@ -29,23 +29,26 @@ class LaunchConfig:
         return options if self.registers is None else {**options, "maxnreg": self.registers}
 
 
-def default_tiles(head_dim: int) -> tuple[int, int]:
-    """(tile_q, tile_k): 64 rows fit most click histories in one or two tiles."""
-    return (64, 64) if head_dim <= 128 else (32, 32)
+# (tile_q, tile_k): 64 rows fit most click histories in one or two tiles.
+DEFAULT_TILES = (64, 64)
 
 
-def parts_of_tile(tile: int, head_dim: int) -> int:
-    """Programs of the plain kernels that share a tile: four warps hold no larger one."""
-    return max(tile // (64 if head_dim <= 128 else 32), 1)
+def parts_of_tile(tile: int, head_dim: int, element_size: int) -> int:
+    """Programs of the plain kernels that share a tile: registers hold no larger one."""
+    return max(tile // (64 if head_dim * element_size <= 512 else 16), 1)
 
 
 # Tokens of a user, on average, below which histories are short.
 SHORT_HISTORY = 384
 
-# Measured on an H100. `head_dim` is padded to a power of two; `element_size` in bytes.
+# Measured on an H100. `head_dim` is padded to a power of two; `element_size` in bytes; `precision`
+# is `triton_blocks.product_precision`'s. Of "bf16x6" a block's parts take the place of those blocks
+# that would be on their way.
 
 
-def forward_config(head_dim: int, element_size: int) -> LaunchConfig:
+def forward_config(head_dim: int, element_size: int, precision: str = "ieee") -> LaunchConfig:
+    if precision == "bf16x6":
+        return LaunchConfig(block=64 if head_dim <= 128 else 32, num_warps=4, num_stages=1)
     row_bytes = head_dim * element_size
     if row_bytes <= 64:
         return LaunchConfig(block=32, num_warps=4, num_stages=3)
@@ -54,7 +57,9 @@ def forward_config(head_dim: int, element_size: int) -> LaunchConfig:
     return LaunchConfig(block=32, num_warps=4, num_stages=2)
 
 
-def dq_config(head_dim: int, element_size: int) -> LaunchConfig:
+def dq_config(head_dim: int, element_size: int, precision: str = "ieee") -> LaunchConfig:
+    if precision == "bf16x6":
+        return LaunchConfig(block=64 if head_dim <= 64 else 32, num_warps=4, num_stages=1)
     row_bytes = head_dim * element_size
     if row_bytes <= 64:
         return LaunchConfig(block=32, num_warps=4, num_stages=4)
@@ -65,16 +70,21 @@ def dq_config(head_dim: int, element_size: int) -> LaunchConfig:
     return LaunchConfig(block=32, num_warps=4, num_stages=1)
 
 
-def short_dq_config(head_dim: int, element_size: int) -> LaunchConfig:
+def short_dq_config(head_dim: int, element_size: int, precision: str = "ieee") -> LaunchConfig:
     """For users of fewer than `SHORT_HISTORY` tokens on average: smaller blocks end nearer to a
     history's end."""
-    config = dq_config(head_dim, element_size)
+    config = dq_config(head_dim, element_size, precision)
     smaller = element_size == 2 and 64 < head_dim * element_size <= 128
     return replace(config, block=32) if smaller else config
 
 
-def dkv_config(head_dim: int, element_size: int) -> LaunchConfig:
+def dkv_config(head_dim: int, element_size: int, precision: str = "ieee") -> LaunchConfig:
     """Twice the forward's state: two accumulators, two blocks of scores."""
+    if precision == "bf16x6":
+        warps = 4 if head_dim <= 128 else 8
+        return LaunchConfig(block=64 if head_dim <= 64 else 32, num_warps=warps, num_stages=1)
+    if head_dim > 128 and element_size == 2:
+        return LaunchConfig(block=64, num_warps=8, num_stages=1)
     row_bytes = head_dim * element_size
     if row_bytes <= 64:
         return LaunchConfig(block=64, num_warps=4, num_stages=3, registers=128)

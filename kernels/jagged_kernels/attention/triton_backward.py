@@ -44,8 +44,7 @@ from jagged_kernels.attention.triton_blocks import (
     PLANS,
     LaunchPlan,
     Layout,
-    add_dot,
-    dot_precision,
+    add_factors,
     layout_of,
     load_block,
     load_number_pairs,
@@ -53,6 +52,7 @@ from jagged_kernels.attention.triton_blocks import (
     load_part,
     padded_dim,
     probability,
+    product_precision,
     rows_of_dims,
     scale_argument,
     shape_of_layouts,
@@ -61,6 +61,7 @@ from jagged_kernels.attention.triton_blocks import (
     visible,
     whole_blocks,
 )
+from jagged_kernels.attention.triton_float32 import dot_factors, factor, transposed
 from jagged_kernels.launch import launch
 
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -136,7 +137,7 @@ def launch_dq(
     rule = short_dq_config if q.shape[0] < SHORT_HISTORY * users else dq_config
     plan = _plan(
         rule, q.shape[1], layout_of(q), layout_of(k), layout_of(v), layout_of(d_o),
-        q.element_size(), dot_precision(q.dtype), tile, (left != NO_LIMIT, right != NO_LIMIT),
+        q.element_size(), product_precision(q), tile, (left != NO_LIMIT, right != NO_LIMIT),
         scale, bias["BIAS"], config,
     )  # fmt: skip
     launch(
@@ -176,7 +177,7 @@ def launch_dkv(
     # From the keys' side the band is mirrored.
     plan = _plan(
         dkv_config, k.shape[1], layout_of(q), layout_of(k), layout_of(v), layout_of(d_o),
-        q.element_size(), dot_precision(q.dtype), tile, (right != NO_LIMIT, left != NO_LIMIT),
+        q.element_size(), product_precision(q), tile, (right != NO_LIMIT, left != NO_LIMIT),
         scale, bias["BIAS"], config,
     )  # fmt: skip
     launch(
@@ -192,14 +193,15 @@ def launch_dkv(
 
 @lru_cache(PLANS)
 def _plan(
-    rule: Callable[[int, int], LaunchConfig], heads: int,
+    rule: Callable[[int, int, str], LaunchConfig], heads: int,
     q: Layout, k: Layout, v: Layout, d_o: Layout, element_size: int, precision: str,
     tile: int, limits: tuple[bool, bool], scale: float, BIAS: BiasShape,
     config: LaunchConfig | None,
 ) -> LaunchPlan:  # fmt: skip
     """`heads`: of what stands in the rows."""
     dim = padded_dim(max(q[1], v[1]))
-    config, parts = config or rule(dim, element_size), parts_of_tile(tile, dim)
+    config = config or rule(dim, element_size, precision)
+    parts = parts_of_tile(tile, dim, element_size)
     shape = shape_of_layouts(
         q, k, v, d_o, tile=tile, parts=parts, block=config.block, limits=limits, precision=precision
     )
@@ -249,6 +251,8 @@ def _dq_kernel(
     PAD_D: tl.constexpr = S.PAD_D
     dq = tl.zeros([TILE, PAD_D], tl.float32)
     row_ends = (q_start, q_end, k_start, k_end, shift, head)
+    PRECISION: tl.constexpr = S.PRECISION
+    q, d_o = factor(q, PRECISION), factor(d_o, PRECISION)
     dq, d_position, d_time, d_slope = _dq_walk(
         dq, d_position, d_time, d_slope, q, d_o, lse2, delta, k_ptr, v_ptr, row_ends,
         scale_log2, left, right, bias, slots, place, S, BIAS,
@@ -266,7 +270,7 @@ def _dq_walk(
     TILE: tl.constexpr = S.TILE
     BLOCK: tl.constexpr = S.BLOCK
     PRECISION: tl.constexpr = S.PRECISION
-    ROUNDS: tl.constexpr = BIAS.ANY or q.dtype == tl.float32
+    ROUNDS: tl.constexpr = BIAS.ANY or k_ptr.dtype.element_ty == tl.float32
     q_start, q_end, first, k_end, shift, head = row_ends
     whole_start, whole_end = whole_blocks(
         q_start, q_end, first, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, BLOCK
@@ -274,7 +278,8 @@ def _dq_walk(
     for k_start in range(first, k_end, BLOCK):
         k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
         v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        keys = factor(k, PRECISION)
+        scores = dot_factors(q, transposed(keys, PRECISION), PRECISION)
         if BIAS.ANY:
             scores *= scale_log2
             q_token = (q_start + tl.arange(0, TILE))[:, None]
@@ -293,7 +298,8 @@ def _dq_walk(
         if not BIAS.ANY:
             scores *= scale_log2
         probabilities = probability(scores, lse2[:, None], ROUNDS)
-        d_probabilities = tl.dot(d_o, tl.trans(v), input_precision=PRECISION)
+        values = transposed(factor(v, PRECISION), PRECISION)
+        d_probabilities = dot_factors(d_o, values, PRECISION)
         if BIAS.DROPS:
             d_probabilities *= keep_block(bias, place, q_token, k_token)
         d_scores = probabilities * (d_probabilities - delta[:, None])
@@ -302,7 +308,8 @@ def _dq_walk(
                 d_position, d_time, d_slope, d_scores, slots, bias, place, bucket,
                 q_start, k_start, q_end, k_end, shift, head, BIAS, S.HEADS,
             )  # fmt: skip
-        dq = add_dot(dq, d_scores.to(k.dtype), k, PRECISION)
+        d_scores = factor(d_scores.to(k.dtype), PRECISION)
+        dq = add_factors(dq, d_scores, keys, k.dtype, PRECISION)
     return dq, d_position, d_time, d_slope
 
 
@@ -332,6 +339,8 @@ def _dkv_kernel(
     PAD_DV: tl.constexpr = S.PAD_DV
     dk = tl.zeros([TILE, PAD_D], tl.float32)
     dv = tl.zeros([TILE, PAD_DV], tl.float32)
+    PRECISION: tl.constexpr = S.PRECISION
+    k, v = factor(k, PRECISION), factor(v, PRECISION)
     for member in range(S.GROUP):
         head = kv_head * S.GROUP + member
         place = None
@@ -353,11 +362,11 @@ def _dkv_walk(
     dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends,
     scale_log2, left, right, bias, place, S: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """Keys stand in the rows here: the scores are transposed."""
+    """Keys stand in the rows here: the scores are transposed. k and v as `factor` makes them."""
     TILE: tl.constexpr = S.TILE
     BLOCK: tl.constexpr = S.BLOCK
     PRECISION: tl.constexpr = S.PRECISION
-    ROUNDS: tl.constexpr = BIAS.ANY or k.dtype == tl.float32
+    ROUNDS: tl.constexpr = BIAS.ANY or q_ptr.dtype.element_ty == tl.float32
     k_start, k_end, first, q_end, shift, head = row_ends
     q_ptr += head * S.Q_STRIDE_H
     do_ptr += head * S.DO_STRIDE_H
@@ -370,7 +379,8 @@ def _dkv_walk(
         lse2, delta = load_number_pairs(
             lse2_ptr + head, delta_ptr + head, q_start, q_end, S.HEADS, BLOCK
         )
-        scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+        queries, d_out = factor(q, PRECISION), factor(d_o, PRECISION)
+        scores = dot_factors(k, transposed(queries, PRECISION), PRECISION)
         if BIAS.ANY:
             scores *= scale_log2
             q_token = (q_start + tl.arange(0, BLOCK))[None, :]
@@ -395,10 +405,12 @@ def _dkv_walk(
         if BIAS.DROPS:
             keep = keep_block(bias, place, q_token, k_token)
             kept = probabilities * keep
-        dv = add_dot(dv, kept.to(d_o.dtype), d_o, PRECISION)
-        d_probabilities = tl.dot(v, tl.trans(d_o), input_precision=PRECISION)
+        kept = factor(kept.to(d_o.dtype), PRECISION)
+        dv = add_factors(dv, kept, d_out, d_o.dtype, PRECISION)
+        d_probabilities = dot_factors(v, transposed(d_out, PRECISION), PRECISION)
         if BIAS.DROPS:
             d_probabilities *= keep
         d_scores = probabilities * (d_probabilities - delta[None, :])
-        dk = add_dot(dk, d_scores.to(q.dtype), q, PRECISION)
+        d_scores = factor(d_scores.to(q.dtype), PRECISION)
+        dk = add_factors(dk, d_scores, queries, q.dtype, PRECISION)
     return dk, dv

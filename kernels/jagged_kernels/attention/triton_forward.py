@@ -31,13 +31,13 @@ from jagged_kernels.attention.triton_blocks import (
     LaunchPlan,
     Layout,
     add_dot,
-    dot_precision,
     empty_lse,
     layout_of,
     load_block,
     load_part,
     lse2_of,
     padded_dim,
+    product_precision,
     rows_of_dims,
     scale_argument,
     shape_of_layouts,
@@ -46,6 +46,7 @@ from jagged_kernels.attention.triton_blocks import (
     visible,
     whole_blocks,
 )
+from jagged_kernels.attention.triton_float32 import dot_factors, factor, transposed
 from jagged_kernels.launch import launch
 
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -81,7 +82,7 @@ def launch_forward(
         return o, lse2
     bias = bias or NO_BIAS
     plan = _plan(
-        layout_of(q), layout_of(k), layout_of(v), q.element_size(), dot_precision(q.dtype),
+        layout_of(q), layout_of(k), layout_of(v), q.element_size(), product_precision(q),
         tile_q, (left != NO_LIMIT, right != NO_LIMIT), scale, bias["BIAS"], config,
     )  # fmt: skip
     launch(
@@ -100,8 +101,8 @@ def _plan(
     limits: tuple[bool, bool], scale: float, BIAS: BiasShape, config: LaunchConfig | None,
 ) -> LaunchPlan:  # fmt: skip
     pad_d = padded_dim(max(q[1], v[1]))
-    config = config or forward_config(pad_d, element_size)
-    parts = parts_of_tile(tile, pad_d)
+    config = config or forward_config(pad_d, element_size, precision)
+    parts = parts_of_tile(tile, pad_d, element_size)
     shape = shape_of_layouts(
         q, k, v, tile=tile, parts=parts, block=config.block, limits=limits, precision=precision
     )
@@ -118,6 +119,7 @@ def _forward_kernel(
     HEADS: tl.constexpr = S.HEADS
     TILE: tl.constexpr = S.TILE
     BLOCK: tl.constexpr = S.BLOCK
+    PRECISION: tl.constexpr = S.PRECISION
     slot, head = tl.program_id(0) // HEADS, (tl.program_id(0) % HEADS).to(tl.int64)
     row = slot // S.PARTS
     q_start, q_end, k_start, k_end, shift = load_part(
@@ -131,6 +133,7 @@ def _forward_kernel(
     q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D)
     if NEGATE:
         q = -q
+    q = factor(q, PRECISION)
     place = None
     if BIAS.ANY:
         place = bias_place(bias, rows_ptr, row, head, BIAS)
@@ -186,7 +189,7 @@ def walk(
     acc, top, total, reach, q, k_ptr, v_ptr, row, scale_log2, left, right, bias, place,
     S: tl.constexpr, BIAS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """`_attend` for all key blocks of the row."""
+    """`_attend` for all key blocks of the row; q as `factor` makes it."""
     BLOCK: tl.constexpr = S.BLOCK
     q_start, q_end, first, k_end, shift, _ = row
     whole_start, whole_end = whole_blocks(
@@ -218,11 +221,11 @@ def _attend(
     PRECISION: tl.constexpr = S.PRECISION
     BLOCK: tl.constexpr = S.BLOCK
     q_start, q_end, _, k_end, shift, head = row
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    scores = dot_factors(q, transposed(factor(k, PRECISION), PRECISION), PRECISION)
     if BIAS.ANY or EXACT:
         # `fma` with 0, because a plain product would be fused with what comes next.
-        factor = tl.zeros(scores.shape, tl.float32) + scale_log2
-        scores = tl.fma(scores, factor, tl.zeros(scores.shape, tl.float32))
+        scales = tl.zeros(scores.shape, tl.float32) + scale_log2
+        scores = tl.fma(scores, scales, tl.zeros(scores.shape, tl.float32))
     if BIAS.ANY:
         q_token = (q_start + tl.arange(0, TILE))[:, None]
         k_token = (k_start + tl.arange(0, BLOCK))[None, :]

@@ -18,7 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.tiles import LaunchConfig
-from jagged_kernels.interaction.triton_linear import block_size, product_precision, unit_stride
+from jagged_kernels.attention.triton_blocks import product_precision
+from jagged_kernels.interaction.triton_linear import block_size, unit_stride
 from jagged_kernels.interaction.triton_squares import is_below, least_step, load_rows, tokens_at
 from jagged_kernels.interaction.triton_sums import add_products, sum_products
 from jagged_kernels.interaction.triton_tiles import search_steps, tile_count

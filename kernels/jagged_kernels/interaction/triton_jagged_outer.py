@@ -19,10 +19,10 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.tiles import LaunchConfig
-from jagged_kernels.attention.triton_blocks import add_dot
+from jagged_kernels.attention.triton_blocks import add_dot, product_precision
 from jagged_kernels.attention.triton_float32 import dot
 from jagged_kernels.interaction.triton_jagged2_matmul import widest_tokens
-from jagged_kernels.interaction.triton_linear import block_size, product_precision, unit_stride
+from jagged_kernels.interaction.triton_linear import block_size, unit_stride
 from jagged_kernels.interaction.triton_squares import is_below, least_step, load_square, tokens_at
 from jagged_kernels.interaction.triton_tiles import (
     first_strip,

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.tiles import LaunchConfig
-from jagged_kernels.attention.triton_blocks import add_dot, dot_precision
+from jagged_kernels.attention.triton_blocks import add_dot, product_precision
 from jagged_kernels.interaction.triton_tiles import (
     load_tile,
     search_steps,
@@ -25,10 +25,6 @@ from jagged_kernels.interaction.triton_tiles import (
 )
 from jagged_kernels.launch import cdiv, launch
 
-# float32 on tensor cores: each number is the sum of three bfloat16, and of their nine products the
-# three smallest, below float32's rounding, are left out. Several times as fast as "ieee", which
-# multiplies in registers.
-FLOAT32_PRODUCTS = "bf16x6"
 # Of float32 that half types are made of, two bfloat16 and three products.
 _HALF_PRODUCTS = "bf16x3"
 # By bytes of a number.
@@ -44,17 +40,8 @@ def block_size(size: int, most: int) -> int:
     return min(most, max(16, 1 << (size - 1).bit_length()))
 
 
-def product_precision(x: Tensor) -> str:
-    """Triton's name for how numbers like those of `x` are multiplied: float32 as
-    `FLOAT32_PRODUCTS`, and with TF32 only where torch.matmul may use it, too."""
-    precision = dot_precision(x.dtype)
-    exact = x.dtype == torch.float32 and precision == "ieee"
-    # The interpreter knows no other.
-    return FLOAT32_PRODUCTS if exact and x.is_cuda else precision
-
-
 def sum_precision(x: Tensor) -> str:
-    """The same for float32 sums over tokens like `x`, from which its own dtype is made."""
+    """`product_precision` of float32 sums over tokens like `x`, that its dtype is made from."""
     half = x.element_size() == 2 and x.is_cuda
     return _HALF_PRODUCTS if half else product_precision(x)
 

@@ -23,13 +23,13 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.tiles import LaunchConfig
+from jagged_kernels.attention.triton_blocks import product_precision
 from jagged_kernels.backends import multiprocessors
 from jagged_kernels.interaction.triton_groups import segments_of
 from jagged_kernels.interaction.triton_linear import (
     block_size,
     load_row,
     load_weight,
-    product_precision,
     unit_stride,
     weight_in_place,
 )

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.tiles import LaunchConfig
-from jagged_kernels.attention.triton_blocks import add_dot
+from jagged_kernels.attention.triton_blocks import add_dot, product_precision
 from jagged_kernels.attention.triton_float32 import dot
 from jagged_kernels.backends import multiprocessors
 from jagged_kernels.interaction.triton_linear import (
@@ -30,7 +30,6 @@ from jagged_kernels.interaction.triton_linear import (
     fold,
     load_row,
     load_weight,
-    product_precision,
     sum_precision,
     unit_stride,
 )
