@@ -64,6 +64,13 @@ def test_grouped_query_heads(heads, kv_heads):
     assert_as_exact_as_pytorch(inputs, EVERYTHING)
 
 
+def test_programs_that_share_a_tile():
+    """float32 at head_dim 256: four to a tile, and each has sums of its own."""
+    inputs = Case([5, 0, TILE + 21], heads=2, kv_heads=1, dim=256).inputs(torch.float32)
+    biases = Biases(position=8, alibi=True)
+    assert_as_exact_as_pytorch(inputs, biases, ["triton"], tile=None, causal=True)
+
+
 @pytest.mark.parametrize("leaf_dtype", [torch.float16, torch.float32], ids=str)
 def test_float16(leaf_dtype):
     inputs = Case(LENGTHS).inputs(torch.float16)
