@@ -69,6 +69,17 @@ def _ask_multiprocessors(device: torch.device) -> int:
 _known_multiprocessors = functools.cache(_ask_multiprocessors)
 
 
+@functools.cache
+def has_small_memory(device: torch.device) -> bool:
+    """Whether a multiprocessor has 99 KiB of shared memory, as in most GPUs for inference and games
+    (compute capabilities 8.6, 8.9 and 12.0), and not 163 KiB (A100) or 227."""
+    if device.type != "cuda":
+        return False
+    properties = torch.cuda.get_device_properties(device)
+    # PyTorch for ROCm does not say; there it is 64 KiB.
+    return getattr(properties, "shared_memory_per_block_optin", 0) < 160 * 1024
+
+
 def _check_triton_runs(x: Tensor) -> None:
     if x.dtype == torch.float64:
         raise NotImplementedError(

@@ -16,6 +16,7 @@ from jagged_kernels.attention.ops import (
     save_with_lse,
 )
 from jagged_kernels.attention.tiles import parts_of_tile
+from jagged_kernels.backends import has_small_memory
 from jagged_kernels.operators import call, define_gradient, define_op
 
 _LEARNED = len(BiasTerms().learned())
@@ -57,7 +58,10 @@ def _attention_triton_biased_backward(
     bias_terms = BiasTerms(*terms)
     bias = bias_arguments(bias_terms, q_offsets, k_offsets, dropout_seed, dropout_p)
     # Without a query no program runs, and an empty sum is 0.
-    parts = parts_of_tile(tile_q, padded_head_dim(q, v), q.element_size()) if q.shape[0] else 0
+    parts = 0
+    if q.shape[0]:
+        small_memory = has_small_memory(q.device)
+        parts = parts_of_tile(tile_q, padded_head_dim(q, v), q.element_size(), small_memory)
     slots = bias_slots(bias_terms, wanted, rows.shape[0] * parts, q.shape[1])
     mask = {"tile_q": tile_q, "tile_k": tile_k, "left": left, "right": right, "scale": scale}
     gradients = launch_backward(

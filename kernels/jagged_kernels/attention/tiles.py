@@ -33,9 +33,13 @@ class LaunchConfig:
 DEFAULT_TILES = (64, 64)
 
 
-def parts_of_tile(tile: int, head_dim: int, element_size: int) -> int:
-    """Programs of the plain kernels that share a tile: registers hold no larger one."""
-    return max(tile // (64 if head_dim * element_size <= 512 else 16), 1)
+def parts_of_tile(tile: int, head_dim: int, element_size: int, small_memory: bool) -> int:
+    """Programs of the plain kernels that share a tile: what a program holds must fit registers
+    and shared memory (`backends.has_small_memory`)."""
+    row_bytes = head_dim * element_size
+    if row_bytes <= (256 if small_memory else 512):
+        return max(tile // 64, 1)
+    return max(tile // (32 if row_bytes <= 512 else 16), 1)
 
 
 # Tokens of a user, on average, below which histories are short.
@@ -59,7 +63,7 @@ def forward_config(head_dim: int, element_size: int, precision: str = "ieee") ->
 
 def dq_config(head_dim: int, element_size: int, precision: str = "ieee") -> LaunchConfig:
     if precision == "bf16x6":
-        return LaunchConfig(block=64 if head_dim <= 64 else 32, num_warps=4, num_stages=1)
+        return LaunchConfig(block=_parts_block(head_dim), num_warps=4, num_stages=1)
     row_bytes = head_dim * element_size
     if row_bytes <= 64:
         return LaunchConfig(block=32, num_warps=4, num_stages=4)
@@ -82,7 +86,7 @@ def dkv_config(head_dim: int, element_size: int, precision: str = "ieee") -> Lau
     """Twice the forward's state: two accumulators, two blocks of scores."""
     if precision == "bf16x6":
         warps = 4 if head_dim <= 128 else 8
-        return LaunchConfig(block=64 if head_dim <= 64 else 32, num_warps=warps, num_stages=1)
+        return LaunchConfig(block=_parts_block(head_dim), num_warps=warps, num_stages=1)
     if head_dim > 128 and element_size == 2:
         return LaunchConfig(block=64, num_warps=8, num_stages=1)
     row_bytes = head_dim * element_size
@@ -94,3 +98,15 @@ def dkv_config(head_dim: int, element_size: int, precision: str = "ieee") -> Lau
     if row_bytes <= 256:
         return LaunchConfig(block=64, num_warps=4, num_stages=2)
     return LaunchConfig(block=32, num_warps=4, num_stages=1)
+
+
+def small_dkv_config(head_dim: int, element_size: int, precision: str = "ieee") -> LaunchConfig:
+    """For small memory."""
+    if head_dim > 128 and element_size == 2:
+        return LaunchConfig(block=32, num_warps=4, num_stages=1)
+    return dkv_config(head_dim, element_size, precision)
+
+
+def _parts_block(head_dim: int) -> int:
+    """Of "bf16x6" in the backward."""
+    return {128: 32, 256: 16}.get(head_dim, 64)

@@ -30,6 +30,7 @@ from jagged_kernels.attention.tiles import (
     dq_config,
     parts_of_tile,
     short_dq_config,
+    small_dkv_config,
 )
 from jagged_kernels.attention.triton_bias import (
     add_to_sums,
@@ -62,6 +63,7 @@ from jagged_kernels.attention.triton_blocks import (
     whole_blocks,
 )
 from jagged_kernels.attention.triton_float32 import dot_factors, factor, transposed
+from jagged_kernels.backends import has_small_memory
 from jagged_kernels.launch import launch
 
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -133,12 +135,13 @@ def launch_dq(
         return dq, delta
     d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
     bias = bias or NO_BIAS
+    small_memory = has_small_memory(q.device)
     users = users_of_rows(rows, q.shape[0], tile)
     rule = short_dq_config if q.shape[0] < SHORT_HISTORY * users else dq_config
     plan = _plan(
         rule, q.shape[1], layout_of(q), layout_of(k), layout_of(v), layout_of(d_o),
         q.element_size(), product_precision(q), tile, (left != NO_LIMIT, right != NO_LIMIT),
-        scale, bias["BIAS"], config,
+        scale, bias["BIAS"], config, small_memory,
     )  # fmt: skip
     launch(
         _dq_kernel,
@@ -174,11 +177,13 @@ def launch_dkv(
     if k.shape[0] == 0:
         return dk, dv
     bias = bias or NO_BIAS
+    small_memory = has_small_memory(k.device)
+    rule = small_dkv_config if small_memory else dkv_config
     # From the keys' side the band is mirrored.
     plan = _plan(
-        dkv_config, k.shape[1], layout_of(q), layout_of(k), layout_of(v), layout_of(d_o),
+        rule, k.shape[1], layout_of(q), layout_of(k), layout_of(v), layout_of(d_o),
         q.element_size(), product_precision(q), tile, (right != NO_LIMIT, left != NO_LIMIT),
-        scale, bias["BIAS"], config,
+        scale, bias["BIAS"], config, small_memory,
     )  # fmt: skip
     launch(
         _dkv_kernel,
@@ -196,12 +201,12 @@ def _plan(
     rule: Callable[[int, int, str], LaunchConfig], heads: int,
     q: Layout, k: Layout, v: Layout, d_o: Layout, element_size: int, precision: str,
     tile: int, limits: tuple[bool, bool], scale: float, BIAS: BiasShape,
-    config: LaunchConfig | None,
+    config: LaunchConfig | None, small_memory: bool,
 ) -> LaunchPlan:  # fmt: skip
     """`heads`: of what stands in the rows."""
     dim = padded_dim(max(q[1], v[1]))
     config = config or rule(dim, element_size, precision)
-    parts = parts_of_tile(tile, dim, element_size)
+    parts = parts_of_tile(tile, dim, element_size, small_memory)
     shape = shape_of_layouts(
         q, k, v, d_o, tile=tile, parts=parts, block=config.block, limits=limits, precision=precision
     )

@@ -47,6 +47,7 @@ from jagged_kernels.attention.triton_blocks import (
     whole_blocks,
 )
 from jagged_kernels.attention.triton_float32 import dot_factors, factor, transposed
+from jagged_kernels.backends import has_small_memory
 from jagged_kernels.launch import launch
 
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -84,6 +85,7 @@ def launch_forward(
     plan = _plan(
         layout_of(q), layout_of(k), layout_of(v), q.element_size(), product_precision(q),
         tile_q, (left != NO_LIMIT, right != NO_LIMIT), scale, bias["BIAS"], config,
+        has_small_memory(q.device),
     )  # fmt: skip
     launch(
         _forward_kernel,
@@ -99,10 +101,11 @@ def launch_forward(
 def _plan(
     q: Layout, k: Layout, v: Layout, element_size: int, precision: str, tile: int,
     limits: tuple[bool, bool], scale: float, BIAS: BiasShape, config: LaunchConfig | None,
+    small_memory: bool,
 ) -> LaunchPlan:  # fmt: skip
     pad_d = padded_dim(max(q[1], v[1]))
     config = config or forward_config(pad_d, element_size, precision)
-    parts = parts_of_tile(tile, pad_d, element_size)
+    parts = parts_of_tile(tile, pad_d, element_size, small_memory)
     shape = shape_of_layouts(
         q, k, v, tile=tile, parts=parts, block=config.block, limits=limits, precision=precision
     )
