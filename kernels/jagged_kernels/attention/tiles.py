@@ -46,8 +46,8 @@ def parts_of_tile(tile: int, head_dim: int, element_size: int, small_memory: boo
 SHORT_HISTORY = 384
 
 # Measured on an H100. `head_dim` is padded to a power of two; `element_size` in bytes; `precision`
-# is `triton_blocks.product_precision`'s. Of "bf16x6" a block's parts take the place of those blocks
-# that would be on their way.
+# is `triton_blocks.product_precision`'s. With "bf16x6" shared memory holds the parts of a block's
+# numbers and not the next blocks: one stage.
 
 
 def forward_config(head_dim: int, element_size: int, precision: str = "ieee") -> LaunchConfig:
@@ -101,12 +101,12 @@ def dkv_config(head_dim: int, element_size: int, precision: str = "ieee") -> Lau
 
 
 def small_dkv_config(head_dim: int, element_size: int, precision: str = "ieee") -> LaunchConfig:
-    """For small memory."""
+    """Where `backends.has_small_memory`."""
     if head_dim > 128 and element_size == 2:
         return LaunchConfig(block=32, num_warps=4, num_stages=1)
     return dkv_config(head_dim, element_size, precision)
 
 
 def _parts_block(head_dim: int) -> int:
-    """Of "bf16x6" in the backward."""
+    """The block of "bf16x6" in the backward, whose parts must fit beside the tile's."""
     return {128: 32, 256: 16}.get(head_dim, 64)
