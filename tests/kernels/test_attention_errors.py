@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from attention_cases import DEVICE
+from processes import run_python
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from jagged_kernels import JaggedTensor, attention_schedule, jagged_attention
@@ -190,17 +187,6 @@ def test_head_dims_beyond_the_triton_kernels(dim, dim_v, monkeypatch):
                 jagged_attention(small, small, small)
 
 
-def _python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**kept, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_triton_on_a_cpu_says_what_it_needs():
     code = """
 import torch
@@ -208,7 +194,7 @@ from jagged_kernels import JaggedTensor, jagged_attention
 x = JaggedTensor(torch.zeros(3, 1, 8), torch.tensor([0, 3]))
 jagged_attention(x, x, x, backend="triton")
 """
-    assert "needs CUDA tensors, got one on cpu" in _python(code).stderr
+    assert "needs CUDA tensors, got one on cpu" in run_python(code).stderr
 
 
 def test_importing_is_light():
@@ -220,5 +206,5 @@ assert "jagged_kernels.attention.triton_forward" not in sys.modules
 for heavy in ("jagged_ranking", "click_data", "pandas", "datasets", "matplotlib"):
     assert heavy not in sys.modules, heavy
 """
-    result = _python(code)
+    result = run_python(code)
     assert result.returncode == 0, result.stderr

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from attention_cases import DEVICE, TILE, Case
 from bias_cases import Biases
+from processes import run_python
 
 from jagged_kernels import (
     ALiBi,
@@ -121,9 +119,7 @@ from jagged_kernels import JaggedTensor, jagged_attention
 x = JaggedTensor(torch.zeros(7, 2, 16, device="cuda"), torch.tensor([0, 3, 7], device="cuda"))
 print(jagged_attention(x, x, x, bias=torch.zeros({rows}, 2, device="cuda")).values.sum().item())
 """
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
+    result = run_python(code)
     assert result.returncode != 0
     assert "bias must have a row for each score" in result.stderr
 

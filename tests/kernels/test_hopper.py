@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 from attention_cases import DEVICE, Case, Inputs, Standard, run
+from processes import run_python
 from torch import Tensor
 
 from jagged_kernels import JaggedTensor, attention_schedule
@@ -388,9 +386,5 @@ assert "wgmma.mma_async" in compiled.asm["ptx"] and compiled.asm["cubin"]
     [("forward", 64), ("forward", 128), ("dq", 128), ("dkv", 64), ("dkv", 128)],
 )
 def test_it_compiles_without_a_gpu(kernel, dim, tmp_path):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    result = subprocess.run(
-        [sys.executable, "-c", COMPILE, kernel, str(dim)],
-        env=kept | {"TRITON_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    result = run_python(COMPILE, kernel, str(dim), TRITON_CACHE_DIR=str(tmp_path))
     assert result.returncode == 0, result.stderr[-2000:]

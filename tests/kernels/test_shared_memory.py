@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from processes import run_python
 
 from jagged_kernels import backends
 from jagged_kernels.attention.tiles import parts_of_tile
@@ -72,12 +69,8 @@ for kernel, rule in kernels.items():
     [("bf16", 128, 89), ("bf16", 256, 89), ("fp32", 128, 89), ("fp32", 256, 89), ("fp32", 128, 80)],
 )
 def test_the_largest_heads_fit(dtype, dim, capability, tmp_path):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
-    small = str(int(capability == 89))
-    result = subprocess.run(
-        [sys.executable, "-c", COMPILE, dtype, str(dim), str(capability), small],
-        env=kept | {"TRITON_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    arguments = (dtype, str(dim), str(capability), str(int(capability == 89)))
+    result = run_python(COMPILE, *arguments, TRITON_CACHE_DIR=str(tmp_path))
     assert result.returncode == 0, result.stderr[-2000:]
     sizes = [int(line) for line in result.stdout.split()]
     assert len(sizes) == 3

@@ -61,7 +61,7 @@ def forward_config(head_dim: int, element_size: int, precision: str = "ieee") ->
     return LaunchConfig(block=32, num_warps=4, num_stages=2)
 
 
-def dq_config(head_dim: int, element_size: int, precision: str = "ieee") -> LaunchConfig:
+def dq_config(head_dim: int, element_size: int, precision: str) -> LaunchConfig:
     if precision == "bf16x6":
         return LaunchConfig(block=_parts_block(head_dim), num_warps=4, num_stages=1)
     row_bytes = head_dim * element_size
@@ -74,7 +74,7 @@ def dq_config(head_dim: int, element_size: int, precision: str = "ieee") -> Laun
     return LaunchConfig(block=32, num_warps=4, num_stages=1)
 
 
-def short_dq_config(head_dim: int, element_size: int, precision: str = "ieee") -> LaunchConfig:
+def short_dq_config(head_dim: int, element_size: int, precision: str) -> LaunchConfig:
     """For users of fewer than `SHORT_HISTORY` tokens on average: smaller blocks end nearer to a
     history's end."""
     config = dq_config(head_dim, element_size, precision)
@@ -82,7 +82,7 @@ def short_dq_config(head_dim: int, element_size: int, precision: str = "ieee") -
     return replace(config, block=32) if smaller else config
 
 
-def dkv_config(head_dim: int, element_size: int, precision: str = "ieee") -> LaunchConfig:
+def dkv_config(head_dim: int, element_size: int, precision: str) -> LaunchConfig:
     """Twice the forward's state: two accumulators, two blocks of scores."""
     if precision == "bf16x6":
         warps = 4 if head_dim <= 128 else 8
@@ -100,7 +100,7 @@ def dkv_config(head_dim: int, element_size: int, precision: str = "ieee") -> Lau
     return LaunchConfig(block=32, num_warps=4, num_stages=1)
 
 
-def small_dkv_config(head_dim: int, element_size: int, precision: str = "ieee") -> LaunchConfig:
+def small_dkv_config(head_dim: int, element_size: int, precision: str) -> LaunchConfig:
     """Where `backends.has_small_memory`."""
     if head_dim > 128 and element_size == 2:
         return LaunchConfig(block=32, num_warps=4, num_stages=1)
