@@ -87,7 +87,9 @@ def test_rows_of_dense_queries_cover_exactly_what_is_visible(lengths, queries, l
 
 
 def _bucket(cost):
-    """Blocks of 64 tokens, to three bits; none above 7 x 64 blocks."""
+    """Blocks of 64 tokens, to three bits; none up to 32 tokens and none above 7 x 64 blocks."""
+    if cost <= 32:
+        return 0
     blocks = min(math.ceil(cost / 64), 7 * 64)
     mantissa, exponent = math.frexp(blocks)
     return math.floor(mantissa * 8) * 2.0 ** (exponent - 3)
@@ -126,16 +128,18 @@ def test_long_users_first_and_their_longest_tiles_first(lengths, left, right):
 
 
 def test_the_order_of_one_batch():
-    """Causal: the user of 200 from its end, then the two of one bucket as they came."""
-    offsets = lengths_to_offsets(torch.tensor([5, 200, 0, 40])).to(DEVICE)
+    """Causal: the user of 200 from its end, then the two of one bucket as they came, then the one
+    of few tokens."""
+    offsets = lengths_to_offsets(torch.tensor([5, 33, 200, 0, 40])).to(DEVICE)
     options = {"tile_q": 16, "tile_k": 16, "left": -1, "right": 0}
     table = schedule_rows(
-        offsets, offsets, q_tokens=245, k_tokens=245, sort=True, transpose=False, **options
+        offsets, offsets, q_tokens=278, k_tokens=278, sort=True, transpose=False, **options
     )
     used = _used(table)
-    assert [row[5] for row in used] == [1] * 13 + [0] + [3] * 3
+    assert [row[5] for row in used] == [2] * 13 + [1] * 3 + [4] * 3 + [0]
     assert [row[3] - row[2] for row in used[:13]] == [200, *range(192, 0, -16)]
-    assert [row[0] for row in used[13:]] == [0, 205 + 32, 205 + 16, 205]
+    assert [row[0] for row in used[13:]] == [37, 21, 5, 238 + 32, 238 + 16, 238, 0]
+    assert [row[6] for row in used] == [200] * 13 + [33] * 3 + [40] * 3 + [5]
 
 
 # --- schedule_rows against its specification ------------------------------------------------------

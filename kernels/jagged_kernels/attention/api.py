@@ -192,7 +192,8 @@ def jagged_attention(
             rest = (*spans, *rows, *spans_t, *mask)
             o, lse2 = call(ops_split.attention_split, *qkv, with_lse, *rest)
         else:
-            o, lse2 = call(ops.attention_triton, *qkv, with_lse, *rows, *mask)
+            offsets = schedule.q_offsets if schedule.q_offsets is schedule.k_offsets else None
+            o, lse2 = call(ops.attention_triton, *qkv, with_lse, *rows, *mask, offsets)
         lse = lse2 * math.log(2) if return_lse else lse2
     else:
         function = attention_reference if chosen == "reference" else ops_native.attention_native

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.attention.hopper import backward_pays, forward_pays, hopper_fits
+from jagged_kernels.attention.tiles import short_users_pay
 from jagged_kernels.operators import call, define_gradient, define_op
 
 
@@ -57,8 +58,11 @@ def _attention_triton(
     left: int,
     right: int,
     scale: float,
+    offsets: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """(o [Tq, H, Dv], lse2 [Tq, H], or [0] without) for the rows of an `AttentionSchedule`.
+
+    `offsets` are those of queries and keys alike, None if each have their own.
 
     lse2 is log2 of the sum of exponentials: the kernels work in base 2, and a backward from a
     natural logarithm would round twice more.
@@ -71,7 +75,9 @@ def _attention_triton(
     else:
         from jagged_kernels.attention.triton_forward import launch_forward
 
-        o, lse2 = launch_forward(q, k, v, rows, tile_q=tile_q, **band, with_lse=with_lse)
+        short = _short_offsets(q, offsets, tile_q, tile_k)
+        options = {"with_lse": with_lse, "short_offsets": short}
+        o, lse2 = launch_forward(q, k, v, rows, tile_q=tile_q, **band, **options)
     return o, given_lse(lse2, q)
 
 
@@ -90,6 +96,7 @@ def _attention_triton_backward(
     left: int,
     right: int,
     scale: float,
+    offsets: Tensor | None,
     wanted_kv: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv) in the dtypes and shapes of q, k, v; dk and dv [0] if they are not wanted."""
@@ -101,7 +108,15 @@ def _attention_triton_backward(
         return gluon_backward.launch_backward(*inputs, **band)
     from jagged_kernels.attention.triton_backward import launch_backward
 
-    return launch_backward(*inputs, tile_q=tile_q, tile_k=tile_k, **band)
+    short = _short_offsets(q, offsets, tile_q, tile_k)
+    return launch_backward(*inputs, tile_q=tile_q, tile_k=tile_k, **band, short_offsets=short)
+
+
+def _short_offsets(q: Tensor, offsets: Tensor | None, tile_q: int, tile_k: int) -> Tensor | None:
+    """The offsets if short users have kernels of their own, else None."""
+    if offsets is None or not short_users_pay(q.shape[0], offsets.shape[0] - 1, tile_q, tile_k):
+        return None
+    return offsets
 
 
 def _empty_backward(

@@ -13,13 +13,17 @@ from jagged_kernels.backends import triton_runs
 from jagged_kernels.operators import define_op
 
 # Fields of a row, int32; padded to 8 so that a row is one 32-byte sector.
-ROW_FIELDS = ("tile_start", "tile_end", "range_start", "range_end", "shift", "user")
+ROW_FIELDS = ("tile_start", "tile_end", "range_start", "range_end", "shift", "user", "length")
 ROW_WIDTH = 8
 
 NO_LIMIT = -1
 
+# Tokens of a user up to which kernels of their own take it (`triton_short`).
+SHORT_USER = 32
+
 # Users are sorted by the tokens that they see at most, in steps of COST_UNIT and above 8 of them
 # in quarters of an octave: enough to start the long ones first, and few enough to sort by counting.
+# Those of up to SHORT_USER tokens come last.
 COST_UNIT = 64
 COST_BUCKETS = 32
 MOST_UNITS = 511
@@ -30,6 +34,12 @@ def row_counts(
 ) -> tuple[int, int]:
     """Rows of queries and of keys: bounds of the number of tiles that the host knows."""
     return q_tokens // tile_q + users if sort else users, k_tokens // tile_k + users
+
+
+def long_rows(rows: Tensor, tokens: int, tile: int) -> int:
+    """So many of sorted rows, from the first one on, hold all tiles of users of more than
+    `SHORT_USER` tokens, where queries and keys are the same tokens and a tile is larger."""
+    return min(rows.shape[0], tokens // tile + tokens // (SHORT_USER + 1))
 
 
 def users_of_rows(rows: Tensor, tokens: int, tile: int) -> int:
@@ -162,6 +172,7 @@ def cost_bucket(
     if left != NO_LIMIT:
         cost = torch.minimum(cost, lengths + left)
     units = ((cost + (COST_UNIT - 1)) // COST_UNIT).clamp(0, MOST_UNITS)
+    units = torch.where(cost <= SHORT_USER, 0, units)
     # The exponent and the first two bits of the fraction of a float32.
     quarters = units.float().view(torch.int32) >> 21
     return torch.where(units < 4, units, quarters - 512)
@@ -209,6 +220,7 @@ def _fill_rows(
     # A first query may see nothing (more queries than keys, aligned to the end): an empty range.
     range_start = torch.maximum(range_start, other_start)
     range_end = torch.maximum(range_end, range_start)
-    fields = torch.stack([tile_start, tile_end, range_start, range_end, shift, user], dim=1)
+    fields = [tile_start, tile_end, range_start, range_end, shift, user, end - start]
+    fields = torch.stack(fields, dim=1)
     fields = torch.where(used[:, None], fields, 0)
     return torch.nn.functional.pad(fields, (0, ROW_WIDTH - len(ROW_FIELDS)))

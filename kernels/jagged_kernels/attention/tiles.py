@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from jagged_kernels.attention.rows import SHORT_USER
+
 # The largest that the Triton kernels take.
 MAX_HEAD_DIM = 256
 
@@ -44,6 +46,20 @@ def parts_of_tile(tile: int, head_dim: int, element_size: int, small_memory: boo
 
 # Tokens of a user, on average, below which histories are short.
 SHORT_HISTORY = 384
+
+# Tokens of a user, on average, below which short users have kernels of their own (`triton_short`).
+MOSTLY_SHORT = 80
+
+
+def short_users_pay(tokens: int, users: int, tile_q: int, tile_k: int) -> bool:
+    """Whether `triton_short` takes the short users of queries and keys with the same offsets."""
+    return tokens < MOSTLY_SHORT * users and min(tile_q, tile_k) > SHORT_USER
+
+
+def short_warps(row_bytes: int) -> int:
+    """Of a program of `triton_short` with a user of up to SHORT_USER tokens."""
+    return 1 if row_bytes <= 128 else 2 if row_bytes <= 256 else 4
+
 
 # Measured on an H100. `head_dim` is padded to a power of two; `element_size` in bytes; `precision`
 # is `triton_blocks.product_precision`'s. With "bf16x6" shared memory holds the parts of a block's

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.bias_launch import NO_BIAS, BiasShape, BiasSlots, launch_options
-from jagged_kernels.attention.rows import NO_LIMIT, users_of_rows
+from jagged_kernels.attention.rows import NO_LIMIT, SHORT_USER, long_rows, users_of_rows
 from jagged_kernels.attention.tiles import (
     SHORT_HISTORY,
     LaunchConfig,
@@ -63,6 +63,7 @@ from jagged_kernels.attention.triton_blocks import (
     whole_blocks,
 )
 from jagged_kernels.attention.triton_float32 import dot_factors, factor, transposed
+from jagged_kernels.attention.triton_short import launch_short_backward
 from jagged_kernels.backends import has_small_memory
 from jagged_kernels.launch import launch
 
@@ -88,6 +89,7 @@ def launch_backward(
     wanted_kv: bool = True,
     bias: dict[str, Any] | None = None,
     bias_slots: BiasSlots | None = None,
+    short_offsets: Tensor | None = None,
     configs: tuple[LaunchConfig, LaunchConfig] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv), contiguous, in the dtypes of q, k and v. `o` and `lse2` are the forward's.
@@ -95,17 +97,25 @@ def launch_backward(
     Args:
         wanted_kv: False leaves out dk and dv: [0]. dq's launch also makes the delta of dk.
         bias: from `bias_launch.bias_arguments`, or None; its gradients are left in `bias_slots`.
+        short_offsets: the users' offsets where `triton_short` takes the short ones, else None.
         configs: launch options of dQ and of dK and dV, in place of the rule's.
     """
     q_config, k_config = configs or (None, None)
-    options: dict[str, Any] = {"left": left, "right": right, "scale": scale, "bias": bias}
+    band = {"left": left, "right": right, "scale": scale}
+    options: dict[str, Any] = {**band, "bias": bias, "skips": short_offsets is not None}
     dq, delta = launch_dq(
         d_o, d_lse2, q, k, v, o, lse2, rows,
         tile=tile_q, **options, bias_slots=bias_slots, config=q_config,
     )  # fmt: skip
-    if not wanted_kv:
+    dk = dv = None
+    if wanted_kv:
+        dk, dv = launch_dkv(
+            d_o, q, k, v, lse2, delta, rows_t, tile=tile_k, **options, config=k_config
+        )
+    if short_offsets is not None:
+        launch_short_backward(d_o, d_lse2, q, k, v, lse2, dq, dk, dv, short_offsets, **band)
+    if dk is None or dv is None:
         return dq, k.new_empty(0), v.new_empty(0)
-    dk, dv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, tile=tile_k, **options, config=k_config)
     return dq, dk, dv
 
 
@@ -125,9 +135,14 @@ def launch_dq(
     scale: float,
     bias: dict[str, Any] | None = None,
     bias_slots: BiasSlots | None = None,
+    skips: bool = False,
     config: LaunchConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(dq, delta [Tq, H] float32); delta = rowsum(o * dO) - d_lse is for `launch_dkv`."""
+    """(dq, delta [Tq, H] float32); delta = rowsum(o * dO) - d_lse is for `launch_dkv`.
+
+    Args:
+        skips: leave out users of up to `SHORT_USER` tokens.
+    """
     q, k, v, d_o = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v), rows_of_dims(d_o)
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     delta = torch.empty_like(lse2)
@@ -141,16 +156,18 @@ def launch_dq(
     plan = _plan(
         rule, q.shape[1], layout_of(q), layout_of(k), layout_of(v), layout_of(d_o),
         q.element_size(), product_precision(q), tile, (left != NO_LIMIT, right != NO_LIMIT),
-        scale, bias["BIAS"], config, small_memory,
+        scale, bias["BIAS"], config, small_memory, skips,
     )  # fmt: skip
-    launch(
-        _dq_kernel,
-        rows.shape[0] * plan.programs,
-        (q, k, v, o, d_o, lse2, d_lse2, delta, dq, rows, bias["bias"], bias_slots,
-         scale, plan.scale_log2, left, right),
-        plan.constants,
-        **plan.options,
-    )  # fmt: skip
+    count = long_rows(rows, q.shape[0], tile) if skips else rows.shape[0]
+    if count:
+        launch(
+            _dq_kernel,
+            count * plan.programs,
+            (q, k, v, o, d_o, lse2, d_lse2, delta, dq, rows, bias["bias"], bias_slots,
+             scale, plan.scale_log2, left, right),
+            plan.constants,
+            **plan.options,
+        )  # fmt: skip
     return dq, delta
 
 
@@ -168,9 +185,10 @@ def launch_dkv(
     right: int,
     scale: float,
     bias: dict[str, Any] | None = None,
+    skips: bool = False,
     config: LaunchConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(dk, dv); `left` and `right` are those of the queries."""
+    """(dk, dv); `left` and `right` are those of the queries, `skips` is as for `launch_dq`."""
     q, k, v, d_o = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v), rows_of_dims(d_o)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
@@ -183,16 +201,18 @@ def launch_dkv(
     plan = _plan(
         rule, k.shape[1], layout_of(q), layout_of(k), layout_of(v), layout_of(d_o),
         q.element_size(), product_precision(q), tile, (right != NO_LIMIT, left != NO_LIMIT),
-        scale, bias["BIAS"], config, small_memory,
+        scale, bias["BIAS"], config, small_memory, skips,
     )  # fmt: skip
-    launch(
-        _dkv_kernel,
-        rows_t.shape[0] * plan.programs,
-        (q, k, v, d_o, lse2, delta, dk, dv, rows_t, bias["bias"],
-         scale, plan.scale_log2, right, left),
-        plan.constants,
-        **plan.options,
-    )  # fmt: skip
+    count = long_rows(rows_t, k.shape[0], tile) if skips else rows_t.shape[0]
+    if count:
+        launch(
+            _dkv_kernel,
+            count * plan.programs,
+            (q, k, v, d_o, lse2, delta, dk, dv, rows_t, bias["bias"],
+             scale, plan.scale_log2, right, left),
+            plan.constants,
+            **plan.options,
+        )  # fmt: skip
     return dk, dv
 
 
@@ -201,15 +221,16 @@ def _plan(
     rule: Callable[[int, int, str], LaunchConfig], heads: int,
     q: Layout, k: Layout, v: Layout, d_o: Layout, element_size: int, precision: str,
     tile: int, limits: tuple[bool, bool], scale: float, BIAS: BiasShape,
-    config: LaunchConfig | None, small_memory: bool,
+    config: LaunchConfig | None, small_memory: bool, skips: bool,
 ) -> LaunchPlan:  # fmt: skip
     """`heads`: of what stands in the rows."""
     dim = padded_dim(max(q[1], v[1]))
     config = config or rule(dim, element_size, precision)
     parts = parts_of_tile(tile, dim, element_size, small_memory)
     shape = shape_of_layouts(
-        q, k, v, d_o, tile=tile, parts=parts, block=config.block, limits=limits, precision=precision
-    )
+        q, k, v, d_o, tile=tile, parts=parts, block=config.block, limits=limits,
+        precision=precision, short=SHORT_USER if skips else 0,
+    )  # fmt: skip
     scale_log2, negate = scale_argument(scale)
     constants = {"S": shape, "NEGATE": negate, "BIAS": BIAS}
     return LaunchPlan(parts * heads, scale_log2, constants, launch_options(BIAS, config))
@@ -227,7 +248,7 @@ def _dq_kernel(
     slot, head = tl.program_id(0) // HEADS, (tl.program_id(0) % HEADS).to(tl.int64)
     row = slot // S.PARTS
     q_start, q_end, k_start, k_end, shift = load_part(
-        rows_ptr, row, slot % S.PARTS, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, S.PARTS
+        rows_ptr, row, slot % S.PARTS, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, S.PARTS, S.SHORT
     )
     d_position, d_time, d_slope = zero_sums(slots, BIAS)
     if q_start == q_end:
@@ -330,7 +351,7 @@ def _dkv_kernel(
     slot, kv_head = tl.program_id(0) // KV_HEADS, (tl.program_id(0) % KV_HEADS).to(tl.int64)
     row = slot // S.PARTS
     k_start, k_end, q_start, q_end, shift = load_part(
-        rows_ptr, row, slot % S.PARTS, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, S.PARTS
+        rows_ptr, row, slot % S.PARTS, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, S.PARTS, S.SHORT
     )
     if k_start == k_end:
         return

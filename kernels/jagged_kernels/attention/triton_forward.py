@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.bias_launch import NO_BIAS, BiasShape, launch_options
-from jagged_kernels.attention.rows import NO_LIMIT
+from jagged_kernels.attention.rows import NO_LIMIT, SHORT_USER, long_rows
 from jagged_kernels.attention.tiles import LaunchConfig, forward_config, parts_of_tile
 from jagged_kernels.attention.triton_bias import bias_block, bias_place, keep_block
 from jagged_kernels.attention.triton_blocks import (
@@ -47,6 +47,7 @@ from jagged_kernels.attention.triton_blocks import (
     whole_blocks,
 )
 from jagged_kernels.attention.triton_float32 import dot_factors, factor, transposed
+from jagged_kernels.attention.triton_short import launch_short_forward
 from jagged_kernels.backends import has_small_memory
 from jagged_kernels.launch import launch
 
@@ -66,6 +67,7 @@ def launch_forward(
     scale: float,
     bias: dict[str, Any] | None = None,
     with_lse: bool = True,
+    short_offsets: Tensor | None = None,
     config: LaunchConfig | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """o [Tq, H, Dv] in q's dtype, and log2 of the sum of exponentials [Tq, H], float32.
@@ -73,6 +75,7 @@ def launch_forward(
     Args:
         with_lse: compute the latter too; else it is None.
         bias: from `bias_launch.bias_arguments`, or None.
+        short_offsets: the users' offsets where `triton_short` takes the short ones, else None.
         config: launch options in place of the rule's.
     """
     q, k, v = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v)
@@ -82,18 +85,24 @@ def launch_forward(
     if tokens == 0:
         return o, lse2
     bias = bias or NO_BIAS
+    skips = short_offsets is not None
     plan = _plan(
         layout_of(q), layout_of(k), layout_of(v), q.element_size(), product_precision(q),
         tile_q, (left != NO_LIMIT, right != NO_LIMIT), scale, bias["BIAS"], config,
-        has_small_memory(q.device),
+        has_small_memory(q.device), skips,
     )  # fmt: skip
-    launch(
-        _forward_kernel,
-        rows.shape[0] * plan.programs,
-        (q, k, v, o, lse2, rows, bias["bias"], plan.scale_log2, left, right),
-        plan.constants,
-        **plan.options,
-    )
+    count = long_rows(rows, tokens, tile_q) if skips else rows.shape[0]
+    if count:
+        launch(
+            _forward_kernel,
+            count * plan.programs,
+            (q, k, v, o, lse2, rows, bias["bias"], plan.scale_log2, left, right),
+            plan.constants,
+            **plan.options,
+        )
+    if short_offsets is not None:
+        band = {"left": left, "right": right, "scale": scale}
+        launch_short_forward(q, k, v, o, lse2, short_offsets, **band)
     return o, lse2
 
 
@@ -101,14 +110,15 @@ def launch_forward(
 def _plan(
     q: Layout, k: Layout, v: Layout, element_size: int, precision: str, tile: int,
     limits: tuple[bool, bool], scale: float, BIAS: BiasShape, config: LaunchConfig | None,
-    small_memory: bool,
+    small_memory: bool, skips: bool,
 ) -> LaunchPlan:  # fmt: skip
     pad_d = padded_dim(max(q[1], v[1]))
     config = config or forward_config(pad_d, element_size, precision)
     parts = parts_of_tile(tile, pad_d, element_size, small_memory)
     shape = shape_of_layouts(
-        q, k, v, tile=tile, parts=parts, block=config.block, limits=limits, precision=precision
-    )
+        q, k, v, tile=tile, parts=parts, block=config.block, limits=limits, precision=precision,
+        short=SHORT_USER if skips else 0,
+    )  # fmt: skip
     scale_log2, negate = scale_argument(scale)
     constants = {"S": shape, "NEGATE": negate, "BIAS": BIAS}
     return LaunchPlan(parts * shape.HEADS, scale_log2, constants, launch_options(BIAS, config))
@@ -126,7 +136,7 @@ def _forward_kernel(
     slot, head = tl.program_id(0) // HEADS, (tl.program_id(0) % HEADS).to(tl.int64)
     row = slot // S.PARTS
     q_start, q_end, k_start, k_end, shift = load_part(
-        rows_ptr, row, slot % S.PARTS, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, S.PARTS
+        rows_ptr, row, slot % S.PARTS, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, S.PARTS, S.SHORT
     )
     if q_start == q_end:
         return

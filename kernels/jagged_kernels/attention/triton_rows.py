@@ -19,12 +19,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.rows import COST_BUCKETS, COST_UNIT, MOST_UNITS, ROW_WIDTH, row_counts
+from jagged_kernels.attention.rows import (
+    COST_BUCKETS,
+    COST_UNIT,
+    MOST_UNITS,
+    ROW_WIDTH,
+    SHORT_USER,
+    row_counts,
+)
 from jagged_kernels.launch import launch
 
 _BUCKETS = tl.constexpr(COST_BUCKETS)
 _UNIT = tl.constexpr(COST_UNIT)
 _MOST_UNITS = tl.constexpr(MOST_UNITS)
+_SHORT_USER = tl.constexpr(SHORT_USER)
 _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
 # At most this many chunks, so that one program reads all their counts at once.
 _CHUNKS = tl.constexpr(128)
@@ -154,6 +162,7 @@ def _weigh(own_ptr, other_ptr, user, users, tile, left, right):
     cost = tl.where((left >= 0) & (right >= 0), tl.minimum(cost, in_window), cost)
     cost = tl.where(left >= 0, tl.minimum(cost, length + left), cost)
     units = tl.minimum(tl.cdiv(tl.maximum(cost, 0), _UNIT), _MOST_UNITS)
+    units = tl.where(cost <= _SHORT_USER, 0, units)
     quarters = units.to(tl.float32).to(tl.int32, bitcast=True) >> 21
     bucket = _BUCKETS - 1 - tl.where(units < 4, units, quarters - 512)
     weight = tl.cdiv(length, tile).to(tl.int64) + (1 << 32)
@@ -247,7 +256,7 @@ def _write_rows(own_ptr, other_ptr, rows_ptr, row, user, index, there, tile, lef
     tl.store(address + 3, tl.where(used, range_end, 0), mask=there)
     tl.store(address + 4, tl.where(used, shift, 0), mask=there)
     tl.store(address + 5, tl.where(used, user, 0), mask=there)
-    tl.store(address + 6, tl.zeros_like(user), mask=there)
+    tl.store(address + 6, tl.where(used, end - start, 0), mask=there)
     tl.store(address + 7, tl.zeros_like(user), mask=there)
 
 
