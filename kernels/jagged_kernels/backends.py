@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -57,27 +57,27 @@ def multiprocessors(device: torch.device) -> int:
     """How many programs a device runs beside each other, at one a multiprocessor."""
     if device.type != "cuda":
         return _INTERPRETED_MULTIPROCESSORS
-    # `torch.compile` looks past a cache, with a warning.
-    ask = _ask_multiprocessors if torch.compiler.is_compiling() else _known_multiprocessors
-    return ask(device)
+    return _properties(device).multi_processor_count
 
 
-def _ask_multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-_known_multiprocessors = functools.cache(_ask_multiprocessors)
-
-
-@functools.cache
 def has_small_memory(device: torch.device) -> bool:
     """Whether a multiprocessor has 99 KiB of shared memory, as in most GPUs for inference and games
     (compute capabilities 8.6, 8.9 and 12.0), and not 163 KiB (A100) or 227."""
     if device.type != "cuda":
         return False
-    properties = torch.cuda.get_device_properties(device)
     # PyTorch for ROCm does not say; there it is 64 KiB.
-    return getattr(properties, "shared_memory_per_block_optin", 0) < 160 * 1024
+    return getattr(_properties(device), "shared_memory_per_block_optin", 0) < 160 * 1024
+
+
+def _properties(device: torch.device) -> Any:
+    # `torch.compile` looks past a cache, with a warning.
+    compiling = torch.compiler.is_compiling()
+    return (torch.cuda.get_device_properties if compiling else _known_properties)(device)
+
+
+@functools.cache
+def _known_properties(device: torch.device) -> Any:
+    return torch.cuda.get_device_properties(device)
 
 
 def _check_triton_runs(x: Tensor) -> None:

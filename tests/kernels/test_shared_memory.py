@@ -9,8 +9,8 @@ from processes import run_python
 from jagged_kernels import backends
 from jagged_kernels.attention.tiles import parts_of_tile
 
-# Of a multiprocessor, what a program can have: A100, and GPUs of compute capability 8.6 and 8.9.
-MEMORY = {80: 163 * 1024, 89: 99 * 1024}
+# Of a multiprocessor, what a program can have: A100, compute capability 8.6 and 8.9, Hopper.
+MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 
 COMPILE = """
 import sys
@@ -18,29 +18,25 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from jagged_kernels.attention import tiles, triton_backward, triton_forward
-from jagged_kernels.attention.bias_launch import BiasShape
 from jagged_kernels.attention.triton_blocks import AttentionShape
 
-dtype, dim, capability, small = sys.argv[1], *map(int, sys.argv[2:])
+dtype, capability, dim, *numbers = sys.argv[1], *map(int, sys.argv[2:])
 size, precision = (4, "bf16x6") if dtype == "fp32" else (2, "ieee")
-rows = 64 // tiles.parts_of_tile(64, dim, size, bool(small))
-kernels = {
-    triton_forward._forward_kernel: tiles.forward_config,
-    triton_backward._dq_kernel: tiles.dq_config,
-    triton_backward._dkv_kernel: tiles.small_dkv_config if small else tiles.dkv_config,
-}
-for kernel, rule in kernels.items():
-    config = rule(dim, size, precision)
+
+
+def shape(rows, block, precision):
     strides = [4 * dim, dim] * 4
-    shape = AttentionShape(
-        4, 1, dim, dim, dim, dim, rows, 1, config.block, False, False, precision, *strides
+    return AttentionShape(
+        4, 1, dim, dim, dim, dim, rows, 1, block, False, False, precision, *strides
     )
+
+
+def show(kernel, config, **constants):
     names = kernel.arg_names
-    constants = {"S": shape, "NEGATE": False, "BIAS": BiasShape()}
     constants |= dict.fromkeys(("bias", "slots", "d_lse2_ptr"))
     constants = {name: value for name, value in constants.items() if name in names}
-    pointers = {"lse2_ptr": "*fp32", "delta_ptr": "*fp32", "rows_ptr": "*i32"}
+    floats = ("lse2_ptr", "delta_ptr", "states_ptr", "partial_ptr")
+    pointers = dict.fromkeys(floats, "*fp32") | dict.fromkeys(("rows_ptr", "spans_ptr"), "*i32")
 
     def kind(name):
         if name in constants:
@@ -63,18 +59,73 @@ for kernel, rule in kernels.items():
     print(triton.compile(source, target=target, options=config.options()).metadata.shared)
 """
 
+PLAIN = """
+from jagged_kernels.attention import tiles, triton_backward, triton_forward
+from jagged_kernels.attention.bias_launch import BiasShape
+
+small = capability == 89
+rows = 64 // tiles.parts_of_tile(64, dim, size, small)
+kernels = {
+    triton_forward._forward_kernel: tiles.forward_config,
+    triton_backward._dq_kernel: tiles.dq_config,
+    triton_backward._dkv_kernel: tiles.small_dkv_config if small else tiles.dkv_config,
+}
+for kernel, rule in kernels.items():
+    config = rule(dim, size, precision)
+    show(kernel, config, S=shape(rows, config.block, precision), NEGATE=False, BIAS=BiasShape())
+"""
+
+SPLIT = """
+from jagged_kernels.attention import partition, triton_split_backward, triton_split_forward
+
+(pack,) = numbers
+partition.is_hopper = lambda _device: capability == 90
+partition.has_small_memory = lambda _device: capability == 89
+assert partition.split_backward_fits(1, 1, pack, dim, None)
+parts = partition.parts_fit(dim, size, pack, None)
+precision = precision if parts else "ieee"
+kernels = {
+    triton_split_forward._split_forward_kernel: partition.split_forward_config,
+    triton_split_backward._split_backward_kernel: partition.split_backward_config,
+}
+for kernel, rule in kernels.items():
+    config = rule(dim, size, pack, parts=parts)
+    constants = {"NEGATE": False, "MEMBERS": 1, "PACK": pack}
+    show(kernel, config, S=shape(pack, config.block, precision), **constants)
+"""
+
 
 @pytest.mark.parametrize(
-    ("dtype", "dim", "capability"),
-    [("bf16", 128, 89), ("bf16", 256, 89), ("fp32", 128, 89), ("fp32", 256, 89), ("fp32", 128, 80)],
+    ("dtype", "capability", "dim"),
+    [("bf16", 89, 128), ("bf16", 89, 256), ("fp32", 89, 128), ("fp32", 89, 256), ("fp32", 80, 128)],
 )
-def test_the_largest_heads_fit(dtype, dim, capability, tmp_path):
-    arguments = (dtype, str(dim), str(capability), str(int(capability == 89)))
-    result = run_python(COMPILE, *arguments, TRITON_CACHE_DIR=str(tmp_path))
+def test_the_largest_heads_fit(dtype, capability, dim, tmp_path):
+    assert max(_shared(PLAIN, 3, dtype, capability, dim, tmp_path)) <= MEMORY[capability]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "dim", "pack"),
+    [
+        ("bf16", 89, 64, 64),
+        ("bf16", 80, 256, 32),
+        ("bf16", 90, 256, 64),
+        # The largest that are multiplied in parts.
+        ("fp32", 89, 128, 16),
+        ("fp32", 80, 64, 64),
+        ("fp32", 90, 256, 32),
+    ],
+)
+def test_the_largest_tiles_of_few_queries_fit(dtype, capability, dim, pack, tmp_path):
+    assert max(_shared(SPLIT, 2, dtype, capability, dim, pack, tmp_path)) <= MEMORY[capability]
+
+
+def _shared(script, count, *arguments):
+    *arguments, cache = arguments
+    result = run_python(COMPILE + script, *map(str, arguments), TRITON_CACHE_DIR=str(cache))
     assert result.returncode == 0, result.stderr[-2000:]
     sizes = [int(line) for line in result.stdout.split()]
-    assert len(sizes) == 3
-    assert max(sizes) <= MEMORY[capability]
+    assert len(sizes) == count
+    return sizes
 
 
 @pytest.mark.parametrize(("memory", "small"), [(227, False), (163, False), (99, True)])
@@ -82,10 +133,9 @@ def test_a_device_is_asked_for_its_memory(memory, small, monkeypatch):
     class Properties:
         shared_memory_per_block_optin = memory * 1024
 
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: Properties)
-    ask = backends.has_small_memory.__wrapped__
-    assert ask(torch.device("cuda")) == small
-    assert not ask(torch.device("cpu"))
+    monkeypatch.setattr(backends, "_known_properties", lambda _device: Properties)
+    assert backends.has_small_memory(torch.device("cuda")) == small
+    assert not backends.has_small_memory(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,10 @@ def test_grouped_query_heads(heads, kv_heads):
 def test_a_group_too_large_for_one_tile():
     inputs = Case([2], [40], heads=9, kv_heads=1).inputs(torch.float32)
     assert_exact(inputs, ("stream", 3), backward=False)
-    assert not split_backward_fits(9, 1, 16)
+    cpu = torch.device("cpu")
+    assert not split_backward_fits(9, 1, 16, 64, cpu)
+    assert split_backward_fits(2, 1, 64, 64, cpu)
+    assert not split_backward_fits(2, 1, 64, 65, cpu)
     with pytest.raises(ValueError, match="9 heads of 16 queries do not fit"):
         run_split(inputs)
 

@@ -19,8 +19,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from jagged_kernels.attention.hopper import is_hopper
 from jagged_kernels.attention.tiles import LaunchConfig
-from jagged_kernels.backends import multiprocessors, triton_runs
+from jagged_kernels.backends import has_small_memory, multiprocessors, triton_runs
 from jagged_kernels.operators import call, define_op
 
 Policy = Literal["stream", "split", "rows"]
@@ -217,11 +218,13 @@ def split_partitions(
     """
     members = members_in_tile(heads, kv_heads, tile_q)
     pack = pack_size(members, tile_q)
+    head_dim = _padded(head_dim)
     short = k_tokens < SHORT_ROW * rows.shape[0]
+    parts = parts_fit(head_dim, element_size, pack, rows.device)
     shapes = []
     for config in (
-        split_forward_config(head_dim, element_size, pack, short=short),
-        split_backward_config(head_dim, element_size, pack),
+        split_forward_config(head_dim, element_size, pack, parts=parts, short=short),
+        split_backward_config(head_dim, element_size, pack, parts=parts),
     ):
         programs = SPLIT_CHUNKS
         if policy == "stream":
@@ -248,9 +251,26 @@ def members_in_tile(heads: int, kv_heads: int, tile: int) -> int:
     return group if pack_size(group, tile) <= MAX_PACK else 1
 
 
-def split_backward_fits(heads: int, kv_heads: int, tile_q: int) -> bool:
-    """Whether one tile holds all heads that share keys, as `launch_split_backward` needs it."""
-    return members_in_tile(heads, kv_heads, tile_q) == heads // kv_heads
+def split_backward_fits(
+    heads: int, kv_heads: int, tile_q: int, head_dim: int, device: torch.device
+) -> bool:
+    """Whether one tile holds all heads that share keys, as `launch_split_backward` needs it, and
+    shared memory that tile; head_dim the larger of K's and V's."""
+    members = members_in_tile(heads, kv_heads, tile_q)
+    numbers = pack_size(members, tile_q) * _padded(head_dim)
+    return members == heads // kv_heads and numbers <= _most_numbers(device)
+
+
+def _most_numbers(device: torch.device) -> int:
+    """Of a query tile that shared memory holds beside dO's, a block and what is made of them."""
+    if is_hopper(device):
+        return 2**14
+    return 2**12 if has_small_memory(device) else 2**13
+
+
+def _padded(head_dim: int) -> int:
+    """As the kernels pad it."""
+    return max(16, 1 << (head_dim - 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -262,18 +282,32 @@ class SplitConfig(LaunchConfig):
     resident: int = 1
 
 
+def parts_fit(head_dim: int, element_size: int, pack: int, device: torch.device) -> bool:
+    """Whether float32 is multiplied as "bf16x6", for which shared memory must hold a query tile
+    in parts. Else products take registers instead of tensor cores, several times as long."""
+    return element_size == 4 and 2 * pack * head_dim <= _most_numbers(device)
+
+
 def split_forward_config(
-    head_dim: int, element_size: int, pack: int, *, short: bool = False
+    head_dim: int, element_size: int, pack: int, *, parts: bool = False, short: bool = False
 ) -> SplitConfig:
     """Blocks of 32 KiB of K and V where they fit, one in flight beside the one in use.
 
     Args:
-        head_dim: the larger of K's and V's.
-        element_size: in bytes; float32's exact products take registers instead of tensor cores.
+        head_dim: the larger of K's and V's, padded as the kernels do it.
+        element_size: in bytes.
         pack: rows of the query tile, with the heads that share keys.
+        parts: of float32, `parts_fit`.
         short: rows of few keys: smaller blocks, for more programs beside each other. The launch
             options are the same.
     """
+    if parts:
+        if head_dim > 128:
+            return SplitConfig(16, 8, num_stages=1, resident=1)
+        if head_dim <= 64 and pack <= 16:
+            return SplitConfig(32, 4, num_stages=3, resident=3)
+        block = 64 if head_dim <= 64 or pack <= 16 else 32
+        return SplitConfig(block, 4, num_stages=2, resident=2)
     if element_size == 4:
         block, num_warps = (16, 8) if head_dim > 128 else (32, 4 if pack <= 16 else 8)
         return SplitConfig(block, num_warps, num_stages=2, resident=2)
@@ -284,8 +318,16 @@ def split_forward_config(
     return SplitConfig(64 if head_dim <= 128 else 32, 4, num_stages=3, resident=2)
 
 
-def split_backward_config(head_dim: int, element_size: int, pack: int) -> SplitConfig:
+def split_backward_config(
+    head_dim: int, element_size: int, pack: int, *, parts: bool = False
+) -> SplitConfig:
     """As `split_forward_config`; dK and dV of a block stand in registers beside its scores."""
+    if parts:
+        if head_dim > 128:
+            return SplitConfig(16, 8, num_stages=1, resident=1)
+        block = 32 if head_dim > 64 and pack <= 32 else 64
+        resident = 2 if pack * head_dim <= (4096 if head_dim <= 64 else 2048) else 1
+        return SplitConfig(block, 4, num_stages=1, resident=resident)
     if element_size == 4:
         return SplitConfig(32 if head_dim <= 64 else 16, 8, num_stages=2, resident=1)
     if head_dim <= 64:

@@ -156,7 +156,10 @@ def build_schedule(
     if is_hopper(q_offsets.device) and (tile := hopper_tile(head_dim, q_tokens, users)):
         default_q = default_k = tile
     tile_k = _checked_tile(tile_k, default_k)
-    policy, tile = _policy(dense, split, tile_q, users=users, k_tokens=k_tokens)
+    policy, tile = _policy(
+        dense, split, tile_q,
+        users=users, k_tokens=k_tokens, head_dim=head_dim, device=q_offsets.device,
+    )  # fmt: skip
     tile_q = _checked_tile(tile_q, default_q) if policy == "rows" else tile
     left, right = window
     # Spans of equal cost take rows in any order.
@@ -190,7 +193,14 @@ def build_schedule(
 
 
 def _policy(
-    dense: DenseShape | None, split: Split, tile_q: int | None, *, users: int, k_tokens: int
+    dense: DenseShape | None,
+    split: Split,
+    tile_q: int | None,
+    *,
+    users: int,
+    k_tokens: int,
+    head_dim: int,
+    device: torch.device,
 ) -> tuple[Literal["rows", "split", "stream"], int]:
     """How rows become programs, and the queries in a tile if they are cut."""
     if dense is None:
@@ -204,11 +214,12 @@ def _policy(
     # more than the few keys of a short history do.
     tile = _checked_tile(tile_q, max(16, 1 << (max(queries, 1) - 1).bit_length()))
     fits = 0 < queries <= min(tile, MOST_SPLIT_QUERIES) and users > 0 and k_tokens > 0
-    fits = fits and split_backward_fits(heads, kv_heads, tile)
+    fits = fits and split_backward_fits(heads, kv_heads, tile, head_dim, device)
     if split in ("split", "stream") and not fits:
         raise ValueError(
             f"split={split!r} needs 1 to {MOST_SPLIT_QUERIES} queries a user, a tile_q that holds "
-            f"them and at least one key; got {queries} queries, {heads} heads over {kv_heads}, "
+            f"them, shared memory for the heads that share keys, and at least one key; got "
+            f"{queries} queries, {heads} heads over {kv_heads}, head_dim {head_dim}, "
             f"tile_q={tile_q}, {k_tokens} keys of {users} users"
         )
     if split == "auto":

@@ -148,12 +148,13 @@ def _short_forward_kernel(
     if lse2_ptr is not None:
         lse2_ptr += head
     HALF: tl.constexpr = S.TILE // 2
-    if (start < end) & (end - start <= HALF):
+    length = end - start
+    if (length > 0) & (length <= HALF):
         _forward(
             q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, scale_log2, left, right,
             S, NEGATE, HALF,
         )  # fmt: skip
-    elif (start < end) & (end - start <= S.TILE):
+    if (length > HALF) & (length <= S.TILE):
         _forward(
             q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, scale_log2, left, right,
             S, NEGATE, S.TILE,
@@ -213,12 +214,13 @@ def _short_backward_kernel(
         dk_ptr += kv_head * S.D
         dv_ptr += kv_head * S.DV
     HALF: tl.constexpr = S.TILE // 2
-    if (start < end) & (end - start <= HALF):
+    length = end - start
+    if (length > 0) & (length <= HALF):
         _backward(
             q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
             start, end, scale, scale_log2, left, right, S, NEGATE, HALF,
         )  # fmt: skip
-    elif (start < end) & (end - start <= S.TILE):
+    if (length > HALF) & (length <= S.TILE):
         _backward(
             q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
             start, end, scale, scale_log2, left, right, S, NEGATE, S.TILE,

@@ -23,6 +23,7 @@ from torch import Tensor
 from jagged_kernels.attention.partition import (
     Partition,
     pack_size,
+    parts_fit,
     split_backward_config,
     split_backward_fits,
 )
@@ -33,19 +34,20 @@ from jagged_kernels.attention.triton_blocks import (
     PLANS,
     LaunchPlan,
     Layout,
-    add_dot,
+    add_factors,
     band,
-    dot_precision,
     layout_of,
     load_block,
     load_row,
     padded_dim,
     probability,
+    product_precision,
     rows_of_dims,
     scale_argument,
     shape_of_layouts,
     store_block,
 )
+from jagged_kernels.attention.triton_float32 import dot_factors, factor, transposed
 from jagged_kernels.attention.triton_split_blocks import (
     load_pack,
     load_pack_numbers,
@@ -97,16 +99,20 @@ def launch_split_backward(
     q, k, v, d_o = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v), rows_of_dims(d_o)
     tokens, heads, dim = q.shape
     kv_heads, dim_v = v.shape[1:]
-    if not split_backward_fits(heads, kv_heads, tile_q):
-        raise ValueError(f"{heads // kv_heads} heads of {tile_q} queries do not fit one tile")
+    head_dim = max(dim, dim_v)
+    if not split_backward_fits(heads, kv_heads, tile_q, head_dim, q.device):
+        raise ValueError(
+            f"{heads // kv_heads} heads of {tile_q} queries and head_dim {head_dim} do not fit one "
+            "tile; was the schedule built for this head_dim?"
+        )
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
     plan, pack = _plan(
         layout_of(q), layout_of(k), layout_of(v), layout_of(d_o), q.element_size(),
-        dot_precision(q.dtype), tile_q, partition.block, (left != NO_LIMIT, right != NO_LIMIT),
-        scale, config,
+        product_precision(q), tile_q, partition.block, (left != NO_LIMIT, right != NO_LIMIT),
+        scale, config, q.device,
     )  # fmt: skip
     slots = (partition.programs if partition.cuts else 0, 2, kv_heads, pack, dim)
     partials = torch.empty(slots, dtype=torch.float32, device=q.device)
@@ -144,11 +150,16 @@ def launch_split_backward(
 def _plan(
     q: Layout, k: Layout, v: Layout, d_o: Layout, element_size: int, precision: str,
     tile: int, block: int, limits: tuple[bool, bool], scale: float, config: LaunchConfig | None,
+    device: torch.device,
 ) -> tuple[LaunchPlan, int]:  # fmt: skip
     """With the rows of a query tile; programs are those of a span."""
     heads, kv_heads = q[0], k[0]
     pack = pack_size(heads // kv_heads, tile)
-    config = config or split_backward_config(padded_dim(max(q[1], v[1])), element_size, pack)
+    head_dim = padded_dim(max(q[1], v[1]))
+    parts = parts_fit(head_dim, element_size, pack, device)
+    if precision == "bf16x6" and not parts:
+        precision = "ieee"
+    config = config or split_backward_config(head_dim, element_size, pack, parts=parts)
     shape = shape_of_layouts(
         q, k, v, d_o, tile=tile, block=block, limits=limits, precision=precision
     )
@@ -168,6 +179,7 @@ def _split_backward_kernel(
     D: tl.constexpr = S.D
     DV: tl.constexpr = S.DV
     BLOCK: tl.constexpr = S.BLOCK
+    PRECISION: tl.constexpr = S.PRECISION
     KV_HEADS: tl.constexpr = HEADS // MEMBERS
     span, kv_head = tl.program_id(0) // KV_HEADS, (tl.program_id(0) % KV_HEADS).to(tl.int64)
     first_row, first_block, last_row, last_block = load_span(spans_ptr, span)
@@ -197,6 +209,7 @@ def _split_backward_kernel(
         delta = tl.sum(o.to(tl.float32) * d_o.to(tl.float32), 1)
         if d_lse2_ptr is not None:
             delta -= d_lse2 * _LOG2_E
+        q, d_o = factor(q, PRECISION), factor(d_o, PRECISION)
         from_block = tl.where(index == 0, first_block, 0)
         is_cut = row == last_row
         start = k_start + from_block * BLOCK
@@ -245,32 +258,36 @@ def _walk_span(
     """dK and dV of the key blocks that start in [start, end), stored; returns dQ / scale.
 
     Keys stand in the rows of the scores: they are many, and dK and dV come out as they are stored.
+    q and d_o as `factor` makes them.
     """
     KV_HEADS: tl.constexpr = S.HEADS // S.GROUP
     PRECISION: tl.constexpr = S.PRECISION
     BLOCK: tl.constexpr = S.BLOCK
     D: tl.constexpr = S.D
     DV: tl.constexpr = S.DV
+    dtype: tl.constexpr = k_ptr.dtype.element_ty
     seen_from = (q_start + shift + tl.arange(0, PACK) % S.TILE)[None, :]
     PAD_D: tl.constexpr = S.PAD_D
     dq = tl.zeros([PACK, PAD_D], tl.float32)
     for block_start in range(start, end, BLOCK):
         k = load_block(k_ptr, block_start, k_end, S.K_STRIDE_T, BLOCK, D, S.PAD_D)
         v = load_block(v_ptr, block_start, k_end, S.V_STRIDE_T, BLOCK, DV, S.PAD_DV)
-        scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale_log2
+        k, v = factor(k, PRECISION), factor(v, PRECISION)
+        scores = dot_factors(k, transposed(q, PRECISION), PRECISION) * scale_log2
         if NEGATE:
             scores = -scores
         token = (block_start + tl.arange(0, BLOCK))[:, None]
         inside = band(seen_from, token, k_end, left, right, S.HAS_LEFT, S.HAS_RIGHT)
         scores = tl.where(inside, scores, float("-inf"))
         probabilities = probability(scores, lse2[None, :], True)
-        dv = tl.dot(probabilities.to(d_o.dtype), d_o, input_precision=PRECISION)
+        dv = dot_factors(factor(probabilities.to(dtype), PRECISION), d_o, PRECISION)
         store_block(dv_ptr, dv, block_start, k_end, KV_HEADS * DV, BLOCK, DV, S.PAD_DV)
-        d_probabilities = tl.dot(v, tl.trans(d_o), input_precision=PRECISION)
-        d_scores = (probabilities * (d_probabilities - delta[None, :])).to(q.dtype)
-        dk = tl.dot(d_scores, q, input_precision=PRECISION)
+        d_probabilities = dot_factors(v, transposed(d_o, PRECISION), PRECISION)
+        d_scores = (probabilities * (d_probabilities - delta[None, :])).to(dtype)
+        d_scores = factor(d_scores, PRECISION)
+        dk = dot_factors(d_scores, q, PRECISION)
         store_block(dk_ptr, dk * scale, block_start, k_end, KV_HEADS * D, BLOCK, D, S.PAD_D)
-        dq = add_dot(dq, tl.trans(d_scores), k, PRECISION)
+        dq = add_factors(dq, transposed(d_scores, PRECISION), k, dtype, PRECISION)
     return dq
 
 

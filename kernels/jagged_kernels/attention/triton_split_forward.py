@@ -23,6 +23,7 @@ from jagged_kernels.attention.partition import (
     Partition,
     members_in_tile,
     pack_size,
+    parts_fit,
     split_forward_config,
 )
 from jagged_kernels.attention.rows import NO_LIMIT
@@ -33,17 +34,18 @@ from jagged_kernels.attention.triton_blocks import (
     Layout,
     add_dot,
     band,
-    dot_precision,
     empty_lse,
     layout_of,
     load_block,
     load_row,
     lse2_of,
     padded_dim,
+    product_precision,
     rows_of_dims,
     scale_argument,
     shape_of_layouts,
 )
+from jagged_kernels.attention.triton_float32 import dot_factors, factor, transposed
 from jagged_kernels.attention.triton_split_blocks import (
     load_pack,
     load_span,
@@ -88,8 +90,8 @@ def launch_split_forward(
     if tokens == 0:
         return o, lse2
     plan, pack = _plan(
-        layout_of(q), layout_of(k), layout_of(v), q.element_size(), dot_precision(q.dtype),
-        tile_q, partition.block, (left != NO_LIMIT, right != NO_LIMIT), scale, config,
+        layout_of(q), layout_of(k), layout_of(v), q.element_size(), product_precision(q),
+        tile_q, partition.block, (left != NO_LIMIT, right != NO_LIMIT), scale, config, q.device,
     )  # fmt: skip
     groups, programs = plan.programs, partition.programs
     # Two states a program: of the row it goes on with and of the one it begins.
@@ -114,13 +116,17 @@ def launch_split_forward(
 @lru_cache(PLANS)
 def _plan(
     q: Layout, k: Layout, v: Layout, element_size: int, precision: str, tile: int, block: int,
-    limits: tuple[bool, bool], scale: float, config: LaunchConfig | None,
+    limits: tuple[bool, bool], scale: float, config: LaunchConfig | None, device: torch.device,
 ) -> tuple[LaunchPlan, int]:  # fmt: skip
     """With the rows of a query tile; programs are those of a span."""
     heads, kv_heads = q[0], k[0]
     members = members_in_tile(heads, kv_heads, tile)
     pack = pack_size(members, tile)
-    config = config or split_forward_config(padded_dim(max(q[1], v[1])), element_size, pack)
+    head_dim = padded_dim(max(q[1], v[1]))
+    parts = parts_fit(head_dim, element_size, pack, device)
+    if precision == "bf16x6" and not parts:
+        precision = "ieee"
+    config = config or split_forward_config(head_dim, element_size, pack, parts=parts)
     shape = shape_of_layouts(q, k, v, tile=tile, block=block, limits=limits, precision=precision)
     scale_log2, negate = scale_argument(scale)
     constants = {"S": shape, "NEGATE": negate, "MEMBERS": members, "PACK": pack}
@@ -138,6 +144,7 @@ def _split_forward_kernel(
     BLOCK: tl.constexpr = S.BLOCK
     DV: tl.constexpr = S.DV
     PAD_DV: tl.constexpr = S.PAD_DV
+    PRECISION: tl.constexpr = S.PRECISION
     GROUPS: tl.constexpr = HEADS // MEMBERS
     span, group = tl.program_id(0) // GROUPS, (tl.program_id(0) % GROUPS).to(tl.int64)
     first_row, first_block, last_row, last_block = load_span(spans_ptr, span)
@@ -161,6 +168,7 @@ def _split_forward_kernel(
         )
         if NEGATE:
             q = -q
+        q = factor(q, PRECISION)
         from_block = tl.where(index == 0, first_block, 0)
         is_cut = row == last_row
         start = k_start + from_block * BLOCK
@@ -192,7 +200,8 @@ def _attend_span(
     q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
     S: tl.constexpr, PACK: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over the key blocks that start in [start, end): (acc, top, total).
+    """Online softmax over the key blocks that start in [start, end): (acc, top, total). q as
+    `factor` makes it.
 
     One loop with the mask in every block: the memory, not the arithmetic, is what takes time here,
     and a second loop for the last block would wait for its keys with nothing in flight.
@@ -206,7 +215,8 @@ def _attend_span(
     acc = tl.zeros([PACK, PAD_DV], tl.float32)
     for block_start in range(start, end, BLOCK):
         k = load_block(k_ptr, block_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        k = transposed(factor(k, PRECISION), PRECISION)
+        scores = dot_factors(q, k, PRECISION)
         token = (block_start + tl.arange(0, BLOCK))[None, :]
         inside = band(seen_from, token, k_end, left, right, S.HAS_LEFT, S.HAS_RIGHT)
         scores = tl.where(inside, scores, float("-inf"))
