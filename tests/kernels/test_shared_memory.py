@@ -76,20 +76,19 @@ for kernel, rule in kernels.items():
 """
 
 SPLIT = """
+import torch
 from jagged_kernels.attention import partition, triton_split_backward, triton_split_forward
 
 (pack,) = numbers
 partition.is_hopper = lambda _device: capability == 90
 partition.has_small_memory = lambda _device: capability == 89
-assert partition.split_backward_fits(1, 1, pack, dim, None)
-parts = partition.parts_fit(dim, size, pack, None)
-precision = precision if parts else "ieee"
+assert partition.split_backward_fits(1, 1, pack, dim, size, torch.device("cuda"))
 kernels = {
     triton_split_forward._split_forward_kernel: partition.split_forward_config,
     triton_split_backward._split_backward_kernel: partition.split_backward_config,
 }
 for kernel, rule in kernels.items():
-    config = rule(dim, size, pack, parts=parts)
+    config = rule(dim, size, pack)
     constants = {"NEGATE": False, "MEMBERS": 1, "PACK": pack}
     show(kernel, config, S=shape(pack, config.block, precision), **constants)
 """
@@ -109,7 +108,6 @@ def test_the_largest_heads_fit(dtype, capability, dim, tmp_path):
         ("bf16", 89, 64, 64),
         ("bf16", 80, 256, 32),
         ("bf16", 90, 256, 64),
-        # The largest that are multiplied in parts.
         ("fp32", 89, 128, 16),
         ("fp32", 80, 64, 64),
         ("fp32", 90, 256, 32),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import RESULTS, Case, Inputs, Standard
+from attention_cases import DIFFERENT_DIMS, RESULTS, Case, Inputs, Standard
 from torch import Tensor
 
 from jagged_kernels.attention.partition import (
@@ -122,10 +122,11 @@ def test_a_group_too_large_for_one_tile():
     inputs = Case([2], [40], heads=9, kv_heads=1).inputs(torch.float32)
     assert_exact(inputs, ("stream", 3), backward=False)
     cpu = torch.device("cpu")
-    assert not split_backward_fits(9, 1, 16, 64, cpu)
-    assert split_backward_fits(2, 1, 64, 64, cpu)
-    assert not split_backward_fits(2, 1, 64, 65, cpu)
-    with pytest.raises(ValueError, match="9 heads of 16 queries do not fit"):
+    assert not split_backward_fits(9, 1, 16, 64, 2, cpu)
+    assert split_backward_fits(2, 1, 64, 128, 2, cpu)
+    assert not split_backward_fits(2, 1, 64, 129, 2, cpu)
+    assert not split_backward_fits(2, 1, 64, 128, 4, cpu)
+    with pytest.raises(ValueError, match="9 heads of 16 queries and head_dim 16 do not fit"):
         run_split(inputs)
 
 
@@ -140,11 +141,11 @@ def test_more_pieces_than_the_merge_reads_at_a_time():
     for dim, dim_v in ((16, 256), (256, 16)):
         case = Case([3], [8 * BLOCK], heads=1, kv_heads=1, dim=dim, dim_v=dim_v)
         inputs = case.inputs(torch.float32)
-        assert_exact(inputs, ("split", 8), tile=64)
+        assert_exact(inputs, ("split", 8), tile=32)
         # The largest score by far, in the last piece; of few bits, so that no product rounds.
         inputs.q[0] = (4 * inputs.q[0]).round() / 4
         inputs.k[-2] = 100 * inputs.q[0]
-        assert_exact(inputs, ("split", 8), tile=64, backward=False)
+        assert_exact(inputs, ("split", 8), tile=32, backward=False)
 
 
 @pytest.mark.parametrize(
@@ -261,6 +262,25 @@ def test_batches_without_events(policy, q_lengths, k_lengths):
 def test_default_shapes_on_the_device(dtype, dim, mask):
     case = Case([8, 1, 16, 0, 3, 5], [3000, 64, 129, 70, 0, 1], heads=4, kv_heads=2, dim=dim)
     assert_exact(case.inputs(dtype), ("stream", None), **mask)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("dim", "dim_v"), DIFFERENT_DIMS)
+def test_head_dims_that_differ_on_the_device(dtype, dim, dim_v):
+    case = Case([3] * 5, [300, 17, 40, 64, 130], heads=4, kv_heads=2, dim=dim, dim_v=dim_v)
+    assert_exact(case.inputs(dtype), ("stream", None), every_key_seen=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("queries", "tile", "dim"),
+    [(20, 32, 16), (20, 32, 64), (20, 32, 128), (20, 32, 256), (64, 64, 16), (64, 64, 64),
+     (64, 64, 128)],
+)  # fmt: skip
+def test_many_queries_in_float32_on_the_device(queries, tile, dim):
+    case = Case([queries] * 3, [300, 17, 1000], heads=2, kv_heads=2, dim=dim)
+    assert_exact(case.inputs(torch.float32), ("stream", None), tile=tile, every_key_seen=True)
 
 
 @pytest.mark.gpu

@@ -23,6 +23,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TILE = 64 if DEVICE == "cuda" else 16
 RESULTS = ("o", "lse", "dq", "dk", "dv")
 FACTOR = 3.0  # see `Standard`
+# Of q and k, and of v. On a GPU what is compiled differs with each.
+DIFFERENT_DIMS = (
+    (16, 32), (16, 64), (32, 16), (32, 64), (64, 16), (64, 32), (64, 128), (80, 16),
+    (128, 16), (128, 32), (128, 64), (256, 16), (256, 64), (16, 256),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

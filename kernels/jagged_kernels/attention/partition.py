@@ -220,11 +220,10 @@ def split_partitions(
     pack = pack_size(members, tile_q)
     head_dim = _padded(head_dim)
     short = k_tokens < SHORT_ROW * rows.shape[0]
-    parts = parts_fit(head_dim, element_size, pack, rows.device)
     shapes = []
     for config in (
-        split_forward_config(head_dim, element_size, pack, parts=parts, short=short),
-        split_backward_config(head_dim, element_size, pack, parts=parts),
+        split_forward_config(head_dim, element_size, pack, short=short),
+        split_backward_config(head_dim, element_size, pack),
     ):
         programs = SPLIT_CHUNKS
         if policy == "stream":
@@ -252,18 +251,21 @@ def members_in_tile(heads: int, kv_heads: int, tile: int) -> int:
 
 
 def split_backward_fits(
-    heads: int, kv_heads: int, tile_q: int, head_dim: int, device: torch.device
+    heads: int, kv_heads: int, tile_q: int, head_dim: int, element_size: int, device: torch.device
 ) -> bool:
     """Whether one tile holds all heads that share keys, as `launch_split_backward` needs it, and
     shared memory that tile; head_dim the larger of K's and V's."""
     members = members_in_tile(heads, kv_heads, tile_q)
     numbers = pack_size(members, tile_q) * _padded(head_dim)
+    # float32 is multiplied in three parts of two bytes ("bf16x6").
+    numbers *= 2 if element_size == 4 else 1
     return members == heads // kv_heads and numbers <= _most_numbers(device)
 
 
 def _most_numbers(device: torch.device) -> int:
-    """Of a query tile that shared memory holds beside dO's, a block and what is made of them."""
-    if is_hopper(device):
+    """Of a query tile of two bytes a number: shared memory holds it, dO's, a block, and what is
+    made of them."""
+    if is_hopper(device) or device.type != "cuda":
         return 2**14
     return 2**12 if has_small_memory(device) else 2**13
 
@@ -282,35 +284,25 @@ class SplitConfig(LaunchConfig):
     resident: int = 1
 
 
-def parts_fit(head_dim: int, element_size: int, pack: int, device: torch.device) -> bool:
-    """Whether float32 is multiplied as "bf16x6", for which shared memory must hold a query tile
-    in parts. Else products take registers instead of tensor cores, several times as long."""
-    return element_size == 4 and 2 * pack * head_dim <= _most_numbers(device)
-
-
 def split_forward_config(
-    head_dim: int, element_size: int, pack: int, *, parts: bool = False, short: bool = False
+    head_dim: int, element_size: int, pack: int, *, short: bool = False
 ) -> SplitConfig:
     """Blocks of 32 KiB of K and V where they fit, one in flight beside the one in use.
 
     Args:
         head_dim: the larger of K's and V's, padded as the kernels do it.
-        element_size: in bytes.
+        element_size: in bytes; shared memory holds the parts in which float32 is multiplied.
         pack: rows of the query tile, with the heads that share keys.
-        parts: of float32, `parts_fit`.
         short: rows of few keys: smaller blocks, for more programs beside each other. The launch
             options are the same.
     """
-    if parts:
+    if element_size == 4:
         if head_dim > 128:
             return SplitConfig(16, 8, num_stages=1, resident=1)
         if head_dim <= 64 and pack <= 16:
             return SplitConfig(32, 4, num_stages=3, resident=3)
         block = 64 if head_dim <= 64 or pack <= 16 else 32
         return SplitConfig(block, 4, num_stages=2, resident=2)
-    if element_size == 4:
-        block, num_warps = (16, 8) if head_dim > 128 else (32, 4 if pack <= 16 else 8)
-        return SplitConfig(block, num_warps, num_stages=2, resident=2)
     if head_dim <= 64 and short:
         return SplitConfig(64, 4, num_stages=2, resident=4)
     if head_dim <= 64:
@@ -318,18 +310,14 @@ def split_forward_config(
     return SplitConfig(64 if head_dim <= 128 else 32, 4, num_stages=3, resident=2)
 
 
-def split_backward_config(
-    head_dim: int, element_size: int, pack: int, *, parts: bool = False
-) -> SplitConfig:
+def split_backward_config(head_dim: int, element_size: int, pack: int) -> SplitConfig:
     """As `split_forward_config`; dK and dV of a block stand in registers beside its scores."""
-    if parts:
+    if element_size == 4:
         if head_dim > 128:
             return SplitConfig(16, 8, num_stages=1, resident=1)
         block = 32 if head_dim > 64 and pack <= 32 else 64
         resident = 2 if pack * head_dim <= (4096 if head_dim <= 64 else 2048) else 1
         return SplitConfig(block, 4, num_stages=1, resident=resident)
-    if element_size == 4:
-        return SplitConfig(32 if head_dim <= 64 else 16, 8, num_stages=2, resident=1)
     if head_dim <= 64:
         num_warps = 4 if pack <= 16 else 8
         return SplitConfig(64, num_warps, num_stages=3, resident=2 if pack <= 16 else 1)

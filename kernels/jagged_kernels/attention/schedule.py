@@ -209,12 +209,12 @@ def _policy(
         return "rows", 0
     if split not in _SPLITS:
         raise ValueError(f"split must be one of {', '.join(_SPLITS)}; got {split!r}")
-    queries, heads, kv_heads, _ = dense
+    queries, heads, kv_heads, element_size = dense
     # One tile for a user's queries, no larger than it must be: products with empty rows cost
     # more than the few keys of a short history do.
     tile = _checked_tile(tile_q, max(16, 1 << (max(queries, 1) - 1).bit_length()))
     fits = 0 < queries <= min(tile, MOST_SPLIT_QUERIES) and users > 0 and k_tokens > 0
-    fits = fits and split_backward_fits(heads, kv_heads, tile, head_dim, device)
+    fits = fits and split_backward_fits(heads, kv_heads, tile, head_dim, element_size, device)
     if split in ("split", "stream") and not fits:
         raise ValueError(
             f"split={split!r} needs 1 to {MOST_SPLIT_QUERIES} queries a user, a tile_q that holds "

@@ -23,7 +23,6 @@ from torch import Tensor
 from jagged_kernels.attention.partition import (
     Partition,
     pack_size,
-    parts_fit,
     split_backward_config,
     split_backward_fits,
 )
@@ -100,7 +99,7 @@ def launch_split_backward(
     tokens, heads, dim = q.shape
     kv_heads, dim_v = v.shape[1:]
     head_dim = max(dim, dim_v)
-    if not split_backward_fits(heads, kv_heads, tile_q, head_dim, q.device):
+    if not split_backward_fits(heads, kv_heads, tile_q, head_dim, q.element_size(), q.device):
         raise ValueError(
             f"{heads // kv_heads} heads of {tile_q} queries and head_dim {head_dim} do not fit one "
             "tile; was the schedule built for this head_dim?"
@@ -112,7 +111,7 @@ def launch_split_backward(
     plan, pack = _plan(
         layout_of(q), layout_of(k), layout_of(v), layout_of(d_o), q.element_size(),
         product_precision(q), tile_q, partition.block, (left != NO_LIMIT, right != NO_LIMIT),
-        scale, config, q.device,
+        scale, config,
     )  # fmt: skip
     slots = (partition.programs if partition.cuts else 0, 2, kv_heads, pack, dim)
     partials = torch.empty(slots, dtype=torch.float32, device=q.device)
@@ -150,16 +149,11 @@ def launch_split_backward(
 def _plan(
     q: Layout, k: Layout, v: Layout, d_o: Layout, element_size: int, precision: str,
     tile: int, block: int, limits: tuple[bool, bool], scale: float, config: LaunchConfig | None,
-    device: torch.device,
 ) -> tuple[LaunchPlan, int]:  # fmt: skip
     """With the rows of a query tile; programs are those of a span."""
     heads, kv_heads = q[0], k[0]
     pack = pack_size(heads // kv_heads, tile)
-    head_dim = padded_dim(max(q[1], v[1]))
-    parts = parts_fit(head_dim, element_size, pack, device)
-    if precision == "bf16x6" and not parts:
-        precision = "ieee"
-    config = config or split_backward_config(head_dim, element_size, pack, parts=parts)
+    config = config or split_backward_config(padded_dim(max(q[1], v[1])), element_size, pack)
     shape = shape_of_layouts(
         q, k, v, d_o, tile=tile, block=block, limits=limits, precision=precision
     )

@@ -23,7 +23,6 @@ from jagged_kernels.attention.partition import (
     Partition,
     members_in_tile,
     pack_size,
-    parts_fit,
     split_forward_config,
 )
 from jagged_kernels.attention.rows import NO_LIMIT
@@ -91,7 +90,7 @@ def launch_split_forward(
         return o, lse2
     plan, pack = _plan(
         layout_of(q), layout_of(k), layout_of(v), q.element_size(), product_precision(q),
-        tile_q, partition.block, (left != NO_LIMIT, right != NO_LIMIT), scale, config, q.device,
+        tile_q, partition.block, (left != NO_LIMIT, right != NO_LIMIT), scale, config,
     )  # fmt: skip
     groups, programs = plan.programs, partition.programs
     # Two states a program: of the row it goes on with and of the one it begins.
@@ -116,17 +115,13 @@ def launch_split_forward(
 @lru_cache(PLANS)
 def _plan(
     q: Layout, k: Layout, v: Layout, element_size: int, precision: str, tile: int, block: int,
-    limits: tuple[bool, bool], scale: float, config: LaunchConfig | None, device: torch.device,
+    limits: tuple[bool, bool], scale: float, config: LaunchConfig | None,
 ) -> tuple[LaunchPlan, int]:  # fmt: skip
     """With the rows of a query tile; programs are those of a span."""
     heads, kv_heads = q[0], k[0]
     members = members_in_tile(heads, kv_heads, tile)
     pack = pack_size(members, tile)
-    head_dim = padded_dim(max(q[1], v[1]))
-    parts = parts_fit(head_dim, element_size, pack, device)
-    if precision == "bf16x6" and not parts:
-        precision = "ieee"
-    config = config or split_forward_config(head_dim, element_size, pack, parts=parts)
+    config = config or split_forward_config(padded_dim(max(q[1], v[1])), element_size, pack)
     shape = shape_of_layouts(q, k, v, tile=tile, block=block, limits=limits, precision=precision)
     scale_log2, negate = scale_argument(scale)
     constants = {"S": shape, "NEGATE": negate, "MEMBERS": members, "PACK": pack}
