@@ -274,12 +274,13 @@ def test_head_dims_that_differ_on_the_device(dtype, dim, dim_v):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("queries", "tile", "dim"),
-    [(20, 32, 16), (20, 32, 64), (20, 32, 128), (20, 32, 256), (64, 64, 16), (64, 64, 64),
-     (64, 64, 128)],
+    ("queries", "tile", "dim", "dim_v"),
+    [(20, 32, 16, 16), (20, 32, 64, 64), (20, 32, 128, 128), (20, 32, 256, 256), (64, 64, 16, 16),
+     (64, 64, 64, 64), (64, 64, 128, 128), (64, 64, 64, 32), (64, 64, 64, 16), (64, 64, 32, 16),
+     (64, 64, 128, 16), (64, 64, 16, 64)],
 )  # fmt: skip
-def test_many_queries_in_float32_on_the_device(queries, tile, dim):
-    case = Case([queries] * 3, [300, 17, 1000], heads=2, kv_heads=2, dim=dim)
+def test_many_queries_in_float32_on_the_device(queries, tile, dim, dim_v):
+    case = Case([queries] * 3, [300, 17, 1000], heads=2, kv_heads=2, dim=dim, dim_v=dim_v)
     assert_exact(case.inputs(torch.float32), ("stream", None), tile=tile, every_key_seen=True)
 
 

@@ -315,6 +315,18 @@ def shape_of_layouts(
     )  # fmt: skip
 
 
+def with_equal_columns(shape: AttentionShape) -> AttentionShape:
+    """For a forward: v's columns padded to k's where float32 is multiplied in parts.
+
+    Parts of a narrower v stand where k's stood in shared memory, swizzled differently. ptxas (of
+    Triton 3.6, for an H100) then made the descriptors of their later tokens from the start of
+    shared memory, not of the part: results were wrong, or addresses.
+    """
+    if shape.PRECISION != "bf16x6":
+        return shape
+    return shape._replace(PAD_DV=max(shape.PAD_D, shape.PAD_DV))
+
+
 def dot_precision(dtype: torch.dtype) -> str:
     """float32 products are exact unless the user allowed TF32, as in torch.matmul."""
     # Says what was set by any of PyTorch's ways; `allow_tf32` raises where another was used.

@@ -45,6 +45,7 @@ from jagged_kernels.attention.triton_blocks import (
     store_numbers,
     visible,
     whole_blocks,
+    with_equal_columns,
 )
 from jagged_kernels.attention.triton_float32 import dot_factors, factor, transposed
 from jagged_kernels.attention.triton_short import launch_short_forward
@@ -119,10 +120,7 @@ def _plan(
         q, k, v, tile=tile, parts=parts, block=config.block, limits=limits, precision=precision,
         short=SHORT_USER if skips else 0,
     )  # fmt: skip
-    if precision == "bf16x6":
-        # Where v has fewer columns than k, Triton 3.6 has made wrong sums on an H100 (head_dims 64
-        # and 32, 64 and 16, 128 and 16, 32 and 16), of instructions that look right.
-        shape = shape._replace(PAD_DV=max(shape.PAD_D, shape.PAD_DV))
+    shape = with_equal_columns(shape)
     scale_log2, negate = scale_argument(scale)
     constants = {"S": shape, "NEGATE": negate, "BIAS": BIAS}
     return LaunchPlan(parts * shape.HEADS, scale_log2, constants, launch_options(BIAS, config))

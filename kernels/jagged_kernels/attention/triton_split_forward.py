@@ -43,6 +43,7 @@ from jagged_kernels.attention.triton_blocks import (
     rows_of_dims,
     scale_argument,
     shape_of_layouts,
+    with_equal_columns,
 )
 from jagged_kernels.attention.triton_float32 import dot_factors, factor, transposed
 from jagged_kernels.attention.triton_split_blocks import (
@@ -122,7 +123,9 @@ def _plan(
     members = members_in_tile(heads, kv_heads, tile)
     pack = pack_size(members, tile)
     config = config or split_forward_config(padded_dim(max(q[1], v[1])), element_size, pack)
-    shape = shape_of_layouts(q, k, v, tile=tile, block=block, limits=limits, precision=precision)
+    shape = with_equal_columns(
+        shape_of_layouts(q, k, v, tile=tile, block=block, limits=limits, precision=precision)
+    )
     scale_log2, negate = scale_argument(scale)
     constants = {"S": shape, "NEGATE": negate, "MEMBERS": members, "PACK": pack}
     return LaunchPlan(heads // members, scale_log2, constants, config.options()), pack
