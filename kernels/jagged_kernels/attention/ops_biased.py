@@ -15,7 +15,7 @@ from jagged_kernels.attention.ops import (
     output_gradients,
     save_with_lse,
 )
-from jagged_kernels.attention.tiles import parts_of_tile
+from jagged_kernels.attention.tiles import padded_dim, parts_of_tile
 from jagged_kernels.backends import has_small_memory
 from jagged_kernels.operators import call, define_gradient, define_op
 
@@ -53,7 +53,6 @@ def _attention_triton_biased_backward(
     """(dq, dk, dv), and the gradients of `BiasTerms.learned` where `wanted`, else empty."""
     from jagged_kernels.attention.bias_launch import bias_arguments, bias_slots, reduce_slots
     from jagged_kernels.attention.triton_backward import launch_backward
-    from jagged_kernels.attention.triton_blocks import padded_head_dim
 
     bias_terms = BiasTerms(*terms)
     bias = bias_arguments(bias_terms, q_offsets, k_offsets, dropout_seed, dropout_p)
@@ -61,7 +60,9 @@ def _attention_triton_biased_backward(
     parts = 0
     if q.shape[0]:
         small_memory = has_small_memory(q.device)
-        parts = parts_of_tile(tile_q, padded_head_dim(q, v), q.element_size(), small_memory)
+        parts = parts_of_tile(
+            tile_q, padded_dim(max(q.shape[2], v.shape[2])), q.element_size(), small_memory
+        )
     slots = bias_slots(bias_terms, wanted, rows.shape[0] * parts, q.shape[1])
     mask = {"tile_q": tile_q, "tile_k": tile_k, "left": left, "right": right, "scale": scale}
     gradients = launch_backward(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.attention.hopper import is_hopper
-from jagged_kernels.attention.tiles import LaunchConfig
+from jagged_kernels.attention.tiles import LaunchConfig, padded_dim
 from jagged_kernels.backends import has_small_memory, multiprocessors, triton_runs
 from jagged_kernels.operators import call, define_op
 
@@ -218,7 +218,7 @@ def split_partitions(
     """
     members = members_in_tile(heads, kv_heads, tile_q)
     pack = pack_size(members, tile_q)
-    head_dim = _padded(head_dim)
+    head_dim = padded_dim(head_dim)
     short = k_tokens < SHORT_ROW * rows.shape[0]
     shapes = []
     for config in (
@@ -256,7 +256,7 @@ def split_backward_fits(
     """Whether one tile holds all heads that share keys, as `launch_split_backward` needs it, and
     shared memory that tile; head_dim the larger of K's and V's."""
     members = members_in_tile(heads, kv_heads, tile_q)
-    numbers = pack_size(members, tile_q) * _padded(head_dim)
+    numbers = pack_size(members, tile_q) * padded_dim(head_dim)
     # float32 is multiplied in three parts of two bytes ("bf16x6").
     numbers *= 2 if element_size == 4 else 1
     return members == heads // kv_heads and numbers <= _most_numbers(device)
@@ -268,11 +268,6 @@ def _most_numbers(device: torch.device) -> int:
     if is_hopper(device) or device.type != "cuda":
         return 2**14
     return 2**12 if has_small_memory(device) else 2**13
-
-
-def _padded(head_dim: int) -> int:
-    """As the kernels pad it."""
-    return max(16, 1 << (head_dim - 1).bit_length())
 
 
 @dataclass(frozen=True)

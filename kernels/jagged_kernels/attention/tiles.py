@@ -10,6 +10,11 @@ from jagged_kernels.attention.rows import SHORT_USER
 MAX_HEAD_DIM = 256
 
 
+def padded_dim(dim: int) -> int:
+    """Triton's blocks are powers of two, and its matrix products at least 16 deep."""
+    return max(16, 1 << (dim - 1).bit_length())
+
+
 @dataclass(frozen=True)
 class LaunchConfig:
     """How one kernel walks a row.

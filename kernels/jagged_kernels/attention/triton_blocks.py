@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.rows import NO_LIMIT, ROW_FIELDS, ROW_WIDTH
-from jagged_kernels.attention.tiles import MAX_HEAD_DIM
+from jagged_kernels.attention.tiles import MAX_HEAD_DIM, padded_dim
 from jagged_kernels.attention.triton_float32 import dot_factors, factor
 
 LOG2_E = 1.4426950408889634
@@ -306,6 +306,11 @@ def shape_of_layouts(
     heads, dim, *q_strides = q
     kv_heads, _, *k_strides = k
     _, dim_v, *v_strides = v
+    largest = max(dim, dim_v)
+    if largest > MAX_HEAD_DIM:
+        raise NotImplementedError(
+            f"the triton backend goes to head_dim {MAX_HEAD_DIM}, got {largest}"
+        )
     return AttentionShape(
         heads, heads // kv_heads,
         dim, dim_v, padded_dim(dim), padded_dim(dim_v),
@@ -346,13 +351,6 @@ def product_precision(x: Tensor) -> str:
     return "bf16x6" if exact and x.is_cuda else precision
 
 
-def padded_dim(dim: int) -> int:
-    """Triton's blocks are powers of two, and its matrix products at least 16 deep."""
-    if dim > MAX_HEAD_DIM:
-        raise NotImplementedError(f"the triton backend goes to head_dim {MAX_HEAD_DIM}, got {dim}")
-    return max(16, 1 << (dim - 1).bit_length())
-
-
 def rows_of_dims(x: Tensor) -> Tensor:
     """[T, ..., D] with unit stride in D; packed QKV is read in place.
 
@@ -365,10 +363,6 @@ def rows_of_dims(x: Tensor) -> Tensor:
 def empty_lse(q: Tensor) -> Tensor:
     """[T, H] float32."""
     return torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-
-
-def padded_head_dim(q: Tensor, v: Tensor) -> int:
-    return max(padded_dim(q.shape[2]), padded_dim(v.shape[2]))
 
 
 def scale_argument(scale: float) -> tuple[float, bool]:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from jagged_kernels.attention.bias_launch import NO_BIAS, BiasShape, launch_options
 from jagged_kernels.attention.rows import NO_LIMIT, SHORT_USER, long_rows
-from jagged_kernels.attention.tiles import LaunchConfig, forward_config, parts_of_tile
+from jagged_kernels.attention.tiles import LaunchConfig, forward_config, padded_dim, parts_of_tile
 from jagged_kernels.attention.triton_bias import bias_block, bias_place, keep_block
 from jagged_kernels.attention.triton_blocks import (
     FAR,
@@ -36,7 +36,6 @@ from jagged_kernels.attention.triton_blocks import (
     load_block,
     load_part,
     lse2_of,
-    padded_dim,
     product_precision,
     rows_of_dims,
     scale_argument,

@@ -27,7 +27,7 @@ from jagged_kernels.attention.partition import (
     split_backward_fits,
 )
 from jagged_kernels.attention.rows import NO_LIMIT
-from jagged_kernels.attention.tiles import LaunchConfig
+from jagged_kernels.attention.tiles import LaunchConfig, padded_dim
 from jagged_kernels.attention.triton_blocks import (
     LOG2_E,
     PLANS,
@@ -38,7 +38,6 @@ from jagged_kernels.attention.triton_blocks import (
     layout_of,
     load_block,
     load_row,
-    padded_dim,
     probability,
     product_precision,
     rows_of_dims,

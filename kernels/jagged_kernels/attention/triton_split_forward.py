@@ -26,7 +26,7 @@ from jagged_kernels.attention.partition import (
     split_forward_config,
 )
 from jagged_kernels.attention.rows import NO_LIMIT
-from jagged_kernels.attention.tiles import LaunchConfig
+from jagged_kernels.attention.tiles import LaunchConfig, padded_dim
 from jagged_kernels.attention.triton_blocks import (
     PLANS,
     LaunchPlan,
@@ -38,7 +38,6 @@ from jagged_kernels.attention.triton_blocks import (
     load_block,
     load_row,
     lse2_of,
-    padded_dim,
     product_precision,
     rows_of_dims,
     scale_argument,

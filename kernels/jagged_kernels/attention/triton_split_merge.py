@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.partition import SPAN_WIDTH, Partition, pack_size
-from jagged_kernels.attention.triton_blocks import load_row, lse2_of, padded_dim
+from jagged_kernels.attention.tiles import padded_dim
+from jagged_kernels.attention.triton_blocks import load_row, lse2_of
 from jagged_kernels.attention.triton_split_blocks import slot_of
 from jagged_kernels.launch import launch
 
