@@ -75,7 +75,7 @@ def test_head_dims_that_differ_on_the_device(dtype, same_offsets, dim, dim_v):
     case = Case([5, 16, 17, 20, 40, 0, 64, 70, 130], heads=4, kv_heads=2, dim=dim, dim_v=dim_v)
     inputs = case.inputs(dtype)
     if same_offsets:
-        inputs.k_offsets = inputs.q_offsets
+        inputs = inputs.with_shared_offsets()
     assert_as_exact_as_sdpa(inputs, "triton", tile=None)
 
 

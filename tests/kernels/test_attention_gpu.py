@@ -83,6 +83,7 @@ def test_other_batches_do_not_recompile():
         triton_forward,
         triton_partition,
         triton_rows,
+        triton_short,
     )
 
     kernels = (
@@ -94,6 +95,8 @@ def test_other_batches_do_not_recompile():
         triton_forward._forward_kernel,
         triton_backward._dq_kernel,
         triton_backward._dkv_kernel,
+        triton_short._short_forward_kernel,
+        triton_short._short_backward_kernel,
         gluon_dkv._dkv_kernel,
     )
 

@@ -19,7 +19,7 @@ from jagged_kernels import (
     lengths_to_offsets,
 )
 from jagged_kernels.attention import triton_backward, triton_forward
-from jagged_kernels.attention.rows import SHORT_USER, long_rows
+from jagged_kernels.attention.rows import SHORT_USER, rows_to_walk
 from jagged_kernels.attention.tiles import MOSTLY_SHORT, short_users_pay
 
 LENGTHS = [3, 0, SHORT_USER, SHORT_USER + 1, 16, 17, 1, 0]
@@ -30,9 +30,7 @@ MASKS = pytest.mark.parametrize(
 
 def inputs_of(lengths: list[int], dtype: torch.dtype = torch.float32, **options: Any) -> Inputs:
     """Queries and keys with the same offsets: self-attention."""
-    inputs = Case(lengths, **options).inputs(dtype)
-    inputs.k_offsets = inputs.q_offsets
-    return inputs
+    return Case(lengths, **options).inputs(dtype).with_shared_offsets()
 
 
 @pytest.fixture
@@ -189,7 +187,7 @@ def test_rows_before_those_of_short_users_hold_every_longer_one(lengths, tile, w
     x = JaggedTensor(torch.empty(int(offsets[-1]), 1, 1), offsets)
     schedule = attention_schedule(x, window=window, tile_q=tile, tile_k=tile)
     for rows in (schedule.rows, schedule.rows_t):
-        first = rows[: long_rows(rows, int(offsets[-1]), tile)]
+        first = rows[: rows_to_walk(rows, int(offsets[-1]), tile, skips=True)]
         found = sorted(set(first[:, 5][first[:, 6] > SHORT_USER].tolist()))
         tiles = int((first[:, 6] > SHORT_USER).sum())
         longer = [user for user, length in enumerate(lengths) if length > SHORT_USER]

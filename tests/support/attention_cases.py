@@ -74,6 +74,10 @@ class Inputs:
     q_offsets: Tensor
     k_offsets: Tensor
 
+    def with_shared_offsets(self) -> Inputs:
+        """Queries and keys with one tensor of offsets, as self-attention has it."""
+        return replace(self, k_offsets=self.q_offsets)
+
     def double(self) -> Inputs:
         parts = {name: getattr(self, name).double() for name in ("q", "k", "v", "d_o", "d_lse")}
         return replace(self, **parts)

@@ -36,9 +36,15 @@ def row_counts(
     return q_tokens // tile_q + users if sort else users, k_tokens // tile_k + users
 
 
-def long_rows(rows: Tensor, tokens: int, tile: int) -> int:
-    """So many of sorted rows, from the first one on, hold all tiles of users of more than
-    `SHORT_USER` tokens, where queries and keys are the same tokens and a tile is larger."""
+def rows_to_walk(rows: Tensor, tokens: int, tile: int, *, skips: bool) -> int:
+    """How many rows, from the first one on, a kernel must look at: all, or if it skips short users
+    a bound of those of the others.
+
+    Rows are sorted; with `skips`, queries and keys are the same tokens, and a tile holds more than
+    `SHORT_USER`.
+    """
+    if not skips:
+        return rows.shape[0]
     return min(rows.shape[0], tokens // tile + tokens // (SHORT_USER + 1))
 
 

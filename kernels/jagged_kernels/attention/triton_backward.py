@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.bias_launch import NO_BIAS, BiasShape, BiasSlots, launch_options
-from jagged_kernels.attention.rows import NO_LIMIT, SHORT_USER, long_rows, users_of_rows
+from jagged_kernels.attention.rows import NO_LIMIT, rows_to_walk, users_of_rows
 from jagged_kernels.attention.tiles import (
     SHORT_HISTORY,
     LaunchConfig,
@@ -158,8 +158,7 @@ def launch_dq(
         q.element_size(), product_precision(q), tile, (left != NO_LIMIT, right != NO_LIMIT),
         scale, bias["BIAS"], config, small_memory, skips,
     )  # fmt: skip
-    count = long_rows(rows, q.shape[0], tile) if skips else rows.shape[0]
-    if count:
+    if count := rows_to_walk(rows, q.shape[0], tile, skips=skips):
         launch(
             _dq_kernel,
             count * plan.programs,
@@ -203,8 +202,7 @@ def launch_dkv(
         q.element_size(), product_precision(q), tile, (right != NO_LIMIT, left != NO_LIMIT),
         scale, bias["BIAS"], config, small_memory, skips,
     )  # fmt: skip
-    count = long_rows(rows_t, k.shape[0], tile) if skips else rows_t.shape[0]
-    if count:
+    if count := rows_to_walk(rows_t, k.shape[0], tile, skips=skips):
         launch(
             _dkv_kernel,
             count * plan.programs,
@@ -229,7 +227,7 @@ def _plan(
     parts = parts_of_tile(tile, dim, element_size, small_memory)
     shape = shape_of_layouts(
         q, k, v, d_o, tile=tile, parts=parts, block=config.block, limits=limits,
-        precision=precision, short=SHORT_USER if skips else 0,
+        precision=precision, skips=skips,
     )  # fmt: skip
     scale_log2, negate = scale_argument(scale)
     constants = {"S": shape, "NEGATE": negate, "BIAS": BIAS}
@@ -248,7 +246,7 @@ def _dq_kernel(
     slot, head = tl.program_id(0) // HEADS, (tl.program_id(0) % HEADS).to(tl.int64)
     row = slot // S.PARTS
     q_start, q_end, k_start, k_end, shift = load_part(
-        rows_ptr, row, slot % S.PARTS, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, S.PARTS, S.SHORT
+        rows_ptr, row, slot % S.PARTS, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, S.PARTS, S.SKIPS
     )
     d_position, d_time, d_slope = zero_sums(slots, BIAS)
     if q_start == q_end:
@@ -351,7 +349,7 @@ def _dkv_kernel(
     slot, kv_head = tl.program_id(0) // KV_HEADS, (tl.program_id(0) % KV_HEADS).to(tl.int64)
     row = slot // S.PARTS
     k_start, k_end, q_start, q_end, shift = load_part(
-        rows_ptr, row, slot % S.PARTS, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, S.PARTS, S.SHORT
+        rows_ptr, row, slot % S.PARTS, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, S.PARTS, S.SKIPS
     )
     if k_start == k_end:
         return

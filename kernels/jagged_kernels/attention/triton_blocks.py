@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.rows import NO_LIMIT, ROW_FIELDS, ROW_WIDTH
+from jagged_kernels.attention.rows import NO_LIMIT, ROW_FIELDS, ROW_WIDTH, SHORT_USER
 from jagged_kernels.attention.tiles import MAX_HEAD_DIM, padded_dim
 from jagged_kernels.attention.triton_float32 import dot_factors, factor
 
@@ -24,6 +24,7 @@ _FARTHEST = tl.constexpr(2.0**24)
 PLANS = 256
 _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
 _LENGTH = tl.constexpr(ROW_FIELDS.index("length"))
+_SHORT_USER = tl.constexpr(SHORT_USER)
 
 
 @triton.jit
@@ -42,14 +43,14 @@ def load_row(rows_ptr, row):
 @triton.jit
 def load_part(
     rows_ptr, row, part, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
-    TILE: tl.constexpr, PARTS: tl.constexpr, SHORT: tl.constexpr,
+    TILE: tl.constexpr, PARTS: tl.constexpr, SKIPS: tl.constexpr,
 ):  # fmt: skip
     """`load_row` for TILE tokens of its tile, number `part`; start == end if there are none, or
-    the user has SHORT tokens or fewer."""
+    the user is short and SKIPS."""
     start, end, range_start, range_end, shift = load_row(rows_ptr, row)
-    if SHORT:
+    if SKIPS:
         length = tl.load(rows_ptr + row.to(tl.int64) * _ROW_WIDTH + _LENGTH)
-        end = tl.where(length <= SHORT, start, end)
+        end = tl.where(length <= _SHORT_USER, start, end)
     if PARTS > 1:
         start += part * TILE
         end = tl.minimum(end, start + TILE)
@@ -232,7 +233,7 @@ class AttentionShape(NamedTuple):
         D, DV, PAD_D, PAD_DV: of q and k, and of v; padded to a power of two.
         TILE, BLOCK: tokens that a program holds, and of a block that they meet.
         PARTS: programs that share a row, each with TILE tokens of its tile.
-        SHORT: users of so many tokens or fewer are left to `triton_short`.
+        SKIPS: users of up to `SHORT_USER` tokens are left to `triton_short`.
         *_STRIDE_T, *_STRIDE_H: of tokens and heads.
     """
 
@@ -256,7 +257,7 @@ class AttentionShape(NamedTuple):
     V_STRIDE_H: int
     DO_STRIDE_T: int = 0
     DO_STRIDE_H: int = 0
-    SHORT: int = 0
+    SKIPS: bool = False
 
 
 class LaunchPlan(NamedTuple):
@@ -300,7 +301,7 @@ def attention_shape(
 def shape_of_layouts(
     q: Layout, k: Layout, v: Layout, d_o: Layout | None = None,
     *, tile: int, block: int, limits: tuple[bool, bool], precision: str, parts: int = 1,
-    short: int = 0,
+    skips: bool = False,
 ) -> AttentionShape:  # fmt: skip
     """`limits`: has the mask a left and a right one."""
     heads, dim, *q_strides = q
@@ -316,7 +317,7 @@ def shape_of_layouts(
         dim, dim_v, padded_dim(dim), padded_dim(dim_v),
         tile // parts, parts, block, *limits, precision,
         *q_strides, *k_strides, *v_strides, *(() if d_o is None else d_o[2:]),
-        SHORT=short,
+        SKIPS=skips,
     )  # fmt: skip
 
 

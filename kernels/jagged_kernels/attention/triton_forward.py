@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.bias_launch import NO_BIAS, BiasShape, launch_options
-from jagged_kernels.attention.rows import NO_LIMIT, SHORT_USER, long_rows
+from jagged_kernels.attention.rows import NO_LIMIT, rows_to_walk
 from jagged_kernels.attention.tiles import LaunchConfig, forward_config, padded_dim, parts_of_tile
 from jagged_kernels.attention.triton_bias import bias_block, bias_place, keep_block
 from jagged_kernels.attention.triton_blocks import (
@@ -91,8 +91,7 @@ def launch_forward(
         tile_q, (left != NO_LIMIT, right != NO_LIMIT), scale, bias["BIAS"], config,
         has_small_memory(q.device), skips,
     )  # fmt: skip
-    count = long_rows(rows, tokens, tile_q) if skips else rows.shape[0]
-    if count:
+    if count := rows_to_walk(rows, tokens, tile_q, skips=skips):
         launch(
             _forward_kernel,
             count * plan.programs,
@@ -117,7 +116,7 @@ def _plan(
     parts = parts_of_tile(tile, pad_d, element_size, small_memory)
     shape = shape_of_layouts(
         q, k, v, tile=tile, parts=parts, block=config.block, limits=limits, precision=precision,
-        short=SHORT_USER if skips else 0,
+        skips=skips,
     )  # fmt: skip
     shape = with_equal_columns(shape)
     scale_log2, negate = scale_argument(scale)
@@ -137,7 +136,7 @@ def _forward_kernel(
     slot, head = tl.program_id(0) // HEADS, (tl.program_id(0) % HEADS).to(tl.int64)
     row = slot // S.PARTS
     q_start, q_end, k_start, k_end, shift = load_part(
-        rows_ptr, row, slot % S.PARTS, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, S.PARTS, S.SHORT
+        rows_ptr, row, slot % S.PARTS, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, S.PARTS, S.SKIPS
     )
     if q_start == q_end:
         return
