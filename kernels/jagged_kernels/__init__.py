@@ -12,83 +12,28 @@ from jagged_kernels.attention import (
     attention_schedule,
     jagged_attention,
 )
-from jagged_kernels.interaction.cat import (
-    jagged_cat,
-)
-from jagged_kernels.interaction.elementwise import (
-    jagged_add,
-    jagged_mul,
-)
-from jagged_kernels.interaction.embedding import (
-    jagged_embedding,
-)
-from jagged_kernels.interaction.index_select import (
-    jagged_index_select,
-)
-from jagged_kernels.interaction.jagged2 import (
-    Jagged2Tensor,
-    jagged2_like,
-)
-from jagged_kernels.interaction.jagged2_mul import (
-    jagged2_mul,
-)
-from jagged_kernels.interaction.jagged2_padded import (
-    jagged2_to_padded,
-)
-from jagged_kernels.interaction.jagged_jagged_bmm import (
-    jagged_jagged_bmm,
-)
-from jagged_kernels.interaction.jagged_linear import (
-    jagged_dense_bmm,
-    jagged_linear,
-)
-from jagged_kernels.interaction.jagged_outer import (
-    jagged2_matmul,
-    jagged_outer,
-)
-from jagged_kernels.interaction.last_k import (
-    jagged_last_k,
-)
-from jagged_kernels.interaction.norm import (
-    jagged_layer_norm,
-    jagged_rms_norm,
-)
-from jagged_kernels.interaction.padded import (
-    from_padded,
-    to_padded,
-)
-from jagged_kernels.interaction.pooling import (
-    jagged_max,
-    jagged_mean,
-    jagged_sum,
-)
-from jagged_kernels.interaction.self_difference import (
-    jagged_self_difference,
-)
-from jagged_kernels.interaction.slice import (
-    jagged_recent,
-    jagged_slice,
-)
-from jagged_kernels.interaction.softmax import (
-    jagged2_softmax,
-    jagged_softmax,
-)
-from jagged_kernels.interaction.target_interaction import (
-    target_interaction,
-)
-from jagged_kernels.interaction.top_k import (
-    jagged_top_k,
-)
-from jagged_kernels.interaction.unique import (
-    jagged_unique,
-)
-from jagged_kernels.interaction.weighted_sum import (
-    jagged_weighted_sum,
-)
-from jagged_kernels.jagged_tensor import (
-    JaggedTensor,
-    lengths_to_offsets,
-)
+from jagged_kernels.ops.elementwise.elementwise import jagged_add, jagged_mul
+from jagged_kernels.ops.elementwise.jagged2_mul import jagged2_mul
+from jagged_kernels.ops.elementwise.self_difference import jagged_self_difference
+from jagged_kernels.ops.ids.embedding import jagged_embedding
+from jagged_kernels.ops.ids.top_k import jagged_top_k
+from jagged_kernels.ops.ids.unique import jagged_unique
+from jagged_kernels.ops.layout.cat import jagged_cat
+from jagged_kernels.ops.layout.index_select import jagged_index_select
+from jagged_kernels.ops.layout.jagged2_padded import jagged2_to_padded
+from jagged_kernels.ops.layout.last_k import jagged_last_k
+from jagged_kernels.ops.layout.padded import from_padded, to_padded
+from jagged_kernels.ops.layout.slice import jagged_recent, jagged_slice
+from jagged_kernels.ops.normalise.norm import jagged_layer_norm, jagged_rms_norm
+from jagged_kernels.ops.normalise.softmax import jagged2_softmax, jagged_softmax
+from jagged_kernels.ops.pooling.pooling import jagged_max, jagged_mean, jagged_sum
+from jagged_kernels.ops.pooling.weighted_sum import jagged_weighted_sum
+from jagged_kernels.ops.products.jagged_jagged_bmm import jagged_jagged_bmm
+from jagged_kernels.ops.products.jagged_linear import jagged_dense_bmm, jagged_linear
+from jagged_kernels.ops.products.jagged_outer import jagged2_matmul, jagged_outer
+from jagged_kernels.ops.products.target_interaction import target_interaction
+from jagged_kernels.tensors.jagged import JaggedTensor, lengths_to_offsets
+from jagged_kernels.tensors.jagged2 import Jagged2Tensor, jagged2_like
 
 __all__ = [
     "ALiBi",

@@ -7,8 +7,9 @@ import torch
 from attention_cases import DEVICE, TILE, Case
 
 from jagged_kernels import JaggedTensor, attention_schedule, jagged_attention
-from jagged_kernels.attention import ops, ops_native
-from jagged_kernels.attention.bias_terms import BiasTerms
+from jagged_kernels.attention.operators import native as ops_native
+from jagged_kernels.attention.operators import plain as ops
+from jagged_kernels.attention.scores.bias_terms import BiasTerms
 
 COMPILER = "inductor" if DEVICE == "cuda" else "aot_eager"
 

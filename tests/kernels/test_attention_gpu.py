@@ -77,14 +77,12 @@ def test_a_training_step_in_a_cuda_graph_follows_new_offsets(kind):
 def test_other_batches_do_not_recompile():
     """200 batches of other sizes, after one of short and one of long histories: which kernel runs
     on Hopper follows from the tokens of a user, and each is compiled for its first batch."""
-    from jagged_kernels.attention import (
-        gluon_dkv,
-        triton_backward,
-        triton_forward,
-        triton_partition,
-        triton_rows,
-        triton_short,
-    )
+    from jagged_kernels.attention.hopper import dkv as gluon_dkv
+    from jagged_kernels.attention.plain import backward as triton_backward
+    from jagged_kernels.attention.plain import forward as triton_forward
+    from jagged_kernels.attention.plain import short as triton_short
+    from jagged_kernels.schedule import triton_rows
+    from jagged_kernels.schedule import triton_spans as triton_partition
 
     kernels = (
         triton_rows._count_kernel,

@@ -10,7 +10,7 @@ import torch
 from attention_cases import DEVICE, RESULTS, TILE, Case, assert_as_exact_as_sdpa, run
 
 from jagged_kernels import ALiBi, JaggedTensor, jagged_attention
-from jagged_kernels.attention.triton_blocks import dot_precision
+from jagged_kernels.attention.blocks import dot_precision
 
 BACKENDS = ("native", "triton")
 LENGTHS = [TILE + 2, 0, 5, 2 * TILE, 1]
@@ -299,7 +299,7 @@ def test_dropout_is_one_mask_in_both_backends():
 
 
 def test_dropout_drops_the_stated_share_and_keeps_the_mean():
-    from jagged_kernels.attention.dropout import keep_mask
+    from jagged_kernels.attention.scores.dropout import keep_mask
 
     axis = torch.arange(300)
     kept = keep_mask(torch.tensor(3), 1, 2, axis[:, None], axis, 0.3).double()

@@ -16,7 +16,7 @@ from jagged_kernels import (
     RelativeTimeBias,
     jagged_attention,
 )
-from jagged_kernels.attention.bias_terms import position_buckets, time_bucket_starts
+from jagged_kernels.attention.scores.bias_terms import position_buckets, time_bucket_starts
 
 BACKENDS = ("native", "triton")
 LENGTHS = [0, 1, TILE - 1, TILE, 0, TILE + 1, 2 * TILE + 5]
@@ -118,7 +118,8 @@ def test_memory_does_not_grow_with_the_square_of_a_history():
 
 @pytest.mark.gpu
 def test_other_batches_do_not_recompile():
-    from jagged_kernels.attention import triton_backward, triton_forward
+    from jagged_kernels.attention.plain import backward as triton_backward
+    from jagged_kernels.attention.plain import forward as triton_forward
 
     kernels = (
         triton_forward._forward_kernel,

@@ -16,9 +16,10 @@ from jagged_kernels import (
     attention_schedule,
     jagged_attention,
 )
-from jagged_kernels.attention import ops_biased, ops_native
-from jagged_kernels.attention.bias import bias_terms
-from jagged_kernels.attention.bias_terms import BiasTerms
+from jagged_kernels.attention.operators import biased as ops_biased
+from jagged_kernels.attention.operators import native as ops_native
+from jagged_kernels.attention.scores.bias import bias_terms
+from jagged_kernels.attention.scores.bias_terms import BiasTerms
 
 COMPILER = "inductor" if DEVICE == "cuda" else "aot_eager"
 SEED = 12

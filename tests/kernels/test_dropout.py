@@ -10,7 +10,7 @@ from attention_cases import DEVICE, RESULTS, TILE, Case, run
 from bias_cases import Biases, assert_as_exact_as_pytorch, drawn_seed
 
 from jagged_kernels import JaggedTensor, jagged_attention
-from jagged_kernels.attention.dropout import drop_below, keep_mask
+from jagged_kernels.attention.scores.dropout import drop_below, keep_mask
 
 BACKENDS = ("native", "triton")
 LENGTHS = [0, 1, TILE - 1, TILE, 0, TILE + 1, 2 * TILE + 5]

@@ -12,9 +12,9 @@ from processes import run_python
 from torch import Tensor
 
 from jagged_kernels import JaggedTensor, attention_schedule
-from jagged_kernels.attention.hopper import forward_config, hopper_fits
-from jagged_kernels.attention.rows import build_rows
-from jagged_kernels.attention.schedule import resolve_window
+from jagged_kernels.schedule.policy.hopper import forward_config, hopper_fits
+from jagged_kernels.schedule.rows import build_rows
+from jagged_kernels.schedule.schedule import resolve_window
 
 HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
 # Around parts of 64 queries, tiles of 128 and blocks of 128 keys.
@@ -32,7 +32,7 @@ def attend(
     scale: float | None = None,
 ) -> dict[str, Tensor]:  # fmt: skip
     """o and lse, as `attention_cases.run` gives them."""
-    from jagged_kernels.attention.gluon_forward import launch_forward
+    from jagged_kernels.attention.hopper.forward import launch_forward
 
     q, k, v = inputs.q, inputs.k, inputs.v
     assert hopper_fits(q, k, v)
@@ -180,8 +180,8 @@ def test_enormous_logits(dim, causal, dtype, size):
 @pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (9, 2)}], ids=str)
 def test_marked_parts_are_computed_again(mask):
     """And nothing else is touched. More places (rows, parts, heads) than one program looks at."""
-    from jagged_kernels.attention.triton_blocks import attention_shape, scale_argument
-    from jagged_kernels.attention.triton_exact import launch_exact
+    from jagged_kernels.attention.blocks import attention_shape, scale_argument
+    from jagged_kernels.attention.hopper.exact import launch_exact
 
     inputs = Case([70, 0, 33, 16, 1, *[20] * 12], heads=2, kv_heads=1).inputs(torch.float32)
     inputs.q *= 2.0**12
@@ -250,7 +250,7 @@ def test_reruns_are_bit_identical_at_size(dim, causal):
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    from jagged_kernels.attention.gluon_forward import launch_forward
+    from jagged_kernels.attention.hopper.forward import launch_forward
 
     tile = forward_config(q.shape[2]).tile_q
     schedule = attention_schedule(JaggedTensor(q, offsets, validate=False), tile_q=tile)
@@ -295,7 +295,8 @@ def test_it_never_waits_for_the_device():
 @on_hopper
 @DIMS
 def test_other_batches_do_not_recompile(dim):
-    from jagged_kernels.attention import gluon_forward, triton_exact
+    from jagged_kernels.attention.hopper import exact as triton_exact
+    from jagged_kernels.attention.hopper import forward as gluon_forward
 
     kernels = (gluon_forward._forward_kernel, triton_exact._exact_kernel)
     counts = []
@@ -335,8 +336,11 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from jagged_kernels.attention import gluon_dkv, gluon_dq, gluon_forward, hopper
-from jagged_kernels.attention.triton_blocks import AttentionShape
+from jagged_kernels.attention.blocks import AttentionShape
+from jagged_kernels.attention.hopper import dkv as gluon_dkv
+from jagged_kernels.attention.hopper import dq as gluon_dq
+from jagged_kernels.attention.hopper import forward as gluon_forward
+from jagged_kernels.schedule.policy import hopper
 
 name, dim = sys.argv[1], int(sys.argv[2])
 kernel, config, tiles = {

@@ -13,12 +13,12 @@ from attention_cases import TILE as PLAIN_TILE
 from attention_cases import Case, Inputs, Standard
 from torch import Tensor
 
-from jagged_kernels.attention.gluon_backward import launch_backward
-from jagged_kernels.attention.gluon_dkv import _dkv_kernel
-from jagged_kernels.attention.gluon_dq import _dq_kernel
-from jagged_kernels.attention.hopper import forward_config, hopper_fits
-from jagged_kernels.attention.rows import build_rows
-from jagged_kernels.attention.triton_forward import launch_forward
+from jagged_kernels.attention.hopper.backward import launch_backward
+from jagged_kernels.attention.hopper.dkv import _dkv_kernel
+from jagged_kernels.attention.hopper.dq import _dq_kernel
+from jagged_kernels.attention.plain.forward import launch_forward
+from jagged_kernels.schedule.policy.hopper import forward_config, hopper_fits
+from jagged_kernels.schedule.rows import build_rows
 
 pytestmark = [
     pytest.mark.gpu,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from jagged_kernels.attention.hopper import for_tma, hopper_fits, tma_reads
+from jagged_kernels.schedule.policy.hopper import for_tma, hopper_fits, tma_reads
 
 
 def test_cpu_tensors_do_not_fit():

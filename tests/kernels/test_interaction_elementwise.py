@@ -33,7 +33,9 @@ def _with_a_whale(operation):
 @pytest.fixture
 def short_pieces(monkeypatch):
     """Pieces of few tokens, so that users of a few hundred have many."""
-    from jagged_kernels.interaction import triton_max, triton_segments, triton_softmax
+    from jagged_kernels.device import pieces as triton_segments
+    from jagged_kernels.ops.normalise import triton_softmax
+    from jagged_kernels.ops.pooling import triton_max
 
     for module, name in (
         (triton_segments, "SUM_CUT"),
@@ -79,7 +81,8 @@ def test_long_users_and_wide_tokens(name, poisoned_allocations, short_pieces):
 
 @pytest.mark.parametrize("name", ["softmax2 rows", "self difference"])
 def test_rows_longer_than_a_program_holds(name, monkeypatch):
-    from jagged_kernels.interaction import triton_self_difference, triton_softmax2
+    from jagged_kernels.ops.elementwise import triton_self_difference
+    from jagged_kernels.ops.normalise import triton_softmax2
 
     monkeypatch.setattr(triton_softmax2, "ELEMENTS", 64)
     monkeypatch.setattr(triton_self_difference, "ELEMENTS", 256)
@@ -90,7 +93,7 @@ def test_rows_longer_than_a_program_holds(name, monkeypatch):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_columns_that_are_kept_read_twice_and_cut(dtype, monkeypatch, poisoned_allocations):
-    from jagged_kernels.interaction import triton_column_softmax as columns
+    from jagged_kernels.ops.normalise import triton_column_softmax as columns
 
     config = columns.ColumnConfig(held=16, elements=128, num_warps=1, maxnreg=128)
     for name in ("FORWARD_CONFIG", "BACKWARD_CONFIG", "MERGED_CONFIG"):
@@ -108,9 +111,9 @@ def test_columns_that_are_kept_read_twice_and_cut(dtype, monkeypatch, poisoned_a
 
 @pytest.mark.parametrize("name", ["sum", "max", "softmax"])
 def test_more_pieces_than_a_merge_reads_at_once(name):
-    from jagged_kernels.interaction.triton_max import MAX_CUT
-    from jagged_kernels.interaction.triton_segments import MERGE_LANES, SUM_CUT, piece_shape
-    from jagged_kernels.interaction.triton_softmax import SOFTMAX_CUTS
+    from jagged_kernels.device.pieces import MERGE_LANES, SUM_CUT, piece_shape
+    from jagged_kernels.ops.normalise.triton_softmax import SOFTMAX_CUTS
+    from jagged_kernels.ops.pooling.triton_max import MAX_CUT
 
     operation, columns = OPERATIONS[name], 33
     cut = {"sum": SUM_CUT, "max": MAX_CUT, "softmax": SOFTMAX_CUTS[4]}[name]
@@ -128,8 +131,8 @@ def test_softmax_of_users_that_are_held_read_twice_and_cut(
     columns, dtype, poisoned_allocations, short_pieces
 ):
     """Users at the edges of every tile, of a piece, and of more."""
-    from jagged_kernels.interaction import triton_softmax
-    from jagged_kernels.interaction.triton_segments import piece_shape
+    from jagged_kernels.device.pieces import piece_shape
+    from jagged_kernels.ops.normalise import triton_softmax
 
     is_narrow = columns * dtype.itemsize <= 16
     cut = triton_softmax.NARROW_CUT if is_narrow else triton_softmax.SOFTMAX_CUTS[dtype.itemsize]
@@ -144,7 +147,7 @@ def test_softmax_of_users_that_are_held_read_twice_and_cut(
 @pytest.mark.parametrize("stride", [2**19, 2**21])
 def test_softmax_of_narrow_rows_far_apart(stride, monkeypatch):
     """Addresses in a tile are of 32 bits: rows that lie too far apart for it are copied."""
-    from jagged_kernels.interaction import triton_softmax
+    from jagged_kernels.ops.normalise import triton_softmax
 
     launched = []
     monkeypatch.setattr(triton_softmax, "launch", lambda *a, **k: launched.append(a[3]))

@@ -10,19 +10,13 @@ from operation_cases import DEVICE
 
 import jagged_kernels as jk
 from jagged_kernels import Jagged2Tensor, JaggedTensor
-from jagged_kernels.interaction import (
-    elementwise,
-    jagged2_mul,
-    last_k,
-    native_users,
-    norm,
-    pooling,
-    rows,
-    self_difference,
-    softmax,
-    weighted_sum,
-)
-from jagged_kernels.interaction.jagged2 import jagged2_offsets
+from jagged_kernels.ops import users as native_users
+from jagged_kernels.ops.elementwise import elementwise, jagged2_mul, self_difference
+from jagged_kernels.ops.layout import copies as rows
+from jagged_kernels.ops.layout import last_k
+from jagged_kernels.ops.normalise import norm, softmax
+from jagged_kernels.ops.pooling import pooling, weighted_sum
+from jagged_kernels.tensors.jagged2 import jagged2_offsets
 
 BACKENDS = ["reference", "native", "triton"]
 

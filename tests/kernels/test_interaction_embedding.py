@@ -17,9 +17,9 @@ from operation_cases import (
 from torch import Tensor
 
 from jagged_kernels import JaggedTensor, jagged_embedding
-from jagged_kernels.interaction import embedding as embedding_module
-from jagged_kernels.interaction.embedding import embed
-from jagged_kernels.interaction.row_sums import sort_ids, sum_sorted_rows
+from jagged_kernels.ops.ids import embedding as embedding_module
+from jagged_kernels.ops.ids.embedding import embed
+from jagged_kernels.ops.ids.keyed_sums import sort_ids, sum_sorted_rows
 
 
 def embedding(backend: Any, offsets: Tensor, **tensors: Tensor) -> JaggedTensor:

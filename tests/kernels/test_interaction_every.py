@@ -7,7 +7,7 @@ import torch
 from every_operation import EVERY
 from operation_cases import COMPILER, DEVICE, flat, results
 
-from jagged_kernels.interaction.matmul import matmul
+from jagged_kernels.ops.products.matmul import matmul
 
 BACKENDS = ["reference", "native", "triton"]
 

@@ -19,7 +19,7 @@ from jagged_kernels import (
     jagged_outer,
     target_interaction,
 )
-from jagged_kernels.interaction import (
+from jagged_kernels.ops.products import (
     triton_jagged2_matmul,
     triton_jagged_outer,
     triton_linear,
@@ -27,7 +27,7 @@ from jagged_kernels.interaction import (
     triton_target_interaction,
     triton_user_products,
 )
-from jagged_kernels.interaction.jagged2 import jagged2_offsets
+from jagged_kernels.tensors.jagged2 import jagged2_offsets
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -31,12 +31,12 @@ from jagged_kernels import (
     lengths_to_offsets,
     to_padded,
 )
-from jagged_kernels.interaction.cat import cat_rows
-from jagged_kernels.interaction.index_select import select_rows, select_rows_backward
-from jagged_kernels.interaction.jagged2 import jagged2_offsets
-from jagged_kernels.interaction.jagged2_padded import cut_matrices, pad_matrices
-from jagged_kernels.interaction.rows import place_rows
-from jagged_kernels.interaction.slice import cut_users
+from jagged_kernels.ops.layout.cat import cat_rows
+from jagged_kernels.ops.layout.copies import place_rows
+from jagged_kernels.ops.layout.index_select import select_rows, select_rows_backward
+from jagged_kernels.ops.layout.jagged2_padded import cut_matrices, pad_matrices
+from jagged_kernels.ops.layout.slice import cut_users
+from jagged_kernels.tensors.jagged2 import jagged2_offsets
 
 # Empty users at either end and between, one token, and more tokens than one program takes.
 LENGTHS = {
@@ -391,7 +391,7 @@ def test_a_frequent_user_is_summed_in_float32():
 
 @pytest.mark.parametrize("columns", [3, 70])
 def test_copies_of_users_of_many_pieces(columns, monkeypatch):
-    from jagged_kernels.interaction import triton_select
+    from jagged_kernels.ops.layout import triton_select
 
     monkeypatch.setattr(triton_select, "SELECT_CUT", triton_select.SELECT_CUT._replace(steps=1))
     lengths = (2, 700, 0, 1, 300)
@@ -404,7 +404,7 @@ def test_copies_of_users_of_many_pieces(columns, monkeypatch):
 @pytest.mark.parametrize(("users", "copies"), [(1, 1), (3, 700), (300, 40), (129, 256), (5, 0)])
 def test_copies_in_the_order_of_their_users(users, copies, dtype, monkeypatch):
     """Counted as well as sorted, with users that do not exist before and behind all others."""
-    from jagged_kernels.interaction import triton_select
+    from jagged_kernels.ops.layout import triton_select
 
     generator = torch.Generator().manual_seed(0)
     select = torch.randint(-2, users + 2, (copies,), generator=generator, dtype=dtype).to(DEVICE)

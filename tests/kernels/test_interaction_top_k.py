@@ -19,9 +19,9 @@ from operation_cases import (
 from torch import Tensor
 
 from jagged_kernels import JaggedTensor, jagged_top_k, jagged_unique, lengths_to_offsets
-from jagged_kernels.interaction import triton_unique, triton_user_unique
-from jagged_kernels.interaction.top_k import top_k, top_k_backward
-from jagged_kernels.interaction.unique import unique_native, unique_triton
+from jagged_kernels.ops.ids import triton_unique, triton_user_unique
+from jagged_kernels.ops.ids.top_k import top_k, top_k_backward
+from jagged_kernels.ops.ids.unique import unique_native, unique_triton
 
 LENGTHS = [(0, 3, 300, 0, 1300, 1, 5, 0), (1,), (0, 0), ()]
 

@@ -17,7 +17,7 @@ from jagged_kernels import (
     jagged_outer,
     jagged_self_difference,
 )
-from jagged_kernels.interaction.jagged2 import jagged2_offsets
+from jagged_kernels.tensors.jagged2 import jagged2_offsets
 
 # Users of other lengths, and as many scores.
 OFFSETS, OTHERS = torch.tensor([0, 1, 4]), torch.tensor([0, 3, 4])

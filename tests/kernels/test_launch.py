@@ -12,7 +12,7 @@ from attention_cases import DEVICE
 from torch import Tensor
 from triton import knobs
 
-from jagged_kernels.launch import launch
+from jagged_kernels.core.launch import launch
 
 SIZE = 64
 

@@ -9,8 +9,9 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from jagged_kernels import JaggedTensor, attention_schedule, jagged_attention
-from jagged_kernels.attention import ops, triton_backward
-from jagged_kernels.operators import call
+from jagged_kernels.attention.operators import plain as ops
+from jagged_kernels.attention.plain import backward as triton_backward
+from jagged_kernels.core.operators import call
 
 
 class Seen(TorchDispatchMode):

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from jagged_kernels import lengths_to_offsets
-from jagged_kernels.attention.partition import (
+from jagged_kernels.schedule.rows import ROW_WIDTH, build_rows
+from jagged_kernels.schedule.spans import (
     Partition,
     build_partition,
     reference_stream_spans,
@@ -23,7 +24,6 @@ from jagged_kernels.attention.partition import (
     stream_programs,
     stream_spans,
 )
-from jagged_kernels.attention.rows import ROW_WIDTH, build_rows
 
 
 def _rows(lengths: list[tuple[int, int]]) -> Tensor:

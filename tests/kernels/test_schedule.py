@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jagged_kernels import JaggedTensor, attention_schedule, lengths_to_offsets
-from jagged_kernels.attention.partition import build_partition, split_forward_config
-from jagged_kernels.attention.rows import build_rows, reference_rows, schedule_rows
-from jagged_kernels.attention.tiles import DEFAULT_TILES
+from jagged_kernels.schedule.policy.plain import DEFAULT_TILES
+from jagged_kernels.schedule.rows import build_rows, reference_rows, schedule_rows
+from jagged_kernels.schedule.spans import build_partition, split_forward_config
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 90), st.integers(0, 90)), min_size=1, max_size=6)
 SIDE = st.integers(-1, 60)

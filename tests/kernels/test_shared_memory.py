@@ -6,8 +6,8 @@ import pytest
 import torch
 from processes import run_python
 
-from jagged_kernels import backends
-from jagged_kernels.attention.tiles import parts_of_tile
+from jagged_kernels.core import backends
+from jagged_kernels.schedule.policy.plain import parts_of_tile
 
 # Of a multiprocessor, what a program can have: A100, compute capability 8.6 and 8.9, Hopper.
 MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from jagged_kernels.attention.triton_blocks import AttentionShape
+from jagged_kernels.attention.blocks import AttentionShape
 
 dtype, capability, dim, *numbers = sys.argv[1], *map(int, sys.argv[2:])
 size, precision = (4, "bf16x6") if dtype == "fp32" else (2, "ieee")
@@ -60,8 +60,9 @@ def show(kernel, config, **constants):
 """
 
 PLAIN = """
-from jagged_kernels.attention import tiles, triton_backward, triton_forward
-from jagged_kernels.attention.bias_launch import BiasShape
+from jagged_kernels.attention.plain import backward as triton_backward, forward as triton_forward
+from jagged_kernels.schedule.policy import plain as tiles
+from jagged_kernels.attention.scores.bias_launch import BiasShape
 
 small = capability == 89
 rows = 64 // tiles.parts_of_tile(64, dim, size, small)
@@ -77,7 +78,9 @@ for kernel, rule in kernels.items():
 
 SPLIT = """
 import torch
-from jagged_kernels.attention import partition, triton_split_backward, triton_split_forward
+from jagged_kernels.attention.split import backward as triton_split_backward
+from jagged_kernels.attention.split import forward as triton_split_forward
+from jagged_kernels.schedule import spans as partition
 
 (pack,) = numbers
 partition.is_hopper = lambda _device: capability == 90

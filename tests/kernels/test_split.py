@@ -10,14 +10,10 @@ import torch
 from attention_cases import DIFFERENT_DIMS, RESULTS, Case, Inputs, Standard
 from torch import Tensor
 
-from jagged_kernels.attention.partition import (
-    build_partition,
-    split_backward_fits,
-    split_partitions,
-)
-from jagged_kernels.attention.rows import build_rows
-from jagged_kernels.attention.triton_split_backward import launch_split_backward
-from jagged_kernels.attention.triton_split_forward import launch_split_forward
+from jagged_kernels.attention.split.backward import launch_split_backward
+from jagged_kernels.attention.split.forward import launch_split_forward
+from jagged_kernels.schedule.rows import build_rows
+from jagged_kernels.schedule.spans import build_partition, split_backward_fits, split_partitions
 
 BLOCK = 16
 POLICIES = [("stream", 1), ("stream", 5), ("stream", 64), ("split", 3), ("rows", 1)]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import jagged_kernels as jk
 from jagged_kernels import Jagged2Tensor, JaggedTensor, lengths_to_offsets
-from jagged_kernels.interaction.jagged2 import jagged2_offsets
+from jagged_kernels.tensors.jagged2 import jagged2_offsets
 
 LENGTHS = (3, 0, 5, 1)
 OFFSETS = ("offsets", "matrix_offsets")

@@ -12,8 +12,8 @@ from attention_cases import DEVICE, RESULTS, TILE, Inputs, Terms, assert_no_wors
 from torch import Tensor
 
 from jagged_kernels import ALiBi, RelativePositionBias, RelativeTimeBias
-from jagged_kernels.attention.bias import Bias
-from jagged_kernels.attention.dropout import keep_mask
+from jagged_kernels.attention.scores.bias import Bias
+from jagged_kernels.attention.scores.dropout import keep_mask
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import jagged_kernels as jk
 from jagged_kernels import Jagged2Tensor, JaggedTensor
-from jagged_kernels.interaction.jagged2 import jagged2_offsets
+from jagged_kernels.tensors.jagged2 import jagged2_offsets
 
 PADDED = 4  # L of padded operands: some users are longer, some shorter
 

@@ -16,8 +16,8 @@ from jagged_kernels import (
     lengths_to_offsets,
     target_interaction,
 )
-from jagged_kernels.interaction.jagged2 import jagged2_offsets
-from jagged_kernels.interaction.jagged_linear import Activation
+from jagged_kernels.ops.products.jagged_linear import Activation
+from jagged_kernels.tensors.jagged2 import jagged2_offsets
 
 LENGTHS = {
     "mixed": (3, 0, 64, 1, 65, 0),

@@ -1,13 +1,13 @@
 """Jagged attention: specification, backends and schedule.
 
-`api.py` is the function; `reference.py` the specification; `native.py` and `triton_*.py` the
-backends; `bias.py` the biases; `ops*.py` their registration with PyTorch; `schedule.py` and
-`tiles.py` who does what.
+`api` is the function, `reference` the specification, `native` PyTorch for a CPU; `plain`, `split`
+and `hopper` are the Triton backend's kernels, `scores` what is done to scores, and `operators` all
+of that registered with PyTorch.
 """
 
 from jagged_kernels.attention.api import jagged_attention
-from jagged_kernels.attention.bias import ALiBi, RelativePositionBias, RelativeTimeBias
-from jagged_kernels.attention.schedule import AttentionSchedule, attention_schedule
+from jagged_kernels.attention.scores.bias import ALiBi, RelativePositionBias, RelativeTimeBias
+from jagged_kernels.schedule.schedule import AttentionSchedule, attention_schedule
 
 __all__ = [
     "ALiBi",

@@ -9,11 +9,18 @@ from typing import Literal, TypedDict, Unpack, overload
 import torch
 from torch import Tensor
 
-from jagged_kernels.attention import ops, ops_biased, ops_native, ops_split
-from jagged_kernels.attention.bias import Bias, bias_terms
-from jagged_kernels.attention.bias_terms import BiasTerms
+from jagged_kernels.attention.operators import biased as ops_biased
+from jagged_kernels.attention.operators import native as ops_native
+from jagged_kernels.attention.operators import plain as ops
+from jagged_kernels.attention.operators import split as ops_split
 from jagged_kernels.attention.reference import attention_reference
-from jagged_kernels.attention.schedule import (
+from jagged_kernels.attention.scores.bias import Bias, bias_terms
+from jagged_kernels.attention.scores.bias_terms import BiasTerms
+from jagged_kernels.core.backends import Backend, choose_backend, or_native
+from jagged_kernels.core.contents import known_to_differ
+from jagged_kernels.core.operators import call, wants_gradient
+from jagged_kernels.schedule.policy.plain import MAX_HEAD_DIM
+from jagged_kernels.schedule.schedule import (
     AttentionSchedule,
     DenseShape,
     build_schedule,
@@ -22,11 +29,7 @@ from jagged_kernels.attention.schedule import (
     dense_queries,
     resolve_window,
 )
-from jagged_kernels.attention.tiles import MAX_HEAD_DIM
-from jagged_kernels.backends import Backend, choose_backend, or_native
-from jagged_kernels.contents import known_to_differ
-from jagged_kernels.jagged_tensor import JaggedTensor
-from jagged_kernels.operators import call, wants_gradient
+from jagged_kernels.tensors.jagged import JaggedTensor
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jagged_kernels.attention.bias_terms import (
+from jagged_kernels.attention.scores.bias_terms import (
     BiasGradients,
     BiasTerms,
     Places,
     bias_scores,
     scores_before,
 )
-from jagged_kernels.attention.dropout import keep_mask
+from jagged_kernels.attention.scores.dropout import keep_mask
 
 # Scores that one bucket may hold at a time: 64 MB in float32. Those of one query are not cut.
 _MAX_SCORES = 1 << 24

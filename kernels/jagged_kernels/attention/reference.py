@@ -12,9 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-from jagged_kernels.attention.bias_terms import BiasTerms, Places, bias_scores
-from jagged_kernels.attention.dropout import keep_mask
-from jagged_kernels.autocast import without_autocast
+from jagged_kernels.attention.scores.bias_terms import BiasTerms, Places, bias_scores
+from jagged_kernels.attention.scores.dropout import keep_mask
+from jagged_kernels.core.autocast import without_autocast
 
 
 @without_autocast
@@ -35,7 +35,7 @@ def attention_reference(
 
     Args:
         q: [Tq, H, D]. k: [Tk, Hk, D]. v: [Tk, Hk, Dv]. H is a multiple of Hk.
-        bias: see `bias_terms.BiasTerms`.
+        bias: see `scores.bias_terms.BiasTerms`.
         dropout_p, dropout_seed: see `dropout.keep_mask`.
 
     Returns:

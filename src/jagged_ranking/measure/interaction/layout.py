@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels import Jagged2Tensor, JaggedTensor, lengths_to_offsets
-from jagged_kernels.interaction.jagged2 import jagged2_offsets
+from jagged_kernels.tensors.jagged2 import jagged2_offsets
 from jagged_ranking.measure.workloads import Workload
 
 

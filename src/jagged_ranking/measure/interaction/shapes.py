@@ -21,7 +21,7 @@ from jagged_kernels import (
     lengths_to_offsets,
     to_padded,
 )
-from jagged_kernels.interaction.jagged2 import jagged2_offsets
+from jagged_kernels.tensors.jagged2 import jagged2_offsets
 from jagged_ranking.measure.interaction.layout import SAME, Form, Layout, masked, positions
 from jagged_ranking.measure.interaction.problem import Operation, Outputs, Peer, Problem, fbgemm
 

@@ -1,0 +1,51 @@
+"""The backward for Hopper: long histories in half precision at head_dim 64 and 128.
+
+Two passes as in `plain.backward`: dQ over the rows (3 products a block), then dK and dV over the
+rows of the transpose (4 products). In both, probabilities and their gradients go from one product
+to the next in registers, so that consumers write no shared memory, and nothing is summed by two
+programs. dQ at head_dim 64 is the plain one's, which is faster.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from jagged_kernels.attention.hopper.dkv import launch_dkv
+from jagged_kernels.attention.hopper.dq import launch_dq
+from jagged_kernels.attention.plain import backward as triton_backward
+from jagged_kernels.schedule.policy.hopper import for_tma, forward_config
+
+
+def launch_backward(
+    d_o: Tensor,
+    d_lse2: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse2: Tensor,
+    rows: Tensor,
+    rows_t: Tensor,
+    *,
+    left: int,
+    right: int,
+    scale: float,
+    wanted_kv: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`plain.backward.launch_backward` for what `hopper_fits`.
+
+    Args:
+        rows, rows_t: of tiles of `forward_config(head_dim).tile_q` queries and keys.
+        wanted_kv: False leaves out dk and dv: [0].
+    """
+    d_o = for_tma(d_o)
+    options = {"left": left, "right": right, "scale": scale}
+    if q.shape[2] == 128:
+        dq, delta = launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, **options)
+    else:
+        options_q = {**options, "tile": forward_config(q.shape[2]).tile_q}
+        dq, delta = triton_backward.launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, **options_q)
+    if not wanted_kv:
+        return dq, k.new_empty(0), v.new_empty(0)
+    dk, dv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, **options)
+    return dq, dk, dv

@@ -1,0 +1,198 @@
+"""What the Gluon kernels share: barriers and rings of buffers, a row's fields, and the mask."""
+
+# Gluon's jit is not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAssignmentType=false, reportReturnType=false, reportOperatorIssue=false
+# What compile-time branches define is there where they use it.
+# pyright: reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from jagged_kernels.attention import blocks as triton_blocks
+from jagged_kernels.schedule.rows import ROW_WIDTH
+
+# They take no layouts, and so they are the same in Gluon.
+whole_blocks = gluon.jit(triton_blocks.whole_blocks.fn)
+_band = gluon.jit(triton_blocks.band.fn)
+
+_ROW_WIDTH = gl.constexpr(ROW_WIDTH)
+_GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+
+
+def token_blocks(x: Tensor, block: int) -> TensorDescriptor:
+    """What TMA needs to bring [block, D] of one head of x [T, H, D] (unit stride in D).
+
+    A token's heads are one long row to it, whatever the heads' stride: head h starts at
+    h * x.stride(1). Tokens from T on read as 0.
+    """
+    tokens, heads, dim = x.shape
+    width = (heads - 1) * x.stride(1) + dim
+    layout = _block_layout(block, dim, x.dtype)
+    return TensorDescriptor(x, [tokens, width], [x.stride(0), 1], [block, dim], layout)
+
+
+@lru_cache  # 20 microseconds
+def _block_layout(block: int, dim: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for([block, dim], _GLUON_DTYPES[dtype])
+
+
+@gluon.jit
+def one_barrier(ARRIVALS: gl.constexpr):
+    barrier = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(barrier, count=ARRIVALS)
+    return barrier
+
+
+@gluon.jit
+def ring_of_barriers(STAGES: gl.constexpr, ARRIVALS: gl.constexpr):
+    barriers = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(barriers.index(stage), count=ARRIVALS)
+    return barriers
+
+
+@gluon.jit
+def next_slot(stage, phase, STAGES: gl.constexpr):
+    """The ring's next buffer, and the parity of the barrier phase that fills it."""
+    stage += 1
+    around = stage == STAGES
+    return gl.where(around, 0, stage), gl.where(around, phase ^ 1, phase)
+
+
+@gluon.jit
+def place_of(step):
+    """Of this program's tile number `step` among all, row * HEADS + head.
+
+    Tiles are dealt out to and fro, since they come longest first.
+    """
+    programs = gl.num_programs(0)
+    program = gl.program_id(0)
+    return step * programs + gl.where(step % 2 == 0, program, programs - 1 - program)
+
+
+@gluon.jit
+def row_fields(rows_ptr, step, count, HEADS: gl.constexpr):
+    """(head, tile_start, tile_end, range_start, range_end, shift) of this program's tile number
+    `step`; an empty tile from `count` = rows * HEADS on."""
+    place = place_of(step)
+    there = place < count
+    base = rows_ptr + (place // HEADS).to(gl.int64) * _ROW_WIDTH
+    return (
+        place % HEADS,
+        gl.load(base, mask=there, other=0),
+        gl.load(base + 1, mask=there, other=0),
+        gl.load(base + 2, mask=there, other=0),
+        gl.load(base + 3, mask=there, other=0),
+        gl.load(base + 4, mask=there, other=0),
+    )
+
+
+@gluon.jit
+def mask_scores(scores, band, before, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr):
+    """-inf where the query does not see the key; see `attention.blocks.visible`.
+
+    Args:
+        band: (first query, first key of the last block, end of the keys, shift, left, right).
+        before: keys between this block and the last one.
+    """
+    q_start, last_k, k_end, shift, left, right = band
+    k_start = last_k - before
+    return mask_block(scores, q_start, k_start, k_end, shift, left, right, HAS_LEFT, HAS_RIGHT)
+
+
+@gluon.jit
+def mask_block(
+    scores, q_start, k_start, k_end, shift, left, right,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, HIDDEN: gl.constexpr = float("-inf"),
+):  # fmt: skip
+    """HIDDEN where the query does not see the key; see `attention.blocks.visible`."""
+    layout: gl.constexpr = scores.type.layout
+    seen_from = gl.expand_dims(
+        q_start + shift + gl.arange(0, scores.shape[0], gl.SliceLayout(1, layout)), 1
+    )
+    token = gl.expand_dims(k_start + gl.arange(0, scores.shape[1], gl.SliceLayout(0, layout)), 0)
+    inside = _band(seen_from, token, k_end, left, right, HAS_LEFT, HAS_RIGHT)
+    return gl.where(inside, scores, HIDDEN)
+
+
+@gluon.jit
+def zero_tail(buffer, valid, cleaned, phase, PARTS: gl.constexpr, PART: gl.constexpr):
+    """Zeros the rows of `buffer` from `valid` on, before products read them.
+
+    They are the next user's, and 0 times what he may have there, inf or NaN, is not 0. Each of
+    PARTS consumers does its share, and `cleaned` waits for them all.
+    """
+    D: gl.constexpr = buffer.shape[1]
+    LENGTH: gl.constexpr = buffer.shape[0] // PARTS
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [gl.num_warps(), 1], [1, 0])
+    share = buffer.slice(PART * LENGTH, LENGTH)
+    token = PART * LENGTH + gl.arange(0, LENGTH, gl.SliceLayout(1, LAYOUT))
+    inside = gl.expand_dims(token, 1) < valid
+    values = share.load(LAYOUT)
+    share.store(gl.where(inside, values, gl.zeros_like(values)))
+    fence_async_shared()
+    mbarrier.arrive(cleaned)
+    mbarrier.wait(cleaned, phase)
+
+
+@gluon.jit
+def zero_rows(buffer, valid):
+    """`zero_tail` by the loading warp alone, which then says that the buffer is full."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
+    # 8 x 64 at a time: this warp has few registers.
+    for part in gl.static_range(buffer.shape[0] // 8):
+        token = 8 * part + gl.arange(0, 8, gl.SliceLayout(1, LAYOUT))
+        if valid < 8 * part + 8:
+            for column in gl.static_range(buffer.shape[1] // 64):
+                share = buffer.slice(8 * part, 8).slice(64 * column, 64, 1)
+                values = share.load(LAYOUT)
+                inside = gl.expand_dims(token, 1) < valid
+                share.store(gl.where(inside, values, gl.zeros_like(values)))
+    fence_async_shared()
+
+
+@gluon.jit
+def product_with_transpose(a, b, LAYOUT: gl.constexpr):
+    """a @ b.T in the making, float32."""
+    nothing = gl.full([a.shape[0], b.shape[0]], 0.0, gl.float32, LAYOUT)
+    return warpgroup_mma(a, b.permute((1, 0)), nothing, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def left_factor(weights, acc, dtype: gl.constexpr):
+    """Weights as a product that adds to `acc` reads them, from registers."""
+    LAYOUT: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    return gl.convert_layout(weights.to(dtype), LAYOUT)
+
+
+@gluon.jit
+def by_row(numbers, block):
+    """One number a row, to go with a block."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, block.type.layout)
+    return gl.expand_dims(gl.convert_layout(numbers, LAYOUT), 1)
+
+
+@gluon.jit
+def store_tile(ptr, block, start, end, head, HEADS: gl.constexpr):
+    """Stores a block [ROWS, D] as one head of the tokens [start, end) of a tensor [T, HEADS, D]."""
+    D: gl.constexpr = block.shape[1]
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [gl.num_warps(), 1], [1, 0])
+    block = gl.convert_layout(block.to(ptr.dtype.element_ty), LAYOUT)
+    token = start + gl.arange(0, block.shape[0], gl.SliceLayout(1, LAYOUT))
+    token = gl.expand_dims(token, 1)
+    dim = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, LAYOUT)), 0)
+    address = ptr + (token.to(gl.int64) * HEADS + head) * D + dim
+    gl.store(address, block, mask=(token < end) & (dim < D))

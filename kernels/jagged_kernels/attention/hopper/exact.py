@@ -1,0 +1,114 @@
+"""Queries with enormous scores, a second time.
+
+A warp-specialised forward cannot go back: its loads are in the next tile already. It marks the
+parts of tiles that `plain.forward` would walk again, and one small launch looks for marks. The
+result is that of `plain.forward`'s own exact walk.
+"""
+
+# Triton's jit and its launch options are not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jagged_kernels.attention.blocks import AttentionShape, load_block, load_row
+from jagged_kernels.attention.plain.forward import nothing_seen, store_tile, walk
+from jagged_kernels.attention.scores.bias_launch import NO_BIAS
+from jagged_kernels.core.launch import launch
+from jagged_kernels.schedule.policy.plain import LaunchConfig, forward_config
+
+# Parts of tiles that a program looks at: enough for a short launch, few enough to share the work.
+_PLACES = tl.constexpr(64)
+
+
+def launch_exact(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse2: Tensor | None,
+    marks: Tensor,
+    rows: Tensor,
+    *,
+    shape: AttentionShape,
+    part_q: int,
+    left: int,
+    right: int,
+    scale_log2: float,
+    negate: bool,
+) -> None:
+    """Overwrites o and lse2 of `part_q` queries of a row's tile where they are marked.
+
+    Args:
+        marks: [rows, parts of a tile, H] int8, 1 or 0.
+        q, k, v: `rows_of_dims`.
+        shape: of the forward before; its TILE holds one or more parts.
+        scale_log2, negate: `scale_argument`.
+    """
+    shape, config, parts = _layout(shape, part_q, q.element_size())
+    launch(
+        _exact_kernel,
+        -(-rows.shape[0] * parts * shape.HEADS // _PLACES.value),
+        (q, k, v, o, lse2, marks, rows, rows.shape[0], scale_log2, left, right),
+        {"S": shape, "NEGATE": negate, "BIAS": NO_BIAS["BIAS"], "PARTS": parts},
+        **config.options(),
+    )
+
+
+@lru_cache
+def _layout(
+    shape: AttentionShape, part_q: int, element_size: int
+) -> tuple[AttentionShape, LaunchConfig, int]:
+    """(shape of one part, launch options, parts of a tile)."""
+    config = forward_config(max(shape.PAD_D, shape.PAD_DV), element_size)
+    part = shape._replace(TILE=part_q, BLOCK=config.block)
+    return part, config, shape.TILE // part_q
+
+
+@triton.jit(do_not_specialize=["row_count", "left", "right"])
+def _exact_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    PLACES: tl.constexpr = PARTS * S.HEADS  # of a row
+    first = tl.program_id(0) * _PLACES
+    place = first + tl.arange(0, _PLACES)
+    marked = tl.load(marks_ptr + place, mask=place < row_count * PLACES, other=0).to(tl.int32)
+    if tl.sum(marked, 0) > 0:
+        for index in range(0, _PLACES):
+            if tl.sum(tl.where(tl.arange(0, _PLACES) == index, marked, 0), 0) > 0:
+                _attend_exactly(
+                    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, rows_ptr, first + index,
+                    scale_log2, left, right, S, NEGATE, BIAS, PLACES,
+                )  # fmt: skip
+
+
+@triton.jit
+def _attend_exactly(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, rows_ptr, place, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    TILE: tl.constexpr = S.TILE
+    head = (place % S.HEADS).to(tl.int64)
+    q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, place // PLACES)
+    q_start += place % PLACES // S.HEADS * TILE
+    q_end = tl.minimum(q_end, q_start + TILE)
+    q_ptr += head * S.Q_STRIDE_H
+    k_ptr += (head // S.GROUP) * S.K_STRIDE_H
+    v_ptr += (head // S.GROUP) * S.V_STRIDE_H
+    q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D)
+    if NEGATE:
+        q = -q
+    acc, top, total, reach = nothing_seen(TILE, S.PAD_DV)
+    row = (q_start, q_end, k_start, k_end, shift, head)
+    acc, top, total, reach = walk(
+        acc, top, total, reach, q, k_ptr, v_ptr, row, scale_log2, left, right,
+        None, None, S, BIAS, True,
+    )  # fmt: skip
+    store_tile(acc, top, total, o_ptr, lse2_ptr, row, S)

@@ -1,0 +1,373 @@
+"""The forward kernel for Hopper: long histories in half precision at head_dim 64 and 128.
+
+FlashAttention-3 (arXiv 2407.08608, section 3) over the rows of the schedule, written in Gluon. One
+warp brings K and V blocks by TMA into a ring of buffers; each of one or two consumers holds a part
+of the tile's queries, and its softmax of one block runs beside its products of the block before.
+Programs stay, one or two a multiprocessor, and take every n-th (row, head), so that the loads of
+the next tile run beside the end of this one.
+"""
+
+# Gluon's jit and its launch options are not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAssignmentType=false, reportOperatorIssue=false
+# What compile-time branches define is there where they use it.
+# pyright: reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
+# Partitions get tuples, and take out of them what they need.
+# ruff: noqa: RUF059
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from jagged_kernels.attention.blocks import FAR, attention_shape, empty_lse, scale_argument
+from jagged_kernels.attention.hopper.blocks import (
+    by_row,
+    left_factor,
+    mask_scores,
+    next_slot,
+    one_barrier,
+    place_of,
+    product_with_transpose,
+    ring_of_barriers,
+    row_fields,
+    store_tile,
+    token_blocks,
+    whole_blocks,
+    zero_tail,
+)
+from jagged_kernels.attention.hopper.exact import launch_exact
+from jagged_kernels.core.backends import multiprocessors
+from jagged_kernels.core.launch import launch
+from jagged_kernels.schedule.policy.hopper import HopperConfig, forward_config
+
+_FAR = gl.constexpr(FAR)
+
+
+def launch_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    *,
+    left: int,
+    right: int,
+    scale: float,
+    with_lse: bool = True,
+    config: HopperConfig | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """`plain.forward.launch_forward` for what `hopper_fits`.
+
+    Args:
+        rows: tiles of `config.tile_q` queries.
+        config: in place of the rule's.
+    """
+    tokens, heads, dim = q.shape
+    config = config or forward_config(dim)
+    o = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
+    lse2 = empty_lse(q) if with_lse else None
+    marks = torch.empty((rows.shape[0], config.consumers, heads), dtype=torch.int8, device=q.device)
+    scale_log2, negate = scale_argument(scale)
+    part_q, block = config.part_q, config.block
+    shape = attention_shape(q, k, v, tile=config.tile_q, block=block, left=left, right=right)
+    launch(
+        _forward_kernel,
+        min(multiprocessors(q.device) * config.residents, rows.shape[0] * heads),
+        (
+            o, lse2, marks, rows, rows.shape[0],
+            token_blocks(q, part_q), token_blocks(k, block), token_blocks(v, block),
+            scale_log2, left, right,
+        ),
+        {"S": shape, "C": config, "NEGATE": negate},
+        num_warps=config.warps,
+        maxnreg=config.start_registers,
+    )  # fmt: skip
+    launch_exact(
+        q, k, v, o, lse2, marks, rows,
+        shape=shape, part_q=part_q, left=left, right=right, scale_log2=scale_log2, negate=negate,
+    )  # fmt: skip
+    return o, lse2
+
+
+@gluon.jit(do_not_specialize=["row_count", "left", "right"])
+def _forward_kernel(
+    o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, q_blocks, k_blocks, v_blocks,
+    scale_log2, left, right, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr,
+):  # fmt: skip
+    dtype: gl.constexpr = q_blocks.dtype
+    buffers = (
+        gl.allocate_shared_memory(dtype, [C.consumers, C.part_q, S.D], q_blocks.layout),
+        gl.allocate_shared_memory(dtype, [C.stages, S.BLOCK, S.D], k_blocks.layout),
+        gl.allocate_shared_memory(dtype, [C.stages, S.BLOCK, S.D], v_blocks.layout),
+    )
+    barriers = (
+        one_barrier(1),  # Q is there
+        one_barrier(C.consumers),  # Q may be overwritten
+        ring_of_barriers(C.stages, 1),  # K is there
+        ring_of_barriers(C.stages, C.consumers),
+        ring_of_barriers(C.stages, 1),  # V is there
+        ring_of_barriers(C.stages, C.consumers),
+        one_barrier(C.consumers),  # V's last block holds nothing of the next user
+    )
+    fence_async_shared()
+    load = (q_blocks, k_blocks, v_blocks, rows_ptr, row_count, buffers, barriers)
+    attend = (
+        o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, scale_log2, left, right, buffers, barriers,
+    )  # fmt: skip
+    if C.consumers == 1:
+        gl.warp_specialize(
+            [(_attend, (attend, S, C, NEGATE, 0)), (_load, (load, S, C))],
+            [1],
+            [24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_attend, (attend, S, C, NEGATE, 0)),
+                (_attend, (attend, S, C, NEGATE, 1)),
+                (_load, (load, S, C)),
+            ],
+            [C.warps, 1],
+            [C.registers, 24],
+        )
+
+
+@gluon.jit
+def _load(args, S: gl.constexpr, C: gl.constexpr):
+    """Brings each tile's Q, and its K and V from the last block to the first."""
+    q_blocks, k_blocks, v_blocks, rows_ptr, row_count, buffers, barriers = args
+    q_buffer, k_buffer, v_buffer = buffers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned = barriers
+    CONSUMERS: gl.constexpr = C.consumers
+    BLOCK: gl.constexpr = S.BLOCK
+    stage = 0
+    phase = 0
+    q_phase = 0
+    count = row_count * S.HEADS
+    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS)
+    for step in range(gl.cdiv(count, gl.num_programs(0))):
+        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS)
+        if k_start < k_end:
+            mbarrier.wait(q_empty, q_phase ^ 1)
+            mbarrier.expect(q_full, CONSUMERS * q_blocks.block_type.nbytes)
+            for consumer in gl.static_range(CONSUMERS):
+                tma.async_copy_global_to_shared(
+                    q_blocks,
+                    [q_start + consumer * C.part_q, head * S.Q_STRIDE_H],
+                    q_full,
+                    q_buffer.index(consumer),
+                )
+            q_phase ^= 1
+            blocks = gl.cdiv(k_end - k_start, BLOCK)
+            k_column = head // S.GROUP * S.K_STRIDE_H
+            v_column = head // S.GROUP * S.V_STRIDE_H
+            for block in range(blocks):
+                start = k_start + (blocks - 1 - block) * BLOCK
+                mbarrier.wait(k_empty.index(stage), phase ^ 1)
+                mbarrier.expect(k_full.index(stage), k_blocks.block_type.nbytes)
+                tma.async_copy_global_to_shared(
+                    k_blocks, [start, k_column], k_full.index(stage), k_buffer.index(stage)
+                )
+                mbarrier.wait(v_empty.index(stage), phase ^ 1)
+                mbarrier.expect(v_full.index(stage), v_blocks.block_type.nbytes)
+                tma.async_copy_global_to_shared(
+                    v_blocks, [start, v_column], v_full.index(stage), v_buffer.index(stage)
+                )
+                stage, phase = next_slot(stage, phase, C.stages)
+        head, q_start, q_end, k_start, k_end, shift = ahead
+
+
+@gluon.jit
+def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl.constexpr):
+    """One consumer: part ME of every tile's queries.
+
+    Block j's scores are in the making while block j - 1's softmax goes into its product with V;
+    a product with V ends under the next softmax.
+    """
+    o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count = args[:5]
+    scale_log2, left, right, buffers, barriers = args[5:]
+    q_buffer, k_buffer, v_buffer = buffers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned = barriers
+    ROWS: gl.constexpr = C.part_q
+    BLOCK: gl.constexpr = S.BLOCK
+    D: gl.constexpr = S.D
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, BLOCK, 16])
+    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, D, 16])
+    ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
+    dtype: gl.constexpr = q_buffer.dtype
+    q = q_buffer.index(ME)
+    stage = 0
+    phase = 0
+    q_phase = 0
+    clean_phase = 0
+    count = row_count * S.HEADS
+    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS)
+    for step in range(gl.cdiv(count, gl.num_programs(0))):
+        first_q = q_start + ME * ROWS
+        acc = gl.zeros([ROWS, D], gl.float32, OUTPUT)
+        total = gl.zeros([ROWS], gl.float32, ROW)
+        top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
+        reach = gl.zeros([ROWS], gl.float32, ROW)
+        if k_start < k_end:
+            blocks = gl.cdiv(k_end - k_start, BLOCK)
+            last_k = k_start + (blocks - 1) * BLOCK
+            mbarrier.wait(q_full, q_phase)
+            q_phase ^= 1
+            # The first part of a tile is never empty.
+            if (ME == 0) or (first_q < q_end):
+                band = (first_q, last_k, k_end, shift, left, right)
+                whole_start, whole_end = whole_blocks(
+                    q_start, q_end, k_start, k_end, shift, left, right,
+                    S.HAS_LEFT, S.HAS_RIGHT, BLOCK,
+                )  # fmt: skip
+                masked_until = gl.maximum(blocks - (whole_end - k_start) // BLOCK, 1)
+                whole_until = gl.maximum(blocks - (whole_start - k_start) // BLOCK, masked_until)
+
+                mbarrier.wait(k_full.index(stage), phase)
+                scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
+                scores = warpgroup_mma_wait(0, deps=[scores])
+                mbarrier.arrive(k_empty.index(stage))
+                if NEGATE:
+                    scores = -scores
+                scores = mask_scores(scores, band, 0, S.HAS_LEFT, S.HAS_RIGHT)
+                weights, correction, top, total, reach = _softmax(
+                    scores, top, total, reach, scale_log2, True
+                )
+                if last_k + BLOCK > k_end:
+                    mbarrier.wait(v_full.index(stage), phase)
+                    zero_tail(
+                        v_buffer.index(stage), k_end - last_k, cleaned, clean_phase, C.consumers, ME
+                    )
+                    clean_phase ^= 1
+
+                ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
+                mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=blocks > 1)
+
+                state = (acc, total, top, reach, weights, stage, phase)
+                if S.HAS_RIGHT:
+                    state = _walk(
+                        state, q, buffers, barriers, 1, masked_until, blocks, band, scale_log2,
+                        S, C, NEGATE, SCORES, True,
+                    )  # fmt: skip
+                state = _walk(
+                    state, q, buffers, barriers, masked_until, whole_until, blocks, band,
+                    scale_log2, S, C, NEGATE, SCORES, False,
+                )  # fmt: skip
+                if S.HAS_LEFT:
+                    state = _walk(
+                        state, q, buffers, barriers, whole_until, blocks, blocks, band, scale_log2,
+                        S, C, NEGATE, SCORES, True,
+                    )  # fmt: skip
+                acc, total, top, reach, weights, stage, phase = state
+
+                mbarrier.arrive(q_empty)
+                p = left_factor(weights, acc, dtype)
+                mbarrier.wait(v_full.index(stage), phase)
+                acc = warpgroup_mma(p, v_buffer.index(stage), acc, is_async=True)
+                acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+                mbarrier.arrive(v_empty.index(stage))
+                stage, phase = next_slot(stage, phase, C.stages)
+            else:
+                # The tile ends before this part: only the other consumer's waits are served.
+                mbarrier.arrive(q_empty)
+                if last_k + BLOCK > k_end:
+                    mbarrier.wait(v_full.index(stage), phase)
+                    zero_tail(
+                        v_buffer.index(stage), k_end - last_k, cleaned, clean_phase, C.consumers, ME
+                    )
+                    clean_phase ^= 1
+                for _ in range(blocks):
+                    # In step with the loads, because an arrival too early would count for the
+                    # block that is there now.
+                    mbarrier.wait(k_full.index(stage), phase)
+                    mbarrier.arrive(k_empty.index(stage))
+                    mbarrier.wait(v_full.index(stage), phase)
+                    mbarrier.arrive(v_empty.index(stage))
+                    stage, phase = next_slot(stage, phase, C.stages)
+        # Not at the top as in `_load`: registers are scarce in between, and it is in the cache now.
+        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS)
+        place = place_of(step)
+        if place < count:
+            # What `hopper.exact` is to compute again: not for the next user's queries.
+            own = first_q + gl.arange(0, ROWS, ROW) < q_end
+            far = gl.max(gl.where(own, reach, 0.0), 0) > _FAR
+            mark = place // S.HEADS * C.consumers + ME
+            gl.store(marks_ptr + mark * S.HEADS + head, far.to(gl.int8))
+        if first_q < q_end:
+            _store(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS)
+        head, q_start, q_end, k_start, k_end, shift = ahead
+
+
+@gluon.jit
+def _walk(
+    state, q, buffers, barriers, first, last, blocks, band, scale_log2,
+    S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, SCORES: gl.constexpr,
+    MASKED: gl.constexpr,
+):  # fmt: skip
+    """The blocks number [first, last), counted from the end of the keys; the first's K is there."""
+    q_buffer, k_buffer, v_buffer = buffers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned = barriers
+    acc, total, top, reach, weights, stage, phase = state
+    for block in range(first, last):
+        v_stage = stage
+        v_phase = phase
+        stage, phase = next_slot(stage, phase, C.stages)
+        # Not at the end of the loop: halves carried around it are taken apart and packed again.
+        p = left_factor(weights, acc, q.dtype)
+        scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
+        mbarrier.wait(v_full.index(v_stage), v_phase)
+        running = warpgroup_mma(p, v_buffer.index(v_stage), acc, is_async=True)
+        scores = warpgroup_mma_wait(1, deps=[scores])
+        mbarrier.arrive(k_empty.index(stage))
+        if NEGATE:
+            scores = -scores
+        if MASKED:
+            scores = mask_scores(scores, band, block * S.BLOCK, S.HAS_LEFT, S.HAS_RIGHT)
+        weights, correction, top, total, reach = _softmax(
+            scores, top, total, reach, scale_log2, MASKED
+        )
+        # The next block's K is waited for here because that wait is a loop: across it the assembler
+        # does not move the end of the product with V up to before the softmax.
+        ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
+        mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=block < blocks - 1)
+        acc, p = warpgroup_mma_wait(0, deps=[running, p])
+        mbarrier.arrive(v_empty.index(v_stage))
+        acc = acc * by_row(correction, acc)
+    return acc, total, top, reach, weights, stage, phase
+
+
+@gluon.jit
+def _softmax(scores, top, total, reach, scale_log2, MASKED: gl.constexpr):
+    """(weights, correction of what was summed before, top, total, reach); `top` is scaled already.
+
+    Weights are relative to the rounded top, everywhere the same one, so its rounding cancels; but
+    where `reach`, the largest |top| so far, is enormous, it could move them out of range.
+    """
+    new_top = gl.maximum(top, gl.max(scores, 1) * scale_log2)
+    # -inf - -inf is NaN: a query that has seen nothing yet subtracts 0.
+    shift = gl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
+    weights = gl.exp2(scores * scale_log2 - gl.expand_dims(shift, 1))
+    correction = gl.exp2(top - shift)
+    reach = gl.maximum(reach, gl.abs(shift))
+    return weights, correction, new_top, total * correction + gl.sum(weights, 1), reach
+
+
+@gluon.jit
+def _store(acc, total, top, o_ptr, lse2_ptr, q_start, q_end, head, HEADS: gl.constexpr):
+    """A query that saw nothing has total 0: its output is 0 and its lse -inf."""
+    divisor = gl.where(total == 0.0, 1.0, total)
+    if lse2_ptr is not None:
+        lse2 = gl.where(total == 0.0, float("-inf"), top + gl.log2(divisor))
+        token = q_start + gl.arange(0, acc.shape[0], lse2.type.layout)
+        gl.store(lse2_ptr + token.to(gl.int64) * HEADS + head, lse2, mask=token < q_end)
+
+    store_tile(o_ptr, acc * by_row(1.0 / divisor, acc), q_start, q_end, head, HEADS)

@@ -1,0 +1,1 @@
+"""The ways to compute attention as PyTorch operators, each with its gradient."""

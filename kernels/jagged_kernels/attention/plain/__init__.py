@@ -1,0 +1,1 @@
+"""Attention on any GPU, a program a tile of queries."""

@@ -1,0 +1,445 @@
+"""The backward kernels: dQ over the rows, then dK and dV over the rows of the transpose.
+
+Probabilities are recomputed from lse (FlashAttention-2, arXiv 2307.08691, section 3.1.2). Every
+output element is written by one program in one order, so there are no atomics, no float32 copy
+of dQ in memory, and results do not change from run to run.
+"""
+
+# Triton's jit and its launch options are not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# What compile-time branches define is there where they use it.
+# pyright: reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jagged_kernels.attention.blocks import (
+    LOG2_E,
+    PLANS,
+    LaunchPlan,
+    Layout,
+    add_factors,
+    layout_of,
+    load_block,
+    load_number_pairs,
+    load_numbers,
+    load_part,
+    probability,
+    product_precision,
+    rows_of_dims,
+    scale_argument,
+    shape_of_layouts,
+    store_block,
+    store_numbers,
+    visible,
+    whole_blocks,
+)
+from jagged_kernels.attention.plain.short import launch_short_backward
+from jagged_kernels.attention.scores.bias_launch import (
+    NO_BIAS,
+    BiasShape,
+    BiasSlots,
+    launch_options,
+)
+from jagged_kernels.attention.scores.triton_bias import (
+    add_to_sums,
+    bias_block,
+    bias_place,
+    keep_block,
+    store_sums,
+    zero_sums,
+)
+from jagged_kernels.core.backends import has_small_memory
+from jagged_kernels.core.launch import launch
+from jagged_kernels.device.float32 import dot_factors, factor, transposed
+from jagged_kernels.schedule.policy.plain import (
+    SHORT_HISTORY,
+    LaunchConfig,
+    dkv_config,
+    dq_config,
+    padded_dim,
+    parts_of_tile,
+    short_dq_config,
+    small_dkv_config,
+)
+from jagged_kernels.schedule.rows import NO_LIMIT, rows_to_walk, users_of_rows
+
+_LOG2_E = tl.constexpr(LOG2_E)
+
+
+def launch_backward(
+    d_o: Tensor,
+    d_lse2: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse2: Tensor,
+    rows: Tensor,
+    rows_t: Tensor,
+    *,
+    tile_q: int,
+    tile_k: int,
+    left: int,
+    right: int,
+    scale: float,
+    wanted_kv: bool = True,
+    bias: dict[str, Any] | None = None,
+    bias_slots: BiasSlots | None = None,
+    short_offsets: Tensor | None = None,
+    configs: tuple[LaunchConfig, LaunchConfig] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv), contiguous, in the dtypes of q, k and v. `o` and `lse2` are the forward's.
+
+    Args:
+        wanted_kv: False leaves out dk and dv: [0]. dq's launch also makes the delta of dk.
+        bias: from `bias_launch.bias_arguments`, or None; its gradients are left in `bias_slots`.
+        short_offsets: the users' offsets where `plain.short` takes the short ones, else None.
+        configs: launch options of dQ and of dK and dV, in place of the rule's.
+    """
+    q_config, k_config = configs or (None, None)
+    band = {"left": left, "right": right, "scale": scale}
+    options: dict[str, Any] = {**band, "bias": bias, "skips": short_offsets is not None}
+    dq, delta = launch_dq(
+        d_o, d_lse2, q, k, v, o, lse2, rows,
+        tile=tile_q, **options, bias_slots=bias_slots, config=q_config,
+    )  # fmt: skip
+    dk = dv = None
+    if wanted_kv:
+        dk, dv = launch_dkv(
+            d_o, q, k, v, lse2, delta, rows_t, tile=tile_k, **options, config=k_config
+        )
+    if short_offsets is not None:
+        launch_short_backward(d_o, d_lse2, q, k, v, lse2, dq, dk, dv, short_offsets, **band)
+    if dk is None or dv is None:
+        return dq, k.new_empty(0), v.new_empty(0)
+    return dq, dk, dv
+
+
+def launch_dq(
+    d_o: Tensor,
+    d_lse2: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse2: Tensor,
+    rows: Tensor,
+    *,
+    tile: int,
+    left: int,
+    right: int,
+    scale: float,
+    bias: dict[str, Any] | None = None,
+    bias_slots: BiasSlots | None = None,
+    skips: bool = False,
+    config: LaunchConfig | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(dq, delta [Tq, H] float32); delta = rowsum(o * dO) - d_lse is for `launch_dkv`.
+
+    Args:
+        skips: leave out users of up to `SHORT_USER` tokens.
+    """
+    q, k, v, d_o = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v), rows_of_dims(d_o)
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    delta = torch.empty_like(lse2)
+    if q.shape[0] == 0:
+        return dq, delta
+    d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
+    bias = bias or NO_BIAS
+    small_memory = has_small_memory(q.device)
+    users = users_of_rows(rows, q.shape[0], tile)
+    rule = short_dq_config if q.shape[0] < SHORT_HISTORY * users else dq_config
+    plan = _plan(
+        rule, q.shape[1], layout_of(q), layout_of(k), layout_of(v), layout_of(d_o),
+        q.element_size(), product_precision(q), tile, (left != NO_LIMIT, right != NO_LIMIT),
+        scale, bias["BIAS"], config, small_memory, skips,
+    )  # fmt: skip
+    if count := rows_to_walk(rows, q.shape[0], tile, skips=skips):
+        launch(
+            _dq_kernel,
+            count * plan.programs,
+            (q, k, v, o, d_o, lse2, d_lse2, delta, dq, rows, bias["bias"], bias_slots,
+             scale, plan.scale_log2, left, right),
+            plan.constants,
+            **plan.options,
+        )  # fmt: skip
+    return dq, delta
+
+
+def launch_dkv(
+    d_o: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse2: Tensor,
+    delta: Tensor,
+    rows_t: Tensor,
+    *,
+    tile: int,
+    left: int,
+    right: int,
+    scale: float,
+    bias: dict[str, Any] | None = None,
+    skips: bool = False,
+    config: LaunchConfig | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(dk, dv); `left` and `right` are those of the queries, `skips` is as for `launch_dq`."""
+    q, k, v, d_o = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v), rows_of_dims(d_o)
+    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    if k.shape[0] == 0:
+        return dk, dv
+    bias = bias or NO_BIAS
+    small_memory = has_small_memory(k.device)
+    rule = small_dkv_config if small_memory else dkv_config
+    # From the keys' side the band is mirrored.
+    plan = _plan(
+        rule, k.shape[1], layout_of(q), layout_of(k), layout_of(v), layout_of(d_o),
+        q.element_size(), product_precision(q), tile, (right != NO_LIMIT, left != NO_LIMIT),
+        scale, bias["BIAS"], config, small_memory, skips,
+    )  # fmt: skip
+    if count := rows_to_walk(rows_t, k.shape[0], tile, skips=skips):
+        launch(
+            _dkv_kernel,
+            count * plan.programs,
+            (q, k, v, d_o, lse2, delta, dk, dv, rows_t, bias["bias"],
+             scale, plan.scale_log2, right, left),
+            plan.constants,
+            **plan.options,
+        )  # fmt: skip
+    return dk, dv
+
+
+@lru_cache(PLANS)
+def _plan(
+    rule: Callable[[int, int, str], LaunchConfig], heads: int,
+    q: Layout, k: Layout, v: Layout, d_o: Layout, element_size: int, precision: str,
+    tile: int, limits: tuple[bool, bool], scale: float, BIAS: BiasShape,
+    config: LaunchConfig | None, small_memory: bool, skips: bool,
+) -> LaunchPlan:  # fmt: skip
+    """`heads`: of what stands in the rows."""
+    dim = padded_dim(max(q[1], v[1]))
+    config = config or rule(dim, element_size, precision)
+    parts = parts_of_tile(tile, dim, element_size, small_memory)
+    shape = shape_of_layouts(
+        q, k, v, d_o, tile=tile, parts=parts, block=config.block, limits=limits,
+        precision=precision, skips=skips,
+    )  # fmt: skip
+    scale_log2, negate = scale_argument(scale)
+    constants = {"S": shape, "NEGATE": negate, "BIAS": BIAS}
+    return LaunchPlan(parts * heads, scale_log2, constants, launch_options(BIAS, config))
+
+
+@triton.jit(do_not_specialize=["left", "right"])
+def _dq_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, rows_ptr,
+    bias, slots, scale, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """dQ of one tile of queries, and delta = rowsum(o * dO) - d_lse for the other kernel."""
+    HEADS: tl.constexpr = S.HEADS
+    TILE: tl.constexpr = S.TILE
+    slot, head = tl.program_id(0) // HEADS, (tl.program_id(0) % HEADS).to(tl.int64)
+    row = slot // S.PARTS
+    q_start, q_end, k_start, k_end, shift = load_part(
+        rows_ptr, row, slot % S.PARTS, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, S.PARTS, S.SKIPS
+    )
+    d_position, d_time, d_slope = zero_sums(slots, BIAS)
+    if q_start == q_end:
+        if BIAS.ANY:
+            store_sums(d_position, d_time, d_slope, slots, slot, head, BIAS, HEADS)
+        return
+    q_ptr += head * S.Q_STRIDE_H
+    do_ptr += head * S.DO_STRIDE_H
+    k_ptr += (head // S.GROUP) * S.K_STRIDE_H
+    v_ptr += (head // S.GROUP) * S.V_STRIDE_H
+    q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D)
+    if NEGATE:
+        q = -q
+    d_o = load_block(do_ptr, q_start, q_end, S.DO_STRIDE_T, TILE, S.DV, S.PAD_DV)
+    o = load_block(o_ptr + head * S.DV, q_start, q_end, HEADS * S.DV, TILE, S.DV, S.PAD_DV)
+    delta = tl.sum(o.to(tl.float32) * d_o.to(tl.float32), 1)
+    if d_lse2_ptr is not None:
+        delta -= load_numbers(d_lse2_ptr + head, q_start, q_end, HEADS, TILE) * _LOG2_E
+    store_numbers(delta_ptr + head, delta, q_start, q_end, HEADS, TILE)
+    lse2 = load_numbers(lse2_ptr + head, q_start, q_end, HEADS, TILE)
+    lse2 = tl.where(lse2 == float("-inf"), 0.0, lse2)
+    place = None
+    if BIAS.ANY:
+        place = bias_place(bias, rows_ptr, row, head, BIAS)
+
+    PAD_D: tl.constexpr = S.PAD_D
+    dq = tl.zeros([TILE, PAD_D], tl.float32)
+    row_ends = (q_start, q_end, k_start, k_end, shift, head)
+    PRECISION: tl.constexpr = S.PRECISION
+    q, d_o = factor(q, PRECISION), factor(d_o, PRECISION)
+    dq, d_position, d_time, d_slope = _dq_walk(
+        dq, d_position, d_time, d_slope, q, d_o, lse2, delta, k_ptr, v_ptr, row_ends,
+        scale_log2, left, right, bias, slots, place, S, BIAS,
+    )  # fmt: skip
+    store_block(dq_ptr + head * S.D, dq * scale, q_start, q_end, HEADS * S.D, TILE, S.D, S.PAD_D)
+    if BIAS.ANY:
+        store_sums(d_position, d_time, d_slope, slots, slot, head, BIAS, HEADS)
+
+
+@triton.jit
+def _dq_walk(
+    dq, d_position, d_time, d_slope, q, d_o, lse2, delta, k_ptr, v_ptr, row_ends,
+    scale_log2, left, right, bias, slots, place, S: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    TILE: tl.constexpr = S.TILE
+    BLOCK: tl.constexpr = S.BLOCK
+    PRECISION: tl.constexpr = S.PRECISION
+    ROUNDS: tl.constexpr = BIAS.ANY or k_ptr.dtype.element_ty == tl.float32
+    q_start, q_end, first, k_end, shift, head = row_ends
+    whole_start, whole_end = whole_blocks(
+        q_start, q_end, first, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, BLOCK
+    )
+    for k_start in range(first, k_end, BLOCK):
+        k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
+        v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
+        keys = factor(k, PRECISION)
+        scores = dot_factors(q, transposed(keys, PRECISION), PRECISION)
+        if BIAS.ANY:
+            scores *= scale_log2
+            q_token = (q_start + tl.arange(0, TILE))[:, None]
+            k_token = (k_start + tl.arange(0, BLOCK))[None, :]
+            bucket = 0
+            if BIAS.ADDS:
+                added, bucket = bias_block(
+                    bias, place, q_token, k_token, q_end, k_end, shift, head, BIAS, S.HEADS
+                )
+                scores += added * _LOG2_E
+        if (k_start < whole_start) | (k_start >= whole_end):
+            inside = visible(
+                q_start, k_start, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
+            )
+            scores = tl.where(inside, scores, float("-inf"))
+        if not BIAS.ANY:
+            scores *= scale_log2
+        probabilities = probability(scores, lse2[:, None], ROUNDS)
+        values = transposed(factor(v, PRECISION), PRECISION)
+        d_probabilities = dot_factors(d_o, values, PRECISION)
+        if BIAS.DROPS:
+            d_probabilities *= keep_block(bias, place, q_token, k_token)
+        d_scores = probabilities * (d_probabilities - delta[:, None])
+        if BIAS.ANY:
+            d_position, d_time, d_slope = add_to_sums(
+                d_position, d_time, d_slope, d_scores, slots, bias, place, bucket,
+                q_start, k_start, q_end, k_end, shift, head, BIAS, S.HEADS,
+            )  # fmt: skip
+        d_scores = factor(d_scores.to(k.dtype), PRECISION)
+        dq = add_factors(dq, d_scores, keys, k.dtype, PRECISION)
+    return dq, d_position, d_time, d_slope
+
+
+@triton.jit(do_not_specialize=["left", "right"])
+def _dkv_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, delta_ptr, dk_ptr, dv_ptr, rows_ptr,
+    bias, scale, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """dK and dV of one tile of keys, summed over the heads of its group in order."""
+    KV_HEADS: tl.constexpr = S.HEADS // S.GROUP
+    TILE: tl.constexpr = S.TILE
+    slot, kv_head = tl.program_id(0) // KV_HEADS, (tl.program_id(0) % KV_HEADS).to(tl.int64)
+    row = slot // S.PARTS
+    k_start, k_end, q_start, q_end, shift = load_part(
+        rows_ptr, row, slot % S.PARTS, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, S.PARTS, S.SKIPS
+    )
+    if k_start == k_end:
+        return
+    k_ptr += kv_head * S.K_STRIDE_H
+    v_ptr += kv_head * S.V_STRIDE_H
+    k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, TILE, S.D, S.PAD_D)
+    if NEGATE:
+        k = -k
+    v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, TILE, S.DV, S.PAD_DV)
+    PAD_D: tl.constexpr = S.PAD_D
+    PAD_DV: tl.constexpr = S.PAD_DV
+    dk = tl.zeros([TILE, PAD_D], tl.float32)
+    dv = tl.zeros([TILE, PAD_DV], tl.float32)
+    PRECISION: tl.constexpr = S.PRECISION
+    k, v = factor(k, PRECISION), factor(v, PRECISION)
+    for member in range(S.GROUP):
+        head = kv_head * S.GROUP + member
+        place = None
+        if BIAS.ANY:
+            place = bias_place(bias, rows_ptr, row, head, BIAS)
+        dk, dv = _dkv_walk(
+            dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr,
+            (k_start, k_end, q_start, q_end, shift, head),
+            scale_log2, left, right, bias, place, S, BIAS,
+        )  # fmt: skip
+    dk_ptr += kv_head * S.D
+    dv_ptr += kv_head * S.DV
+    store_block(dk_ptr, dk * scale, k_start, k_end, KV_HEADS * S.D, TILE, S.D, S.PAD_D)
+    store_block(dv_ptr, dv, k_start, k_end, KV_HEADS * S.DV, TILE, S.DV, S.PAD_DV)
+
+
+@triton.jit
+def _dkv_walk(
+    dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends,
+    scale_log2, left, right, bias, place, S: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """Keys stand in the rows here: the scores are transposed. k and v as `factor` makes them."""
+    TILE: tl.constexpr = S.TILE
+    BLOCK: tl.constexpr = S.BLOCK
+    PRECISION: tl.constexpr = S.PRECISION
+    ROUNDS: tl.constexpr = BIAS.ANY or q_ptr.dtype.element_ty == tl.float32
+    k_start, k_end, first, q_end, shift, head = row_ends
+    q_ptr += head * S.Q_STRIDE_H
+    do_ptr += head * S.DO_STRIDE_H
+    whole_start, whole_end = whole_blocks(
+        k_start, k_end, first, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, BLOCK
+    )
+    for q_start in range(first, q_end, BLOCK):
+        q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, BLOCK, S.D, S.PAD_D)
+        d_o = load_block(do_ptr, q_start, q_end, S.DO_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
+        lse2, delta = load_number_pairs(
+            lse2_ptr + head, delta_ptr + head, q_start, q_end, S.HEADS, BLOCK
+        )
+        queries, d_out = factor(q, PRECISION), factor(d_o, PRECISION)
+        scores = dot_factors(k, transposed(queries, PRECISION), PRECISION)
+        if BIAS.ANY:
+            scores *= scale_log2
+            q_token = (q_start + tl.arange(0, BLOCK))[None, :]
+            k_token = (k_start + tl.arange(0, TILE))[:, None]
+            if BIAS.ADDS:
+                # The shift of a transposed row goes from keys to queries.
+                added, _ = bias_block(
+                    bias, place, q_token, k_token, q_end, k_end, -shift, head, BIAS, S.HEADS
+                )
+                scores += added * _LOG2_E
+        if (q_start < whole_start) | (q_start >= whole_end):
+            # A query that sees nothing is in no whole block.
+            lse2 = tl.where(lse2 == float("-inf"), 0.0, lse2)
+            inside = visible(
+                k_start, q_start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
+            )
+            scores = tl.where(inside, scores, float("-inf"))
+        if not BIAS.ANY:
+            scores *= scale_log2
+        probabilities = probability(scores, lse2[None, :], ROUNDS)
+        kept = probabilities
+        if BIAS.DROPS:
+            keep = keep_block(bias, place, q_token, k_token)
+            kept = probabilities * keep
+        kept = factor(kept.to(d_o.dtype), PRECISION)
+        dv = add_factors(dv, kept, d_out, d_o.dtype, PRECISION)
+        d_probabilities = dot_factors(v, transposed(d_out, PRECISION), PRECISION)
+        if BIAS.DROPS:
+            d_probabilities *= keep
+        d_scores = probabilities * (d_probabilities - delta[None, :])
+        d_scores = factor(d_scores.to(q.dtype), PRECISION)
+        dk = add_factors(dk, d_scores, queries, q.dtype, PRECISION)
+    return dk, dv

@@ -1,0 +1,276 @@
+"""The forward kernel: one program walks one row of the schedule for one head.
+
+FlashAttention-2 (arXiv 2307.08691, section 3.1) with online softmax in base 2. What differs from
+a padded kernel is the grid: programs are the tiles that exist, long users first. Blocks that the
+mask leaves whole are computed without it.
+"""
+
+# Triton's jit and its launch options are not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# What compile-time branches define is there where they use it.
+# pyright: reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jagged_kernels.attention.blocks import (
+    FAR,
+    LOG2_E,
+    PLANS,
+    LaunchPlan,
+    Layout,
+    add_dot,
+    empty_lse,
+    layout_of,
+    load_block,
+    load_part,
+    lse2_of,
+    product_precision,
+    rows_of_dims,
+    scale_argument,
+    shape_of_layouts,
+    store_block,
+    store_numbers,
+    visible,
+    whole_blocks,
+    with_equal_columns,
+)
+from jagged_kernels.attention.plain.short import launch_short_forward
+from jagged_kernels.attention.scores.bias_launch import NO_BIAS, BiasShape, launch_options
+from jagged_kernels.attention.scores.triton_bias import bias_block, bias_place, keep_block
+from jagged_kernels.core.backends import has_small_memory
+from jagged_kernels.core.launch import launch
+from jagged_kernels.device.float32 import dot_factors, factor, transposed
+from jagged_kernels.schedule.policy.plain import (
+    LaunchConfig,
+    forward_config,
+    padded_dim,
+    parts_of_tile,
+)
+from jagged_kernels.schedule.rows import NO_LIMIT, rows_to_walk
+
+_LOG2_E = tl.constexpr(LOG2_E)
+_FAR = tl.constexpr(FAR)
+
+
+def launch_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    *,
+    tile_q: int,
+    left: int,
+    right: int,
+    scale: float,
+    bias: dict[str, Any] | None = None,
+    with_lse: bool = True,
+    short_offsets: Tensor | None = None,
+    config: LaunchConfig | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """o [Tq, H, Dv] in q's dtype, and log2 of the sum of exponentials [Tq, H], float32.
+
+    Args:
+        with_lse: compute the latter too; else it is None.
+        bias: from `scores.bias_launch.bias_arguments`, or None.
+        short_offsets: the users' offsets where `plain.short` takes the short ones, else None.
+        config: launch options in place of the rule's.
+    """
+    q, k, v = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v)
+    tokens, heads, _ = q.shape
+    o = torch.empty((tokens, heads, v.shape[2]), dtype=q.dtype, device=q.device)
+    lse2 = empty_lse(q) if with_lse else None
+    if tokens == 0:
+        return o, lse2
+    bias = bias or NO_BIAS
+    skips = short_offsets is not None
+    plan = _plan(
+        layout_of(q), layout_of(k), layout_of(v), q.element_size(), product_precision(q),
+        tile_q, (left != NO_LIMIT, right != NO_LIMIT), scale, bias["BIAS"], config,
+        has_small_memory(q.device), skips,
+    )  # fmt: skip
+    if count := rows_to_walk(rows, tokens, tile_q, skips=skips):
+        launch(
+            _forward_kernel,
+            count * plan.programs,
+            (q, k, v, o, lse2, rows, bias["bias"], plan.scale_log2, left, right),
+            plan.constants,
+            **plan.options,
+        )
+    if short_offsets is not None:
+        band = {"left": left, "right": right, "scale": scale}
+        launch_short_forward(q, k, v, o, lse2, short_offsets, **band)
+    return o, lse2
+
+
+@lru_cache(PLANS)
+def _plan(
+    q: Layout, k: Layout, v: Layout, element_size: int, precision: str, tile: int,
+    limits: tuple[bool, bool], scale: float, BIAS: BiasShape, config: LaunchConfig | None,
+    small_memory: bool, skips: bool,
+) -> LaunchPlan:  # fmt: skip
+    pad_d = padded_dim(max(q[1], v[1]))
+    config = config or forward_config(pad_d, element_size, precision)
+    parts = parts_of_tile(tile, pad_d, element_size, small_memory)
+    shape = shape_of_layouts(
+        q, k, v, tile=tile, parts=parts, block=config.block, limits=limits, precision=precision,
+        skips=skips,
+    )  # fmt: skip
+    shape = with_equal_columns(shape)
+    scale_log2, negate = scale_argument(scale)
+    constants = {"S": shape, "NEGATE": negate, "BIAS": BIAS}
+    return LaunchPlan(parts * shape.HEADS, scale_log2, constants, launch_options(BIAS, config))
+
+
+@triton.jit(do_not_specialize=["left", "right"])
+def _forward_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, rows_ptr, bias, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    HEADS: tl.constexpr = S.HEADS
+    TILE: tl.constexpr = S.TILE
+    BLOCK: tl.constexpr = S.BLOCK
+    PRECISION: tl.constexpr = S.PRECISION
+    slot, head = tl.program_id(0) // HEADS, (tl.program_id(0) % HEADS).to(tl.int64)
+    row = slot // S.PARTS
+    q_start, q_end, k_start, k_end, shift = load_part(
+        rows_ptr, row, slot % S.PARTS, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, S.PARTS, S.SKIPS
+    )
+    if q_start == q_end:
+        return
+    q_ptr += head * S.Q_STRIDE_H
+    k_ptr += (head // S.GROUP) * S.K_STRIDE_H
+    v_ptr += (head // S.GROUP) * S.V_STRIDE_H
+    q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D)
+    if NEGATE:
+        q = -q
+    q = factor(q, PRECISION)
+    place = None
+    if BIAS.ANY:
+        place = bias_place(bias, rows_ptr, row, head, BIAS)
+    row = (q_start, q_end, k_start, k_end, shift, head)
+    acc, top, total, reach = nothing_seen(TILE, S.PAD_DV)
+    if k_end - k_start <= BLOCK:
+        # Most users: no walk, and everything is asked of the memory at once.
+        k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
+        v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
+        acc, top, total, reach = _attend(
+            acc, top, total, reach, q, k, v, k_start, True, row, scale_log2, left, right,
+            bias, place, S, BIAS, False,
+        )  # fmt: skip
+    else:
+        acc, top, total, reach = walk(
+            acc, top, total, reach, q, k_ptr, v_ptr, row, scale_log2, left, right,
+            bias, place, S, BIAS, False,
+        )  # fmt: skip
+    # The first condition is known when compiling, the second is not.
+    if not BIAS.ANY:  # noqa: SIM102
+        if tl.max(reach, 0) > _FAR:
+            acc, top, total, reach = nothing_seen(TILE, S.PAD_DV)
+            acc, top, total, reach = walk(
+                acc, top, total, reach, q, k_ptr, v_ptr, row, scale_log2, left, right,
+                bias, place, S, BIAS, True,
+            )  # fmt: skip
+
+    store_tile(acc, top, total, o_ptr, lse2_ptr, row, S)
+
+
+@triton.jit
+def store_tile(acc, top, total, o_ptr, lse2_ptr, row, S: tl.constexpr):
+    """A query that saw nothing has total 0: its output is 0 and its lse -inf."""
+    q_start, q_end, _, _, _, head = row
+    divisor = tl.where(total == 0.0, 1.0, total)
+    acc = acc / divisor[:, None]
+    store_block(o_ptr + head * S.DV, acc, q_start, q_end, S.HEADS * S.DV, S.TILE, S.DV, S.PAD_DV)
+    if lse2_ptr is not None:
+        store_numbers(lse2_ptr + head, lse2_of(top, total), q_start, q_end, S.HEADS, S.TILE)
+
+
+@triton.jit
+def nothing_seen(TILE: tl.constexpr, PAD_DV: tl.constexpr):
+    """Before the first key: the sum of weights * v, what weights are relative to (log2), the sum
+    of weights, and the largest |scaled score| so far."""
+    acc = tl.zeros([TILE, PAD_DV], tl.float32)
+    top = tl.full([TILE], float("-inf"), tl.float32)
+    return acc, top, tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.float32)
+
+
+@triton.jit
+def walk(
+    acc, top, total, reach, q, k_ptr, v_ptr, row, scale_log2, left, right, bias, place,
+    S: tl.constexpr, BIAS: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """`_attend` for all key blocks of the row; q as `factor` makes it."""
+    BLOCK: tl.constexpr = S.BLOCK
+    q_start, q_end, first, k_end, shift, _ = row
+    whole_start, whole_end = whole_blocks(
+        q_start, q_end, first, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, BLOCK
+    )
+    for k_start in range(first, k_end, BLOCK):
+        k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
+        v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
+        cut = (k_start < whole_start) | (k_start >= whole_end)
+        acc, top, total, reach = _attend(
+            acc, top, total, reach, q, k, v, k_start, cut, row, scale_log2, left, right,
+            bias, place, S, BIAS, EXACT,
+        )  # fmt: skip
+    return acc, top, total, reach
+
+
+@triton.jit
+def _attend(
+    acc, top, total, reach, q, k, v, k_start, cut, row, scale_log2, left, right, bias, place,
+    S: tl.constexpr, BIAS: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Online softmax over one key block.
+
+    Weights are exp2(scores * scale - top) in one instruction. Rounding of top = max * scale moves
+    all weights of a query alike and cancels, but where top is enormous it could move them out of
+    range; EXACT then rounds both products and subtracts nothing but equals at the top.
+    """
+    TILE: tl.constexpr = S.TILE
+    PRECISION: tl.constexpr = S.PRECISION
+    BLOCK: tl.constexpr = S.BLOCK
+    q_start, q_end, _, k_end, shift, head = row
+    scores = dot_factors(q, transposed(factor(k, PRECISION), PRECISION), PRECISION)
+    if BIAS.ANY or EXACT:
+        # `fma` with 0, because a plain product would be fused with what comes next.
+        scales = tl.zeros(scores.shape, tl.float32) + scale_log2
+        scores = tl.fma(scores, scales, tl.zeros(scores.shape, tl.float32))
+    if BIAS.ANY:
+        q_token = (q_start + tl.arange(0, TILE))[:, None]
+        k_token = (k_start + tl.arange(0, BLOCK))[None, :]
+        if BIAS.ADDS:
+            added, _ = bias_block(
+                bias, place, q_token, k_token, q_end, k_end, shift, head, BIAS, S.HEADS
+            )
+            scores += added * _LOG2_E
+    if cut:
+        inside = visible(
+            q_start, k_start, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
+        )
+        scores = tl.where(inside, scores, float("-inf"))
+    block_top = tl.max(scores, 1)
+    if not (BIAS.ANY or EXACT):
+        block_top = block_top * scale_log2
+    new_top = tl.maximum(top, block_top)
+    # -inf - -inf is NaN: a query that has seen nothing yet subtracts 0.
+    finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+    if BIAS.ANY or EXACT:
+        weights = tl.exp2(scores - finite_top[:, None])
+    else:
+        weights = tl.exp2(scores * scale_log2 - finite_top[:, None])
+        reach = tl.maximum(reach, tl.abs(finite_top))
+    correction = tl.exp2(top - finite_top)
+    total = total * correction + tl.sum(weights, 1)
+    if BIAS.DROPS:
+        weights = weights * keep_block(bias, place, q_token, k_token)
+    acc = add_dot(acc * correction[:, None], weights.to(v.dtype), v, PRECISION)
+    return acc, new_top, total, reach

@@ -1,0 +1,274 @@
+"""Users of a few tokens: a warp each, and the whole backward in one pass.
+
+Where most users have a handful of tokens, a program of the plain kernels does little but wait for
+memory, with most of its tile empty. Here a program is one warp, with a tile of 16 or 32 tokens,
+so that a multiprocessor has many users on their way. All keys of a user are there at once: there is
+no online softmax, and one program makes dQ, dK and dV from probabilities that are computed once,
+where the plain kernels compute them twice (TLX Block Attention has this idea for blocks of 64
+tokens). Longer users are left to the plain kernels.
+"""
+
+# Triton's jit and its launch options are not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jagged_kernels.attention.blocks import (
+    LOG2_E,
+    PLANS,
+    LaunchPlan,
+    Layout,
+    add_factors,
+    layout_of,
+    load_block,
+    load_numbers,
+    lse2_of,
+    probability,
+    product_precision,
+    rows_of_dims,
+    scale_argument,
+    shape_of_layouts,
+    store_block,
+    store_numbers,
+    visible,
+)
+from jagged_kernels.core.launch import launch
+from jagged_kernels.device.float32 import dot_factors, factor, transposed
+from jagged_kernels.schedule.policy.plain import short_warps
+from jagged_kernels.schedule.rows import NO_LIMIT, SHORT_USER
+
+_LOG2_E = tl.constexpr(LOG2_E)
+
+
+def launch_short_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse2: Tensor | None,
+    offsets: Tensor,
+    *,
+    left: int,
+    right: int,
+    scale: float,
+) -> None:
+    """Writes o [T, H, Dv] and lse2 [T, H] (or None) of users of 1 to `SHORT_USER` tokens.
+
+    Args:
+        q, k, v: [T, H, D], [T, Hk, D], [T, Hk, Dv].
+        offsets: [B + 1] of all three, int32 or int64.
+        left, right, scale: as in `launch_forward`.
+    """
+    q, k, v = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v)
+    limits = (left != NO_LIMIT, right != NO_LIMIT)
+    plan = _plan(
+        layout_of(q), layout_of(k), layout_of(v), None, q.element_size(), product_precision(q),
+        limits, scale,
+    )  # fmt: skip
+    launch(
+        _short_forward_kernel,
+        (offsets.shape[0] - 1) * plan.programs,
+        (q, k, v, o, lse2, offsets.contiguous(), plan.scale_log2, left, right),
+        plan.constants,
+        **plan.options,
+    )
+
+
+def launch_short_backward(
+    d_o: Tensor,
+    d_lse2: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse2: Tensor,
+    dq: Tensor,
+    dk: Tensor | None,
+    dv: Tensor | None,
+    offsets: Tensor,
+    *,
+    left: int,
+    right: int,
+    scale: float,
+) -> None:
+    """Writes dq, and dk and dv unless they are None, of users of 1 to `SHORT_USER` tokens.
+
+    Args: as `launch_short_forward` takes them; gradients contiguous.
+    """
+    q, k, v, d_o = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v), rows_of_dims(d_o)
+    d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
+    limits = (left != NO_LIMIT, right != NO_LIMIT)
+    plan = _plan(
+        layout_of(q), layout_of(k), layout_of(v), layout_of(d_o), q.element_size(),
+        product_precision(q), limits, scale,
+    )  # fmt: skip
+    launch(
+        _short_backward_kernel,
+        (offsets.shape[0] - 1) * plan.programs,
+        (q, k, v, d_o, lse2, d_lse2, dq, dk, dv, offsets.contiguous(),
+         scale, plan.scale_log2, left, right),
+        plan.constants,
+        **plan.options,
+    )  # fmt: skip
+
+
+@lru_cache(PLANS)
+def _plan(
+    q: Layout, k: Layout, v: Layout, d_o: Layout | None, element_size: int, precision: str,
+    limits: tuple[bool, bool], scale: float,
+) -> LaunchPlan:  # fmt: skip
+    """Programs are those of a user."""
+    shape = shape_of_layouts(
+        q, k, v, d_o, tile=SHORT_USER, block=SHORT_USER, limits=limits, precision=precision
+    )
+    scale_log2, negate = scale_argument(scale)
+    programs = shape.HEADS if d_o is None else k[0]
+    warps = short_warps(max(shape.PAD_D, shape.PAD_DV) * element_size)
+    # One stage: the walk over heads that share keys would fill shared memory.
+    options = {"num_warps": warps, "num_stages": 1}
+    return LaunchPlan(programs, scale_log2, {"S": shape, "NEGATE": negate}, options)
+
+
+@triton.jit(do_not_specialize=["left", "right"])
+def _short_forward_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, offsets_ptr, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr,
+):  # fmt: skip
+    start, end, head = _user(offsets_ptr, S.HEADS)
+    q_ptr += head * S.Q_STRIDE_H
+    k_ptr += (head // S.GROUP) * S.K_STRIDE_H
+    v_ptr += (head // S.GROUP) * S.V_STRIDE_H
+    o_ptr += head * S.DV
+    if lse2_ptr is not None:
+        lse2_ptr += head
+    HALF: tl.constexpr = S.TILE // 2
+    length = end - start
+    if (length > 0) & (length <= HALF):
+        _forward(
+            q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, scale_log2, left, right,
+            S, NEGATE, HALF,
+        )  # fmt: skip
+    if (length > HALF) & (length <= S.TILE):
+        _forward(
+            q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, scale_log2, left, right,
+            S, NEGATE, S.TILE,
+        )  # fmt: skip
+
+
+@triton.jit
+def _user(offsets_ptr, HEADS: tl.constexpr):
+    """(start, end, head) of a program."""
+    user, head = tl.program_id(0) // HEADS, (tl.program_id(0) % HEADS).to(tl.int64)
+    start = tl.load(offsets_ptr + user).to(tl.int32)
+    return start, tl.load(offsets_ptr + user + 1).to(tl.int32), head
+
+
+@triton.jit
+def _forward(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    PRECISION: tl.constexpr = S.PRECISION
+    q = load_block(q_ptr, start, end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D)
+    k = load_block(k_ptr, start, end, S.K_STRIDE_T, TILE, S.D, S.PAD_D)
+    v = load_block(v_ptr, start, end, S.V_STRIDE_T, TILE, S.DV, S.PAD_DV)
+    if NEGATE:
+        q = -q
+    q, k = factor(q, PRECISION), factor(k, PRECISION)
+    scores = dot_factors(q, transposed(k, PRECISION), PRECISION)
+    inside = visible(start, start, end, 0, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, TILE)
+    scores = tl.where(inside, scores, float("-inf"))
+    top = tl.max(scores, 1)
+    # Subtract before scaling: exact, so no weight passes 1 however large the scores are.
+    weights = tl.exp2((scores - top[:, None]) * scale_log2)
+    total = tl.sum(weights, 1)
+    weights = factor(weights.to(v.dtype), PRECISION)
+    acc = dot_factors(weights, factor(v, PRECISION), PRECISION) / total[:, None]
+    store_block(o_ptr, acc, start, end, S.HEADS * S.DV, TILE, S.DV, S.PAD_DV)
+    if lse2_ptr is not None:
+        store_numbers(lse2_ptr, lse2_of(top * scale_log2, total), start, end, S.HEADS, TILE)
+
+
+@triton.jit(do_not_specialize=["left", "right"])
+def _short_backward_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr, offsets_ptr,
+    scale, scale_log2, left, right, S: tl.constexpr, NEGATE: tl.constexpr,
+):  # fmt: skip
+    start, end, kv_head = _user(offsets_ptr, S.HEADS // S.GROUP)
+    head = kv_head * S.GROUP
+    q_ptr += head * S.Q_STRIDE_H
+    k_ptr += kv_head * S.K_STRIDE_H
+    v_ptr += kv_head * S.V_STRIDE_H
+    do_ptr += head * S.DO_STRIDE_H
+    lse2_ptr += head
+    if d_lse2_ptr is not None:
+        d_lse2_ptr += head
+    dq_ptr += head * S.D
+    if dk_ptr is not None:
+        dk_ptr += kv_head * S.D
+        dv_ptr += kv_head * S.DV
+    HALF: tl.constexpr = S.TILE // 2
+    length = end - start
+    if (length > 0) & (length <= HALF):
+        _backward(
+            q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
+            start, end, scale, scale_log2, left, right, S, NEGATE, HALF,
+        )  # fmt: skip
+    if (length > HALF) & (length <= S.TILE):
+        _backward(
+            q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
+            start, end, scale, scale_log2, left, right, S, NEGATE, S.TILE,
+        )  # fmt: skip
+
+
+@triton.jit
+def _backward(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
+    start, end, scale, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Delta is the sum of P * dP along a query's keys, which are all here: o is not needed."""
+    PRECISION: tl.constexpr = S.PRECISION
+    KV_HEADS: tl.constexpr = S.HEADS // S.GROUP
+    dtype: tl.constexpr = q_ptr.dtype.element_ty
+    PAD_D: tl.constexpr = S.PAD_D
+    PAD_DV: tl.constexpr = S.PAD_DV
+    k = load_block(k_ptr, start, end, S.K_STRIDE_T, TILE, S.D, PAD_D)
+    v = load_block(v_ptr, start, end, S.V_STRIDE_T, TILE, S.DV, PAD_DV)
+    k, v = factor(k, PRECISION), factor(v, PRECISION)
+    inside = visible(start, start, end, 0, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, TILE)
+    dk = tl.zeros([TILE, PAD_D], tl.float32)
+    dv = tl.zeros([TILE, PAD_DV], tl.float32)
+    for member in range(S.GROUP):
+        q = load_block(q_ptr + member * S.Q_STRIDE_H, start, end, S.Q_STRIDE_T, TILE, S.D, PAD_D)
+        d_o = load_block(
+            do_ptr + member * S.DO_STRIDE_H, start, end, S.DO_STRIDE_T, TILE, S.DV, PAD_DV
+        )
+        lse2 = load_numbers(lse2_ptr + member, start, end, S.HEADS, TILE)
+        q, d_o = factor(q, PRECISION), factor(d_o, PRECISION)
+        scores = dot_factors(q, transposed(k, PRECISION), PRECISION) * scale_log2
+        if NEGATE:
+            scores = -scores
+        scores = tl.where(inside, scores, float("-inf"))
+        probabilities = probability(scores, lse2[:, None], True)
+        d_probabilities = dot_factors(d_o, transposed(v, PRECISION), PRECISION)
+        delta = tl.sum(probabilities * d_probabilities, 1)
+        if d_lse2_ptr is not None:
+            delta -= load_numbers(d_lse2_ptr + member, start, end, S.HEADS, TILE) * _LOG2_E
+        d_scores = probabilities * (d_probabilities - delta[:, None])
+        d_scores = factor(d_scores.to(dtype), PRECISION)
+        dq = dot_factors(d_scores, k, PRECISION) * scale
+        store_block(dq_ptr + member * S.D, dq, start, end, S.HEADS * S.D, TILE, S.D, PAD_D)
+        if dk_ptr is not None:
+            kept = factor(probabilities.to(dtype), PRECISION)
+            dk = add_factors(dk, transposed(d_scores, PRECISION), q, dtype, PRECISION)
+            dv = add_factors(dv, transposed(kept, PRECISION), d_o, dtype, PRECISION)
+    if dk_ptr is not None:
+        store_block(dk_ptr, dk * scale, start, end, KV_HEADS * S.D, TILE, S.D, PAD_D)
+        store_block(dv_ptr, dv, start, end, KV_HEADS * S.DV, TILE, S.DV, PAD_DV)

@@ -1,0 +1,1 @@
+"""What is done to scores and probabilities: biases and dropout."""

@@ -1,0 +1,1 @@
+"""Few queries over long histories: rows cut into spans, partial states merged."""

@@ -1,0 +1,317 @@
+"""The backward of few queries over long histories: one pass over keys and values.
+
+Where one tile holds all of a user's queries, no other program adds to the dK and dV of a key block
+that a program walks: they are written at once, summed over the heads that share the keys by the
+matrix product itself (their queries stand in one tile). dQ is summed along the row, and over the
+pieces of a row that was cut by a second launch, in order. So K and V are read once and dK and dV
+written once; probabilities are recomputed from lse (FlashAttention-2, arXiv 2307.08691, 3.1.2).
+"""
+
+# Triton's jit and its launch options are not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jagged_kernels.attention.blocks import (
+    LOG2_E,
+    PLANS,
+    LaunchPlan,
+    Layout,
+    add_factors,
+    band,
+    layout_of,
+    load_block,
+    load_row,
+    probability,
+    product_precision,
+    rows_of_dims,
+    scale_argument,
+    shape_of_layouts,
+    store_block,
+)
+from jagged_kernels.attention.split.blocks import (
+    load_pack,
+    load_pack_numbers,
+    load_span,
+    slot_of,
+    store_pack,
+    store_partial,
+)
+from jagged_kernels.attention.split.merge import merge_sums
+from jagged_kernels.core.launch import launch
+from jagged_kernels.device.float32 import dot_factors, factor, transposed
+from jagged_kernels.schedule.policy.plain import LaunchConfig, padded_dim
+from jagged_kernels.schedule.rows import NO_LIMIT
+from jagged_kernels.schedule.spans import (
+    Partition,
+    pack_size,
+    split_backward_config,
+    split_backward_fits,
+)
+
+_LOG2_E = tl.constexpr(LOG2_E)
+
+
+def launch_split_backward(
+    d_o: Tensor,
+    d_lse2: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse2: Tensor,
+    rows: Tensor,
+    partition: Partition,
+    *,
+    rows_t: Tensor | None,
+    tile_q: int,
+    tile_k: int,
+    left: int,
+    right: int,
+    scale: float,
+    config: LaunchConfig | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv), contiguous, in the dtypes of q, k and v. `o` and `lse2` are the forward's.
+
+    Only for rows of which no user has more than one (at most `tile_q` queries a user), and heads
+    that fit one tile (`split_backward_fits`): otherwise several programs would write one dK.
+
+    Args:
+        partition: of `rows`, with `partition.block` keys a block.
+        rows_t, tile_k: the transpose's rows and their tile, to zero dK and dV of keys that no
+            query sees; None where it is known that every key is seen (every user has a query,
+            and there is no window).
+        config: launch options in place of the rule's; its block is not used.
+
+    Raises:
+        ValueError: the heads that share keys do not fit one tile.
+    """
+    q, k, v, d_o = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v), rows_of_dims(d_o)
+    tokens, heads, dim = q.shape
+    kv_heads, dim_v = v.shape[1:]
+    head_dim = max(dim, dim_v)
+    if not split_backward_fits(heads, kv_heads, tile_q, head_dim, q.element_size(), q.device):
+        raise ValueError(
+            f"{heads // kv_heads} heads of {tile_q} queries and head_dim {head_dim} do not fit one "
+            "tile; was the schedule built for this head_dim?"
+        )
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
+    plan, pack = _plan(
+        layout_of(q), layout_of(k), layout_of(v), layout_of(d_o), q.element_size(),
+        product_precision(q), tile_q, partition.block, (left != NO_LIMIT, right != NO_LIMIT),
+        scale, config,
+    )  # fmt: skip
+    slots = (partition.programs if partition.cuts else 0, 2, kv_heads, pack, dim)
+    partials = torch.empty(slots, dtype=torch.float32, device=q.device)
+    if rows_t is not None and k.shape[0]:
+        # From the keys' side the band is mirrored.
+        launch(
+            _zero_unseen_kernel,
+            rows_t.shape[0],
+            (dk, dv, rows_t, right, left),
+            {
+                "HAS_LEFT": right != NO_LIMIT,
+                "HAS_RIGHT": left != NO_LIMIT,
+                "WIDTH": kv_heads * dim,
+                "WIDTH_V": kv_heads * dim_v,
+                "TILE": tile_k,
+            },
+            num_warps=4,
+        )
+    if tokens:
+        launch(
+            _split_backward_kernel,
+            partition.programs * kv_heads,
+            (q, k, v, o, d_o, lse2, d_lse2, dq, dk, dv, partials, rows, partition.spans,
+             scale, plan.scale_log2, left, right),
+            plan.constants,
+            **plan.options,
+        )  # fmt: skip
+        if partition.cuts and partition.programs > 1:
+            members = heads // kv_heads
+            merge_sums(partials, dq, rows, partition, members=members, tile=tile_q, scale=scale)
+    return dq, dk, dv
+
+
+@lru_cache(PLANS)
+def _plan(
+    q: Layout, k: Layout, v: Layout, d_o: Layout, element_size: int, precision: str,
+    tile: int, block: int, limits: tuple[bool, bool], scale: float, config: LaunchConfig | None,
+) -> tuple[LaunchPlan, int]:  # fmt: skip
+    """With the rows of a query tile; programs are those of a span."""
+    heads, kv_heads = q[0], k[0]
+    pack = pack_size(heads // kv_heads, tile)
+    config = config or split_backward_config(padded_dim(max(q[1], v[1])), element_size, pack)
+    shape = shape_of_layouts(
+        q, k, v, d_o, tile=tile, block=block, limits=limits, precision=precision
+    )
+    scale_log2, negate = scale_argument(scale)
+    constants = {"S": shape, "NEGATE": negate, "PACK": pack}
+    return LaunchPlan(kv_heads, scale_log2, constants, config.options()), pack
+
+
+@triton.jit(do_not_specialize=["left", "right"])
+def _split_backward_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
+    partial_ptr, rows_ptr, spans_ptr, scale, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, PACK: tl.constexpr,
+):  # fmt: skip
+    HEADS: tl.constexpr = S.HEADS
+    MEMBERS: tl.constexpr = S.GROUP
+    D: tl.constexpr = S.D
+    DV: tl.constexpr = S.DV
+    BLOCK: tl.constexpr = S.BLOCK
+    PRECISION: tl.constexpr = S.PRECISION
+    KV_HEADS: tl.constexpr = HEADS // MEMBERS
+    span, kv_head = tl.program_id(0) // KV_HEADS, (tl.program_id(0) % KV_HEADS).to(tl.int64)
+    first_row, first_block, last_row, last_block = load_span(spans_ptr, span)
+    row_count = last_row + (last_block > 0).to(tl.int32) - first_row
+    if row_count == 0:
+        return
+    head = kv_head * MEMBERS
+    q_ptr += head * S.Q_STRIDE_H
+    do_ptr += head * S.DO_STRIDE_H
+    o_ptr += head * DV
+    lse2_ptr += head
+    if d_lse2_ptr is not None:
+        d_lse2_ptr += head
+    dq_ptr += head * D
+    k_ptr += kv_head * S.K_STRIDE_H
+    v_ptr += kv_head * S.V_STRIDE_H
+    dk_ptr += kv_head * D
+    dv_ptr += kv_head * DV
+
+    for index in tl.range(0, row_count, num_stages=1):
+        row = first_row + index
+        q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, row)
+        q, d_o, o, lse2, d_lse2 = _load_queries(
+            q_ptr, do_ptr, o_ptr, lse2_ptr, d_lse2_ptr, q_start, q_end, S, PACK
+        )
+        lse2 = tl.where(lse2 == float("-inf"), 0.0, lse2)
+        delta = tl.sum(o.to(tl.float32) * d_o.to(tl.float32), 1)
+        if d_lse2_ptr is not None:
+            delta -= d_lse2 * _LOG2_E
+        q, d_o = factor(q, PRECISION), factor(d_o, PRECISION)
+        from_block = tl.where(index == 0, first_block, 0)
+        is_cut = row == last_row
+        start = k_start + from_block * BLOCK
+        end = tl.where(is_cut, k_start + last_block * BLOCK, k_end)
+        dq = _walk_span(
+            q, d_o, lse2, delta, k_ptr, v_ptr, dk_ptr, dv_ptr, start, end, q_start, k_end, shift,
+            scale, scale_log2, left, right, S, NEGATE, PACK,
+        )  # fmt: skip
+        if is_cut | (from_block > 0):
+            slot = slot_of(span, (from_block == 0).to(tl.int32), kv_head, KV_HEADS)
+            store_partial(partial_ptr + slot * (PACK * D), dq, PACK, D, S.PAD_D)
+        else:
+            store_pack(
+                dq_ptr, dq * scale, q_start, q_end, HEADS * D, D,
+                MEMBERS, S.TILE, PACK, D, S.PAD_D,
+            )  # fmt: skip
+
+
+@triton.jit
+def _load_queries(
+    q_ptr, do_ptr, o_ptr, lse2_ptr, d_lse2_ptr, start, end, S: tl.constexpr, PACK: tl.constexpr
+):  # fmt: skip
+    """(q, dO, o, lse2, d_lse2 or 0) of a row's queries, for the heads of a tile."""
+    HEADS: tl.constexpr = S.HEADS
+    MEMBERS: tl.constexpr = S.GROUP
+    TILE: tl.constexpr = S.TILE
+    DV: tl.constexpr = S.DV
+    q = load_pack(q_ptr, start, end, S.Q_STRIDE_T, S.Q_STRIDE_H, MEMBERS, TILE, PACK, S.D, S.PAD_D)
+    d_o = load_pack(
+        do_ptr, start, end, S.DO_STRIDE_T, S.DO_STRIDE_H, MEMBERS, TILE, PACK, DV, S.PAD_DV
+    )
+    o = load_pack(o_ptr, start, end, HEADS * DV, DV, MEMBERS, TILE, PACK, DV, S.PAD_DV)
+    lse2 = load_pack_numbers(lse2_ptr, start, end, HEADS, MEMBERS, TILE, PACK)
+    if d_lse2_ptr is not None:
+        d_lse2 = load_pack_numbers(d_lse2_ptr, start, end, HEADS, MEMBERS, TILE, PACK)
+    else:
+        d_lse2 = tl.zeros([PACK], tl.float32)
+    return q, d_o, o, lse2, d_lse2
+
+
+@triton.jit
+def _walk_span(
+    q, d_o, lse2, delta, k_ptr, v_ptr, dk_ptr, dv_ptr, start, end, q_start, k_end, shift,
+    scale, scale_log2, left, right, S: tl.constexpr, NEGATE: tl.constexpr, PACK: tl.constexpr,
+):  # fmt: skip
+    """dK and dV of the key blocks that start in [start, end), stored; returns dQ / scale.
+
+    Keys stand in the rows of the scores: they are many, and dK and dV come out as they are stored.
+    q and d_o as `factor` makes them.
+    """
+    KV_HEADS: tl.constexpr = S.HEADS // S.GROUP
+    PRECISION: tl.constexpr = S.PRECISION
+    BLOCK: tl.constexpr = S.BLOCK
+    D: tl.constexpr = S.D
+    DV: tl.constexpr = S.DV
+    dtype: tl.constexpr = k_ptr.dtype.element_ty
+    seen_from = (q_start + shift + tl.arange(0, PACK) % S.TILE)[None, :]
+    PAD_D: tl.constexpr = S.PAD_D
+    dq = tl.zeros([PACK, PAD_D], tl.float32)
+    for block_start in range(start, end, BLOCK):
+        k = load_block(k_ptr, block_start, k_end, S.K_STRIDE_T, BLOCK, D, S.PAD_D)
+        v = load_block(v_ptr, block_start, k_end, S.V_STRIDE_T, BLOCK, DV, S.PAD_DV)
+        k, v = factor(k, PRECISION), factor(v, PRECISION)
+        scores = dot_factors(k, transposed(q, PRECISION), PRECISION) * scale_log2
+        if NEGATE:
+            scores = -scores
+        token = (block_start + tl.arange(0, BLOCK))[:, None]
+        inside = band(seen_from, token, k_end, left, right, S.HAS_LEFT, S.HAS_RIGHT)
+        scores = tl.where(inside, scores, float("-inf"))
+        probabilities = probability(scores, lse2[None, :], True)
+        dv = dot_factors(factor(probabilities.to(dtype), PRECISION), d_o, PRECISION)
+        store_block(dv_ptr, dv, block_start, k_end, KV_HEADS * DV, BLOCK, DV, S.PAD_DV)
+        d_probabilities = dot_factors(v, transposed(d_o, PRECISION), PRECISION)
+        d_scores = (probabilities * (d_probabilities - delta[None, :])).to(dtype)
+        d_scores = factor(d_scores, PRECISION)
+        dk = dot_factors(d_scores, q, PRECISION)
+        store_block(dk_ptr, dk * scale, block_start, k_end, KV_HEADS * D, BLOCK, D, S.PAD_D)
+        dq = add_factors(dq, transposed(d_scores, PRECISION), k, dtype, PRECISION)
+    return dq
+
+
+@triton.jit(do_not_specialize=["left", "right"])
+def _zero_unseen_kernel(
+    dk_ptr, dv_ptr, rows_ptr, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    WIDTH: tl.constexpr, WIDTH_V: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """dK = dV = 0 for the keys of a tile that no query sees: those outside of every row's range.
+
+    The other kernel writes whole ranges, and the windows of neighbouring queries leave no gap
+    in them.
+    """
+    k_start, k_end, q_start, q_end, shift = load_row(rows_ptr, tl.program_id(0))
+    token = k_start + tl.arange(0, TILE)
+    seen_from = tl.zeros([TILE], tl.int32) + q_start
+    seen_to = tl.zeros([TILE], tl.int32) + q_end - 1
+    if HAS_LEFT:
+        seen_from = tl.maximum(seen_from, token + shift - left)
+    if HAS_RIGHT:
+        seen_to = tl.minimum(seen_to, token + shift + right)
+    unseen = (token < k_end) & (seen_from > seen_to)
+    if tl.max(unseen.to(tl.int32), 0) == 0:
+        return
+    CHUNK: tl.constexpr = 64
+    column = tl.arange(0, CHUNK)
+    at = token.to(tl.int64)[:, None]
+    zeros = tl.zeros([TILE, CHUNK], dk_ptr.dtype.element_ty)
+    for first in range(0, WIDTH, CHUNK):
+        mask = unseen[:, None] & (first + column < WIDTH)[None, :]
+        tl.store(dk_ptr + at * WIDTH + (first + column)[None, :], zeros, mask=mask)
+    for first in range(0, WIDTH_V, CHUNK):
+        mask = unseen[:, None] & (first + column < WIDTH_V)[None, :]
+        tl.store(dv_ptr + at * WIDTH_V + (first + column)[None, :], zeros, mask=mask)

@@ -1,0 +1,102 @@
+"""What the split kernels share: spans, query tiles that hold several heads, partial results.
+
+The heads that share keys (grouped-query attention) stand in one tile, MEMBERS times TILE rows
+padded to PACK, so that keys and values are read once for all of them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from jagged_kernels.schedule.spans import SPAN_WIDTH
+
+_SPAN_WIDTH = tl.constexpr(SPAN_WIDTH)
+
+
+@triton.jit
+def load_span(spans_ptr, span):
+    """(first row, first block, last row, last block); the last is where the next span starts."""
+    base = spans_ptr + span * _SPAN_WIDTH
+    return (
+        tl.load(base),
+        tl.load(base + 1),
+        tl.load(base + _SPAN_WIDTH),
+        tl.load(base + _SPAN_WIDTH + 1),
+    )
+
+
+@triton.jit
+def load_pack(
+    ptr, start, end, stride_t, stride_h,
+    MEMBERS: tl.constexpr, TILE: tl.constexpr, PACK: tl.constexpr,
+    D: tl.constexpr, PAD_D: tl.constexpr,
+):  # fmt: skip
+    """[PACK, PAD_D]: the tokens from `start` for MEMBERS heads; 0 from `end` and from D on."""
+    index = tl.arange(0, PACK)
+    token, member = start + index % TILE, index // TILE
+    dim = tl.arange(0, PAD_D)
+    address = token.to(tl.int64) * stride_t + member.to(tl.int64) * stride_h
+    inside = (token < end) & (member < MEMBERS)
+    return tl.load(
+        ptr + address[:, None] + dim[None, :],
+        mask=inside[:, None] & (dim[None, :] < D),
+        other=0.0,
+    )
+
+
+@triton.jit
+def store_pack(
+    ptr, pack, start, end, stride_t, stride_h,
+    MEMBERS: tl.constexpr, TILE: tl.constexpr, PACK: tl.constexpr,
+    D: tl.constexpr, PAD_D: tl.constexpr,
+):  # fmt: skip
+    """The inverse of `load_pack`, in the dtype of `ptr`."""
+    index = tl.arange(0, PACK)
+    token, member = start + index % TILE, index // TILE
+    dim = tl.arange(0, PAD_D)
+    address = token.to(tl.int64) * stride_t + member.to(tl.int64) * stride_h
+    inside = (token < end) & (member < MEMBERS)
+    tl.store(
+        ptr + address[:, None] + dim[None, :],
+        pack.to(ptr.dtype.element_ty),
+        mask=inside[:, None] & (dim[None, :] < D),
+    )
+
+
+@triton.jit
+def load_pack_numbers(
+    ptr, start, end, stride_t,
+    MEMBERS: tl.constexpr, TILE: tl.constexpr, PACK: tl.constexpr,
+):  # fmt: skip
+    """[PACK] numbers of [T, H], one for each token and head; 0 from `end` on."""
+    index = tl.arange(0, PACK)
+    token, member = start + index % TILE, index // TILE
+    inside = (token < end) & (member < MEMBERS)
+    return tl.load(ptr + token.to(tl.int64) * stride_t + member, mask=inside, other=0.0)
+
+
+@triton.jit
+def store_pack_numbers(
+    ptr, numbers, start, end, stride_t,
+    MEMBERS: tl.constexpr, TILE: tl.constexpr, PACK: tl.constexpr,
+):  # fmt: skip
+    index = tl.arange(0, PACK)
+    token, member = start + index % TILE, index // TILE
+    inside = (token < end) & (member < MEMBERS)
+    tl.store(ptr + token.to(tl.int64) * stride_t + member, numbers, mask=inside)
+
+
+@triton.jit
+def slot_of(span, begins, group, GROUPS: tl.constexpr):
+    """Where a span keeps a partial result: one for the row it goes on with, one for the row that
+    it begins and does not end."""
+    return (span * 2 + begins).to(tl.int64) * GROUPS + group
+
+
+@triton.jit
+def store_partial(ptr, partial, PACK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr):
+    """[PACK, D], float32."""
+    index = tl.arange(0, PACK)[:, None]
+    dim = tl.arange(0, PAD_D)[None, :]
+    tl.store(ptr + index * D + dim, partial, mask=(dim < D) & (index < PACK))

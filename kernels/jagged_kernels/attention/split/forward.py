@@ -1,0 +1,231 @@
+"""The forward of few queries over long histories: programs walk spans of equal cost.
+
+A program takes its span of the partition (LeanAttention, arXiv 2405.10480) for one group of heads,
+row after row. A row that lies in the span whole is finished at once; of a row that is cut, each
+program keeps its online softmax state, and a second launch merges them. Keys and values are read
+once, whatever the number of queries and of heads that share them.
+"""
+
+# Triton's jit and its launch options are not typed.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jagged_kernels.attention.blocks import (
+    PLANS,
+    LaunchPlan,
+    Layout,
+    add_dot,
+    band,
+    empty_lse,
+    layout_of,
+    load_block,
+    load_row,
+    lse2_of,
+    product_precision,
+    rows_of_dims,
+    scale_argument,
+    shape_of_layouts,
+    with_equal_columns,
+)
+from jagged_kernels.attention.split.blocks import (
+    load_pack,
+    load_span,
+    slot_of,
+    store_pack,
+    store_pack_numbers,
+    store_partial,
+)
+from jagged_kernels.attention.split.merge import merge_states
+from jagged_kernels.core.launch import launch
+from jagged_kernels.device.float32 import dot_factors, factor, transposed
+from jagged_kernels.schedule.policy.plain import LaunchConfig, padded_dim
+from jagged_kernels.schedule.rows import NO_LIMIT
+from jagged_kernels.schedule.spans import (
+    Partition,
+    members_in_tile,
+    pack_size,
+    split_forward_config,
+)
+
+
+def launch_split_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    partition: Partition,
+    *,
+    tile_q: int,
+    left: int,
+    right: int,
+    scale: float,
+    with_lse: bool = True,
+    config: LaunchConfig | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """o [Tq, H, Dv] in q's dtype, and log2 of the sum of exponentials [Tq, H], float32.
+
+    Gives what `launch_forward` gives for the same rows, for any rows; made for those where keys
+    are many and queries few.
+
+    Args:
+        with_lse: compute the latter too; else it is None.
+        partition: of `rows`, with `partition.block` keys a block.
+        config: launch options in place of the rule's; its block is not used.
+    """
+    q, k, v = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v)
+    tokens, heads, _ = q.shape
+    dim_v = v.shape[2]
+    o = torch.empty((tokens, heads, dim_v), dtype=q.dtype, device=q.device)
+    lse2 = empty_lse(q) if with_lse else None
+    if tokens == 0:
+        return o, lse2
+    plan, pack = _plan(
+        layout_of(q), layout_of(k), layout_of(v), q.element_size(), product_precision(q),
+        tile_q, partition.block, (left != NO_LIMIT, right != NO_LIMIT), scale, config,
+    )  # fmt: skip
+    groups, programs = plan.programs, partition.programs
+    # Two states a program: of the row it goes on with and of the one it begins.
+    slots = (programs if partition.cuts else 0, 2, groups, pack * (dim_v + 2))
+    states = torch.empty(slots, dtype=torch.float32, device=q.device)
+    scale_log2 = plan.scale_log2
+    launch(
+        _split_forward_kernel,
+        programs * groups,
+        (q, k, v, o, lse2, states, rows, partition.spans, scale_log2, left, right),
+        plan.constants,
+        **plan.options,
+    )
+    if partition.cuts and programs > 1:
+        members = heads // groups
+        merge_states(
+            states, o, lse2, rows, partition, members=members, tile=tile_q, scale_log2=scale_log2
+        )
+    return o, lse2
+
+
+@lru_cache(PLANS)
+def _plan(
+    q: Layout, k: Layout, v: Layout, element_size: int, precision: str, tile: int, block: int,
+    limits: tuple[bool, bool], scale: float, config: LaunchConfig | None,
+) -> tuple[LaunchPlan, int]:  # fmt: skip
+    """With the rows of a query tile; programs are those of a span."""
+    heads, kv_heads = q[0], k[0]
+    members = members_in_tile(heads, kv_heads, tile)
+    pack = pack_size(members, tile)
+    config = config or split_forward_config(padded_dim(max(q[1], v[1])), element_size, pack)
+    shape = with_equal_columns(
+        shape_of_layouts(q, k, v, tile=tile, block=block, limits=limits, precision=precision)
+    )
+    scale_log2, negate = scale_argument(scale)
+    constants = {"S": shape, "NEGATE": negate, "MEMBERS": members, "PACK": pack}
+    return LaunchPlan(heads // members, scale_log2, constants, config.options()), pack
+
+
+@triton.jit(do_not_specialize=["left", "right"])
+def _split_forward_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, states_ptr, rows_ptr, spans_ptr,
+    scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, MEMBERS: tl.constexpr, PACK: tl.constexpr,
+):  # fmt: skip
+    HEADS: tl.constexpr = S.HEADS
+    TILE: tl.constexpr = S.TILE
+    BLOCK: tl.constexpr = S.BLOCK
+    DV: tl.constexpr = S.DV
+    PAD_DV: tl.constexpr = S.PAD_DV
+    PRECISION: tl.constexpr = S.PRECISION
+    GROUPS: tl.constexpr = HEADS // MEMBERS
+    span, group = tl.program_id(0) // GROUPS, (tl.program_id(0) % GROUPS).to(tl.int64)
+    first_row, first_block, last_row, last_block = load_span(spans_ptr, span)
+    row_count = last_row + (last_block > 0).to(tl.int32) - first_row
+    if row_count == 0:
+        return
+    head = group * MEMBERS
+    q_ptr += head * S.Q_STRIDE_H
+    k_ptr += (head // S.GROUP) * S.K_STRIDE_H
+    v_ptr += (head // S.GROUP) * S.V_STRIDE_H
+    o_ptr += head * DV
+    if lse2_ptr is not None:
+        lse2_ptr += head
+
+    # One stage: Triton's pipeliner must leave the walk over rows alone.
+    for index in tl.range(0, row_count, num_stages=1):
+        row = first_row + index
+        q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, row)
+        q = load_pack(
+            q_ptr, q_start, q_end, S.Q_STRIDE_T, S.Q_STRIDE_H, MEMBERS, TILE, PACK, S.D, S.PAD_D
+        )
+        if NEGATE:
+            q = -q
+        q = factor(q, PRECISION)
+        from_block = tl.where(index == 0, first_block, 0)
+        is_cut = row == last_row
+        start = k_start + from_block * BLOCK
+        end = tl.where(is_cut, k_start + last_block * BLOCK, k_end)
+        acc, top, total = _attend_span(
+            q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right, S, PACK
+        )
+        if is_cut | (from_block > 0):
+            slot = slot_of(span, (from_block == 0).to(tl.int32), group, GROUPS)
+            state_ptr = states_ptr + slot * (PACK * (DV + 2))
+            store_partial(state_ptr, acc, PACK, DV, PAD_DV)
+            numbers_ptr = state_ptr + PACK * DV + tl.arange(0, PACK)
+            tl.store(numbers_ptr, top)
+            tl.store(numbers_ptr + PACK, total)
+        else:
+            # A query that saw nothing has total 0: its output is 0 and its lse -inf.
+            divisor = tl.where(total == 0.0, 1.0, total)
+            store_pack(
+                o_ptr, acc / divisor[:, None], q_start, q_end, HEADS * DV, DV,
+                MEMBERS, TILE, PACK, DV, PAD_DV,
+            )  # fmt: skip
+            if lse2_ptr is not None:
+                lse2 = lse2_of(top * scale_log2, total)
+                store_pack_numbers(lse2_ptr, lse2, q_start, q_end, HEADS, MEMBERS, TILE, PACK)
+
+
+@triton.jit
+def _attend_span(
+    q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
+    S: tl.constexpr, PACK: tl.constexpr,
+):  # fmt: skip
+    """Online softmax over the key blocks that start in [start, end): (acc, top, total). q as
+    `factor` makes it.
+
+    One loop with the mask in every block: the memory, not the arithmetic, is what takes time here,
+    and a second loop for the last block would wait for its keys with nothing in flight.
+    """
+    BLOCK: tl.constexpr = S.BLOCK
+    PRECISION: tl.constexpr = S.PRECISION
+    seen_from = (q_start + shift + tl.arange(0, PACK) % S.TILE)[:, None]
+    top = tl.full([PACK], float("-inf"), tl.float32)
+    total = tl.zeros([PACK], tl.float32)
+    PAD_DV: tl.constexpr = S.PAD_DV
+    acc = tl.zeros([PACK, PAD_DV], tl.float32)
+    for block_start in range(start, end, BLOCK):
+        k = load_block(k_ptr, block_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
+        k = transposed(factor(k, PRECISION), PRECISION)
+        scores = dot_factors(q, k, PRECISION)
+        token = (block_start + tl.arange(0, BLOCK))[None, :]
+        inside = band(seen_from, token, k_end, left, right, S.HAS_LEFT, S.HAS_RIGHT)
+        scores = tl.where(inside, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        # -inf - -inf is NaN: a query that has seen nothing yet subtracts 0.
+        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+        # Subtract before scaling: exact, so no weight passes 1 however large the scores are.
+        weights = tl.exp2((scores - finite_top[:, None]) * scale_log2)
+        correction = tl.exp2((top - finite_top) * scale_log2)
+        total = total * correction + tl.sum(weights, 1)
+        v = load_block(v_ptr, block_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
+        acc = acc * correction[:, None]
+        acc = add_dot(acc, weights.to(v.dtype), v, PRECISION)
+        top = new_top
+    return acc, top, total

@@ -1,0 +1,1 @@
+"""What everything stands on: operators, launches, backends, sizes. No jagged tensors yet."""

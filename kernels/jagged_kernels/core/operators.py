@@ -1,0 +1,208 @@
+"""How a function becomes an operator: one opaque call to autograd, fake tensors and torch.compile.
+
+Below `torch.library.custom_op`, with an autograd kernel of its own, and where nobody looks without
+the dispatcher: on short histories the time that a call takes on the host is the time that it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import NoneType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from jagged_kernels.core.autocast import without_autocast
+
+_LIBRARY = torch.library.Library("jagged_kernels", "FRAGMENT")
+# Of each operator its function and, where it has one, that function with a gradient.
+_EAGER: dict[Any, tuple[Callable[..., Any], Callable[..., Any] | None]] = {}
+_PLAIN = frozenset((int, float, bool, str, NoneType))
+_TENSORS = frozenset((Tensor, torch.nn.Parameter))
+_SIMPLE = _PLAIN | _TENSORS
+_NO_SECOND = b"jagged_kernels has no second derivatives"
+
+
+def define_op(
+    function: Callable[..., Any],
+    *,
+    fake: Callable[..., Any],
+    schema: str | None = None,
+    name: str | None = None,
+) -> Any:
+    """`torch.ops.jagged_kernels.<name>`, by default the function's, without a gradient.
+
+    Args:
+        function: takes positional arguments without defaults and returns new tensors: neither an
+            argument nor a view of one.
+        fake: the same arguments -> empty tensors of the shapes, dtypes and device that `function`
+            returns, without looking at contents.
+        schema: "(Tensor x, int n) -> Tensor" where the annotations of `function` do not say it.
+
+    Autocast is off in `function`.
+    """
+    name = name or function.__name__.lstrip("_")
+    _LIBRARY.define(name + (schema or torch.library.infer_schema(function, mutates_args=())))
+    function = without_autocast(function)
+    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"jagged_kernels::{name}", fake)
+    op = getattr(torch.ops.jagged_kernels, name).default
+    _EAGER[op] = (function, None)
+    return op
+
+
+def define_gradient(
+    op: Any,
+    *,
+    save: Callable[[tuple[Any, ...], Any], Sequence[Any]],
+    gradient: Callable[..., Sequence[Tensor | Sequence[Tensor | None] | None]],
+) -> None:
+    """Gives an operator of `define_op` its gradient.
+
+    Args:
+        save: (inputs, output) -> what `gradient` needs of them, tensors and others.
+        gradient: (saved, wanted, *gradients of the outputs) -> gradients of the first inputs;
+            the inputs after those have none. `wanted[i]`: does input i need a gradient. For an
+            input that is a list of tensors, both are lists. The gradient of an output that nobody
+            used is None, never of all. It calls operators (by `call`): what it does is traced
+            by `torch.compile`.
+
+    A second derivative raises, and so does a derivative in forward mode: there is none.
+    """
+
+    class Gradient(torch.autograd.Function):
+        # Autograd gets those inputs alone that want a gradient: it takes time for each.
+        @staticmethod
+        def forward(
+            ctx: Any,
+            run: Callable[..., Any],
+            inputs: tuple[Any, ...],
+            lists: list[int] | None,
+            places: list[int],
+            *_leaves: Tensor,
+        ) -> Any:
+            output = run(*inputs)
+            saved = save(inputs, output)
+            ctx.save_for_backward(*[x if isinstance(x, Tensor) else None for x in saved])
+            ctx.others = [None if isinstance(x, Tensor) else x for x in saved]
+            ctx.count, ctx.lists, ctx.places = len(inputs), lists, places
+            ctx.set_materialize_grads(False)
+            return output
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+            if not torch.is_grad_enabled():
+                return _backward(ctx, *gradients)
+            # Gradients depend on the inputs, whether or not those of the outputs want a gradient.
+            with torch.no_grad():
+                found = _backward(ctx, *gradients)
+            forbidden = torch._C._functions.DelayedError(_NO_SECOND, len(found))  # pyright: ignore[reportAttributeAccessIssue]
+            return forbidden(*[g if g is None else g.detach().requires_grad_() for g in found])
+
+    def _backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        if all(g is None for g in gradients):
+            return (None,) * (4 + len(ctx.places))
+        pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
+        saved = [other if tensor is None else tensor for tensor, other in pairs]
+        wanted = [False] * (ctx.count if ctx.lists is None else sum(map(abs, ctx.lists)))
+        for place, needed in zip(ctx.places, ctx.needs_input_grad[4:], strict=True):
+            wanted[place] = needed
+        found: list[Tensor | None] = []
+        for part in gradient(saved, _nest(wanted, ctx.lists), *gradients):
+            found.extend([part] if part is None or isinstance(part, Tensor) else part)
+        leaves = (found[place] if place < len(found) else None for place in ctx.places)
+        return (None, None, None, None, *leaves)
+
+    def below_autograd(*inputs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*inputs)
+
+    def with_gradient(*inputs: Any) -> Any:
+        flat, lists = _flatten(inputs)
+        if _in_forward_mode() and any(map(_tangent, flat)):
+            raise NotImplementedError(f"{op.name()} has no derivative in forward mode")
+        places = [i for i, x in enumerate(flat) if isinstance(x, Tensor) and x.requires_grad]
+        if not (places and torch.is_grad_enabled()):
+            return below_autograd(*inputs)
+        if _transforms():
+            raise NotImplementedError(f"{op.name()}: gradients by torch.autograd, not torch.func")
+        return Gradient.apply(below_autograd, inputs, lists, places, *[flat[i] for i in places])
+
+    name = op.name().removeprefix("jagged_kernels::").removesuffix(".default")
+    _LIBRARY.impl(name, with_gradient, "Autograd")
+    # Past what looks for transforms of functions: `call` knows that there are none.
+    apply = super(torch.autograd.Function, Gradient).apply  # pyright: ignore[reportAttributeAccessIssue]
+    _EAGER[op] = (_EAGER[op][0], apply)
+
+
+def _transforms() -> bool:
+    """Inside of `torch.func.grad`, `vmap` and the like."""
+    return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _in_forward_mode() -> bool:
+    return forward_ad._current_level >= 0
+
+
+def _tangent(x: Any) -> bool:
+    return isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None
+
+
+def wants_gradient(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def call(op: Any, *inputs: Any) -> Any:
+    """`op(*inputs)`; where nothing traces, fakes or transforms, without the dispatcher's time."""
+    if torch.compiler.is_compiling():
+        return op(*inputs)
+    flat, lists = inputs, None
+    if not _SIMPLE.issuperset(map(type, inputs)):
+        flat, lists = _flatten(inputs)
+        if not all(type(x) in _SIMPLE or _is_plain_list(x) for x in flat):
+            return op(*inputs)
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or _transforms()
+        or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+        or _in_forward_mode()
+    ):
+        return op(*inputs)
+    function, gradient = _EAGER[op]
+    places = []
+    if torch.is_grad_enabled():
+        places = [i for i, x in enumerate(flat) if type(x) in _TENSORS and x.requires_grad]
+    if not places:
+        return function(*inputs)
+    if gradient is None:
+        return op(*inputs)
+    return gradient(function, inputs, lists, places, *[flat[i] for i in places])
+
+
+def _is_plain_list(x: Any) -> bool:
+    return type(x) in (list, tuple) and _PLAIN.issuperset(map(type, x))
+
+
+def _flatten(inputs: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    """Autograd sees tensors only outside lists: the inputs with lists of tensors spread out, and
+    for each input the length of its list, -1 for others."""
+    flat: list[Any] = []
+    lists: list[int] = []
+    for x in inputs:
+        if isinstance(x, (list, tuple)) and any(isinstance(part, Tensor) for part in x):
+            lists.append(len(x))
+            flat.extend(x)
+        else:
+            lists.append(-1)
+            flat.append(x)
+    return flat, lists
+
+
+def _nest(flat: Sequence[Any], lists: Sequence[int] | None) -> Sequence[Any]:
+    """What `_flatten` spread out, for inputs or what belongs to them; None if there was no list."""
+    if lists is None:
+        return flat
+    rest = iter(flat)
+    return tuple([next(rest) for _ in range(n)] if n >= 0 else next(rest) for n in lists)

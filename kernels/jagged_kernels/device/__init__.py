@@ -1,0 +1,1 @@
+"""Triton functions that kernels of several rooms share, and the host code that goes with them."""

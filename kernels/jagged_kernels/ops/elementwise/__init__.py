@@ -1,0 +1,1 @@
+"""Sums, products and differences, element by element."""

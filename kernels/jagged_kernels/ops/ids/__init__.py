@@ -1,0 +1,1 @@
+"""Item ids: embeddings, distinct ids, the highest scores."""

@@ -1,0 +1,1 @@
+"""Tokens into another layout: concatenated, cut, selected, padded."""

@@ -1,0 +1,1 @@
+"""A user's tokens into one: sums, means, maxima, weighted sums."""

@@ -1,0 +1,1 @@
+"""Matrix products with a user's tokens."""

@@ -1,0 +1,1 @@
+"""Who does what: the tables that everything irregular about a batch is in."""

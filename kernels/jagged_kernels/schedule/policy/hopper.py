@@ -1,0 +1,142 @@
+"""When Hopper's own kernels run (`gluon_*`), and how they are laid out.
+
+Apart from the kernels, because Gluon is imported only where it runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from jagged_kernels.schedule.rows import users_of_rows
+
+
+@dataclass(frozen=True)
+class HopperConfig:
+    """How a kernel is laid out; where keys stand in the rows, read keys for queries.
+
+    Attributes:
+        consumers: groups of warps that hold queries, 1 or 2.
+        warps: of each consumer, 4 or 8; a warp holds 16 queries.
+        block: keys taken at a time.
+        stages: buffers for K and for V.
+        residents: programs on a multiprocessor at a time.
+    """
+
+    consumers: int
+    warps: int
+    block: int
+    stages: int
+    residents: int = 1
+
+    @property
+    def part_q(self) -> int:
+        """Queries of a consumer."""
+        return 16 * self.warps
+
+    @property
+    def tile_q(self) -> int:
+        return self.part_q * self.consumers
+
+    @property
+    def start_registers(self) -> int:
+        """Of every thread at the start; the loading warp counts as a group of four."""
+        return 65536 // (128 * (self._groups + 1) * self.residents) // 8 * 8
+
+    @property
+    def registers(self) -> int:
+        """Of a consumer's thread, once the loading group has given up all but 24."""
+        return min(240, (self.start_registers * (self._groups + 1) - 24) // self._groups // 8 * 8)
+
+    @property
+    def _groups(self) -> int:
+        return self.consumers * self.warps // 4
+
+
+# Measured on an H100, for the two head_dims that the kernels take. The tiles of all three are the
+# same, so that one schedule serves them.
+
+
+def forward_config(head_dim: int) -> HopperConfig:
+    if head_dim == 64:
+        return HopperConfig(consumers=1, warps=4, block=128, stages=3, residents=2)
+    return HopperConfig(consumers=2, warps=4, block=128, stages=2)
+
+
+# Of `hopper.dq`, at head_dim 128. Stages are those of K: the block before, this one, the next.
+DQ_CONFIG = HopperConfig(consumers=2, warps=4, block=64, stages=3)
+
+
+def dkv_config(head_dim: int) -> HopperConfig:
+    """Of `hopper.dkv`; a block has queries."""
+    if head_dim == 64:
+        return HopperConfig(consumers=1, warps=4, block=64, stages=4, residents=2)
+    return HopperConfig(consumers=2, warps=4, block=64, stages=4)
+
+
+# Tokens of a user, on average, from which these kernels are faster than the plain ones.
+_FORWARD_PAYS_FROM = {64: 1024, 128: 256}
+_BACKWARD_PAYS_FROM = {64: 128, 128: 256}
+
+
+def hopper_tile(head_dim: int, tokens: int, users: int) -> int | None:
+    """The tile to take for histories long enough, `tokens` in all; else None."""
+    pays = head_dim in _FORWARD_PAYS_FROM and tokens >= _FORWARD_PAYS_FROM[head_dim] * users
+    return forward_config(head_dim).tile_q if pays else None
+
+
+def forward_pays(q: Tensor, rows: Tensor, tile_q: int) -> bool:
+    return _pays(_FORWARD_PAYS_FROM, q, rows, tile_q)
+
+
+def backward_pays(q: Tensor, rows: Tensor, tile_q: int, tile_k: int) -> bool:
+    return tile_q == tile_k and _pays(_BACKWARD_PAYS_FROM, q, rows, tile_q)
+
+
+def _pays(pays_from: dict[int, int], q: Tensor, rows: Tensor, tile_q: int) -> bool:
+    tokens, _, dim = q.shape
+    return (
+        dim in pays_from
+        and tile_q == forward_config(dim).tile_q
+        and tokens >= pays_from[dim] * users_of_rows(rows, tokens, tile_q)
+    )
+
+
+def hopper_fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the Gluon kernels can read these, on this device."""
+    dim = q.shape[2]
+    return (
+        is_hopper(q.device)
+        and q.dtype in (torch.float16, torch.bfloat16)
+        and dim in (64, 128)
+        and v.shape[2] == dim
+        and q.shape[0] > 0
+        and k.shape[0] > 0
+        and all(tma_reads(x) for x in (q, k, v))
+    )
+
+
+def is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and _capability(device.index) == 9
+
+
+@lru_cache
+def _capability(device: int | None) -> int:
+    return torch.cuda.get_device_capability(device)[0]
+
+
+def tma_reads(x: Tensor) -> bool:
+    """TMA wants 16-byte-aligned rows and counts in int32; the exact walk's blocks do, too."""
+    stride_t, stride_h, stride_d = x.stride()
+    aligned = x.data_ptr() % 16 == 0 and stride_t % 8 == 0 and stride_h % 8 == 0
+    fits = x.shape[2] <= stride_t < 2**22 and x.shape[1] * stride_h < 2**31
+    return stride_d == 1 and aligned and fits
+
+
+def for_tma(x: Tensor) -> Tensor:
+    """`x`, or a copy that TMA can read. A copy also of what is contiguous but not aligned, which
+    `contiguous()` would return as it is."""
+    return x if tma_reads(x) else x.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,364 @@
+"""The schedule of an attention call: which tile of queries meets which range of keys.
+
+Everything irregular about a jagged batch is in two small tables of *rows*, built on the device
+without waiting for it (`rows`). One row is one tile of one user's queries and the keys it can see;
+the rows of the transpose are tiles of keys and the queries that see them, for dK and dV. There are
+as many rows as tiles (plus unused ones, because the host only knows a bound), those of long users
+first, so that short users do not wait behind a long one and no program walks padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import index
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from jagged_kernels.core.contents import known_to_differ
+from jagged_kernels.schedule.policy.hopper import hopper_tile, is_hopper
+from jagged_kernels.schedule.policy.plain import DEFAULT_TILES
+from jagged_kernels.schedule.rows import NO_LIMIT, row_counts, schedule_rows
+from jagged_kernels.schedule.spans import Partition, split_backward_fits, split_partitions
+from jagged_kernels.tensors.jagged import JaggedTensor
+
+Split = Literal["auto", "rows", "split", "stream"]
+_SPLITS = ("auto", "rows", "split", "stream")
+# Queries of one user that one tile of the split kernels holds.
+MOST_SPLIT_QUERIES = 64
+# No history is so long. A window's side from here on is no limit: kernels add the sides to token
+# numbers, and to each other, in int32.
+_WIDEST_SIDE = 2**29
+# What tile shapes are made for where q does not say its head_dim.
+_USUAL_HEAD_DIM = 64
+
+
+class DenseShape(NamedTuple):
+    """What the cut of dense queries [B, N, H, D] depends on; element_size in bytes."""
+
+    queries: int
+    heads: int
+    kv_heads: int
+    element_size: int
+
+    @classmethod
+    def of(cls, q: Tensor, k: JaggedTensor) -> DenseShape:
+        queries, heads = q.shape[-3:-1]
+        return cls(queries, heads, k.values.shape[1], q.element_size())
+
+
+@dataclass(frozen=True)
+class AttentionSchedule:
+    """Built by `attention_schedule` once a batch; shared by layers, heads, forward and backward.
+
+    Attributes:
+        rows: [R, 8] int32; query tiles and the keys they see (`rows.ROW_FIELDS`, token indices).
+        rows_t: [R', 8] int32; key tiles and the queries that see them.
+        window: (left, right) keys visible around the aligned diagonal, -1 for no limit.
+        tile_q, tile_k: tokens in a tile of queries (forward, dQ) and of keys (dK, dV).
+        q_offsets: [B + 1], of jagged queries, or of dense ones laid end to end.
+        k_offsets: [B + 1].
+        q_tokens, k_tokens, users: what the schedule was built for.
+        dense: the shape of dense queries, None for jagged ones.
+        split: "rows": a program walks a whole row. "stream", "split": rows are cut, by
+            `partition` in the forward and `partition_t` in the backward; those of "stream" are in
+            batch order.
+    """
+
+    rows: Tensor
+    rows_t: Tensor
+    window: tuple[int, int]
+    tile_q: int
+    tile_k: int
+    q_offsets: Tensor
+    k_offsets: Tensor
+    q_tokens: int
+    k_tokens: int
+    users: int
+    dense: DenseShape | None = None
+    split: str = "rows"
+    partition: Partition | None = None
+    partition_t: Partition | None = None
+
+
+def attention_schedule(
+    q: JaggedTensor | Tensor,
+    k: JaggedTensor | None = None,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    head_dim: int | None = None,
+    tile_q: int | None = None,
+    tile_k: int | None = None,
+    split: Split = "auto",
+) -> AttentionSchedule:
+    """Builds the schedule that `jagged_attention` would build for these offsets and this mask.
+
+    Args:
+        q: a `JaggedTensor` with the queries' offsets (of its values only the shape matters), or
+            dense queries [B, N, H, D] or [N, H, D] as `jagged_attention` takes them.
+        k: the keys' offsets; None for self-attention.
+        causal, window: as in `jagged_attention`.
+        head_dim: a hint for the tile shapes, never a number in the result: the larger of q's and
+            v's. By default q's, so that it is needed only where v's is larger, or where q's values
+            are not [T, H, D] (then 64 is taken).
+        tile_q, tile_k: powers of two, 16 or more, in place of the default tile shapes.
+        split: how rows become programs. "rows": a program each. "stream": rows are cut into spans
+            of equal cost (LeanAttention, arXiv 2405.10480), "split": each row into equal chunks;
+            both for dense queries, at most 64 a user. "auto": "stream" where it can be.
+
+    Raises:
+        TypeError: `q` is neither, or `window` is not two integers.
+        ValueError: `q` and `k` have different numbers of users, dense `q` comes without `k`, or
+            `split` asks for a cut that these queries cannot have.
+    """
+    if isinstance(q, JaggedTensor):
+        k = q if k is None else k
+        check_users(q, k)
+        q_offsets, q_tokens, dense = q.offsets, q.values.shape[0], None
+        q_dim = q.values.shape[2] if q.values.dim() == 3 else _USUAL_HEAD_DIM
+    else:
+        if k is None:
+            raise ValueError("dense queries need k, the users' histories")
+        q_offsets, dense = dense_offsets(q, k), DenseShape.of(q, k)
+        q_tokens, q_dim = len(k) * dense.queries, q.shape[-1]
+    return build_schedule(
+        q_offsets,
+        k.offsets,
+        q_tokens=q_tokens,
+        k_tokens=k.values.shape[0],
+        dense=dense,
+        window=resolve_window(causal, window),
+        head_dim=q_dim if head_dim is None else head_dim,
+        tile_q=tile_q,
+        tile_k=tile_k,
+        split=split,
+    )
+
+
+def build_schedule(
+    q_offsets: Tensor,
+    k_offsets: Tensor,
+    *,
+    q_tokens: int,
+    k_tokens: int,
+    dense: DenseShape | None,
+    window: tuple[int, int],
+    head_dim: int,
+    tile_q: int | None = None,
+    tile_k: int | None = None,
+    split: Split = "auto",
+) -> AttentionSchedule:
+    """`attention_schedule` for offsets that fit each other; `dense` if q came so."""
+    users = q_offsets.shape[0] - 1
+    default_q, default_k = DEFAULT_TILES
+    if is_hopper(q_offsets.device) and (tile := hopper_tile(head_dim, q_tokens, users)):
+        default_q = default_k = tile
+    tile_k = _checked_tile(tile_k, default_k)
+    policy, tile = _policy(
+        dense, split, tile_q,
+        users=users, k_tokens=k_tokens, head_dim=head_dim, device=q_offsets.device,
+    )  # fmt: skip
+    tile_q = _checked_tile(tile_q, default_q) if policy == "rows" else tile
+    left, right = window
+    # Spans of equal cost take rows in any order.
+    sort = policy != "stream"
+    # Seen from the keys the mask is the same band with its sides exchanged.
+    symmetric = sort and q_offsets is k_offsets and left == right and tile_q == tile_k
+    table = schedule_rows(
+        q_offsets, k_offsets, q_tokens, k_tokens, tile_q, tile_k, left, right,
+        sort, not symmetric,
+    )  # fmt: skip
+    rows = rows_t = table
+    if not symmetric:
+        counts = row_counts(q_tokens, k_tokens, users, tile_q=tile_q, tile_k=tile_k, sort=sort)
+        rows, rows_t = table.split_with_sizes(counts)
+    partitions = (None, None)
+    if dense is not None and policy != "rows":
+        partitions = split_partitions(
+            rows,
+            policy=policy,
+            heads=dense.heads,
+            kv_heads=dense.kv_heads,
+            tile_q=tile_q,
+            head_dim=head_dim,
+            element_size=dense.element_size,
+            k_tokens=k_tokens,
+        )
+    return AttentionSchedule(
+        rows, rows_t, window, tile_q, tile_k,
+        q_offsets, k_offsets, q_tokens, k_tokens, users, dense, policy, *partitions,
+    )  # fmt: skip
+
+
+def _policy(
+    dense: DenseShape | None,
+    split: Split,
+    tile_q: int | None,
+    *,
+    users: int,
+    k_tokens: int,
+    head_dim: int,
+    device: torch.device,
+) -> tuple[Literal["rows", "split", "stream"], int]:
+    """How rows become programs, and the queries in a tile if they are cut."""
+    if dense is None:
+        if split not in ("auto", "rows"):
+            raise ValueError(f"split must be auto or rows for jagged queries, got {split!r}")
+        return "rows", 0
+    if split not in _SPLITS:
+        raise ValueError(f"split must be one of {', '.join(_SPLITS)}; got {split!r}")
+    queries, heads, kv_heads, element_size = dense
+    # One tile for a user's queries, no larger than it must be: products with empty rows cost
+    # more than the few keys of a short history do.
+    tile = _checked_tile(tile_q, max(16, 1 << (max(queries, 1) - 1).bit_length()))
+    fits = 0 < queries <= min(tile, MOST_SPLIT_QUERIES) and users > 0 and k_tokens > 0
+    fits = fits and split_backward_fits(heads, kv_heads, tile, head_dim, element_size, device)
+    if split in ("split", "stream") and not fits:
+        raise ValueError(
+            f"split={split!r} needs 1 to {MOST_SPLIT_QUERIES} queries a user, a tile_q that holds "
+            f"them, shared memory for the heads that share keys, and at least one key; got "
+            f"{queries} queries, {heads} heads over {kv_heads}, head_dim {head_dim}, "
+            f"tile_q={tile_q}, {k_tokens} keys of {users} users"
+        )
+    if split == "auto":
+        split = "stream" if fits else "rows"
+    return split, tile
+
+
+def resolve_window(causal: bool, window: tuple[int, int] | None) -> tuple[int, int]:
+    """`causal` and `window` as one (left, right) band, -1 for no limit.
+
+    Raises:
+        TypeError: `window` is not two integers.
+        ValueError: a side below -1.
+    """
+    left, right = (NO_LIMIT, NO_LIMIT) if window is None else _two_integers(window)
+    if left < NO_LIMIT or right < NO_LIMIT:
+        raise ValueError(f"window must be (left, right) of -1 or more, got {window}")
+    return _limit(left), (0 if causal else _limit(right))
+
+
+def _two_integers(window: tuple[int, int]) -> tuple[int, int]:
+    try:
+        left, right = window
+        return index(left), index(right)
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(f"window must be (left, right), two integers, got {window!r}")
+
+
+def _limit(side: int) -> int:
+    return NO_LIMIT if side >= _WIDEST_SIDE else side
+
+
+def dense_queries(
+    q: Tensor, k: JaggedTensor, schedule: AttentionSchedule | None = None
+) -> JaggedTensor:
+    """Dense queries [B, N, H, D], or [N, H, D] for every user alike, as a `JaggedTensor`.
+
+    The offsets are the schedule's, where it was built for as many dense queries a user.
+    """
+    users = len(k)
+    _check_dense(q, users)
+    dense = None if schedule is None else schedule.dense
+    if (
+        schedule is not None
+        and dense is not None
+        and schedule.users == users
+        and dense.queries == q.shape[-3]
+    ):
+        offsets = schedule.q_offsets
+    else:
+        offsets = dense_offsets(q, k)
+    if q.dim() == 3:
+        q = q.expand(users, *q.shape)
+    return JaggedTensor._trusted(q.reshape(users * q.shape[1], *q.shape[2:]), offsets)
+
+
+def dense_offsets(q: Tensor, k: JaggedTensor) -> Tensor:
+    """[B + 1], where each user's queries start, in the dtype of k's offsets."""
+    users = len(k)
+    _check_dense(q, users)
+    count, offsets = q.shape[-3], k.offsets
+    if count == 0:
+        return torch.zeros_like(offsets)
+    end = users * count + 1
+    return torch.arange(0, end, count, device=offsets.device, dtype=offsets.dtype)
+
+
+def _check_dense(q: Tensor, users: int) -> None:
+    if not isinstance(q, Tensor):
+        raise TypeError(f"q must be a JaggedTensor or a tensor, got {type(q).__name__}")
+    if q.dim() not in (3, 4) or (q.dim() == 4 and q.shape[0] != users):
+        raise ValueError(
+            f"dense queries must be [B, N, H, D] or [N, H, D] for B = {users} users, "
+            f"got {tuple(q.shape)}"
+        )
+
+
+def check_schedule(
+    schedule: AttentionSchedule,
+    q: JaggedTensor,
+    k: JaggedTensor,
+    window: tuple[int, int],
+    dense: DenseShape | None,
+) -> None:
+    """Whether a schedule serves a call; `dense` if its queries came so.
+
+    Raises:
+        ValueError: it was built for another batch or mask, as far as that is known without waiting
+            for the device, or it is on another one.
+    """
+    built = (schedule.q_tokens, schedule.k_tokens, schedule.users, schedule.window)
+    wanted = (q.values.shape[0], k.values.shape[0], len(q), window)
+    if built != wanted:
+        raise ValueError(
+            "the schedule was built for another batch or mask: (q tokens, k tokens, users, window) "
+            f"is {built} in the schedule and {wanted} in the call"
+        )
+    # Heads and dtype decide how a partition cuts rows; rows alone serve any.
+    fields = 1 if schedule.partition is None else None
+    built, wanted = (None if shape is None else shape[:fields] for shape in (schedule.dense, dense))
+    if built != wanted:
+        raise ValueError(
+            f"the schedule was built for {_described(schedule.dense)} and the call has "
+            f"{_described(dense)}"
+        )
+    if schedule.rows.device != q.device:
+        raise ValueError(f"the schedule is on {schedule.rows.device} and q on {q.device}")
+    _check_offsets("q", schedule.q_offsets, q.offsets)
+    _check_offsets("k", schedule.k_offsets, k.offsets)
+
+
+def _described(dense: DenseShape | None) -> str:
+    if dense is None:
+        return "jagged queries"
+    queries, heads, kv_heads, element_size = dense
+    return (
+        f"dense queries ({queries} a user, {heads} heads over {kv_heads}, "
+        f"{element_size} bytes a number)"
+    )
+
+
+def _check_offsets(name: str, built: Tensor, given: Tensor) -> None:
+    if known_to_differ(built, given):
+        place = int((built != given).nonzero()[0])
+        raise ValueError(
+            f"the schedule was built for other offsets of {name}: offsets[{place}] is "
+            f"{int(built[place])} in the schedule and {int(given[place])} in the call"
+        )
+
+
+def check_users(q: JaggedTensor, k: JaggedTensor) -> None:
+    if len(q) != len(k):
+        raise ValueError(f"q has {len(q)} users and k has {len(k)}")
+
+
+def _checked_tile(tile: int | None, default: int) -> int:
+    if tile is None:
+        return default
+    if tile < 16 or tile & (tile - 1):
+        raise ValueError(f"a tile must be a power of two of at least 16 tokens, got {tile}")
+    return tile

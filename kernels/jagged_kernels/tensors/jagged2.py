@@ -1,0 +1,128 @@
+"""`Jagged2Tensor`: a square matrix for each user, stored one after another without padding."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from jagged_kernels.core.contents import readable, total_of
+from jagged_kernels.tensors.jagged import JaggedTensor, _check_contents, _check_form
+
+
+class Jagged2Tensor:
+    """A batch of B square matrices: user b with n_b tokens has [n_b, n_b], row by row.
+
+    Args:
+        values: [sum of n_b ** 2].
+        offsets: [B + 1], int32 or int64, of the tokens.
+        matrix_offsets: [B + 1] int64; where each user's matrix begins, and the end, as
+            `jagged2_offsets` gives it.
+
+    Raises:
+        TypeError: an argument is not a tensor, or offsets have another dtype.
+        ValueError: shapes, devices or (where they are on a CPU) contents do not fit.
+
+    Operations on one batch should share one layout (`jagged2_like`): how many scores there are
+    depends on the offsets' contents, so making one waits for the device.
+    """
+
+    __slots__ = ("matrix_offsets", "offsets", "values")
+
+    def __init__(self, values: Tensor, offsets: Tensor, matrix_offsets: Tensor) -> None:
+        _check_form(values, offsets)
+        if values.dim() != 1:
+            raise ValueError(f"values must be [sum of n ** 2], got {tuple(values.shape)}")
+        if not isinstance(matrix_offsets, Tensor) or matrix_offsets.dtype != torch.int64:
+            got = getattr(matrix_offsets, "dtype", type(matrix_offsets).__name__)
+            raise TypeError(f"matrix_offsets must be an int64 tensor, got {got}")
+        if matrix_offsets.shape != offsets.shape or matrix_offsets.device != offsets.device:
+            raise ValueError(
+                f"matrix_offsets must be {tuple(offsets.shape)} on {offsets.device} like offsets, "
+                f"got {tuple(matrix_offsets.shape)} on {matrix_offsets.device}"
+            )
+        if readable(offsets) and readable(matrix_offsets):
+            _check_matrices(values.shape[0], offsets, matrix_offsets)
+        self.values = values
+        # Kernels read offsets one after another.
+        self.offsets = offsets.contiguous()
+        self.matrix_offsets = matrix_offsets.contiguous()
+
+    @classmethod
+    def _trusted(cls, values: Tensor, offsets: Tensor, matrix_offsets: Tensor) -> Jagged2Tensor:
+        """Without checks, for a layout that comes from a `Jagged2Tensor` or was just computed."""
+        self = cls.__new__(cls)
+        self.values = values
+        self.offsets = offsets
+        self.matrix_offsets = matrix_offsets
+        return self
+
+    def with_values(self, values: Tensor) -> Jagged2Tensor:
+        """The same layout around other values [sum of n_b ** 2]."""
+        if values.shape != self.values.shape or values.device != self.offsets.device:
+            raise ValueError(
+                f"values must be {tuple(self.values.shape)} on {self.offsets.device}, "
+                f"got {tuple(values.shape)} on {values.device}"
+            )
+        return Jagged2Tensor._trusted(values, self.offsets, self.matrix_offsets)
+
+    @property
+    def lengths(self) -> Tensor:
+        """[B], tokens of each user."""
+        return self.offsets.diff()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    def __len__(self) -> int:
+        return self.offsets.shape[0] - 1
+
+    def __repr__(self) -> str:
+        return (
+            f"Jagged2Tensor(users={len(self)}, values={list(self.values.shape)}, "
+            f"dtype={self.dtype}, device={self.device})"
+        )
+
+
+def jagged2_offsets(offsets: Tensor) -> Tensor:
+    """[B + 1] int64: where the [n_b, n_b] matrix of each user begins. Does not wait."""
+    squares = offsets.diff().long().square()
+    return torch.nn.functional.pad(squares.cumsum(0), (1, 0))
+
+
+def _check_matrices(scores: int, offsets: Tensor, matrix_offsets: Tensor) -> None:
+    """Reads both offsets."""
+    _check_contents(offsets)
+    expected = jagged2_offsets(offsets)
+    if not torch.equal(matrix_offsets, expected):
+        user = int((matrix_offsets != expected).int().argmax())
+        raise ValueError(
+            "matrix_offsets must be jagged2_offsets(offsets), got "
+            f"matrix_offsets[{user}] = {int(matrix_offsets[user])} for {int(expected[user])}"
+        )
+    if int(expected[-1]) != scores:
+        raise ValueError(
+            f"values must be [sum of n ** 2] = [{int(expected[-1])}] for these offsets, "
+            f"got [{scores}]"
+        )
+
+
+def jagged2_like(x: JaggedTensor, total: int | None = None) -> Jagged2Tensor:
+    """Zeros [n_b, n_b] for each user of `x`, in its dtype.
+
+    Args:
+        total: the sum of n_b ** 2, where the caller knows it; else this waits for the device. A
+            wrong one raises on a CPU and is not noticed on CUDA.
+
+    Raises:
+        TypeError, ValueError: `x` is not a `JaggedTensor`, or `total` is wrong.
+    """
+    if not isinstance(x, JaggedTensor):
+        raise TypeError(f"x must be a JaggedTensor, got {type(x).__name__}")
+    matrix_offsets = jagged2_offsets(x.offsets)
+    total = total_of(matrix_offsets, total, "scores")
+    return Jagged2Tensor._trusted(x.values.new_zeros(total), x.offsets, matrix_offsets)
