@@ -249,10 +249,11 @@ def _walk_parts(
     *,
     split: bool,
 ) -> None:
-    grid, tiles = row_tiles(*whole.shape, whole.element_size())
+    tokens, columns = whole.shape
+    grid, tiles = row_tiles(tokens, columns, whole.element_size())
     launch(
         _cat_rows_kernel, grid,
-        (whole, parts, offsets, out_offsets, out_offsets.shape[0] - 1, whole.shape[0]),
+        (whole, parts, offsets, out_offsets, out_offsets.shape[0] - 1, tokens),
         {
             "STRIDE": whole.stride(0), "STEPS": tuple(0 if s else 1 for s in shared),
             "SPLIT": split, **tiles,

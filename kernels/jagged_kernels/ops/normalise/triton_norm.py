@@ -72,7 +72,7 @@ def launch_norm_backward(
     rows, columns = total.shape
     d_x = torch.empty((rows, columns), dtype=total.dtype, device=total.device)
     d_weight, d_bias = (
-        total.new_empty(0) if p is None else torch.empty_like(_packed(p)) for p in (weight, bias)
+        total.new_empty(0) if p is None else p.new_empty(p.shape) for p in (weight, bias)
     )
     if rows == 0:
         return d_x, d_weight.zero_(), d_bias.zero_()
