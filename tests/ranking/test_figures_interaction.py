@@ -1,8 +1,5 @@
 """Figures, tables and goals of the interaction operations, from made-up results."""
 
-# pandas says of table[column] that it may be anything it knows.
-# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
-
 from pathlib import Path
 from typing import Any
 

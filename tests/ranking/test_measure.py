@@ -1,8 +1,5 @@
 """Measuring: nobody is timed wrong, failures are rows, time and memory are what they say."""
 
-# pandas says of table[column] and of comparisons that they may be anything it knows.
-# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,5 @@
 """Measuring the interaction operations: problems and peers agree, failures are rows."""
 
-# pandas says of table[column] and of comparisons that they may be anything it knows.
-# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
-
 import dataclasses
 import sys
 from collections.abc import Sequence

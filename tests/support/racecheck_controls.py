@@ -8,10 +8,6 @@ reports the buffers, and the arguments that Triton itself hands to the second gr
 (compute-sanitizer of CUDA 13.0), which are the two reports that it makes of our kernels.
 """
 
-# Gluon's jit is not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAssignmentType=false, reportIndexIssue=false, reportOperatorIssue=false
-
 from __future__ import annotations
 
 import sys

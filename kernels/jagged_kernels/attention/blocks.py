@@ -1,8 +1,5 @@
 """What the attention kernels share: a row's fields, token blocks in and out, and the mask."""
 
-# Triton's jit is not typed.
-# pyright: reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 from typing import Any, NamedTuple

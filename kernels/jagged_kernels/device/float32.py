@@ -8,9 +8,6 @@ Of inf, what is left behind the first part is NaN. So the products with the othe
 of their own, which counts where it is a number: where it is none, the first parts say all.
 """
 
-# Triton's jit is not typed.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import triton

@@ -8,9 +8,6 @@ a longer one each piece leaves a partial result, and a second launch merges them
 begin where the user does: a result does not depend, to the bit, on where in a batch its user lies.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 from typing import Any, NamedTuple

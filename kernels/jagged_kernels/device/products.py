@@ -3,9 +3,6 @@
 See `device.float32`: the products beside those of the first parts have a sum for all blocks.
 """
 
-# Triton's jit is not typed.
-# pyright: reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import triton

@@ -10,9 +10,6 @@ sectors begin (`aligned_rows`, `turned_rows`), and the 32 numbers that threads w
 other are whole sectors.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import math

@@ -9,9 +9,6 @@ Both tables (`side` 0: queries, 1: keys) are made by the same launches. Users in
 the third one only. `rows.build_rows` is the specification, equal to the last bit.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import torch

@@ -8,9 +8,6 @@ One or two partitions of the same rows (`side`: forward, backward) are made by t
 `spans.reference_stream_spans` is the specification, equal to the last bit.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,11 +1,5 @@
 """What the Gluon kernels share: barriers and rings of buffers, a row's fields, and the mask."""
 
-# Gluon's jit is not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAssignmentType=false, reportReturnType=false, reportOperatorIssue=false
-# What compile-time branches define is there where they use it.
-# pyright: reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from functools import lru_cache

@@ -1,12 +1,7 @@
 """dQ for Hopper, and what dK and dV need of each query; see `hopper.backward`."""
 
-# Gluon's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAssignmentType=false, reportOperatorIssue=false
 # Tuples are taken apart whole, also where a function needs a part.
 # ruff: noqa: RUF059
-# What compile-time branches define is there where they use it.
-# pyright: reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

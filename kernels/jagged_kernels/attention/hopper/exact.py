@@ -5,10 +5,6 @@ parts of tiles that `plain.forward` would walk again, and one small launch looks
 result is that of `plain.forward`'s own exact walk.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from functools import lru_cache

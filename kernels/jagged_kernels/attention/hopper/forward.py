@@ -7,11 +7,6 @@ Programs stay, one or two a multiprocessor, and take every n-th (row, head), so 
 the next tile run beside the end of this one.
 """
 
-# Gluon's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAssignmentType=false, reportOperatorIssue=false
-# What compile-time branches define is there where they use it.
-# pyright: reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
 # Partitions get tuples, and take out of them what they need.
 # ruff: noqa: RUF059
 

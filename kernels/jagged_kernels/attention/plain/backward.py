@@ -5,11 +5,6 @@ output element is written by one program in one order, so there are no atomics, 
 of dQ in memory, and results do not change from run to run.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# What compile-time branches define is there where they use it.
-# pyright: reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -5,11 +5,6 @@ a padded kernel is the grid: programs are the tiles that exist, long users first
 mask leaves whole are computed without it.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# What compile-time branches define is there where they use it.
-# pyright: reportPossiblyUnboundVariable=false, reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from functools import lru_cache

@@ -8,10 +8,6 @@ where the plain kernels compute them twice (TLX Block Attention has this idea fo
 tokens). Longer users are left to the plain kernels.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from functools import lru_cache

@@ -6,10 +6,6 @@ block of scores in either orientation: its tokens come as [A, 1] and [1, B], que
 either way round.
 """
 
-# Triton's jit is not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportIndexIssue=false, reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 import triton

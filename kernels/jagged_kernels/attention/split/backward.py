@@ -7,10 +7,6 @@ pieces of a row that was cut by a second launch, in order. So K and V are read o
 written once; probabilities are recomputed from lse (FlashAttention-2, arXiv 2307.08691, 3.1.2).
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from functools import lru_cache

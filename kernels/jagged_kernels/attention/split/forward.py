@@ -6,10 +6,6 @@ program keeps its online softmax state, and a second launch merges them. Keys an
 once, whatever the number of queries and of heads that share them.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from functools import lru_cache

@@ -5,9 +5,6 @@ time: a long history alone in its batch is shared by dozens of programs. Spans t
 row have nothing to do.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 from functools import lru_cache

@@ -1,8 +1,5 @@
 """Each user's square matrix times a padded one, and products laid out as padded ones."""
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import torch

@@ -4,9 +4,6 @@ The gradient reads each score once: a program leaves the sums of its piece's row
 columns, a few in a hundred of what it read, and a second launch merges those of a token in order.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import torch

@@ -1,8 +1,5 @@
 """Several tables looked up and added up in one pass over the tokens."""
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 from collections.abc import Sequence

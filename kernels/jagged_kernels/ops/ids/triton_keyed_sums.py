@@ -7,9 +7,6 @@ tile leaves a partial sum, and a second launch adds those up, for each key where
 order of additions depends on nothing but the keys.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -4,9 +4,6 @@ A score and its token are one int64, so that the highest is the answer and ties 
 token: no order of work can change the result.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import torch

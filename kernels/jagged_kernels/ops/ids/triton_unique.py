@@ -5,9 +5,6 @@ adds up the counts of the tiles before its own, so it knows how many distinct ke
 every key. A third, over users, finds where the users' distinct ids begin.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import torch

@@ -6,9 +6,6 @@ lie at the users' own tokens until it is known how many distinct ids come before
 was sorted is found out on the way; the host learns it together with the size of the result.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import torch

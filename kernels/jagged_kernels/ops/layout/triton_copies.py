@@ -4,9 +4,6 @@ A program writes an equal share of the output's tokens: it finds whose they are,
 each comes from. A row is read and written once, whatever the lengths.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 from collections.abc import Sequence

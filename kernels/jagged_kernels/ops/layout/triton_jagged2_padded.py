@@ -1,8 +1,5 @@
 """Between a user's matrix [n, n], stored flat, and [max_len, max_len] of a dense tensor."""
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import torch

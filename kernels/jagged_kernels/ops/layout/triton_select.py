@@ -5,9 +5,6 @@ in their order, which comes from a stable sort of all copies by user: of few of 
 place is the number of others before it, counted one by one.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import torch

@@ -3,9 +3,6 @@
 Programs take equal chunks of tokens (or of padded rows), whoever they belong to.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import torch

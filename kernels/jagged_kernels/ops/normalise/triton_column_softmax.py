@@ -7,9 +7,6 @@ state of each piece (largest and sum of exponentials; in the backward the sum of
 second the program of a piece merges all states of its columns and writes the piece.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 from typing import NamedTuple

@@ -5,9 +5,6 @@ programs add up gradients of weight and bias over their tokens, and a second lau
 in a fixed order.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import torch

@@ -7,9 +7,6 @@ y * dy). In the second the program of a piece merges all states of its user, few
 and writes the piece.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import torch

@@ -4,9 +4,6 @@ A line is read twice, the second time from cache: it is short beside it. Of rows
 program has them whole at a time, and writes them by sectors.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import torch

@@ -1,8 +1,5 @@
 """The largest of each user's tokens, its place and its gradient; pieces as in `device.pieces`."""
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import torch

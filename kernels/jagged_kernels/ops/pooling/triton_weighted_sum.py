@@ -1,8 +1,5 @@
 """The backward of weighted sums: both gradients in one pass over the tokens."""
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import torch

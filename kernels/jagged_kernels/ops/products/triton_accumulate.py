@@ -4,11 +4,6 @@
 `merge_partials` adds up the parts.
 """
 
-# Triton's jit is not typed.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
-# What compile-time branches define is there where they use it.
-# pyright: reportPossiblyUnboundVariable=false
-
 from __future__ import annotations
 
 import triton

@@ -1,8 +1,5 @@
 """Users in the order of their groups: what sums over a group of users walk along."""
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 from typing import NamedTuple

@@ -5,9 +5,6 @@ Rows of a matrix are read in words, of rows that begin alike, as `triton_jagged_
 of a transposed matrix, numbers one by one.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace

@@ -6,9 +6,6 @@ lie a multiple of STEP apart begin alike, modulo STEP numbers: so a program take
 words of STEP numbers it moves as one, and by themselves the few numbers at a row's ends.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace

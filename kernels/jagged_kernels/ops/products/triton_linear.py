@@ -4,9 +4,6 @@ A program takes one tile of one user's tokens (`device.tiles`) and a block of co
 many at a time keep the memory busy, and no long user sets the time.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import torch

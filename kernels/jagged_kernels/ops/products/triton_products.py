@@ -8,11 +8,6 @@ order. While a tile is there, the backward takes everything it can from it: toke
 Where each user is better off with a program of its own: `triton_user_products`.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# What compile-time branches define is there where they use it.
-# pyright: reportPossiblyUnboundVariable=false
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -10,9 +10,6 @@ and then over programs. What the target alone takes part in needs the sums over 
 only: a pass over users.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-
 from __future__ import annotations
 
 import torch

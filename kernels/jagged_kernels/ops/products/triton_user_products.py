@@ -6,11 +6,6 @@ a table: its parts are the shares of the batch that end in it, less than two sha
 Where it has more than one, a second launch adds them up in order.
 """
 
-# Triton's jit and its launch options are not typed.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# What compile-time branches define is there where they use it.
-# pyright: reportPossiblyUnboundVariable=false
-
 from __future__ import annotations
 
 from typing import Any
