@@ -111,9 +111,10 @@ def test_columns_that_are_kept_read_twice_and_cut(dtype, monkeypatch, poisoned_a
 
 @pytest.mark.parametrize("name", ["sum", "max", "softmax"])
 def test_more_pieces_than_a_merge_reads_at_once(name):
-    from jagged_kernels.device.pieces import MERGE_LANES, SUM_CUT, piece_shape
+    from jagged_kernels.device.pieces import MERGE_LANES, piece_shape
     from jagged_kernels.ops.normalise.triton_softmax import SOFTMAX_CUTS
     from jagged_kernels.ops.pooling.triton_max import MAX_CUT
+    from jagged_kernels.ops.pooling.triton_sum import SUM_CUT
 
     operation, columns = OPERATIONS[name], 33
     cut = {"sum": SUM_CUT, "max": MAX_CUT, "softmax": SOFTMAX_CUTS[4]}[name]

@@ -27,9 +27,9 @@ from product_cases import (
 )
 
 from jagged_kernels import JaggedTensor
+from jagged_kernels.core.sizes import LaunchConfig
 from jagged_kernels.ops.products import triton_groups, triton_products, triton_target_interaction
 from jagged_kernels.ops.products.jagged_linear import Activation
-from jagged_kernels.schedule.policy.plain import LaunchConfig
 
 SMALL_TILES = LaunchConfig(16, 4, 2)
 

@@ -92,3 +92,20 @@ def _check_triton_runs(x: Tensor) -> None:
         )
     if not x.is_cuda and x.dtype == torch.bfloat16:
         raise ValueError("Triton's interpreter computes bfloat16 products wrongly; use float32")
+
+
+# Of a token, for kernels that take whole ones.
+_MAX_TRITON_COLUMNS = 8192
+
+
+def choose_backend_for_rows(backend: str, x: Tensor) -> str:
+    """`choose_backend` for an operation that sums along the rows of x [..., C].
+
+    Raises:
+        NotImplementedError: also "triton" for more than 8192 columns; "auto" is native there.
+    """
+    chosen, columns = choose_backend(backend, x), x.shape[-1]
+    if chosen == "triton" and columns > _MAX_TRITON_COLUMNS:
+        limit = f"the triton backend goes to {_MAX_TRITON_COLUMNS} columns, got {columns}"
+        chosen = or_native(backend, limit)
+    return chosen

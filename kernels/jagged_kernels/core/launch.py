@@ -82,11 +82,6 @@ def launch(
         )  # fmt: skip
 
 
-def cdiv(total: int, each: int) -> int:
-    """How many pieces of `each` hold `total`. `triton.cdiv` takes longer than an allocation."""
-    return -(-total // each)
-
-
 def _two(grid: int | tuple[int, int]) -> tuple[int, int]:
     return grid if isinstance(grid, tuple) else (grid, 1)
 

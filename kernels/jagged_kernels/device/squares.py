@@ -18,8 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.device.search import user_of
-from jagged_kernels.device.tiles import first_tile, user_of_tile
+from jagged_kernels.device.search import first_tile, user_of, user_of_tile
 
 # Rows of one user that a program of one warp takes (it has rows for itself: nothing is exchanged
 # between warps), a block of them, and numbers of whole rows at a time.
@@ -89,7 +88,7 @@ def size_again(offsets_ptr):
 @triton.jit
 def load_rows(offsets_ptr, matrix_offsets_ptr, users, steps, tile, ROWS: tl.constexpr):
     """(user, its first token, number of its tokens, where its matrix begins, first row) of a tile
-    of ROWS rows, numbered as in `device.tiles`; there is none if the row is not below the number.
+    of ROWS rows, numbered as in `device.search`; there is none if the row is not below the number.
     """
     user = user_of_tile(offsets_ptr, users, steps, tile, ROWS)
     start, size, matrix = load_square(offsets_ptr, matrix_offsets_ptr, user)

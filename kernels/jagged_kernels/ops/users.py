@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.operators import define_gradient, define_op
+from jagged_kernels.core.sizes import integer_dtype
 
 # Sums of so many tokens are added in float64: one long float32 sum would cost digits.
 _PIECE = 32
@@ -105,3 +106,9 @@ def _spread_gradient(saved: Sequence[Any], wanted: Sequence[bool], d_out: Tensor
 
 define_gradient(_sum_users_op, save=_save_sum, gradient=_sum_gradient)
 define_gradient(_spread_users_op, save=_save_spread, gradient=_spread_gradient)
+
+
+def by_user(offsets: Tensor, order: Tensor) -> Tensor:
+    """[T] tokens in `order`, those of a user before those of the next."""
+    users = token_users(offsets, order.shape[0]).to(integer_dtype(offsets.shape[0]))
+    return order[users[order].sort(stable=True).indices]

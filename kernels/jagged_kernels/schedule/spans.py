@@ -21,8 +21,8 @@ from torch import Tensor
 
 from jagged_kernels.core.backends import has_small_memory, multiprocessors, triton_runs
 from jagged_kernels.core.operators import call, define_op
+from jagged_kernels.core.sizes import LaunchConfig, padded_dim
 from jagged_kernels.schedule.policy.hopper import is_hopper
-from jagged_kernels.schedule.policy.plain import LaunchConfig, padded_dim
 
 Policy = Literal["stream", "split", "rows"]
 

@@ -54,13 +54,12 @@ from jagged_kernels.attention.scores.triton_bias import (
 )
 from jagged_kernels.core.backends import has_small_memory
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.sizes import LaunchConfig, padded_dim
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.schedule.policy.plain import (
     SHORT_HISTORY,
-    LaunchConfig,
     dkv_config,
     dq_config,
-    padded_dim,
     parts_of_tile,
     short_dq_config,
     small_dkv_config,

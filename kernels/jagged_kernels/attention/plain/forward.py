@@ -42,13 +42,9 @@ from jagged_kernels.attention.scores.bias_launch import NO_BIAS, BiasShape, laun
 from jagged_kernels.attention.scores.triton_bias import bias_block, bias_place, keep_block
 from jagged_kernels.core.backends import has_small_memory
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.sizes import LaunchConfig, padded_dim
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
-from jagged_kernels.schedule.policy.plain import (
-    LaunchConfig,
-    forward_config,
-    padded_dim,
-    parts_of_tile,
-)
+from jagged_kernels.schedule.policy.plain import forward_config, parts_of_tile
 from jagged_kernels.schedule.rows import NO_LIMIT, rows_to_walk
 
 _LOG2_E = tl.constexpr(LOG2_E)

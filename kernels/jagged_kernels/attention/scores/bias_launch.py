@@ -15,7 +15,7 @@ from jagged_kernels.attention.scores.bias_terms import (
     time_bucket_starts,
 )
 from jagged_kernels.attention.scores.dropout import drop_below
-from jagged_kernels.schedule.policy.plain import LaunchConfig
+from jagged_kernels.core.sizes import LaunchConfig
 
 
 class BiasShape(NamedTuple):

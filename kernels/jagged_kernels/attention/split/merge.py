@@ -16,7 +16,7 @@ from torch import Tensor
 from jagged_kernels.attention.blocks import load_row, lse2_of
 from jagged_kernels.attention.split.blocks import slot_of
 from jagged_kernels.core.launch import launch
-from jagged_kernels.schedule.policy.plain import padded_dim
+from jagged_kernels.core.sizes import padded_dim
 from jagged_kernels.schedule.spans import SPAN_WIDTH, Partition, pack_size
 
 _SPAN_WIDTH = tl.constexpr(SPAN_WIDTH)

@@ -142,8 +142,8 @@ def _join_triton(x: Tensor, other: Tensor, offsets: Tensor, multiply: bool) -> T
 def _gather_triton(d_out: Tensor, x: Tensor | None, offsets: Tensor, length: int | None) -> Tensor:
     """The gradient of `other`: d_out [T, C], times x if given, summed to [B, C] or laid out as
     [B, length, C]."""
-    from jagged_kernels.device.pieces import launch_sum
     from jagged_kernels.ops.layout.triton_spread import launch_pad
+    from jagged_kernels.ops.pooling.triton_sum import launch_sum
 
     if length is None:
         return launch_sum(d_out, offsets, times=x)

@@ -7,9 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.core.launch import cdiv, launch
+from jagged_kernels.core.launch import launch
+from jagged_kernels.core.sizes import cdiv
+from jagged_kernels.device.memory import padded_rows
 from jagged_kernels.device.squares import OPTIONS, ROW_TILE, load_tokens, row_addresses, token_bound
-from jagged_kernels.ops.layout.triton_spread import padded_rows
 
 
 def launch_mul2(m: Tensor, other: Tensor, offsets: Tensor, matrix_offsets: Tensor) -> Tensor:

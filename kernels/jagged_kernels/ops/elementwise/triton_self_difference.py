@@ -12,6 +12,13 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.core.launch import launch
+from jagged_kernels.device.search import (
+    first_strip,
+    search_steps,
+    strip_count,
+    tile_count,
+    user_of_strip,
+)
 from jagged_kernels.device.squares import (
     ELEMENTS,
     HEIGHT,
@@ -23,13 +30,6 @@ from jagged_kernels.device.squares import (
     is_below,
     load_rows,
     load_square,
-)
-from jagged_kernels.device.tiles import (
-    first_strip,
-    search_steps,
-    strip_count,
-    tile_count,
-    user_of_strip,
 )
 
 # The gradient: columns of a piece, and tokens that a program merges.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.operators import define_op
-from jagged_kernels.ops.layout.copies import integer_dtype
+from jagged_kernels.core.sizes import integer_dtype
 
 
 def _sort_ids(ids: Sequence[Tensor], sizes: Sequence[int], parts: int) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from jagged_kernels.core.backends import Backend, choose_backend, or_native
 from jagged_kernels.core.operators import call, define_gradient, define_op
-from jagged_kernels.ops.layout.copies import by_user
-from jagged_kernels.ops.users import zeros_of
+from jagged_kernels.ops.users import by_user, zeros_of
 from jagged_kernels.tensors.checks import FLOATS, as_int
 from jagged_kernels.tensors.jagged import JaggedTensor
 

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.core.launch import launch
-from jagged_kernels.ops.layout.triton_copies import row_addresses, row_tiles
+from jagged_kernels.device.memory import row_addresses, row_tiles
 
 
 def launch_embed(tables: Sequence[Tensor], ids: Sequence[Tensor]) -> Tensor:

@@ -17,10 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.core.launch import cdiv, launch
-from jagged_kernels.ops.layout.triton_copies import as_rows, row_addresses
-from jagged_kernels.ops.products.triton_linear import block_size
-from jagged_kernels.schedule.policy.plain import LaunchConfig
+from jagged_kernels.core.launch import launch
+from jagged_kernels.core.sizes import LaunchConfig, block_size, cdiv
+from jagged_kernels.device.memory import as_rows, row_addresses
 
 # By bytes of a number, of up to 64 columns and of more; `block` is the rows of a tile.
 SUM_CONFIGS = {2: LaunchConfig(256, 4, 1, 128), 4: LaunchConfig(64, 4, 1, 128)}

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.core.launch import cdiv, launch
-from jagged_kernels.device.pieces import power_of_two
+from jagged_kernels.core.launch import launch
+from jagged_kernels.core.sizes import cdiv, power_of_two
 
 # Tokens of a piece, and of a step of a program.
 PIECE, _BLOCK = 1024, 256

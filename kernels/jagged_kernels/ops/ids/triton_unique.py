@@ -12,10 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.core.launch import cdiv, launch
-from jagged_kernels.device.search import user_of
-from jagged_kernels.device.tiles import search_steps, user_of_slot
-from jagged_kernels.ops.layout.copies import integer_dtype
+from jagged_kernels.core.launch import launch
+from jagged_kernels.core.sizes import cdiv, integer_dtype
+from jagged_kernels.device.search import search_steps, user_of, user_of_slot
 
 # Sorted keys of a tile, and tiles that are added up at a time.
 TILE, TILES = 1024, 1024

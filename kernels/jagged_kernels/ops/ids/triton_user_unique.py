@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.core.launch import cdiv, launch
-from jagged_kernels.device.tiles import search_steps, user_of_slot
+from jagged_kernels.core.launch import launch
+from jagged_kernels.core.sizes import cdiv
+from jagged_kernels.device.search import search_steps, user_of_slot
 
 # Tokens that are sorted at a time: a user takes the first of these that it fits in. LONG has a
 # launch of its own, with more warps, that is made when there are such users. (With one warp alone,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from jagged_kernels.core.backends import Backend, choose_backend
 from jagged_kernels.core.operators import call, define_op
-from jagged_kernels.ops.layout.copies import integer_dtype
+from jagged_kernels.core.sizes import integer_dtype
 from jagged_kernels.ops.users import token_users
 from jagged_kernels.tensors.jagged import JaggedTensor
 

@@ -5,28 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from jagged_kernels.core.backends import choose_backend, or_native
 from jagged_kernels.core.operators import call, define_gradient, define_op
-from jagged_kernels.ops.users import token_users
-
-# Of a token, for kernels that take whole ones.
-_MAX_TRITON_COLUMNS = 8192
-
-
-def choose_backend_for_rows(backend: str, x: Tensor) -> str:
-    """`choose_backend` for an operation that sums along the rows of x [..., C].
-
-    Raises:
-        NotImplementedError: also "triton" for more than 8192 columns; "auto" is native there.
-    """
-    chosen, columns = choose_backend(backend, x), x.shape[-1]
-    if chosen == "triton" and columns > _MAX_TRITON_COLUMNS:
-        limit = f"the triton backend goes to {_MAX_TRITON_COLUMNS} columns, got {columns}"
-        chosen = or_native(backend, limit)
-    return chosen
 
 
 def _place_rows(
@@ -96,17 +77,3 @@ def _gradient(saved: Sequence[Any], wanted: Sequence[bool], d_out: Tensor) -> tu
 
 
 define_gradient(place_rows, save=_save, gradient=_gradient)
-
-
-def integer_dtype(largest: int) -> torch.dtype:
-    """The smallest integers for numbers from -1 to `largest`: a radix sort goes over each byte."""
-    for dtype in (torch.int16, torch.int32):
-        if largest <= torch.iinfo(dtype).max:
-            return dtype
-    return torch.int64
-
-
-def by_user(offsets: Tensor, order: Tensor) -> Tensor:
-    """[T] tokens in `order`, those of a user before those of the next."""
-    users = token_users(offsets, order.shape[0]).to(integer_dtype(offsets.shape[0]))
-    return order[users[order].sort(stable=True).indices]

@@ -8,46 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.core.launch import cdiv, launch
+from jagged_kernels.core.launch import launch
+from jagged_kernels.core.sizes import cdiv
+from jagged_kernels.device.memory import as_rows, row_addresses, row_tiles
 from jagged_kernels.device.search import user_of
 
-_BYTES_PER_PROGRAM = 16384
-_MAX_COLUMNS = 512
 # The last program's row numbers, up to 1023 beyond the last row, still fit into int32.
 _MOST_INT32_ROWS = 2**31 - 1024
 # Users that a program cuts; it sums up those before them, too.
 _USERS = 2048
-
-
-def as_rows(x: Tensor) -> Tensor:
-    """[T, ...] as [T, width] with unit stride within a row; bool as bytes."""
-    x = x.view(torch.uint8) if x.dtype == torch.bool else x
-    rows = x.flatten(1) if x.dim() > 1 else x[:, None]
-    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
-
-
-def row_tiles(tokens: int, width: int, element_size: int) -> tuple[tuple[int, int], dict[str, int]]:
-    """Grid (chunks of tokens, blocks of columns) and the constants WIDTH, COLUMNS, BLOCK."""
-    columns = min(1 << (width - 1).bit_length(), _MAX_COLUMNS)
-    # Rows that are not all aligned to 16 bytes are loaded number by number: half as many.
-    size = _BYTES_PER_PROGRAM if width * element_size % 16 == 0 else _BYTES_PER_PROGRAM // 2
-    block = min(max(size // (columns * element_size), 16), 1024)
-    grid = (cdiv(tokens, block), cdiv(width, columns))
-    return grid, {"WIDTH": width, "COLUMNS": columns, "BLOCK": block}
-
-
-@triton.jit
-def row_addresses(row, STRIDE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
-    """[BLOCK, COLUMNS]: elements from the start of the tensor, for the program's columns, and
-    which of the columns exist."""
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    # int64: tokens x width passes 2^31 in large batches.
-    return row.to(tl.int64)[:, None] * STRIDE + column[None, :], (column < WIDTH)[None, :]
 
 
 def launch_place_rows(

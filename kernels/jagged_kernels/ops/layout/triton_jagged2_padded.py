@@ -7,7 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.core.launch import cdiv, launch
+from jagged_kernels.core.launch import launch
+from jagged_kernels.core.sizes import cdiv
+from jagged_kernels.device.search import search_steps, tile_count
 from jagged_kernels.device.squares import (
     HEIGHT,
     ROW_OPTIONS,
@@ -18,7 +20,6 @@ from jagged_kernels.device.squares import (
     load_rows,
     token_bound,
 )
-from jagged_kernels.device.tiles import search_steps, tile_count
 
 
 def launch_pad_matrices(

@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.core.launch import cdiv, launch
+from jagged_kernels.core.launch import launch
+from jagged_kernels.core.sizes import cdiv
+from jagged_kernels.device.memory import as_rows
 from jagged_kernels.device.pieces import Cut, cut_users, load_piece, tile_addresses
-from jagged_kernels.ops.layout.triton_copies import as_rows
 
 # Short pieces, and so many programs, which wait for one number after the other: where the copies of
 # their user are, and then for those.

@@ -11,26 +11,10 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.blocks import rows_of_dims
-from jagged_kernels.core.launch import cdiv, launch
-from jagged_kernels.device.pieces import address_of, power_of_two
+from jagged_kernels.core.launch import launch
+from jagged_kernels.core.sizes import cdiv
+from jagged_kernels.device.memory import address_of, column_tile, padded_rows
 from jagged_kernels.device.search import user_of
-
-# Elements a program: enough loads in flight, few registers.
-ELEMENTS = 4096
-
-
-def column_tile(columns: int) -> tuple[int, int]:
-    """(rows, columns) of a tile, for columns that do not need each other."""
-    block = min(power_of_two(columns), 128)
-    return min(ELEMENTS // block, 1024), block
-
-
-def row_tile(columns: int) -> tuple[int, int, int]:
-    """(rows, columns, warps) of a tile of whole rows, for sums along them."""
-    if columns > 8192:
-        raise NotImplementedError(f"the triton backend goes to 8192 columns, got {columns}")
-    block = power_of_two(columns)
-    return max(min(ELEMENTS // block, 128), 1), block, 8 if block > 2048 else 4
 
 
 def launch_spread(
@@ -140,15 +124,6 @@ def launch_pad(
         num_warps=4,
     )  # fmt: skip
     return out
-
-
-@triton.jit
-def padded_rows(first_row, length, users, ROWS: tl.constexpr):
-    """([ROWS] user, place among the user's padded rows, is there one) from `first_row`, int64."""
-    # One long division; the rows of a tile are few enough for short ones.
-    place = (first_row % length).to(tl.int32) + tl.arange(0, ROWS)
-    user = (first_row // length).to(tl.int32) + place // length
-    return tl.minimum(user, users - 1), place % length, user < users
 
 
 @triton.jit(do_not_specialize=["users", "length"])

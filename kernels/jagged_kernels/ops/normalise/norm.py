@@ -8,9 +8,8 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from jagged_kernels.core.backends import Backend
+from jagged_kernels.core.backends import Backend, choose_backend_for_rows
 from jagged_kernels.core.operators import call, define_gradient, define_op
-from jagged_kernels.ops.layout.copies import choose_backend_for_rows
 from jagged_kernels.tensors.checks import check_floats, check_like, check_same_offsets, reshaped
 from jagged_kernels.tensors.jagged import JaggedTensor
 

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from jagged_kernels.attention.blocks import LOG2_E
 from jagged_kernels.core.launch import launch
-from jagged_kernels.device.squares import fits_best, load_square, size_again
-from jagged_kernels.device.tiles import (
+from jagged_kernels.device.search import (
     first_tile,
     search_steps,
     tile_count,
     user_of_slot,
     user_of_tile,
 )
+from jagged_kernels.device.squares import fits_best, load_square, size_again
 from jagged_kernels.ops.normalise.triton_softmax import LOWEST, merge_softmax
 
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from jagged_kernels.attention.blocks import LOG2_E, rows_of_dims
 from jagged_kernels.core.launch import launch
+from jagged_kernels.device.memory import address_of
 from jagged_kernels.device.pieces import (
     MERGE_LANES,
     Cut,
-    address_of,
     by_lane,
     cut_users,
     load_piece,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from jagged_kernels.attention.blocks import LOG2_E
 from jagged_kernels.core.launch import launch
+from jagged_kernels.device.search import search_steps, tile_count
 from jagged_kernels.device.squares import (
     ELEMENTS,
     ROWS,
@@ -22,7 +23,6 @@ from jagged_kernels.device.squares import (
     token_bound,
     turned_rows,
 )
-from jagged_kernels.device.tiles import search_steps, tile_count
 from jagged_kernels.ops.normalise.triton_column_softmax import launch_column_softmax
 from jagged_kernels.ops.normalise.triton_softmax import LOWEST, merge_softmax
 

@@ -162,7 +162,7 @@ def _max_native(x: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
 
 def _pool_triton(x: Tensor, offsets: Tensor, mean: bool) -> Tensor:
     """[T, C] -> [B, C]."""
-    from jagged_kernels.device.pieces import launch_sum
+    from jagged_kernels.ops.pooling.triton_sum import launch_sum
 
     return launch_sum(x, offsets, mean=mean)
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from jagged_kernels.attention.blocks import rows_of_dims
 from jagged_kernels.core.launch import launch
+from jagged_kernels.device.memory import address_of
 from jagged_kernels.device.pieces import (
     MERGE_LANES,
     MERGE_WARPS,
     Cut,
-    address_of,
     cut_users,
     load_piece,
     partial_rows,

@@ -8,10 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.blocks import rows_of_dims
-from jagged_kernels.core.launch import cdiv, launch
-from jagged_kernels.device.pieces import address_of
+from jagged_kernels.core.launch import launch
+from jagged_kernels.core.sizes import cdiv
+from jagged_kernels.device.memory import address_of, row_tile
 from jagged_kernels.device.search import user_of
-from jagged_kernels.ops.layout.triton_spread import row_tile
 
 
 def launch_weighted_sum_backward(

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jagged_kernels.core.backends import Backend
+from jagged_kernels.core.backends import Backend, choose_backend_for_rows
 from jagged_kernels.core.operators import call, define_gradient, define_op
-from jagged_kernels.ops.layout.copies import choose_backend_for_rows
 from jagged_kernels.ops.users import sum_users, zeros_of
 from jagged_kernels.tensors.checks import (
     as_columns,
@@ -89,7 +88,7 @@ def _weighted_sum_native(x: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
 
 def _weighted_sum_triton(x: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
     """x [T, C], weights [T, H] -> [B, H, C]."""
-    from jagged_kernels.device.pieces import launch_sum
+    from jagged_kernels.ops.pooling.triton_sum import launch_sum
 
     return launch_sum(x, offsets, weights=weights)
 

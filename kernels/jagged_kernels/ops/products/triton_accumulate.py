@@ -11,8 +11,8 @@ import triton.language as tl
 
 from jagged_kernels.attention.blocks import add_factors
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
-from jagged_kernels.device.tiles import load_tile, store_tile
-from jagged_kernels.ops.products.triton_linear import activation_slope
+from jagged_kernels.device.memory import load_tile, store_tile
+from jagged_kernels.ops.products.activations import activation_slope
 
 MERGE_BLOCK = tl.constexpr(1024)
 # Partial sums that are added at a time: the wait for memory is what adding takes.

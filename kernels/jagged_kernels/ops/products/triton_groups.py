@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.core.launch import cdiv, launch
-from jagged_kernels.ops.layout.copies import integer_dtype
+from jagged_kernels.core.launch import launch
+from jagged_kernels.core.sizes import cdiv, integer_dtype
 
 # Users, and groups, that a program takes; it sums up the users before them, too.
 _USERS = 2048

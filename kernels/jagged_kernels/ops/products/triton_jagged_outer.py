@@ -17,12 +17,12 @@ from torch import Tensor
 
 from jagged_kernels.attention.blocks import add_dot, product_precision
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.sizes import LaunchConfig, block_size
 from jagged_kernels.device.float32 import dot
+from jagged_kernels.device.search import first_strip, search_steps, strip_count, user_of_strip
 from jagged_kernels.device.squares import is_below, least_step, load_square, tokens_at
-from jagged_kernels.device.tiles import first_strip, search_steps, strip_count, user_of_strip
+from jagged_kernels.ops.products.blocks import unit_stride
 from jagged_kernels.ops.products.triton_jagged2_matmul import widest_tokens
-from jagged_kernels.ops.products.triton_linear import block_size, unit_stride
-from jagged_kernels.schedule.policy.plain import LaunchConfig
 
 
 @dataclass(frozen=True)

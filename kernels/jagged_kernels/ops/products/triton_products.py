@@ -1,6 +1,6 @@
 """Sums over the tokens of a user or group: x^T y, and with it the backward of `jagged_linear`.
 
-Programs take equal spans of tile numbers (`device.tiles`) and walk the segments (users, or groups
+Programs take equal spans of tile numbers (`device.search`) and walk the segments (users, or groups
 of users) that lie in them with one accumulator. A segment that a span holds whole is finished at
 once; of one that is cut, each program leaves a partial sum, and a second launch adds them up in
 order. While a tile is there, the backward takes everything it can from it: tokens are read once.
@@ -19,8 +19,10 @@ from torch import Tensor
 
 from jagged_kernels.attention.blocks import product_precision
 from jagged_kernels.core.backends import multiprocessors
-from jagged_kernels.core.launch import cdiv, launch
-from jagged_kernels.device.tiles import first_tile, search_steps, tile_count, user_of_tile
+from jagged_kernels.core.launch import launch
+from jagged_kernels.core.sizes import LaunchConfig, block_size, cdiv
+from jagged_kernels.device.search import first_tile, search_steps, tile_count, user_of_tile
+from jagged_kernels.ops.products.blocks import load_row, load_weight, unit_stride, weight_in_place
 from jagged_kernels.ops.products.triton_accumulate import (
     MERGE_BLOCK,
     add_tiles,
@@ -28,15 +30,7 @@ from jagged_kernels.ops.products.triton_accumulate import (
     store_sums,
 )
 from jagged_kernels.ops.products.triton_groups import segments_of
-from jagged_kernels.ops.products.triton_linear import (
-    block_size,
-    load_row,
-    load_weight,
-    unit_stride,
-    weight_in_place,
-)
 from jagged_kernels.ops.products.triton_user_products import launch_user_products
-from jagged_kernels.schedule.policy.plain import LaunchConfig
 
 # Up to so many tokens, a program a segment needs no second launch and is as fast.
 ONE_LAUNCH_TOKENS = 2048

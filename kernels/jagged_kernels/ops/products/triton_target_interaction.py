@@ -3,7 +3,7 @@
 Forward, programs take equal spans of tokens, whosever they are, each with the target of its user:
 three products with matrices that all users share.
 
-Backward, they take equal spans of tile numbers (`device.tiles`) and walk the users that lie in
+Backward, they take equal spans of tile numbers (`device.search`) and walk the users that lie in
 them. A user's matrix is put together when its tokens come, and its gradient is taken apart when
 they are done: what belongs to the user is stored, what all users share is added up by each program,
 and then over programs. What the target alone takes part in needs the sums over a user's tokens
@@ -19,29 +19,28 @@ from torch import Tensor
 
 from jagged_kernels.attention.blocks import add_dot, product_precision
 from jagged_kernels.core.backends import multiprocessors
-from jagged_kernels.core.launch import cdiv, launch
+from jagged_kernels.core.launch import launch
+from jagged_kernels.core.sizes import LaunchConfig, block_size, cdiv
 from jagged_kernels.device.float32 import dot
-from jagged_kernels.device.search import user_among, user_of
-from jagged_kernels.device.tiles import (
-    load_tile,
+from jagged_kernels.device.memory import load_tile, store_tile
+from jagged_kernels.device.search import (
     search_steps,
-    store_tile,
     tile_count,
+    user_among,
+    user_of,
     user_of_slot,
     user_of_tile,
 )
-from jagged_kernels.ops.products.triton_accumulate import MERGE_BLOCK, add_tiles
-from jagged_kernels.ops.products.triton_linear import (
-    activate,
-    block_size,
+from jagged_kernels.ops.products.activations import activate
+from jagged_kernels.ops.products.blocks import (
     fold,
     load_row,
     load_weight,
     sum_precision,
     unit_stride,
 )
+from jagged_kernels.ops.products.triton_accumulate import MERGE_BLOCK, add_tiles
 from jagged_kernels.ops.products.triton_products import merge_kernel
-from jagged_kernels.schedule.policy.plain import LaunchConfig
 
 # D and K up to which one program holds the gradient of a user's matrix and those of its parts.
 MOST_FUSED = 64

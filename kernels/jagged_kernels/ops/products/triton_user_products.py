@@ -15,15 +15,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.core.launch import cdiv, launch
-from jagged_kernels.device.tiles import search_steps, user_of_slot
+from jagged_kernels.core.launch import launch
+from jagged_kernels.core.sizes import cdiv
+from jagged_kernels.device.search import search_steps, user_of_slot
+from jagged_kernels.ops.products.blocks import load_row, load_weight
 from jagged_kernels.ops.products.triton_accumulate import (
     MERGE_BLOCK,
     add_tiles,
     merge_partials,
     store_sums,
 )
-from jagged_kernels.ops.products.triton_linear import load_row, load_weight
 
 
 def launch_user_products(

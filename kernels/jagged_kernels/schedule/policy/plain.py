@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from jagged_kernels.core.sizes import LaunchConfig
 from jagged_kernels.schedule.rows import SHORT_USER
 
 # The largest that the Triton kernels take.
 MAX_HEAD_DIM = 256
-
-
-def padded_dim(dim: int) -> int:
-    """Triton's blocks are powers of two, and its matrix products at least 16 deep."""
-    return max(16, 1 << (dim - 1).bit_length())
-
-
-@dataclass(frozen=True)
-class LaunchConfig:
-    """How one kernel walks a row.
-
-    Attributes:
-        block: tokens of the range taken at a time.
-        num_warps, num_stages: Triton's launch options.
-        registers: of a thread at most, so that one more program fits a multiprocessor; None for
-            as many as the compiler likes.
-    """
-
-    block: int
-    num_warps: int
-    num_stages: int
-    registers: int | None = None
-
-    def options(self) -> dict[str, int]:
-        options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
-        return options if self.registers is None else {**options, "maxnreg": self.registers}
 
 
 # (tile_q, tile_k): 64 rows fit most click histories in one or two tiles.
