@@ -64,6 +64,11 @@ class AttentionSchedule:
         split: "rows": a program walks a whole row. "stream", "split": rows are cut, by
             `partition` in the forward and `partition_t` in the backward; those of "stream" are in
             batch order.
+
+    >>> x = JaggedTensor(torch.zeros(5, 2, 8), torch.tensor([0, 3, 3, 5]))
+    >>> schedule = attention_schedule(x, causal=True)
+    >>> schedule.users, schedule.q_tokens, schedule.window
+    (3, 5, (-1, 0))
     """
 
     rows: Tensor
@@ -112,6 +117,13 @@ def attention_schedule(
         TypeError: `q` is neither, or `window` is not two integers.
         ValueError: `q` and `k` have different numbers of users, dense `q` comes without `k`, or
             `split` asks for a cut that these queries cannot have.
+
+    >>> x = JaggedTensor(torch.randn(5, 2, 8), torch.tensor([0, 3, 3, 5]))
+    >>> schedule = attention_schedule(x, causal=True)  # once a batch, for all layers
+    >>> for layer in range(2):
+    ...     x = jagged_attention(x, x, x, causal=True, schedule=schedule)
+    >>> x
+    JaggedTensor(users=3, values=[5, 2, 8], dtype=torch.float32, device=cpu)
     """
     if isinstance(q, JaggedTensor):
         k = q if k is None else k

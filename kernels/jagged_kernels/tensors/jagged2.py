@@ -24,6 +24,12 @@ class Jagged2Tensor:
 
     Operations on one batch should share one layout (`jagged2_like`): how many scores there are
     depends on the offsets' contents, so making one waits for the device.
+
+    >>> m = Jagged2Tensor(torch.arange(5), torch.tensor([0, 2, 3]), torch.tensor([0, 4, 5]))
+    >>> m
+    Jagged2Tensor(users=2, values=[5], dtype=torch.int64, device=cpu)
+    >>> jagged2_to_padded(m, 2).tolist()
+    [[[0, 1], [2, 3]], [[4, 0], [0, 0]]]
     """
 
     __slots__ = ("matrix_offsets", "offsets", "values")
@@ -120,6 +126,9 @@ def jagged2_like(x: JaggedTensor, total: int | None = None) -> Jagged2Tensor:
 
     Raises:
         TypeError, ValueError: `x` is not a `JaggedTensor`, or `total` is wrong.
+
+    >>> jagged2_like(JaggedTensor(torch.ones(3), torch.tensor([0, 2, 3])))
+    Jagged2Tensor(users=2, values=[5], dtype=torch.float32, device=cpu)
     """
     if not isinstance(x, JaggedTensor):
         raise TypeError(f"x must be a JaggedTensor, got {type(x).__name__}")

@@ -41,6 +41,12 @@ class RelativePositionBias:
             bidirectional, more than half of them if not.
         bidirectional: half of the buckets for keys after the query. If False, all buckets are
             for keys before the query, and later keys share the bucket of distance 0.
+
+    >>> x = JaggedTensor(torch.zeros(3, 1, 4), torch.tensor([0, 3]))  # all scores are 0
+    >>> v = x.with_values(torch.tensor([1.0, 2.0, 4.0]).view(3, 1, 1))
+    >>> bias = RelativePositionBias(torch.tensor([[0.0], [99.0]]), bidirectional=False)
+    >>> jagged_attention(x, x, v, causal=True, bias=bias).values.flatten()  # keys before win
+    tensor([1.0000, 1.0000, 1.5000])
     """
 
     table: Tensor
@@ -83,6 +89,13 @@ class RelativeTimeBias:
         unit: what counts as a short time, in the unit of `times`: 1 second if these are seconds.
             At least 1e-9.
         base: the ratio of one bucket's end to the end before; at least 1.1.
+
+    >>> x = JaggedTensor(torch.zeros(3, 1, 4), torch.tensor([0, 3]))  # all scores are 0
+    >>> v = x.with_values(torch.tensor([1.0, 2.0, 4.0]).view(3, 1, 1))
+    >>> times = torch.tensor([60, 70, 500])
+    >>> bias = RelativeTimeBias(torch.tensor([[99.0], [0.0]]), times, unit=60.0)
+    >>> jagged_attention(x, x, v, bias=bias).values.flatten()  # keys of the same minute win
+    tensor([1.5000, 1.5000, 4.0000])
     """
 
     table: Tensor
@@ -109,6 +122,11 @@ class ALiBi:
 
     Args:
         slopes: [H], floating; gets a gradient if it requires one.
+
+    >>> x = JaggedTensor(torch.zeros(2, 1, 4), torch.tensor([0, 2]))  # all scores are 0
+    >>> v = x.with_values(torch.tensor([0.0, 1.0]).view(2, 1, 1))
+    >>> jagged_attention(x, x, v, bias=ALiBi(torch.tensor([1.0]))).values.flatten()
+    tensor([0.2689, 0.7311])
     """
 
     slopes: Tensor

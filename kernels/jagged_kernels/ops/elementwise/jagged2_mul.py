@@ -34,7 +34,6 @@ def jagged2_mul(
     Raises:
         TypeError, ValueError: arguments of wrong kind, dtype, shape or device, before any launch.
 
-    >>> from jagged_kernels import JaggedTensor, jagged2_like
     >>> x = JaggedTensor(torch.ones(3), torch.tensor([0, 2, 3]))
     >>> ones = jagged2_like(x).with_values(torch.ones(5))
     >>> jagged2_mul(ones, torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]])).values
