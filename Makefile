@@ -1,4 +1,4 @@
-# make reproduce | test | sanitize | lab | figures | lint: each sets up .venv first, once.
+# make reproduce | test | sanitize | lab | figures | docs | lint: each sets up .venv first, once.
 # Other options go through the command itself: .venv/bin/jagged reproduce --help
 
 PYTHON ?= python3
@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup reproduce test sanitize lab figures lint constraints
+.PHONY: setup reproduce test sanitize lab figures docs lint constraints
 
 setup: $(READY)
 
@@ -41,6 +41,11 @@ lab: $(READY)
 
 figures: $(READY)
 	$(BIN)/jagged figures
+
+# The reference of jagged_kernels, from its docstrings: build/docs/index.html
+docs: $(READY)
+	$(BIN)/python -W error::UserWarning -m pdoc --docformat google \
+	    --output-directory build/docs jagged_kernels
 
 lint: $(READY)
 	$(BIN)/ruff check .

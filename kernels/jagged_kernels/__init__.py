@@ -1,7 +1,22 @@
 """Triton kernels over jagged (variable-length) tensors, with plain PyTorch specifications.
 
 The names below are the public interface; everything else may change. Results are in the dtype of
-the inputs, and computed as if there were no autocast: cast inputs yourself.
+the inputs, and computed as if there were no autocast: cast inputs yourself. Examples need
+`import torch` and `from jagged_kernels import *`.
+
+- Tensors: `JaggedTensor`, `Jagged2Tensor`, `lengths_to_offsets`, `jagged2_like`, `to_padded`,
+  `from_padded`, `jagged2_to_padded`
+- Attention: `jagged_attention`, `attention_schedule`, `AttentionSchedule`, `RelativePositionBias`,
+  `RelativeTimeBias`, `ALiBi`
+- Products: `jagged_dense_bmm`, `jagged_linear`, `jagged_jagged_bmm`, `jagged_outer`,
+  `jagged2_matmul`, `target_interaction`
+- Pooling: `jagged_sum`, `jagged_mean`, `jagged_max`, `jagged_weighted_sum`, `jagged_last_k`
+- Softmax and normalisation: `jagged_softmax`, `jagged2_softmax`, `jagged_layer_norm`,
+  `jagged_rms_norm`
+- Token by token: `jagged_add`, `jagged_mul`, `jagged2_mul`, `jagged_self_difference`,
+  `jagged_embedding`
+- Selection: `jagged_cat`, `jagged_slice`, `jagged_recent`, `jagged_index_select`, `jagged_top_k`,
+  `jagged_unique`
 """
 
 from jagged_kernels.attention import (
@@ -35,44 +50,47 @@ from jagged_kernels.ops.products.target_interaction import target_interaction
 from jagged_kernels.tensors.jagged import JaggedTensor, lengths_to_offsets
 from jagged_kernels.tensors.jagged2 import Jagged2Tensor, jagged2_like
 
-__all__ = [
-    "ALiBi",
-    "AttentionSchedule",
-    "Jagged2Tensor",
+# By topic: the order of the reference.
+__all__ = [  # noqa: RUF022
     "JaggedTensor",
+    "Jagged2Tensor",
+    "lengths_to_offsets",
+    "jagged2_like",
+    "to_padded",
+    "from_padded",
+    "jagged2_to_padded",
+    "jagged_attention",
+    "attention_schedule",
+    "AttentionSchedule",
     "RelativePositionBias",
     "RelativeTimeBias",
-    "attention_schedule",
-    "from_padded",
-    "jagged2_like",
-    "jagged2_matmul",
-    "jagged2_mul",
-    "jagged2_softmax",
-    "jagged2_to_padded",
-    "jagged_add",
-    "jagged_attention",
-    "jagged_cat",
+    "ALiBi",
     "jagged_dense_bmm",
-    "jagged_embedding",
-    "jagged_index_select",
-    "jagged_jagged_bmm",
-    "jagged_last_k",
-    "jagged_layer_norm",
     "jagged_linear",
-    "jagged_max",
-    "jagged_mean",
-    "jagged_mul",
+    "jagged_jagged_bmm",
     "jagged_outer",
-    "jagged_recent",
-    "jagged_rms_norm",
-    "jagged_self_difference",
-    "jagged_slice",
-    "jagged_softmax",
+    "jagged2_matmul",
+    "target_interaction",
     "jagged_sum",
+    "jagged_mean",
+    "jagged_max",
+    "jagged_weighted_sum",
+    "jagged_last_k",
+    "jagged_softmax",
+    "jagged2_softmax",
+    "jagged_layer_norm",
+    "jagged_rms_norm",
+    "jagged_add",
+    "jagged_mul",
+    "jagged2_mul",
+    "jagged_self_difference",
+    "jagged_embedding",
+    "jagged_cat",
+    "jagged_slice",
+    "jagged_recent",
+    "jagged_index_select",
     "jagged_top_k",
     "jagged_unique",
-    "jagged_weighted_sum",
-    "lengths_to_offsets",
-    "target_interaction",
-    "to_padded",
 ]
+
+__version__ = "0.1.0"
