@@ -30,6 +30,7 @@ from jagged_kernels.schedule.schedule import (
     resolve_window,
 )
 from jagged_kernels.tensors.jagged import JaggedTensor
+from jagged_kernels.tensors.nested import takes_nested
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -66,6 +67,15 @@ def jagged_attention(
 ) -> Tensor: ...
 @overload
 def jagged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: Literal[False] = ...,
+    **options: Unpack[_Options],
+) -> Tensor: ...
+@overload
+def jagged_attention(
     q: JaggedTensor,
     k: JaggedTensor,
     v: JaggedTensor,
@@ -82,10 +92,20 @@ def jagged_attention(
     return_lse: Literal[True],
     **options: Unpack[_Options],
 ) -> tuple[Tensor, Tensor]: ...
+@overload
+def jagged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[_Options],
+) -> tuple[Tensor, Tensor]: ...
+@takes_nested
 def jagged_attention(
     q: JaggedTensor | Tensor,
-    k: JaggedTensor,
-    v: JaggedTensor,
+    k: JaggedTensor | Tensor,
+    v: JaggedTensor | Tensor,
     *,
     causal: bool = False,
     window: tuple[int, int] | None = None,
@@ -103,6 +123,9 @@ def jagged_attention(
             attention), or dense [B, N, H, D], or [N, H, D] for the same queries at every user.
         k: keys, `JaggedTensor` [Tk, Hk, D]. Hk divides H; head h reads key head h // (H / Hk).
         v: values, `JaggedTensor` [Tk, Hk, Dv] with the offsets of `k`.
+            Each may be a nested tensor of PyTorch (jagged layout): [B, n*, H, D], or [B, H, n*, D]
+            as `transpose(1, 2)` makes it for SDPA. The result then is nested, laid out as the
+            first of them; of dense q it is dense.
         causal: query i of n sees keys up to i + m - n of m: aligned to the end, as in flash-attn.
         window: (left, right); query i sees keys i + (m - n) - left ... i + (m - n) + right, -1
             for no limit on a side. `causal` sets right to 0.

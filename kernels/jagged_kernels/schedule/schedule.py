@@ -22,6 +22,7 @@ from jagged_kernels.schedule.policy.plain import DEFAULT_TILES
 from jagged_kernels.schedule.rows import NO_LIMIT, row_counts, schedule_rows
 from jagged_kernels.schedule.spans import Partition, split_backward_fits, split_partitions
 from jagged_kernels.tensors.jagged import JaggedTensor
+from jagged_kernels.tensors.nested import takes_nested
 
 Split = Literal["auto", "rows", "split", "stream"]
 _SPLITS = ("auto", "rows", "split", "stream")
@@ -87,6 +88,7 @@ class AttentionSchedule:
     partition_t: Partition | None = None
 
 
+@takes_nested
 def attention_schedule(
     q: JaggedTensor | Tensor,
     k: JaggedTensor | None = None,

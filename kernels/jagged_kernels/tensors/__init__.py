@@ -1,1 +1,1 @@
-"""The containers: a batch of sequences, a batch of square matrices, and what they convert to."""
+"""Jagged tensors between libraries: `nested` (PyTorch), `torchrec`, `columns` (Arrow, datasets)."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from jagged_kernels.core.contents import readable, total_of
 from jagged_kernels.tensors.jagged import JaggedTensor, _check_contents, _check_form
+from jagged_kernels.tensors.nested import takes_nested
 
 
 class Jagged2Tensor:
@@ -117,6 +118,7 @@ def _check_matrices(scores: int, offsets: Tensor, matrix_offsets: Tensor) -> Non
         )
 
 
+@takes_nested
 def jagged2_like(x: JaggedTensor, total: int | None = None) -> Jagged2Tensor:
     """Zeros [n_b, n_b] for each user of `x`, in its dtype.
 

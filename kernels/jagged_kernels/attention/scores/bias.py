@@ -82,8 +82,8 @@ class RelativeTimeBias:
     Args:
         table: [num_buckets, H], floating; gets a gradient.
         times: of the keys (and of the queries in self-attention): a `JaggedTensor` [Tk] or a
-            tensor [Tk]. Integers in any unit, exact up to differences of 2^62; or floating
-            numbers, which are rounded to 1/1024 of `unit`.
+            tensor [Tk] (or nested, [B, n*]). Integers in any unit, exact up to differences of
+            2^62; or floating numbers, which are rounded to 1/1024 of `unit`.
         query_times: in cross attention: a `JaggedTensor` or tensor [Tq], or [B, N] for dense
             queries; of the kind and unit of `times`.
         unit: what counts as a short time, in the unit of `times`: 1 second if these are seconds.
@@ -220,6 +220,8 @@ def _with_times(
 
 def _times(name: str, times: JaggedTensor | Tensor, x: JaggedTensor) -> Tensor:
     """[T], one for each token of x."""
+    if isinstance(times, Tensor) and times.is_nested:
+        times = JaggedTensor.from_nested(times)
     values = times.values if isinstance(times, JaggedTensor) else times
     tokens, users = x.values.shape[0], len(x)
     flat = values.dim() == 1 or (values.dim() == 2 and values.shape[0] == users)

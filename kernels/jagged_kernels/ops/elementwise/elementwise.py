@@ -21,8 +21,10 @@ from jagged_kernels.tensors.checks import (
     user_bounds,
 )
 from jagged_kernels.tensors.jagged import JaggedTensor
+from jagged_kernels.tensors.nested import takes_nested
 
 
+@takes_nested
 def jagged_add(
     x: JaggedTensor, other: JaggedTensor | Tensor, *, backend: Backend = "auto"
 ) -> JaggedTensor:
@@ -51,6 +53,7 @@ def jagged_add(
     return _join(x, other, backend, multiply=False)
 
 
+@takes_nested
 def jagged_mul(
     x: JaggedTensor, other: JaggedTensor | Tensor, *, backend: Backend = "auto"
 ) -> JaggedTensor:

@@ -16,12 +16,14 @@ from jagged_kernels.ops.users import spread_users
 from jagged_kernels.tensors.checks import check_layout, user_bounds
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.jagged2 import Jagged2Tensor, jagged2_like
+from jagged_kernels.tensors.nested import takes_nested
 
 _DTYPES = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64,
 )  # fmt: skip
 
 
+@takes_nested
 def jagged_self_difference(
     x: JaggedTensor, *, like: Jagged2Tensor | None = None, backend: Backend = "auto"
 ) -> Jagged2Tensor:

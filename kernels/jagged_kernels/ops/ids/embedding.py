@@ -15,6 +15,7 @@ from jagged_kernels.core.operators import call, define_gradient, define_op
 from jagged_kernels.ops.ids.keyed_sums import sort_ids, sum_sorted_rows
 from jagged_kernels.tensors.checks import FLOATS, check_same_offsets
 from jagged_kernels.tensors.jagged import JaggedTensor
+from jagged_kernels.tensors.nested import takes_nested
 
 # Of tables that are sorted together, so that keys have 16 bits; and up to so many ids in all, every
 # table is: what a sort takes then is its launches.
@@ -25,6 +26,7 @@ _SHARED_IDS = 2**18
 _PART_BYTES = 2**25
 
 
+@takes_nested
 def jagged_embedding(
     ids: Sequence[JaggedTensor | Tensor],
     tables: Sequence[Tensor],

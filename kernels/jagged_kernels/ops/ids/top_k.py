@@ -14,10 +14,12 @@ from jagged_kernels.core.operators import call, define_gradient, define_op
 from jagged_kernels.ops.users import by_user, zeros_of
 from jagged_kernels.tensors.checks import FLOATS, as_int
 from jagged_kernels.tensors.jagged import JaggedTensor
+from jagged_kernels.tensors.nested import takes_nested
 
 _MAX_TRITON_K = 128
 
 
+@takes_nested
 def jagged_top_k(x: JaggedTensor, k: int, *, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
     """The k highest scores of each user, decreasing; of equal ones the earlier token first.
 

@@ -13,10 +13,12 @@ from jagged_kernels.core.operators import call, define_op
 from jagged_kernels.core.sizes import integer_dtype
 from jagged_kernels.ops.users import token_users
 from jagged_kernels.tensors.jagged import JaggedTensor
+from jagged_kernels.tensors.nested import takes_nested
 
 _DTYPES = (torch.int16, torch.int32, torch.int64)
 
 
+@takes_nested
 def jagged_unique(
     ids: JaggedTensor, *, backend: Backend = "auto"
 ) -> tuple[JaggedTensor, Tensor, Tensor]:

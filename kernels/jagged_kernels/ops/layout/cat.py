@@ -12,8 +12,10 @@ from jagged_kernels.core.backends import Backend, choose_backend
 from jagged_kernels.core.operators import call, define_gradient, define_op
 from jagged_kernels.ops.users import token_positions
 from jagged_kernels.tensors.jagged import JaggedTensor
+from jagged_kernels.tensors.nested import takes_nested
 
 
+@takes_nested
 def jagged_cat(
     parts: Sequence[JaggedTensor | Tensor], *, backend: Backend = "auto"
 ) -> JaggedTensor:

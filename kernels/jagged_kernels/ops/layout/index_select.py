@@ -14,8 +14,10 @@ from jagged_kernels.core.operators import call, define_gradient, define_op
 from jagged_kernels.ops.layout.slice import LONGEST, cut_users
 from jagged_kernels.ops.users import token_positions
 from jagged_kernels.tensors.jagged import JaggedTensor, lengths_to_offsets
+from jagged_kernels.tensors.nested import takes_nested
 
 
+@takes_nested
 def jagged_index_select(
     x: JaggedTensor, users: Tensor, *, total: int | None = None, backend: Backend = "auto"
 ) -> JaggedTensor:

@@ -14,8 +14,10 @@ from jagged_kernels.core.operators import call, define_gradient, define_op
 from jagged_kernels.ops.users import zeros_of
 from jagged_kernels.tensors.checks import as_columns, as_int, check_floats, reshaped, user_bounds
 from jagged_kernels.tensors.jagged import JaggedTensor
+from jagged_kernels.tensors.nested import takes_nested
 
 
+@takes_nested
 def jagged_last_k(x: JaggedTensor, k: int, *, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
     """The last k tokens of each user, the most recent at k - 1.
 

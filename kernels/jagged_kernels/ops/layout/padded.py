@@ -14,10 +14,12 @@ from jagged_kernels.ops.layout.copies import place_rows
 from jagged_kernels.ops.users import token_positions, zeros_of
 from jagged_kernels.tensors.checks import as_fill, as_int
 from jagged_kernels.tensors.jagged import JaggedTensor, _check_contents, lengths_to_offsets
+from jagged_kernels.tensors.nested import takes_nested
 
 Side = Literal["right", "left"]
 
 
+@takes_nested
 def to_padded(
     x: JaggedTensor,
     max_len: int,

@@ -14,10 +14,12 @@ from jagged_kernels.ops.layout.copies import place_rows
 from jagged_kernels.ops.users import token_positions
 from jagged_kernels.tensors.checks import as_int
 from jagged_kernels.tensors.jagged import JaggedTensor, lengths_to_offsets
+from jagged_kernels.tensors.nested import takes_nested
 
 LONGEST = 2**31 - 1
 
 
+@takes_nested
 def jagged_slice(
     x: JaggedTensor,
     start: int | Tensor,
@@ -50,6 +52,7 @@ def jagged_slice(
     return _cut(x, _per_user(x, start, "start"), _per_user(x, length, "length"), total, backend)
 
 
+@takes_nested
 def jagged_recent(
     x: JaggedTensor, length: int | Tensor, *, total: int | None = None, backend: Backend = "auto"
 ) -> JaggedTensor:

@@ -12,6 +12,7 @@ from jagged_kernels.core.backends import Backend, choose_backend_for_rows
 from jagged_kernels.core.operators import call, define_gradient, define_op
 from jagged_kernels.tensors.checks import check_floats, check_like, check_same_offsets, reshaped
 from jagged_kernels.tensors.jagged import JaggedTensor
+from jagged_kernels.tensors.nested import takes_nested
 
 
 @overload
@@ -34,6 +35,7 @@ def jagged_layer_norm(
     residual: JaggedTensor,
     backend: Backend = ...,
 ) -> tuple[JaggedTensor, JaggedTensor]: ...
+@takes_nested
 def jagged_layer_norm(
     x: JaggedTensor,
     weight: Tensor | None = None,
@@ -88,6 +90,7 @@ def jagged_rms_norm(
     residual: JaggedTensor,
     backend: Backend = ...,
 ) -> tuple[JaggedTensor, JaggedTensor]: ...
+@takes_nested
 def jagged_rms_norm(
     x: JaggedTensor,
     weight: Tensor | None = None,

@@ -23,8 +23,10 @@ from jagged_kernels.tensors.checks import (
 )
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.jagged2 import Jagged2Tensor
+from jagged_kernels.tensors.nested import takes_nested
 
 
+@takes_nested
 def jagged_softmax(x: JaggedTensor, *, backend: Backend = "auto") -> JaggedTensor:
     """Softmax over each user's tokens, for each column by itself.
 

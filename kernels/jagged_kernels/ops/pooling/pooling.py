@@ -14,8 +14,10 @@ from jagged_kernels.core.operators import call, define_gradient, define_op
 from jagged_kernels.ops.users import sum_users, token_users, zeros_of
 from jagged_kernels.tensors.checks import as_columns, check_floats, reshaped, user_bounds
 from jagged_kernels.tensors.jagged import JaggedTensor
+from jagged_kernels.tensors.nested import takes_nested
 
 
+@takes_nested
 def jagged_sum(x: JaggedTensor, *, backend: Backend = "auto") -> Tensor:
     """The sum of each user's tokens; 0 for a user without any.
 
@@ -38,6 +40,7 @@ def jagged_sum(x: JaggedTensor, *, backend: Backend = "auto") -> Tensor:
     return _pool(x, backend, mean=False)
 
 
+@takes_nested
 def jagged_mean(x: JaggedTensor, *, backend: Backend = "auto") -> Tensor:
     """The mean of each user's tokens; 0 for a user without any. Else as `jagged_sum`.
 
@@ -56,6 +59,7 @@ def jagged_max(
 def jagged_max(
     x: JaggedTensor, *, return_indices: Literal[True], backend: Backend = ...
 ) -> tuple[Tensor, Tensor]: ...
+@takes_nested
 def jagged_max(
     x: JaggedTensor, *, return_indices: bool = False, backend: Backend = "auto"
 ) -> Tensor | tuple[Tensor, Tensor]:

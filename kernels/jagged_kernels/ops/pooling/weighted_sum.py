@@ -21,8 +21,10 @@ from jagged_kernels.tensors.checks import (
     user_bounds,
 )
 from jagged_kernels.tensors.jagged import JaggedTensor
+from jagged_kernels.tensors.nested import takes_nested
 
 
+@takes_nested
 def jagged_weighted_sum(
     x: JaggedTensor, weights: JaggedTensor | Tensor, *, backend: Backend = "auto"
 ) -> Tensor:

@@ -18,8 +18,10 @@ from jagged_kernels.ops.products.native_tiles import to_places, token_tiles
 from jagged_kernels.ops.users import zeros_of
 from jagged_kernels.tensors.checks import user_bounds
 from jagged_kernels.tensors.jagged import JaggedTensor
+from jagged_kernels.tensors.nested import takes_nested
 
 
+@takes_nested
 def jagged_jagged_bmm(x: JaggedTensor, y: JaggedTensor, *, backend: Backend = "auto") -> Tensor:
     """x_b^T @ y_b for each user b.
 

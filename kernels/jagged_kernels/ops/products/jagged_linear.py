@@ -19,11 +19,13 @@ from jagged_kernels.ops.products.native_tiles import from_places, take, to_place
 from jagged_kernels.ops.users import zeros_of
 from jagged_kernels.tensors.checks import check_like, user_bounds
 from jagged_kernels.tensors.jagged import JaggedTensor
+from jagged_kernels.tensors.nested import takes_nested
 
 Activation = Literal["none", "relu", "silu", "gelu"]
 ACTIVATIONS = {"none": lambda x: x, "relu": F.relu, "silu": F.silu, "gelu": F.gelu}
 
 
+@takes_nested
 def jagged_linear(
     x: JaggedTensor,
     weight: Tensor,
@@ -76,6 +78,7 @@ def jagged_linear(
     return _linear(x, weight, bias, groups, activation, backend)
 
 
+@takes_nested
 def jagged_dense_bmm(
     x: JaggedTensor,
     dense: Tensor,

@@ -27,8 +27,10 @@ from jagged_kernels.ops.users import zeros_of
 from jagged_kernels.tensors.checks import check_layout, check_like, user_bounds
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.jagged2 import Jagged2Tensor, jagged2_offsets
+from jagged_kernels.tensors.nested import takes_nested
 
 
+@takes_nested
 def jagged_outer(
     x: JaggedTensor,
     y: JaggedTensor,
@@ -79,6 +81,7 @@ def jagged_outer(
     return Jagged2Tensor._trusted(values, x.offsets, matrix_offsets)
 
 
+@takes_nested
 def jagged2_matmul(
     m: Jagged2Tensor, x: JaggedTensor, *, transpose: bool = False, backend: Backend = "auto"
 ) -> JaggedTensor:

@@ -18,8 +18,10 @@ from jagged_kernels.ops.products.native_tiles import take
 from jagged_kernels.ops.users import token_users, zeros_of
 from jagged_kernels.tensors.checks import user_bounds
 from jagged_kernels.tensors.jagged import JaggedTensor
+from jagged_kernels.tensors.nested import takes_nested
 
 
+@takes_nested
 def target_interaction(
     history: JaggedTensor,
     target: Tensor,
