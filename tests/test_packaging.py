@@ -8,9 +8,11 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {
@@ -54,6 +56,13 @@ def test_the_kernels_need_torch_and_triton_only():
         assert outside <= OF_THE_KERNELS, f"{path.relative_to(ROOT)} imports {outside}"
 
 
+def test_importing_the_kernels_imports_no_one_elses_tensors():
+    """What converts from and to other libraries asks for them when it is called."""
+    code = "import sys, jagged_kernels; print(sorted({'torchrec', 'pyarrow'} & set(sys.modules)))"
+    found = run_python(code)
+    assert found.stdout.strip() == "[]", found.stderr
+
+
 def test_no_package_beside_the_three():
     """A stray __init__.py would make an importable `kernels`, `src` or `data_prep`."""
     assert not [
@@ -90,7 +99,7 @@ def test_every_dependency_has_an_exact_pin_without_an_address():
     assert all(re.fullmatch(r"[\w.\-]+==[\w.!]+", line) for line in pins)
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in pins}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    for needed in [*project["dependencies"], *project["optional-dependencies"]["dev"]]:
+    for needed in [*project["dependencies"], *chain(*project["optional-dependencies"].values())]:
         name = re.match(r"[\w.\-]+", needed)
         assert name is not None
         assert name[0].lower().replace("_", "-") in pinned, f"{needed} is not in constraints.txt"

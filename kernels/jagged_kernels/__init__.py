@@ -49,6 +49,10 @@ from jagged_kernels.ops.products.jagged_outer import jagged2_matmul, jagged_oute
 from jagged_kernels.ops.products.target_interaction import target_interaction
 from jagged_kernels.tensors.jagged import JaggedTensor, lengths_to_offsets
 from jagged_kernels.tensors.jagged2 import Jagged2Tensor, jagged2_like
+from jagged_kernels.tensors.torchrec import (
+    from_torchrec,
+    to_torchrec,
+)
 
 # By topic: the order of the reference.
 __all__ = [  # noqa: RUF022
@@ -59,6 +63,8 @@ __all__ = [  # noqa: RUF022
     "to_padded",
     "from_padded",
     "jagged2_to_padded",
+    "from_torchrec",
+    "to_torchrec",
     "jagged_attention",
     "attention_schedule",
     "AttentionSchedule",
