@@ -54,7 +54,8 @@ class AttentionSchedule:
     """Built by `attention_schedule` once a batch; shared by layers, heads, forward and backward.
 
     Attributes:
-        rows: [R, 8] int32; query tiles and the keys they see (`rows.ROW_FIELDS`, token indices).
+        rows: [R, 8] int32; query tiles and the keys they see (`row_layout.ROW_FIELDS`, in token
+            indices).
         rows_t: [R', 8] int32; key tiles and the queries that see them.
         window: (left, right) keys visible around the aligned diagonal, -1 for no limit.
         tile_q, tile_k: tokens in a tile of queries (forward, dQ) and of keys (dK, dV).

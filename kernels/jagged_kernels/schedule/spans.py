@@ -19,16 +19,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from jagged_kernels.attention.span_layout import SPAN_WIDTH
 from jagged_kernels.core.backends import has_small_memory, multiprocessors, triton_runs
 from jagged_kernels.core.operators import call, define_op
 from jagged_kernels.core.sizes import LaunchConfig, padded_dim
 from jagged_kernels.schedule.policy.hopper import is_hopper
 
 Policy = Literal["stream", "split", "rows"]
-
-# Fields of a span, int32; four, so that a span is one 16-byte load.
-SPAN_FIELDS = ("row", "block", "pieces")
-SPAN_WIDTH = 4
 
 # What beginning a row costs, in key blocks: its queries in, its result out, an empty pipeline.
 ROW_COST = 1
@@ -45,10 +42,10 @@ class Partition:
     """Built by `build_partition` once a batch; shared by layers and heads.
 
     Attributes:
-        spans: [P + 1, 4] int32 (`SPAN_FIELDS`). Program p of a head walks from (row, block) of
-            entry p up to that of entry p + 1; blocks count from the row's range_start. Where a
-            row begins in program p and does not end there, `pieces` programs from p on share it;
-            elsewhere `pieces` is 0.
+        spans: [P + 1, 4] int32 (`span_layout.SPAN_FIELDS`). Program p of a head walks from (row,
+            block) of entry p up to that of entry p + 1; blocks count from the row's range_start.
+            Where a row begins in program p and does not end there, `pieces` programs from p on
+            share it; elsewhere `pieces` is 0.
         block: keys in a block; the kernels must take as many at a time.
         cuts: whether a row can be cut at all; if not, nothing needs merging.
     """

@@ -16,8 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.core.launch import launch
-from jagged_kernels.schedule.rows import (
+from jagged_kernels.attention.row_layout import (
     COST_BUCKETS,
     COST_UNIT,
     MOST_UNITS,
@@ -25,6 +24,7 @@ from jagged_kernels.schedule.rows import (
     SHORT_USER,
     row_counts,
 )
+from jagged_kernels.core.launch import launch
 
 _BUCKETS = tl.constexpr(COST_BUCKETS)
 _UNIT = tl.constexpr(COST_UNIT)
