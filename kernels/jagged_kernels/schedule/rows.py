@@ -9,7 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jagged_kernels.attention.row_layout import (
+from jagged_kernels.core.backends import triton_runs
+from jagged_kernels.core.operators import define_op
+from jagged_kernels.schedule.row_layout import (
     COST_UNIT,
     MOST_UNITS,
     NO_LIMIT,
@@ -18,8 +20,6 @@ from jagged_kernels.attention.row_layout import (
     SHORT_USER,
     row_counts,
 )
-from jagged_kernels.core.backends import triton_runs
-from jagged_kernels.core.operators import define_op
 
 
 def rows_to_walk(rows: Tensor, tokens: int, tile: int, *, skips: bool) -> int:

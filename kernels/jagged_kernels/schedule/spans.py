@@ -19,11 +19,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from jagged_kernels.attention.span_layout import SPAN_WIDTH
 from jagged_kernels.core.backends import has_small_memory, multiprocessors, triton_runs
 from jagged_kernels.core.operators import call, define_op
 from jagged_kernels.core.sizes import LaunchConfig, padded_dim
 from jagged_kernels.schedule.policy.hopper import is_hopper
+from jagged_kernels.schedule.span_layout import SPAN_WIDTH
 
 Policy = Literal["stream", "split", "rows"]
 

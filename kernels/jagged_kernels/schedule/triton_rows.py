@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.row_layout import (
+from jagged_kernels.core.launch import launch
+from jagged_kernels.schedule.row_layout import (
     COST_BUCKETS,
     COST_UNIT,
     MOST_UNITS,
@@ -24,7 +25,6 @@ from jagged_kernels.attention.row_layout import (
     SHORT_USER,
     row_counts,
 )
-from jagged_kernels.core.launch import launch
 
 _BUCKETS = tl.constexpr(COST_BUCKETS)
 _UNIT = tl.constexpr(COST_UNIT)

@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.blocks import load_row
-from jagged_kernels.attention.span_layout import SPAN_WIDTH
 from jagged_kernels.core.launch import launch
+from jagged_kernels.schedule.span_layout import SPAN_WIDTH
 from jagged_kernels.schedule.triton_rows import count_up_to
 
 _SPAN_WIDTH = tl.constexpr(SPAN_WIDTH)
