@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from jagged_kernels import lengths_to_offsets
-from jagged_kernels.schedule.rows import ROW_WIDTH, build_rows
+from jagged_kernels.schedule.row_layout import ROW_WIDTH
+from jagged_kernels.schedule.rows import build_rows
 from jagged_kernels.schedule.spans import (
     Partition,
     build_partition,

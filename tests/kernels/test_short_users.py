@@ -21,7 +21,8 @@ from jagged_kernels import (
 from jagged_kernels.attention.plain import backward as triton_backward
 from jagged_kernels.attention.plain import forward as triton_forward
 from jagged_kernels.schedule.policy.plain import MOSTLY_SHORT, short_users_pay
-from jagged_kernels.schedule.rows import SHORT_USER, rows_to_walk
+from jagged_kernels.schedule.row_layout import SHORT_USER
+from jagged_kernels.schedule.rows import rows_to_walk
 
 LENGTHS = [3, 0, SHORT_USER, SHORT_USER + 1, 16, 17, 1, 0]
 MASKS = pytest.mark.parametrize(

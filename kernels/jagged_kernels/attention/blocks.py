@@ -12,7 +12,7 @@ from torch import Tensor
 from jagged_kernels.core.sizes import padded_dim
 from jagged_kernels.device.float32 import dot_factors, factor
 from jagged_kernels.schedule.policy.plain import MAX_HEAD_DIM
-from jagged_kernels.schedule.rows import NO_LIMIT, ROW_FIELDS, ROW_WIDTH, SHORT_USER
+from jagged_kernels.schedule.row_layout import NO_LIMIT, ROW_FIELDS, ROW_WIDTH, SHORT_USER
 
 LOG2_E = 1.4426950408889634
 # Scaled scores (log2) this far from 0 are off by less than 1/16 when their product is rounded.

@@ -19,7 +19,8 @@ from torch import Tensor
 from jagged_kernels.core.contents import known_to_differ
 from jagged_kernels.schedule.policy.hopper import hopper_tile, is_hopper
 from jagged_kernels.schedule.policy.plain import DEFAULT_TILES
-from jagged_kernels.schedule.rows import NO_LIMIT, row_counts, schedule_rows
+from jagged_kernels.schedule.row_layout import NO_LIMIT, row_counts
+from jagged_kernels.schedule.rows import schedule_rows
 from jagged_kernels.schedule.spans import Partition, split_backward_fits, split_partitions
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested

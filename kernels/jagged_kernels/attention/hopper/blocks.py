@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from jagged_kernels.attention import blocks as triton_blocks
-from jagged_kernels.schedule.rows import ROW_WIDTH
+from jagged_kernels.schedule.row_layout import ROW_WIDTH
 
 # They take no layouts, and so they are the same in Gluon.
 whole_blocks = gluon.jit(triton_blocks.whole_blocks.fn)

@@ -64,7 +64,8 @@ from jagged_kernels.schedule.policy.plain import (
     short_dq_config,
     small_dkv_config,
 )
-from jagged_kernels.schedule.rows import NO_LIMIT, rows_to_walk, users_of_rows
+from jagged_kernels.schedule.row_layout import NO_LIMIT
+from jagged_kernels.schedule.rows import rows_to_walk, users_of_rows
 
 _LOG2_E = tl.constexpr(LOG2_E)
 

@@ -45,7 +45,8 @@ from jagged_kernels.core.launch import launch
 from jagged_kernels.core.sizes import LaunchConfig, padded_dim
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.schedule.policy.plain import forward_config, parts_of_tile
-from jagged_kernels.schedule.rows import NO_LIMIT, rows_to_walk
+from jagged_kernels.schedule.row_layout import NO_LIMIT
+from jagged_kernels.schedule.rows import rows_to_walk
 
 _LOG2_E = tl.constexpr(LOG2_E)
 _FAR = tl.constexpr(FAR)

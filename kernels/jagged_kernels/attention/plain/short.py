@@ -38,7 +38,7 @@ from jagged_kernels.attention.blocks import (
 from jagged_kernels.core.launch import launch
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.schedule.policy.plain import short_warps
-from jagged_kernels.schedule.rows import NO_LIMIT, SHORT_USER
+from jagged_kernels.schedule.row_layout import NO_LIMIT, SHORT_USER
 
 _LOG2_E = tl.constexpr(LOG2_E)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from jagged_kernels.schedule.rows import ROW_FIELDS, ROW_WIDTH
+from jagged_kernels.schedule.row_layout import ROW_FIELDS, ROW_WIDTH
 
 _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
 _USER = tl.constexpr(ROW_FIELDS.index("user"))

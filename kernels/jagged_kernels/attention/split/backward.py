@@ -45,7 +45,7 @@ from jagged_kernels.attention.split.merge import merge_sums
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.sizes import LaunchConfig, padded_dim
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
-from jagged_kernels.schedule.rows import NO_LIMIT
+from jagged_kernels.schedule.row_layout import NO_LIMIT
 from jagged_kernels.schedule.spans import (
     Partition,
     pack_size,

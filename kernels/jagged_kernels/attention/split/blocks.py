@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from jagged_kernels.schedule.spans import SPAN_WIDTH
+from jagged_kernels.schedule.span_layout import SPAN_WIDTH
 
 _SPAN_WIDTH = tl.constexpr(SPAN_WIDTH)
 

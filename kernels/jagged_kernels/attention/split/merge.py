@@ -17,7 +17,8 @@ from jagged_kernels.attention.blocks import load_row, lse2_of
 from jagged_kernels.attention.split.blocks import slot_of
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.sizes import padded_dim
-from jagged_kernels.schedule.spans import SPAN_WIDTH, Partition, pack_size
+from jagged_kernels.schedule.span_layout import SPAN_WIDTH
+from jagged_kernels.schedule.spans import Partition, pack_size
 
 _SPAN_WIDTH = tl.constexpr(SPAN_WIDTH)
 # Programs for the queries of one row, and the numbers that one of them reads at a time.

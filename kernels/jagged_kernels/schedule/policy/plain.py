@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jagged_kernels.core.sizes import LaunchConfig
-from jagged_kernels.schedule.rows import SHORT_USER
+from jagged_kernels.schedule.row_layout import SHORT_USER
 
 # The largest that the Triton kernels take.
 MAX_HEAD_DIM = 256
