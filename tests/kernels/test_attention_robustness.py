@@ -10,7 +10,7 @@ import torch
 from attention_cases import DEVICE, RESULTS, TILE, Case, assert_as_exact_as_sdpa, run
 
 from jagged_kernels import ALiBi, JaggedTensor, jagged_attention
-from jagged_kernels.attention.blocks import dot_precision
+from jagged_kernels.device.arithmetic import dot_precision
 
 BACKENDS = ("native", "triton")
 LENGTHS = [TILE + 2, 0, 5, 2 * TILE, 1]

@@ -10,124 +10,15 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.core.sizes import padded_dim
-from jagged_kernels.device.float32 import dot_factors, factor
+from jagged_kernels.device.arithmetic import LOG2_E, dot_precision
 from jagged_kernels.schedule.policy.plain import MAX_HEAD_DIM
-from jagged_kernels.schedule.row_layout import NO_LIMIT, ROW_FIELDS, ROW_WIDTH, SHORT_USER
+from jagged_kernels.schedule.row_layout import NO_LIMIT
 
-LOG2_E = 1.4426950408889634
 # Scaled scores (log2) this far from 0 are off by less than 1/16 when their product is rounded.
 FAR = 2.0**20
 _FARTHEST = tl.constexpr(2.0**24)
 # Plans that are kept of each kernel: one for each layout and mask in use.
 PLANS = 256
-_ROW_WIDTH = tl.constexpr(ROW_WIDTH)
-_LENGTH = tl.constexpr(ROW_FIELDS.index("length"))
-_SHORT_USER = tl.constexpr(SHORT_USER)
-
-
-@triton.jit
-def load_row(rows_ptr, row):
-    """The first fields of a row, in the order of `rows.ROW_FIELDS`."""
-    base = rows_ptr + row.to(tl.int64) * _ROW_WIDTH
-    return (
-        tl.load(base),
-        tl.load(base + 1),
-        tl.load(base + 2),
-        tl.load(base + 3),
-        tl.load(base + 4),
-    )
-
-
-@triton.jit
-def load_part(
-    rows_ptr, row, part, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
-    TILE: tl.constexpr, PARTS: tl.constexpr, SKIPS: tl.constexpr,
-):  # fmt: skip
-    """`load_row` for TILE tokens of its tile, number `part`; start == end if there are none, or
-    the user is short and SKIPS."""
-    start, end, range_start, range_end, shift = load_row(rows_ptr, row)
-    if SKIPS:
-        length = tl.load(rows_ptr + row.to(tl.int64) * _ROW_WIDTH + _LENGTH)
-        end = tl.where(length <= _SHORT_USER, start, end)
-    if PARTS > 1:
-        start += part * TILE
-        end = tl.minimum(end, start + TILE)
-        if HAS_LEFT:
-            range_start = tl.minimum(tl.maximum(range_start, start + shift - left), range_end)
-        if HAS_RIGHT:
-            range_end = tl.maximum(tl.minimum(range_end, end + shift + right), range_start)
-        end = tl.maximum(start, end)
-    return start, end, range_start, range_end, shift
-
-
-@triton.jit
-def load_block(
-    ptr, start, end, stride, BLOCK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr
-):  # fmt: skip
-    """[BLOCK, PAD_D] of the tokens from `start`; zero from D and from `end` on."""
-    address, token, dim = _addresses(ptr, start, stride, BLOCK, PAD_D)
-    if PAD_D != D:
-        return tl.load(address, mask=(token < end) & (dim < D), other=0.0)
-    return tl.load(address, mask=token < end, other=0.0)
-
-
-@triton.jit
-def store_block(
-    ptr, block, start, end, stride, BLOCK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr
-):  # fmt: skip
-    """The first D columns of the tokens before `end`, in the dtype of `ptr`."""
-    address, token, dim = _addresses(ptr, start, stride, BLOCK, PAD_D)
-    tl.store(address, block.to(ptr.dtype.element_ty), mask=(token < end) & (dim < D))
-
-
-@triton.jit
-def _addresses(ptr, start, stride, BLOCK: tl.constexpr, PAD_D: tl.constexpr):
-    """Addresses [BLOCK, PAD_D], tokens [BLOCK, 1] and dims [1, PAD_D].
-
-    Tokens x heads x dim pass 2^31, a block does not: 64-bit products for the block's start alone,
-    and what is left does not change from block to block.
-    """
-    index = tl.arange(0, BLOCK)[:, None]
-    dim = tl.arange(0, PAD_D)[None, :]
-    return _token_start(ptr, start, stride) + (index * stride + dim), start + index, dim
-
-
-@triton.jit
-def _token_start(ptr, start, stride):
-    # A sum, because the interpreter's loops count in Python integers, which cannot be cast.
-    return ptr + (start + tl.full([], 0, tl.int64)) * stride
-
-
-@triton.jit
-def load_numbers(ptr, start, end, stride, BLOCK: tl.constexpr):
-    """[BLOCK] numbers, one a token; 0 from `end` on."""
-    index = tl.arange(0, BLOCK)
-    address = _token_start(ptr, start, stride) + index * stride
-    return tl.load(address, mask=start + index < end, other=0.0)
-
-
-@triton.jit
-def load_number_pairs(first_ptr, second_ptr, start, end, stride, BLOCK: tl.constexpr):
-    """Two times [BLOCK] numbers, one a token; 0 from `end` on.
-
-    For numbers that stand along the columns of scores. In one load of both there is a number for
-    each thread, and Triton brings it through shared memory; two loads of BLOCK numbers it repeats
-    in every thread that needs them, dozens of instructions in a loop of hundreds.
-    """
-    index = tl.arange(0, BLOCK)[:, None]
-    which = tl.arange(0, 2)[None, :]
-    first = _token_start(first_ptr, start, stride)
-    second = _token_start(second_ptr, start, stride)
-    address = tl.where(which == 0, first, second) + index * stride
-    inside = (start + index < end) & (which < 2)
-    return tl.split(tl.load(address, mask=inside, other=0.0))
-
-
-@triton.jit
-def store_numbers(ptr, numbers, start, end, stride, BLOCK: tl.constexpr):
-    index = tl.arange(0, BLOCK)
-    address = _token_start(ptr, start, stride) + index * stride
-    tl.store(address, numbers, mask=start + index < end)
 
 
 @triton.jit
@@ -198,29 +89,6 @@ def probability(scores, lse2, ROUNDS: tl.constexpr):
     if ROUNDS:
         exponent = tl.minimum(exponent, 0.0, propagate_nan=tl.PropagateNan.ALL)
     return tl.exp2(exponent)
-
-
-@triton.jit
-def add_dot(acc, a, b, PRECISION: tl.constexpr):
-    """acc + a @ b.
-
-    float32 sums a block by itself first: thousands of additions, one after another, to a sum that
-    is large already would cost digits. (`fma` by 1, because Triton turns a plain sum back into a
-    product that accumulates.) For half types the hardware's accumulation is far better than
-    their rounding.
-    """
-    return add_factors(acc, factor(a, PRECISION), factor(b, PRECISION), a.dtype, PRECISION)
-
-
-@triton.jit
-def add_factors(acc, a, b, dtype: tl.constexpr, PRECISION: tl.constexpr):
-    """`add_dot` of what `factor` has made of numbers of `dtype`."""
-    if dtype == tl.float32:
-        product = dot_factors(a, b, PRECISION)
-        acc = tl.fma(product, tl.full(product.shape, 1.0, tl.float32), acc)
-    else:
-        acc = tl.dot(a, b, acc)
-    return acc
 
 
 class AttentionShape(NamedTuple):
@@ -329,34 +197,6 @@ def with_equal_columns(shape: AttentionShape) -> AttentionShape:
     if shape.PRECISION != "bf16x6":
         return shape
     return shape._replace(PAD_DV=max(shape.PAD_D, shape.PAD_DV))
-
-
-def dot_precision(dtype: torch.dtype) -> str:
-    """float32 products are exact unless the user allowed TF32, as in torch.matmul."""
-    # Says what was set by any of PyTorch's ways; `allow_tf32` raises where another was used.
-    tf32 = dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    return "tf32" if tf32 else "ieee"
-
-
-def product_precision(x: Tensor) -> str:
-    """How `device.float32` multiplies numbers like those of `x`.
-
-    float32 that is not TF32 as "bf16x6": several times as fast as "ieee", which multiplies in
-    registers.
-    """
-    precision = dot_precision(x.dtype)
-    exact = x.dtype == torch.float32 and precision == "ieee"
-    # The interpreter knows no other.
-    return "bf16x6" if exact and x.is_cuda else precision
-
-
-def rows_of_dims(x: Tensor) -> Tensor:
-    """[T, ..., D] with unit stride in D; packed QKV is read in place.
-
-    A block's addresses must fit 32 bits, so that nobody's tokens lie millions of numbers apart.
-    """
-    strides = x.stride()
-    return x if strides[-1] == 1 and strides[0] < 2**22 else x.contiguous()
 
 
 def empty_lse(q: Tensor) -> Tensor:

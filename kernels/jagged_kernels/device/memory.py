@@ -47,6 +47,15 @@ def row_tile(columns: int) -> tuple[int, int, int]:
     return max(min(_ELEMENTS // block, 128), 1), block, 8 if block > 2048 else 4
 
 
+def rows_of_dims(x: Tensor) -> Tensor:
+    """[T, ..., D] with unit stride in D; packed QKV is read in place.
+
+    A block's addresses must fit 32 bits, so that nobody's tokens lie millions of numbers apart.
+    """
+    strides = x.stride()
+    return x if strides[-1] == 1 and strides[0] < 2**22 else x.contiguous()
+
+
 @triton.jit
 def load_tile(
     ptr, start, end, stride, column, COLUMNS: tl.constexpr, TILE: tl.constexpr,
@@ -99,3 +108,73 @@ def padded_rows(first_row, length, users, ROWS: tl.constexpr):
     place = (first_row % length).to(tl.int32) + tl.arange(0, ROWS)
     user = (first_row // length).to(tl.int32) + place // length
     return tl.minimum(user, users - 1), place % length, user < users
+
+
+@triton.jit
+def load_block(
+    ptr, start, end, stride, BLOCK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr
+):  # fmt: skip
+    """[BLOCK, PAD_D] of the tokens from `start`; zero from D and from `end` on."""
+    address, token, dim = _addresses(ptr, start, stride, BLOCK, PAD_D)
+    if PAD_D != D:
+        return tl.load(address, mask=(token < end) & (dim < D), other=0.0)
+    return tl.load(address, mask=token < end, other=0.0)
+
+
+@triton.jit
+def store_block(
+    ptr, block, start, end, stride, BLOCK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr
+):  # fmt: skip
+    """The first D columns of the tokens before `end`, in the dtype of `ptr`."""
+    address, token, dim = _addresses(ptr, start, stride, BLOCK, PAD_D)
+    tl.store(address, block.to(ptr.dtype.element_ty), mask=(token < end) & (dim < D))
+
+
+@triton.jit
+def _addresses(ptr, start, stride, BLOCK: tl.constexpr, PAD_D: tl.constexpr):
+    """Addresses [BLOCK, PAD_D], tokens [BLOCK, 1] and dims [1, PAD_D].
+
+    Tokens x heads x dim pass 2^31, a block does not: 64-bit products for the block's start alone,
+    and what is left does not change from block to block.
+    """
+    index = tl.arange(0, BLOCK)[:, None]
+    dim = tl.arange(0, PAD_D)[None, :]
+    return _token_start(ptr, start, stride) + (index * stride + dim), start + index, dim
+
+
+@triton.jit
+def _token_start(ptr, start, stride):
+    # A sum, because the interpreter's loops count in Python integers, which cannot be cast.
+    return ptr + (start + tl.full([], 0, tl.int64)) * stride
+
+
+@triton.jit
+def load_numbers(ptr, start, end, stride, BLOCK: tl.constexpr):
+    """[BLOCK] numbers, one a token; 0 from `end` on."""
+    index = tl.arange(0, BLOCK)
+    address = _token_start(ptr, start, stride) + index * stride
+    return tl.load(address, mask=start + index < end, other=0.0)
+
+
+@triton.jit
+def load_number_pairs(first_ptr, second_ptr, start, end, stride, BLOCK: tl.constexpr):
+    """Two times [BLOCK] numbers, one a token; 0 from `end` on.
+
+    For numbers that stand along the columns of scores. In one load of both there is a number for
+    each thread, and Triton brings it through shared memory; two loads of BLOCK numbers it repeats
+    in every thread that needs them, dozens of instructions in a loop of hundreds.
+    """
+    index = tl.arange(0, BLOCK)[:, None]
+    which = tl.arange(0, 2)[None, :]
+    first = _token_start(first_ptr, start, stride)
+    second = _token_start(second_ptr, start, stride)
+    address = tl.where(which == 0, first, second) + index * stride
+    inside = (start + index < end) & (which < 2)
+    return tl.split(tl.load(address, mask=inside, other=0.0))
+
+
+@triton.jit
+def store_numbers(ptr, numbers, start, end, stride, BLOCK: tl.constexpr):
+    index = tl.arange(0, BLOCK)
+    address = _token_start(ptr, start, stride) + index * stride
+    tl.store(address, numbers, mask=start + index < end)

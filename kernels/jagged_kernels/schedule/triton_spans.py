@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import load_row
 from jagged_kernels.core.launch import launch
+from jagged_kernels.schedule.row_access import load_row
 from jagged_kernels.schedule.span_layout import SPAN_WIDTH
 from jagged_kernels.schedule.triton_rows import count_up_to
 

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from jagged_kernels.attention.blocks import LOG2_E, attention_shape
+from jagged_kernels.attention.blocks import attention_shape
 from jagged_kernels.attention.hopper.blocks import (
     left_factor,
     mask_block,
@@ -33,6 +33,7 @@ from jagged_kernels.attention.hopper.blocks import (
 )
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
+from jagged_kernels.device.arithmetic import LOG2_E
 from jagged_kernels.schedule.policy.hopper import DQ_CONFIG, HopperConfig
 
 _LOG2_E = gl.constexpr(LOG2_E)

@@ -13,12 +13,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import AttentionShape, load_block, load_row
+from jagged_kernels.attention.blocks import AttentionShape
 from jagged_kernels.attention.plain.forward import nothing_seen, store_tile, walk
 from jagged_kernels.attention.scores.bias_launch import NO_BIAS
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.sizes import LaunchConfig
+from jagged_kernels.device.memory import load_block
 from jagged_kernels.schedule.policy.plain import forward_config
+from jagged_kernels.schedule.row_access import load_row
 
 # Parts of tiles that a program looks at: enough for a short launch, few enough to share the work.
 _PLACES = tl.constexpr(64)

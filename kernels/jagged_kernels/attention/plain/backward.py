@@ -17,23 +17,13 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.blocks import (
-    LOG2_E,
     PLANS,
     LaunchPlan,
     Layout,
-    add_factors,
     layout_of,
-    load_block,
-    load_number_pairs,
-    load_numbers,
-    load_part,
     probability,
-    product_precision,
-    rows_of_dims,
     scale_argument,
     shape_of_layouts,
-    store_block,
-    store_numbers,
     visible,
     whole_blocks,
 )
@@ -55,7 +45,16 @@ from jagged_kernels.attention.scores.triton_bias import (
 from jagged_kernels.core.backends import has_small_memory
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.sizes import LaunchConfig, padded_dim
+from jagged_kernels.device.arithmetic import LOG2_E, add_factors, product_precision
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
+from jagged_kernels.device.memory import (
+    load_block,
+    load_number_pairs,
+    load_numbers,
+    rows_of_dims,
+    store_block,
+    store_numbers,
+)
 from jagged_kernels.schedule.policy.plain import (
     SHORT_HISTORY,
     dkv_config,
@@ -64,6 +63,7 @@ from jagged_kernels.schedule.policy.plain import (
     short_dq_config,
     small_dkv_config,
 )
+from jagged_kernels.schedule.row_access import load_part
 from jagged_kernels.schedule.row_layout import NO_LIMIT
 from jagged_kernels.schedule.rows import rows_to_walk, users_of_rows
 

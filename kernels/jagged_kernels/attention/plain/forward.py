@@ -17,22 +17,14 @@ from torch import Tensor
 
 from jagged_kernels.attention.blocks import (
     FAR,
-    LOG2_E,
     PLANS,
     LaunchPlan,
     Layout,
-    add_dot,
     empty_lse,
     layout_of,
-    load_block,
-    load_part,
     lse2_of,
-    product_precision,
-    rows_of_dims,
     scale_argument,
     shape_of_layouts,
-    store_block,
-    store_numbers,
     visible,
     whole_blocks,
     with_equal_columns,
@@ -43,8 +35,11 @@ from jagged_kernels.attention.scores.triton_bias import bias_block, bias_place, 
 from jagged_kernels.core.backends import has_small_memory
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.sizes import LaunchConfig, padded_dim
+from jagged_kernels.device.arithmetic import LOG2_E, add_dot, product_precision
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
+from jagged_kernels.device.memory import load_block, rows_of_dims, store_block, store_numbers
 from jagged_kernels.schedule.policy.plain import forward_config, parts_of_tile
+from jagged_kernels.schedule.row_access import load_part
 from jagged_kernels.schedule.row_layout import NO_LIMIT
 from jagged_kernels.schedule.rows import rows_to_walk
 

@@ -17,26 +17,26 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.blocks import (
-    LOG2_E,
     PLANS,
     LaunchPlan,
     Layout,
-    add_factors,
     layout_of,
-    load_block,
-    load_numbers,
     lse2_of,
     probability,
-    product_precision,
-    rows_of_dims,
     scale_argument,
     shape_of_layouts,
-    store_block,
-    store_numbers,
     visible,
 )
 from jagged_kernels.core.launch import launch
+from jagged_kernels.device.arithmetic import LOG2_E, add_factors, product_precision
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
+from jagged_kernels.device.memory import (
+    load_block,
+    load_numbers,
+    rows_of_dims,
+    store_block,
+    store_numbers,
+)
 from jagged_kernels.schedule.policy.plain import short_warps
 from jagged_kernels.schedule.row_layout import NO_LIMIT, SHORT_USER
 

@@ -19,15 +19,10 @@ from jagged_kernels.attention.blocks import (
     PLANS,
     LaunchPlan,
     Layout,
-    add_dot,
     band,
     empty_lse,
     layout_of,
-    load_block,
-    load_row,
     lse2_of,
-    product_precision,
-    rows_of_dims,
     scale_argument,
     shape_of_layouts,
     with_equal_columns,
@@ -43,7 +38,10 @@ from jagged_kernels.attention.split.blocks import (
 from jagged_kernels.attention.split.merge import merge_states
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.sizes import LaunchConfig, padded_dim
+from jagged_kernels.device.arithmetic import add_dot, product_precision
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
+from jagged_kernels.device.memory import load_block, rows_of_dims
+from jagged_kernels.schedule.row_access import load_row
 from jagged_kernels.schedule.row_layout import NO_LIMIT
 from jagged_kernels.schedule.spans import (
     Partition,

@@ -13,10 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import load_row, lse2_of
+from jagged_kernels.attention.blocks import lse2_of
 from jagged_kernels.attention.split.blocks import slot_of
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.sizes import padded_dim
+from jagged_kernels.schedule.row_access import load_row
 from jagged_kernels.schedule.span_layout import SPAN_WIDTH
 from jagged_kernels.schedule.spans import Partition, pack_size
 

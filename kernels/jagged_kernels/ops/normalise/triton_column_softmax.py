@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import LOG2_E
 from jagged_kernels.core.launch import launch
+from jagged_kernels.device.arithmetic import LOG2_E
 from jagged_kernels.device.search import (
     first_tile,
     search_steps,

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import LOG2_E
 from jagged_kernels.core.launch import launch
+from jagged_kernels.device.arithmetic import LOG2_E
 from jagged_kernels.device.search import search_steps, tile_count
 from jagged_kernels.device.squares import (
     ELEMENTS,

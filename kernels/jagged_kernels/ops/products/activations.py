@@ -5,9 +5,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from jagged_kernels.device.arithmetic import LOG2_E
+
 _SQRT_HALF = tl.constexpr(0.7071067811865476)
 _SQRT_HALF_OVER_PI = tl.constexpr(0.3989422804014327)
-_LOG2_E = tl.constexpr(1.4426950408889634)
+_LOG2_E = tl.constexpr(LOG2_E)
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import product_precision
+from jagged_kernels.device.arithmetic import product_precision
 
 # Of float32 that half types are made of, two bfloat16 and three products.
 _HALF_PRODUCTS = "bf16x3"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from jagged_kernels.attention.blocks import add_factors
+from jagged_kernels.device.arithmetic import add_factors
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.device.memory import load_tile, store_tile
 from jagged_kernels.ops.products.activations import activation_slope

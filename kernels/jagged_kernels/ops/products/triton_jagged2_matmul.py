@@ -14,10 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import product_precision
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.sizes import LaunchConfig, block_size, cdiv
-from jagged_kernels.device.products import add_products, sum_products
+from jagged_kernels.device.arithmetic import add_products, product_precision, sum_products
 from jagged_kernels.device.search import search_steps, tile_count
 from jagged_kernels.device.squares import is_below, least_step, load_rows, tokens_at
 from jagged_kernels.ops.products.blocks import unit_stride

@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import add_dot, product_precision
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.sizes import LaunchConfig, block_size
+from jagged_kernels.device.arithmetic import add_dot, product_precision
 from jagged_kernels.device.float32 import dot
 from jagged_kernels.device.search import first_strip, search_steps, strip_count, user_of_strip
 from jagged_kernels.device.squares import is_below, least_step, load_square, tokens_at

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import add_dot, product_precision
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.sizes import LaunchConfig, block_size, cdiv
+from jagged_kernels.device.arithmetic import add_dot, product_precision
 from jagged_kernels.device.memory import load_tile, store_tile
 from jagged_kernels.device.search import search_steps, tile_count, user_of_tile
 from jagged_kernels.ops.products.activations import activate

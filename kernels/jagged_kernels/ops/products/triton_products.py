@@ -17,10 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import product_precision
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.sizes import LaunchConfig, block_size, cdiv
+from jagged_kernels.device.arithmetic import product_precision
 from jagged_kernels.device.search import first_tile, search_steps, tile_count, user_of_tile
 from jagged_kernels.ops.products.blocks import load_row, load_weight, unit_stride, weight_in_place
 from jagged_kernels.ops.products.triton_accumulate import (
