@@ -1,4 +1,4 @@
-"""The examples in docstrings are what happens.
+"""The examples in docstrings, and of the kernels' README, are what happens.
 
 An example knows what `import torch` and `from <package> import *` give its reader, and nothing
 else. Examples are found in the source: files that only a GPU can import need not be imported.
@@ -6,12 +6,15 @@ else. Examples are found in the source: files that only a GPU can import need no
 
 import ast
 import doctest
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import jagged_kernels
+from jagged_kernels import JaggedTensor
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"jagged_kernels": "kernels", "jagged_ranking": "src", "click_data": "data_prep"}
@@ -48,3 +51,16 @@ def test_an_example_says_what_happens(package, test):
 def test_a_public_name_of_the_kernels_has_an_example_with_a_result(name):
     tests = doctest.DocTestFinder().find(getattr(jagged_kernels, name), name)
     assert any(example.want for test in tests for example in test.examples)
+
+
+def test_the_kernels_readme_says_the_shapes_that_there_are():
+    text = (ROOT / "kernels" / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    said = re.findall(r"^(\w+) = .*# \[([\d, ]+)\]$", code, re.MULTILINE)
+    assert said
+    for name, shape in said:
+        result = namespace[name]
+        values = result.values if isinstance(result, JaggedTensor) else result
+        assert ", ".join(map(str, values.shape)) == shape, name

@@ -1,4 +1,7 @@
-"""The distribution: what the wheel holds, what depends on what, what the pins say."""
+"""The two distributions: what their wheels hold, what depends on what, what the pins say.
+
+The project's own holds all three packages; `kernels/` builds one of jagged_kernels alone.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,19 @@ import ast
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
+from email.message import Message
+from email.parser import Parser
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import run_python
+
+import jagged_kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {
@@ -27,6 +36,10 @@ MAY_IMPORT = {
     "click_data": set(),
 }
 OF_THE_KERNELS = {"torch", "triton"}
+DISTRIBUTIONS = {
+    "jagged-flash-attention": (ROOT, set(PACKAGES)),
+    "jagged-kernels": (ROOT / "kernels", {"jagged_kernels"}),
+}
 
 
 def _imports(path: Path) -> set[str]:
@@ -70,27 +83,110 @@ def test_no_package_beside_the_three():
     ]
 
 
-def test_the_wheel_holds_the_three_packages_whole(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "build",
-        "--no-isolation",
-        "--outdir",
-        str(tmp_path),
-        str(ROOT),
-    ]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stdout + built.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    held = set(zipfile.ZipFile(wheel).namelist())
-    for package, folder in PACKAGES.items():
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> dict[str, Path]:
+    """The folder of each distribution's sdist, and of the wheel that is built of the sdist."""
+    folders = {}
+    for name, (source, _) in DISTRIBUTIONS.items():
+        folders[name] = tmp_path_factory.mktemp(name)
+        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folders[name])]
+        done = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folders
+
+
+def _wheel(folder: Path) -> zipfile.ZipFile:
+    (wheel,) = folder.glob("*.whl")
+    return zipfile.ZipFile(wheel)
+
+
+def _metadata(wheel: zipfile.ZipFile) -> Message:
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    return Parser().parsestr(wheel.read(name).decode())
+
+
+def _project(folder: Path) -> dict[str, Any]:
+    return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def _name(requirement: str) -> str:
+    """What `Name_of>=2; python_version > '3'` requires: name-of."""
+    found = re.match(r"[\w.\-]+", requirement)
+    assert found is not None, requirement
+    return found[0].lower().replace("_", "-")
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_wheel_holds_its_packages_whole_and_nothing_else(built, distribution):
+    _, packages = DISTRIBUTIONS[distribution]
+    held = set(_wheel(built[distribution]).namelist())
+    for package in packages:
+        folder = PACKAGES[package]
+        assert f"{package}/py.typed" in held
         for path in folder.rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 name = f"{package}/{path.relative_to(folder).as_posix()}"
                 assert name in held, f"{name} is not in the wheel"
     tops = {name.split("/")[0] for name in held if not name.split("/")[0].endswith(".dist-info")}
-    assert tops == set(PACKAGES)
+    assert tops == packages
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_a_wheel_says_its_version_and_licence(built, distribution):
+    wheel = _wheel(built[distribution])
+    metadata = _metadata(wheel)
+    assert metadata["Name"] == distribution
+    assert metadata["Version"] == jagged_kernels.__version__
+    assert metadata["License-Expression"] == "BSD-3-Clause"
+    (licence,) = (name for name in wheel.namelist() if name.endswith("/licenses/LICENSE"))
+    assert wheel.read(licence) == (ROOT / "LICENSE").read_bytes()
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_an_sdist_holds_what_lies_beside_its_packages(built, distribution):
+    source, _ = DISTRIBUTIONS[distribution]
+    beside = {path.name for path in source.iterdir() if path.suffix in (".md", ".cff", ".toml")}
+    (sdist,) = built[distribution].glob("*.tar.gz")
+    with tarfile.open(sdist) as held:
+        names = {name.partition("/")[2] for name in held.getnames()}
+    assert beside | {"README.md", "LICENSE"} <= names
+
+
+def test_the_kernels_wheel_requires_torch_and_triton_only(built):
+    required = _metadata(_wheel(built["jagged-kernels"])).get_all("Requires-Dist", [])
+    assert {_name(line) for line in required} == OF_THE_KERNELS
+    whole = _project(ROOT)["dependencies"]
+    assert _project(ROOT / "kernels")["dependencies"] == [
+        line for line in whole if _name(line) in OF_THE_KERNELS
+    ]
+
+
+ALONE = """
+import sys
+
+for name in sys.argv[1:]:
+    sys.modules[name] = None  # as if it were not installed
+
+import importlib.metadata
+
+import torch
+from jagged_kernels import JaggedTensor, __file__, attention_schedule, jagged_attention
+
+x = JaggedTensor(torch.ones(5, 2, 8, requires_grad=True), torch.tensor([0, 3, 3, 5]))
+y = jagged_attention(x, x, x, schedule=attention_schedule(x))
+y.values.sum().backward()
+print(__file__, importlib.metadata.version("jagged-kernels"), y.values.sum().item())
+"""
+
+
+@pytest.mark.parametrize("also_missing", [[], ["triton"]])
+def test_the_kernels_wheel_works_alone(built, tmp_path, also_missing):
+    _wheel(built["jagged-kernels"]).extractall(tmp_path)
+    missing = [*(set(PACKAGES) - {"jagged_kernels"}), *also_missing]
+    done = run_python(ALONE, *missing, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    initial = tmp_path / "jagged_kernels" / "__init__.py"
+    assert done.stdout.split() == [str(initial), jagged_kernels.__version__, "80.0"]
 
 
 def test_every_dependency_has_an_exact_pin_without_an_address():
@@ -98,8 +194,6 @@ def test_every_dependency_has_an_exact_pin_without_an_address():
     pins = [line for line in lines if line and not line.startswith("#")]
     assert all(re.fullmatch(r"[\w.\-]+==[\w.!]+", line) for line in pins)
     pinned = {line.split("==")[0].lower().replace("_", "-") for line in pins}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = _project(ROOT)
     for needed in [*project["dependencies"], *chain(*project["optional-dependencies"].values())]:
-        name = re.match(r"[\w.\-]+", needed)
-        assert name is not None
-        assert name[0].lower().replace("_", "-") in pinned, f"{needed} is not in constraints.txt"
+        assert _name(needed) in pinned, f"{needed} is not in constraints.txt"
