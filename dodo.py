@@ -11,10 +11,11 @@ from typing import Any
 
 from doit import get_var
 
-from jagged_ranking.runs import tasks
+from jagged_ranking.reproduce import tasks
+from jagged_ranking.reproduce.settings import make_settings
 
 DATA = get_var("data", "")
-SETTINGS = tasks.make_settings(
+SETTINGS = make_settings(
     preset=str(get_var("preset", "smoke")), data=Path(str(DATA)) if DATA else None
 )
 DOIT_CONFIG = tasks.doit_config()

@@ -1,11 +1,10 @@
-"""The two distributions: what their wheels hold, what depends on what, what the pins say.
+"""The two distributions: what their wheels hold, what the pins say.
 
 The project's own holds all three packages; `kernels/` builds one of jagged_kernels alone.
 """
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
@@ -29,58 +28,11 @@ PACKAGES = {
     "jagged_ranking": ROOT / "src" / "jagged_ranking",
     "click_data": ROOT / "data_prep" / "click_data",
 }
-# jagged_kernels <- jagged_ranking -> click_data
-MAY_IMPORT = {
-    "jagged_kernels": set(),
-    "jagged_ranking": {"jagged_kernels", "click_data"},
-    "click_data": set(),
-}
 OF_THE_KERNELS = {"torch", "triton"}
 DISTRIBUTIONS = {
     "jagged-flash-attention": (ROOT, set(PACKAGES)),
     "jagged-kernels": (ROOT / "kernels", {"jagged_kernels"}),
 }
-
-
-def _imports(path: Path) -> set[str]:
-    """Top-level names that a file imports, lazily or not."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: a relative import"
-            names.add((node.module or "").split(".")[0])
-    return names
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_dependencies_point_one_way(package):
-    files = sorted(PACKAGES[package].rglob("*.py"))
-    assert files
-    for path in files:
-        others = _imports(path) & set(PACKAGES) - {package}
-        assert others <= MAY_IMPORT[package], f"{path.relative_to(ROOT)} imports {others}"
-
-
-def test_the_kernels_need_torch_and_triton_only():
-    for path in PACKAGES["jagged_kernels"].rglob("*.py"):
-        outside = _imports(path) - set(sys.stdlib_module_names) - {"jagged_kernels"}
-        assert outside <= OF_THE_KERNELS, f"{path.relative_to(ROOT)} imports {outside}"
-
-
-def test_importing_the_kernels_imports_no_one_elses_tensors():
-    """What converts from and to other libraries asks for them when it is called."""
-    code = "import sys, jagged_kernels; print(sorted({'torchrec', 'pyarrow'} & set(sys.modules)))"
-    found = run_python(code)
-    assert found.stdout.strip() == "[]", found.stderr
-
-
-def test_no_package_beside_the_three():
-    """A stray __init__.py would make an importable `kernels`, `src` or `data_prep`."""
-    assert not [
-        root for root in ("kernels", "src", "data_prep") if (ROOT / root / "__init__.py").exists()
-    ]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from click_data.errors import DataError
 from click_data.negatives import sample_negatives
-from click_data.schema import SAMPLE_COLUMNS
+from click_data.schema import SAMPLE_COLUMNS, Prepared
 from click_data.split import SPLITS, split_times
 from click_data.statistics import length_quantiles, padding_waste
 
@@ -40,16 +40,6 @@ class EventLog:
     inputs: tuple[dict[str, str], ...] = ()
     negatives: int = 0
     options: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """The common form in memory: the three tables and what dataset.json says about them."""
-
-    histories: pa.Table
-    samples: pa.Table
-    items: pa.Table
-    info: dict[str, Any]
 
 
 def build(

@@ -17,16 +17,14 @@ vocabulary, most frequent first.
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from click_data.errors import DataError
-
-if TYPE_CHECKING:  # making a dataset needs polars, reading one does not
-    from click_data.events import Prepared
 
 FORMAT = 1
 HISTORIES = "histories.parquet"
@@ -40,7 +38,17 @@ SAMPLE_COLUMNS = ("user", "prefix", "item", "category", "label", "time")
 _ROW_GROUP = 2**26
 
 
-def write(prepared: "Prepared", folder: Path, description: dict[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Prepared:
+    """The common form in memory: the three tables and what dataset.json says about them."""
+
+    histories: pa.Table
+    samples: pa.Table
+    items: pa.Table
+    info: dict[str, Any]
+
+
+def write(prepared: Prepared, folder: Path, description: dict[str, Any]) -> dict[str, Any]:
     """Write the tables and dataset.json into an existing folder; returns dataset.json's content."""
     tables = (prepared.histories, prepared.samples, prepared.items)
     for name, table in zip(TABLES, tables, strict=True):

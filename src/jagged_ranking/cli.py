@@ -38,28 +38,28 @@ COMMANDS = {
     ),
     "train": Command(
         "train one ranking model",
-        add="jagged_ranking.commands_train:add_train_arguments",
-        run="jagged_ranking.commands_train:run_train",
+        add="jagged_ranking.training.train_commands:add_train_arguments",
+        run="jagged_ranking.training.train_commands:run_train",
     ),
     "evaluate": Command(
         "evaluate a trained model",
-        add="jagged_ranking.commands_train:add_evaluate_arguments",
-        run="jagged_ranking.commands_train:run_evaluate",
+        add="jagged_ranking.training.train_commands:add_evaluate_arguments",
+        run="jagged_ranking.training.train_commands:run_evaluate",
     ),
     "run": Command(
         "run one notebook with parameters",
-        add="jagged_ranking.runs.commands:add_run_arguments",
-        run="jagged_ranking.runs.commands:run",
+        add="jagged_ranking.reproduce.run_commands:add_run_arguments",
+        run="jagged_ranking.reproduce.run_commands:run",
     ),
     "reproduce": Command(
         "run every notebook and write the report",
-        add="jagged_ranking.runs.commands:add_reproduce_arguments",
-        run="jagged_ranking.runs.commands:reproduce",
+        add="jagged_ranking.reproduce.run_commands:add_reproduce_arguments",
+        run="jagged_ranking.reproduce.run_commands:reproduce",
     ),
     "figures": Command(
         "redraw the figures from committed results (no GPU, no network)",
-        add="jagged_ranking.runs.commands:add_figures_arguments",
-        run="jagged_ranking.runs.commands:figures",
+        add="jagged_ranking.figures.figures_command:add_arguments",
+        run="jagged_ranking.figures.figures_command:run",
     ),
 }
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from jagged_ranking import paths
+from jagged_ranking.devices import clocks, device_name, driver_version
 from jagged_ranking.results import atomic
 
 CODE_FOLDERS = ("kernels", "src", "data_prep")
@@ -29,6 +30,7 @@ PACKAGES = ("torch", "triton", "numpy", "pandas", "pyarrow", "matplotlib", "scik
 # What is measured where it is installed: package -> module.
 PEERS = {"fbgemm-gpu": "fbgemm_gpu", "flash-attn-4": "flash_attn"}
 TEST_STATUS = "build/test-status.json"
+MANIFEST = "manifest.json"  # beside the results
 
 
 def code_hash(root: Path | None = None, folders: Sequence[str] = CODE_FOLDERS) -> str:
@@ -93,44 +95,8 @@ def versions() -> dict[str, str | None]:
     found["cuda"] = torch.version.cuda
     cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
     found["cudnn"] = None if cudnn is None else str(cudnn)
-    found["driver"] = _nvml_driver() if torch.cuda.is_available() else None
+    found["driver"] = driver_version() if torch.cuda.is_available() else None
     return found
-
-
-def device_name(device: Any = "cpu") -> str:
-    """The name of a CUDA device as its driver says it, or "CPU (model)"."""
-    import torch
-
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name(torch.device(device))
-    return f"CPU ({_cpu_model()})"
-
-
-def clocks(device: Any = "cpu") -> dict[str, int] | None:
-    """{"sm_mhz", "memory_mhz", "temperature_c", "power_w"} now; None on a CPU or without NVML."""
-    import torch
-
-    if torch.device(device).type != "cuda":
-        return None
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        try:
-            uuid = str(torch.cuda.get_device_properties(torch.device(device)).uuid)
-            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
-            return {
-                "sm_mhz": int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
-                "memory_mhz": int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
-                "temperature_c": int(
-                    pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
-                ),
-                "power_w": int(pynvml.nvmlDeviceGetPowerUsage(handle) // 1000),
-            }
-        finally:
-            pynvml.nvmlShutdown()
-    except Exception:  # the clocks are a remark on a measurement, never a reason to lose it
-        return None
 
 
 @dataclass(frozen=True)
@@ -230,26 +196,3 @@ def _git(root: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _nvml_driver() -> str | None:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        try:
-            return str(pynvml.nvmlSystemGetDriverVersion())
-        finally:
-            pynvml.nvmlShutdown()
-    except Exception:  # as in `clocks`
-        return None
-
-
-def _cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -32,6 +32,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+RESULTS = "results.parquet"  # the table, in a folder of results
 STATUSES = ("ok", "missing", "out_of_memory", "unsupported", "error")
 QUANTILES = {"q10": 0.10, "q25": 0.25, "q75": 0.75, "q90": 0.90}
 

@@ -26,7 +26,7 @@ WHOLE = [
     "# A toy\n\nIt writes one row.",
     PARAMETERS,
     "from jagged_ranking import results\n"
-    "from jagged_ranking.runs.lab import begin\n"
+    "from jagged_ranking.reproduce.lab import begin\n"
     "run = begin('ID', out=out, preset=preset, data=data, parameters={'count': count})",
     f"{ROW}manifest = run.save(results.frame(rows))",
 ]

@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from jagged_ranking.runs.parameters import check_values, read_parameters, read_preset
+from jagged_ranking.reproduce.parameters import check_values, read_parameters, read_preset
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from jagged_ranking.cli import main
-from jagged_ranking.runs.errors import RunError
-from jagged_ranking.runs.parameters import (
+from jagged_ranking.reproduce.errors import RunError
+from jagged_ranking.reproduce.parameters import (
     check_values,
     parse_assignments,
     parse_parameters,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jagged_ranking.cli import main
-from jagged_ranking.runs.freshness import run_key
+from jagged_ranking.reproduce.freshness import run_key
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from click_data import ClickDataset
-from jagged_ranking.batch import HistoryStore, SampleTable, make_batch
-from jagged_ranking.models import MODELS
-from jagged_ranking.ranker import DataShape, Ranker
-from jagged_ranking.trainer import TrainConfig, train
+from jagged_ranking.data.batch import HistoryStore, SampleTable, make_batch
+from jagged_ranking.data.data_shape import DataShape
+from jagged_ranking.models.ranker import MODELS, Ranker
+from jagged_ranking.training.trainer import TrainConfig, train
 
 pytestmark = pytest.mark.gpu
 

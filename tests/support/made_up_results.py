@@ -13,12 +13,13 @@ from jagged_ranking.measure import (
     length_sweep,
     skew_sweep,
     target_workloads,
+    token_sweep,
     waste_sweep,
     with_options,
     workloads,
 )
 from jagged_ranking.measure.ceilings import Ceilings
-from jagged_ranking.measure.interaction import OPERATIONS, token_sweep
+from jagged_ranking.measure.interaction import OPERATIONS
 from jagged_ranking.measure.providers import MODES
 
 # Times the limit of the padded (dense) or of the real work.

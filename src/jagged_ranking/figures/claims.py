@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from jagged_ranking.figures.data import ratios
 from jagged_ranking.figures.memory import CLAIMS as MEMORY_CLAIMS
 from jagged_ranking.figures.memory import TOTAL
 from jagged_ranking.figures.panels import Claim
+from jagged_ranking.figures.points import ratios
 from jagged_ranking.figures.speed import CLAIMS as SPEED_CLAIMS
 from jagged_ranking.figures.sweeps import BASELINES
 from jagged_ranking.results import select, with_config

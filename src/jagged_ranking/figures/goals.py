@@ -14,10 +14,10 @@ import pandas as pd
 
 from jagged_ranking import provenance, results
 from jagged_ranking.figures import style
-from jagged_ranking.figures.data import OURS, attention, modes_of, of_group, ours_of, schedule_ms
-from jagged_ranking.figures.interaction_data import STUDY
-from jagged_ranking.figures.interaction_goals import NOTE, interaction_rows
 from jagged_ranking.figures.memory import BEYOND
+from jagged_ranking.figures.operation_goals import NOTE, interaction_rows
+from jagged_ranking.figures.operation_points import STUDY
+from jagged_ranking.figures.points import OURS, attention, modes_of, of_group, ours_of, schedule_ms
 from jagged_ranking.figures.tables import number, to_markdown
 from jagged_ranking.figures.verdicts import NOT_MEASURED, both, bound, met
 from jagged_ranking.measure.providers import default_providers

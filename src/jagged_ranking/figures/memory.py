@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 
 from jagged_ranking.figures import style, sweeps
-from jagged_ranking.figures.data import attention, of_group
 from jagged_ranking.figures.panels import Claim
+from jagged_ranking.figures.points import attention, of_group
 
 TOTAL = "peak_memory"
 BEYOND = "peak_memory_minus_inputs"

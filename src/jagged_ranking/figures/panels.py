@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from jagged_ranking.figures import style
-from jagged_ranking.figures.data import OURS, SWEEP_AXIS, sweep
+from jagged_ranking.figures.points import OURS, SWEEP_AXIS, sweep
 
 RATIO_SWEEPS = ("waste", "length")
 OUT_OF_MEMORY = "out of memory"

@@ -1,24 +1,25 @@
 """Redraw figures from committed results alone, and say them in README and docs."""
 
+import hashlib
 from pathlib import Path
 
 import pandas as pd
 
-from jagged_ranking import provenance, results
+from jagged_ranking import paths, provenance, results
 from jagged_ranking.figures import (
     goals,
-    interaction,
     memory,
+    operation_figures,
     quality,
     speed,
     style,
     tables,
     target,
 )
-from jagged_ranking.figures.interaction_goals import operations_table
+from jagged_ranking.figures.operation_goals import operations_table
+from jagged_ranking.provenance import MANIFEST
+from jagged_ranking.results import RESULTS
 
-RESULTS = "results.parquet"
-MANIFEST = "manifest.json"
 BEGIN = "<!-- results:begin -->"
 END = "<!-- results:end -->"
 OPERATIONS_BEGIN = "<!-- operations:begin -->"
@@ -27,6 +28,33 @@ GOALS_BEGIN = "<!-- goals:begin -->"
 GOALS_END = "<!-- goals:end -->"
 # Shown by the README itself, before everything else.
 FIRST_FIGURE = f"01_speed_{speed.PEERS}"
+
+
+def refresh(folder: Path) -> list[Path]:
+    """Redraw a folder of results, or every one below a folder; returns the files that changed.
+
+    For the checkout's own figures the blocks of numbers in README.md and docs/performance.md are
+    written anew too.
+
+    Raises:
+        ValueError: there is no such folder, or nothing in it to draw from.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder")
+    own = folder.resolve() == paths.FIGURES.resolve()
+    readme, page = paths.ROOT / "README.md", paths.ROOT / "docs" / "performance.md"
+    before = _digests(folder, readme, page)
+    if (folder / RESULTS).is_file():
+        redraw(folder)
+    elif own or result_folders(folder):  # a checkout without results says so in its README
+        redraw_all(folder)
+    else:
+        raise ValueError(f"{folder}: no {RESULTS} with a {MANIFEST}, here or one folder below")
+    if own:
+        update_readme(readme, folder)
+        update_performance(page, folder)
+    after = _digests(folder, readme, page)
+    return sorted(path for path in before | after if before.get(path) != after.get(path))
 
 
 def redraw(folder: Path | str) -> list[Path]:
@@ -38,7 +66,7 @@ def redraw(folder: Path | str) -> list[Path]:
     folder = Path(folder)
     manifest = provenance.read_manifest(folder / MANIFEST)
     table = results.read(folder / RESULTS)
-    modules = (speed, memory, target, interaction, quality)
+    modules = (speed, memory, target, operation_figures, quality)
     return [path for module in modules for path in module.draw(table, manifest, folder)]
 
 
@@ -118,3 +146,8 @@ def _section(folder: Path, base: str) -> str:
 def _trimmed(rows: pd.DataFrame) -> pd.DataFrame:
     """Without the column that the heading says already."""
     return rows.drop(columns=["device"], errors="ignore")
+
+
+def _digests(folder: Path, *pages: Path) -> dict[Path, str]:
+    files = [*folder.glob("*"), *folder.glob("*/*"), *pages]
+    return {p: hashlib.sha256(p.read_bytes()).hexdigest() for p in files if p.is_file()}

@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from jagged_ranking.figures import panels, style, sweeps
-from jagged_ranking.figures.data import (
+from jagged_ranking.figures.panels import Claim
+from jagged_ranking.figures.points import (
     OURS,
     SWEEP_AXIS,
     attention,
@@ -27,7 +28,6 @@ from jagged_ranking.figures.data import (
     schedule_ms,
     sweep,
 )
-from jagged_ranking.figures.panels import Claim
 
 # arXiv 2409.15373, abstract.
 CLAIMS = {

@@ -17,7 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from jagged_ranking.figures import panels, style
-from jagged_ranking.figures.data import (
+from jagged_ranking.figures.panels import Claim
+from jagged_ranking.figures.points import (
     SWEEP_AXIS,
     attention,
     dtypes_of,
@@ -25,7 +26,6 @@ from jagged_ranking.figures.data import (
     ratios,
     sweep,
 )
-from jagged_ranking.figures.panels import Claim
 
 BASELINES = {"dense_eager": "dense attention", "dense_flash": "dense flash attention"}
 LIMIT = "limit of the device"

@@ -10,9 +10,9 @@ import pandas as pd
 
 from jagged_ranking.figures import style
 from jagged_ranking.figures.claims import claims
-from jagged_ranking.figures.data import attention, modes_of, ours_of, schedule_ms
-from jagged_ranking.figures.interaction_data import largest, main_dtype, operations, standing
 from jagged_ranking.figures.memory import BEYOND
+from jagged_ranking.figures.operation_points import largest, main_dtype, operations, standing
+from jagged_ranking.figures.points import attention, modes_of, ours_of, schedule_ms
 from jagged_ranking.figures.quality import FLOOR, METRICS, summary
 
 __all__ = [

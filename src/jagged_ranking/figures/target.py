@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from jagged_ranking.figures import panels, style, sweeps
-from jagged_ranking.figures.data import OURS, attention, dtypes_of, modes_of, of_group, ours_of
 from jagged_ranking.figures.memory import BEYOND
+from jagged_ranking.figures.points import OURS, attention, dtypes_of, modes_of, of_group, ours_of
 
 
 def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) -> list[Path]:

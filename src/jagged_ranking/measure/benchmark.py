@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from jagged_ranking import provenance, results
+from jagged_ranking import results
+from jagged_ranking.devices import device_name
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.ceilings import Ceilings, ceiling_rows, measure_ceilings
 from jagged_ranking.measure.contest import Contest, Run, explain, known
@@ -88,7 +89,7 @@ def measure_attention(
     if not workloads:
         return results.frame([])
     with timing.threads(device, cpu_threads), timing.earlier_objects_apart():
-        name = provenance.device_name(device)
+        name = device_name(device)
         if ceilings is None:
             ceilings = measure_ceilings(device, dtype=workloads[0].dtype)
         common = {"run_id": run_id, "run_key": run_key}

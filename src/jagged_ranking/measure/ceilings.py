@@ -7,7 +7,8 @@ from typing import Any
 import pandas as pd
 import torch
 
-from jagged_ranking import provenance, results
+from jagged_ranking import results
+from jagged_ranking.devices import device_name
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.timing import Effort, interleaved
 
@@ -67,7 +68,7 @@ def ceiling_table(
     """`measure_ceilings` as a table of results."""
     with timing.threads(device, cpu_threads):
         found = measure_ceilings(device, dtype=dtype)
-    config = {"device": provenance.device_name(device), "ceiling_dtype": found.dtype}
+    config = {"device": device_name(device), "ceiling_dtype": found.dtype}
     return results.frame(ceiling_rows(found, config=config, **common))
 
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from jagged_ranking import results
-from jagged_ranking.measure import memory, timing
+from jagged_ranking.measure import timing
 from jagged_ranking.measure.ceilings import Ceilings
+from jagged_ranking.measure.peak_memory import Peak, allocated, peak_memory
 from jagged_ranking.measure.providers.base import Unavailable
 from jagged_ranking.measure.reference import Errors
 from jagged_ranking.measure.timing import Effort, Timing
@@ -139,11 +140,11 @@ class Contest:
 
     def _peak(
         self, name: str, mode: str, prepare: Callable[[str], tuple[Run, Iterable[Tensor]]]
-    ) -> memory.Peak:
+    ) -> Peak:
         timing.release(self.device)
-        floor = memory.allocated(self.device)
+        floor = allocated(self.device)
         run, inputs = prepare(name)
-        return memory.peak_memory(lambda: run(mode), inputs=inputs, device=self.device, floor=floor)
+        return peak_memory(lambda: run(mode), inputs=inputs, device=self.device, floor=floor)
 
     def failure_rows(self, provider: str, modes: Sequence[str], units: Mapping[str, str]) -> None:
         """For each metric, a row that says why there is no number."""

@@ -1,7 +1,7 @@
 """What is measured: a batch's shape and lengths, what it costs at least, and its tensors.
 
 A `Workload` says everything in a few numbers; `setup` turns it into a `Batch` of tensors, for time
-and memory alike. The workloads that the studies measure are in `studies.py`.
+and memory alike. The workloads that the studies measure are in `workload_sets.py`.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jagged_ranking.measure import lengths as draw
+from jagged_ranking.measure import length_distributions as draw
 
 DRAWN = ("uniform", "lognormal", "full", "waste")
 GIVEN = ("real", "constant", "whale")
@@ -34,7 +34,7 @@ class Workload:
             set to Lmax;
             "full" is Lmax everywhere;
             "waste" has one user at Lmax and scales the others so that `waste` is met;
-            "real", "constant" and "whale" (see `lengths.skewed`) come with `lengths`.
+            "real", "constant" and "whale" (see `length_distributions.skewed`) come with `lengths`.
         queries: None for self-attention, every event a query; N for target attention, where N
             dense candidates a user look at its whole history.
         waste: for "waste": the wanted share of padding in a padded batch, 0 to 1.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from jagged_kernels import JaggedTensor
-from jagged_ranking.segments import segment_mean
+from jagged_ranking.layers.segments import segment_mean
 
 
 class MeanPool(nn.Module):

@@ -1,0 +1,79 @@
+"""The device that work runs on: which one, its name, its driver and its clocks.
+
+torch is imported by the functions that need it: it takes seconds, and who asks nothing of a device
+does without.
+"""
+
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def default_device() -> str:
+    """ "cuda" where there is one, else "cpu"."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def device_name(device: Any = "cpu") -> str:
+    """The name of a CUDA device as its driver says it, or "CPU (model)"."""
+    import torch
+
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(torch.device(device))
+    return f"CPU ({_cpu_model()})"
+
+
+def clocks(device: Any = "cpu") -> dict[str, int] | None:
+    """{"sm_mhz", "memory_mhz", "temperature_c", "power_w"} now; None on a CPU or without NVML."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return None
+    try:
+        with _nvml() as nvml:
+            uuid = str(torch.cuda.get_device_properties(torch.device(device)).uuid)
+            handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+            return {
+                "sm_mhz": int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+                "memory_mhz": int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+                "temperature_c": int(
+                    nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+                ),
+                "power_w": int(nvml.nvmlDeviceGetPowerUsage(handle) // 1000),
+            }
+    except Exception:  # the clocks are a remark on a measurement, never a reason to lose it
+        return None
+
+
+def driver_version() -> str | None:
+    """Of the NVIDIA driver; None without NVML."""
+    try:
+        with _nvml() as nvml:
+            return str(nvml.nvmlSystemGetDriverVersion())
+    except Exception:  # as in `clocks`
+        return None
+
+
+@contextmanager
+def _nvml() -> Iterator[Any]:
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,1 @@
+"""Predictions of a trained model, metrics, and the floor that a model must beat."""

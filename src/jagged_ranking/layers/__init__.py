@@ -1,0 +1,1 @@
+"""What all models share: embeddings before the history is pooled, the head behind it."""

@@ -1,0 +1,66 @@
+"""The whole model: batch -> embeddings -> pooled history -> head -> logit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from jagged_ranking.data.batch import JaggedBatch
+from jagged_ranking.data.data_shape import DataShape
+from jagged_ranking.layers.embeddings import EventEmbedding
+from jagged_ranking.layers.head import RankingHead
+from jagged_ranking.models.din import TargetAttention
+from jagged_ranking.models.mean_pool import MeanPool
+from jagged_ranking.models.model_config import ModelConfig
+from jagged_ranking.models.transformer import Transformer
+
+MODELS = {"mean_pool": MeanPool, "din": TargetAttention, "transformer": Transformer}
+
+
+class Ranker(nn.Module):
+    """One of MODELS between the shared embeddings and the shared head."""
+
+    def __init__(self, config: ModelConfig, shape: DataShape) -> None:
+        super().__init__()
+        self.max_history = config.max_history
+        self.embedding = EventEmbedding(
+            num_items=shape.num_items,
+            num_categories=shape.num_categories,
+            dim=config.dim,
+            signal_mean=shape.signal_mean,
+            signal_std=shape.signal_std,
+            id_dropout=config.id_dropout,
+            dropout=config.embedding_dropout,
+        )
+        self.pooler = MODELS[config.model](
+            config.dim, heads=config.heads, layers=config.layers, dropout=config.dropout
+        )
+        self.head = RankingHead(
+            num_items=shape.num_items,
+            dim=config.dim,
+            hidden=config.hidden,
+            dropout=config.dropout,
+            positive_rate=shape.positive_rate,
+        )
+
+    def forward(self, batch: JaggedBatch) -> Tensor:
+        """Logits float32 [B]."""
+        history, target = self.embedding(batch)
+        return self.head(self.pooler(history, target), target, batch).float()
+
+    def parameter_groups(
+        self, *, weight_decay: float, embedding_weight_decay: float
+    ) -> list[dict[str, Any]]:
+        """AdamW groups: the tables of ids decay at a rate of their own.
+
+        Most ids are rare, and a rare id's row is little but noise unless something holds it back.
+        """
+        tables = [self.embedding.item.weight, self.embedding.category.weight]
+        tables.append(self.head.item_bias.weight)
+        of_ids = {id(table) for table in tables}
+        others = [p for p in self.parameters() if id(p) not in of_ids]
+        return [
+            {"params": others, "weight_decay": weight_decay},
+            {"params": tables, "weight_decay": embedding_weight_decay},
+        ]

@@ -1,0 +1,108 @@
+"""Results of expensive calls, kept as Parquet under a key of everything that they depend on.
+
+papermill cannot resume a notebook. With its expensive calls cached, running it again after an
+error in a later cell, or with another figure at its end, costs only what is new.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from jagged_ranking import paths, provenance, results
+from jagged_ranking.devices import default_device, device_name
+from jagged_ranking.measure.providers.jagged import JAGGED
+from jagged_ranking.reproduce.click_logs import DATASET_FILE, data_digest
+from jagged_ranking.reproduce.freshness import digest
+
+# Options that say how a call is watched, not what it returns.
+NOT_COUNTED = ("progress",)
+_kept: list[float] = []  # when each table was made that this process did not make
+
+
+def cached(function: Callable[..., pd.DataFrame], /, *args: Any, **options: Any) -> pd.DataFrame:
+    """`function(*args, **options)`, a table of results, or what it was when nothing differed.
+
+    The key is the function's name, its arguments, the code tree, versions and the device. A folder
+    that holds a prepared dataset counts by the dataset's digest. Prints where the result comes
+    from. A table that says that our own kernels failed, or that the device broke, is returned but
+    not kept.
+    Delete the folder `build/cache` to forget everything.
+
+    Raises:
+        TypeError: an argument that has no stable form (only plain values, dataclasses, paths
+            and collections of them can be part of a key).
+    """
+    name = f"{function.__module__}.{function.__qualname__}"
+    counted = {key: value for key, value in options.items() if key not in NOT_COUNTED}
+    key = digest(
+        {
+            "function": name,
+            "arguments": [_stable(value) for value in args],
+            "options": _stable(counted),
+            "code": provenance.code_hash(),
+            "versions": provenance.versions(),
+            "device": device_name(default_device()),
+        }
+    )
+    path = paths.CACHE / f"{function.__name__}-{key[:20]}.parquet"
+    if path.is_file():
+        _kept.append(path.stat().st_mtime)
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(_kept[-1]))
+        print(f"{function.__name__}: kept from {when} ({path.name})")
+        return results.read(path)
+    started = time.monotonic()
+    table = function(*args, **options)
+    print(f"{function.__name__}: took {time.monotonic() - started:.0f} s")
+    if _failed(table):
+        return table  # try again the next time
+    results.write(table, path)
+    return results.read(path)  # what the next call will return
+
+
+def kept_tables() -> dict[str, Any] | None:
+    """How many tables of this process were made by an earlier one, and when: for the manifest."""
+    if not _kept:
+        return None
+    first, last = (time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(f(_kept))) for f in (min, max))
+    return {"tables": len(_kept), "first": first, "last": last}
+
+
+def _failed(table: pd.DataFrame) -> bool:
+    """Not where a peer is wrong or raises: it will, the next time too."""
+    ours = table["provider"] == JAGGED.name
+    broke = table["message"].str.contains("CUDA error|CUDA driver error", regex=True)
+    return bool(((table["status"] == "error") & (ours | broke)).any())
+
+
+@functools.singledispatch
+def _stable(value: Any) -> Any:
+    """A value as JSON that is the same wherever the value is the same."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return [type(value).__qualname__, _stable(fields)]
+    if isinstance(value, Mapping):
+        return {str(key): _stable(value[key]) for key in sorted(value, key=str)}
+    if isinstance(value, list | tuple):
+        return [_stable(entry) for entry in value]
+    if type(value).__module__ == "torch" and type(value).__name__ in ("dtype", "device"):
+        return str(value)
+    json.dumps(value)  # TypeError: no stable form
+    return value
+
+
+@_stable.register
+def _(value: str) -> Any:
+    is_folder = os.sep in value and (Path(value) / DATASET_FILE).is_file()
+    return _stable(Path(value)) if is_folder else value
+
+
+@_stable.register
+def _(value: Path) -> Any:
+    return ["data", data_digest(value)] if (value / DATASET_FILE).is_file() else str(value)

@@ -1,0 +1,67 @@
+"""The prepared data sets and history lengths that notebooks read, by folder or by name."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from click_data import history_lengths
+from jagged_ranking import paths
+from jagged_ranking.reproduce.errors import RunError
+
+DATASET_FILE = "dataset.json"
+
+
+def describe_data(folder: Path | str) -> dict[str, Any]:
+    """What `dataset.json` says of a prepared dataset, "digest" and "name" among it.
+
+    Raises:
+        RunError: the folder is not one; the line says how to prepare it.
+    """
+    path = Path(folder) / DATASET_FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        what = "is not a prepared dataset" if path.parent.exists() else "does not exist"
+        raise RunError(
+            f"{folder} {what} (no {DATASET_FILE} in it); make one with "
+            "`jagged prepare SOURCE --from PATH --out DIR` (`jagged datasets` lists the sources)"
+        ) from None
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or not {"digest", "name"} <= set(content):
+        raise RunError(f"{path}: not the description of a dataset")
+    return content
+
+
+def data_digest(folder: Path | str | None) -> str | None:
+    """The digest of a prepared dataset (None for no dataset); RunError as `describe_data`."""
+    return None if folder is None else str(describe_data(folder)["digest"])
+
+
+def find_histories(name: str) -> Path | None:
+    """Where the histories of a data set are: a path as it is, a name below `paths.DATA`, as a
+    folder or as `NAME.parquet`; None where they are not.
+
+    Raises:
+        RunError: a path that does not exist.
+    """
+    if os.sep in name:
+        path = Path(name).expanduser()
+        if not path.exists():
+            raise RunError(f"{name} does not exist")
+        return path
+    places = (paths.DATA / name, paths.DATA / f"{name}.parquet")
+    return next((place for place in places if place.exists()), None)
+
+
+def histories_digests(names: Iterable[str]) -> dict[str, str]:
+    """name -> sha256 of the history lengths of each data set that is at hand."""
+    found: dict[str, str] = {}
+    for name in names:
+        if (place := find_histories(name)) is not None:
+            lengths = history_lengths(place).astype("<i8")
+            found[place.stem] = hashlib.sha256(lengths.tobytes()).hexdigest()
+    return found

@@ -1,0 +1,53 @@
+"""What a run depends on, as one key: a run whose key has not changed need not be repeated."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jagged_ranking import provenance
+from jagged_ranking.devices import default_device, device_name
+from jagged_ranking.provenance import MANIFEST
+from jagged_ranking.reproduce.click_logs import data_digest, histories_digests
+from jagged_ranking.reproduce.notebook import read_record, source_digest
+from jagged_ranking.results import RESULTS
+
+# Set for the kernel of a notebook: what the user typed, and the key of the run.
+COMMAND_VARIABLE = "JAGGED_COMMAND"
+KEY_VARIABLE = "JAGGED_RUN_KEY"
+
+
+def digest(content: Any) -> str:
+    """sha256 of anything that JSON can hold."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def run_key(notebook: Path, parameters: Mapping[str, Any], data: Path | str | None) -> str:
+    """sha256 over notebook source, parameters, code tree, data digest, versions and device.
+
+    Where the results go and by what path the data is reached does not count.
+    """
+    counted = {k: v for k, v in parameters.items() if k not in ("out", "data")}
+    return digest(
+        {
+            "notebook": source_digest(notebook),
+            "parameters": counted,
+            "code": provenance.code_hash(),
+            "data": data_digest(data),
+            "histories": histories_digests(parameters.get("histories") or ()),
+            "versions": provenance.versions(),
+            "device": device_name(default_device()),
+        }
+    )
+
+
+def is_fresh(folder: Path, key: str) -> bool:
+    """Whether `folder` holds the whole results of a run with this key."""
+    record = read_record(folder)
+    return (
+        record is not None
+        and record.status == "ok"
+        and record.key == key
+        and all((folder / name).is_file() for name in (RESULTS, MANIFEST))
+    )

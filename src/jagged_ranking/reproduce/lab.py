@@ -1,0 +1,26 @@
+"""What notebooks use: where they write, what is kept because it is expensive, how to show it."""
+
+from jagged_ranking.reproduce.attention_study import (
+    describe_batches,
+    measured,
+    study_batches,
+    target_batches,
+)
+from jagged_ranking.reproduce.cache import cached
+from jagged_ranking.reproduce.interaction_study import interaction_batches, measured_interaction
+from jagged_ranking.reproduce.session import Session, begin, show
+from jagged_ranking.reproduce.synthetic_log import synthetic_log
+
+__all__ = [
+    "Session",
+    "begin",
+    "cached",
+    "describe_batches",
+    "interaction_batches",
+    "measured",
+    "measured_interaction",
+    "show",
+    "study_batches",
+    "synthetic_log",
+    "target_batches",
+]

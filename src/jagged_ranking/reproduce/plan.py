@@ -1,0 +1,126 @@
+"""`jagged run`: one notebook with checked parameters, and the record of how it went."""
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jagged_ranking import paths
+from jagged_ranking.reproduce.freshness import COMMAND_VARIABLE, KEY_VARIABLE, run_key
+from jagged_ranking.reproduce.notebook import RunRecord, execute, find_notebook, utc_now
+from jagged_ranking.reproduce.parameters import (
+    check_values,
+    parse_assignments,
+    read_parameters,
+    read_preset,
+)
+
+INTERACTIVE = "interactive"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A notebook with everything that its run is decided by."""
+
+    notebook: Path
+    preset: str
+    folder: Path  # of its results
+    data: Path | None
+    parameters: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        """The notebook's id."""
+        return self.notebook.stem
+
+    @property
+    def executed(self) -> Path:
+        """Where the notebook is kept with its outputs."""
+        return self.folder / self.notebook.name
+
+    def key(self) -> str:
+        """What the run depends on, see `run_key`."""
+        return run_key(self.notebook, self.parameters, self.data)
+
+
+def make_plan(
+    name: str,
+    *,
+    preset: str | None = None,
+    assignments: Iterable[str] = (),
+    out: Path | None = None,
+    data: Path | None = None,
+) -> Plan:
+    """Check everything about a run before any of it happens.
+
+    The notebook's own defaults give way to the preset's values, and these to the assignments;
+    `out`, `preset` and `data` reach the notebook as parameters like any other.
+
+    Raises:
+        RunError: no such notebook or preset, an unknown parameter or a value of a wrong type.
+    """
+    notebook = find_notebook(name)
+    known = read_parameters(notebook)
+    values: dict[str, Any] = {}
+    if preset is not None:
+        chosen = read_preset(preset, paths.NOTEBOOKS / "params").get(notebook.stem, {})
+        values |= check_values(chosen, known, f"preset {preset}, {notebook.stem}")
+    values |= parse_assignments(assignments, known, notebook.stem)
+    label = preset or INTERACTIVE
+    folder = (out or paths.RUNS / label).expanduser().resolve() / notebook.stem
+    given = {
+        "out": str(folder),
+        "preset": label,
+        "data": str(data.expanduser().resolve()) if data else None,
+    }
+    for key, value in given.items():
+        # A value given with -p counts; a notebook may do without one of the three.
+        if key in known and key not in values and value is not None:
+            values[key] = value
+    values = check_values(values, known, notebook.stem)
+    data_given = values.get("data")
+    return Plan(
+        notebook=notebook,
+        preset=str(values.get("preset", label)),
+        folder=Path(values["out"]) if values.get("out") else folder,
+        data=Path(data_given) if data_given else None,
+        parameters=values,
+    )
+
+
+def run_plan(plan: Plan, *, command: str, progress: bool = True) -> RunRecord:
+    """Run the notebook of a plan and write its record, whether it succeeds or not."""
+    record = RunRecord(
+        id=plan.id,
+        status="failed",
+        key=plan.key(),
+        parameters=plan.parameters,
+        command=command,
+        started=utc_now(),
+        error="interrupted",
+    )
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    record.write(plan.folder)  # an interrupted run is never taken for a fresh one
+    began = time.monotonic()
+    error = execute(
+        plan.notebook,
+        executed=plan.executed,
+        parameters=plan.parameters,
+        environment={
+            COMMAND_VARIABLE: os.environ.get(COMMAND_VARIABLE, command),
+            KEY_VARIABLE: record.key,
+            # Absolute: the notebook runs in a folder of its own.
+            paths.DATA_VARIABLE: str(paths.DATA),
+        },
+        progress=progress,
+    )
+    record = replace(
+        record,
+        status="failed" if error else "ok",
+        error=error,
+        seconds=round(time.monotonic() - began, 1),
+    )
+    record.write(plan.folder)
+    return record

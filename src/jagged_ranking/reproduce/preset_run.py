@@ -1,0 +1,79 @@
+"""`jagged reproduce`: every notebook at one preset, then the report."""
+
+import os
+import sys
+from typing import Any
+
+from doit.cmd_base import ModuleTaskLoader
+from doit.doit_cmd import DoitMain
+from doit.reporter import ZeroReporter
+
+from jagged_ranking import paths
+from jagged_ranking.reproduce import tasks
+from jagged_ranking.reproduce.freshness import COMMAND_VARIABLE
+from jagged_ranking.reproduce.notebook import read_record
+from jagged_ranking.reproduce.report import write_report
+from jagged_ranking.reproduce.settings import Settings
+
+
+class _Reporter(ZeroReporter):
+    """A line a task; what fails is kept for the summary."""
+
+    failed_tasks: dict[str, str]  # name -> why; set by `reproduce`
+
+    def execute_task(self, task: Any) -> None:
+        """Before a task runs."""
+        if task.actions:
+            print(f"running  {task.title()}", flush=True)
+
+    def skip_uptodate(self, task: Any) -> None:
+        """Instead of a task whose results are fresh."""
+        print(f"fresh    {task.title()}", flush=True)
+
+    def add_failure(self, task: Any, fail_info: Any) -> None:
+        """After a task that failed: what its last line says."""
+        lines = [line.strip() for line in fail_info.get_msg().splitlines() if line.strip()]
+        self.failed_tasks[task.name] = lines[-1] if lines else fail_info.get_name()
+
+
+def reproduce(settings: Settings, *, parallel: int, command: str) -> int:
+    """Run what is not fresh, write the report, say where things are; the exit status.
+
+    Args:
+        settings: what to run.
+        parallel: how many notebooks at a time. Timings taken side by side disturb each other.
+        command: what the user typed, for the manifests.
+    """
+    os.environ[COMMAND_VARIABLE] = command  # the notebooks' processes inherit it
+    failed: dict[str, str] = {}
+    reporter = type("Reporter", (_Reporter,), {"failed_tasks": failed})
+    loader = ModuleTaskLoader(
+        {
+            "task_data": lambda: tasks.data_task(settings),
+            "task_notebook": lambda: tasks.notebook_tasks(settings),
+            "DOIT_CONFIG": {**tasks.doit_config(), "reporter": reporter},
+        }
+    )
+    # No configuration files: a `doit.cfg` in the working directory is not ours.
+    doit = DoitMain(loader, config_filenames=())
+    status = doit.run(["run", "-n", str(parallel if parallel > 1 else 0), "data", "notebook"])
+    write_report(settings)
+    for name, message in failed.items():
+        print(_failure_line(settings, name, message), file=sys.stderr, flush=True)
+    good = sum(f"notebook:{notebook}" not in failed for notebook in settings.only)
+    print(f"{good} of {len(settings.only)} notebooks are good")
+    print(f"figures: {paths.shown(settings.out)}")
+    print(f"report: {paths.shown(settings.report)}", flush=True)
+    return 1 if failed or status else 0
+
+
+def _failure_line(settings: Settings, task: str, message: str) -> str:
+    kind, _, notebook = task.partition(":")
+    if kind != "notebook":
+        return f"FAILED {task}: {message}"
+    folder = settings.out / notebook
+    record = read_record(folder)
+    if record is None or record.status == "ok":  # it did not come to run at all
+        return f"FAILED {notebook}: did not run ({message})"
+    executed = paths.shown(folder / f"{notebook}.ipynb")
+    return f"FAILED {notebook}: {record.error} (executed notebook: {executed})"

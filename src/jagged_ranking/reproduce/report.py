@@ -1,0 +1,192 @@
+"""The HTML report: one self-contained page with what every notebook showed, or why it failed."""
+
+import html
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from jagged_ranking import paths, provenance, results
+from jagged_ranking.figures import tables
+from jagged_ranking.provenance import MANIFEST
+from jagged_ranking.reproduce.notebook import RunRecord, notebook_ids, read_record
+from jagged_ranking.reproduce.settings import Settings
+from jagged_ranking.results import RESULTS
+
+STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
+
+# <?xml?>, doctype and metadata are of no use inside a page.
+_BEFORE_SVG = re.compile(r"\A.*?(?=<svg\b)", re.DOTALL)
+_METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
+_SVG_ID = re.compile(r"""(\bid="|url\(#|\bhref="#)""")
+
+
+@dataclass
+class Section:
+    """What the report says of one notebook."""
+
+    id: str
+    record: RunRecord | None
+    manifest: dict[str, Any] = field(default_factory=dict)
+    table: pd.DataFrame | None = None
+    figures: list[Path] = field(default_factory=list)
+
+    @property
+    def status(self) -> str:
+        """ok, failed, or not run."""
+        return self.record.status if self.record else "not run"
+
+
+def write_report(settings: Settings) -> None:
+    """Write the report of what lies in `settings.out` to `settings.report`."""
+    sections = [_read_section(settings.out, name) for name in notebook_ids(paths.NOTEBOOKS)]
+    page = render(sections, preset=settings.preset, base=settings.report.parent)
+    with results.atomic(settings.report) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+
+
+def _read_section(out: Path, notebook: str) -> Section:
+    """The results of a notebook whose last run succeeded; of another, only how it went."""
+    folder = out / notebook
+    section = Section(notebook, read_record(folder))
+    if section.status == "ok":
+        section.manifest = provenance.read_manifest(folder / MANIFEST)
+        section.table = results.read(folder / RESULTS)
+        section.figures = sorted(folder.glob(f"{notebook}*.svg"))
+    return section
+
+
+def render(sections: Sequence[Section], *, preset: str, base: Path) -> str:
+    """The whole page. `base` is the folder that it will lie in, for links to the notebooks."""
+    parts = [
+        "<header><h1>Jagged Flash Attention, reproduced</h1>",
+        f"<p>{_headline(sections, preset)}</p></header>",
+        _smoke_notice(preset),
+        "<section><h2>Notebooks</h2>",
+        _table(["", "notebook", "took", "device", "tests", "finished"], map(_row, sections)),
+        "</section>",
+        _claims(sections),
+        *(_section(section, base) for section in sections),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>Jagged Flash Attention, reproduced: {html.escape(preset)}</title>\n"
+        f"<style>\n{STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(part for part in parts if part)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _headline(sections: Sequence[Section], preset: str) -> str:
+    good = sum(section.status == "ok" for section in sections)
+    devices = {s.manifest["device"] for s in sections if s.manifest}
+    code = {f"{s.manifest['git_sha'][:10]}{_dirty(s.manifest)}" for s in sections if s.manifest}
+    said = [
+        f"Preset <b>{html.escape(preset)}</b>",
+        f"{good} of {len(sections)} notebooks good",
+        *(html.escape(device) for device in sorted(devices)),
+        *(f"code {html.escape(version)}" for version in sorted(code)),
+    ]
+    return " · ".join(said)
+
+
+def _dirty(manifest: dict[str, Any]) -> str:
+    return " with changes" if manifest["git_dirty"] else ""
+
+
+def _smoke_notice(preset: str) -> str:
+    if preset != "smoke":
+        return ""
+    return (
+        '<p class="notice">A smoke run: small shapes, short training. It shows that everything '
+        "works, not how fast or how good anything is.</p>"
+    )
+
+
+def _row(section: Section) -> list[str]:
+    record, manifest = section.record, section.manifest
+    name = f'<a href="#{section.id}">{html.escape(section.id)}</a>'
+    if record is not None and record.error:
+        name += f'<br><span class="error">{html.escape(record.error)}</span>'
+    return [
+        f'<span class="status {section.status.replace(" ", "-")}">{section.status}</span>',
+        name,
+        f"{record.seconds:.0f} s" if record else "",
+        html.escape(manifest.get("device", "")),
+        html.escape(str(manifest.get("tests", {}).get("outcome", ""))),
+        html.escape(manifest.get("finished", record.started if record else "")),
+    ]
+
+
+def _claims(sections: Sequence[Section]) -> str:
+    found = [s.table for s in sections if s.table is not None]
+    if not found:
+        return ""
+    claims = tables.claims(pd.concat(found, ignore_index=True))
+    # The device is in the list of notebooks already.
+    shown = frame_html(claims.drop(columns="device"))
+    return f"<section><h2>The paper's claims against these results</h2>{shown}</section>"
+
+
+def _section(section: Section, base: Path) -> str:
+    parts = [f'<section id="{section.id}"><h2>{html.escape(section.id)}</h2>']
+    if section.record is None:
+        parts.append("<p>Not run.</p>")
+    elif section.status != "ok":
+        parts.append(f'<p class="error">Failed: {html.escape(section.record.error)}</p>')
+    for number, path in enumerate(section.figures):
+        picture = inline_svg(path, prefix=f"{section.id}-{number}-")
+        caption = html.escape(path.stem.removeprefix(section.id).replace("_", " ").strip())
+        parts.append(f"<figure>{picture}<figcaption>{caption}</figcaption></figure>")
+    if section.table is not None:
+        for title, rows in tables.summaries(section.table):
+            parts.append(f"<h3>{title}</h3>{frame_html(rows)}")
+        parts.append(
+            _details(f"Results ({len(section.table)} rows)", frame_html(_readable(section.table)))
+        )
+        manifest = html.escape(json.dumps(section.manifest, indent=2, sort_keys=True))
+        parts.append(_details("Manifest", f"<pre>{manifest}</pre>"))
+    return "\n".join([*parts, "</section>"])
+
+
+def _readable(table: pd.DataFrame) -> pd.DataFrame:
+    """The columns of a results table that are for people, without repetitions."""
+    columns = ["op", "workload", "provider", "mode", "metric", "value", "unit", "q25", "q75"]
+    shown = table[[*columns, "status", "message"]]
+    return pd.DataFrame(shown.mask(shown == "")).dropna(axis="columns", how="all")
+
+
+def _details(summary: str, content: str) -> str:
+    return f"<details><summary>{html.escape(summary)}</summary>{content}</details>"
+
+
+def inline_svg(path: Path, *, prefix: str) -> str:
+    """An SVG file as an element of a page, its ids made unique there by a prefix."""
+    text = _METADATA.sub("", _BEFORE_SVG.sub("", path.read_text(encoding="utf-8")))
+    return _SVG_ID.sub(lambda found: found.group(1) + prefix, text)
+
+
+def frame_html(frame: pd.DataFrame) -> str:
+    """A table of plain values; numbers to four significant digits, absent ones empty."""
+    rows = ([_cell(value) for value in row] for row in frame.itertuples(index=False))
+    return _table([html.escape(str(column)) for column in frame.columns], rows)
+
+
+def _cell(value: Any) -> str:
+    if value is None or value is pd.NA or (isinstance(value, float) and value != value):
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return html.escape(str(value))
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells that are HTML already."""
+    lines = ["<tr>" + "".join(f"<th>{cell}</th>" for cell in header) + "</tr>"]
+    lines += ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows]
+    return '<div class="wide"><table>\n' + "\n".join(lines) + "\n</table></div>"

@@ -1,0 +1,104 @@
+"""`jagged run` and `jagged reproduce`: their arguments, and what they call."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from jagged_ranking import paths
+from jagged_ranking.reproduce.errors import RunError
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `jagged run`."""
+    parser.add_argument("notebook", metavar="NOTEBOOK", help="01_speed, 01, or a path")
+    parser.add_argument(
+        *("-p", "--parameter"),
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="set a parameter (repeatable; VALUE as in YAML, lists as 1,2,3)",
+    )
+    parser.add_argument("--preset", help="parameters to begin from: smoke, small or paper")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="a prepared dataset")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="results go to DIR/NOTEBOOK (figures/runs/PRESET)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument(
+        "--parameters", action="store_true", help="list the notebook's parameters and stop"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """`jagged run`: 0, or 1 when the notebook failed."""
+    from jagged_ranking.reproduce.notebook import find_notebook
+    from jagged_ranking.reproduce.parameters import read_parameters
+    from jagged_ranking.reproduce.plan import make_plan, run_plan
+
+    if arguments.parameters:
+        for parameter in read_parameters(find_notebook(arguments.notebook)).values():
+            print(f"{parameter.name}: {parameter.type} = {parameter.default!r}")
+            if parameter.description:
+                print(f"    {parameter.description}")
+        return 0
+    plan = make_plan(
+        arguments.notebook,
+        preset=arguments.preset,
+        assignments=arguments.parameter,
+        out=arguments.out,
+        data=arguments.data,
+    )
+    record = run_plan(plan, command=_command(), progress=not arguments.quiet)
+    if record.error:
+        print(f"{plan.id} failed: {record.error}", file=sys.stderr)
+        print(f"the notebook with its outputs: {paths.shown(plan.executed)}", file=sys.stderr)
+        return 1
+    print(f"{plan.id}: {record.seconds:.0f} s, results in {paths.shown(plan.folder)}", flush=True)
+    return 0
+
+
+def add_reproduce_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `jagged reproduce`."""
+    parser.add_argument(
+        "--preset", default="smoke", help="smoke (minutes on a CPU), small or paper (a GPU)"
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="a prepared dataset (default: a synthetic log)"
+    )
+    parser.add_argument(
+        *("-n", "--parallel"),
+        type=int,
+        default=1,
+        metavar="N",
+        help="notebooks at a time (timings taken side by side disturb each other)",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="results go to DIR/NOTEBOOK (figures/runs/PRESET)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", metavar="NOTEBOOK", help="only these notebooks, e.g. --only 01 04"
+    )
+
+
+def reproduce(arguments: argparse.Namespace) -> int:
+    """`jagged reproduce`: 0, or 1 when a notebook failed."""
+    from jagged_ranking.reproduce.preset_run import reproduce
+    from jagged_ranking.reproduce.settings import make_settings
+
+    if arguments.parallel < 1:
+        raise RunError(f"-n {arguments.parallel}: at least one notebook at a time")
+    settings = make_settings(
+        preset=arguments.preset,
+        data=arguments.data,
+        out=arguments.out,
+        only=arguments.only,
+        progress=arguments.parallel == 1,
+    )
+    return reproduce(settings, parallel=arguments.parallel, command=_command())
+
+
+def _command() -> str:
+    """What the user typed, for manifests: absolute paths by their last part, which says what was
+    meant on any machine."""
+    words = (Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])
+    return " ".join(["jagged", *words])

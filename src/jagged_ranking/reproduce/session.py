@@ -1,0 +1,104 @@
+"""What a notebook says at its beginning and its end: where it writes, and what it ran on."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from IPython.display import Image, display
+
+from jagged_ranking import paths, provenance, results
+from jagged_ranking.devices import default_device
+from jagged_ranking.reproduce.cache import kept_tables
+from jagged_ranking.reproduce.click_logs import describe_data, histories_digests
+from jagged_ranking.reproduce.freshness import COMMAND_VARIABLE, KEY_VARIABLE
+
+
+@dataclass
+class Session:
+    """One run of a notebook.
+
+    Attributes:
+        id: the notebook's id, e.g. "01_speed".
+        preset: the preset it runs at; "interactive" when opened by hand.
+        folder: where its results, manifest and figures go.
+        device: "cuda" or "cpu".
+    """
+
+    id: str
+    preset: str
+    folder: Path
+    device: str
+    parameters: dict[str, Any]
+    seed: int | None
+    data_digests: dict[str, str]
+    begun: provenance.Beginning
+
+    def save(self, table: pd.DataFrame) -> dict[str, Any]:
+        """Write results.parquet and manifest.json into the folder; returns the manifest."""
+        manifest = provenance.manifest(
+            run_id=self.id,
+            preset=self.preset,
+            parameters=self.parameters,
+            begun=self.begun,
+            seed=self.seed,
+            data_digests=self.data_digests,
+            command=os.environ.get(COMMAND_VARIABLE, f"{self.id}.ipynb, run by hand"),
+            run_key=os.environ.get(KEY_VARIABLE, ""),
+        )
+        # Time and clocks are of this process; what an earlier one measured says so.
+        manifest["kept"] = kept_tables()
+        results.write(table, self.folder / results.RESULTS)
+        provenance.write_manifest(manifest, self.folder / provenance.MANIFEST)
+        return manifest
+
+
+def begin(
+    run_id: str,
+    *,
+    out: str | None,
+    preset: str,
+    data: str | None = None,
+    histories: Sequence[str] = (),
+    seed: int | None = None,
+    device: str = "auto",
+    parameters: Mapping[str, Any],
+) -> Session:
+    """Begin a run: choose folder and device, note the time and the clocks.
+
+    Args:
+        run_id: the notebook's id.
+        out: the folder for its results; None is figures/runs/PRESET/ID of the checkout.
+        preset: the name of the preset.
+        data: the folder of the prepared dataset that the notebook reads, if any.
+        histories: data sets of which it reads the history lengths, see `find_histories`.
+        seed: the seed of everything random in it.
+        device: "cpu", "cuda" or "auto" (CUDA where there is one).
+        parameters: the other parameters of the notebook, for the manifest.
+    """
+    digests = histories_digests(histories)  # a clear error before hours of work
+    if data:
+        described = describe_data(data)
+        digests[described["name"]] = described["digest"]
+    device = default_device() if device == "auto" else device
+    folder = Path(out) if out else paths.RUNS / preset / run_id
+    folder.mkdir(parents=True, exist_ok=True)
+    return Session(
+        id=run_id,
+        preset=preset,
+        folder=folder,
+        device=device,
+        parameters=dict(parameters),
+        seed=seed,
+        data_digests=digests,
+        begun=provenance.begin(device),
+    )
+
+
+def show(figures: Iterable[Path]) -> None:
+    """Show the figures in the notebook (the PNG of each)."""
+    for path in figures:
+        if path.suffix == ".png":
+            display(Image(filename=str(path), retina=True))

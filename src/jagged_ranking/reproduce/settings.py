@@ -1,0 +1,73 @@
+"""What `jagged reproduce` was asked for, checked before anything runs."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jagged_ranking import paths
+from jagged_ranking.reproduce.click_logs import data_digest
+from jagged_ranking.reproduce.errors import RunError
+from jagged_ranking.reproduce.notebook import find_notebook, notebook_ids
+from jagged_ranking.reproduce.parameters import read_preset
+from jagged_ranking.reproduce.plan import Plan, make_plan
+from jagged_ranking.reproduce.synthetic_log import SOURCE, synthetic_folder
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `jagged reproduce` was asked for.
+
+    Attributes:
+        preset: the name of the preset.
+        data: a prepared dataset; None makes a synthetic log of the preset's size.
+        out: results go to out / notebook id.
+        report: the HTML file.
+        only: ids of the notebooks to run.
+        progress: whether each notebook shows a bar.
+    """
+
+    preset: str
+    data: Path | None
+    out: Path
+    report: Path
+    only: tuple[str, ...] = field(default=())
+    progress: bool = True
+
+    @property
+    def data_folder(self) -> Path:
+        """The dataset that the notebooks read."""
+        return self.data or synthetic_folder(f"{SOURCE}-{self.preset}")
+
+    def plan(self, notebook: str) -> Plan:
+        """The run of one notebook."""
+        return make_plan(notebook, preset=self.preset, out=self.out, data=self.data_folder)
+
+
+def make_settings(
+    *,
+    preset: str = "smoke",
+    data: Path | None = None,
+    out: Path | None = None,
+    only: list[str] | None = None,
+    progress: bool = True,
+) -> Settings:
+    """Check the request before anything runs; RunError says in a line what does not fit."""
+    if data is not None:
+        data = data.expanduser().resolve()
+        data_digest(data)
+    out = (out or paths.RUNS / preset).expanduser().resolve()
+    inside = out.is_relative_to(paths.FIGURES)
+    chosen = [find_notebook(name).stem for name in only] if only else notebook_ids(paths.NOTEBOOKS)
+    settings = Settings(
+        preset=preset,
+        data=data,
+        out=out,
+        report=(paths.FIGURES if inside else out) / "report.html",
+        only=tuple(dict.fromkeys(chosen)),
+        progress=progress,
+    )
+    for entry in read_preset(preset, paths.NOTEBOOKS / "params"):
+        if entry != SOURCE and entry not in notebook_ids(paths.NOTEBOOKS):
+            raise RunError(f"preset {preset} sets parameters of `{entry}`, which is no notebook")
+    for notebook in settings.only:
+        settings.plan(notebook)
+    return settings

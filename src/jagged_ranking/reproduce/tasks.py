@@ -1,0 +1,99 @@
+"""The tasks of `jagged reproduce`, for doit: prepare the data, run each notebook, write the report.
+
+`dodo.py` shows them to doit's own command line (`doit list`, `doit run notebook:01_speed`).
+Freshness is not left to doit's database: a notebook is fresh when the record beside its results
+says that a run with the same key succeeded, so results that somebody moved, deleted or made with
+`jagged run` are judged rightly.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jagged_ranking import paths
+from jagged_ranking.reproduce.freshness import is_fresh
+from jagged_ranking.reproduce.parameters import read_preset
+from jagged_ranking.reproduce.report import write_report
+from jagged_ranking.reproduce.settings import Settings
+from jagged_ranking.reproduce.synthetic_log import SOURCE, is_made, synthetic_log
+
+
+def data_task(settings: Settings) -> dict[str, Any]:
+    """Make the synthetic log where no data was given."""
+    task: dict[str, Any] = {
+        "doc": "the data that the notebooks read",
+        "title": lambda task: f"data: {paths.shown(settings.data_folder)}",
+        "io": {"capture": False},
+    }
+    if settings.data is not None:
+        return {**task, "actions": None}
+    options = read_preset(settings.preset, paths.NOTEBOOKS / "params").get(SOURCE, {})
+    name = settings.data_folder.name
+    return {
+        **task,
+        "actions": [(_make_synthetic, [options, name])],
+        "uptodate": [lambda: is_made(options, name=name)],
+    }
+
+
+def _make_synthetic(options: dict[str, Any], name: str) -> None:
+    synthetic_log(options, name=name)  # doit takes a returned text for a result to keep
+
+
+def notebook_tasks(settings: Settings) -> Iterator[dict[str, Any]]:
+    """One task a notebook: `jagged run` in a process of its own, skipped when fresh.
+
+    A process each, so that an interrupt reaches every running notebook and a crash only its own.
+    """
+    for notebook in settings.only:
+        yield {
+            "name": notebook,
+            "doc": f"run {notebook} at preset {settings.preset}",
+            "actions": [_command(settings, notebook)],
+            "task_dep": ["data"],
+            "uptodate": [_freshness(settings, notebook)],
+            "title": lambda task: task.name.partition(":")[2],
+            "io": {"capture": False},
+        }
+
+
+def _command(settings: Settings, notebook: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "jagged_ranking.cli", "run", notebook),
+        *("--preset", settings.preset),
+        *("--data", str(settings.data_folder)),
+        *("--out", str(settings.out)),
+        *([] if settings.progress else ["--quiet"]),
+    ]
+
+
+def _freshness(settings: Settings, notebook: str) -> Callable[[], bool]:
+    # Asked when doit comes to the task: by then the data is there.
+    def fresh() -> bool:
+        chosen = settings.plan(notebook)
+        return is_fresh(chosen.folder, chosen.key())
+
+    return fresh
+
+
+def report_task(settings: Settings) -> dict[str, Any]:
+    """The HTML report of what there is, also after a failure."""
+    return {
+        "doc": "the HTML report",
+        "actions": [(write_report, [settings])],
+        "uptodate": [False],
+        "title": lambda task: f"report: {paths.shown(settings.report)}",
+        "io": {"capture": False},
+    }
+
+
+def doit_config() -> dict[str, Any]:
+    """doit's own options: its database lies in build/, nothing is printed twice."""
+    paths.BUILD.mkdir(exist_ok=True)
+    return {
+        "backend": "json",
+        "dep_file": str(paths.BUILD / "doit.json"),
+        "continue": True,
+        "par_type": "thread",
+        "default_tasks": ["data", "notebook", "report"],
+    }

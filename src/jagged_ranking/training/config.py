@@ -1,0 +1,70 @@
+"""Everything that decides a training run, in one frozen record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from jagged_ranking.models.model_config import ModelConfig, option
+
+SELECT = ("log_loss", "auc", "gauc")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(ModelConfig):
+    """Options of a model and of its training.
+
+    The defaults were chosen on ml_100k's validation split, with the same options for all models.
+    Raises ValueError for values that make no sense.
+    """
+
+    seed: int = option(0, "decides initial weights, order and dropout")
+    epochs: int = option(10, "at most so many")
+    batch_size: int = option(512, "samples in a step")
+    learning_rate: float = option(3e-3, "AdamW's, at the start")
+    weight_decay: float = option(0.1, "AdamW's, decoupled")
+    embedding_weight_decay: float = option(0.1, "the same for the tables of ids")
+    clip_norm: float = option(1.0, "largest norm of a step's gradient")
+    average_decay: float = option(
+        0.99, "of the moving average of the weights, which is what is validated and kept; 0 = none"
+    )
+    select: str = option("log_loss", f"validation metric to stop on: {', '.join(SELECT)}")
+    patience: int = option(2, "stop after so many epochs without a better one")
+    lr_patience: int = option(
+        0, "lower the learning rate after more than so many without a better one"
+    )
+    lr_factor: float = option(0.3, "by this factor")
+    checkpoint_steps: int = option(0, "save inside epochs too, every so many steps; 0 = no")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.select not in SELECT:
+            raise ValueError(f"select must be one of {', '.join(SELECT)}, got {self.select!r}")
+        self.check_least(1, "epochs", "batch_size", "patience")
+        self.check_shares("average_decay")
+        for name in ("learning_rate", "clip_norm"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        for name in ("weight_decay", "embedding_weight_decay", "lr_patience", "checkpoint_steps"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must lie in [0, 2**63), got {self.seed}")
+        if not 0 < self.lr_factor < 1:
+            raise ValueError(f"lr_factor must lie in (0, 1), got {self.lr_factor}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON has them."""
+        return {**asdict(self), "hidden": list(self.hidden)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
+        """The inverse of `to_dict`; names left out keep their defaults."""
+        known = [spec.name for spec in fields(cls)]
+        if unknown := sorted(set(values) - set(known)):
+            raise ValueError(f"unknown option {unknown[0]!r}; known: {', '.join(known)}")
+        made = dict(values)
+        if "hidden" in made:
+            made["hidden"] = tuple(made["hidden"])
+        return cls(**made)

@@ -1,0 +1,223 @@
+"""The quality experiment: models x seeds on one data set, as one tidy table."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from tqdm import tqdm
+
+from click_data import ClickDataset, open_dataset
+from jagged_ranking import results
+from jagged_ranking.devices import default_device
+from jagged_ranking.evaluation.count_floor import evaluate_counts
+from jagged_ranking.evaluation.evaluate import Evaluation, evaluate_model
+from jagged_ranking.evaluation.metrics import METRICS, paired_bootstrap
+from jagged_ranking.models.model_config import MODEL_NAMES
+from jagged_ranking.training.config import TrainConfig
+from jagged_ranking.training.trainer import train
+
+COUNTS = "counts"
+REPORTED = ("valid", "test")
+UNITS = {"log_loss": "nats"}
+
+
+def compare_models(
+    dataset_dir: str | Path,
+    *,
+    models: Sequence[str] = MODEL_NAMES,
+    seeds: Sequence[int] = (0, 1, 2),
+    config: TrainConfig | None = None,
+    baseline: str = "mean_pool",
+    replicates: int = 2000,
+    device: str | None = None,
+    workers: int | None = None,
+    progress: bool = True,
+) -> pd.DataFrame:
+    """Trains every model with every seed and returns their quality in the form of `results`.
+
+    All models share `config` (its model and seed are replaced). The epoch is chosen on the
+    validation split; the test split is scored once, at the end. On a CPU up to `workers` runs
+    (one a core when None) go side by side, on a GPU one after another. Rows, op "ranking":
+    - provider a model, mode "valid" or "test", metric auc, gauc, ne or log_loss, one a seed;
+    - provider "counts", likewise: the floor, which has no seed;
+    - provider a model, mode "train", metric "seconds", one a seed;
+    - mode "test", metric "auc_difference", ...: the mean over seeds minus the baseline's, with
+      the bounds of its 95% user-clustered paired bootstrap interval as "low" and "high" in
+      config; for every model but the baseline, and for the counts.
+
+    Raises ValueError for an unknown model or no seed, DataError for data that is not prepared.
+    """
+    config = config or TrainConfig()
+    if unknown := [name for name in models if name not in MODEL_NAMES]:
+        raise ValueError(f"no model {unknown[0]!r}; there are {', '.join(MODEL_NAMES)}")
+    if not seeds or not models:
+        raise ValueError("there must be at least one model and one seed")
+    dataset = open_dataset(dataset_dir)
+    device = device or default_device()
+    rows: list[dict[str, Any]] = []
+    tested: dict[str, list[Evaluation]] = {}
+    for split in REPORTED:
+        found = evaluate_counts(dataset, split=split)
+        rows += _metric_rows(dataset, COUNTS, found, {"digest": dataset.digest})
+        tested[COUNTS] = [found]
+    configs = [replace(config, model=m, seed=s) for m, s in itertools.product(models, seeds)]
+    runs = _in_turn if device != "cpu" or workers == 1 else _side_by_side
+    bar = tqdm(total=len(configs), desc="models", unit="run", disable=not progress)
+    with bar:
+        for one in runs(dataset, configs, device, bar, workers or _cores()):
+            facts = {
+                **one.config.to_dict(),
+                "best_epoch": one.best_epoch,
+                "device": device,
+                "digest": dataset.digest,
+            }
+            model = one.config.model
+            rows.append(_row(dataset, model, "train", "seconds", one.seconds, facts, unit="s"))
+            for found in one.evaluations:
+                rows += _metric_rows(dataset, model, found, facts)
+            tested.setdefault(model, []).append(one.evaluations[-1])
+    if baseline in tested:
+        rows += _difference_rows(dataset, tested, baseline=baseline, replicates=replicates)
+    return results.frame(rows)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """One training; evaluations in the order of REPORTED."""
+
+    config: TrainConfig
+    evaluations: list[Evaluation]
+    best_epoch: int
+    seconds: float
+
+
+def _train_one(
+    dataset: ClickDataset, config: TrainConfig, device: str, *, progress: bool
+) -> _Outcome:
+    started = time.perf_counter()
+    trained = train(config, dataset, device=device, progress=progress)
+    seconds = time.perf_counter() - started
+    evaluations = [
+        evaluate_model(trained.model, dataset, batch_size=config.batch_size, split=split)
+        for split in REPORTED
+    ]
+    return _Outcome(config, evaluations, trained.best_epoch, seconds)
+
+
+def _in_turn(
+    dataset: ClickDataset, configs: list[TrainConfig], device: str, bar: tqdm, workers: int
+) -> Iterator[_Outcome]:
+    del workers
+    for config in configs:
+        yield _train_one(dataset, config, device, progress=not bar.disable)
+        bar.update()
+
+
+def _side_by_side(
+    dataset: ClickDataset, configs: list[TrainConfig], device: str, bar: tqdm, workers: int
+) -> Iterator[_Outcome]:
+    """One process a run and one thread a process: in models this small, threads mostly wait."""
+    pool = ProcessPoolExecutor(
+        min(workers, len(configs)), mp_context=get_context("spawn"), initializer=_one_thread
+    )
+    with pool:
+        waiting = [pool.submit(_train_folder, dataset.folder, config, device) for config in configs]
+        for future in waiting:
+            future.add_done_callback(lambda _: bar.update())
+        try:
+            for future in waiting:
+                yield future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def _train_folder(folder: Path, config: TrainConfig, device: str) -> _Outcome:
+    """`_train_one` in another process, which opens the data for itself."""
+    return _train_one(open_dataset(folder), config, device, progress=False)
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _metric_rows(
+    dataset: ClickDataset, provider: str, found: Evaluation, facts: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    for metric in METRICS:
+        yield _row(dataset, provider, found.split, metric, found.metrics[metric], facts)
+
+
+def _difference_rows(
+    dataset: ClickDataset,
+    tested: dict[str, list[Evaluation]],
+    *,
+    baseline: str,
+    replicates: int,
+) -> Iterator[dict[str, Any]]:
+    reference = tested[baseline]
+    train_ctr = float(np.mean(dataset.samples("train").label))
+    for provider, metric in itertools.product(tested, METRICS):
+        if provider == baseline:
+            continue
+        found = paired_bootstrap(
+            metric,
+            reference[0].user,
+            reference[0].label,
+            np.stack([one.probability for one in tested[provider]]),
+            np.stack([one.probability for one in reference]),
+            train_ctr=train_ctr,
+            replicates=replicates,
+        )
+        facts = {
+            "baseline": baseline,
+            "digest": dataset.digest,
+            "level": 0.95,
+            "low": None if math.isnan(found.low) else found.low,
+            "high": None if math.isnan(found.high) else found.high,
+            "replicates": replicates,
+            "seeds": len(tested[provider]),
+        }
+        yield _row(dataset, provider, "test", f"{metric}_difference", found.value, facts)
+
+
+def _row(
+    dataset: ClickDataset,
+    provider: str,
+    mode: str,
+    metric: str,
+    value: float,
+    facts: dict[str, Any],
+    *,
+    unit: str | None = None,
+) -> dict[str, Any]:
+    known = not math.isnan(value)
+    return results.row(
+        op="ranking",
+        provider=provider,
+        workload=dataset.name,
+        mode=mode,
+        metric=metric,
+        unit=unit or UNITS.get(metric.removesuffix("_difference"), "1"),
+        value=value,
+        status="ok" if known else "unsupported",
+        message="" if known else "needs both labels, in one user for gAUC",
+        config=facts,
+    )

@@ -1,0 +1,132 @@
+"""`jagged train` and `jagged evaluate`. Their help does without torch, which takes seconds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from click_data.split import SPLITS
+from jagged_ranking.models.model_config import MODEL_NAMES
+from jagged_ranking.training.config import SELECT, TrainConfig
+
+if TYPE_CHECKING:
+    import torch
+
+CHOICES = {"model": MODEL_NAMES, "select": SELECT}
+
+
+def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    """--data, --out, --resume, and every option of `TrainConfig`."""
+    parser.add_argument("--data", type=Path, required=True, help="a folder `jagged prepare` wrote")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the run")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the run in --out, with its options where none are given",
+    )
+    _add_device(parser)
+    for spec in fields(TrainConfig):
+        default = spec.default
+        assert default is not MISSING
+        several = isinstance(default, tuple)
+        parser.add_argument(
+            f"--{spec.name.replace('_', '-')}",
+            type=type(default[0] if several else default),
+            nargs="+" if several else None,
+            choices=CHOICES.get(spec.name),
+            # an option that was not given is not there, so that --resume can tell
+            default=argparse.SUPPRESS,
+            help=f"{spec.metadata['help']} (default: {_shown(default)})",
+        )
+
+
+def run_train(args: argparse.Namespace) -> int:
+    """Trains, printing one line an epoch at the end; the run's state is in --out."""
+    from click_data import open_dataset
+    from jagged_ranking.evaluation.metrics import METRICS
+    from jagged_ranking.training import checkpoint
+    from jagged_ranking.training.trainer import CHECKPOINT, train
+
+    dataset = open_dataset(args.data)
+    saved = args.out / CHECKPOINT
+    given = {s.name: getattr(args, s.name) for s in fields(TrainConfig) if s.name in args}
+    if args.resume and saved.exists():
+        given = {**checkpoint.load(saved, digest=dataset.digest).config, **given}
+    elif saved.exists():
+        raise ValueError(f"{args.out} already holds a run: --resume goes on with it")
+    config = TrainConfig.from_dict(given)
+    result = train(config, dataset, out=args.out, resume=args.resume, device=_device(args))
+    columns = ("epoch", "train_loss", *(f"valid_{name}" for name in METRICS), "seconds")
+    print(_table(columns, [[row[name] for name in columns] for row in result.history]))
+    print(f"best epoch: {result.best_epoch}, in {args.out}")
+    return 0
+
+
+def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
+    """--data, --run and --split."""
+    parser.add_argument("--data", type=Path, required=True, help="the data the run was trained on")
+    parser.add_argument("--run", type=Path, required=True, help="the --out of `jagged train`")
+    parser.add_argument("--split", choices=SPLITS, default="test", help="default: %(default)s")
+    _add_device(parser)
+
+
+def run_evaluate(args: argparse.Namespace) -> int:
+    """Prints the metrics of one split, and writes them to RUN: metrics.json for the test split,
+    metrics_valid.json and metrics_train.json for the others, so that none replaces another."""
+    from click_data import open_dataset
+    from jagged_ranking.evaluation.evaluate import evaluate_model
+    from jagged_ranking.evaluation.metrics import METRICS
+    from jagged_ranking.results import atomic
+    from jagged_ranking.training.trainer import load_model
+
+    dataset = open_dataset(args.data)
+    model, config = load_model(args.run, digest=dataset.digest, device=_device(args))
+    found = evaluate_model(model, dataset, batch_size=config.batch_size, split=args.split)
+    written = {
+        "dataset": dataset.name,
+        "digest": dataset.digest,
+        "split": args.split,
+        "samples": len(found.label),
+        "metrics": found.metrics,
+        "config": config.to_dict(),
+    }
+    name = "metrics.json" if args.split == "test" else f"metrics_{args.split}.json"
+    with atomic(args.run / name) as path:
+        path.write_text(json.dumps(written, indent=1, sort_keys=True) + "\n")
+    columns = ("model", "split", "samples", *METRICS)
+    values = [config.model, args.split, len(found.label), *(found.metrics[m] for m in METRICS)]
+    print(_table(columns, [values]))
+    return 0
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+
+
+def _device(args: argparse.Namespace) -> torch.device:
+    import torch
+
+    from jagged_ranking.devices import default_device
+
+    name = args.device or default_device()
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {name}: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def _shown(default: Any) -> str:
+    return " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+
+
+def _table(columns: tuple[str, ...], rows: list[list[Any]]) -> str:
+    """Right-aligned plain text."""
+    text = [[f"{x:.4f}" if isinstance(x, float) else str(x) for x in row] for row in rows]
+    lines = [list(columns), *text]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)

@@ -1,0 +1,345 @@
+"""Training: one loop, decided by a `TrainConfig`, exact to the bit when it is interrupted.
+
+Nothing random is left in a state: the order of the samples follows from `(seed, epoch)`, and
+dropout is seeded anew at each step from `(seed, step)`. A checkpoint is therefore the parameters,
+their average, the optimiser, the scheduler, the early-stopping state and the position. A run that
+resumes at the end of an epoch or inside one has the losses of a run that never stopped, to the
+bit. Torch's global generators are put back as they were when training ends.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
+from tqdm import tqdm
+
+from jagged_ranking.data.batch import HistoryStore, JaggedBatch, SampleLoader, SampleTable
+from jagged_ranking.data.data_shape import DataShape
+from jagged_ranking.devices import default_device
+from jagged_ranking.evaluation.evaluate import autocast, predict, split_metrics
+from jagged_ranking.models.ranker import Ranker
+from jagged_ranking.training import checkpoint
+from jagged_ranking.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from click_data import ClickDataset
+
+# In a run's folder.
+CHECKPOINT = "checkpoint.pt"  # where to go on
+MODEL = "model.pt"  # the weights of the best epoch so far
+
+# options that a resumed run may change: how long it may go on, and how often it saves
+MAY_DIFFER = ("epochs", "checkpoint_steps")
+
+
+class TrainingError(ValueError):
+    """Training cannot go on; the message is one line for the user."""
+
+
+@dataclass
+class Progress:
+    """Where a run stands: the part of its state that is plain numbers."""
+
+    epoch: int = 0  # the epoch in progress
+    step: int = 0  # optimiser steps done in all
+    losses: list[float] = field(default_factory=list)  # of each step
+    history: list[dict[str, float]] = field(default_factory=list)  # of each finished epoch
+    best_epoch: int = -1
+    best_value: float = math.inf  # of the select metric, lower is better
+    stopped: bool = False
+
+    def record(self, row: dict[str, float], *, value: float, patience: int) -> bool:
+        """Ends an epoch; says whether it is the best so far."""
+        self.history.append(row)
+        better = value < self.best_value
+        if better:
+            self.best_value, self.best_epoch = value, self.epoch
+        self.epoch += 1
+        self.stopped = self.epoch - 1 - self.best_epoch >= patience
+        return better
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The model with the averaged weights of its best epoch, and how it came about.
+
+    losses: of every step. history: one dict an epoch: epoch, train_loss, learning_rate, seconds
+    and the validation metrics as valid_auc, valid_gauc, valid_ne, valid_log_loss.
+    """
+
+    model: Ranker
+    shape: DataShape
+    config: TrainConfig
+    losses: list[float]
+    history: list[dict[str, float]]
+    best_epoch: int
+
+
+def train(
+    config: TrainConfig,
+    dataset: ClickDataset,
+    *,
+    out: Path | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    device: torch.device | str | None = None,
+    after_step: Callable[[int], None] | None = None,
+) -> TrainResult:
+    """Trains on the train split, choosing the epoch on the validation split.
+
+    With `out`, the state is saved there after each epoch (and each `config.checkpoint_steps`);
+    `resume` goes on from it, and starts afresh when there is none yet. `device` is the GPU where
+    there is one. `after_step(step)` is called behind each optimiser step and its checkpoint.
+
+    Raises TrainingError when `out` cannot be a folder, before anything is trained, and when the
+    loss is NaN or infinite; CheckpointError where the checkpoint
+    belongs to other options or other data.
+    """
+    device = torch.device(device or default_device())
+    on_gpu = [device] if device.type == "cuda" else []
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TrainingError(f"{out}: cannot be the run's folder ({error.strerror})") from error
+    with torch.random.fork_rng(devices=on_gpu), _deterministic(device):
+        run = _Run(config, dataset, device=device, out=out)
+        if resume:
+            run.restore()
+        run.go(progress=progress, after_step=after_step)
+    run.model.load_state_dict(run.best_state)
+    return TrainResult(
+        model=run.model.eval(),
+        shape=run.shape,
+        config=config,
+        losses=run.progress.losses,
+        history=run.progress.history,
+        best_epoch=run.progress.best_epoch,
+    )
+
+
+def load_model(
+    run: Path, *, digest: str, device: torch.device | str = "cpu"
+) -> tuple[Ranker, TrainConfig]:
+    """The best model in a run's folder; its ids mean nothing on data of another digest."""
+    saved = checkpoint.load(run / MODEL, device=device, digest=digest)
+    config = TrainConfig.from_dict(saved.config)
+    model = Ranker(config, DataShape(**saved.content["shape"])).to(device)
+    model.load_state_dict(saved.content["model"])
+    return model.eval(), config
+
+
+@contextmanager
+def _deterministic(device: torch.device) -> Iterator[None]:
+    """Kernels of PyTorch that repeat themselves, where it has two: by default a GPU adds up the
+    gradient of an embedding by atomics, in whatever order they come.
+
+    Not for a CPU, where nothing would change but the time.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    was_on = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic  # its attribute is a property that type checks miss
+    fills = memory.fill_uninitialized_memory
+    with warnings.catch_warnings():
+        # It warns of cuBLAS, which only varies with several streams, and of sums of integers.
+        warnings.filterwarnings("ignore", message=".*determinis.*", category=UserWarning)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        memory.fill_uninitialized_memory = False
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(was_on, warn_only=only_warns)
+            memory.fill_uninitialized_memory = fills
+
+
+def _ema(decay: float) -> Callable[[Any, Any, Any], None]:
+    """Exponential moving average of the weights, over few steps at first and more as they come.
+
+    It is what is validated and kept: on little data single steps still move the metrics by more
+    than models differ.
+    """
+
+    @torch.no_grad()
+    def update(average: Any, current: Any, updates: Any) -> None:
+        share = 1 - min(decay, (1 + int(updates)) / (10 + int(updates)))
+        for kept, latest in zip(average, current, strict=True):
+            kept.lerp_(latest, share)
+
+    return update
+
+
+class _Run:
+    """A run's parts, made from the configuration alone and then perhaps restored."""
+
+    def __init__(
+        self, config: TrainConfig, dataset: ClickDataset, *, device: torch.device, out: Path | None
+    ) -> None:
+        self.config, self.dataset, self.device, self.out = config, dataset, device, out
+        self.shape = DataShape.of(dataset)
+        self.valid = dataset.samples("valid")
+        if len(self.valid.label) == 0:
+            raise ValueError(f"{dataset.name}: there are no validation samples to stop on")
+        torch.manual_seed(config.seed)
+        self.model = Ranker(config, self.shape).to(device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameter_groups(
+                weight_decay=config.weight_decay,
+                embedding_weight_decay=config.embedding_weight_decay,
+            ),
+            lr=config.learning_rate,
+        )
+        self.scheduler = ReduceLROnPlateau(
+            self.optimizer,
+            factor=config.lr_factor,
+            patience=config.lr_patience,
+            threshold=0,  # the default, relative, has the wrong sign for an AUC
+        )
+        self.average = AveragedModel(self.model, multi_avg_fn=_ema(config.average_decay))
+        self.progress = Progress()
+        self.best_state: dict[str, Tensor] = {}
+        store = HistoryStore.from_dataset(dataset, device)
+        self.loader = SampleLoader(
+            store,
+            SampleTable.from_columns(dataset.samples("train"), device),
+            batch_size=config.batch_size,
+            max_history=config.max_history,
+            shuffle=True,
+            seed=config.seed,
+        )
+        self.valid_loader = SampleLoader(
+            store,
+            SampleTable.from_columns(self.valid, device),
+            batch_size=config.batch_size,
+            max_history=config.max_history,
+        )
+
+    def go(self, *, progress: bool, after_step: Callable[[int], None] | None) -> None:
+        steps = len(self.loader)
+        bar = tqdm(
+            total=self.config.epochs * steps,
+            initial=self.progress.step,
+            desc=f"{self.config.model} seed {self.config.seed}",
+            unit="step",
+            disable=not progress,
+            leave=False,
+        )
+        with bar:
+            while self.progress.epoch < self.config.epochs and not self.progress.stopped:
+                self._epoch(bar, after_step)
+                row = self.progress.history[-1]
+                bar.set_postfix_str(
+                    f"epoch {self.progress.epoch} loss {row['train_loss']:.4f} "
+                    f"valid auc {row['valid_auc']:.4f} gauc {row['valid_gauc']:.4f}"
+                )
+
+    def _epoch(self, bar: tqdm, after_step: Callable[[int], None] | None) -> None:
+        now, steps = self.progress, len(self.loader)
+        started = time.perf_counter()
+        self.model.train()
+        done = now.step - now.epoch * steps
+        for batch in self.loader.batches(now.epoch, start=done):
+            now.losses.append(self._step(batch))
+            now.step += 1
+            bar.update()
+            every = self.config.checkpoint_steps
+            if every and now.step % every == 0 and now.step % steps:
+                self.save()
+            if after_step:
+                after_step(now.step)
+        valid = split_metrics(
+            self.valid,
+            predict(self.average, self.valid_loader),
+            train_ctr=self.shape.positive_rate,
+        )
+        value = valid[self.config.select] * (1 if self.config.select == "log_loss" else -1)
+        row = {
+            "epoch": now.epoch,
+            "train_loss": float(np.mean(now.losses[now.epoch * steps :])),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "seconds": time.perf_counter() - started,
+            **{f"valid_{name}": metric for name, metric in valid.items()},
+        }
+        self.scheduler.step(value)
+        if now.record(row, value=value, patience=self.config.patience):
+            self.best_state = {
+                name: value.clone() for name, value in self.average.module.state_dict().items()
+            }
+            self.save_model()
+        self.save()
+
+    def _step(self, batch: JaggedBatch) -> float:
+        # dropout's seed is a function of the step, so that no generator state need be saved
+        entropy = (self.config.seed, self.progress.step)
+        torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1))
+        with autocast(self.device):
+            logit = self.model(batch)
+        loss = binary_cross_entropy_with_logits(logit, batch.target)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise TrainingError(
+                f"{self.config.model}: the loss is {value} at step {self.progress.step} "
+                f"(epoch {self.progress.epoch}); a smaller learning_rate may help"
+            )
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        self.optimizer.step()
+        self.average.update_parameters(self.model)
+        return value
+
+    def save(self) -> None:
+        if self.out is not None:
+            content = {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "scheduler": self.scheduler.state_dict(),
+                "average": self.average.state_dict(),
+                "best": self.best_state,
+                "progress": asdict(self.progress),
+            }
+            self._write(CHECKPOINT, content)
+
+    def save_model(self) -> None:
+        if self.out is not None:
+            self._write(MODEL, {"model": self.best_state, "shape": self.shape.to_dict()})
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        assert self.out is not None
+        checkpoint.save(
+            self.out / name, content, config=self.config.to_dict(), digest=self.dataset.digest
+        )
+
+    def restore(self) -> None:
+        """Goes on from the checkpoint in `out`; stays at the start when there is none."""
+        path = (self.out or Path()) / CHECKPOINT
+        if self.out is None or not path.exists():
+            return
+        content = checkpoint.load(
+            path,
+            device=self.device,
+            config=self.config.to_dict(),
+            digest=self.dataset.digest,
+            may_differ=MAY_DIFFER,
+        ).content
+        self.model.load_state_dict(content["model"])
+        self.optimizer.load_state_dict(content["optimizer"])
+        self.scheduler.load_state_dict(content["scheduler"])
+        self.average.load_state_dict(content["average"])
+        self.best_state = content["best"]
+        self.progress = Progress(**content["progress"])

@@ -1,0 +1,408 @@
+"""Figures and tables from made-up results: what they say, marks, and the same bytes each time."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from made_up_results import MANIFEST, attention_results, quality_results, target_results
+
+from jagged_ranking import provenance, results
+from jagged_ranking.figures import goals, memory, quality, redraw, speed, style, tables, target
+from jagged_ranking.figures.points import ratios
+
+SWEEPS = ("waste", "length", "head_dim")
+LATENCY = tuple(f"latency_by_{sweep}" for sweep in SWEEPS)
+SPEED = (*LATENCY, "speedup", "throughput", "workloads", "peers")
+MEMORY = (*(f"memory_by_{sweep}" for sweep in SWEEPS), "memory_ratio", "memory_workloads")
+TARGET = ("latency", "ratios", "skew", "memory")
+QUALITY = ("scores", "difference")
+
+
+@pytest.fixture(scope="module")
+def measured() -> pd.DataFrame:
+    return attention_results()
+
+
+def _stems(paths: list[Path]) -> list[str]:
+    assert all(path.stat().st_size > 1000 for path in paths)
+    assert [path.suffix for path in paths[:3]] == [".svg", ".pdf", ".png"]
+    return list(dict.fromkeys(path.stem for path in paths))
+
+
+def _save(folder: Path, table: pd.DataFrame, **manifest: Any) -> Path:
+    results.write(table, folder / redraw.RESULTS)
+    provenance.write_manifest({**MANIFEST, **manifest}, folder / redraw.MANIFEST)
+    return folder
+
+
+def _text(figure: Any) -> str:
+    from matplotlib.text import Text
+
+    return "\n".join(text.get_text() for text in figure.findobj(Text))
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Figures by file stem, kept instead of saved."""
+    kept: dict[str, Any] = {}
+
+    def keep(figure: Any, out: Path, stem: str) -> list[Path]:
+        kept[stem] = figure
+        return []
+
+    monkeypatch.setattr(style, "save", keep)
+    return kept
+
+
+def test_redraw_gives_the_same_bytes_as_drawing_what_was_measured(
+    measured: pd.DataFrame, tmp_path: Path
+) -> None:
+    # One sweep in one mode is enough here, and quicker to draw.
+    wasteful = [name for name in measured["workload"].unique() if name.startswith("waste")]
+    table = results.select(measured, mode="forward", workload=wasteful)
+    folder = _save(tmp_path / "figures" / "01_speed", table)
+    first = speed.draw(table, MANIFEST, folder) + memory.draw(table, MANIFEST, folder)
+    bytes_of = {path: path.read_bytes() for path in first}
+    times = {path: path.stat().st_mtime_ns for path in first}
+    for path in first[::3]:
+        path.unlink()
+    again = redraw.redraw_all(tmp_path / "figures")
+    assert sorted(again) == sorted(first)
+    assert {path: path.read_bytes() for path in again} == bytes_of
+    untouched = [path for number, path in enumerate(first) if number % 3]
+    assert {path: path.stat().st_mtime_ns for path in untouched} == {
+        path: times[path] for path in untouched
+    }
+    drawn = ("latency_by_waste", "speedup", "throughput", "memory_by_waste", "memory_ratio")
+    assert _stems(first) == [f"01_speed_{name}" for name in drawn]
+
+
+def test_speed_figures_show_claims_limits_failures_and_device(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    speed.draw(measured, MANIFEST, Path("nowhere"))
+    assert list(drawn) == [f"01_speed_{name}" for name in SPEED]
+    for figure in drawn.values():
+        said = _text(figure)
+        assert "Imaginary GPU 80GB · bfloat16 · torch 2.11.0 · Triton 3.6.0" in said
+        assert "smoke" not in said.lower()
+    assert "paper: up to 9x" in _text(drawn["01_speed_speedup"])
+    assert "paper: up to 3x" in _text(drawn["01_speed_speedup"])
+    assert "limit of the device" in _text(drawn["01_speed_latency_by_waste"])
+    assert "out of memory" in _text(drawn["01_speed_workloads"])
+    assert "flash-attn 4" not in _text(drawn["01_speed_workloads"])  # it is missing there
+
+
+def test_a_peer_that_is_ahead_of_us_is_below_the_line(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    ahead = measured.copy()
+    fast = (ahead["provider"] == "flex") & (ahead["workload"] == "F")
+    ahead.loc[fast, ["value", "q25", "q75"]] *= 0.1
+    speed.draw(ahead, MANIFEST, Path("nowhere"))
+    figure = drawn["01_speed_peers"]
+    said = _text(figure)
+    for name in ("jagged", "dense_eager", "dense_flash", "dense_cudnn", "njt_sdpa", "varlen_attn"):
+        assert style.look_of(name).label in said
+    color = style.look_of("flex").color
+    panel = figure.axes[0]
+    low, high = panel.get_ylim()
+    heights = [
+        float(y)
+        for line in panel.lines
+        if line.get_color() == color and line.get_marker() == "h"
+        for y in line.get_ydata()
+    ]
+    below = [y for y in heights if y < 1]
+    assert len(heights) == 8
+    assert below == [pytest.approx(0.2, rel=0.1)]  # a tenth of 4.4 over 2.2
+    assert low < below[0]
+    assert high > max(heights)
+
+
+def test_target_figures_show_policies_limits_and_peers(drawn: dict[str, Any]) -> None:
+    target.draw(target_results(), {**MANIFEST, "id": "03"}, Path("nowhere"))
+    assert list(drawn) == [f"03_{name}" for name in TARGET]
+    skew = _text(drawn["03_skew"])
+    for said in ("stream-K", "split-K", "one program a row", "FA2", "whale", "131,072 events"):
+        assert said in skew
+    assert "limit of the device" in _text(drawn["03_latency"])
+    assert "64 users x 8" in _text(drawn["03_latency"])
+    # Their groups are their own: results of one study draw nothing of the other.
+    assert speed.draw(target_results(), MANIFEST, Path("nowhere")) == []
+    assert len(drawn) == len(TARGET)
+
+
+def test_memory_figures_show_claims(measured: pd.DataFrame, drawn: dict[str, Any]) -> None:
+    memory.draw(measured, {**MANIFEST, "id": "02_memory"}, Path("nowhere"))
+    assert list(drawn) == [f"02_memory_{name}" for name in MEMORY]
+    said = _text(drawn["02_memory_memory_ratio"])
+    assert "paper: up to 22x" in said
+    assert "53%" in said
+
+
+def test_quality_figures_show_every_seed_and_the_floor(drawn: dict[str, Any]) -> None:
+    quality.draw(quality_results(), {**MANIFEST, "id": "04_quality"}, Path("nowhere"))
+    assert list(drawn) == [f"04_quality_{name}" for name in QUALITY]
+    auc = drawn["04_quality_scores"].axes[0]
+    shown = [len(line.get_xdata()) for line in auc.lines if line.get_marker() in "so^"]
+    assert shown == [3, 3, 3]
+    assert "floor" in _text(drawn["04_quality_scores"])
+
+
+@pytest.mark.parametrize("preset", ["smoke", "paper"])
+def test_a_smoke_run_is_marked_on_every_figure(
+    measured: pd.DataFrame, drawn: dict[str, Any], preset: str
+) -> None:
+    manifest = {**MANIFEST, "preset": preset}
+    speed.draw(measured, manifest, Path("nowhere"))
+    memory.draw(measured, manifest, Path("nowhere"))
+    quality.draw(quality_results(), manifest, Path("nowhere"))
+    target.draw(target_results(), {**manifest, "id": "03"}, Path("nowhere"))
+    assert len(drawn) == len(SPEED) + len(MEMORY) + len(QUALITY) + len(TARGET)
+    for figure in drawn.values():
+        assert ("smoke run" in _text(figure)) == (preset == "smoke")
+
+
+def test_drawing_leaves_the_settings_of_others_alone(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    matplotlib.rcParams["font.size"] = 23
+    speed.draw(measured, MANIFEST, Path("nowhere"))
+    assert matplotlib.rcParams["font.size"] == 23
+    matplotlib.rcParams.update(before)
+
+
+@pytest.mark.parametrize("module", [speed, memory, target, quality])
+def test_results_of_something_else_draw_nothing(module: Any, tmp_path: Path) -> None:
+    other = results.row(
+        op="bmm", provider="p", workload="w", mode="m", metric="x", unit="1", value=1.0
+    )
+    for table in (results.frame([]), results.frame([other])):
+        assert module.draw(table, MANIFEST, tmp_path) == []
+
+
+def test_ratios_count_the_schedule_and_keep_failures(measured: pd.DataFrame) -> None:
+    table = ratios(measured, "latency", "dense_flash").set_index(["workload", "mode"])
+    one = results.select(measured, op="attention", metric="latency", workload="A", mode="forward")
+    ms = one.set_index("provider")["value"]
+    expected = ms["dense_flash"] / (ms["jagged"] + 0.031)
+    row = table.loc[("A", "forward")]
+    assert row["ratio"] == pytest.approx(expected)
+    assert row["ratio_low"] < row["ratio"] < row["ratio_high"]
+    lost = ratios(measured, "latency", "dense_eager").set_index(["workload", "mode"])
+    assert lost.loc[("C", "forward"), "baseline_status"] == "out_of_memory"
+    assert pd.isna(lost.loc[("C", "forward"), "ratio"])
+
+
+def test_claims_say_what_holds_and_where(measured: pd.DataFrame) -> None:
+    table = tables.claims(measured).set_index(["claim", "mode"])
+    assert len(table) == 8
+    faster = table.loc[("faster than dense attention", "forward")]
+    assert faster["holds"] == "yes"
+    assert faster["paper"] == "up to 9x"
+    assert "on all with 75% waste or more" in faster["where"]
+    assert "runs out of memory on C, D, N" in faster["where"]
+    slow = measured.copy()
+    ours = (slow["provider"] == "jagged") & (slow["metric"] == "latency")
+    slow.loc[ours, ["value", "q25", "q75"]] *= 1000
+    table = tables.claims(slow).set_index(["claim", "mode"])
+    faster = table.loc[("faster than dense flash attention", "forward")]
+    assert faster["holds"] == "no"
+    assert "3x or more on none of 27 batches" in faster["where"]
+
+
+def test_claims_of_quality_need_an_interval_above_zero() -> None:
+    table = tables.claims(quality_results())
+    assert table["holds"].tolist() == ["yes", "yes"]
+    unsure = quality_results()
+    unsure["config"] = [
+        json.dumps({**json.loads(text), "low": -0.1}) if "low" in text else text
+        for text in unsure["config"]
+    ]
+    assert tables.claims(unsure)["holds"].tolist() == ["undecided", "undecided"]
+    assert tables.claims(results.frame([])).empty
+
+
+def test_tables_of_workloads(measured: pd.DataFrame) -> None:
+    table = tables.speed(measured).set_index("workload")
+    assert list(table.index) == ["A", "B", "C", "D", "E", "F", "G", "N"]
+    assert table.loc["C", "dense, eager"] == "OOM"
+    assert table.loc["A", "schedule"] == "0.0310"
+    assert " / " in table.loc["A", "jagged (ours)"]
+    assert "flash-attn 4" not in table.columns
+    assert tables.memory(measured)["unit"].unique().tolist() == ["GB"]
+    lines = tables.to_markdown(tables.speed(measured)).splitlines()
+    assert len({line.count("|") for line in lines}) == 1
+    assert len(lines) == 10
+
+
+def test_table_of_target_attention() -> None:
+    table = tables.target(target_results()).set_index("workload")
+    assert table.loc["T1", "B, queries, H, D, longest"] == "64, 8, 4, 64, 16384"
+    assert table.loc["T1", "events"] == "96,285"
+    assert table.loc["T1", tables.LIMIT] == "0.0330"
+    assert "ours, stream-K" in table.columns
+    assert [title for title, _ in tables.summaries(target_results())] == [
+        "Target attention. Latency in ms, forward / forward+backward, medians"
+    ]
+
+
+def _rows(block: str, title: str) -> dict[tuple[str, ...], list[str]]:
+    """(workload, mode) or (mode, users, provider) -> cells of the table below a heading."""
+    lines = block.split(f"### {title}", 1)[1].split("###")[0].splitlines()
+    cells = [[c.strip() for c in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
+    key = 3 if cells[0][1] == "users" else 2
+    return {tuple(row[:key]): row for row in cells[2:]}
+
+
+def test_goals_are_judged_from_one_run(tmp_path: Path, measured: pd.DataFrame) -> None:
+    figures = tmp_path / "figures"
+    green = {"outcome": "passed"}
+    _save(figures / "01_speed", measured, tests=green)
+    _save(figures / "03_target_attention", target_results(), id="03_target_attention")
+    block = goals.goal_tables(figures)
+    assert "tests of these kernels: passed" in block
+    assert "tests of these kernels: unknown" in block  # 03 says nothing
+    assert "Imaginary GPU 80GB" in block
+    speed_of = _rows(block, "Self-attention: time")
+    # 2.2 of the limit against 3.0 is 0.73: met on C (must 0.95, aim 0.80), not on A (0.60).
+    assert [speed_of["C", "forward"][i] for i in (4, 7, 8, 9)] == [
+        "varlen_attn (FA2)",
+        "0.95",
+        "0.80",
+        "aim",
+    ]
+    assert float(speed_of["C", "forward"][6]) == pytest.approx(0.73, abs=0.03)
+    assert speed_of["A", "forward"][9] == "**no**"
+    # cuDNN needs no padding there and 1.6 of the limit: 2.2 / 1.6 is above every bound.
+    assert speed_of["G", "forward"][4] == "dense cuDNN (SDPA)"
+    assert speed_of["G", "forward"][9] == "**no**"
+    assert speed_of["N", "forward"][7:] == ["", "", ""]
+    host = _rows(block, "Self-attention: how long a call keeps the host")
+    assert [float(host["C", "forward"][i]) for i in (2, 4, 5)] == [0.4, 0.5, 0.8]
+    assert "Not measured." in block.split("### Self-attention: peak memory")[1].split("###")[0]
+
+
+def test_goals_of_target_attention(tmp_path: Path) -> None:
+    figures = tmp_path / "figures"
+    _save(figures / "03_target_attention", target_results(), id="03_target_attention")
+    block = goals.goal_tables(figures)
+    named = _rows(block, "Target attention: time")
+    assert named["T1", "forward"][5] == ""  # the limit is below 0.1 ms
+    assert named["T1", "forward"][8:] == ["4.00", "yes"]
+    assert named["T2", "forward"][8:] == ["4.00", "yes"]
+    assert float(named["T3", "forward"][4]) == pytest.approx(1.25, abs=0.02)
+    assert named["T3", "forward"][5] == "1.60"
+    assert named["T3", "forward"][9] == "yes"
+    assert named["T3", "forward+backward"][9] == ""
+    skew = _rows(block, "Target attention: the same events")
+    assert skew["forward", "16", "jagged (ours)"][-3:] == ["1.00", "1.15", "yes"]
+    assert skew["forward", "16", "ours, stream-K"][-1] == ""
+    slow = target_results()
+    whale = slow["workload"].str.startswith("whale") & (slow["provider"] == "jagged")
+    t4 = (slow["workload"] == "T4") & (slow["provider"] == "jagged")
+    slow.loc[whale | t4, "value"] *= 10
+    results.write(slow, figures / "03_target_attention" / redraw.RESULTS)
+    block = goals.goal_tables(figures)
+    assert _rows(block, "Target attention: time")["T4", "forward"][-1] == "**no**"
+    skew = _rows(block, "Target attention: the same events")
+    assert skew["forward", "16", "jagged (ours)"][-1] == "**no**"
+
+
+def test_memory_is_held_against_the_best_peer(tmp_path: Path, measured: pd.DataFrame) -> None:
+    figures = tmp_path / "figures"
+    more = measured.copy()
+    ours = (more["provider"] == "jagged") & (more["workload"] == "B")
+    more.loc[ours & (more["metric"] == "peak_memory_minus_inputs"), "value"] *= 1.004
+    _save(figures / "02_memory", more, id="02_memory")
+    block = goals.goal_tables(figures)
+    rows = _rows(block, "Self-attention: peak memory")
+    # One of the peers is not installed, and the table says so.
+    assert rows["A", "forward"][5:] == ["1.000", "1.00", "yes, of those here"]
+    assert rows["B", "forward"][5:] == ["1.004", "1.00", "**no**"]
+    assert "flash-attn 4**" in block
+    _save(figures / "02_memory", more.loc[more["status"] != "missing", :], id="02_memory")
+    rows = _rows(goals.goal_tables(figures), "Self-attention: peak memory")
+    assert rows["A", "forward"][5:] == ["1.000", "1.00", "yes"]
+
+
+def test_what_a_run_set_besides_its_preset_is_said(tmp_path: Path, measured: pd.DataFrame) -> None:
+    command = "jagged run 01_speed --preset paper --out o -p seconds=0.07 --parameter rounds=3"
+    _save(tmp_path / "01_speed", measured, id="01_speed", command=command)
+    assert " · `seconds=0.07` · `rounds=3`" in goals.goal_tables(tmp_path)
+    assert " · `seconds=0.07` · `rounds=3`" in redraw.readme_block(tmp_path)
+
+
+def test_a_goal_whose_workload_was_left_out_is_not_measured(
+    tmp_path: Path, measured: pd.DataFrame
+) -> None:
+    _save(tmp_path / "01_speed", measured.loc[measured["workload"] != "E", :])
+    block = goals.goal_tables(tmp_path)
+    assert _rows(block, "Self-attention: time")["E", "forward"][-3:] == [
+        "0.40",
+        "0.28",
+        "not measured",
+    ]
+
+
+def test_the_page_of_goals_keeps_its_prose(tmp_path: Path) -> None:
+    page = tmp_path / "performance.md"
+    page.write_text(f"# P\n\n{redraw.GOALS_BEGIN}\n{redraw.GOALS_END}\n\n## Prose\n")
+    assert redraw.update_performance(page, tmp_path / "figures")
+    text = page.read_text()
+    assert text.count("Not measured.") == 6
+    assert text.endswith("\n\n## Prose\n")
+    assert not redraw.update_performance(page, tmp_path / "figures")
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match=r"performance\.md: needs one"):
+        redraw.update_performance(page, tmp_path / "figures")
+
+
+def test_table_of_quality() -> None:
+    table = tables.quality(quality_results()).set_index("model")
+    assert table.loc["transformer", "seeds"] == "3"
+    assert "±" in table.loc["DIN", "gAUC"]
+    assert table.loc["count floor", "AUC"] == "0.7460"
+
+
+def test_readme_block(tmp_path: Path, measured: pd.DataFrame) -> None:
+    figures = tmp_path / "figures"
+    figures.mkdir()
+    readme = tmp_path / "README.md"
+    operations = f"{redraw.OPERATIONS_BEGIN}\n{redraw.OPERATIONS_END}\n"
+    readme.write_text(f"# Title\n\n{redraw.BEGIN}\nold\n{redraw.END}\n\n{operations}after\n")
+    assert redraw.update_readme(readme, figures)
+    assert "No results are committed yet." in readme.read_text()
+    _save(figures / "04_quality", quality_results(), id="04_quality")
+    _save(figures / "01_speed", measured)
+    (figures / "01_speed" / "01_speed_speedup.svg").write_text("<svg/>")
+    (figures / "01_speed" / f"{redraw.FIRST_FIGURE}.svg").write_text("<svg/>")
+    (figures / "runs" / "smoke" / "01_speed").mkdir(parents=True)
+    assert redraw.update_readme(readme, figures)
+    text = readme.read_text()
+    assert text.startswith("# Title\n")
+    assert text.endswith("\nafter\n")
+    assert "| `jagged_sum` | sum pooling" in text
+    assert "\nold\n" not in text
+    assert text.index("01_speed: Imaginary GPU") < text.index("04_quality: Imaginary GPU")
+    assert "![01_speed_speedup](figures/01_speed/01_speed_speedup.svg)" in text
+    assert redraw.FIRST_FIGURE not in text  # the README itself shows it, at its top
+    assert not redraw.update_readme(readme, figures)
+    readme.write_text("no marks")
+    with pytest.raises(ValueError, match=r"README\.md: needs one"):
+        redraw.update_readme(readme, figures)
+
+
+def test_every_provider_and_model_has_a_look_of_its_own() -> None:
+    from jagged_ranking.measure import PROVIDERS
+
+    assert set(PROVIDERS) <= set(style.LOOKS)
+    looks = [style.LOOKS[name] for name in PROVIDERS]
+    assert len({look.color for look in looks}) == len(looks)
+    assert len({look.marker for look in looks}) == len(looks)

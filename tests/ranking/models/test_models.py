@@ -1,0 +1,230 @@
+"""Embeddings, pooling and head: what each may and may not depend on."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from click_data import ClickDataset
+from jagged_kernels import JaggedTensor
+from jagged_ranking.data.batch import HistoryStore, JaggedBatch, SampleTable, make_batch
+from jagged_ranking.data.data_shape import DataShape
+from jagged_ranking.layers.embeddings import BUCKETS, log_bucket
+from jagged_ranking.layers.head import PRIOR_EVENTS, history_features
+from jagged_ranking.layers.segments import segment_mean, segment_sum
+from jagged_ranking.models.din import TargetAttention
+from jagged_ranking.models.model_config import MODEL_NAMES, ModelConfig
+from jagged_ranking.models.ranker import MODELS, Ranker
+from jagged_ranking.training.config import TrainConfig
+
+HISTORY_FIELDS = ("item", "category", "label", "age", "recency", "signals")
+
+
+def batch_of(dataset: ClickDataset, index: np.ndarray, *, max_history: int = 20) -> JaggedBatch:
+    store = HistoryStore.from_dataset(dataset)
+    return make_batch(
+        store, SampleTable.from_columns(dataset.samples("train")), index, max_history=max_history
+    )
+
+
+def ranker(dataset: ClickDataset, model: str, **options) -> Ranker:
+    """A model away from its start, where some branches are zero."""
+    torch.manual_seed(0)
+    made = Ranker(TrainConfig(model=model, dim=16, **options), DataShape.of(dataset))
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return made.eval()
+
+
+def changed(batch: JaggedBatch, name: str, values: Tensor) -> JaggedBatch:
+    return dataclasses.replace(batch, **{name: getattr(batch, name).with_values(values)})
+
+
+def mixed_rows(dataset: ClickDataset) -> np.ndarray:
+    """Rows with an empty, a one-event and longer histories."""
+    prefix = dataset.samples("train").prefix
+    rows = [int(np.flatnonzero(prefix == n)[0]) for n in (0, 1)]
+    return np.array([*rows, *np.flatnonzero(prefix > 5)[:5]])
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_segments(shape: tuple[int, ...]) -> None:
+    lengths = [0, 3, 1, 0, 5, 0]
+    offsets = torch.tensor([0, *np.cumsum(lengths)])
+    values = torch.randn(9, *shape, dtype=torch.float64).float().requires_grad_()
+    x = JaggedTensor(values, offsets)
+    parts = x.unbind()
+    sums = torch.stack([part.sum(0) for part in parts])
+    means = torch.stack([part.mean(0) if len(part) else part.sum(0) for part in parts])
+    torch.testing.assert_close(segment_sum(x), sums)
+    torch.testing.assert_close(segment_mean(x), means)
+    weight = torch.randn(6, *shape)
+    (found,) = torch.autograd.grad((segment_mean(x) * weight).sum(), values)
+    (expected,) = torch.autograd.grad((means * weight).sum(), values)
+    torch.testing.assert_close(found, expected)
+    nobody = JaggedTensor(torch.zeros(0, *shape), torch.tensor([0, 0, 0]))
+    assert segment_mean(nobody).tolist() == torch.zeros(2, *shape).tolist()
+
+
+def test_log_bucket() -> None:
+    x = torch.tensor([-5, 0, 1, 2, 3, 6, 7, 2**20 - 1, 2**62])
+    assert log_bucket(x).tolist() == [0, 0, 1, 1, 2, 2, 3, 20, BUCKETS - 1]
+
+
+def test_history_features(toy: ClickDataset) -> None:
+    batch = batch_of(toy, mixed_rows(toy))
+    found = history_features(batch, positive_rate=0.3)
+    for row, labels in zip(found.tolist(), batch.label.unbind(), strict=True):
+        rate = (float(labels.sum()) + 0.3 * PRIOR_EVENTS) / (len(labels) + PRIOR_EVENTS)
+        assert row == pytest.approx([np.log1p(len(labels)), np.log(rate / (1 - rate))], rel=1e-5)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_user_does_not_depend_on_the_neighbours(toy: ClickDataset, model: str) -> None:
+    made, rows = ranker(toy, model, layers=2), mixed_rows(toy)
+    together = made(batch_of(toy, rows))
+    assert together.isfinite().all()
+    alone = torch.cat([made(batch_of(toy, rows[[i]])) for i in range(len(rows))])
+    torch.testing.assert_close(together, alone)
+    backwards = made(batch_of(toy, rows[::-1].copy()))
+    torch.testing.assert_close(together, backwards.flip(0))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", HISTORY_FIELDS)
+def test_every_field_of_the_history_matters(toy: ClickDataset, model: str, name: str) -> None:
+    made, batch = ranker(toy, model), batch_of(toy, mixed_rows(toy))
+    values = getattr(batch, name).values
+    other = 1 - values if name == "label" else values * 4 + 1
+    if name in ("item", "category"):
+        other = torch.where(values == 1, 2, 1).int()
+    difference = (made(changed(batch, name, other)) - made(batch)).detach().abs()
+    empty = batch.item.lengths == 0
+    assert (difference[~empty] > 1e-6).all()
+    assert (difference[empty] == 0).all()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_parameter_learns(toy: ClickDataset, model: str) -> None:
+    made = ranker(toy, model)
+    made(batch_of(toy, np.arange(200))).square().sum().backward()
+    for name, parameter in made.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        # a key's bias adds the same to all scores of a query, which the softmax cancels
+        if not name.endswith(("key_value.bias", "query_key_value.bias")):
+            assert parameter.grad.abs().max() > 0, name
+
+
+def test_only_attention_weighs_the_history_by_the_target(toy: ClickDataset) -> None:
+    """What a target does to the pooled vector: nothing for the mean, something for the others."""
+    batch = batch_of(toy, np.flatnonzero(toy.samples("train").prefix > 5)[:4])
+    for model in MODELS:
+        made = ranker(toy, model)
+        history, target = made.embedding(batch)
+        moved = (made.pooler(history, target.flip(0)) - made.pooler(history, target)).abs().max()
+        assert (moved == 0) == (model == "mean_pool")
+
+
+def test_target_attention_is_softmax_with_a_sink(toy: ClickDataset) -> None:
+    batch, made = batch_of(toy, mixed_rows(toy)), ranker(toy, "din")
+    history, target = made.embedding(batch)
+    pooler = cast("TargetAttention", made.pooler)
+    expected = []
+    for tokens, one in zip(history.unbind(), target, strict=True):
+        query = pooler.query(one).unflatten(0, (2, 8))
+        key, value = pooler.key_value(tokens).unflatten(1, (2, 2, 8)).unbind(1)
+        score = torch.einsum("hd,nhd->hn", query, key) / 8**0.5
+        weight = torch.cat([score, pooler.sink[:, None]], dim=1).softmax(1)[:, :-1]
+        expected.append(pooler.out(torch.einsum("hn,nhd->hd", weight, value).flatten()))
+    torch.testing.assert_close(pooler(history, target), torch.stack(expected))
+
+
+def test_attention_starts_with_the_targets_own_category(toy: ClickDataset) -> None:
+    """Of two events that differ in the category alone, the target's own gets more weight."""
+    torch.manual_seed(0)
+    made = Ranker(TrainConfig(model="din", dim=32), DataShape.of(toy)).eval()
+    pooler = cast("TargetAttention", made.pooler)
+    category = made.embedding.category.weight
+    score = pooler.query(category) @ pooler.key_value(category)[:, :32].T
+    assert (score.argmax(1) == torch.arange(len(category))).all()
+
+
+def test_transformer_starts_as_target_attention(toy: ClickDataset) -> None:
+    batch = batch_of(toy, mixed_rows(toy))
+    torch.manual_seed(0)
+    made = Ranker(TrainConfig(model="transformer", dim=16, layers=2), DataShape.of(toy)).eval()
+    history, target = made.embedding(batch)
+    torch.testing.assert_close(made.pooler(history, target), made.pooler.pool(history, target))
+
+
+def test_id_dropout_shows_the_unknown_row(toy: ClickDataset) -> None:
+    made = ranker(toy, "din", id_dropout=0.5, embedding_dropout=0.0)
+    ids = torch.full((4000,), 3, dtype=torch.int32)
+    nothing = torch.zeros_like(ids)
+    assert (
+        made.embedding._content(ids, nothing)
+        == made.embedding.item.weight[3] + made.embedding.category.weight[0]
+    ).all()
+    made.train()
+    shown = made.embedding._content(ids, nothing) - made.embedding.category.weight[0]
+    unknown = (shown - made.embedding.item.weight[0]).abs().amax(1) < 1e-6
+    assert 0.45 < unknown.float().mean() < 0.55
+
+
+def test_signals_enter_standardised_over_the_train_period(toy: ClickDataset) -> None:
+    shape = DataShape.of(toy)
+    train = toy.samples("train")
+    events = toy.histories.time <= train.time.max()
+    ratings = toy.histories.signals["rating"][events]
+    assert len(ratings) == len(train.label)  # every event of the train period is a train sample
+    assert shape.signal_mean == pytest.approx((ratings.mean(),))
+    assert shape.signal_std == pytest.approx((ratings.std(),))
+    assert shape.positive_rate == pytest.approx((ratings >= 4).mean())
+
+
+def test_every_name_has_a_model() -> None:
+    assert tuple(MODELS) == MODEL_NAMES
+
+
+def test_id_tables_decay_at_their_own_rate(toy: ClickDataset) -> None:
+    made = Ranker(ModelConfig(dim=16), DataShape.of(toy))
+    others, tables = made.parameter_groups(weight_decay=0.25, embedding_weight_decay=0.5)
+    assert (others["weight_decay"], tables["weight_decay"]) == (0.25, 0.5)
+    assert {id(p) for p in tables["params"]} == {
+        id(p)
+        for p in (
+            made.embedding.item.weight,
+            made.embedding.category.weight,
+            made.head.item_bias.weight,
+        )
+    }
+    assert len(others["params"]) + len(tables["params"]) == len(list(made.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "dnn"}, "model must be one of mean_pool, din, transformer, got 'dnn'"),
+        ({"dim": 10, "heads": 4}, "divisible by heads, got 10 and 4"),
+        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"select": "ndcg"}, "select must be one of log_loss, auc, gauc, got .ndcg."),
+    ],
+)
+def test_config_errors(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**options)
+
+
+def test_config_round_trip() -> None:
+    config = TrainConfig(model="transformer", hidden=(8, 4), seed=3)
+    assert TrainConfig.from_dict(config.to_dict()) == config
+    with pytest.raises(ValueError, match="unknown option 'depth'"):
+        TrainConfig.from_dict({"depth": 3})

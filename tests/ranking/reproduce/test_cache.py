@@ -1,0 +1,143 @@
+"""Expensive calls are kept under everything that they depend on."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from jagged_ranking import results
+from jagged_ranking.reproduce import cache
+from jagged_ranking.reproduce.cache import cached
+
+
+@dataclass(frozen=True)
+class Shape:
+    users: int
+    dtype: torch.dtype = torch.float32
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "src").mkdir()
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.setenv("JAGGED_HOME", str(tmp_path))
+    return tmp_path
+
+
+CALLS: list[tuple[object, ...]] = []
+
+
+def measure(*args: object, **options: object) -> pd.DataFrame:
+    CALLS.append(args)
+    row = results.row(
+        op="o", provider="p", workload="w", mode="m", metric="x", unit="1", samples=[1.0, 2.0]
+    )
+    return results.frame([row])
+
+
+@pytest.fixture
+def ran(home: Path):
+    """Whether a call did the work, rather than reading it back."""
+
+    def call(*args: object, **options: object) -> bool:
+        before = len(CALLS)
+        table = cached(measure, *args, **options)
+        assert table["value"].tolist() == [1.5]
+        assert list(table["samples"].iloc[0]) == [1.0, 2.0]
+        return len(CALLS) > before
+
+    return call
+
+
+def test_the_same_call_is_done_once(ran, capsys):
+    assert ran([Shape(1)], names=["a"], progress=True)
+    assert not ran([Shape(1)], names=["a"], progress=False)
+    assert "kept from" in capsys.readouterr().out
+
+
+def test_any_other_argument_is_another_call(ran):
+    calls = [
+        ((), {}),
+        (([Shape(1)],), {}),
+        (([Shape(2)],), {}),
+        (([Shape(1, torch.bfloat16)],), {}),
+        (([Shape(1)],), {"seed": 0}),
+        (([Shape(1)],), {"seed": None}),
+        (("1",), {}),
+        ((1,), {}),
+    ]
+    assert all(ran(*args, **options) for args, options in calls)
+    assert not any(ran(*args, **options) for args, options in calls)
+
+
+def test_other_code_is_another_call(ran, home):
+    assert ran(1)
+    (home / "src" / "new.py").write_text("x = 1\n")
+    assert ran(1)
+
+
+def test_other_software_is_another_call(ran, monkeypatch):
+    assert ran(1)
+    monkeypatch.setattr(torch, "__version__", "9.9.9")
+    assert ran(1)
+
+
+def test_a_manifest_can_say_what_was_kept(ran, monkeypatch):
+    monkeypatch.setattr(cache, "_kept", [])
+    assert ran(1)
+    assert cache.kept_tables() is None
+    assert not ran(1)
+    kept = cache.kept_tables()
+    assert kept is not None
+    assert kept["tables"] == 1
+    assert kept["first"] == kept["last"]
+
+
+def test_data_counts_by_its_digest(ran, home):
+    for name, digest in (("a", "1"), ("b", "1"), ("c", "2")):
+        (home / name).mkdir()
+        (home / name / "dataset.json").write_text(json.dumps({"name": "x", "digest": digest}))
+    assert ran(str(home / "a"))
+    assert not ran(home / "b")
+    assert ran(home / "c")
+
+
+def test_what_has_no_stable_form_is_refused(ran):
+    with pytest.raises(TypeError):
+        ran(object())
+
+
+@pytest.mark.parametrize(
+    ("provider", "message", "kept"),
+    [
+        ("padded", "wrong: relative error 0.02, allowed is 0.008", True),
+        ("padded", "AcceleratorError: CUDA error: an illegal memory access", False),
+        ("jagged", "wrong: relative error 0.02, allowed is 0.008", False),
+    ],
+)
+def test_what_may_pass_is_tried_again(home: Path, provider: str, message: str, kept: bool) -> None:
+    made: list[dict[str, Any]] = []
+
+    def one_is_wrong() -> pd.DataFrame:
+        names: dict[str, Any] = dict.fromkeys(("op", "workload", "mode", "metric", "unit"), "o")
+        made.append(results.row(**names, provider="native", value=1.0))
+        wrong = results.row(**names, provider=provider, status="error", message=message)
+        return results.frame([made[-1], wrong])
+
+    for _ in range(2):
+        assert cached(one_is_wrong)["message"].tolist() == ["", message]
+    assert len(made) == (1 if kept else 2)
+
+
+def test_a_call_that_fails_leaves_nothing(home):
+    def fail() -> pd.DataFrame:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        cached(fail)
+    assert not list(home.rglob("*.parquet"))

@@ -1,0 +1,235 @@
+"""What the notebooks measure: batches by name, real histories, and results kept piece by piece."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from jagged_ranking import measure, results
+from jagged_ranking.measure import Effort
+from jagged_ranking.measure.ceilings import Ceilings, ceiling_table
+from jagged_ranking.reproduce import attention_study as study
+from jagged_ranking.reproduce.errors import RunError
+from jagged_ranking.reproduce.freshness import histories_digests
+from jagged_ranking.reproduce.lab import (
+    describe_batches,
+    interaction_batches,
+    measured,
+    measured_interaction,
+    study_batches,
+    target_batches,
+)
+
+QUICK = Effort(rounds=2, inner=1, warmup=1, seconds=0.02)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty checkout, and two data sets of lengths in CLICK_DATA_DIR."""
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "pyproject.toml").touch()
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    pq.write_table(pa.table({"length": list(range(1, 41))}), logs / "many.parquet")
+    pq.write_table(pa.table({"length": [5, 9]}), logs / "few.parquet")
+    monkeypatch.setenv("JAGGED_HOME", str(tmp_path))
+    monkeypatch.setenv("CLICK_DATA_DIR", str(logs))
+    return tmp_path
+
+
+def batches_of(**changes: Any) -> list[measure.Workload]:
+    given: dict[str, Any] = {
+        "names": ["B", "F"],
+        "size": "small",
+        "wastes": [0.5],
+        "waste_users": 4,
+        "waste_max_len": 16,
+        "max_lens": [16],
+        "padded_tokens": 64,
+        "head_dims": [8, 24],
+        "heads": 2,
+        "head_dim": 16,
+        "data": None,
+        "histories": [],
+        "data_users": 10,
+        "device": "cpu",
+        "seed": 0,
+    }
+    return study_batches(**{**given, **changes})
+
+
+def test_named_real_and_swept_batches(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    batches = batches_of(histories=["many", "absent", "few"])
+    names = ["B-small", "F-small", "many", "few", "waste 50%", "length 16"]
+    assert [b.name for b in batches] == [*names, "head_dim 8", "head_dim 24"]
+    assert "no absent in" in capsys.readouterr().out
+    many, few = batches[2:4]
+    assert many.users == len(set(many.lengths or ())) == 10  # drawn without repetition
+    assert sorted(few.lengths or ()) == [5, 9]
+    assert batches_of(histories=["many"])[2].lengths == many.lengths
+    assert batches_of(histories=["many"], seed=1)[2].lengths != many.lengths
+    table = describe_batches(batches)
+    assert "candidates" not in table
+    assert table.loc["head_dim 24", "head_dim"] == 24
+
+
+def test_batches_of_target_attention(home: Path) -> None:
+    given: dict[str, Any] = {"size": "small", "heads": 2, "head_dim": 16, "device": "cpu"}
+    batches = target_batches(
+        names=["T4", "T1"],
+        skew_users=[4],
+        skew_tokens=64,
+        candidates=3,
+        data=None,
+        data_users=2,
+        seed=0,
+        **given,
+    )
+    assert [b.name for b in batches][:2] == ["T4-small", "T1-small"]
+    assert [(b.queries, b.group) for b in batches[2:]] == [(3, "skew")] * 3
+    assert describe_batches(batches)["candidates"].tolist() == [8, 4, 3, 3, 3]
+
+
+def interaction_batches_of(**changes: Any) -> list[measure.Workload]:
+    given: dict[str, Any] = {
+        "users": [2, 4],
+        "max_len": 16,
+        "wastes": [0.5],
+        "waste_users": 4,
+        "float32_users": [4],
+        "columns": 8,
+        "data": None,
+        "histories": ["few"],
+        "data_users": 10,
+        "device": "cpu",
+        "seed": 0,
+    }
+    return interaction_batches(**{**given, **changes})
+
+
+def test_batches_of_interaction_operations(home: Path) -> None:
+    batches = interaction_batches_of()
+    assert [b.name for b in batches] == ["users 2", "users 4", "waste 50%", "few"]
+    assert [b.group for b in batches] == ["tokens", "tokens", "waste", "real"]
+    assert {b.dtype for b in batches} == {torch.float32}
+    on_gpu = interaction_batches_of(device="cuda")
+    assert [b.dtype for b in on_gpu] == [torch.bfloat16] * 4 + [torch.float32]
+    assert on_gpu[-1].name == "users 4"
+    assert on_gpu[-1].draw_lengths().tolist() == batches[1].draw_lengths().tolist()
+
+
+def test_interaction_operations_are_kept_one_by_one(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batches = interaction_batches_of(histories=[])
+    given: dict[str, Any] = {"device": "cpu", "run_id": "05", "effort": QUICK}
+    given["weighed"] = ["users 4"]
+    first = measured_interaction(batches, operations=["jagged_cat"], **given)
+    capsys.readouterr()
+    both = measured_interaction(batches, operations=["jagged_cat", "jagged_max"], **given)
+    said = capsys.readouterr().out
+    assert "1 of 2, jagged_cat: measure_interaction: kept from" in said
+    assert "2 of 2, jagged_max: measure_interaction: took" in said
+    assert both.iloc[: len(first)].equals(first)
+    assert set(both["op"]) == {"ceiling", "jagged_cat", "jagged_max"}
+    weighed = both[both["metric"] == "peak_memory"]
+    assert set(weighed["workload"]) == {"users 4"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"names": ["Z"]}, "no workload Z; there is A, B"),
+        ({"size": "huge"}, "size must be one of full, small"),
+        ({"histories": ["./nowhere"]}, "nowhere does not exist"),
+    ],
+)
+def test_what_there_is_not_is_refused(home: Path, wrong: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        batches_of(**wrong)
+
+
+def test_no_batch_at_all_names_the_parameters(home: Path) -> None:
+    none: dict[str, Any] = {"names": [], "wastes": [], "max_lens": [], "head_dims": []}
+    for histories in ([], ["absent"]):
+        with pytest.raises(ValueError, match=r"no batch to measure: .*workloads, wastes, max_lens"):
+            batches_of(**none, histories=histories)
+    with pytest.raises(ValueError, match=r"no batch to measure: .*users, wastes, histories, data"):
+        interaction_batches_of(users=[], wastes=[], histories=["absent"])
+    shape: dict[str, Any] = {"heads": 2, "head_dim": 16, "device": "cpu", "seed": 0}
+    with pytest.raises(ValueError, match=r"no batch to measure: .*workloads, skew_users, data"):
+        target_batches(names=[], size="small", skew_users=[], skew_tokens=64, candidates=3,
+                       data=None, data_users=2, **shape)  # fmt: skip
+
+
+def test_lengths_have_a_digest_wherever_they_come_from(home: Path) -> None:
+    whole = histories_digests(["many", "few", "absent"])
+    assert list(whole) == ["many", "few"]
+    log = home / "logs" / "few"
+    log.mkdir()
+    users = [1] * 5 + [2] * 9
+    pq.write_table(pa.table({"user_id": users}), log / "interactions.parquet")
+    assert histories_digests(["few"])["few"] == whole["few"]
+    with pytest.raises(RunError):
+        histories_digests(["./nowhere"])
+
+
+def test_a_run_that_was_cut_off_goes_on_where_it_stopped(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batches = batches_of(names=[], head_dims=[])
+    really = measure.measure_attention
+    done: list[str] = []
+
+    def measure_attention(given: list[measure.Workload], **options: Any) -> pd.DataFrame:
+        if len(done) == 1 and "cut" not in done:
+            done.append("cut")
+            raise KeyboardInterrupt
+        done.append(given[0].name)
+        return really(given, **options)
+
+    monkeypatch.setattr(study.measure, "measure_attention", measure_attention)
+    options: dict[str, Any] = {"device": "cpu", "run_id": "x", "effort": QUICK}
+    options["providers"] = ["jagged"]
+    with pytest.raises(KeyboardInterrupt):
+        measured(batches, **options)
+    table = measured(batches, **options)
+    assert done == ["waste 50%", "cut", "length 16"]
+    assert "kept from" in capsys.readouterr().out
+    assert list(table["op"]).count("ceiling") == 2
+    assert list(dict.fromkeys(table["workload"])) == ["", "waste 50%", "length 16"]
+    assert measured([], **options).empty
+
+
+def test_our_own_errors_are_not_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def broken(given: list[measure.Workload], **options: Any) -> pd.DataFrame:
+        tried.append(1)
+        where: dict[str, Any] = {
+            "op": "attention",
+            "provider": "jagged",
+            "workload": "w",
+            "mode": "forward",
+        }
+        row = results.row(metric="latency", unit="ms", status="error", message="x", **where)
+        return results.frame([row])
+
+    monkeypatch.setattr(study.measure, "measure_attention", broken)
+    for _ in range(2):
+        table = measured(batches_of(names=["F"], wastes=[], max_lens=[], head_dims=[]),
+                         device="cpu", run_id="x")  # fmt: skip
+        assert "error" in set(table["status"])
+    assert len(tried) == 2
+
+
+def test_ceilings_survive_being_a_table() -> None:
+    table = ceiling_table(device="cpu", dtype=torch.float32, run_id="x")
+    found = Ceilings.from_table(table)
+    assert found.dtype == "float32"
+    assert found.bytes_per_second > 1e8
+    assert set(table["id"]) == {"x"}

@@ -1,0 +1,198 @@
+"""The count floor, the comparison of models, and the two commands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from click_data import ClickDataset
+from jagged_ranking import results
+from jagged_ranking.evaluation.count_floor import count_features, evaluate_counts, running_counts
+from jagged_ranking.evaluation.evaluate import Evaluation
+from jagged_ranking.evaluation.metrics import METRICS
+from jagged_ranking.training import train_commands
+from jagged_ranking.training.config import TrainConfig
+from jagged_ranking.training.experiment import compare_models
+
+TINY = TrainConfig(dim=8, hidden=(8,), max_history=10, batch_size=512, epochs=2, learning_rate=0.01)
+TINY_OPTIONS = (
+    "--dim=8",
+    "--hidden=8",
+    "--max-history=10",
+    "--batch-size=512",
+    "--learning-rate=0.01",
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 1)), max_size=30))
+def test_running_counts_are_strictly_earlier(events: list[tuple[int, int, int]]) -> None:
+    key, time, label = np.array(events, np.int64).reshape(-1, 3).T
+    found, positive = running_counts(key, time, label)
+    earlier = [[e for e in events if e[0] == k and e[1] < t] for k, t, _ in events]
+    assert found.tolist() == [len(e) for e in earlier]
+    assert positive.tolist() == [sum(label for *_, label in e) for e in earlier]
+
+
+def test_count_floor(toy: ClickDataset) -> None:
+    features = count_features(toy)
+    for split, values in features.items():
+        columns = toy.samples(split)
+        assert values.shape == (len(columns), 6)
+        # in a data set where every event is a sample, a user's count is the prefix
+        np.testing.assert_allclose(values[:, 1], np.log1p(columns.prefix))
+    found = evaluate_counts(toy)
+    assert found.metrics["auc"] > 0.6
+    assert evaluate_counts(toy).probability.tolist() == found.probability.tolist()
+
+
+def test_counts_reach_the_published_floor(data_dir: Path, tmp_path: Path) -> None:
+    from click_data import open_dataset, prepare
+
+    source = data_dir / "ml_100k"
+    if not source.is_dir():
+        pytest.skip(f"{source} is not there")
+    dataset = open_dataset(prepare("movielens", from_path=source, out=tmp_path / "ml_100k"))
+    metrics = evaluate_counts(dataset).metrics
+    assert metrics["auc"] == pytest.approx(0.7446, abs=0.002)
+    assert metrics["gauc"] == pytest.approx(0.7042, abs=0.002)
+
+
+@pytest.fixture(scope="module")
+def compared(toy: ClickDataset) -> pd.DataFrame:
+    return compare_models(
+        toy.folder,
+        models=("mean_pool", "din"),
+        seeds=(0, 1),
+        config=TINY,
+        replicates=200,
+        device="cpu",
+        workers=1,
+        progress=False,
+    )
+
+
+def test_runs_side_by_side_are_the_same(compared: pd.DataFrame, toy: ClickDataset) -> None:
+    again = compare_models(
+        toy.folder,
+        models=("mean_pool", "din"),
+        seeds=(0, 1),
+        config=TINY,
+        replicates=200,
+        device="cpu",
+        workers=2,
+        progress=False,
+    )
+
+    def timeless(table: pd.DataFrame) -> pd.DataFrame:
+        return table.query("metric != 'seconds'").reset_index(drop=True)
+
+    pd.testing.assert_frame_equal(timeless(again), timeless(compared))
+
+
+def test_compare_models_is_tidy_and_complete(compared: pd.DataFrame, tmp_path: Path) -> None:
+    table = results.with_config(compared, "seed", "baseline", "low", "high", "model")
+    assert set(compared["op"]) == {"ranking"}
+    for provider, seeds in (("mean_pool", [0, 1]), ("din", [0, 1]), ("counts", [None])):
+        for mode in ("valid", "test"):
+            for metric in METRICS:
+                rows = results.select(table, provider=provider, mode=mode, metric=metric)
+                assert [None if pd.isna(s) else int(s) for s in rows["seed"]] == seeds
+    names = [f"{metric}_difference" for metric in METRICS]
+    differences = results.select(table, metric=names).to_dict("records")
+    assert len(differences) == 2 * len(METRICS)
+    assert {row["provider"] for row in differences} == {"din", "counts"}
+    for row in differences:
+        assert row["low"] <= row["value"] <= row["high"]
+        metric = row["metric"].removesuffix("_difference")
+        means = [
+            results.select(table, provider=p, mode="test", metric=metric)["value"].mean()
+            for p in (row["provider"], "mean_pool")
+        ]
+        assert row["value"] == pytest.approx(means[0] - means[1])
+    assert set(results.select(table, metric="seconds")["unit"]) == {"s"}
+    written = results.read(results.write(compared, tmp_path / "results.parquet"))
+    pd.testing.assert_frame_equal(written, compared, check_dtype=False)
+
+
+def test_compare_models_arguments(toy: ClickDataset) -> None:
+    with pytest.raises(ValueError, match="no model 'bst'; there are mean_pool, din, transformer"):
+        compare_models(toy.folder, models=("bst",))
+    with pytest.raises(ValueError, match="at least one model and one seed"):
+        compare_models(toy.folder, seeds=())
+
+
+def test_a_metric_that_does_not_exist_is_a_row_that_says_so(toy: ClickDataset) -> None:
+    from jagged_ranking.training.experiment import _metric_rows
+
+    one = np.zeros(1)
+    found = Evaluation("test", one, one, one, dict.fromkeys(METRICS, float("nan")))
+    rows = list(_metric_rows(toy, "din", found, {}))
+    assert {row["status"] for row in rows} == {"unsupported"}
+
+
+def command(name: str, *arguments: str | Path) -> int:
+    parser = argparse.ArgumentParser()
+    getattr(train_commands, f"add_{name}_arguments")(parser)
+    parsed = parser.parse_args([str(a) for a in arguments])
+    return getattr(train_commands, f"run_{name}")(parsed)
+
+
+def test_train_and_evaluate_commands(
+    toy: ClickDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    where = ("--data", toy.folder, "--out", out, "--device", "cpu")
+    assert command("train", *where, *TINY_OPTIONS, "--epochs", "1", "--model", "mean_pool") == 0
+    assert "best epoch: 0" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="already holds a run: --resume goes on with it"):
+        command("train", *where, *TINY_OPTIONS)
+    # options not given are the run's own
+    assert command("train", *where, "--resume", "--epochs", "2") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["epoch", "0", "1"]
+    with pytest.raises(ValueError, match="was written with model='mean_pool', not 'din'"):
+        command("train", *where, "--resume", "--model", "din")
+
+    assert command("evaluate", "--data", toy.folder, "--run", out) == 0
+    capsys.readouterr()
+    assert command("evaluate", "--data", toy.folder, "--run", out, "--split", "valid") == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].split() == ["model", "split", "samples", *METRICS]
+    assert json.loads((out / "metrics.json").read_text())["split"] == "test"
+    written = json.loads((out / "metrics_valid.json").read_text())
+    assert written["split"] == "valid"
+    assert written["digest"] == toy.digest
+    shown = [float(x) for x in printed[1].split()[3:]]
+    assert shown == pytest.approx([written["metrics"][m] for m in METRICS], abs=5e-5)
+    assert written["samples"] == len(toy.samples("valid"))
+
+
+def test_command_errors_are_one_line(
+    toy: ClickDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # None of these gets as far as an epoch.
+    trained = "jagged_ranking.training.trainer._Run.go"
+    monkeypatch.setattr(trained, lambda *given, **options: pytest.fail("it trained"))
+    (tmp_path / "file").touch()
+    for arguments, message in (
+        (("--data", toy.folder, "--out", tmp_path / "a", "--dim", "7"), "divisible by heads"),
+        (("--data", toy.folder, "--out", tmp_path / "a", "--device", "tpu9"), "--device tpu9: "),
+        (("--data", tmp_path / "none", "--out", tmp_path / "a"), "none"),
+        (("--data", toy.folder, "--out", tmp_path / "a", "--seed", "-1"), "seed must lie in"),
+        (("--data", toy.folder, "--out", tmp_path / "file"), "file: cannot be the run's folder"),
+        (("--data", toy.folder, "--out", tmp_path / "file" / "a"), "a: cannot be the run's folder"),
+    ):
+        with pytest.raises(ValueError, match=message) as why:
+            command("train", *arguments)
+        assert "\n" not in str(why.value)
+    with pytest.raises(ValueError, match=r"model\.pt: no such checkpoint"):
+        command("evaluate", "--data", toy.folder, "--run", tmp_path)
+    assert not (tmp_path / "a").exists()
