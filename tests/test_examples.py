@@ -18,6 +18,8 @@ from jagged_kernels import JaggedTensor
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"jagged_kernels": "kernels", "jagged_ranking": "src", "click_data": "data_prep"}
+# Whose examples need a library that the packages do not require.
+OPTIONAL = {"to_torchrec": "torchrec"}
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef
 
 
@@ -41,6 +43,8 @@ def _examples() -> Iterator[tuple[str, doctest.DocTest]]:
     ("package", "test"), [pytest.param(*both, id=both[1].name) for both in _examples()]
 )
 def test_an_example_says_what_happens(package, test):
+    if library := OPTIONAL.get(test.name.rpartition(":")[2]):
+        pytest.importorskip(library)
     exec(f"import torch\nfrom {package} import *", test.globs)
     said: list[str] = []
     doctest.DocTestRunner(verbose=False).run(test, out=said.append)

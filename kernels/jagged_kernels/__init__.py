@@ -5,7 +5,7 @@ the inputs, and computed as if there were no autocast: cast inputs yourself. Exa
 `import torch` and `from jagged_kernels import *`.
 
 - Tensors: `JaggedTensor`, `Jagged2Tensor`, `lengths_to_offsets`, `jagged2_like`, `to_padded`,
-  `from_padded`, `jagged2_to_padded`
+  `from_padded`, `jagged2_to_padded`, `from_torchrec`, `to_torchrec`
 - Attention: `jagged_attention`, `attention_schedule`, `AttentionSchedule`, `RelativePositionBias`,
   `RelativeTimeBias`, `ALiBi`
 - Products: `jagged_dense_bmm`, `jagged_linear`, `jagged_jagged_bmm`, `jagged_outer`,

@@ -30,6 +30,7 @@ def takes_nested(function: Callable[P, R]) -> Callable[P, R]:
     Raises:
         ValueError: a nested tensor of another layout, with holes, or ragged in another dimension.
 
+    >>> from jagged_kernels.tensors.nested import takes_nested
     >>> @takes_nested
     ... def double(x: JaggedTensor) -> JaggedTensor:
     ...     return x.with_values(2 * x.values)

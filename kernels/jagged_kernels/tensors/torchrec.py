@@ -119,6 +119,11 @@ def to_torchrec(
         TypeError, ValueError: parts of wrong kind, or that do not fit each other.
 
     `from_torchrec` is the reverse.
+
+    >>> x = JaggedTensor(torch.tensor([1, 2, 3]), torch.tensor([0, 2, 3]))
+    >>> both = to_torchrec({"item": x, "shop": x})
+    >>> both.keys(), both.lengths().tolist()
+    (['item', 'shop'], [2, 1, 2, 1])
     """
     if isinstance(x, Mapping):
         return _to_keyed(x, weights)
