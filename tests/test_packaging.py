@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from processes import run_python
 
 import jagged_kernels
@@ -111,6 +112,13 @@ def test_the_kernels_wheel_requires_torch_and_triton_only(built):
     assert _project(ROOT / "kernels")["dependencies"] == [
         line for line in whole if _name(line) in OF_THE_KERNELS
     ]
+
+
+def test_the_citation_names_the_licence_and_the_paper():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["license"] == _project(ROOT)["license"]
+    (paper,) = citation["references"]
+    assert {"type": "other", "value": "arXiv:2409.15373"} in paper["identifiers"]
 
 
 ALONE = """
