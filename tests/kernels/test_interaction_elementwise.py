@@ -33,12 +33,11 @@ def _with_a_whale(operation):
 @pytest.fixture
 def short_pieces(monkeypatch):
     """Pieces of few tokens, so that users of a few hundred have many."""
-    from jagged_kernels.device import pieces as triton_segments
     from jagged_kernels.ops.normalise import triton_softmax
-    from jagged_kernels.ops.pooling import triton_max
+    from jagged_kernels.ops.pooling import triton_max, triton_sum
 
     for module, name in (
-        (triton_segments, "SUM_CUT"),
+        (triton_sum, "SUM_CUT"),
         (triton_max, "MAX_CUT"),
         (triton_max, "BACKWARD_CUT"),
         (triton_softmax, "BACKWARD_CUT"),

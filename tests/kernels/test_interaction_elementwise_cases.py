@@ -10,9 +10,9 @@ from operation_cases import DEVICE
 
 import jagged_kernels as jk
 from jagged_kernels import Jagged2Tensor, JaggedTensor
+from jagged_kernels.core import backends
 from jagged_kernels.ops import users as native_users
 from jagged_kernels.ops.elementwise import elementwise, jagged2_mul, self_difference
-from jagged_kernels.ops.layout import copies as rows
 from jagged_kernels.ops.layout import last_k
 from jagged_kernels.ops.normalise import norm, softmax
 from jagged_kernels.ops.pooling import pooling, weighted_sum
@@ -187,7 +187,7 @@ def test_more_columns_than_triton_takes(call, monkeypatch):
     with pytest.raises(NotImplementedError, match="8192 columns, got 8193"):
         call(x, "triton")
     # As on CUDA.
-    monkeypatch.setattr(rows, "choose_backend", lambda backend, x: "triton")
+    monkeypatch.setattr(backends, "choose_backend", lambda backend, x: "triton")
     out = call(x, "auto")
     out.sum().backward()
     torch.testing.assert_close(out, call(x, "reference"))
