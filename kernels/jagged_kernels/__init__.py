@@ -47,6 +47,10 @@ from jagged_kernels.ops.products.jagged_jagged_bmm import jagged_jagged_bmm
 from jagged_kernels.ops.products.jagged_linear import jagged_dense_bmm, jagged_linear
 from jagged_kernels.ops.products.jagged_outer import jagged2_matmul, jagged_outer
 from jagged_kernels.ops.products.target_interaction import target_interaction
+from jagged_kernels.tensors.columns import (
+    from_list_column,
+    to_list_column,
+)
 from jagged_kernels.tensors.jagged import JaggedTensor, lengths_to_offsets
 from jagged_kernels.tensors.jagged2 import Jagged2Tensor, jagged2_like
 from jagged_kernels.tensors.torchrec import (
@@ -63,6 +67,8 @@ __all__ = [  # noqa: RUF022
     "to_padded",
     "from_padded",
     "jagged2_to_padded",
+    "from_list_column",
+    "to_list_column",
     "from_torchrec",
     "to_torchrec",
     "jagged_attention",
