@@ -26,6 +26,7 @@ from jagged_kernels.attention import (
     RelativeTimeBias,
     attention_schedule,
     jagged_attention,
+    jagged_varlen_attention,
 )
 from jagged_kernels.ops.elementwise.elementwise import jagged_add, jagged_mul
 from jagged_kernels.ops.elementwise.jagged2_mul import jagged2_mul
@@ -67,6 +68,7 @@ __all__ = [  # noqa: RUF022
     "to_padded",
     "from_padded",
     "jagged2_to_padded",
+    "jagged_varlen_attention",
     "from_list_column",
     "to_list_column",
     "from_torchrec",
