@@ -28,6 +28,11 @@ from jagged_kernels.attention import (
     jagged_attention,
     jagged_varlen_attention,
 )
+from jagged_kernels.modules import (
+    JaggedLayerNorm,
+    JaggedMultiheadAttention,
+    JaggedRMSNorm,
+)
 from jagged_kernels.ops.elementwise.elementwise import jagged_add, jagged_mul
 from jagged_kernels.ops.elementwise.jagged2_mul import jagged2_mul
 from jagged_kernels.ops.elementwise.self_difference import jagged_self_difference
@@ -68,6 +73,9 @@ __all__ = [  # noqa: RUF022
     "to_padded",
     "from_padded",
     "jagged2_to_padded",
+    "JaggedLayerNorm",
+    "JaggedMultiheadAttention",
+    "JaggedRMSNorm",
     "jagged_varlen_attention",
     "from_list_column",
     "to_list_column",
