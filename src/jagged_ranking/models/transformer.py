@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from jagged_kernels import (
     AttentionSchedule,
+    JaggedMultiheadAttention,
     JaggedTensor,
     attention_schedule,
-    jagged_attention,
 )
 from jagged_ranking.models.din import TargetAttention
 
@@ -28,27 +28,25 @@ class TransformerLayer(nn.Module):
 
     def __init__(self, dim: int, *, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads = heads
         self.attention_norm = nn.LayerNorm(dim)
-        self.query_key_value = nn.Linear(dim, 3 * dim)
-        self.out = nn.Linear(dim, dim)
+        self.attention = nn.utils.skip_init(JaggedMultiheadAttention, dim, heads, causal=True)
+        # Projections start as those of nn.Linear do, smaller than in nn.MultiheadAttention.
+        start = nn.Linear(dim, 3 * dim)
+        self.attention.in_proj_weight, self.attention.in_proj_bias = start.weight, start.bias
+        self.attention.out_proj = nn.Linear(dim, dim)
         self.forward_norm = nn.LayerNorm(dim)
         self.widen = nn.Linear(dim, 2 * dim)
         self.narrow = nn.Linear(2 * dim, dim)
         self.activation = nn.GELU()
         self.dropout = nn.Dropout(dropout)
-        for last in (self.out, self.narrow):
+        for last in (self.attention.out_proj, self.narrow):
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
 
     def forward(self, x: JaggedTensor, schedule: AttentionSchedule | None) -> JaggedTensor:
         """[T, D] -> [T, D]."""
-        projected = self.query_key_value(self.attention_norm(x.values))
-        q, k, v = (
-            x.with_values(part) for part in projected.unflatten(1, (3, self.heads, -1)).unbind(1)
-        )
-        attended = jagged_attention(q, k, v, causal=True, schedule=schedule).values.flatten(1)
-        values = x.values + self.dropout(self.out(attended))
+        normed = x.with_values(self.attention_norm(x.values))
+        values = x.values + self.dropout(self.attention(normed, schedule=schedule).values)
         hidden = self.activation(self.widen(self.forward_norm(values)))
         return x.with_values(values + self.dropout(self.narrow(hidden)))
 

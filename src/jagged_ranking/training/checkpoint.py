@@ -10,7 +10,7 @@ import torch
 
 from jagged_ranking.results import atomic
 
-FORMAT = 1
+FORMAT = 2
 CONTENTS = ("content", "config", "digest")
 
 
