@@ -17,10 +17,12 @@ def test_what_tma_cannot_read_is_copied():
     shifted = torch.empty(aligned.numel() + 1, dtype=torch.bfloat16)[1:].view(3, 2, 64)
     shifted.copy_(aligned)
     assert shifted.is_contiguous()
-    for x in (shifted, aligned.repeat_interleave(2, -1)[..., ::2], aligned[:1].expand(3, 2, 64)):
+    heads_first = aligned.transpose(0, 1).contiguous().transpose(0, 1)
+    one_for_all = aligned[:1].expand(3, 2, 64)
+    for x in (shifted, aligned.repeat_interleave(2, -1)[..., ::2], one_for_all, heads_first):
         assert not tma_reads(x)
         copy = for_tma(x)
         assert tma_reads(copy)
         assert torch.equal(copy, x)
-    for x in (aligned, aligned.transpose(0, 1).contiguous().transpose(0, 1)):
+    for x in (aligned, torch.stack([aligned] * 3, dim=1)[:, 1], torch.cat([aligned] * 2, 1)[:, :2]):
         assert for_tma(x) is x

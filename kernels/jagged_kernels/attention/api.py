@@ -19,6 +19,7 @@ from jagged_kernels.attention.scores.bias_terms import BiasTerms
 from jagged_kernels.core.backends import Backend, choose_backend, or_native
 from jagged_kernels.core.contents import known_to_differ
 from jagged_kernels.core.operators import call, wants_gradient
+from jagged_kernels.layouts import rows_of_dims
 from jagged_kernels.schedule.policy.plain import MAX_HEAD_DIM
 from jagged_kernels.schedule.schedule import (
     AttentionSchedule,
@@ -154,6 +155,9 @@ def jagged_attention(
         TypeError, ValueError: arguments of wrong kind, dtype, shape or device, before any launch.
         NotImplementedError: float64, or D or Dv above 256, on the triton backend.
 
+    Tensors may have any strides. Triton reads packed QKV and slices of heads in place, and copies
+    what has its heads first in memory ([H, T, D]) once.
+
     Triton accumulates in float32; float32 inputs use TF32 only if
     `torch.backends.cuda.matmul.fp32_precision` is "tf32". Results do not change from run to run.
 
@@ -193,7 +197,8 @@ def jagged_attention(
                 head_dim=max(q_jagged.values.shape[2], v.values.shape[2]),
                 split="rows" if rows_do else "auto",
             )
-        qkv = (q_jagged.values, k.values, v.values)
+        # Here, so that the backward has the copies of what kernels cannot read, if there are any.
+        qkv = [rows_of_dims(x) for x in (q_jagged.values, k.values, v.values)]
         learned = () if terms is None else terms.learned()
         with_lse = return_lse or wants_gradient(*qkv, *(x for x in learned if x is not None))
         rows = (schedule.rows, schedule.rows_t)

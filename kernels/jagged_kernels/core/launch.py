@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from triton import knobs
 
+# By what kernels are compiled for. That follows from models, not from batches (see `layouts`; sizes
+# are arguments that Triton does not specialise), so that this does not grow as batches go by.
 _COMPILED: dict[tuple[Any, ...], Any] = {}
 # What types alone say all about.
 _KINDS = frozenset((float, bool, NoneType))

@@ -19,8 +19,7 @@ _ELEMENTS = 4096
 def as_rows(x: Tensor) -> Tensor:
     """[T, ...] as [T, width] with unit stride within a row; bool as bytes."""
     x = x.view(torch.uint8) if x.dtype == torch.bool else x
-    rows = x.flatten(1) if x.dim() > 1 else x[:, None]
-    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
+    return rows_of_dims(x.flatten(1) if x.dim() > 1 else x[:, None])
 
 
 def row_tiles(tokens: int, width: int, element_size: int) -> tuple[tuple[int, int], dict[str, int]]:

@@ -39,6 +39,7 @@ def launch_backward(
         wanted_kv: False leaves out dk and dv: [0].
     """
     d_o = for_tma(d_o)
+    d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
     options = {"left": left, "right": right, "scale": scale}
     if q.shape[2] == 128:
         dq, delta = launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, **options)

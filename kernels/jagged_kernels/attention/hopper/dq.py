@@ -68,8 +68,7 @@ def launch_dq(
         _dq_kernel,
         min(multiprocessors(q.device) * config.residents, rows.shape[0] * q.shape[1]),
         (
-            lse2, None if d_lse2 is None else d_lse2.contiguous(), delta, dq,
-            rows, rows.shape[0],
+            lse2, d_lse2, delta, dq, rows, rows.shape[0],
             token_blocks(q, part_q), token_blocks(d_o, part_q), token_blocks(o, part_q),
             token_blocks(k, block), token_blocks(v, block),
             scale, scale * LOG2_E, left, right,

@@ -101,6 +101,9 @@ def launch_backward(
         configs: launch options of dQ and of dK and dV, in place of the rule's.
     """
     q_config, k_config = configs or (None, None)
+    # Once for all launches: a gradient often comes in a layout that they cannot read.
+    q, k, v, d_o = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v), rows_of_dims(d_o)
+    d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
     band = {"left": left, "right": right, "scale": scale}
     options: dict[str, Any] = {**band, "bias": bias, "skips": short_offsets is not None}
     dq, delta = launch_dq(
@@ -141,14 +144,14 @@ def launch_dq(
     """(dq, delta [Tq, H] float32); delta = rowsum(o * dO) - d_lse is for `launch_dkv`.
 
     Args:
+        d_o, q, k, v: read in place (`rows_of_dims`).
+        d_lse2: contiguous.
         skips: leave out users of up to `SHORT_USER` tokens.
     """
-    q, k, v, d_o = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v), rows_of_dims(d_o)
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     delta = torch.empty_like(lse2)
     if q.shape[0] == 0:
         return dq, delta
-    d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
     bias = bias or NO_BIAS
     small_memory = has_small_memory(q.device)
     users = users_of_rows(rows, q.shape[0], tile)
@@ -187,8 +190,7 @@ def launch_dkv(
     skips: bool = False,
     config: LaunchConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(dk, dv); `left` and `right` are those of the queries, `skips` is as for `launch_dq`."""
-    q, k, v, d_o = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v), rows_of_dims(d_o)
+    """(dk, dv); `left` and `right` are those of the queries, all else is as for `launch_dq`."""
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     if k.shape[0] == 0:

@@ -30,13 +30,7 @@ from jagged_kernels.attention.blocks import (
 from jagged_kernels.core.launch import launch
 from jagged_kernels.device.arithmetic import LOG2_E, add_factors, product_precision
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
-from jagged_kernels.device.memory import (
-    load_block,
-    load_numbers,
-    rows_of_dims,
-    store_block,
-    store_numbers,
-)
+from jagged_kernels.device.memory import load_block, load_numbers, store_block, store_numbers
 from jagged_kernels.schedule.policy.plain import short_warps
 from jagged_kernels.schedule.row_layout import NO_LIMIT, SHORT_USER
 
@@ -58,11 +52,10 @@ def launch_short_forward(
     """Writes o [T, H, Dv] and lse2 [T, H] (or None) of users of 1 to `SHORT_USER` tokens.
 
     Args:
-        q, k, v: [T, H, D], [T, Hk, D], [T, Hk, Dv].
+        q, k, v: [T, H, D], [T, Hk, D], [T, Hk, Dv], read in place (`rows_of_dims`).
         offsets: [B + 1] of all three, int32 or int64.
         left, right, scale: as in `launch_forward`.
     """
-    q, k, v = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v)
     limits = (left != NO_LIMIT, right != NO_LIMIT)
     plan = _plan(
         layout_of(q), layout_of(k), layout_of(v), None, q.element_size(), product_precision(q),
@@ -95,10 +88,8 @@ def launch_short_backward(
 ) -> None:
     """Writes dq, and dk and dv unless they are None, of users of 1 to `SHORT_USER` tokens.
 
-    Args: as `launch_short_forward` takes them; gradients contiguous.
+    Args: as `launch_short_forward` takes them; d_o likewise, other gradients contiguous.
     """
-    q, k, v, d_o = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v), rows_of_dims(d_o)
-    d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
     limits = (left != NO_LIMIT, right != NO_LIMIT)
     plan = _plan(
         layout_of(q), layout_of(k), layout_of(v), layout_of(d_o), q.element_size(),

@@ -19,15 +19,13 @@ def sum_precision(x: Tensor) -> str:
 
 
 def unit_stride(x: Tensor) -> Tensor:
-    """[T, D] with unit stride in D; other strides are read in place."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    """[T, D] with unit stride in D."""
+    return rows_of_dims(x)
 
 
 def weight_in_place(weight: Tensor) -> Tensor:
-    """[G, D, K] with unit stride in D or K, and strides in these that do not grow with G."""
-    stride, *inner = weight.stride()
-    fits = 1 in inner and (stride == 0 or stride >= max(inner) or weight.shape[0] == 1)
-    return weight if fits else weight.contiguous()
+    """[G, D, K], each matrix or its transpose as `rows_of_dims`; one for all G is read in place."""
+    return rows_of_dims(weight.mT).mT if weight.stride(1) == 1 else rows_of_dims(weight)
 
 
 @triton.jit

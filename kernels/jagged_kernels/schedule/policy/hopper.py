@@ -11,6 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from jagged_kernels.layouts import read_in_place
 from jagged_kernels.schedule.rows import users_of_rows
 
 
@@ -129,11 +130,10 @@ def _capability(device: int | None) -> int:
 
 
 def tma_reads(x: Tensor) -> bool:
-    """TMA wants 16-byte-aligned rows and counts in int32; the exact walk's blocks do, too."""
-    stride_t, stride_h, stride_d = x.stride()
+    """TMA wants 16-byte-aligned rows that do not overlap."""
+    stride_t, stride_h, _ = x.stride()
     aligned = x.data_ptr() % 16 == 0 and stride_t % 8 == 0 and stride_h % 8 == 0
-    fits = x.shape[2] <= stride_t < 2**22 and x.shape[1] * stride_h < 2**31
-    return stride_d == 1 and aligned and fits
+    return aligned and x.shape[2] <= stride_t and read_in_place(x)
 
 
 def for_tma(x: Tensor) -> Tensor:

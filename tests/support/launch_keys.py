@@ -1,0 +1,60 @@
+"""What kernels are compiled for, seen without a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import jagged_kernels
+
+Key = tuple[Any, ...]
+# How many tokens a result has is read on the host.
+_SIZES = ("_cut_users_kernel",)
+
+
+def record_launches(monkeypatch: pytest.MonkeyPatch) -> list[Key]:
+    """What each launch from now on compiles a kernel for, where it is not compiled yet: the key of
+    `launch._COMPILED`. Nothing runs but `_SIZES`: what kernels would write stays as allocated."""
+    for module in pkgutil.walk_packages(jagged_kernels.__path__, "jagged_kernels."):
+        importlib.import_module(module.name)
+    launch = importlib.import_module("jagged_kernels.core.launch")
+    real, keys = launch.launch, list[Key]()
+
+    def record(
+        kernel: Any, grid: Any, arguments: tuple[Any, ...], constants: Any, **options: int
+    ) -> None:
+        kinds: list[Any] = []
+        for argument in arguments:
+            if type(argument) is int:
+                kinds.append(-(2**31) <= argument < 2**31)
+            else:
+                launch._look(argument, kinds)
+        values = tuple(map(str, constants.values()))
+        keys.append((kernel.fn.__qualname__, kernel.fn.__module__, *values, *options, *kinds))
+        if kernel.fn.__name__ in _SIZES:
+            real(kernel, grid, arguments, constants, **options)
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("jagged_kernels.") and getattr(module, "launch", None) is real:
+            monkeypatch.setattr(module, "launch", record)
+    return keys
+
+
+def batches(count: int) -> list[list[int]]:
+    """Lengths of the users of so many batches; no two have the same number of tokens."""
+    generator = torch.Generator().manual_seed(0)
+    # The first ones bring every rule that depends on how long users are.
+    found: list[list[int]] = [[1], [2], [5, 0, 1], [40] * 60, [200, 100], [1500, 700]]
+    longest = [2, 30, 80, 400]
+    while len(found) < count:
+        users = int(torch.randint(1, 30, (), generator=generator))
+        most = longest[len(found) % len(longest)]
+        lengths = torch.randint(0, most + 1, (users,), generator=generator).tolist()
+        if sum(lengths) not in [0, *map(sum, found)]:
+            found.append(lengths)
+    return found
