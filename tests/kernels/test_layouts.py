@@ -16,7 +16,7 @@ from torch import Tensor
 from jagged_kernels import ALiBi, JaggedTensor, jagged_attention
 from jagged_kernels.attention.operators import plain as ops
 from jagged_kernels.core import launch
-from jagged_kernels.layouts import rows_of_dims
+from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.schedule.policy import hopper
 from jagged_kernels.schedule.rows import build_rows
 

@@ -18,8 +18,8 @@ from jagged_kernels.attention.scores.bias import Bias, bias_terms
 from jagged_kernels.attention.scores.bias_terms import BiasTerms
 from jagged_kernels.core.backends import Backend, choose_backend, or_native
 from jagged_kernels.core.contents import known_to_differ
+from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.operators import call, wants_gradient
-from jagged_kernels.layouts import rows_of_dims
 from jagged_kernels.schedule.policy.plain import MAX_HEAD_DIM
 from jagged_kernels.schedule.schedule import (
     AttentionSchedule,

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from jagged_kernels.core.sizes import padded_dim
 from jagged_kernels.device.arithmetic import LOG2_E, dot_precision
-from jagged_kernels.layouts import rows_of_dims as rows_of_dims
 from jagged_kernels.schedule.policy.plain import MAX_HEAD_DIM
 from jagged_kernels.schedule.row_layout import NO_LIMIT
 

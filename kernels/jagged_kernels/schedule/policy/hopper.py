@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from jagged_kernels.layouts import read_in_place
+from jagged_kernels.core.layouts import read_in_place
 from jagged_kernels.schedule.rows import users_of_rows
 
 
