@@ -7,6 +7,7 @@ of that registered with PyTorch.
 
 from jagged_kernels.attention.api import jagged_attention
 from jagged_kernels.attention.scores.bias import ALiBi, RelativePositionBias, RelativeTimeBias
+from jagged_kernels.attention.varlen import jagged_varlen_attention
 from jagged_kernels.schedule.schedule import AttentionSchedule, attention_schedule
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "RelativeTimeBias",
     "attention_schedule",
     "jagged_attention",
+    "jagged_varlen_attention",
 ]

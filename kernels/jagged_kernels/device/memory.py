@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import cdiv, power_of_two
 
 # A program of copies.
@@ -46,43 +47,63 @@ def row_tile(columns: int) -> tuple[int, int, int]:
     return max(min(_ELEMENTS // block, 128), 1), block, 8 if block > 2048 else 4
 
 
-def rows_of_dims(x: Tensor) -> Tensor:
-    """[T, ..., D] with unit stride in D; packed QKV is read in place.
-
-    A block's addresses must fit 32 bits, so that nobody's tokens lie millions of numbers apart.
-    """
-    strides = x.stride()
-    return x if strides[-1] == 1 and strides[0] < 2**22 else x.contiguous()
-
-
 @triton.jit
 def load_tile(
     ptr, start, end, stride, column, COLUMNS: tl.constexpr, TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """[TILE, BLOCK] from token `start` and from `column`; 0 from token `end` and from COLUMNS."""
-    token = start + tl.arange(0, TILE)
-    columns = column + tl.arange(0, BLOCK)
-    # int64: tokens x columns passes 2^31 in large batches.
-    address = ptr + token.to(tl.int64)[:, None] * stride + columns[None, :]
-    inside = token[:, None] < end
+    address, token, columns = _addresses(ptr, start, stride, column, TILE, BLOCK)
     if COLUMNS % BLOCK != 0:
-        inside = inside & (columns[None, :] < COLUMNS)
-    return tl.load(address, mask=inside, other=0.0)
+        return tl.load(address, mask=(token < end) & (columns < COLUMNS), other=0.0)
+    return tl.load(address, mask=token < end, other=0.0)
 
 
 @triton.jit
 def store_tile(
-    ptr, block, start, end, column, COLUMNS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr
+    ptr, tile, start, end, stride, column, COLUMNS: tl.constexpr, TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Into a contiguous [T, COLUMNS], in its dtype, what `load_tile` would read."""
-    token = start + tl.arange(0, TILE)
-    columns = column + tl.arange(0, BLOCK)
-    address = ptr + token.to(tl.int64)[:, None] * COLUMNS + columns[None, :]
-    inside = token[:, None] < end
+    """What `load_tile` would read, in the dtype of `ptr`."""
+    address, token, columns = _addresses(ptr, start, stride, column, TILE, BLOCK)
+    inside = token < end
     if COLUMNS % BLOCK != 0:
-        inside = inside & (columns[None, :] < COLUMNS)
-    tl.store(address, block.to(ptr.dtype.element_ty), mask=inside)
+        inside = inside & (columns < COLUMNS)
+    tl.store(address, tile.to(ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def load_block(
+    ptr, start, end, stride, BLOCK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr
+):  # fmt: skip
+    """[BLOCK, PAD_D] of the tokens from `start`; zero from D and from `end` on."""
+    return load_tile(ptr, start, end, stride, 0, D, BLOCK, PAD_D)
+
+
+@triton.jit
+def store_block(
+    ptr, block, start, end, stride, BLOCK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr
+):  # fmt: skip
+    """The first D columns of the tokens before `end`, in the dtype of `ptr`."""
+    store_tile(ptr, block, start, end, stride, 0, D, BLOCK, PAD_D)
+
+
+@triton.jit
+def _addresses(ptr, start, stride, column, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    """Addresses [TILE, BLOCK], tokens [TILE, 1] and columns [1, BLOCK].
+
+    Tokens x columns pass 2^31, a tile does not: 64-bit products for the tile's start alone, and
+    what is left does not change from tile to tile.
+    """
+    index = tl.arange(0, TILE)[:, None]
+    columns = column + tl.arange(0, BLOCK)[None, :]
+    return _token_start(ptr, start, stride) + (index * stride + columns), start + index, columns
+
+
+@triton.jit
+def _token_start(ptr, start, stride):
+    # A sum, because the interpreter's loops count in Python integers, which cannot be cast.
+    return ptr + (start + tl.full([], 0, tl.int64)) * stride
 
 
 @triton.jit
@@ -107,44 +128,6 @@ def padded_rows(first_row, length, users, ROWS: tl.constexpr):
     place = (first_row % length).to(tl.int32) + tl.arange(0, ROWS)
     user = (first_row // length).to(tl.int32) + place // length
     return tl.minimum(user, users - 1), place % length, user < users
-
-
-@triton.jit
-def load_block(
-    ptr, start, end, stride, BLOCK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr
-):  # fmt: skip
-    """[BLOCK, PAD_D] of the tokens from `start`; zero from D and from `end` on."""
-    address, token, dim = _addresses(ptr, start, stride, BLOCK, PAD_D)
-    if PAD_D != D:
-        return tl.load(address, mask=(token < end) & (dim < D), other=0.0)
-    return tl.load(address, mask=token < end, other=0.0)
-
-
-@triton.jit
-def store_block(
-    ptr, block, start, end, stride, BLOCK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr
-):  # fmt: skip
-    """The first D columns of the tokens before `end`, in the dtype of `ptr`."""
-    address, token, dim = _addresses(ptr, start, stride, BLOCK, PAD_D)
-    tl.store(address, block.to(ptr.dtype.element_ty), mask=(token < end) & (dim < D))
-
-
-@triton.jit
-def _addresses(ptr, start, stride, BLOCK: tl.constexpr, PAD_D: tl.constexpr):
-    """Addresses [BLOCK, PAD_D], tokens [BLOCK, 1] and dims [1, PAD_D].
-
-    Tokens x heads x dim pass 2^31, a block does not: 64-bit products for the block's start alone,
-    and what is left does not change from block to block.
-    """
-    index = tl.arange(0, BLOCK)[:, None]
-    dim = tl.arange(0, PAD_D)[None, :]
-    return _token_start(ptr, start, stride) + (index * stride + dim), start + index, dim
-
-
-@triton.jit
-def _token_start(ptr, start, stride):
-    # A sum, because the interpreter's loops count in Python integers, which cannot be cast.
-    return ptr + (start + tl.full([], 0, tl.int64)) * stride
 
 
 @triton.jit

@@ -44,6 +44,7 @@ from jagged_kernels.attention.scores.triton_bias import (
 )
 from jagged_kernels.core.backends import has_small_memory
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig, padded_dim
 from jagged_kernels.device.arithmetic import LOG2_E, add_factors, product_precision
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
@@ -51,7 +52,6 @@ from jagged_kernels.device.memory import (
     load_block,
     load_number_pairs,
     load_numbers,
-    rows_of_dims,
     store_block,
     store_numbers,
 )

@@ -34,10 +34,11 @@ from jagged_kernels.attention.scores.bias_launch import NO_BIAS, BiasShape, laun
 from jagged_kernels.attention.scores.triton_bias import bias_block, bias_place, keep_block
 from jagged_kernels.core.backends import has_small_memory
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig, padded_dim
 from jagged_kernels.device.arithmetic import LOG2_E, add_dot, product_precision
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
-from jagged_kernels.device.memory import load_block, rows_of_dims, store_block, store_numbers
+from jagged_kernels.device.memory import load_block, store_block, store_numbers
 from jagged_kernels.schedule.policy.plain import forward_config, parts_of_tile
 from jagged_kernels.schedule.row_access import load_part
 from jagged_kernels.schedule.row_layout import NO_LIMIT

@@ -36,10 +36,11 @@ from jagged_kernels.attention.split.blocks import (
 )
 from jagged_kernels.attention.split.merge import merge_sums
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig, padded_dim
 from jagged_kernels.device.arithmetic import LOG2_E, add_factors, product_precision
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
-from jagged_kernels.device.memory import load_block, rows_of_dims, store_block
+from jagged_kernels.device.memory import load_block, store_block
 from jagged_kernels.schedule.row_access import load_row
 from jagged_kernels.schedule.row_layout import NO_LIMIT
 from jagged_kernels.schedule.spans import (

@@ -13,8 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import cdiv
-from jagged_kernels.device.memory import address_of, row_tile, rows_of_dims
+from jagged_kernels.device.memory import address_of, row_tile
 
 # Programs of the backward: a few waves on any device, and few sums for the second launch.
 PROGRAMS = 528

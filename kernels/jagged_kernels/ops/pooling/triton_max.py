@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.core.launch import launch
-from jagged_kernels.device.memory import address_of, rows_of_dims
+from jagged_kernels.core.layouts import rows_of_dims
+from jagged_kernels.device.memory import address_of
 from jagged_kernels.device.pieces import (
     MERGE_LANES,
     MERGE_WARPS,

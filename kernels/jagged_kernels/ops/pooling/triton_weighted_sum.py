@@ -8,8 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import cdiv
-from jagged_kernels.device.memory import address_of, row_tile, rows_of_dims
+from jagged_kernels.device.memory import address_of, row_tile
 from jagged_kernels.device.search import user_of
 
 

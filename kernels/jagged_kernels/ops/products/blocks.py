@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.device.arithmetic import product_precision
 
 # Of float32 that half types are made of, two bfloat16 and three products.
@@ -16,11 +17,6 @@ def sum_precision(x: Tensor) -> str:
     """`product_precision` of float32 sums over tokens like `x`, that its dtype is made from."""
     half = x.element_size() == 2 and x.is_cuda
     return _HALF_PRODUCTS if half else product_precision(x)
-
-
-def unit_stride(x: Tensor) -> Tensor:
-    """[T, D] with unit stride in D."""
-    return rows_of_dims(x)
 
 
 def weight_in_place(weight: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def add_tiles(
         acc = add_factors(acc, transposed(x_factor, PRECISION), y_factor, x.dtype, PRECISION)
         if dx_ptr is not None:
             d_x = dot_factors(y_factor, transposed(weight_factor, PRECISION), PRECISION)
-            store_tile(dx_ptr, d_x, token, end, row, D, TILE, BLOCK_D)
+            store_tile(dx_ptr, d_x, token, end, D, row, D, TILE, BLOCK_D)
     return acc, total
 
 

@@ -15,11 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig, block_size, cdiv
 from jagged_kernels.device.arithmetic import add_products, product_precision, sum_products
 from jagged_kernels.device.search import search_steps, tile_count
 from jagged_kernels.device.squares import is_below, least_step, load_rows, tokens_at
-from jagged_kernels.ops.products.blocks import unit_stride
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def launch_matmul(
     m: Tensor, x: Tensor, offsets: Tensor, matrix_offsets: Tensor, *, transpose: bool
 ) -> Tensor:
     """[T, D] in x's dtype: m_b x_b of every user, or m_b^T x_b."""
-    x = unit_stride(x)
+    x = rows_of_dims(x)
     (tokens, dim), users = x.shape, offsets.shape[0] - 1
     out = torch.empty((tokens, dim), dtype=x.dtype, device=x.device)
     if tokens == 0:
@@ -72,7 +72,7 @@ def launch_outer_backward(
     d_out: Tensor, x: Tensor, y: Tensor, offsets: Tensor, matrix_offsets: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(dx, dy) [T, D] of `launch_outer`, for d_out [total]."""
-    x, y = unit_stride(x), unit_stride(y)
+    x, y = rows_of_dims(x), rows_of_dims(y)
     (tokens, dim), users = x.shape, offsets.shape[0] - 1
     d_x = torch.empty((tokens, dim), dtype=x.dtype, device=x.device)
     d_y = torch.empty((tokens, dim), dtype=x.dtype, device=x.device)

@@ -16,12 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig, block_size
 from jagged_kernels.device.arithmetic import add_dot, product_precision
 from jagged_kernels.device.float32 import dot
 from jagged_kernels.device.search import first_strip, search_steps, strip_count, user_of_strip
 from jagged_kernels.device.squares import is_below, least_step, load_square, tokens_at
-from jagged_kernels.ops.products.blocks import unit_stride
 from jagged_kernels.ops.products.triton_jagged2_matmul import widest_tokens
 
 
@@ -46,7 +46,7 @@ def launch_outer(
     x: Tensor, y: Tensor, offsets: Tensor, matrix_offsets: Tensor, total: int
 ) -> Tensor:
     """[total] in x's dtype: x_b y_b^T of every user, row by row."""
-    x, y = unit_stride(x), unit_stride(y)
+    x, y = rows_of_dims(x), rows_of_dims(y)
     (tokens, dim), users = x.shape, offsets.shape[0] - 1
     out = torch.empty(total, dtype=x.dtype, device=x.device)
     if total == 0:

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig, block_size, cdiv
 from jagged_kernels.device.arithmetic import add_dot, product_precision
 from jagged_kernels.device.memory import load_tile, store_tile
@@ -21,7 +22,6 @@ from jagged_kernels.ops.products.blocks import (
     fold,
     load_row,
     load_weight,
-    unit_stride,
     weight_in_place,
 )
 
@@ -45,7 +45,7 @@ def launch_linear(
     With `target` [B, D] and `scaled` [D, K], the matrix of user b is
     weight_b + target_b[:, None] * scaled instead.
     """
-    x, weight = unit_stride(x), weight_in_place(weight)
+    x, weight = rows_of_dims(x), weight_in_place(weight)
     tokens, dim = x.shape
     columns, users = weight.shape[2], offsets.shape[0] - 1
     out = torch.empty((tokens, columns), dtype=x.dtype, device=x.device)
@@ -109,4 +109,4 @@ def _linear_kernel(
     if bias_ptr is not None:
         acc += load_row(bias_ptr, group, column, K, BLOCK_K)[None, :]
     acc = activate(acc, ACTIVATION, out_ptr.dtype.element_ty)
-    store_tile(out_ptr, acc, start, end, column, K, TILE, BLOCK_K)
+    store_tile(out_ptr, acc, start, end, K, column, K, TILE, BLOCK_K)

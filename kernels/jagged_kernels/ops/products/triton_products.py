@@ -19,10 +19,11 @@ from torch import Tensor
 
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig, block_size, cdiv
 from jagged_kernels.device.arithmetic import product_precision
 from jagged_kernels.device.search import first_tile, search_steps, tile_count, user_of_tile
-from jagged_kernels.ops.products.blocks import load_row, load_weight, unit_stride, weight_in_place
+from jagged_kernels.ops.products.blocks import load_row, load_weight, weight_in_place
 from jagged_kernels.ops.products.triton_accumulate import (
     MERGE_BLOCK,
     add_tiles,
@@ -69,7 +70,7 @@ def launch_products(
     summed is the gradient before the activation. dx is that times weight^T. Both need `weight`
     [S, D, K], D and K up to `FUSED_UP_TO`.
     """
-    x, y = unit_stride(x), unit_stride(y)
+    x, y = rows_of_dims(x), rows_of_dims(y)
     (tokens, dim), columns, users = x.shape, y.shape[1], offsets.shape[0] - 1
     new = torch.empty if tokens else torch.zeros
     out = new((count, dim, columns), dtype=x.dtype, device=x.device)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig, block_size, cdiv
 from jagged_kernels.device.arithmetic import add_dot, product_precision
 from jagged_kernels.device.float32 import dot
@@ -37,7 +38,6 @@ from jagged_kernels.ops.products.blocks import (
     load_row,
     load_weight,
     sum_precision,
-    unit_stride,
 )
 from jagged_kernels.ops.products.triton_accumulate import MERGE_BLOCK, add_tiles
 from jagged_kernels.ops.products.triton_products import merge_kernel
@@ -76,7 +76,7 @@ def launch_target(
 ) -> Tensor:
     """[T, K] of history [T, D], target [B, D], weight [K, 4 D] and bias [K]; D and K up to
     `FORWARD_MOST_FUSED`."""
-    x = unit_stride(history)
+    x = rows_of_dims(history)
     (tokens, dim), columns, users = x.shape, weight.shape[0], target.shape[0]
     out = torch.empty((tokens, columns), dtype=x.dtype, device=x.device)
     if tokens == 0:
@@ -120,7 +120,7 @@ def launch_target_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of history, target, weight and bias, in their dtypes and shapes; empty for no
     bias."""
-    x, y = unit_stride(history), unit_stride(d_out)
+    x, y = rows_of_dims(history), rows_of_dims(d_out)
     (tokens, dim), columns, users = x.shape, weight.shape[0], target.shape[0]
     new = torch.empty if tokens else torch.zeros
     d_x = torch.empty((tokens, dim), dtype=x.dtype, device=x.device)
@@ -260,7 +260,7 @@ def _target_kernel(
         out = add_dot(out, x * target, scaled, PRECISION)
         out = add_dot(out, target, of_target, PRECISION) + bias[None, :]
         out = activate(out, ACTIVATION, out_ptr.dtype.element_ty)
-        store_tile(out_ptr, out, start, tokens, 0, K, TILE, BLOCK_K)
+        store_tile(out_ptr, out, start, tokens, K, 0, K, TILE, BLOCK_K)
 
 
 @triton.jit(do_not_specialize=["users", "steps", "units", "span"])
@@ -349,7 +349,7 @@ def _users_kernel(
         d_user_bias = load_tile(by_user_ptr + D, first, users, D + K, 0, K, USERS, BLOCK_K)
         target = load_tile(target_ptr, first, users, D, 0, D, USERS, BLOCK_D).to(tl.float32)
         d_target += dot(d_user_bias, tl.trans(of_target), PRECISION)
-        store_tile(d_target_ptr, d_target, first, users, 0, D, USERS, BLOCK_D)
+        store_tile(d_target_ptr, d_target, first, users, D, 0, D, USERS, BLOCK_D)
         d_of_target = add_dot(d_of_target, tl.trans(target), d_user_bias, PRECISION)
         d_bias += tl.sum(d_user_bias, 0)
     sums_ptr = _behind(by_user_ptr, users, D + K)
