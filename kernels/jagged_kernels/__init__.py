@@ -5,9 +5,10 @@ the inputs, and computed as if there were no autocast: cast inputs yourself. Exa
 `import torch` and `from jagged_kernels import *`.
 
 - Tensors: `JaggedTensor`, `Jagged2Tensor`, `lengths_to_offsets`, `jagged2_like`, `to_padded`,
-  `from_padded`, `jagged2_to_padded`, `from_torchrec`, `to_torchrec`
-- Attention: `jagged_attention`, `attention_schedule`, `AttentionSchedule`, `RelativePositionBias`,
-  `RelativeTimeBias`, `ALiBi`
+  `from_padded`, `jagged2_to_padded`, `from_torchrec`, `to_torchrec`, `from_list_column`,
+  `to_list_column`
+- Attention: `jagged_attention`, `jagged_varlen_attention`, `attention_schedule`,
+  `AttentionSchedule`, `RelativePositionBias`, `RelativeTimeBias`, `ALiBi`
 - Products: `jagged_dense_bmm`, `jagged_linear`, `jagged_jagged_bmm`, `jagged_outer`,
   `jagged2_matmul`, `target_interaction`
 - Pooling: `jagged_sum`, `jagged_mean`, `jagged_max`, `jagged_weighted_sum`, `jagged_last_k`
@@ -17,6 +18,7 @@ the inputs, and computed as if there were no autocast: cast inputs yourself. Exa
   `jagged_embedding`
 - Selection: `jagged_cat`, `jagged_slice`, `jagged_recent`, `jagged_index_select`, `jagged_top_k`,
   `jagged_unique`
+- Modules: `JaggedMultiheadAttention`, `JaggedLayerNorm`, `JaggedRMSNorm`
 """
 
 from jagged_kernels.attention import (
@@ -28,11 +30,7 @@ from jagged_kernels.attention import (
     jagged_attention,
     jagged_varlen_attention,
 )
-from jagged_kernels.modules import (
-    JaggedLayerNorm,
-    JaggedMultiheadAttention,
-    JaggedRMSNorm,
-)
+from jagged_kernels.modules import JaggedLayerNorm, JaggedMultiheadAttention, JaggedRMSNorm
 from jagged_kernels.ops.elementwise.elementwise import jagged_add, jagged_mul
 from jagged_kernels.ops.elementwise.jagged2_mul import jagged2_mul
 from jagged_kernels.ops.elementwise.self_difference import jagged_self_difference
@@ -53,10 +51,7 @@ from jagged_kernels.ops.products.jagged_jagged_bmm import jagged_jagged_bmm
 from jagged_kernels.ops.products.jagged_linear import jagged_dense_bmm, jagged_linear
 from jagged_kernels.ops.products.jagged_outer import jagged2_matmul, jagged_outer
 from jagged_kernels.ops.products.target_interaction import target_interaction
-from jagged_kernels.tensors.columns import (
-    from_list_column,
-    to_list_column,
-)
+from jagged_kernels.tensors.columns import from_list_column, to_list_column
 from jagged_kernels.tensors.jagged import JaggedTensor, lengths_to_offsets
 from jagged_kernels.tensors.jagged2 import Jagged2Tensor, jagged2_like
 from jagged_kernels.tensors.torchrec import (
@@ -73,10 +68,10 @@ __all__ = [  # noqa: RUF022
     "to_padded",
     "from_padded",
     "jagged2_to_padded",
-    "from_list_column",
-    "to_list_column",
     "from_torchrec",
     "to_torchrec",
+    "from_list_column",
+    "to_list_column",
     "jagged_attention",
     "jagged_varlen_attention",
     "attention_schedule",
@@ -84,7 +79,6 @@ __all__ = [  # noqa: RUF022
     "RelativePositionBias",
     "RelativeTimeBias",
     "ALiBi",
-    "JaggedMultiheadAttention",
     "jagged_dense_bmm",
     "jagged_linear",
     "jagged_jagged_bmm",
@@ -100,8 +94,6 @@ __all__ = [  # noqa: RUF022
     "jagged2_softmax",
     "jagged_layer_norm",
     "jagged_rms_norm",
-    "JaggedLayerNorm",
-    "JaggedRMSNorm",
     "jagged_add",
     "jagged_mul",
     "jagged2_mul",
@@ -113,6 +105,9 @@ __all__ = [  # noqa: RUF022
     "jagged_index_select",
     "jagged_top_k",
     "jagged_unique",
+    "JaggedMultiheadAttention",
+    "JaggedLayerNorm",
+    "JaggedRMSNorm",
 ]
 
 __version__ = "0.1.0"

@@ -203,6 +203,7 @@ def test_round_trip(dtype, shape, offsets):
     column = to_list_column(x)
     column.validate(full=True)
     assert column.to_pylist() == as_lists(x)
+    assert to_list_column(x.to_nested()).equals(column)  # pyright: ignore
     again = from_list_column(column)
     assert torch.equal(again.values, x.values)
     assert torch.equal(again.offsets, x.offsets)

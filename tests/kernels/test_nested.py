@@ -113,7 +113,8 @@ def test_no_operation_is_missing():
         if inspect.isfunction(function := getattr(jk, name))
         and any("JaggedTensor" in str(p) for p in inspect.signature(function).parameters.values())
     }
-    assert set(OPERATIONS) == takes
+    # Whose results are another library's: see their own tests.
+    assert set(OPERATIONS) == takes - {"to_list_column", "to_torchrec"}
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

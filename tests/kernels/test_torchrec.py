@@ -181,6 +181,18 @@ def test_keyed_round_trip(module, lengths, weighted):
             assert_same(ours[key], part)
 
 
+def test_nested_tensors_go_there_too(module):
+    x = JaggedTensor(VALUES, OFFSETS)
+    other = x.with_values(WEIGHTS)
+    nested: Any = {"item": x.to_nested(), "shop": other}
+    found = from_torchrec(to_torchrec(nested, {"item": other, "shop": x}), weights=True)
+    assert_same(found[0]["item"], x)
+    assert_same(found[0]["shop"], other)
+    assert_same(found[1]["item"], other)
+    one: Any = x.to_nested()
+    assert_same(from_torchrec(to_torchrec(one)), x)
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_round_trip_of_one(module, weighted):
     x = JaggedTensor(VALUES, OFFSETS)

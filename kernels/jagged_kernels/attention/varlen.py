@@ -68,7 +68,6 @@ def jagged_varlen_attention(
     run to run, but bits of a sequence may depend on the others in its batch, whatever `num_splits`
     is. With `seqused_k` there are gradients, too.
 
-    >>> import torch
     >>> x, cu_seq = torch.randn(5, 2, 8), torch.tensor([0, 3, 5], dtype=torch.int32)
     >>> jagged_varlen_attention(x, x, x, cu_seq, cu_seq, 3, 3, window_size=(-1, 0)).shape
     torch.Size([5, 2, 8])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.tensors.jagged import JaggedTensor, lengths_to_offsets
+from jagged_kernels.tensors.nested import takes_nested
 
 Nulls = Literal["error", "empty"]
 _LISTS = ("list<", "large_list<", "fixed_size_list<")
@@ -68,6 +69,7 @@ def from_list_column(
     return jagged if dtype is None else jagged.to(dtype)
 
 
+@takes_nested
 def to_list_column(x: JaggedTensor) -> Any:
     """As a pyarrow `ListArray` (a `LargeListArray` for int64 offsets): user b is row b.
 
@@ -85,6 +87,10 @@ def to_list_column(x: JaggedTensor) -> Any:
         ValueError: tokens of no numbers.
 
     `from_list_column` is the reverse.
+
+    >>> x = JaggedTensor(torch.tensor([1, 2, 3]), torch.tensor([0, 2, 2, 3]))
+    >>> to_list_column(x).to_pylist()
+    [[1, 2], [], [3]]
     """
     if not isinstance(x, JaggedTensor):
         raise TypeError(f"x must be a JaggedTensor, got {type(x).__name__}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -21,11 +21,11 @@ _TOKENS_FIRST, _HEADS_FIRST = 1, 2
 def takes_nested(function: Callable[P, R]) -> Callable[P, R]:
     """`function`, which also takes `torch.nested` tensors of jagged layout for `JaggedTensor`s.
 
-    An argument, or one in a list, may be [B, n*, ...], ragged in dimension 1; or [B, H, n*, ...],
-    ragged in dimension 2, as `transpose(1, 2)` lays out heads for SDPA, which is read as
-    [B, n*, H, ...]. With one such argument every `JaggedTensor` of the result is a nested tensor,
-    laid out as the first of them; dense tensors stay as they are. Nothing but the layout changes
-    hands: values are views, and gradients flow to where the nested tensors came from.
+    An argument, or one in a list or a mapping, may be [B, n*, ...], ragged in dimension 1; or
+    [B, H, n*, ...], ragged in dimension 2, as `transpose(1, 2)` lays out heads for SDPA, which is
+    read as [B, n*, H, ...]. With one such argument every `JaggedTensor` of the result is a nested
+    tensor, laid out as the first of them; dense tensors stay as they are. Nothing but the layout
+    changes hands: values are views, and gradients flow to where the nested tensors came from.
 
     Raises:
         ValueError: a nested tensor of another layout, with holes, or ragged in another dimension.
@@ -45,17 +45,18 @@ def takes_nested(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except Exception:
             # No function works on nested tensors. To look for them here costs others nothing.
-            like = _first_nested((args, tuple(kwargs.values())))
+            like = _first_nested((args, kwargs))
             if like is None:
                 raise
         again: Callable[..., R] = function
-        options = {name: _to_jagged(value) for name, value in kwargs.items()}
-        return _to_nested(again(*_to_jagged(args), **options), like)
+        return _to_nested(again(*_to_jagged(args), **_to_jagged(kwargs)), like)
 
     return converting
 
 
 def _first_nested(arguments: Any) -> Tensor | None:
+    if isinstance(arguments, Mapping):
+        arguments = tuple(arguments.values())
     if isinstance(arguments, (list, tuple)):
         for x in arguments:
             if (found := _first_nested(x)) is not None:
@@ -67,6 +68,8 @@ def _first_nested(arguments: Any) -> Tensor | None:
 def _to_jagged(x: Any) -> Any:
     if isinstance(x, (list, tuple)):
         return [_to_jagged(part) for part in x]
+    if isinstance(x, Mapping):
+        return {key: _to_jagged(part) for key, part in x.items()}
     if not (isinstance(x, Tensor) and x.is_nested):
         return x
     heads_first = x.layout == torch.jagged and _ragged_dim(x) == _HEADS_FIRST

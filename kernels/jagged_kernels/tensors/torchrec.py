@@ -12,6 +12,7 @@ from torch import Tensor
 
 from jagged_kernels.tensors.checks import check_same_offsets
 from jagged_kernels.tensors.jagged import JaggedTensor, lengths_to_offsets
+from jagged_kernels.tensors.nested import takes_nested
 
 
 class _Jagged(Protocol):
@@ -98,6 +99,7 @@ def from_torchrec(x: Any, *, weights: bool | None = None, validate: bool = True)
     return tuple(found) if weights else found[0]
 
 
+@takes_nested
 def to_torchrec(
     x: JaggedTensor | Mapping[str, JaggedTensor],
     weights: JaggedTensor | Mapping[str, JaggedTensor] | None = None,
