@@ -19,6 +19,10 @@ the inputs, and computed as if there were no autocast: cast inputs yourself. Exa
 - Selection: `jagged_cat`, `jagged_slice`, `jagged_recent`, `jagged_index_select`, `jagged_top_k`,
   `jagged_unique`
 - Modules: `JaggedMultiheadAttention`, `JaggedLayerNorm`, `JaggedRMSNorm`
+
+Contents are not read where that would wait for a GPU, unless JAGGED_CHECK=1 is in the environment
+when Python starts: then attention reads those of offsets and schedules in each call, and whatever
+else is checked on a CPU is checked on a GPU too.
 """
 
 from jagged_kernels.attention import (

@@ -90,7 +90,9 @@ def run(backend: Any, inputs: Inputs, *, tile: int | None = TILE, **mask: Any) -
     schedule = None
     if tile is not None:
         band = {name: mask[name] for name in ("causal", "window") if name in mask}
-        schedule = attention_schedule(jq, jk, tile_q=tile, tile_k=tile, **band)
+        # Offsets of their own stay so, for the kernels that self-attention does without.
+        options = {"tile_q": tile, "tile_k": tile, "shared_offsets": False}
+        schedule = attention_schedule(jq, jk, **options, **band)
     out, lse = jagged_attention(
         jq, jk, jk.with_values(v), backend=backend, schedule=schedule, return_lse=True, **mask
     )

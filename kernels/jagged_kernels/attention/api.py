@@ -17,15 +17,16 @@ from jagged_kernels.attention.reference import attention_reference
 from jagged_kernels.attention.scores.bias import Bias, bias_terms
 from jagged_kernels.attention.scores.bias_terms import BiasTerms
 from jagged_kernels.core.backends import Backend, choose_backend, or_native
-from jagged_kernels.core.contents import known_to_differ
+from jagged_kernels.core.contents import checking, known_to_differ
 from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.operators import call, wants_gradient
+from jagged_kernels.schedule.check import check_schedule
+from jagged_kernels.schedule.dense import DenseShape
+from jagged_kernels.schedule.offsets import check_contents
 from jagged_kernels.schedule.policy.plain import MAX_HEAD_DIM
 from jagged_kernels.schedule.schedule import (
     AttentionSchedule,
-    DenseShape,
     build_schedule,
-    check_schedule,
     check_users,
     dense_queries,
     resolve_window,
@@ -140,7 +141,9 @@ def jagged_attention(
             packing, and is the same in all backends.
         schedule: from `attention_schedule` for the same offsets and mask (of dense queries also
             the same heads and dtype), to share its construction between layers; built here when
-            None. On a GPU offsets are not compared, which would wait for it.
+            None, where q and k have the same offsets only if these are one tensor. A GPU compares
+            offsets that are others than the schedule's for itself, once for each of them, and stops
+            at its next operation where they differ: nobody waits for it.
         backend: "triton" (CUDA, or Triton's interpreter), "native" (vectorised PyTorch),
             "reference" (the specification, a loop over users) or "auto": triton for what it
             covers on CUDA tensors (D and Dv up to 256, no float64), native otherwise.
@@ -152,7 +155,8 @@ def jagged_attention(
         dtype of the inputs. A query that sees no key returns 0, and lse -inf.
 
     Raises:
-        TypeError, ValueError: arguments of wrong kind, dtype, shape or device, before any launch.
+        TypeError, ValueError: arguments of wrong kind, dtype, shape or device, or a schedule of
+            another batch or of offsets that changed since, before any launch.
         NotImplementedError: float64, or D or Dv above 256, on the triton backend.
 
     Tensors may have any strides. Triton reads packed QKV and slices of heads in place, and copies
@@ -160,6 +164,9 @@ def jagged_attention(
 
     Triton accumulates in float32; float32 inputs use TF32 only if
     `torch.backends.cuda.matmul.fp32_precision` is "tf32". Results do not change from run to run.
+
+    With JAGGED_CHECK=1 in the environment, set before Python starts, contents of offsets and of the
+    schedule are looked at in each call, on a GPU too, and what is wrong is a ValueError.
 
     Source: Jagged Flash Attention, arXiv 2409.15373; FlashAttention-2, arXiv 2307.08691.
 
@@ -178,7 +185,7 @@ def jagged_attention(
     band = resolve_window(causal, window)
     dense = None if isinstance(q, JaggedTensor) else DenseShape.of(q, k)
     if schedule is not None:
-        check_schedule(schedule, q_jagged, k, band, dense)
+        check_schedule(schedule, q_jagged, k, v, band, dense)
     scale = 1 / math.sqrt(q_jagged.values.shape[2]) if scale is None else float(scale)
     chosen = _choose_backend(backend, q_jagged.values, v.values)
     seed = torch.randint(2**31, (), device=q_jagged.device) if dropout_p else None
@@ -192,6 +199,7 @@ def jagged_attention(
                 k.offsets,
                 q_tokens=q_jagged.values.shape[0],
                 k_tokens=k.values.shape[0],
+                offsets=k.offsets if q_jagged.offsets is k.offsets else None,
                 dense=dense,
                 window=band,
                 head_dim=max(q_jagged.values.shape[2], v.values.shape[2]),
@@ -223,8 +231,7 @@ def jagged_attention(
             rest = (*spans, *rows, *spans_t, *mask)
             o, lse2 = call(ops_split.attention_split, *qkv, with_lse, *rest)
         else:
-            offsets = schedule.q_offsets if schedule.q_offsets is schedule.k_offsets else None
-            o, lse2 = call(ops.attention_triton, *qkv, with_lse, *rows, *mask, offsets)
+            o, lse2 = call(ops.attention_triton, *qkv, with_lse, *rows, *mask, schedule.offsets)
         lse = lse2 * math.log(2) if return_lse else lse2
     else:
         function = attention_reference if chosen == "reference" else ops_native.attention_native
@@ -264,6 +271,8 @@ def _check_inputs(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> None:
         raise ValueError(f"heads and head_dim must be at least 1, got {_named(shapes)}")
     if heads % kv_heads:
         raise ValueError(f"q's heads must be a multiple of k's, got {_named(shapes)}")
+    if checking():
+        check_contents(q=q, k=k, v=v)
     if not (q.offsets is k.offsets is v.offsets):
         check_users(q, k)
         if len(v) != len(k):

@@ -1,9 +1,22 @@
-"""When the contents of a tensor can be looked at: not in a trace, and not where that would wait."""
+"""When the contents of a tensor can be looked at: not in a trace, and not where that would wait.
+
+With JAGGED_CHECK=1 in the environment, set before Python starts, they are looked at where it does
+wait: for finding what is wrong, not for speed.
+"""
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor
+
+_CHECKING = os.environ.get("JAGGED_CHECK") == "1"
+
+
+def checking() -> bool:
+    """Whether to look at what is trusted otherwise: JAGGED_CHECK=1."""
+    return _CHECKING
 
 
 def is_tracing(tensor: Tensor) -> bool:
@@ -11,9 +24,17 @@ def is_tracing(tensor: Tensor) -> bool:
     return torch.compiler.is_compiling() or isinstance(tensor, torch._subclasses.FakeTensor)
 
 
+def can_be_read(tensor: Tensor) -> bool:
+    """Contents can be read, if need be by waiting for a device: there are some, nothing traces,
+    and no CUDA graph is being captured."""
+    if tensor.is_meta or is_tracing(tensor):
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
 def readable(tensor: Tensor) -> bool:
-    """Contents can be read without waiting for a device."""
-    return tensor.device.type == "cpu" and not is_tracing(tensor)
+    """Contents can be read without waiting for a device; or where it waits, while `checking`."""
+    return (tensor.device.type == "cpu" or checking()) and can_be_read(tensor)
 
 
 def total_of(offsets: Tensor, total: int | None, what: str = "tokens") -> int:
@@ -32,3 +53,42 @@ def known_to_differ(offsets: Tensor, others: Tensor) -> bool:
     if offsets is others or not (readable(offsets) and readable(others)):
         return False
     return not torch.equal(offsets.long(), others.long())
+
+
+def equal_offsets(offsets: Tensor, others: Tensor) -> bool:
+    """Whether offsets of int32 or int64 are seen to be others, waiting for a device if need be."""
+    if offsets is others:
+        return True
+    if not (can_be_read(offsets) and can_be_read(others)):
+        return False
+    return torch.equal(offsets.long(), others.long())
+
+
+def demand_equal(offsets: Tensor, others: Tensor, what: str, where: tuple[str, str]) -> bool:
+    """Offsets of int32 or int64 must be others of as many users. Nobody waits for a GPU: it
+    compares for itself and, where they differ, stops at its next operation.
+
+    Args:
+        what: is wrong if they differ, for the message.
+        where: each of them is found, for the message.
+
+    Returns:
+        Whether a GPU was told to compare.
+
+    Raises:
+        ValueError: they are seen to differ.
+    """
+    if not (can_be_read(offsets) and can_be_read(others)):
+        return False
+    if not (readable(offsets) and readable(others)):
+        torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
+            (offsets == others).all(), f"{what}; run with JAGGED_CHECK=1 to see where"
+        )
+        return True
+    if known_to_differ(offsets, others):
+        place = int((offsets != others).nonzero()[0])
+        raise ValueError(
+            f"{what}: offsets[{place}] is {int(offsets[place])} in {where[0]} and "
+            f"{int(others[place])} in {where[1]}"
+        )
+    return False

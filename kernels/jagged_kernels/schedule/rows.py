@@ -113,14 +113,14 @@ def reference_rows(
         (q_offsets, k_offsets, q_tokens, tile_q, left, right),
         (k_offsets, q_offsets, k_tokens, tile_k, right, left),
     ]
-    tables = []
+    tables: list[Tensor] = []
     for own, other, tokens, tile, before, after in sides if transpose else sides[:1]:
         band = {"tile": tile, "left": before, "right": after}
         if sort:
             tables.append(build_rows(own, other, tokens=tokens, **band))
             continue
         user = torch.arange(own.shape[0] - 1, device=own.device, dtype=torch.int32)
-        one_tile = own is q_offsets
+        one_tile = not tables  # those of queries come first
         first = user if one_tile else own[:-1].int() // tile + user
         count = user.shape[0] if one_tile else tokens // tile + user.shape[0]
         tables.append(_fill_rows(own, other, first, user, count, **band))

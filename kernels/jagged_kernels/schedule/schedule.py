@@ -9,14 +9,23 @@ first, so that short users do not wait behind a long one and no program walks pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from operator import index
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from jagged_kernels.core.contents import known_to_differ
+from jagged_kernels.core.contents import checking
+from jagged_kernels.schedule.dense import DenseShape, check_dense, dense_offsets
+from jagged_kernels.schedule.offsets import (
+    Compared,
+    Versions,
+    check_contents,
+    find_shared,
+    find_versions,
+)
 from jagged_kernels.schedule.policy.hopper import hopper_tile, is_hopper
 from jagged_kernels.schedule.policy.plain import DEFAULT_TILES
 from jagged_kernels.schedule.row_layout import NO_LIMIT, row_counts
@@ -32,25 +41,14 @@ MOST_SPLIT_QUERIES = 64
 # No history is so long. A window's side from here on is no limit: kernels add the sides to token
 # numbers, and to each other, in int32.
 _WIDEST_SIDE = 2**29
+# Of queries or keys in a batch: rows are int32, and kernels look a side or a block beyond a token.
+MOST_TOKENS = 2**31 - _WIDEST_SIDE
 # What tile shapes are made for where q does not say its head_dim.
 _USUAL_HEAD_DIM = 64
 
 
-class DenseShape(NamedTuple):
-    """What the cut of dense queries [B, N, H, D] depends on; element_size in bytes."""
-
-    queries: int
-    heads: int
-    kv_heads: int
-    element_size: int
-
-    @classmethod
-    def of(cls, q: Tensor, k: JaggedTensor) -> DenseShape:
-        queries, heads = q.shape[-3:-1]
-        return cls(queries, heads, k.values.shape[1], q.element_size())
-
-
-@dataclass(frozen=True)
+# Not frozen: that takes many times as long to make, and each call without a schedule makes one.
+@dataclass(eq=False, repr=False)
 class AttentionSchedule:
     """Built by `attention_schedule` once a batch; shared by layers, heads, forward and backward.
 
@@ -63,10 +61,17 @@ class AttentionSchedule:
         q_offsets: [B + 1], of jagged queries, or of dense ones laid end to end.
         k_offsets: [B + 1].
         q_tokens, k_tokens, users: what the schedule was built for.
+        offsets: [B + 1], of jagged queries and keys alike, None where they are not known to be.
         dense: the shape of dense queries, None for jagged ones.
         split: "rows": a program walks a whole row. "stream", "split": rows are cut, by
             `partition` in the forward and `partition_t` in the backward; those of "stream" are in
             batch order.
+        versions: (name, offsets, their version when the schedule was built) of those that say when
+            they change in place.
+        compared: "q", "k", "v" -> offsets of a call that the device has compared with the
+            schedule's, and their version then.
+
+    Two schedules are equal if they are one.
 
     >>> x = JaggedTensor(torch.zeros(5, 2, 8), torch.tensor([0, 3, 3, 5]))
     >>> schedule = attention_schedule(x, causal=True)
@@ -84,10 +89,25 @@ class AttentionSchedule:
     q_tokens: int
     k_tokens: int
     users: int
+    offsets: Tensor | None = None
     dense: DenseShape | None = None
     split: str = "rows"
     partition: Partition | None = None
     partition_t: Partition | None = None
+    versions: Versions = ()
+    compared: Compared = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy's offsets count their changes anew.
+        return {**vars(self), "versions": (), "compared": {}}
+
+    def __repr__(self) -> str:
+        queries = "" if self.dense is None else f"{self.dense.queries} dense queries a user, "
+        return (
+            f"AttentionSchedule({queries}users={self.users}, tokens=({self.q_tokens}, "
+            f"{self.k_tokens}), tiles=({self.tile_q}, {self.tile_k}), split={self.split!r}, "
+            f"window={self.window}, device={self.rows.device})"
+        )
 
 
 @takes_nested
@@ -101,8 +121,14 @@ def attention_schedule(
     tile_q: int | None = None,
     tile_k: int | None = None,
     split: Split = "auto",
+    shared_offsets: bool | None = None,
 ) -> AttentionSchedule:
     """Builds the schedule that `jagged_attention` would build for these offsets and this mask.
+
+    A schedule is of the contents that its offsets have now: build it again when they change in
+    place. `jagged_attention` raises for one that is older than its offsets, as far as they count
+    their changes; what they do not (changes of inference tensors, by `Tensor.data`, by the replay
+    of a CUDA graph) it sees with JAGGED_CHECK=1 in the environment.
 
     Args:
         q: a `JaggedTensor` with the queries' offsets (of its values only the shape matters), or
@@ -116,11 +142,19 @@ def attention_schedule(
         split: how rows become programs. "rows": a program each. "stream": rows are cut into spans
             of equal cost (LeanAttention, arXiv 2405.10480), "split": each row into equal chunks;
             both for dense queries, at most 64 a user. "auto": "stream" where it can be.
+        shared_offsets: whether the offsets of jagged q and k, where they are two tensors, have the
+            same contents: then one table serves both, and users of few tokens have kernels of
+            their own. None: they are compared, which waits once for a GPU if q and k have as many
+            tokens (not in a trace or while a CUDA graph is captured: there they count as
+            different). True: they are, without waiting; a GPU stops at its next operation if that
+            is wrong. False: taken as different.
 
     Raises:
         TypeError: `q` is neither, or `window` is not two integers.
-        ValueError: `q` and `k` have different numbers of users, dense `q` comes without `k`, or
-            `split` asks for a cut that these queries cannot have.
+        ValueError: `q` and `k` have different numbers of users or are on different devices, dense
+            `q` comes without `k`, `split` asks for a cut that these queries cannot have,
+            `shared_offsets` is True for dense queries or for offsets seen to differ, or there are
+            more than 1.5 * 2^30 queries or keys.
 
     >>> x = JaggedTensor(torch.randn(5, 2, 8), torch.tensor([0, 3, 3, 5]))
     >>> schedule = attention_schedule(x, causal=True)  # once a batch, for all layers
@@ -129,28 +163,42 @@ def attention_schedule(
     >>> x
     JaggedTensor(users=3, values=[5, 2, 8], dtype=torch.float32, device=cpu)
     """
-    if isinstance(q, JaggedTensor):
-        k = q if k is None else k
-        check_users(q, k)
-        q_offsets, q_tokens, dense = q.offsets, q.values.shape[0], None
-        q_dim = q.values.shape[2] if q.values.dim() == 3 else _USUAL_HEAD_DIM
-    else:
-        if k is None:
-            raise ValueError("dense queries need k, the users' histories")
-        q_offsets, dense = dense_offsets(q, k), DenseShape.of(q, k)
-        q_tokens, q_dim = len(k) * dense.queries, q.shape[-1]
-    return build_schedule(
-        q_offsets,
-        k.offsets,
-        q_tokens=q_tokens,
-        k_tokens=k.values.shape[0],
-        dense=dense,
-        window=resolve_window(causal, window),
-        head_dim=q_dim if head_dim is None else head_dim,
-        tile_q=tile_q,
-        tile_k=tile_k,
-        split=split,
-    )
+    # What inference mode makes cannot be used in training.
+    with _outside_inference_mode():
+        if isinstance(q, JaggedTensor):
+            k = q if k is None else k
+            check_users(q, k)
+            q_offsets, q_tokens, dense = q.offsets, q.values.shape[0], None
+            q_dim = q.values.shape[2] if q.values.dim() == 3 else _USUAL_HEAD_DIM
+        else:
+            if k is None:
+                raise ValueError("dense queries need k, the users' histories")
+            q_offsets, dense = dense_offsets(q, k), DenseShape.of(q, k)
+            q_tokens, q_dim = len(k) * dense.queries, q.shape[-1]
+        if q.device != k.device:
+            raise ValueError(f"q and k must be on one device, got {q.device} and {k.device}")
+        if checking():
+            check_contents(k=k) if isinstance(q, Tensor) else check_contents(q=q, k=k)
+        return build_schedule(
+            q_offsets,
+            k.offsets,
+            q_tokens=q_tokens,
+            k_tokens=k.values.shape[0],
+            offsets=find_shared(q, k, shared_offsets),
+            dense=dense,
+            window=resolve_window(causal, window),
+            head_dim=q_dim if head_dim is None else head_dim,
+            tile_q=tile_q,
+            tile_k=tile_k,
+            split=split,
+            versions=find_versions(q_offsets, k.offsets),
+        )
+
+
+def _outside_inference_mode() -> AbstractContextManager[Any]:
+    # `torch.compile` cannot ask, and what it makes is no inference tensor.
+    inside = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+    return torch.inference_mode(False) if inside else nullcontext()
 
 
 def build_schedule(
@@ -159,14 +207,27 @@ def build_schedule(
     *,
     q_tokens: int,
     k_tokens: int,
+    offsets: Tensor | None,
     dense: DenseShape | None,
     window: tuple[int, int],
     head_dim: int,
     tile_q: int | None = None,
     tile_k: int | None = None,
     split: Split = "auto",
+    versions: Versions = (),
 ) -> AttentionSchedule:
-    """`attention_schedule` for offsets that fit each other; `dense` if q came so."""
+    """`attention_schedule` for offsets that fit each other, without waiting for a device.
+
+    Args:
+        offsets: of queries and keys alike, None where each have their own.
+        dense: the shape of q, if it came so.
+        versions: of `AttentionSchedule`.
+    """
+    if q_tokens > MOST_TOKENS or k_tokens > MOST_TOKENS:
+        raise ValueError(
+            f"the kernels count up to {MOST_TOKENS} queries and keys in int32, got {q_tokens} and "
+            f"{k_tokens}; use backend='native' or smaller batches"
+        )
     users = q_offsets.shape[0] - 1
     default_q, default_k = DEFAULT_TILES
     if is_hopper(q_offsets.device) and (tile := hopper_tile(head_dim, q_tokens, users)):
@@ -177,19 +238,11 @@ def build_schedule(
         users=users, k_tokens=k_tokens, head_dim=head_dim, device=q_offsets.device,
     )  # fmt: skip
     tile_q = _checked_tile(tile_q, default_q) if policy == "rows" else tile
-    left, right = window
-    # Spans of equal cost take rows in any order.
-    sort = policy != "stream"
-    # Seen from the keys the mask is the same band with its sides exchanged.
-    symmetric = sort and q_offsets is k_offsets and left == right and tile_q == tile_k
-    table = schedule_rows(
-        q_offsets, k_offsets, q_tokens, k_tokens, tile_q, tile_k, left, right,
-        sort, not symmetric,
+    tiles = (tile_q, tile_k)
+    rows, rows_t = build_tables(
+        q_offsets, k_offsets,
+        (q_tokens, k_tokens), tiles, window, split=policy, shared=offsets is not None,
     )  # fmt: skip
-    rows = rows_t = table
-    if not symmetric:
-        counts = row_counts(q_tokens, k_tokens, users, tile_q=tile_q, tile_k=tile_k, sort=sort)
-        rows, rows_t = table.split_with_sizes(counts)
     partitions = (None, None)
     if dense is not None and policy != "rows":
         partitions = split_partitions(
@@ -204,8 +257,36 @@ def build_schedule(
         )
     return AttentionSchedule(
         rows, rows_t, window, tile_q, tile_k,
-        q_offsets, k_offsets, q_tokens, k_tokens, users, dense, policy, *partitions,
+        q_offsets, k_offsets, q_tokens, k_tokens, users, offsets, dense, policy, *partitions,
+        versions,
     )  # fmt: skip
+
+
+def build_tables(
+    q_offsets: Tensor,
+    k_offsets: Tensor,
+    tokens: tuple[int, int],
+    tiles: tuple[int, int],
+    window: tuple[int, int],
+    *,
+    split: str,
+    shared: bool,
+) -> tuple[Tensor, Tensor]:
+    """(rows, rows_t) of an `AttentionSchedule`; tokens and tiles of (queries, keys)."""
+    left, right = window
+    # Spans of equal cost take rows in any order.
+    sort = split != "stream"
+    # Seen from the keys the mask is the same band with its sides exchanged.
+    symmetric = sort and shared and left == right and tiles[0] == tiles[1]
+    table = schedule_rows(
+        q_offsets, k_offsets, *tokens, *tiles, left, right, sort, not symmetric
+    )  # fmt: skip
+    if symmetric:
+        return table, table
+    users = q_offsets.shape[0] - 1
+    counts = row_counts(*tokens, users, tile_q=tiles[0], tile_k=tiles[1], sort=sort)
+    rows, rows_t = table.split_with_sizes(counts)
+    return rows, rows_t
 
 
 def _policy(
@@ -277,7 +358,7 @@ def dense_queries(
     The offsets are the schedule's, where it was built for as many dense queries a user.
     """
     users = len(k)
-    _check_dense(q, users)
+    check_dense(q, users)
     dense = None if schedule is None else schedule.dense
     if (
         schedule is not None
@@ -291,80 +372,6 @@ def dense_queries(
     if q.dim() == 3:
         q = q.expand(users, *q.shape)
     return JaggedTensor._trusted(q.reshape(users * q.shape[1], *q.shape[2:]), offsets)
-
-
-def dense_offsets(q: Tensor, k: JaggedTensor) -> Tensor:
-    """[B + 1], where each user's queries start, in the dtype of k's offsets."""
-    users = len(k)
-    _check_dense(q, users)
-    count, offsets = q.shape[-3], k.offsets
-    if count == 0:
-        return torch.zeros_like(offsets)
-    end = users * count + 1
-    return torch.arange(0, end, count, device=offsets.device, dtype=offsets.dtype)
-
-
-def _check_dense(q: Tensor, users: int) -> None:
-    if not isinstance(q, Tensor):
-        raise TypeError(f"q must be a JaggedTensor or a tensor, got {type(q).__name__}")
-    if q.dim() not in (3, 4) or (q.dim() == 4 and q.shape[0] != users):
-        raise ValueError(
-            f"dense queries must be [B, N, H, D] or [N, H, D] for B = {users} users, "
-            f"got {tuple(q.shape)}"
-        )
-
-
-def check_schedule(
-    schedule: AttentionSchedule,
-    q: JaggedTensor,
-    k: JaggedTensor,
-    window: tuple[int, int],
-    dense: DenseShape | None,
-) -> None:
-    """Whether a schedule serves a call; `dense` if its queries came so.
-
-    Raises:
-        ValueError: it was built for another batch or mask, as far as that is known without waiting
-            for the device, or it is on another one.
-    """
-    built = (schedule.q_tokens, schedule.k_tokens, schedule.users, schedule.window)
-    wanted = (q.values.shape[0], k.values.shape[0], len(q), window)
-    if built != wanted:
-        raise ValueError(
-            "the schedule was built for another batch or mask: (q tokens, k tokens, users, window) "
-            f"is {built} in the schedule and {wanted} in the call"
-        )
-    # Heads and dtype decide how a partition cuts rows; rows alone serve any.
-    fields = 1 if schedule.partition is None else None
-    built, wanted = (None if shape is None else shape[:fields] for shape in (schedule.dense, dense))
-    if built != wanted:
-        raise ValueError(
-            f"the schedule was built for {_described(schedule.dense)} and the call has "
-            f"{_described(dense)}"
-        )
-    if schedule.rows.device != q.device:
-        raise ValueError(f"the schedule is on {schedule.rows.device} and q on {q.device}")
-    _check_offsets("q", schedule.q_offsets, q.offsets)
-    _check_offsets("k", schedule.k_offsets, k.offsets)
-
-
-def _described(dense: DenseShape | None) -> str:
-    if dense is None:
-        return "jagged queries"
-    queries, heads, kv_heads, element_size = dense
-    return (
-        f"dense queries ({queries} a user, {heads} heads over {kv_heads}, "
-        f"{element_size} bytes a number)"
-    )
-
-
-def _check_offsets(name: str, built: Tensor, given: Tensor) -> None:
-    if known_to_differ(built, given):
-        place = int((built != given).nonzero()[0])
-        raise ValueError(
-            f"the schedule was built for other offsets of {name}: offsets[{place}] is "
-            f"{int(built[place])} in the schedule and {int(given[place])} in the call"
-        )
 
 
 def check_users(q: JaggedTensor, k: JaggedTensor) -> None:

@@ -37,7 +37,7 @@ SHORT_ROW = 256
 MAX_PACK = 128
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Partition:
     """Built by `build_partition` once a batch; shared by layers and heads.
 
@@ -58,6 +58,9 @@ class Partition:
     def programs(self) -> int:
         """Programs for each head (of those that a kernel walks together, one)."""
         return self.spans.shape[0] - 1
+
+    def __repr__(self) -> str:
+        return f"Partition(programs={self.programs}, block={self.block}, cuts={self.cuts})"
 
 
 def build_partition(
