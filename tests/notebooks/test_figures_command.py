@@ -1,8 +1,11 @@
 """`jagged figures` redraws from committed results, says what changed, and is then at rest."""
 
 import json
+from pathlib import Path
 
 import pytest
+from made_up_results import MANIFEST, interaction_results, target_results
+from processes import run_python
 
 from jagged_ranking import results
 from jagged_ranking.cli import main
@@ -63,6 +66,30 @@ def test_a_second_run_changes_nothing(committed, capsys):
     out = capsys.readouterr().out
     assert out.splitlines()[-1] == "files changed: 1"
     assert drawn[0].name in out
+
+
+def test_it_needs_neither_torch_nor_the_kernels(committed: Path) -> None:
+    """Nor do the goals and the table of operations, which are about what both measure."""
+    made = {
+        "03_target_attention": results.select(target_results(), workload=["T1", "T2"]),
+        "05_interaction_kernels": results.select(interaction_results(), op="jagged_sum"),
+    }
+    for name, table in made.items():
+        folder = committed / "figures" / name
+        results.write(table, folder / "results.parquet")
+        (folder / "manifest.json").write_text(json.dumps({**MANIFEST, "id": name}))
+    blocked = (
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(['torch', 'triton', 'jagged_kernels'])\n"
+        "from jagged_ranking.cli import main\n"
+        "sys.exit(main(['figures']))"
+    )
+    done = run_python(blocked, JAGGED_HOME=str(committed), JAGGED_TRACEBACK="1")
+    assert done.returncode == 0, done.stderr
+    for name in ("README.md", "docs/performance.md"):
+        assert "jagged_sum" in (committed / name).read_text()
+    for name in ("03_target_attention_ratios", "05_interaction_kernels_limit"):
+        assert list(committed.glob(f"figures/*/{name}.svg"))
 
 
 def test_wrong_folders_and_readmes_are_one_line(committed, capsys):

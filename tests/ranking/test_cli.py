@@ -33,8 +33,8 @@ def test_help_imports_nothing_heavy():
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("command", ["run", "reproduce", "figures"])
-def test_help_of_running_does_not_import_torch(command):
+@pytest.mark.parametrize("command", ["run", "reproduce", "figures", "train", "evaluate"])
+def test_help_does_not_import_torch(command):
     code = (
         "import sys; from jagged_ranking import cli\n"
         f"try: cli.main(['{command}', '--help'])\n"

@@ -8,7 +8,10 @@ import pandas as pd
 import torch
 
 from jagged_ranking import results
-from jagged_ranking.measure import (
+from jagged_ranking.measure.ceilings import Ceilings
+from jagged_ranking.measure.interaction.catalogue import OPERATIONS
+from jagged_ranking.measure.providers import MODES
+from jagged_ranking.measure.workload_sets import (
     head_dim_sweep,
     length_sweep,
     skew_sweep,
@@ -18,9 +21,6 @@ from jagged_ranking.measure import (
     with_options,
     workloads,
 )
-from jagged_ranking.measure.ceilings import Ceilings
-from jagged_ranking.measure.interaction import OPERATIONS
-from jagged_ranking.measure.providers import MODES
 
 # Times the limit of the padded (dense) or of the real work.
 _DENSE = {"dense_eager": 11.0, "dense_flash": 2.4, "dense_cudnn": 1.6}

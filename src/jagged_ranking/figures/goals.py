@@ -20,7 +20,7 @@ from jagged_ranking.figures.operation_points import STUDY
 from jagged_ranking.figures.points import OURS, attention, modes_of, of_group, ours_of, schedule_ms
 from jagged_ranking.figures.tables import number, to_markdown
 from jagged_ranking.figures.verdicts import NOT_MEASURED, both, bound, met
-from jagged_ranking.measure.providers import default_providers
+from jagged_ranking.measure.lineup import default_providers
 
 # What this project set itself on an H100, before its kernels were tuned: our time over that of the
 # best peer in the same run, (must, aim) for each workload. Derived from the times of all peers on
@@ -139,7 +139,7 @@ def absent_peers(table: pd.DataFrame, device: str) -> list[str]:
     if tried.empty:
         return []
     there = set(tried.loc[tried["status"] != "missing", "provider"])
-    wanted = default_providers("cuda" if device == "cuda" else "cpu")
+    wanted = default_providers(device)
     return [style.look_of(name).label for name in wanted if name not in there]
 
 

@@ -22,7 +22,7 @@ from jagged_ranking.figures.operation_points import (
 from jagged_ranking.figures.points import modes_of
 from jagged_ranking.figures.tables import number, to_markdown
 from jagged_ranking.figures.verdicts import NOT_MEASURED, both, bound, met
-from jagged_ranking.measure.interaction import OPERATIONS
+from jagged_ranking.measure.interaction.catalogue import OPERATIONS
 
 LIMIT_FROM_TOKENS = 1_000_000
 PEER_GOAL = 1.0

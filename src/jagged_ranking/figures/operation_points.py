@@ -7,7 +7,7 @@
 import pandas as pd
 
 from jagged_ranking.figures.points import EXTRA, FACTS, OURS
-from jagged_ranking.measure.interaction import OPERATIONS
+from jagged_ranking.measure.interaction.catalogue import OPERATIONS
 from jagged_ranking.results import select, with_config
 
 STUDY = "05_interaction_kernels"

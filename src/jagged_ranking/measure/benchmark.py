@@ -20,13 +20,13 @@ from jagged_ranking.devices import device_name
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.ceilings import Ceilings, ceiling_rows, measure_ceilings
 from jagged_ranking.measure.contest import Contest, Run, explain, known
+from jagged_ranking.measure.lineup import default_providers
 from jagged_ranking.measure.providers import (
     FORWARD,
     MODES,
     PROVIDERS,
     TRAINING,
     Prepared,
-    default_providers,
 )
 from jagged_ranking.measure.reference import Errors, compare, reference, tolerance
 from jagged_ranking.measure.timing import Effort
@@ -110,7 +110,7 @@ def measure_attention(
             )
             chosen = providers
             if chosen is None:
-                chosen = default_providers(device, group=workload.group)
+                chosen = default_providers(device.type, group=workload.group)
             one.latency_and_errors(chosen, modes, timed="latency" in metrics)
             if "memory" in metrics:
                 one.weigh(chosen, modes, one.alone)

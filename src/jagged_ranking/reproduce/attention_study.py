@@ -8,9 +8,21 @@ import pandas as pd
 import torch
 
 from click_data import history_lengths
-from jagged_ranking import measure, paths, results
-from jagged_ranking.measure import Workload, with_options
+from jagged_ranking import paths, results
+from jagged_ranking.measure.benchmark import measure_attention
 from jagged_ranking.measure.ceilings import Ceilings, ceiling_table
+from jagged_ranking.measure.workload_sets import (
+    head_dim_sweep,
+    length_sweep,
+    skew_sweep,
+    small_target_workloads,
+    small_workloads,
+    target_workloads,
+    waste_sweep,
+    with_options,
+    workloads,
+)
+from jagged_ranking.measure.workloads import Workload
 from jagged_ranking.reproduce.cache import cached
 from jagged_ranking.reproduce.click_logs import describe_data, find_histories
 
@@ -62,17 +74,15 @@ def study_batches(
     """
     shape = {**_precision(device), "heads": heads, "seed": seed}
     wide = {**shape, "head_dim": head_dim}
-    known = _sized(size, measure.workloads, measure.small_workloads, device)
+    known = _sized(size, workloads, small_workloads, device)
     chosen = with_options(_named(names, known), seed=seed)
     chosen += real_batches(data, histories, data_users, **wide)
     if wastes:
-        chosen += measure.waste_sweep(wastes, users=waste_users, max_len=waste_max_len, **wide)
+        chosen += waste_sweep(wastes, users=waste_users, max_len=waste_max_len, **wide)
     if max_lens:
-        chosen += measure.length_sweep(max_lens, padded_tokens=padded_tokens, **wide)
+        chosen += length_sweep(max_lens, padded_tokens=padded_tokens, **wide)
     if head_dims:
-        chosen += measure.head_dim_sweep(
-            head_dims, users=waste_users, max_len=waste_max_len, **shape
-        )
+        chosen += head_dim_sweep(head_dims, users=waste_users, max_len=waste_max_len, **shape)
     return some(chosen, "workloads, wastes, max_lens, head_dims, histories, data")
 
 
@@ -110,10 +120,10 @@ def target_batches(
     """
     shape = {**_precision(device), "heads": heads, "head_dim": head_dim, "seed": seed}
     shape["queries"] = candidates
-    known = _sized(size, measure.target_workloads, measure.small_target_workloads, device)
+    known = _sized(size, target_workloads, small_target_workloads, device)
     chosen = with_options(_named(names, known), seed=seed)
     chosen += real_batches(data, (), data_users, group="target", **shape)
-    chosen += measure.skew_sweep(skew_users, tokens=skew_tokens, **shape)
+    chosen += skew_sweep(skew_users, tokens=skew_tokens, **shape)
     return some(chosen, "workloads, skew_users, data")
 
 
@@ -134,7 +144,7 @@ def measured(
     for number, batch in enumerate(batches, 1):
         print(f"{number} of {len(batches)}, {batch.name}", end=": ")
         table = cached(
-            measure.measure_attention,
+            measure_attention,
             [batch],
             ceilings=ceilings,
             progress=False,

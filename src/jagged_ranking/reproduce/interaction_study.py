@@ -6,9 +6,11 @@ from typing import Any
 import pandas as pd
 import torch
 
-from jagged_ranking.measure import Workload, token_sweep, waste_sweep, with_options
 from jagged_ranking.measure.ceilings import Ceilings, ceiling_table
-from jagged_ranking.measure.interaction import OPERATIONS, measure_interaction
+from jagged_ranking.measure.interaction.catalogue import OPERATIONS
+from jagged_ranking.measure.interaction.measurement import measure_interaction
+from jagged_ranking.measure.workload_sets import token_sweep, waste_sweep, with_options
+from jagged_ranking.measure.workloads import Workload
 from jagged_ranking.reproduce.attention_study import real_batches, some
 from jagged_ranking.reproduce.cache import cached
 

@@ -400,7 +400,7 @@ def test_readme_block(tmp_path: Path, measured: pd.DataFrame) -> None:
 
 
 def test_every_provider_and_model_has_a_look_of_its_own() -> None:
-    from jagged_ranking.measure import PROVIDERS
+    from jagged_ranking.measure.providers import PROVIDERS
 
     assert set(PROVIDERS) <= set(style.LOOKS)
     looks = [style.LOOKS[name] for name in PROVIDERS]

@@ -12,8 +12,9 @@ from jagged_ranking import provenance, results
 from jagged_ranking.figures import goals, operation_figures, redraw, style, tables
 from jagged_ranking.figures.operation_goals import interaction_rows, operations_table
 from jagged_ranking.figures.operation_points import STUDY
-from jagged_ranking.measure.interaction import OPERATIONS
+from jagged_ranking.measure.interaction.catalogue import OPERATIONS
 from jagged_ranking.measure.interaction.layout import Layout
+from jagged_ranking.measure.interaction.measurement import PROBLEMS
 
 FIGURES = ("limit", "peers", "tokens_forward", "tokens_training")
 FIGURES = (*FIGURES, "waste_forward", "waste_training", "memory")
@@ -193,7 +194,7 @@ def test_the_readme_lists_all_operations(tmp_path: Path, measured: pd.DataFrame)
 
 def test_every_peer_has_a_look_of_its_own() -> None:
     batch = _small()
-    peers = {name for op in OPERATIONS.values() for name in op.problem(batch).peers}
+    peers = {name for problem in PROBLEMS.values() for name in problem(batch).peers}
     looks = [style.LOOKS[name] for name in sorted(peers | {"jagged"})]
     assert len({look.color for look in looks}) == len(looks)
     assert len({look.marker for look in looks}) == len(looks)
@@ -202,7 +203,7 @@ def test_every_peer_has_a_look_of_its_own() -> None:
 def _small() -> Layout:
     import torch
 
-    from jagged_ranking.measure import Workload
+    from jagged_ranking.measure.workloads import Workload
 
     batch = Workload.from_lengths("w", [3, 1, 2], heads=1, head_dim=4, dtype=torch.float32)
     return Layout(batch, torch.device("cpu"))

@@ -10,16 +10,10 @@ import torch
 from torch import Tensor
 
 from jagged_ranking import results
-from jagged_ranking.measure import (
-    Effort,
-    Workload,
-    measure_attention,
-    with_options,
-)
-from jagged_ranking.measure import (
-    reference as reference_module,
-)
+from jagged_ranking.measure import reference as reference_module
+from jagged_ranking.measure.benchmark import measure_attention
 from jagged_ranking.measure.ceilings import Ceilings
+from jagged_ranking.measure.lineup import default_providers
 from jagged_ranking.measure.peak_memory import peak_memory
 from jagged_ranking.measure.providers import (
     MODES,
@@ -27,12 +21,13 @@ from jagged_ranking.measure.providers import (
     Prepared,
     Provider,
     Unavailable,
-    default_providers,
 )
 from jagged_ranking.measure.providers.block_mask import BLOCK, document_block_mask
 from jagged_ranking.measure.providers.jagged import as_is
 from jagged_ranking.measure.reference import compare, reference, tolerance
-from jagged_ranking.measure.workloads import Batch, setup
+from jagged_ranking.measure.timing import Effort
+from jagged_ranking.measure.workload_sets import with_options
+from jagged_ranking.measure.workloads import Batch, Workload, setup
 
 CPU = torch.device("cpu")
 QUICK = Effort(rounds=2, inner=1, warmup=1, seconds=0.05)

@@ -15,13 +15,16 @@ from torch import Tensor
 
 import jagged_kernels
 from jagged_ranking import results
-from jagged_ranking.measure import Effort, Workload, token_sweep
 from jagged_ranking.measure.ceilings import Ceilings
-from jagged_ranking.measure.interaction import OPERATIONS, measure_interaction
 from jagged_ranking.measure.interaction import problem as problem_module
+from jagged_ranking.measure.interaction.catalogue import OPERATIONS
 from jagged_ranking.measure.interaction.layout import Form, Layout
+from jagged_ranking.measure.interaction.measurement import PROBLEMS, measure_interaction
 from jagged_ranking.measure.interaction.problem import Peer, Problem
 from jagged_ranking.measure.providers.base import Unavailable
+from jagged_ranking.measure.timing import Effort
+from jagged_ranking.measure.workload_sets import token_sweep
+from jagged_ranking.measure.workloads import Workload
 
 CPU = torch.device("cpu")
 QUICK = Effort(rounds=1, inner=1, warmup=1, seconds=0.01)
@@ -93,17 +96,21 @@ def test_fbgemm_is_called_as_its_operators_are_declared(
 def test_every_operation_that_fbgemm_has_is_compared_with_it() -> None:
     here = {
         name
-        for name, operation in OPERATIONS.items()
-        if "fbgemm_sll" in operation.problem(Layout(workload(), CPU)).peers
+        for name, problem in PROBLEMS.items()
+        if "fbgemm_sll" in problem(Layout(workload(), CPU)).peers
     }
     assert here == FBGEMM
+
+
+def test_every_operation_of_the_catalogue_has_a_problem() -> None:
+    assert set(PROBLEMS) == set(OPERATIONS)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_what_the_table_says_of_an_operation_is_so(name: str) -> None:
     operation = OPERATIONS[name]
     assert operation.function in jagged_kernels.__all__
-    problem = operation.problem(Layout(workload(), CPU))
+    problem = PROBLEMS[name](Layout(workload(), CPU))
     if operation.traced:
         torch._dynamo.reset()
         call = torch.compile(problem.call, fullgraph=True, backend="eager")
@@ -156,13 +163,13 @@ def with_peer(
     monkeypatch: pytest.MonkeyPatch, peer: Any, dtype: torch.dtype = torch.float32
 ) -> pd.DataFrame:
     """The rows of a peer that is put beside ours in `jagged_sum`."""
-    true = OPERATIONS["jagged_sum"]
+    true = PROBLEMS["jagged_sum"]
 
     def problem(b: Layout) -> Problem:
-        made = true.problem(b)
+        made = true(b)
         return dataclasses.replace(made, peers={**made.peers, "fake": peer})
 
-    monkeypatch.setitem(OPERATIONS, "jagged_sum", dataclasses.replace(true, problem=problem))
+    monkeypatch.setitem(PROBLEMS, "jagged_sum", problem)
     table = measure("jagged_sum", workloads=[workload(dtype=dtype)])
     assert (results.select(table, provider="jagged")["status"] == "ok").all()
     return results.select(table, provider="fake", metric="latency")
@@ -213,15 +220,15 @@ def test_a_peer_may_add_up_in_the_dtype_of_the_batch(
         return ((1 + error) * exact).to(x.dtype)
 
     assert set(with_peer(monkeypatch, Peer(sums), dtype)["status"]) == {status}
-    true = OPERATIONS["jagged_sum"]
-    off = dataclasses.replace(
-        true,
-        problem=lambda b: dataclasses.replace(
-            true.problem(b),
-            call=lambda backend, x: (1 + error * (backend == "auto")) * sums(x) / (1 + error),
-        ),
-    )
-    monkeypatch.setitem(OPERATIONS, "jagged_sum", off)
+    true = PROBLEMS["jagged_sum"]
+
+    def off(b: Layout) -> Problem:
+        def call(backend: str, x: Tensor) -> Tensor:
+            return (1 + error * (backend == "auto")) * sums(x) / (1 + error)
+
+        return dataclasses.replace(true(b), call=call)
+
+    monkeypatch.setitem(PROBLEMS, "jagged_sum", off)
     table = measure("jagged_sum", workloads=[workload(dtype=dtype)])
     rows = results.select(table, provider="jagged", metric="latency")
     assert set(rows["status"]) == {"error"}
@@ -229,11 +236,9 @@ def test_a_peer_may_add_up_in_the_dtype_of_the_batch(
 
 def test_an_operation_without_a_reference_is_rows_too(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(b: Layout) -> Problem:
-        true = OPERATIONS["jagged_mean"].problem(b)
-        return dataclasses.replace(true, call=lambda backend, x: 1 / 0)
+        return dataclasses.replace(PROBLEMS["jagged_mean"](b), call=lambda backend, x: 1 / 0)
 
-    operation = dataclasses.replace(OPERATIONS["jagged_sum"], problem=broken)
-    monkeypatch.setitem(OPERATIONS, "jagged_sum", operation)
+    monkeypatch.setitem(PROBLEMS, "jagged_sum", broken)
     table = results.select(measure("jagged_sum"), op="jagged_sum")
     assert set(table["status"]) == {"error"}
     assert len(table) == 2 * 4  # modes, and ours with three peers

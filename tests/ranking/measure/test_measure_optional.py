@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from jagged_ranking.measure import Workload
 from jagged_ranking.measure.providers import PROVIDERS, Unavailable, optional
 from jagged_ranking.measure.reference import compare, reference
-from jagged_ranking.measure.workloads import setup
+from jagged_ranking.measure.workloads import Workload, setup
 
 LENGTHS = [9, 1, 30, 17]
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from jagged_ranking.measure import (
-    Workload,
+from jagged_ranking.measure.workload_sets import (
     head_dim_sweep,
     length_sweep,
     skew_sweep,
@@ -14,7 +13,7 @@ from jagged_ranking.measure import (
     with_options,
     workloads,
 )
-from jagged_ranking.measure.workloads import setup
+from jagged_ranking.measure.workloads import Workload, setup
 
 BY_NAME = {workload.name: workload for workload in workloads()}
 

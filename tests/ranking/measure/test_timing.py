@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from jagged_ranking.measure import Effort, timing
+from jagged_ranking.measure import timing
+from jagged_ranking.measure.timing import Effort
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from jagged_ranking import measure, results
-from jagged_ranking.measure import Effort
+from jagged_ranking import results
+from jagged_ranking.measure.benchmark import measure_attention
 from jagged_ranking.measure.ceilings import Ceilings, ceiling_table
+from jagged_ranking.measure.timing import Effort
+from jagged_ranking.measure.workloads import Workload
 from jagged_ranking.reproduce import attention_study as study
 from jagged_ranking.reproduce.errors import RunError
 from jagged_ranking.reproduce.freshness import histories_digests
@@ -41,7 +43,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def batches_of(**changes: Any) -> list[measure.Workload]:
+def batches_of(**changes: Any) -> list[Workload]:
     given: dict[str, Any] = {
         "names": ["B", "F"],
         "size": "small",
@@ -94,7 +96,7 @@ def test_batches_of_target_attention(home: Path) -> None:
     assert describe_batches(batches)["candidates"].tolist() == [8, 4, 3, 3, 3]
 
 
-def interaction_batches_of(**changes: Any) -> list[measure.Workload]:
+def interaction_batches_of(**changes: Any) -> list[Workload]:
     given: dict[str, Any] = {
         "users": [2, 4],
         "max_len": 16,
@@ -182,17 +184,16 @@ def test_a_run_that_was_cut_off_goes_on_where_it_stopped(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     batches = batches_of(names=[], head_dims=[])
-    really = measure.measure_attention
     done: list[str] = []
 
-    def measure_attention(given: list[measure.Workload], **options: Any) -> pd.DataFrame:
+    def cut_off(given: list[Workload], **options: Any) -> pd.DataFrame:
         if len(done) == 1 and "cut" not in done:
             done.append("cut")
             raise KeyboardInterrupt
         done.append(given[0].name)
-        return really(given, **options)
+        return measure_attention(given, **options)
 
-    monkeypatch.setattr(study.measure, "measure_attention", measure_attention)
+    monkeypatch.setattr(study, "measure_attention", cut_off)
     options: dict[str, Any] = {"device": "cpu", "run_id": "x", "effort": QUICK}
     options["providers"] = ["jagged"]
     with pytest.raises(KeyboardInterrupt):
@@ -208,7 +209,7 @@ def test_a_run_that_was_cut_off_goes_on_where_it_stopped(
 def test_our_own_errors_are_not_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
-    def broken(given: list[measure.Workload], **options: Any) -> pd.DataFrame:
+    def broken(given: list[Workload], **options: Any) -> pd.DataFrame:
         tried.append(1)
         where: dict[str, Any] = {
             "op": "attention",
@@ -219,7 +220,7 @@ def test_our_own_errors_are_not_kept(home: Path, monkeypatch: pytest.MonkeyPatch
         row = results.row(metric="latency", unit="ms", status="error", message="x", **where)
         return results.frame([row])
 
-    monkeypatch.setattr(study.measure, "measure_attention", broken)
+    monkeypatch.setattr(study, "measure_attention", broken)
     for _ in range(2):
         table = measured(batches_of(names=["F"], wastes=[], max_lens=[], head_dims=[]),
                          device="cpu", run_id="x")  # fmt: skip

@@ -22,11 +22,10 @@ from jagged_kernels import (
     jagged_sum,
     jagged_weighted_sum,
 )
+from jagged_ranking.measure.interaction.catalogue import LAST, NARROW
 from jagged_ranking.measure.interaction.layout import SAME, Layout
-from jagged_ranking.measure.interaction.problem import Operation, Outputs, Peer, Problem, fbgemm
+from jagged_ranking.measure.interaction.problem import Outputs, Peer, Problem, fbgemm
 
-LAST = 50  # events
-NARROW = 4  # columns
 RMS_EPS = 1e-6
 
 
@@ -273,89 +272,19 @@ def _rms_norm(b: Layout) -> Problem:
     )
 
 
-OPERATIONS = (
-    Operation(
-        name="jagged_sum",
-        function="jagged_sum",
-        purpose="sum pooling of a history",
-        problem=_sum,
-    ),
-    Operation(
-        name="jagged_mean",
-        function="jagged_mean",
-        purpose="mean pooling, 0 for a user without events",
-        problem=_mean,
-    ),
-    Operation(
-        name="jagged_max",
-        function="jagged_max",
-        purpose="max pooling, the gradient to the first of the largest",
-        problem=_max,
-    ),
-    Operation(
-        name="jagged_last_k",
-        function="jagged_last_k",
-        purpose=f"the last k events as a dense tensor (here {LAST})",
-        problem=_last_k,
-    ),
-    Operation(
-        name="jagged_weighted_sum",
-        function="jagged_weighted_sum",
-        purpose="a history pooled by given weights",
-        problem=_weighted_sum,
-    ),
-    Operation(
-        name="jagged_softmax",
-        function="jagged_softmax",
-        purpose="weights over a user's events, a column at a time, any length",
-        problem=_softmax,
-    ),
-    Operation(
-        name="jagged_softmax_narrow",
-        function="jagged_softmax",
-        purpose=f"the same for {NARROW} columns, as many as heads",
-        problem=_narrow_softmax,
-    ),
-    Operation(
-        name="jagged_add",
-        function="jagged_add",
-        purpose="add a dense [B, L, D] (or per-user, or jagged) operand",
-        problem=_add,
-    ),
-    Operation(
-        name="jagged_mul",
-        function="jagged_mul",
-        purpose="scale by a per-user [B, D] (or dense, or jagged) operand: gates",
-        problem=_mul,
-    ),
-    Operation(
-        name="jagged2_softmax",
-        function="jagged2_softmax",
-        purpose="softmax of scores by row (or by column)",
-        problem=_softmax2,
-    ),
-    Operation(
-        name="jagged2_mul",
-        function="jagged2_mul",
-        purpose="scores times other scores or a dense mask",
-        problem=_mul2,
-    ),
-    Operation(
-        name="jagged_self_difference",
-        function="jagged_self_difference",
-        purpose="time gaps between all pairs of a user's events",
-        problem=_self_difference,
-    ),
-    Operation(
-        name="jagged_layer_norm",
-        function="jagged_layer_norm",
-        purpose="layer normalisation of tokens",
-        problem=_layer_norm,
-    ),
-    Operation(
-        name="jagged_rms_norm",
-        function="jagged_rms_norm",
-        purpose="RMS normalisation of x + residual, in one pass",
-        problem=_rms_norm,
-    ),
-)
+PROBLEMS = {
+    "jagged_sum": _sum,
+    "jagged_mean": _mean,
+    "jagged_max": _max,
+    "jagged_last_k": _last_k,
+    "jagged_weighted_sum": _weighted_sum,
+    "jagged_softmax": _softmax,
+    "jagged_softmax_narrow": _narrow_softmax,
+    "jagged_add": _add,
+    "jagged_mul": _mul,
+    "jagged2_softmax": _softmax2,
+    "jagged2_mul": _mul2,
+    "jagged_self_difference": _self_difference,
+    "jagged_layer_norm": _layer_norm,
+    "jagged_rms_norm": _rms_norm,
+}

@@ -1,6 +1,6 @@
 """`measure_interaction`: every peer of an operation checked, timed and weighed, as one table."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -13,9 +13,10 @@ from jagged_ranking.devices import device_name
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.ceilings import Ceilings, ceiling_rows, measure_ceilings
 from jagged_ranking.measure.contest import Contest, Run, known
-from jagged_ranking.measure.interaction.catalogue import OPERATIONS
+from jagged_ranking.measure.interaction import elementwise, products, shapes
+from jagged_ranking.measure.interaction.catalogue import OPERATIONS, Operation
 from jagged_ranking.measure.interaction.layout import Layout
-from jagged_ranking.measure.interaction.problem import Operation, Peer, Problem, Ready, several
+from jagged_ranking.measure.interaction.problem import Peer, Problem, Ready, several
 from jagged_ranking.measure.providers import FORWARD, MODES, TRAINING, Unavailable
 from jagged_ranking.measure.providers.jagged import JAGGED
 from jagged_ranking.measure.reference import Errors, compare
@@ -23,6 +24,12 @@ from jagged_ranking.measure.timing import Effort
 from jagged_ranking.measure.workloads import Workload
 
 OURS = JAGGED.name
+# What each operation of the catalogue computes on a batch.
+PROBLEMS: dict[str, Callable[[Layout], Problem]] = {
+    **products.PROBLEMS,
+    **elementwise.PROBLEMS,
+    **shapes.PROBLEMS,
+}
 # What a workload says of attention, and an operation says of itself.
 _ATTENTION = ("H", "queries", "causal")
 # A float32 provider may use the tf32 mode of the matrix units.
@@ -163,7 +170,7 @@ class _Measurement(Contest):
         return ready.run, ready.tensors()
 
     def _problem(self, device: torch.device) -> Problem:
-        return self.operation.problem(Layout(self.workload, device))
+        return PROBLEMS[self.operation.name](Layout(self.workload, device))
 
     def _possible(self, modes: Sequence[str]) -> list[str]:
         return [mode for mode in modes if mode == FORWARD or self.operation.backward]

@@ -59,27 +59,6 @@ class Problem:
         return Peer(lambda *inputs: self.call(backend, *inputs), outputs=self.outputs)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Operation:
-    """An operation of the family.
-
-    Args:
-        name: in results and tables; a variant of a function has a name of its own.
-        function: the public function of `jagged_kernels`.
-        purpose: what it is for, in a line.
-        problem: batch -> problem.
-        backward: it has gradients.
-        traced: it works under `torch.compile(fullgraph=True)` as it is called here.
-    """
-
-    name: str
-    function: str
-    purpose: str
-    problem: Callable[[Layout], Problem]
-    backward: bool = True
-    traced: bool = True
-
-
 class Ready:
     """A peer with inputs and gradients of its outputs in its forms, ready to be timed.
 

@@ -14,10 +14,9 @@ from jagged_kernels import (
     jagged_outer,
     target_interaction,
 )
+from jagged_ranking.measure.interaction.catalogue import GROUPS
 from jagged_ranking.measure.interaction.layout import SAME, Layout
-from jagged_ranking.measure.interaction.problem import Operation, Peer, Problem, fbgemm
-
-GROUPS = 16
+from jagged_ranking.measure.interaction.problem import Peer, Problem, fbgemm
 
 
 def _allow_tf32() -> bool:
@@ -200,47 +199,12 @@ def _product(b: Layout, *, again: bool = False) -> tuple[float, float]:
     return once, (3 if again else 2) * once
 
 
-OPERATIONS = (
-    Operation(
-        name="jagged_dense_bmm",
-        function="jagged_dense_bmm",
-        purpose="a matrix of its own for each user's tokens",
-        problem=_dense_bmm,
-    ),
-    Operation(
-        name="jagged_jagged_bmm",
-        function="jagged_jagged_bmm",
-        purpose="sums of products over a user's tokens: Linformer, second-order features",
-        problem=_jagged_bmm,
-    ),
-    Operation(
-        name="jagged_linear",
-        function="jagged_linear",
-        purpose="a layer of the jagged MLP, a weight for each user, bias and GELU fused",
-        problem=_linear,
-    ),
-    Operation(
-        name="jagged_linear_groups",
-        function="jagged_linear",
-        purpose=f"the same with {GROUPS} groups of users, SiLU",
-        problem=_grouped_linear,
-    ),
-    Operation(
-        name="target_interaction",
-        function="target_interaction",
-        purpose="DIN's unit: [k, q, k - q, k * q] and its first layer, nothing concatenated",
-        problem=_target,
-    ),
-    Operation(
-        name="jagged_outer",
-        function="jagged_outer",
-        purpose="scores between all pairs of a user's tokens",
-        problem=_outer,
-    ),
-    Operation(
-        name="jagged2_matmul",
-        function="jagged2_matmul",
-        purpose="sums of tokens that such scores weigh",
-        problem=_matmul2,
-    ),
-)
+PROBLEMS = {
+    "jagged_dense_bmm": _dense_bmm,
+    "jagged_jagged_bmm": _jagged_bmm,
+    "jagged_linear": _linear,
+    "jagged_linear_groups": _grouped_linear,
+    "target_interaction": _target,
+    "jagged_outer": _outer,
+    "jagged2_matmul": _matmul2,
+}

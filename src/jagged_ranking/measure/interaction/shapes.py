@@ -22,12 +22,10 @@ from jagged_kernels import (
     to_padded,
 )
 from jagged_kernels.tensors.jagged2 import jagged2_offsets
+from jagged_ranking.measure.interaction.catalogue import BEST, RECENT, SQUARE
 from jagged_ranking.measure.interaction.layout import SAME, Form, Layout, masked, positions
-from jagged_ranking.measure.interaction.problem import Operation, Outputs, Peer, Problem, fbgemm
+from jagged_ranking.measure.interaction.problem import Outputs, Peer, Problem, fbgemm
 
-RECENT = 100  # events
-BEST = 10
-SQUARE = 256  # longest side of padded scores
 ITEMS, CATEGORIES, HOURS = 100_000, 1000, 50  # sizes of embedding tables
 
 
@@ -248,67 +246,15 @@ def _embedding(b: Layout) -> Problem:
     )
 
 
-OPERATIONS = (
-    Operation(
-        name="jagged_cat",
-        function="jagged_cat",
-        purpose="several features of a user, or a prefix and its history, one behind the other",
-        problem=_cat,
-    ),
-    Operation(
-        name="jagged_slice",
-        function="jagged_slice",
-        purpose="a part of each history, with a start and length for each user",
-        problem=_slice,
-    ),
-    Operation(
-        name="jagged_recent",
-        function="jagged_recent",
-        purpose=f"the most recent events of each history (here {RECENT})",
-        problem=_recent,
-    ),
-    Operation(
-        name="jagged_index_select",
-        function="jagged_index_select",
-        purpose="a batch of some users, with repeats: histories shared by impressions",
-        problem=_index_select,
-    ),
-    Operation(
-        name="jagged_top_k",
-        function="jagged_top_k",
-        purpose=f"the highest scores of each user (here {BEST}): retrieval from a history",
-        problem=_top_k,
-    ),
-    Operation(
-        name="to_padded",
-        function="to_padded",
-        purpose="to a dense tensor, truncated at either end",
-        problem=_to_padded,
-    ),
-    Operation(
-        name="from_padded",
-        function="from_padded",
-        purpose="from a dense tensor",
-        problem=_from_padded,
-    ),
-    Operation(
-        name="jagged2_to_padded",
-        function="jagged2_to_padded",
-        purpose=f"scores as a dense tensor (here of {SQUARE} x {SQUARE})",
-        problem=_padded_scores,
-    ),
-    Operation(
-        name="jagged_unique",
-        function="jagged_unique",
-        purpose="the distinct ids of each user, with counts",
-        problem=_unique,
-        backward=False,
-        traced=False,
-    ),
-    Operation(
-        name="jagged_embedding",
-        function="jagged_embedding",
-        purpose="item, category, time and position embeddings added up in one pass",
-        problem=_embedding,
-    ),
-)
+PROBLEMS = {
+    "jagged_cat": _cat,
+    "jagged_slice": _slice,
+    "jagged_recent": _recent,
+    "jagged_index_select": _index_select,
+    "jagged_top_k": _top_k,
+    "to_padded": _to_padded,
+    "from_padded": _from_padded,
+    "jagged2_to_padded": _padded_scores,
+    "jagged_unique": _unique,
+    "jagged_embedding": _embedding,
+}
