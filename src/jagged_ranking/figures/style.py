@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import matplotlib
+import seaborn
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
@@ -24,11 +26,7 @@ TEXT_WIDTH = 7.0
 FORMATS = ("svg", "pdf", "png")
 PAPER_COLOR = "#6b2737"
 
-# seaborn's palette "colorblind": ten colours are not worth its import, which takes seconds.
-_COLORS = (
-    *("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc"),
-    *("#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"),
-)
+_COLORS = [to_hex(color) for color in seaborn.color_palette("colorblind", 10)]
 
 
 @dataclass(frozen=True)
