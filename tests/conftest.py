@@ -16,6 +16,12 @@ elif worker := os.environ.get("PYTEST_XDIST_WORKER"):  # gw0, gw1, ... take turn
 
 import pytest
 
+if not torch.cuda.is_available():
+    from lean_interpreter import make_lean
+    from triton.runtime import interpreter
+
+    make_lean(interpreter)
+
 from jagged_ranking import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
