@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from jagged_kernels import JaggedTensor, lengths_to_offsets
+from jagged_kernels import (
+    JaggedTensor,
+    from_padded,
+    jagged_cat,
+    jagged_index_select,
+    lengths_to_offsets,
+)
 
 
 @pytest.fixture
@@ -116,6 +122,66 @@ def test_wrong_lists_and_lengths():
         JaggedTensor.from_padded(torch.zeros(2, 3), torch.tensor([1]))
 
 
-def test_lengths_to_offsets_keeps_the_dtype():
-    assert lengths_to_offsets(torch.tensor([3, 0], dtype=torch.int32)).dtype == torch.int32
+def test_lengths_of_every_integer_dtype():
+    narrow = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.uint32, torch.uint64)
+    for dtype in (*narrow, torch.int32, torch.int64):
+        lengths = torch.tensor([100, 0, 100], dtype=dtype)
+        for function in (lengths_to_offsets, torch.compile(lengths_to_offsets, backend="eager")):
+            offsets = function(lengths)
+            assert offsets.tolist() == [0, 100, 100, 200], dtype
+            assert offsets.dtype == (torch.int32 if dtype == torch.int32 else torch.int64)
     assert lengths_to_offsets(torch.zeros(0, dtype=torch.int64)).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "error", "message"),
+    [
+        ([1.0, 2.0], TypeError, "lengths must be integers, got torch.float32"),
+        ([True, False], TypeError, "lengths must be integers, got torch.bool"),
+        ([2, -1], ValueError, "lengths must be at least 0, got -1"),
+        ([[2, 1]], ValueError, r"lengths must be \[B\], got shape \(1, 2\)"),
+    ],
+)
+def test_wrong_lengths(lengths, error, message):
+    with pytest.raises(error, match=message):
+        lengths_to_offsets(torch.tensor(lengths))
+
+
+def test_more_tokens_than_int32_offsets_hold():
+    message = "int32 offsets hold at most 2147483647 tokens, got 2147483648; use int64"
+    half = 2**30
+    with pytest.raises(ValueError, match=message):
+        lengths_to_offsets(torch.tensor([half, half], dtype=torch.int32))
+    assert lengths_to_offsets(torch.tensor([half, half])).tolist() == [0, half, 2 * half]
+    values = torch.zeros(1).expand(2 * half)
+    offsets = torch.tensor([0, 5], dtype=torch.int32)
+    for validate in (True, False):
+        with pytest.raises(ValueError, match=message):
+            JaggedTensor(values, offsets, validate=validate)
+    x = JaggedTensor(values[:half], torch.tensor([0, half], dtype=torch.int32))
+    with pytest.raises(ValueError, match=message):
+        jagged_cat([x, x])
+    with pytest.raises(ValueError, match=message):
+        jagged_index_select(x, torch.tensor([0, 0]))
+    with pytest.raises(ValueError, match=message):
+        from_padded(torch.zeros(1, 1), offsets=x.offsets, total=2 * half)
+
+
+def test_offsets_that_decrease_by_more_than_int32_holds():
+    offsets = torch.tensor([0, 2_000_000_000, -2_000_000_000, 6], dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"must not decrease, got offsets\[1\] = 2000000000"):
+        JaggedTensor(torch.zeros(6), offsets)
+
+
+def test_offsets_without_contents_are_not_read():
+    x = JaggedTensor(
+        torch.zeros(6, device="meta"), torch.zeros(3, dtype=torch.int64, device="meta")
+    )
+    assert len(x) == 2
+
+
+def test_nested_offsets_are_checked(jagged):
+    nested = torch.nested.nested_tensor_from_jagged(jagged.values, torch.tensor([0, 2, 4]))
+    with pytest.raises(ValueError, match=r"offsets\[-1\] = 4 and values of 6 tokens"):
+        JaggedTensor.from_nested(nested)
+    assert len(JaggedTensor.from_nested(nested, validate=False)) == 2

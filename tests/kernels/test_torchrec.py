@@ -142,7 +142,7 @@ def test_wrong_kinds():
     for wrong, message in [
         ([1, 2], r"must have values\(\) that are a tensor, got list"),
         (Stand(values=VALUES), r"must have lengths\(\) or offsets\(\), got Stand"),
-        (Stand(values=VALUES, lengths=VALUES), "offsets must be int32 or int64, got torch.float32"),
+        (Stand(values=VALUES, lengths=VALUES), "lengths must be integers, got torch.float32"),
     ]:
         with pytest.raises(TypeError, match=message):
             from_torchrec(wrong)  # pyright: ignore

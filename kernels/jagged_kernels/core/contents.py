@@ -11,6 +11,7 @@ import os
 import torch
 from torch import Tensor
 
+_MOST_INT32_TOKENS = 2**31 - 1
 _CHECKING = os.environ.get("JAGGED_CHECK") == "1"
 
 
@@ -43,9 +44,20 @@ def total_of(offsets: Tensor, total: int | None, what: str = "tokens") -> int:
         return int(offsets[-1])
     if total < 0:
         raise ValueError(f"total must be at least 0, got {total}")
+    check_token_count(total, offsets.dtype)
     if readable(offsets) and int(offsets[-1]) != total:
         raise ValueError(f"total is {total}, but the result has {int(offsets[-1])} {what}")
     return total
+
+
+def check_token_count(tokens: int, dtype: torch.dtype) -> None:
+    """ValueError where offsets of this dtype cannot end at `tokens`."""
+    if dtype != torch.int32 or torch.compiler.is_compiling():
+        return
+    if isinstance(tokens, int) and tokens > _MOST_INT32_TOKENS:
+        raise ValueError(
+            f"int32 offsets hold at most {_MOST_INT32_TOKENS} tokens, got {tokens}; use int64"
+        )
 
 
 def known_to_differ(offsets: Tensor, others: Tensor) -> bool:

@@ -12,8 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from jagged_kernels.tensors.jagged import JaggedTensor, lengths_to_offsets
+from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
+from jagged_kernels.tensors.offsets import lengths_to_offsets
 
 Nulls = Literal["error", "empty"]
 _LISTS = ("list<", "large_list<", "fixed_size_list<")

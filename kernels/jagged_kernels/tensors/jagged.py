@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jagged_kernels.core.contents import is_tracing
+from jagged_kernels.core.contents import can_be_read, check_token_count
+from jagged_kernels.tensors.offsets import _check_contents, _check_form
 
 
 class JaggedTensor:
@@ -36,7 +37,9 @@ class JaggedTensor:
 
     def __init__(self, values: Tensor, offsets: Tensor, *, validate: bool = True) -> None:
         _check_form(values, offsets)
-        if validate and _contents_readable(offsets):
+        if offsets.dtype == torch.int32:
+            check_token_count(values.shape[0], offsets.dtype)
+        if validate and can_be_read(offsets):
             _check_contents(offsets, values.shape[0])
         self.values = values
         self.offsets = offsets.contiguous()
@@ -89,8 +92,9 @@ class JaggedTensor:
         return from_padded(padded, lengths)
 
     @classmethod
-    def from_nested(cls, nested: Tensor) -> JaggedTensor:
-        """From a `torch.nested` tensor of jagged layout, without a copy."""
+    def from_nested(cls, nested: Tensor, *, validate: bool = True) -> JaggedTensor:
+        """From a `torch.nested` tensor of jagged layout, without a copy; `validate` as in the
+        constructor."""
         if nested.layout != torch.jagged:
             raise ValueError(f"nested must have the jagged layout, got {nested.layout}")
         parts: Any = nested
@@ -101,7 +105,7 @@ class JaggedTensor:
             )
         if parts.lengths() is not None:
             raise ValueError("nested has holes (it is a narrowed view); call .contiguous() first")
-        return cls._trusted(parts.values(), parts.offsets())
+        return cls(parts.values(), parts.offsets(), validate=validate)
 
     def to_nested(self) -> Tensor:
         """As a `torch.nested` tensor of jagged layout, without a copy."""
@@ -160,56 +164,4 @@ class JaggedTensor:
         return (
             f"JaggedTensor(users={len(self)}, values={list(self.values.shape)}, "
             f"dtype={self.dtype}, device={self.device})"
-        )
-
-
-def lengths_to_offsets(lengths: Tensor) -> Tensor:
-    """[B] lengths -> [B + 1] offsets of the same dtype (int32 or int64).
-
-    >>> lengths_to_offsets(torch.tensor([2, 0, 1])).tolist()
-    [0, 2, 2, 3]
-    """
-    return torch.nn.functional.pad(lengths.cumsum(0, dtype=lengths.dtype), (1, 0))
-
-
-def _check_form(values: Tensor, offsets: Tensor) -> None:
-    """What can be said of the arguments without reading device memory."""
-    if not isinstance(values, Tensor) or not isinstance(offsets, Tensor):
-        kinds = f"{type(values).__name__} and {type(offsets).__name__}"
-        raise TypeError(f"values and offsets must be tensors, got {kinds}")
-    if offsets.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"offsets must be int32 or int64, got {offsets.dtype}")
-    if offsets.dim() != 1 or offsets.shape[0] == 0:
-        raise ValueError(f"offsets must be [B + 1], got shape {tuple(offsets.shape)}")
-    if values.dim() == 0:
-        raise ValueError("values must be [T, ...], got a scalar")
-    if offsets.device != values.device:
-        raise ValueError(
-            f"values and offsets must be on one device, got {values.device} and {offsets.device}"
-        )
-
-
-def _contents_readable(offsets: Tensor) -> bool:
-    if is_tracing(offsets):
-        return False
-    return not (offsets.is_cuda and torch.cuda.is_current_stream_capturing())
-
-
-def _check_contents(offsets: Tensor, tokens: int | None = None) -> None:
-    """Reads the offsets once (one wait for a GPU, whatever B is); `tokens` None: of any number."""
-    steps = offsets.diff()
-    smallest = steps.min() if steps.numel() else offsets.new_zeros(())
-    first, last, smallest_step = torch.stack([offsets[0], offsets[-1], smallest]).tolist()
-    if first != 0:
-        raise ValueError(f"offsets must start at 0, got offsets[0] = {first}")
-    if smallest_step < 0:
-        user = int((steps < 0).int().argmax())
-        raise ValueError(
-            f"offsets must not decrease, got offsets[{user}] = {int(offsets[user])} and "
-            f"offsets[{user + 1}] = {int(offsets[user + 1])}"
-        )
-    if tokens is not None and last != tokens:
-        raise ValueError(
-            f"offsets must end at the number of tokens, got offsets[-1] = {last} and values of "
-            f"{tokens} tokens"
         )

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.contents import readable, total_of
-from jagged_kernels.tensors.jagged import JaggedTensor, _check_contents, _check_form
+from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
+from jagged_kernels.tensors.offsets import _check_contents, _check_form
 
 
 class Jagged2Tensor:

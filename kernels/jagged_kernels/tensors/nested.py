@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from jagged_kernels.core.contents import readable
 from jagged_kernels.tensors.jagged import JaggedTensor
 
 P = ParamSpec("P")
@@ -73,7 +74,8 @@ def _to_jagged(x: Any) -> Any:
     if not (isinstance(x, Tensor) and x.is_nested):
         return x
     heads_first = x.layout == torch.jagged and _ragged_dim(x) == _HEADS_FIRST
-    return JaggedTensor.from_nested(x.transpose(1, 2) if heads_first else x)
+    tokens_first = x.transpose(1, 2) if heads_first else x
+    return JaggedTensor.from_nested(tokens_first, validate=readable(x))
 
 
 def _to_nested(result: Any, like: Tensor) -> Any:

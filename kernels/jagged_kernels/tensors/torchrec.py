@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.tensors.checks import check_same_offsets
-from jagged_kernels.tensors.jagged import JaggedTensor, lengths_to_offsets
+from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
+from jagged_kernels.tensors.offsets import lengths_to_offsets
 
 
 class _Jagged(Protocol):

@@ -221,7 +221,7 @@ def _with_times(
 def _times(name: str, times: JaggedTensor | Tensor, x: JaggedTensor) -> Tensor:
     """[T], one for each token of x."""
     if isinstance(times, Tensor) and times.is_nested:
-        times = JaggedTensor.from_nested(times)
+        times = JaggedTensor.from_nested(times, validate=readable(times))
     values = times.values if isinstance(times, JaggedTensor) else times
     tokens, users = x.values.shape[0], len(x)
     flat = values.dim() == 1 or (values.dim() == 2 and values.shape[0] == users)

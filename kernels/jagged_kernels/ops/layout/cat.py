@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.backends import Backend, choose_backend
+from jagged_kernels.core.contents import check_token_count
 from jagged_kernels.core.operators import call, define_gradient, define_op
 from jagged_kernels.ops.users import token_positions
 from jagged_kernels.tensors.jagged import JaggedTensor
@@ -52,6 +53,7 @@ def jagged_cat(
         every = sum(part.shape[-dims] for part in dense)
         offsets, tokens = offsets + steps * every, tokens + users * every
         jagged = [_as_jagged(part, steps, dims) for part in parts]
+    check_token_count(tokens, offsets.dtype)
 
     if chosen == "reference":
         values = _reference(jagged, shared, users)

@@ -13,8 +13,9 @@ from jagged_kernels.core.contents import readable, total_of
 from jagged_kernels.core.operators import call, define_gradient, define_op
 from jagged_kernels.ops.layout.slice import LONGEST, cut_users
 from jagged_kernels.ops.users import token_positions
-from jagged_kernels.tensors.jagged import JaggedTensor, lengths_to_offsets
+from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
+from jagged_kernels.tensors.offsets import lengths_to_offsets
 
 
 @takes_nested

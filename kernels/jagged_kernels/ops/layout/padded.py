@@ -13,8 +13,9 @@ from jagged_kernels.core.operators import call
 from jagged_kernels.ops.layout.copies import place_rows
 from jagged_kernels.ops.users import token_positions, zeros_of
 from jagged_kernels.tensors.checks import as_fill, as_int
-from jagged_kernels.tensors.jagged import JaggedTensor, _check_contents, lengths_to_offsets
+from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
+from jagged_kernels.tensors.offsets import _check_contents, lengths_to_offsets
 
 Side = Literal["right", "left"]
 
@@ -113,8 +114,6 @@ def from_padded(
     if offsets is None:
         assert lengths is not None
         check_padded(padded, lengths)
-        if readable(lengths) and lengths.numel() and int(lengths.min()) < 0:
-            raise ValueError(f"lengths must be at least 0, got {int(lengths.min())}")
         offsets = lengths_to_offsets(lengths)
     else:
         check_padded(padded, offsets, "offsets", more=1)

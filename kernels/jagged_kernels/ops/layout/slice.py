@@ -13,8 +13,9 @@ from jagged_kernels.core.operators import call, define_op
 from jagged_kernels.ops.layout.copies import place_rows
 from jagged_kernels.ops.users import token_positions
 from jagged_kernels.tensors.checks import as_int
-from jagged_kernels.tensors.jagged import JaggedTensor, lengths_to_offsets
+from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
+from jagged_kernels.tensors.offsets import _cumulative
 
 LONGEST = 2**31 - 1
 
@@ -82,7 +83,7 @@ def _cut(
         offsets, begins = call(cut_users, x.offsets, None, *_either(start), *_either(length))
     else:
         begins, lengths = _clamped(x, start, length)
-        offsets = lengths_to_offsets(lengths)
+        offsets = _cumulative(lengths)
     tokens = total_of(offsets, total)
     if chosen == "reference":
         values = _reference(x, begins, offsets.diff())
