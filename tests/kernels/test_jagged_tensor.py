@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -145,6 +146,8 @@ def test_lengths_of_every_integer_dtype():
 def test_wrong_lengths(lengths, error, message):
     with pytest.raises(error, match=message):
         lengths_to_offsets(torch.tensor(lengths))
+    with pytest.raises(error, match=message):
+        JaggedTensor.from_lengths(torch.zeros(3), torch.tensor(lengths))
 
 
 def test_more_tokens_than_int32_offsets_hold():
@@ -173,11 +176,28 @@ def test_offsets_that_decrease_by_more_than_int32_holds():
         JaggedTensor(torch.zeros(6), offsets)
 
 
+def test_from_lengths(jagged):
+    again = JaggedTensor.from_lengths(jagged.values, jagged.lengths)
+    assert again.values is jagged.values
+    assert torch.equal(again.offsets, jagged.offsets)
+    short = torch.tensor([2, 3])
+    with pytest.raises(ValueError, match=r"offsets\[-1\] = 5 and values of 6 tokens"):
+        JaggedTensor.from_lengths(jagged.values, short)
+    assert len(JaggedTensor.from_lengths(jagged.values, short, validate=False)) == 2
+    # Lengths on a CPU are checked there.
+    with pytest.raises(ValueError, match=r"offsets\[-1\] = 5 and values of 6 tokens"):
+        JaggedTensor.from_lengths(torch.zeros(6, device="meta"), short)
+    with pytest.raises(TypeError, match="values must be a tensor, got list"):
+        JaggedTensor.from_lengths([1.0], torch.tensor([1]))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="lengths must be a tensor, got list"):
+        JaggedTensor.from_lengths(jagged.values, [6])  # pyright: ignore[reportArgumentType]
+
+
 def test_offsets_without_contents_are_not_read():
     x = JaggedTensor(
         torch.zeros(6, device="meta"), torch.zeros(3, dtype=torch.int64, device="meta")
     )
-    assert len(x) == 2
+    assert x.shape == (2, None)
 
 
 def test_nested_offsets_are_checked(jagged):
@@ -185,3 +205,93 @@ def test_nested_offsets_are_checked(jagged):
     with pytest.raises(ValueError, match=r"offsets\[-1\] = 4 and values of 6 tokens"):
         JaggedTensor.from_nested(nested)
     assert len(JaggedTensor.from_nested(nested, validate=False)) == 2
+
+
+def test_shape(jagged):
+    assert jagged.shape == (4, None, 2)
+    assert jagged.with_values(torch.zeros(6)).shape == (4, None)
+
+
+def test_a_user_is_a_view(jagged):
+    tokens = jagged.unbind()
+    for user in range(4):
+        for index in (user, user - 4, torch.tensor(user), np.int64(user)):
+            found = jagged[index]
+            assert torch.equal(found, tokens[user])
+            assert found.untyped_storage().data_ptr() == jagged.values.untyped_storage().data_ptr()
+    assert [part.tolist() for part in jagged] == [part.tolist() for part in tokens]
+    for user in (4, -5):
+        with pytest.raises(IndexError, match=f"user {user} is not one of the 4"):
+            jagged[user]
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        slice(None),
+        slice(2),
+        slice(1, 3),
+        slice(-3, None),
+        slice(3, 1),
+        slice(9, 12),
+        slice(None, None, 2),
+        slice(None, None, -1),
+        [2, 0, 2],
+        [-1, 1],
+        [],
+        [True, False, True, False],
+        range(1, 3),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_users_by_index_are_those_of_a_list(jagged, index, dtype):
+    jagged = JaggedTensor(jagged.values, jagged.offsets.to(dtype))
+    tokens = jagged.unbind()
+    wanted = np.arange(4)[index if isinstance(index, slice) else np.array(index, np.int64)]
+    if isinstance(index, list) and index and isinstance(index[0], bool):
+        wanted = np.arange(4)[index]
+    indices = [index]
+    if isinstance(index, list):
+        indices += [torch.tensor(index) if index else torch.tensor([], dtype=torch.int64)]
+        indices += [indices[-1].numpy()]
+    for each in indices:
+        found = jagged[each]
+        assert [part.tolist() for part in found] == [tokens[user].tolist() for user in wanted]
+        assert found.offsets.dtype == dtype
+        JaggedTensor(found.values, found.offsets)  # which checks them
+
+
+def test_a_slice_does_not_copy_tokens(jagged):
+    assert jagged[1:3].values.data_ptr() == jagged.values[2:].data_ptr()
+    assert jagged[:].offsets is jagged.offsets
+    values = jagged.values.clone().requires_grad_()
+    jagged.with_values(values)[2:].values.sum().backward()
+    assert values.grad[:, 0].tolist() == [0, 0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "message"),
+    [
+        (True, TypeError, "a tensor or list of users, got bool"),
+        (torch.tensor(True), TypeError, "a tensor or list of users, got Tensor"),
+        (1.0, TypeError, "a tensor or list of users, got float"),
+        ((0, 1), TypeError, "a tensor or list of users, got tuple"),
+        (None, TypeError, "a tensor or list of users, got NoneType"),
+        ("item", TypeError, "a tensor or list of users, got str"),
+        ([0.5], TypeError, "users must be int32 or int64, got torch.float32"),
+        ([4], IndexError, r"users must lie in \[0, 4\)"),
+        ([-5], IndexError, r"users must lie in \[0, 4\)"),
+        ([True], IndexError, r"one for each user, \[4\], got \(1,\)"),
+    ],
+    ids=str,
+)
+def test_wrong_indices(jagged, index, error, message):
+    with pytest.raises(error, match=message):
+        jagged[index]
+
+
+def test_equality_is_identity(jagged):
+    assert jagged == jagged
+    assert jagged != jagged.with_values(jagged.values)
+    assert len({jagged, jagged.with_values(jagged.values)}) == 2

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from jagged_kernels.core.contents import can_be_read, check_token_count
-from jagged_kernels.tensors.offsets import _check_contents, _check_form
+from jagged_kernels.tensors.offsets import (
+    _check_contents,
+    _check_form,
+    lengths_to_offsets,
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
+# What methods call: operations in files that need this one.
+_OPERATIONS: dict[str, Callable[..., Any]] = {}
+
+
+def called_by_methods(operation: F) -> F:
+    """An operation, by its name, to methods of `JaggedTensor`."""
+    _OPERATIONS[operation.__name__] = operation
+    return operation
 
 
 class JaggedTensor:
@@ -31,6 +46,14 @@ class JaggedTensor:
 
     The layout is the one of `torch.nested` (`layout=torch.jagged`) and of FBGEMM's jagged tensors.
     `with_values` keeps the offsets, and whatever was derived from them, for the next layer.
+
+    `len(x)`, `x[user]` and `for tokens in x` go by user.
+
+    >>> x = JaggedTensor(torch.arange(6), torch.tensor([0, 4, 4, 6]))
+    >>> x[0], x[-1], x[1:].lengths
+    (tensor([0, 1, 2, 3]), tensor([4, 5]), tensor([0, 2]))
+    >>> [tokens.tolist() for tokens in x.with_values(2 * x.values)]
+    [[0, 2, 4, 6], [], [8, 10]]
     """
 
     __slots__ = ("offsets", "values")
@@ -52,6 +75,26 @@ class JaggedTensor:
         self.values = values
         self.offsets = offsets
         return self
+
+    @classmethod
+    def from_lengths(
+        cls, values: Tensor, lengths: Tensor, *, validate: bool = True
+    ) -> JaggedTensor:
+        """From [T, ...] and [B] lengths, integers of any dtype, that add up to T.
+
+        Lengths may be on another device; those on a CPU are checked there, without waiting. The
+        offsets are as in `lengths_to_offsets`.
+
+        >>> JaggedTensor.from_lengths(torch.ones(3), torch.tensor([2, 0, 1])).offsets.tolist()
+        [0, 2, 2, 3]
+        """
+        offsets = lengths_to_offsets(lengths)
+        if not isinstance(values, Tensor):
+            raise TypeError(f"values must be a tensor, got {type(values).__name__}")
+        x = cls(values, offsets.to(values.device), validate=False)
+        if validate and can_be_read(offsets):
+            _check_contents(offsets, values.shape[0])
+        return x
 
     @classmethod
     def from_list(cls, tensors: Sequence[Tensor]) -> JaggedTensor:
@@ -78,18 +121,16 @@ class JaggedTensor:
 
         Waits for the device: the number of tokens decides a shape. Lengths may be on another one.
         """
-        from jagged_kernels.ops.layout.padded import check_padded, from_padded
-
         if isinstance(padded, Tensor) and isinstance(lengths, Tensor):
             lengths = lengths.to(padded.device)
-        check_padded(padded, lengths)
-        # Stricter than the function, for which longer users are ones that lost tokens.
-        if lengths.numel() and (int(lengths.min()) < 0 or int(lengths.max()) > padded.shape[1]):
-            raise ValueError(
-                f"lengths must lie in [0, {padded.shape[1]}], the padded length; "
-                f"got {int(lengths.min())} to {int(lengths.max())}"
-            )
-        return from_padded(padded, lengths)
+            # Stricter than the function, for which longer users are ones that lost tokens.
+            smallest, largest = (int(x) for x in lengths.aminmax()) if lengths.numel() else (0, 0)
+            if padded.dim() > 1 and (smallest < 0 or largest > padded.shape[1]):
+                raise ValueError(
+                    f"lengths must lie in [0, {padded.shape[1]}], the padded length; "
+                    f"got {smallest} to {largest}"
+                )
+        return _OPERATIONS["from_padded"](padded, lengths)
 
     @classmethod
     def from_nested(cls, nested: Tensor, *, validate: bool = True) -> JaggedTensor:
@@ -117,11 +158,12 @@ class JaggedTensor:
         Users longer than `max_len` are truncated to their first `max_len` tokens. Without
         `max_len` the longest user decides, which waits for the device.
         """
-        from jagged_kernels.ops.layout.padded import to_padded
-
         if max_len is None:
-            max_len = int(self.lengths.max()) if len(self) else 0
-        return to_padded(self, max_len, value=value)
+            # Not `int`: a trace has no number here, and has to be told what it does not see.
+            longest: Any = self.lengths.max().item() if len(self) else 0
+            torch._check(longest >= 0)
+            max_len = longest
+        return _OPERATIONS["to_padded"](self, max_len, value=value)
 
     @property
     def lengths(self) -> Tensor:
@@ -138,6 +180,11 @@ class JaggedTensor:
     @property
     def dtype(self) -> torch.dtype:
         return self.values.dtype
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """(B, None, ...): users, None for their lengths, which differ, and the shape of a token."""
+        return (len(self), None, *self.values.shape[1:])
 
     def with_values(self, values: Tensor) -> JaggedTensor:
         """The same users with other values [T, ...]."""
@@ -160,8 +207,69 @@ class JaggedTensor:
         bounds = self.offsets.tolist()
         return [self.values[start:end] for start, end in pairwise(bounds)]
 
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.unbind())
+
     def __repr__(self) -> str:
         return (
             f"JaggedTensor(users={len(self)}, values={list(self.values.shape)}, "
             f"dtype={self.dtype}, device={self.device})"
         )
+
+    @overload
+    def __getitem__(self, users: int) -> Tensor: ...
+
+    @overload
+    def __getitem__(self, users: slice | Tensor | Sequence[int]) -> JaggedTensor: ...
+
+    def __getitem__(self, users: int | slice | Tensor | Sequence[int]) -> Tensor | JaggedTensor:
+        """Users by index, as of a list. Waits for the device, save for the slice of all users.
+
+        An int (or a tensor without dimensions) gives the tokens [n, ...] of that user, a view; a
+        slice the users of it, without a copy of their tokens if its step is 1; a tensor or list
+        [N] of indices, or [B] of bools, those users (`jagged_index_select`).
+
+        Raises:
+            TypeError, IndexError: another kind of index, or users that are not there; such ones in
+                a tensor on CUDA are as in `jagged_index_select`.
+        """
+        if isinstance(users, slice):
+            start, stop, step = users.indices(len(self))
+            if step == 1:
+                return self._range(start, max(start, stop))
+            users = range(start, stop, step)
+        if isinstance(users, list | range) or getattr(users, "ndim", 0):
+            return _OPERATIONS["jagged_index_select"](self, self._indices(users))
+        is_bool = isinstance(users, bool) or getattr(users, "dtype", None) == torch.bool
+        if is_bool or not hasattr(users, "__index__"):
+            raise TypeError(
+                "an index must be an int, a slice, or a tensor or list of users, "
+                f"got {type(users).__name__}"
+            )
+        user = operator.index(users)  # pyright: ignore[reportArgumentType]
+        if not -len(self) <= user < len(self):
+            raise IndexError(f"user {user} is not one of the {len(self)} there are")
+        user %= len(self)
+        start, end = self.offsets[user : user + 2].tolist()
+        return self.values[start:end]
+
+    def _range(self, start: int, stop: int) -> JaggedTensor:
+        """Users start ... stop - 1, their tokens not copied."""
+        if (start, stop) == (0, len(self)):
+            return self.with_values(self.values)
+        bounds = self.offsets[start : stop + 1 : max(stop - start, 1)].tolist()
+        values = self.values[bounds[0] : bounds[-1]]
+        return JaggedTensor._trusted(values, self.offsets[start : stop + 1] - bounds[0])
+
+    def _indices(self, users: Any) -> Tensor:
+        """[N] indices from 0 on, for such that may be negative, or for bools [B]."""
+        given = torch.as_tensor(users, device=self.device)
+        if given.dtype == torch.bool:
+            if given.shape != (len(self),):
+                raise IndexError(
+                    f"bools must be one for each user, [{len(self)}], got {tuple(given.shape)}"
+                )
+            return given.nonzero()[:, 0]
+        if given.numel() == 0:
+            given = given.long()  # an empty list has no dtype
+        return torch.where(given < 0, given + len(self), given)

@@ -13,11 +13,12 @@ from jagged_kernels.core.contents import readable, total_of
 from jagged_kernels.core.operators import call, define_gradient, define_op
 from jagged_kernels.ops.layout.slice import LONGEST, cut_users
 from jagged_kernels.ops.users import token_positions
-from jagged_kernels.tensors.jagged import JaggedTensor
+from jagged_kernels.tensors.jagged import JaggedTensor, called_by_methods
 from jagged_kernels.tensors.nested import takes_nested
 from jagged_kernels.tensors.offsets import lengths_to_offsets
 
 
+@called_by_methods
 @takes_nested
 def jagged_index_select(
     x: JaggedTensor, users: Tensor, *, total: int | None = None, backend: Backend = "auto"

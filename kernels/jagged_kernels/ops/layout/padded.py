@@ -13,13 +13,14 @@ from jagged_kernels.core.operators import call
 from jagged_kernels.ops.layout.copies import place_rows
 from jagged_kernels.ops.users import token_positions, zeros_of
 from jagged_kernels.tensors.checks import as_fill, as_int
-from jagged_kernels.tensors.jagged import JaggedTensor
+from jagged_kernels.tensors.jagged import JaggedTensor, called_by_methods
 from jagged_kernels.tensors.nested import takes_nested
 from jagged_kernels.tensors.offsets import _check_contents, lengths_to_offsets
 
 Side = Literal["right", "left"]
 
 
+@called_by_methods
 @takes_nested
 def to_padded(
     x: JaggedTensor,
@@ -76,6 +77,7 @@ def to_padded(
     return rows.unflatten(0, (len(x), max_len))
 
 
+@called_by_methods
 def from_padded(
     padded: Tensor,
     lengths: Tensor | None = None,
