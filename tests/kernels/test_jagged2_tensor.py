@@ -69,6 +69,10 @@ def test_wrong_arguments(call, error, message):
         call()
 
 
+def test_shape():
+    assert jagged2_like(tokens(OFFSETS)).shape == (2, None, None)
+
+
 @ON_CPU
 def test_a_wrong_total_raises():
     with pytest.raises(ValueError, match="total is 7, but the result has 10 scores"):

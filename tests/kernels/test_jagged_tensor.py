@@ -291,6 +291,12 @@ def test_wrong_indices(jagged, index, error, message):
         jagged[index]
 
 
+def test_detach(jagged):
+    x = jagged.with_values(jagged.values.clone().requires_grad_())
+    assert not x.detach().values.requires_grad
+    assert x.detach().offsets is x.offsets
+
+
 def test_equality_is_identity(jagged):
     assert jagged == jagged
     assert jagged != jagged.with_values(jagged.values)

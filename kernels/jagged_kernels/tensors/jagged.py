@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar, overload
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.contents import can_be_read, check_token_count
+from jagged_kernels.tensors.container import Container, register_container
 from jagged_kernels.tensors.offsets import (
     _check_contents,
     _check_form,
@@ -28,7 +30,9 @@ def called_by_methods(operation: F) -> F:
     return operation
 
 
-class JaggedTensor:
+@register_container
+@dataclass(slots=True, init=False, repr=False, eq=False)
+class JaggedTensor(Container):
     """A batch of B variable-length sequences: `values[offsets[b]:offsets[b + 1]]` is sequence b.
 
     Args:
@@ -47,7 +51,12 @@ class JaggedTensor:
     The layout is the one of `torch.nested` (`layout=torch.jagged`) and of FBGEMM's jagged tensors.
     `with_values` keeps the offsets, and whatever was derived from them, for the next layer.
 
-    `len(x)`, `x[user]` and `for tokens in x` go by user.
+    `len(x)`, `x[user]` and `for tokens in x` go by user; `lengths` [B] are tokens of each user.
+    Equality and hashes are by identity. `device`, `dtype`, `to`, `cpu`, `cuda`, `pin_memory` and
+    `detach` are as of the values; what shares one offsets object goes on sharing one where it is
+    moved. It is a dataclass and a pytree of values and offsets, which `torch.export`, `tree_map`
+    and DistributedDataParallel look into; `torch.load` takes it with `weights_only=True`, if this
+    package is imported.
 
     >>> x = JaggedTensor(torch.arange(6), torch.tensor([0, 4, 4, 6]))
     >>> x[0], x[-1], x[1:].lengths
@@ -56,7 +65,8 @@ class JaggedTensor:
     [[0, 2, 4, 6], [], [8, 10]]
     """
 
-    __slots__ = ("offsets", "values")
+    values: Tensor
+    offsets: Tensor
 
     def __init__(self, values: Tensor, offsets: Tensor, *, validate: bool = True) -> None:
         _check_form(values, offsets)
@@ -75,6 +85,9 @@ class JaggedTensor:
         self.values = values
         self.offsets = offsets
         return self
+
+    def _parts(self) -> tuple[Tensor, Tensor]:
+        return self.values, self.offsets
 
     @classmethod
     def from_lengths(
@@ -166,22 +179,6 @@ class JaggedTensor:
         return _OPERATIONS["to_padded"](self, max_len, value=value)
 
     @property
-    def lengths(self) -> Tensor:
-        """[B], tokens of each user, in the dtype of the offsets."""
-        return self.offsets.diff()
-
-    def __len__(self) -> int:
-        return self.offsets.shape[0] - 1
-
-    @property
-    def device(self) -> torch.device:
-        return self.values.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.values.dtype
-
-    @property
     def shape(self) -> tuple[int | None, ...]:
         """(B, None, ...): users, None for their lengths, which differ, and the shape of a token."""
         return (len(self), None, *self.values.shape[1:])
@@ -195,13 +192,6 @@ class JaggedTensor:
             )
         return JaggedTensor._trusted(values, self.offsets)
 
-    def to(self, *args: Any, **kwargs: Any) -> JaggedTensor:
-        """Like `Tensor.to`; the offsets follow to another device and keep their dtype."""
-        values = self.values.to(*args, **kwargs)
-        non_blocking = bool(kwargs.get("non_blocking", False))
-        offsets = self.offsets.to(values.device, non_blocking=non_blocking)
-        return JaggedTensor._trusted(values, offsets)
-
     def unbind(self) -> list[Tensor]:
         """The B sequences as views. Waits for the device."""
         bounds = self.offsets.tolist()
@@ -209,12 +199,6 @@ class JaggedTensor:
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self.unbind())
-
-    def __repr__(self) -> str:
-        return (
-            f"JaggedTensor(users={len(self)}, values={list(self.values.shape)}, "
-            f"dtype={self.dtype}, device={self.device})"
-        )
 
     @overload
     def __getitem__(self, users: int) -> Tensor: ...

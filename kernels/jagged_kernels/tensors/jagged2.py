@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from jagged_kernels.core.contents import readable, total_of
+from jagged_kernels.tensors.container import Container, register_container
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 from jagged_kernels.tensors.offsets import _check_contents, _check_form
 
 
-class Jagged2Tensor:
+@register_container
+@dataclass(slots=True, init=False, repr=False, eq=False)
+class Jagged2Tensor(Container):
     """A batch of B square matrices: user b with n_b tokens has [n_b, n_b], row by row.
 
     Args:
@@ -25,7 +30,8 @@ class Jagged2Tensor:
         ValueError: shapes, devices or (where they are on a CPU) contents do not fit.
 
     Operations on one batch should share one layout (`jagged2_like`): how many scores there are
-    depends on the offsets' contents, so making one waits for the device.
+    depends on the offsets' contents, so making one waits for the device. `lengths`,
+    moving, saving and flattening are as of a `JaggedTensor`.
 
     >>> m = Jagged2Tensor(torch.arange(5), torch.tensor([0, 2, 3]), torch.tensor([0, 4, 5]))
     >>> m
@@ -34,7 +40,9 @@ class Jagged2Tensor:
     [[[0, 1], [2, 3]], [[4, 0], [0, 0]]]
     """
 
-    __slots__ = ("matrix_offsets", "offsets", "values")
+    values: Tensor
+    offsets: Tensor
+    matrix_offsets: Tensor
 
     def __init__(self, values: Tensor, offsets: Tensor, matrix_offsets: Tensor) -> None:
         _check_form(values, offsets)
@@ -64,6 +72,9 @@ class Jagged2Tensor:
         self.matrix_offsets = matrix_offsets
         return self
 
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.values, self.offsets, self.matrix_offsets
+
     def with_values(self, values: Tensor) -> Jagged2Tensor:
         """The same layout around other values [sum of n_b ** 2]."""
         if values.shape != self.values.shape or values.device != self.offsets.device:
@@ -74,26 +85,9 @@ class Jagged2Tensor:
         return Jagged2Tensor._trusted(values, self.offsets, self.matrix_offsets)
 
     @property
-    def lengths(self) -> Tensor:
-        """[B], tokens of each user."""
-        return self.offsets.diff()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.values.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.values.device
-
-    def __len__(self) -> int:
-        return self.offsets.shape[0] - 1
-
-    def __repr__(self) -> str:
-        return (
-            f"Jagged2Tensor(users={len(self)}, values={list(self.values.shape)}, "
-            f"dtype={self.dtype}, device={self.device})"
-        )
+    def shape(self) -> tuple[int, None, None]:
+        """(B, None, None): the users, None for their lengths, which differ."""
+        return len(self), None, None
 
 
 def jagged2_offsets(offsets: Tensor) -> Tensor:
