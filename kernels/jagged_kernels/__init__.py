@@ -4,9 +4,9 @@ The names below are the public interface; everything else may change. Results ar
 the inputs, and computed as if there were no autocast: cast inputs yourself. Examples need
 `import torch` and `from jagged_kernels import *`.
 
-- Tensors: `JaggedTensor`, `Jagged2Tensor`, `lengths_to_offsets`, `jagged2_like`, `to_padded`,
-  `from_padded`, `jagged2_to_padded`, `from_torchrec`, `to_torchrec`, `from_list_column`,
-  `to_list_column`
+- Tensors: `JaggedTensor`, `Jagged2Tensor`, `lengths_to_offsets`, `jagged_collate`, `jagged2_like`,
+  `to_padded`, `from_padded`, `jagged2_to_padded`, `from_torchrec`, `to_torchrec`,
+  `from_list_column`, `to_list_column`
 - Attention: `jagged_attention`, `jagged_varlen_attention`, `attention_schedule`,
   `AttentionSchedule`, `RelativePositionBias`, `RelativeTimeBias`, `ALiBi`
 - Products: `jagged_dense_bmm`, `jagged_linear`, `jagged_jagged_bmm`, `jagged_outer`,
@@ -55,6 +55,7 @@ from jagged_kernels.ops.products.jagged_jagged_bmm import jagged_jagged_bmm
 from jagged_kernels.ops.products.jagged_linear import jagged_dense_bmm, jagged_linear
 from jagged_kernels.ops.products.jagged_outer import jagged2_matmul, jagged_outer
 from jagged_kernels.ops.products.target_interaction import target_interaction
+from jagged_kernels.tensors.collate import jagged_collate
 from jagged_kernels.tensors.columns import from_list_column, to_list_column
 from jagged_kernels.tensors.container import _rebuilt as _rebuilt
 from jagged_kernels.tensors.jagged import JaggedTensor
@@ -70,6 +71,7 @@ __all__ = [  # noqa: RUF022
     "JaggedTensor",
     "Jagged2Tensor",
     "lengths_to_offsets",
+    "jagged_collate",
     "jagged2_like",
     "to_padded",
     "from_padded",

@@ -13,7 +13,7 @@ import jagged_kernels
 from jagged_kernels.schedule import rows, triton_rows
 from jagged_kernels.schedule import spans as partition
 from jagged_kernels.schedule import triton_spans as triton_partition
-from jagged_kernels.tensors import jagged, jagged2
+from jagged_kernels.tensors import collate, jagged, jagged2
 
 
 def _imports(module: str) -> set[str]:
@@ -41,7 +41,7 @@ def _is_module(name: str) -> bool:
 
 @pytest.mark.parametrize(
     "start",
-    [rows, triton_rows, partition, triton_partition, jagged, jagged2],
+    [rows, triton_rows, partition, triton_partition, jagged, jagged2, collate],
     ids=lambda x: x.__name__,
 )
 def test_tables_of_a_schedule_and_containers_are_in_no_circle(start):
