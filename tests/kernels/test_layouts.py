@@ -109,7 +109,7 @@ def test_no_batch_compiles_hopper_kernels_again(layout, dim, monkeypatch):
 
     known = _assert_bounded(attend, keys)
     # What TMA does not read goes to the plain kernels.
-    assert any("gluon" in key[1] for key in known) == (layout != "same for all tokens")
+    assert any("attention.hopper" in key[1] for key in known) == (layout != "same for all tokens")
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "columns", "rows of padded users", "transposed"])
