@@ -23,6 +23,7 @@ if not torch.cuda.is_available():
     make_lean(interpreter)
 
 from jagged_ranking import provenance
+from jagged_ranking.code_roots import code_hash
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -57,7 +58,7 @@ class _Status:
         named = [Path(str(argument).partition("::")[0]).resolve() for argument in config.args]
         self.suite = "all" if ROOT in named or ROOT / "tests" in named else "kernels"
         # The code that is tested is the code that is imported now, whatever changes meanwhile.
-        self.code_hash = provenance.code_hash(ROOT, provenance.SUITES[self.suite])
+        self.code_hash = code_hash(ROOT, provenance.SUITES[self.suite])
         self.whole = (
             (self.suite == "all" or ROOT / "tests" / "kernels" in named)
             and not hasattr(config, "workerinput")  # one of several processes of pytest-xdist

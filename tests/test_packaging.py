@@ -19,16 +19,11 @@ from typing import Any
 
 import pytest
 import yaml
+from import_graph import PACKAGES, ROOT
 from processes import run_python
 
 import jagged_kernels
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = {
-    "jagged_kernels": ROOT / "kernels" / "jagged_kernels",
-    "jagged_ranking": ROOT / "src" / "jagged_ranking",
-    "click_data": ROOT / "data_prep" / "click_data",
-}
 OF_THE_KERNELS = {"torch", "triton"}
 DISTRIBUTIONS = {
     "jagged-flash-attention": (ROOT, set(PACKAGES)),

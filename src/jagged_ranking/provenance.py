@@ -4,7 +4,6 @@
 describes code, command, parameters, data, versions and device; `write_manifest` writes it.
 """
 
-import hashlib
 import importlib.util
 import json
 import os
@@ -12,7 +11,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import pairwise
@@ -20,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from jagged_ranking import paths
+from jagged_ranking.code_roots import CODE_FOLDERS, code_hash, roots_of
 from jagged_ranking.devices import clocks, device_name, driver_version
 from jagged_ranking.results import atomic
 
-CODE_FOLDERS = ("kernels", "src", "data_prep")
 # What a test suite tests: all tests, or (on a GPU machine) all tests of the kernels.
 SUITES = {"all": CODE_FOLDERS, "kernels": ("kernels",)}
 PACKAGES = ("torch", "triton", "numpy", "pandas", "pyarrow", "matplotlib", "scikit-learn")
@@ -31,22 +30,6 @@ PACKAGES = ("torch", "triton", "numpy", "pandas", "pyarrow", "matplotlib", "scik
 PEERS = {"fbgemm-gpu": "fbgemm_gpu", "flash-attn-4": "flash_attn"}
 TEST_STATUS = "build/test-status.json"
 MANIFEST = "manifest.json"  # beside the results
-
-
-def code_hash(root: Path | None = None, folders: Sequence[str] = CODE_FOLDERS) -> str:
-    """sha256 over the path and content of every Python file of the import packages' folders.
-
-    Notebooks and tests do not count: they use the code, they do not decide its results.
-    """
-    root = root or paths.ROOT
-    digest = hashlib.sha256()
-    for folder in folders:
-        for path in sorted((root / folder).rglob("*.py")):
-            content = path.read_bytes()
-            name = path.relative_to(root).as_posix()
-            digest.update(f"{name}\0{len(content)}\0".encode())
-            digest.update(content)
-    return digest.hexdigest()
 
 
 def git_state(root: Path | None = None) -> dict[str, Any]:
@@ -139,13 +122,14 @@ def manifest(
         root: the checkout, where it is not the one of this package.
     """
     root = root or paths.ROOT
-    state = git_state(root)
+    state, roots = git_state(root), roots_of(run_id)
     return {
         "id": run_id,
         "preset": preset,
         "git_sha": state["sha"],
         "git_dirty": state["dirty"],
-        "code_hash": code_hash(root),
+        "code_roots": list(roots),
+        "code_hash": code_hash(root, roots),
         "command": command if command is not None else " ".join(sys.argv),
         "parameters": json.loads(json.dumps(dict(parameters), default=str)),
         "seed": seed,

@@ -3,9 +3,12 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
+
+from jagged_ranking import results
 
 PARAMETERS = """\
 out: str | None = None  # where results go
@@ -82,6 +85,34 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def add_notebook(checkout: Path) -> Callable[[str, list[str]], Path]:
     """Put another notebook into the checkout."""
     return lambda name, sources: make_notebook(checkout / "notebooks" / f"{name}.ipynb", sources)
+
+
+@pytest.fixture
+def good_cells() -> list[str]:
+    """Cells of a notebook that writes the files of a run, quickly."""
+    return GOOD
+
+
+@pytest.fixture
+def write_quality() -> Callable[..., None]:
+    """Put results of two models on one dataset into a folder, with a manifest."""
+
+    def write(folder: Path, **manifest: Any) -> None:
+        rows = [
+            results.row(
+                op="ranking", provider=model, workload="toy", mode="test", metric=metric, unit="1",
+                value=0.7, config={"seed": seed}, run_id="04_quality",
+            )
+            for model in ("mean_pool", "din")
+            for metric in ("auc", "gauc", "ne", "log_loss")
+            for seed in (0, 1)
+        ]  # fmt: skip
+        results.write(results.frame(rows), folder / "results.parquet")
+        made = {"id": "04_quality", "preset": "small", "device": "CPU", "git_sha": "abc"}
+        made |= {"git_dirty": False, "versions": {"torch": "2.13.0"}, **manifest}
+        (folder / "manifest.json").write_text(json.dumps(made))
+
+    return write
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """`jagged figures` redraws from committed results, says what changed, and is then at rest."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,33 +10,15 @@ from processes import run_python
 
 from jagged_ranking import results
 from jagged_ranking.cli import main
+from jagged_ranking.code_roots import code_hash
 
 MARKS = "# A\n\n<!-- results:begin -->\n<!-- results:end -->\n\nafter\n"
 
 
 @pytest.fixture
-def committed(checkout):
-    """A checkout with committed results of one model on one dataset."""
-    folder = checkout / "figures" / "04_quality"
-    rows = [
-        results.row(
-            op="ranking", provider=model, workload="toy", mode="test", metric=metric, unit="1",
-            value=0.7, config={"seed": seed}, run_id="04_quality",
-        )
-        for model in ("mean_pool", "din")
-        for metric in ("auc", "gauc", "ne", "log_loss")
-        for seed in (0, 1)
-    ]  # fmt: skip
-    results.write(results.frame(rows), folder / "results.parquet")
-    manifest = {
-        "id": "04_quality",
-        "preset": "small",
-        "device": "CPU",
-        "git_sha": "abc",
-        "git_dirty": False,
-        "versions": {"torch": "2.13.0"},
-    }
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+def committed(checkout, write_quality):
+    """A checkout with committed results of two models on one dataset."""
+    write_quality(checkout / "figures" / "04_quality")
     (checkout / "README.md").write_text(f"{MARKS}\n{MARKS.replace('results', 'operations')}")
     (checkout / "docs").mkdir()
     (checkout / "docs" / "performance.md").write_text(MARKS.replace("results", "goals"))
@@ -66,6 +49,38 @@ def test_a_second_run_changes_nothing(committed, capsys):
     out = capsys.readouterr().out
     assert out.splitlines()[-1] == "files changed: 1"
     assert drawn[0].name in out
+
+
+def test_it_says_when_the_code_behind_results_has_changed(
+    committed: Path, write_quality: Callable[..., None]
+) -> None:
+    """In the caption and in the README, by hashes alone; and only where that code has."""
+    roots = ["kernels", "src/models"]
+    code = committed / "kernels" / "a.py"
+    code.parent.mkdir()
+    code.write_text("x = 1\n")
+    made = {"code_roots": roots, "code_hash": code_hash(committed, roots)}
+    folder = committed / "figures" / "04_quality"
+    write_quality(folder, **made)
+
+    def drawn() -> tuple[bytes, str]:
+        assert main(["figures"]) == 0
+        readme = (committed / "README.md").read_text()
+        return (folder / "04_quality_scores.svg").read_bytes(), readme
+
+    figure, readme = drawn()
+    assert "code abc*" in readme
+    elsewhere = committed / "src" / "figures" / "b.py"
+    elsewhere.parent.mkdir(parents=True)
+    elsewhere.write_text("y = 1\n")
+    assert drawn() == (figure, readme)
+    code.write_text("x = 2\n")
+    other, said = drawn()
+    assert other != figure
+    assert "code abc, changed since*" in said
+    assert drawn() == (other, said)
+    code.write_text("x = 1\n")
+    assert drawn() == (figure, readme)
 
 
 def test_it_needs_neither_torch_nor_the_kernels(committed: Path) -> None:

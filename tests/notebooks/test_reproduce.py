@@ -73,6 +73,34 @@ def test_the_key_follows_source_parameters_code_and_data(checkout):
     assert len(others | {key}) == 6
 
 
+def test_code_that_only_draws_is_not_in_the_key(checkout, add_notebook, whole_cells):
+    notebook = add_notebook("01_speed", whole_cells)
+    key = run_key(notebook, {}, None)
+    for room, same in (("figures", True), ("training", True), ("measure", False)):
+        new = checkout / "src" / "jagged_ranking" / room / "new.py"
+        new.parent.mkdir(parents=True)
+        new.write_text("x = 1\n")
+        assert (run_key(notebook, {}, None) == key) == same, room
+
+
+def test_figures_of_a_fresh_run_are_drawn_as_code_draws_today(
+    checkout, reproduce, add_notebook, good_cells, write_quality
+):
+    add_notebook("04_quality", good_cells)
+    assert reproduce("--only", "04")[0] == 0
+    folder = checkout / "figures" / "runs" / "smoke" / "04_quality"
+    write_quality(folder)  # what there is to draw
+    drawing = checkout / "src" / "jagged_ranking" / "figures" / "new.py"
+    drawing.parent.mkdir(parents=True)
+    for source in ("x = 1\n", "x = 2\n"):
+        assert "fresh    04_quality" in reproduce("--only", "04")[1]
+        assert not list(folder.glob("*_scores.svg"))  # nothing is drawn where nothing changed
+        drawing.write_text(source)
+        assert "fresh    04_quality" in reproduce("--only", "04")[1]
+        (drawn,) = folder.glob("*_scores.svg")
+        drawn.unlink()
+
+
 def test_a_failed_notebook_is_named_and_the_others_go_on(checkout, reproduce):
     good = (checkout / "notebooks" / "01_good.ipynb").read_text()
     (checkout / "notebooks" / "03_after.ipynb").write_text(good.replace("01_good", "03_after"))

@@ -8,6 +8,7 @@ import pandas as pd
 import torch
 
 from jagged_ranking import results
+from jagged_ranking.code_roots import code_hash
 from jagged_ranking.measure.ceilings import Ceilings
 from jagged_ranking.measure.interaction.catalogue import OPERATIONS
 from jagged_ranking.measure.providers import MODES
@@ -33,6 +34,7 @@ MANIFEST: dict[str, Any] = {
     "device_type": "cuda",
     "git_sha": "0123456789abcdef",
     "git_dirty": False,
+    "code_hash": code_hash(),
     "versions": {"torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "driver": "580.1"},
 }
 

@@ -5,19 +5,19 @@
 # pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from jagged_ranking import provenance, results
+from jagged_ranking import provenance
 from jagged_ranking.figures import style
 from jagged_ranking.figures.memory import BEYOND
 from jagged_ranking.figures.operation_goals import NOTE, interaction_rows
 from jagged_ranking.figures.operation_points import STUDY
 from jagged_ranking.figures.points import OURS, attention, modes_of, of_group, ours_of, schedule_ms
+from jagged_ranking.figures.result_folder import Results, has_results, read_results
 from jagged_ranking.figures.tables import number, to_markdown
 from jagged_ranking.figures.verdicts import NOT_MEASURED, both, bound, met
 from jagged_ranking.measure.lineup import default_providers
@@ -54,30 +54,17 @@ FASTER_GOAL, FASTER_ON, FASTER_THAN = 4.0, ("T1", "T2", "T4"), "varlen_attn"
 SKEW_GOAL = 1.15
 
 
-@dataclass(frozen=True)
-class _Run:
-    """One committed run."""
-
-    manifest: Mapping[str, Any]
-    table: pd.DataFrame
-
-    @classmethod
-    def read(cls, folder: Path) -> "_Run | None":
-        if not (folder / "results.parquet").is_file() or not (folder / "manifest.json").is_file():
-            return None
-        manifest = provenance.read_manifest(folder / "manifest.json")
-        return cls(manifest, results.read(folder / "results.parquet"))
-
-    def said(self) -> str:
-        """Device, commit, whether the tests were green there, and what the run was without."""
-        tests = (self.manifest.get("tests") or {}).get("outcome", "unknown")
-        smoke = ", a smoke run" if self.manifest.get("preset") == "smoke" else ""
-        said = f"*{style.footer(self.manifest)} · tests of these kernels: {tests}{smoke}*"
-        for change in provenance.changes_of_preset(self.manifest):
-            said += f" · `{change}`"
-        if absent := absent_peers(self.table, str(self.manifest.get("device_type"))):
-            said += f" · **without {', '.join(absent)}**"
-        return said
+def _said(run: Results) -> str:
+    """Device, commit, whether the tests were green there, and what the run was without."""
+    manifest = run.manifest
+    tests = (manifest.get("tests") or {}).get("outcome", "unknown")
+    smoke = ", a smoke run" if manifest.get("preset") == "smoke" else ""
+    said = f"*{style.footer(manifest)} · tests of these kernels: {tests}{smoke}*"
+    for change in provenance.changes_of_preset(manifest):
+        said += f" · `{change}`"
+    if absent := absent_peers(run.table, str(manifest.get("device_type"))):
+        said += f" · **without {', '.join(absent)}**"
+    return said
 
 
 def goal_tables(figures_dir: Path | str) -> str:
@@ -86,12 +73,12 @@ def goal_tables(figures_dir: Path | str) -> str:
     parts = []
     for title, folder, note, rows_of in _TABLES:
         parts += [f"### {title}", note]
-        run = _Run.read(figures_dir / folder)
+        run = read_results(figures_dir / folder) if has_results(figures_dir / folder) else None
         rows = rows_of(run.table) if run else []
         if run is None or not rows:
             parts.append(f"{NOT_MEASURED[0].upper()}{NOT_MEASURED[1:]}.")
         else:
-            parts += [run.said(), to_markdown(pd.DataFrame(rows).fillna(""))]
+            parts += [_said(run), to_markdown(pd.DataFrame(rows).fillna(""))]
     return "\n\n".join(parts)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from jagged_ranking import provenance, results
 from jagged_ranking.figures import style
 from jagged_ranking.figures.operation_figures import LIMIT_GOAL
 from jagged_ranking.figures.operation_points import (
@@ -20,6 +19,7 @@ from jagged_ranking.figures.operation_points import (
     standing,
 )
 from jagged_ranking.figures.points import modes_of
+from jagged_ranking.figures.result_folder import has_results, read_results
 from jagged_ranking.figures.tables import number, to_markdown
 from jagged_ranking.figures.verdicts import NOT_MEASURED, both, bound, met
 from jagged_ranking.measure.interaction.catalogue import OPERATIONS
@@ -88,17 +88,17 @@ def operations_table(figures_dir: Path | str) -> str:
 
 def _committed(folder: Path) -> tuple[dict[str, str], str]:
     """(operation -> ratios on the batch with most tokens, what was measured where)."""
-    if not (folder / "results.parquet").is_file():
+    if not has_results(folder):
         return {}, f"*Time over the limit of the device: {NOT_MEASURED}.*"
-    manifest = provenance.read_manifest(folder / "manifest.json")
-    table = results.read(folder / "results.parquet")
+    run = read_results(folder)
+    table = run.table
     most = main_dtype(largest(operations(table, "latency")))
     found = standing(table).merge(most[["workload", "dtype"]].drop_duplicates())
     ratios = {
         str(name): " / ".join(_ratio(_value(mine, mode, "over_limit")) for mode in modes_of(mine))
         for name, mine in found.groupby("op", sort=False)
     }
-    where = f"{style.footer(manifest, [str(most['dtype'].iloc[0])])}"
+    where = f"{style.footer(run.manifest, [str(most['dtype'].iloc[0])])}"
     said = f"*Time over the limit of the device at {int(most['tokens'].iloc[0]):,} tokens: {where}*"
     return ratios, said
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from jagged_ranking import paths, provenance, results
+from jagged_ranking import paths, provenance
 from jagged_ranking.figures import (
     goals,
     memory,
@@ -17,6 +17,7 @@ from jagged_ranking.figures import (
     target,
 )
 from jagged_ranking.figures.operation_goals import operations_table
+from jagged_ranking.figures.result_folder import has_results, read_results, result_folders
 from jagged_ranking.provenance import MANIFEST
 from jagged_ranking.results import RESULTS
 
@@ -44,7 +45,7 @@ def refresh(folder: Path) -> list[Path]:
     own = folder.resolve() == paths.FIGURES.resolve()
     readme, page = paths.ROOT / "README.md", paths.ROOT / "docs" / "performance.md"
     before = _digests(folder, readme, page)
-    if (folder / RESULTS).is_file():
+    if has_results(folder):
         redraw(folder)
     elif own or result_folders(folder):  # a checkout without results says so in its README
         redraw_all(folder)
@@ -64,21 +65,14 @@ def redraw(folder: Path | str) -> list[Path]:
         FileNotFoundError, ValueError: no results or manifest there, or not readable; one line.
     """
     folder = Path(folder)
-    manifest = provenance.read_manifest(folder / MANIFEST)
-    table = results.read(folder / RESULTS)
+    run = read_results(folder)
     modules = (speed, memory, target, operation_figures, quality)
-    return [path for module in modules for path in module.draw(table, manifest, folder)]
+    return [path for module in modules for path in module.draw(run.table, run.manifest, folder)]
 
 
 def redraw_all(figures_dir: Path | str) -> list[Path]:
     """`redraw` for every folder with results directly below `figures_dir`."""
     return [path for folder in result_folders(figures_dir) for path in redraw(folder)]
-
-
-def result_folders(figures_dir: Path | str) -> list[Path]:
-    """The folders directly below `figures_dir` that hold results and a manifest, by name."""
-    files = sorted(Path(figures_dir).glob(f"*/{RESULTS}"))
-    return [file.parent for file in files if (file.parent / MANIFEST).is_file()]
 
 
 def readme_block(figures_dir: Path | str) -> str:
@@ -127,8 +121,8 @@ def _replace(page: Path, begin: str, end: str, block: str) -> bool:
 
 
 def _section(folder: Path, base: str) -> str:
-    manifest = provenance.read_manifest(folder / MANIFEST)
-    table = results.read(folder / RESULTS)
+    found = read_results(folder)
+    manifest, table = found.manifest, found.table
     run = f"{manifest['id']}: {manifest.get('device')}, preset `{manifest['preset']}`"
     changes = "".join(f" · `{change}`" for change in provenance.changes_of_preset(manifest))
     parts = [f"### {run}", f"*{style.footer(manifest)}*{changes}"]

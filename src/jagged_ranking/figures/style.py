@@ -179,9 +179,15 @@ def footer(manifest: Mapping[str, Any], dtypes: Sequence[str] = ()) -> str:
     if manifest.get("device_type") == "cpu":
         names = {"torch": "torch"}
     said += [f"{title} {versions[key]}" for key, title in names.items() if versions.get(key)]
-    sha = str(manifest.get("git_sha") or "unknown")
-    changed = " with changes" if manifest.get("git_dirty") else ""
-    return " · ".join([*said, f"code {sha[:8]}{changed}"])
+    return " · ".join([*said, code_of(manifest)])
+
+
+def code_of(manifest: Mapping[str, Any]) -> str:
+    """The commit that made the results, and whether what they depend on has changed since."""
+    sha = str(manifest.get("git_sha") or "unknown")[:8]
+    changes = " with changes" if manifest.get("git_dirty") else ""
+    since = ", changed since" if manifest.get("code_changed") else ""
+    return f"code {sha}{changes}{since}"
 
 
 def log_y_axis(axes: Axes, low: float, high: float) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from jagged_ranking import paths, provenance, results
+from jagged_ranking.code_roots import code_hash, roots_of
 from jagged_ranking.devices import default_device, device_name
 from jagged_ranking.measure.providers.jagged import JAGGED
 from jagged_ranking.reproduce.click_logs import DATASET_FILE, data_digest
@@ -29,10 +30,10 @@ _kept: list[float] = []  # when each table was made that this process did not ma
 def cached(function: Callable[..., pd.DataFrame], /, *args: Any, **options: Any) -> pd.DataFrame:
     """`function(*args, **options)`, a table of results, or what it was when nothing differed.
 
-    The key is the function's name, its arguments, the code tree, versions and the device. A folder
-    that holds a prepared dataset counts by the dataset's digest. Prints where the result comes
-    from. A table that says that our own kernels failed, or that the device broke, is returned but
-    not kept.
+    The key is the function's name, its arguments, the code that it depends on (see `code_roots`),
+    versions and the device. A folder that holds a prepared dataset counts by the dataset's digest.
+    Prints where the result comes from. A table that says that our own kernels failed, or that the
+    device broke, is returned but not kept.
     Delete the folder `build/cache` to forget everything.
 
     Raises:
@@ -46,7 +47,7 @@ def cached(function: Callable[..., pd.DataFrame], /, *args: Any, **options: Any)
             "function": name,
             "arguments": [_stable(value) for value in args],
             "options": _stable(counted),
-            "code": provenance.code_hash(),
+            "code": code_hash(roots=roots_of(function.__module__)),
             "versions": provenance.versions(),
             "device": device_name(default_device()),
         }

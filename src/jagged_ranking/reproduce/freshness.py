@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from jagged_ranking import provenance
+from jagged_ranking.code_roots import FIGURES, code_hash, has_changed, roots_of
 from jagged_ranking.devices import default_device, device_name
-from jagged_ranking.provenance import MANIFEST
+from jagged_ranking.figures.result_folder import has_results
 from jagged_ranking.reproduce.click_logs import data_digest, histories_digests
 from jagged_ranking.reproduce.notebook import read_record, source_digest
-from jagged_ranking.results import RESULTS
 
 # Set for the kernel of a notebook: what the user typed, and the key of the run.
 COMMAND_VARIABLE = "JAGGED_COMMAND"
@@ -24,7 +24,9 @@ def digest(content: Any) -> str:
 
 
 def run_key(notebook: Path, parameters: Mapping[str, Any], data: Path | str | None) -> str:
-    """sha256 over notebook source, parameters, code tree, data digest, versions and device.
+    """sha256 over notebook source, parameters, code, data digest, versions and device.
+
+    The code is what the notebook's results depend on, see `code_roots`.
 
     Where the results go and by what path the data is reached does not count.
     """
@@ -33,7 +35,7 @@ def run_key(notebook: Path, parameters: Mapping[str, Any], data: Path | str | No
         {
             "notebook": source_digest(notebook),
             "parameters": counted,
-            "code": provenance.code_hash(),
+            "code": code_hash(roots=roots_of(notebook.stem)),
             "data": data_digest(data),
             "histories": histories_digests(parameters.get("histories") or ()),
             "versions": provenance.versions(),
@@ -42,12 +44,16 @@ def run_key(notebook: Path, parameters: Mapping[str, Any], data: Path | str | No
     )
 
 
+def drawing_key(folder: Path) -> str:
+    """sha256 over what decides the figures in a folder besides its results: the drawing code, and
+    whether a caption has to say that the code behind the results has changed."""
+    changed = has_changed(provenance.read_manifest(folder / provenance.MANIFEST))
+    return digest([code_hash(roots=FIGURES), changed])
+
+
 def is_fresh(folder: Path, key: str) -> bool:
     """Whether `folder` holds the whole results of a run with this key."""
     record = read_record(folder)
     return (
-        record is not None
-        and record.status == "ok"
-        and record.key == key
-        and all((folder / name).is_file() for name in (RESULTS, MANIFEST))
+        record is not None and record.status == "ok" and record.key == key and has_results(folder)
     )

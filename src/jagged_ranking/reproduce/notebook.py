@@ -39,6 +39,7 @@ class RunRecord:
     started: str = ""  # UTC, ISO 8601
     seconds: float = 0.0
     error: str = ""  # where and what, one line
+    drawing: str = ""  # what its figures were drawn by, see freshness.drawing_key
 
     def write(self, folder: Path) -> None:
         """Write the record into `folder`, whole or not at all."""

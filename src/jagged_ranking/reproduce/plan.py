@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from jagged_ranking import paths
-from jagged_ranking.reproduce.freshness import COMMAND_VARIABLE, KEY_VARIABLE, run_key
+from jagged_ranking.figures.result_folder import has_results
+from jagged_ranking.reproduce.freshness import (
+    COMMAND_VARIABLE,
+    KEY_VARIABLE,
+    drawing_key,
+    run_key,
+)
 from jagged_ranking.reproduce.notebook import RunRecord, execute, find_notebook, utc_now
 from jagged_ranking.reproduce.parameters import (
     check_values,
@@ -121,6 +127,7 @@ def run_plan(plan: Plan, *, command: str, progress: bool = True) -> RunRecord:
         status="failed" if error else "ok",
         error=error,
         seconds=round(time.monotonic() - began, 1),
+        drawing=drawing_key(plan.folder) if has_results(plan.folder) else "",
     )
     record.write(plan.folder)
     return record

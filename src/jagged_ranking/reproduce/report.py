@@ -4,18 +4,19 @@ import html
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from jagged_ranking import paths, provenance, results
-from jagged_ranking.figures import tables
-from jagged_ranking.provenance import MANIFEST
+from jagged_ranking import paths, results
+from jagged_ranking.figures import style, tables
+from jagged_ranking.figures.redraw import redraw
+from jagged_ranking.figures.result_folder import read_results
+from jagged_ranking.reproduce.freshness import drawing_key
 from jagged_ranking.reproduce.notebook import RunRecord, notebook_ids, read_record
 from jagged_ranking.reproduce.settings import Settings
-from jagged_ranking.results import RESULTS
 
 STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
 
@@ -50,12 +51,19 @@ def write_report(settings: Settings) -> None:
 
 
 def _read_section(out: Path, notebook: str) -> Section:
-    """The results of a notebook whose last run succeeded; of another, only how it went."""
+    """The results of a notebook whose last run succeeded; of another, only how it went.
+
+    Code that draws does not make a run stale, so figures are drawn anew here where it has changed.
+    """
     folder = out / notebook
-    section = Section(notebook, read_record(folder))
-    if section.status == "ok":
-        section.manifest = provenance.read_manifest(folder / MANIFEST)
-        section.table = results.read(folder / RESULTS)
+    record = read_record(folder)
+    section = Section(notebook, record)
+    if record is not None and record.status == "ok":
+        if (drawing := drawing_key(folder)) != record.drawing:
+            redraw(folder)
+            replace(record, drawing=drawing).write(folder)
+        found = read_results(folder)
+        section.manifest, section.table = dict(found.manifest), found.table
         section.figures = sorted(folder.glob(f"{notebook}*.svg"))
     return section
 
@@ -85,18 +93,14 @@ def render(sections: Sequence[Section], *, preset: str, base: Path) -> str:
 def _headline(sections: Sequence[Section], preset: str) -> str:
     good = sum(section.status == "ok" for section in sections)
     devices = {s.manifest["device"] for s in sections if s.manifest}
-    code = {f"{s.manifest['git_sha'][:10]}{_dirty(s.manifest)}" for s in sections if s.manifest}
+    code = {style.code_of(s.manifest) for s in sections if s.manifest}
     said = [
         f"Preset <b>{html.escape(preset)}</b>",
         f"{good} of {len(sections)} notebooks good",
         *(html.escape(device) for device in sorted(devices)),
-        *(f"code {html.escape(version)}" for version in sorted(code)),
+        *(html.escape(version) for version in sorted(code)),
     ]
     return " · ".join(said)
-
-
-def _dirty(manifest: dict[str, Any]) -> str:
-    return " with changes" if manifest["git_dirty"] else ""
 
 
 def _smoke_notice(preset: str) -> str:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jagged_ranking import paths, provenance
+from jagged_ranking import paths
+from jagged_ranking.code_roots import DATA, code_hash
 from jagged_ranking.reproduce.click_logs import data_digest
 from jagged_ranking.reproduce.errors import RunError
 from jagged_ranking.reproduce.freshness import digest
@@ -51,4 +52,4 @@ def _stamp(folder: Path) -> Path:
 
 
 def _key(options: Mapping[str, Any]) -> str:
-    return digest([dict(options), provenance.code_hash()])
+    return digest([dict(options), code_hash(roots=DATA)])

@@ -81,6 +81,16 @@ def test_other_code_is_another_call(ran, home):
     assert ran(1)
 
 
+def test_code_that_a_call_does_not_depend_on_does_not_count(ran, home, monkeypatch):
+    monkeypatch.setattr(measure, "__module__", "jagged_ranking.measure.benchmark")
+    assert ran(1)
+    for room, again in (("figures", False), ("training", False), ("measure", True)):
+        new = home / "src" / "jagged_ranking" / room / "new.py"
+        new.parent.mkdir(parents=True)
+        new.write_text("x = 1\n")
+        assert ran(1) == again, room
+
+
 def test_other_software_is_another_call(ran, monkeypatch):
     assert ran(1)
     monkeypatch.setattr(torch, "__version__", "9.9.9")

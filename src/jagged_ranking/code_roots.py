@@ -1,0 +1,73 @@
+"""What code a result depends on: the one table of it, and its hash.
+
+A result is as new as the code that decides its numbers. What only says where it comes from, draws
+it or runs the notebook does not count, so that a change there makes no result stale. Nor does the
+reading of a data set where its digest is in the result already.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jagged_ranking import paths
+
+_RANKING = "src/jagged_ranking"
+CODE_FOLDERS = ("kernels", "src", "data_prep")
+DATA = ("data_prep",)
+FIGURES = (f"{_RANKING}/figures", f"{_RANKING}/results.py")
+MEASURE = ("kernels", f"{_RANKING}/measure", f"{_RANKING}/results.py")
+# All of the kernels, although a CPU runs the native path alone: which files that is is for them
+# to know, and models are trained on GPUs too.
+TRAINING = (
+    "kernels",
+    *DATA,
+    *(f"{_RANKING}/{room}" for room in ("data", "layers", "models", "evaluation", "training")),
+    f"{_RANKING}/results.py",
+)
+_ATTENTION = (*MEASURE, f"{_RANKING}/reproduce/attention_study.py")
+_INTERACTION = (*_ATTENTION, f"{_RANKING}/reproduce/interaction_study.py")
+
+# Of each notebook, by its id, and of what is called in it, by the room; files and folders.
+ROOTS: Mapping[str, tuple[str, ...]] = {
+    "01_speed": _ATTENTION,
+    "02_memory": _ATTENTION,
+    "03_target_attention": _ATTENTION,
+    "04_quality": TRAINING,
+    "05_interaction_kernels": _INTERACTION,
+    "jagged_ranking.measure": MEASURE,
+    "jagged_ranking.training": TRAINING,
+}
+
+
+def roots_of(name: str) -> tuple[str, ...]:
+    """What a notebook (its id) or a module (its dotted name) depends on: all code where the table
+    does not say."""
+    room = ".".join(name.split(".")[:2])
+    return ROOTS.get(room, CODE_FOLDERS)
+
+
+def code_hash(root: Path | None = None, roots: Sequence[str] = CODE_FOLDERS) -> str:
+    """sha256 over the path and content of every Python file that is one of `roots` or in one.
+
+    Notebooks and tests do not count: they use the code, they do not decide its results.
+    """
+    root = root or paths.ROOT
+    digest = hashlib.sha256()
+    for name in roots:
+        place = root / name
+        for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
+            digest.update(content)
+    return digest.hexdigest()
+
+
+def has_changed(manifest: Mapping[str, Any], root: Path | None = None) -> bool:
+    """Whether the code that a result depends on is another now than when it was made.
+
+    By hashes, so that no git is needed. The manifest says what its hash is of; an old one, of all
+    code, counts as changed as soon as anything did, and one without a hash always.
+    """
+    roots = manifest.get("code_roots") or CODE_FOLDERS
+    return manifest.get("code_hash") != code_hash(root, roots)
