@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
@@ -10,6 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 import pytest
 from import_graph import PACKAGES, ROOT, arrows, imports, modules, target, tree
 
+MERMAID = re.compile(r"```mermaid\n(.*?)```", re.DOTALL)
 # jagged_kernels <- jagged_ranking -> click_data
 MAY_IMPORT = {
     "jagged_kernels": set(),
@@ -17,20 +19,16 @@ MAY_IMPORT = {
     "click_data": set(),
 }
 OF_THE_KERNELS = {"torch", "triton"}
-# Of jagged_ranking; each may import from those before it, and from no other.
-ROOMS = ("data", "layers", "models", "evaluation", "training", "measure", "figures", "reproduce")
+# Each may import from those before it, and from no other.
+ROOMS = {
+    "jagged_kernels": ("core", "tensors", "device", "schedule", "ops", "attention", "modules"),
+    "jagged_ranking": (
+        *("data", "layers", "models", "evaluation", "training", "measure", "figures"),
+        "reproduce",
+    ),
+}
 
-EACH_PACKAGE = pytest.mark.parametrize(
-    "package",
-    [
-        pytest.param(
-            "jagged_kernels",
-            marks=pytest.mark.xfail(strict=False, reason="its modules are being moved into rooms"),
-        ),
-        "jagged_ranking",
-        "click_data",
-    ],
-)
+EACH_PACKAGE = pytest.mark.parametrize("package", PACKAGES)
 
 
 def room(module: str) -> str:
@@ -70,17 +68,42 @@ def test_no_rooms_import_in_a_circle(package: str) -> None:
         assert not circle(graph), f"in {parent}"
 
 
-def test_the_rooms_of_the_rankers_stand_in_order() -> None:
-    for module, others in arrows("jagged_ranking").items():
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_stand_in_order(package: str) -> None:
+    for module, others in arrows(package).items():
         here = _room_number(module)
         for to in others:
-            assert _room_number(to) <= here, f"{module} imports {to}"
+            assert _room_number(to) <= here or module == package, f"{module} imports {to}"
 
 
 def _room_number(module: str) -> int:
     """-1 for a module beside the rooms; `cli` names what it calls by text, and imports nothing."""
-    name = module.split(".")[1] if "." in module else ""
-    return ROOMS.index(name) if (PACKAGES["jagged_ranking"] / name).is_dir() and name else -1
+    package, *names = module.split(".")
+    is_room = bool(names) and (PACKAGES[package] / names[0]).is_dir()
+    return ROOMS[package].index(names[0]) if is_room else -1
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_the_pictures_show_the_rooms(package: str) -> None:
+    """docs/architecture.md: an arrow for each import between rooms that no longer way says."""
+    graph: dict[str, set[str]] = {name: set() for name in ROOMS[package]}
+    for module, others in arrows(package).items():
+        for to in others:
+            here, there = (name.split(".")[1:2] for name in (module, to))
+            if here != there and {*here, *there} <= set(graph) and here and there:
+                graph[here[0]].add(there[0])
+    needed = set()
+    for here, others in graph.items():
+        farther = set().union(*(_reached(graph, to) for to in others))
+        needed |= {(here, to) for to in others - farther}
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    pictures = [re.findall(r"(\w+) --> (\w+)", part) for part in re.findall(MERMAID, text)]
+    drawn = next(set(p) for p in pictures if {name for edge in p for name in edge} <= set(graph))
+    assert drawn == needed
+
+
+def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
+    return graph[start].union(*(_reached(graph, to) for to in graph[start]))
 
 
 @EACH_PACKAGE

@@ -57,7 +57,7 @@ from jagged_kernels.ops.products.jagged_outer import jagged2_matmul, jagged_oute
 from jagged_kernels.ops.products.target_interaction import target_interaction
 from jagged_kernels.tensors.collate import jagged_collate
 from jagged_kernels.tensors.columns import from_list_column, to_list_column
-from jagged_kernels.tensors.container import _rebuilt as _rebuilt
+from jagged_kernels.tensors.container import rebuilt as rebuilt
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.jagged2 import Jagged2Tensor, jagged2_like
 from jagged_kernels.tensors.offsets import lengths_to_offsets

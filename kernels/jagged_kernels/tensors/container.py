@@ -95,7 +95,7 @@ class Container:
         )
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _rebuilt, (type(self).__name__, *self._parts())
+        return rebuilt, (type(self).__name__, *self._parts())
 
 
 _registered: dict[str, Callable[..., Any]] = {}
@@ -131,12 +131,12 @@ def _same(context: None) -> None:
     return context
 
 
-def _rebuilt(name: str, *parts: Tensor) -> Container:
+def rebuilt(name: str, *parts: Tensor) -> Container:
     """What pickles call. By the constructor: kernels read where offsets say, and these may be from
     anybody's file."""
     return _registered[name](*parts)
 
 
 # Pickles look for it in the package, wherever this file is, and `torch.load` trusts it.
-_rebuilt.__module__ = "jagged_kernels"
-torch.serialization.add_safe_globals([_rebuilt])
+rebuilt.__module__ = "jagged_kernels"
+torch.serialization.add_safe_globals([rebuilt])

@@ -14,8 +14,8 @@ from torch import Tensor
 from jagged_kernels.core.contents import can_be_read, check_token_count
 from jagged_kernels.tensors.container import Container, register_container
 from jagged_kernels.tensors.offsets import (
-    _check_contents,
-    _check_form,
+    check_contents,
+    check_form,
     lengths_to_offsets,
 )
 
@@ -69,11 +69,11 @@ class JaggedTensor(Container):
     offsets: Tensor
 
     def __init__(self, values: Tensor, offsets: Tensor, *, validate: bool = True) -> None:
-        _check_form(values, offsets)
+        check_form(values, offsets)
         if offsets.dtype == torch.int32:
             check_token_count(values.shape[0], offsets.dtype)
         if validate and can_be_read(offsets):
-            _check_contents(offsets, values.shape[0])
+            check_contents(offsets, values.shape[0])
         self.values = values
         self.offsets = offsets.contiguous()
 
@@ -106,7 +106,7 @@ class JaggedTensor(Container):
             raise TypeError(f"values must be a tensor, got {type(values).__name__}")
         x = cls(values, offsets.to(values.device), validate=False)
         if validate and can_be_read(offsets):
-            _check_contents(offsets, values.shape[0])
+            check_contents(offsets, values.shape[0])
         return x
 
     @classmethod

@@ -11,7 +11,7 @@ from jagged_kernels.core.contents import readable, total_of
 from jagged_kernels.tensors.container import Container, register_container
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
-from jagged_kernels.tensors.offsets import _check_contents, _check_form
+from jagged_kernels.tensors.offsets import check_contents, check_form
 
 
 @register_container
@@ -45,7 +45,7 @@ class Jagged2Tensor(Container):
     matrix_offsets: Tensor
 
     def __init__(self, values: Tensor, offsets: Tensor, matrix_offsets: Tensor) -> None:
-        _check_form(values, offsets)
+        check_form(values, offsets)
         if values.dim() != 1:
             raise ValueError(f"values must be [sum of n ** 2], got {tuple(values.shape)}")
         if not isinstance(matrix_offsets, Tensor) or matrix_offsets.dtype != torch.int64:
@@ -98,7 +98,7 @@ def jagged2_offsets(offsets: Tensor) -> Tensor:
 
 def _check_matrices(scores: int, offsets: Tensor, matrix_offsets: Tensor) -> None:
     """Reads both offsets."""
-    _check_contents(offsets)
+    check_contents(offsets)
     expected = jagged2_offsets(offsets)
     if not torch.equal(matrix_offsets, expected):
         user = int((matrix_offsets != expected).int().argmax())

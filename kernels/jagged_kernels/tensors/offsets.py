@@ -33,15 +33,15 @@ def lengths_to_offsets(lengths: Tensor) -> Tensor:
             raise ValueError(f"lengths must be at least 0, got {smallest}")
         if dtype == torch.int32:
             check_token_count(int(lengths.sum()), dtype)
-    return _cumulative(lengths)
+    return cumulative(lengths)
 
 
-def _cumulative(lengths: Tensor) -> Tensor:
+def cumulative(lengths: Tensor) -> Tensor:
     """`lengths_to_offsets` of int32 or int64, for lengths that are known to be good."""
     return torch.nn.functional.pad(lengths.cumsum(0, dtype=lengths.dtype), (1, 0))
 
 
-def _check_form(values: Tensor, offsets: Tensor) -> None:
+def check_form(values: Tensor, offsets: Tensor) -> None:
     """What can be said of the arguments without reading device memory."""
     if not isinstance(values, Tensor) or not isinstance(offsets, Tensor):
         kinds = f"{type(values).__name__} and {type(offsets).__name__}"
@@ -58,7 +58,7 @@ def _check_form(values: Tensor, offsets: Tensor) -> None:
         )
 
 
-def _check_contents(offsets: Tensor, tokens: int | None = None) -> None:
+def check_contents(offsets: Tensor, tokens: int | None = None) -> None:
     """Reads the offsets once (one wait for a GPU, whatever B is); `tokens` None: of any number."""
     # Not by differences, which wrap.
     decreases = offsets[1:] < offsets[:-1]

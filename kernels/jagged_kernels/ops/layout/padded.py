@@ -15,7 +15,7 @@ from jagged_kernels.ops.users import token_positions, zeros_of
 from jagged_kernels.tensors.checks import as_fill, as_int
 from jagged_kernels.tensors.jagged import JaggedTensor, called_by_methods
 from jagged_kernels.tensors.nested import takes_nested
-from jagged_kernels.tensors.offsets import _check_contents, lengths_to_offsets
+from jagged_kernels.tensors.offsets import check_contents, lengths_to_offsets
 
 Side = Literal["right", "left"]
 
@@ -120,7 +120,7 @@ def from_padded(
     else:
         check_padded(padded, offsets, "offsets", more=1)
         if readable(offsets):
-            _check_contents(offsets)
+            check_contents(offsets)
         offsets = offsets.contiguous()
     value = as_fill(value, padded.dtype)
     chosen = choose_backend(backend, padded)

@@ -15,7 +15,7 @@ from jagged_kernels.ops.users import token_positions
 from jagged_kernels.tensors.checks import as_int
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
-from jagged_kernels.tensors.offsets import _cumulative
+from jagged_kernels.tensors.offsets import cumulative
 
 LONGEST = 2**31 - 1
 
@@ -83,7 +83,7 @@ def _cut(
         offsets, begins = call(cut_users, x.offsets, None, *_either(start), *_either(length))
     else:
         begins, lengths = _clamped(x, start, length)
-        offsets = _cumulative(lengths)
+        offsets = cumulative(lengths)
     tokens = total_of(offsets, total)
     if chosen == "reference":
         values = _reference(x, begins, offsets.diff())
