@@ -103,7 +103,7 @@ def write_quality() -> Callable[..., None]:
                 op="ranking", provider=model, workload="toy", mode="test", metric=metric, unit="1",
                 value=0.7, config={"seed": seed}, run_id="04_quality",
             )
-            for model in ("mean_pool", "din")
+            for model in ("mean_pool", "target_attention")
             for metric in ("auc", "gauc", "ne", "log_loss")
             for seed in (0, 1)
         ]  # fmt: skip

@@ -164,7 +164,8 @@ def _difference_figure(
 
 
 def _model_axis(panel: Axes, models: list[str]) -> None:
-    panel.set_xticks(range(len(models)), [style.look_of(model).label for model in models])
+    labels = [style.look_of(model).label.replace(" ", "\n") for model in models]
+    panel.set_xticks(range(len(models)), labels)
     panel.set_xlim(-0.6, len(models) - 0.4)
     panel.tick_params(axis="x", length=0)
 

@@ -9,6 +9,7 @@ import pandas as pd
 
 from jagged_ranking import provenance, results
 from jagged_ranking.code_roots import has_changed
+from jagged_ranking.models.model_config import FORMER_NAMES
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class Results:
     """What one run left behind.
 
     manifest: with a key "code_changed" besides: whether the code that the results depend on is
-    another today, see `style.code_of`. table: in the form of `results`.
+    another today, see `style.code_of`. table: in the form of `results`, models by the names that
+    they have today (`FORMER_NAMES`); the file keeps those of the run.
     """
 
     manifest: Mapping[str, Any]
@@ -36,7 +38,10 @@ def read_results(folder: Path) -> Results:
     """
     manifest = provenance.read_manifest(folder / provenance.MANIFEST)
     manifest["code_changed"] = has_changed(manifest)
-    return Results(manifest, results.read(folder / results.RESULTS))
+    table = results.read(folder / results.RESULTS)
+    models = table["op"] == "ranking"
+    table.loc[models, "provider"] = table.loc[models, "provider"].replace(FORMER_NAMES)
+    return Results(manifest, table)
 
 
 def result_folders(figures_dir: Path | str) -> list[Path]:

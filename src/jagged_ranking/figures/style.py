@@ -59,7 +59,7 @@ LOOKS: dict[str, Look] = {
     "embedding_bag": Look("EmbeddingBag", _COLORS[3], "v", (0, (3, 1, 1, 1))),
     "flash_attn_4": Look("flash-attn 4", _COLORS[9], ">", (0, (4, 1.5, 1, 1.5))),
     "mean_pool": Look("mean-pool", _COLORS[7], "s"),
-    "din": Look("DIN", _COLORS[1], "^"),
+    "target_attention": Look("target attention", _COLORS[1], "^"),
     "transformer": Look("transformer", _COLORS[0], "o"),
     "counts": Look("count floor", "#4d4d4d", "x"),
 }

@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-MODEL_NAMES = ("mean_pool", "din", "transformer")
+MODEL_NAMES = ("mean_pool", "target_attention", "transformer")
+# What a model was called before, in results and in people's command lines -> its name.
+FORMER_NAMES = {"din": "target_attention"}
+
+
+def check_model(name: str) -> str:
+    """The name of a model; ValueError for any other, which says what it is called now."""
+    if name in FORMER_NAMES:
+        raise ValueError(f"the model {name!r} is called {FORMER_NAMES[name]!r}")
+    if name not in MODEL_NAMES:
+        raise ValueError(f"model must be one of {', '.join(MODEL_NAMES)}, got {name!r}")
+    return name
 
 
 def option(default: Any, meaning: str) -> Any:
@@ -20,7 +31,7 @@ class ModelConfig:
     Raises ValueError for values that make no sense.
     """
 
-    model: str = option("din", f"one of {', '.join(MODEL_NAMES)}")
+    model: str = option("target_attention", f"one of {', '.join(MODEL_NAMES)}")
     dim: int = option(32, "width of a history token and of a target")
     heads: int = option(2, "attention heads")
     layers: int = option(1, "layers of the transformer")
@@ -31,8 +42,7 @@ class ModelConfig:
     max_history: int = option(50, "most recent events that a sample sees")
 
     def __post_init__(self) -> None:
-        if self.model not in MODEL_NAMES:
-            raise ValueError(f"model must be one of {', '.join(MODEL_NAMES)}, got {self.model!r}")
+        check_model(self.model)
         self.check_least(1, "dim", "heads", "layers", "max_history")
         self.check_shares("dropout", "embedding_dropout", "id_dropout")
         if self.dim % self.heads:

@@ -10,12 +10,16 @@ from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.layers.embeddings import EventEmbedding
 from jagged_ranking.layers.head import RankingHead
-from jagged_ranking.models.din import TargetAttention
 from jagged_ranking.models.mean_pool import MeanPool
 from jagged_ranking.models.model_config import ModelConfig
+from jagged_ranking.models.target_attention import TargetAttention
 from jagged_ranking.models.transformer import Transformer
 
-MODELS = {"mean_pool": MeanPool, "din": TargetAttention, "transformer": Transformer}
+MODELS = {
+    "mean_pool": MeanPool,
+    "target_attention": TargetAttention,
+    "transformer": Transformer,
+}
 
 
 class Ranker(nn.Module):

@@ -1,9 +1,8 @@
-"""A transformer over the history, asked by the target (after BST, Chen et al., DLP-KDD 2019).
+"""A transformer encoder over the history, pooled by target attention.
 
-BST appends the target to the sequence and runs the whole through a transformer layer. Here the
-layers see the history alone and the target asks their output as in DIN: the same information
-reaches the head, and what is computed for a history does not depend on the target, so that
-candidates (and, the layers being causal, a user's samples) can share it.
+The layers see the history alone; the target, which is no part of the sequence, asks their output.
+So what is computed for a history does not depend on the target, and candidates (and, the layers
+being causal, a user's samples) can share it.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from jagged_kernels import (
     JaggedTensor,
     attention_schedule,
 )
-from jagged_ranking.models.din import TargetAttention
+from jagged_ranking.models.target_attention import TargetAttention
 
 
 class TransformerLayer(nn.Module):
     """Pre-norm causal self-attention and feed-forward inside each user.
 
-    Both branches start at zero: the model starts as DIN and grows away from it, which on few data
-    is a better place to start than a random mixture of the events.
+    Both branches start at zero: the model starts as target attention and grows away from it,
+    which on few data is a better place to start than a random mixture of the events.
     """
 
     def __init__(self, dim: int, *, heads: int, dropout: float) -> None:

@@ -24,7 +24,7 @@ from jagged_ranking.devices import default_device
 from jagged_ranking.evaluation.count_floor import evaluate_counts
 from jagged_ranking.evaluation.evaluate import Evaluation, evaluate_model
 from jagged_ranking.evaluation.metrics import METRICS, paired_bootstrap
-from jagged_ranking.models.model_config import MODEL_NAMES
+from jagged_ranking.models.model_config import MODEL_NAMES, check_model
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.trainer import train
 
@@ -60,8 +60,8 @@ def compare_models(
     Raises ValueError for an unknown model or no seed, DataError for data that is not prepared.
     """
     config = config or TrainConfig()
-    if unknown := [name for name in models if name not in MODEL_NAMES]:
-        raise ValueError(f"no model {unknown[0]!r}; there are {', '.join(MODEL_NAMES)}")
+    for name in models:
+        check_model(name)
     if not seeds or not models:
         raise ValueError("there must be at least one model and one seed")
     dataset = open_dataset(dataset_dir)

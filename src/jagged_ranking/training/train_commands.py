@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from click_data.split import SPLITS
-from jagged_ranking.models.model_config import MODEL_NAMES
+from jagged_ranking.models.model_config import check_model
 from jagged_ranking.training.config import SELECT, TrainConfig
 
 if TYPE_CHECKING:
     import torch
 
-CHOICES = {"model": MODEL_NAMES, "select": SELECT}
+CHOICES = {"select": SELECT}
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
         several = isinstance(default, tuple)
         parser.add_argument(
             f"--{spec.name.replace('_', '-')}",
-            type=type(default[0] if several else default),
+            type=_model if spec.name == "model" else type(default[0] if several else default),
             nargs="+" if several else None,
             choices=CHOICES.get(spec.name),
             # an option that was not given is not there, so that --resume can tell
@@ -100,6 +100,13 @@ def run_evaluate(args: argparse.Namespace) -> int:
     values = [config.model, args.split, len(found.label), *(found.metrics[m] for m in METRICS)]
     print(_table(columns, [values]))
     return 0
+
+
+def _model(name: str) -> str:
+    try:
+        return check_model(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _add_device(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ from made_up_results import MANIFEST, attention_results, quality_results, target
 from jagged_ranking import provenance, results
 from jagged_ranking.figures import goals, memory, quality, redraw, speed, style, tables, target
 from jagged_ranking.figures.points import ratios
+from jagged_ranking.figures.result_folder import read_results
 
 SWEEPS = ("waste", "length", "head_dim")
 LATENCY = tuple(f"latency_by_{sweep}" for sweep in SWEEPS)
@@ -367,8 +368,19 @@ def test_the_page_of_goals_keeps_its_prose(tmp_path: Path) -> None:
 def test_table_of_quality() -> None:
     table = tables.quality(quality_results()).set_index("model")
     assert table.loc["transformer", "seeds"] == "3"
-    assert "±" in table.loc["DIN", "gAUC"]
+    assert "±" in table.loc["target attention", "gAUC"]
     assert table.loc["count floor", "AUC"] == "0.7460"
+
+
+def test_results_of_a_model_under_its_former_name(tmp_path: Path) -> None:
+    """They are read under today's; what the run wrote stays."""
+    table = quality_results()
+    table["provider"] = table["provider"].replace("target_attention", "din")
+    folder = _save(tmp_path / "figures" / "04_quality", table, id="04_quality")
+    read = read_results(folder).table
+    pd.testing.assert_frame_equal(read, quality_results())
+    assert "din" in set(results.read(folder / "results.parquet")["provider"])
+    assert "| target attention |" in redraw.readme_block(tmp_path / "figures")
 
 
 def test_readme_block(tmp_path: Path, measured: pd.DataFrame) -> None:

@@ -17,9 +17,9 @@ from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.layers.embeddings import BUCKETS, log_bucket
 from jagged_ranking.layers.head import PRIOR_EVENTS, history_features
 from jagged_ranking.layers.segments import segment_mean, segment_sum
-from jagged_ranking.models.din import TargetAttention
 from jagged_ranking.models.model_config import MODEL_NAMES, ModelConfig
 from jagged_ranking.models.ranker import MODELS, Ranker
+from jagged_ranking.models.target_attention import TargetAttention
 from jagged_ranking.models.transformer import TransformerLayer
 from jagged_ranking.training.config import TrainConfig
 
@@ -134,7 +134,7 @@ def test_only_attention_weighs_the_history_by_the_target(toy: ClickDataset) -> N
 
 
 def test_target_attention_is_softmax_with_a_sink(toy: ClickDataset) -> None:
-    batch, made = batch_of(toy, mixed_rows(toy)), ranker(toy, "din")
+    batch, made = batch_of(toy, mixed_rows(toy)), ranker(toy, "target_attention")
     history, target = made.embedding(batch)
     pooler = cast("TargetAttention", made.pooler)
     expected = []
@@ -150,7 +150,7 @@ def test_target_attention_is_softmax_with_a_sink(toy: ClickDataset) -> None:
 def test_attention_starts_with_the_targets_own_category(toy: ClickDataset) -> None:
     """Of two events that differ in the category alone, the target's own gets more weight."""
     torch.manual_seed(0)
-    made = Ranker(TrainConfig(model="din", dim=32), DataShape.of(toy)).eval()
+    made = Ranker(TrainConfig(model="target_attention", dim=32), DataShape.of(toy)).eval()
     pooler = cast("TargetAttention", made.pooler)
     category = made.embedding.category.weight
     score = pooler.query(category) @ pooler.key_value(category)[:, :32].T
@@ -166,7 +166,7 @@ def test_transformer_starts_as_target_attention(toy: ClickDataset) -> None:
 
 
 def test_id_dropout_shows_the_unknown_row(toy: ClickDataset) -> None:
-    made = ranker(toy, "din", id_dropout=0.5, embedding_dropout=0.0)
+    made = ranker(toy, "target_attention", id_dropout=0.5, embedding_dropout=0.0)
     ids = torch.full((4000,), 3, dtype=torch.int32)
     nothing = torch.zeros_like(ids)
     assert (
@@ -212,7 +212,10 @@ def test_id_tables_decay_at_their_own_rate(toy: ClickDataset) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "dnn"}, "model must be one of mean_pool, din, transformer, got 'dnn'"),
+        (
+            {"model": "dnn"},
+            "model must be one of mean_pool, target_attention, transformer, got 'dnn'",
+        ),
         ({"dim": 10, "heads": 4}, "divisible by heads, got 10 and 4"),
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),

@@ -69,7 +69,7 @@ def test_counts_reach_the_published_floor(data_dir: Path, tmp_path: Path) -> Non
 def compared(toy: ClickDataset) -> pd.DataFrame:
     return compare_models(
         toy.folder,
-        models=("mean_pool", "din"),
+        models=("mean_pool", "target_attention"),
         seeds=(0, 1),
         config=TINY,
         replicates=200,
@@ -82,7 +82,7 @@ def compared(toy: ClickDataset) -> pd.DataFrame:
 def test_runs_side_by_side_are_the_same(compared: pd.DataFrame, toy: ClickDataset) -> None:
     again = compare_models(
         toy.folder,
-        models=("mean_pool", "din"),
+        models=("mean_pool", "target_attention"),
         seeds=(0, 1),
         config=TINY,
         replicates=200,
@@ -100,7 +100,11 @@ def test_runs_side_by_side_are_the_same(compared: pd.DataFrame, toy: ClickDatase
 def test_compare_models_is_tidy_and_complete(compared: pd.DataFrame, tmp_path: Path) -> None:
     table = results.with_config(compared, "seed", "baseline", "low", "high", "model")
     assert set(compared["op"]) == {"ranking"}
-    for provider, seeds in (("mean_pool", [0, 1]), ("din", [0, 1]), ("counts", [None])):
+    for provider, seeds in (
+        ("mean_pool", [0, 1]),
+        ("target_attention", [0, 1]),
+        ("counts", [None]),
+    ):
         for mode in ("valid", "test"):
             for metric in METRICS:
                 rows = results.select(table, provider=provider, mode=mode, metric=metric)
@@ -108,7 +112,7 @@ def test_compare_models_is_tidy_and_complete(compared: pd.DataFrame, tmp_path: P
     names = [f"{metric}_difference" for metric in METRICS]
     differences = results.select(table, metric=names).to_dict("records")
     assert len(differences) == 2 * len(METRICS)
-    assert {row["provider"] for row in differences} == {"din", "counts"}
+    assert {row["provider"] for row in differences} == {"target_attention", "counts"}
     for row in differences:
         assert row["low"] <= row["value"] <= row["high"]
         metric = row["metric"].removesuffix("_difference")
@@ -123,8 +127,12 @@ def test_compare_models_is_tidy_and_complete(compared: pd.DataFrame, tmp_path: P
 
 
 def test_compare_models_arguments(toy: ClickDataset) -> None:
-    with pytest.raises(ValueError, match="no model 'bst'; there are mean_pool, din, transformer"):
+    with pytest.raises(
+        ValueError, match="model must be one of mean_pool, target_attention, transformer, got 'bst'"
+    ):
         compare_models(toy.folder, models=("bst",))
+    with pytest.raises(ValueError, match="the model 'din' is called 'target_attention'"):
+        compare_models(toy.folder, models=("din",))
     with pytest.raises(ValueError, match="at least one model and one seed"):
         compare_models(toy.folder, seeds=())
 
@@ -134,7 +142,7 @@ def test_a_metric_that_does_not_exist_is_a_row_that_says_so(toy: ClickDataset) -
 
     one = np.zeros(1)
     found = Evaluation("test", one, one, one, dict.fromkeys(METRICS, float("nan")))
-    rows = list(_metric_rows(toy, "din", found, {}))
+    rows = list(_metric_rows(toy, "target_attention", found, {}))
     assert {row["status"] for row in rows} == {"unsupported"}
 
 
@@ -143,6 +151,18 @@ def command(name: str, *arguments: str | Path) -> int:
     getattr(train_commands, f"add_{name}_arguments")(parser)
     parsed = parser.parse_args([str(a) for a in arguments])
     return getattr(train_commands, f"run_{name}")(parsed)
+
+
+def test_a_former_name_of_a_model_is_answered_by_its_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, said in (
+        ("din", "is called 'target_attention'"),
+        ("dnn", "must be one of mean_pool"),
+    ):
+        with pytest.raises(SystemExit):
+            command("train", "--data", "data", "--out", "run", "--model", name)
+        assert said in capsys.readouterr().err
 
 
 def test_train_and_evaluate_commands(
@@ -158,8 +178,10 @@ def test_train_and_evaluate_commands(
     assert command("train", *where, "--resume", "--epochs", "2") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["epoch", "0", "1"]
-    with pytest.raises(ValueError, match="was written with model='mean_pool', not 'din'"):
-        command("train", *where, "--resume", "--model", "din")
+    with pytest.raises(
+        ValueError, match="was written with model='mean_pool', not 'target_attention'"
+    ):
+        command("train", *where, "--resume", "--model", "target_attention")
 
     assert command("evaluate", "--data", toy.folder, "--run", out) == 0
     capsys.readouterr()

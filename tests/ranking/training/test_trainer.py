@@ -91,7 +91,7 @@ def test_it_can_select_what_is_better_when_higher(toy: ClickDataset, select: str
         assert (rates[epoch] < rates[epoch - 1]) == (not improved)
 
 
-@pytest.mark.parametrize("model", ["mean_pool", "din", "transformer"])
+@pytest.mark.parametrize("model", ["mean_pool", "target_attention", "transformer"])
 def test_resume_inside_an_epoch_is_exact(toy: ClickDataset, tmp_path: Path, model: str) -> None:
     config = dataclasses.replace(SMALL, model=model, checkpoint_steps=2, lr_patience=0)
     whole = quick(toy, config)
@@ -148,7 +148,9 @@ def test_nan_stops_with_step_and_loss(
         return forward(self, batch) * (math.nan if next(calls) == 3 else 1.0)
 
     monkeypatch.setattr(Ranker, "forward", poisoned)
-    with pytest.raises(TrainingError, match=r"^din: the loss is nan at step 3 \(epoch 0\)") as why:
+    with pytest.raises(
+        TrainingError, match=r"^target_attention: the loss is nan at step 3 \(epoch 0\)"
+    ) as why:
         quick(toy, out=tmp_path)
     assert "\n" not in str(why.value)
     assert not (tmp_path / CHECKPOINT).exists()

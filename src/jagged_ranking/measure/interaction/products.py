@@ -1,4 +1,4 @@
-"""Problems of the products: tokens times matrices, tokens times tokens, DIN's interaction."""
+"""Problems of the products: tokens times matrices, tokens times tokens, the unit of DIN."""
 
 from typing import Any
 

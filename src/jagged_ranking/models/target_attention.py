@@ -1,14 +1,14 @@
-"""DIN: the target asks the history (Zhou et al., Deep Interest Network, KDD 2018).
+"""Target attention: the target asks the history, by scaled dot products and a softmax.
 
-The idea is DIN's: the weight of each past event depends on the target. The weighting is
-`jagged_attention`'s instead of DIN's activation unit (section 4.3), and differs in three ways:
-- the score is the scaled dot product of two projections, not an MLP on [event, event x target,
-  target]; several heads give back some of what that loses;
+That the weight of each past event depends on the target is the idea of DIN (Zhou et al., Deep
+Interest Network, KDD 2018). This is not DIN, whose unit is `jagged_kernels.target_interaction`:
+- the score is the scaled dot product of two projections; DIN's activation unit (section 4.3) is an
+  MLP on [event, event x target, target]. Several heads give back some of what that loses;
 - weights are normalised by a softmax. DIN leaves them unnormalised, so that the size of the sum
   says how strong an interest is. Here a learned sink takes part in the softmax, a key whose value
   is zero: where nothing in the history speaks about the target, little comes out. It needs no
   kernel of its own, since softmax over one more score s is the old result times sigmoid(lse - s);
-- an empty history gives zeros, like DIN's empty sum.
+- an empty history gives zeros, as DIN's empty sum does.
 """
 
 from __future__ import annotations
