@@ -180,8 +180,8 @@ def test_enormous_logits(dim, causal, dtype, size):
 @pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (9, 2)}], ids=str)
 def test_marked_parts_are_computed_again(mask):
     """And nothing else is touched. More places (rows, parts, heads) than one program looks at."""
-    from jagged_kernels.attention.blocks import attention_shape, scale_argument
     from jagged_kernels.attention.hopper.exact import launch_exact
+    from jagged_kernels.attention.plans import Call, scale_argument
 
     inputs = Case([70, 0, 33, 16, 1, *[20] * 12], heads=2, kv_heads=1).inputs(torch.float32)
     inputs.q *= 2.0**12
@@ -200,7 +200,8 @@ def test_marked_parts_are_computed_again(mask):
         # Unused rows are empty and stand at 0, too.
         marks[..., head] |= (starts == first) & (rows[:, :1] < rows[:, 1:2])
     band: dict[str, Any] = {"left": left, "right": right}
-    shape = attention_shape(inputs.q, inputs.k, inputs.v, tile=tile, block=64, **band)
+    call = Call.of(inputs.q, inputs.k, inputs.v, scale=-0.5, **band)
+    shape = call._replace(precision="ieee").shape(tile=tile, block=64)
     scale_log2, negate = scale_argument(-0.5)
     launch_exact(
         inputs.q, inputs.k, inputs.v, o, lse2, marks, rows,
@@ -336,7 +337,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from jagged_kernels.attention.blocks import AttentionShape
+from jagged_kernels.attention.plans import AttentionShape
 from jagged_kernels.attention.hopper import dkv as gluon_dkv
 from jagged_kernels.attention.hopper import dq as gluon_dq
 from jagged_kernels.attention.hopper import forward as gluon_forward

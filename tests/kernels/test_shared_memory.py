@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from jagged_kernels.attention.blocks import AttentionShape
+from jagged_kernels.attention.plans import AttentionShape
 
 dtype, capability, dim, *numbers = sys.argv[1], *map(int, sys.argv[2:])
 size, precision = (4, "bf16x6") if dtype == "fp32" else (2, "ieee")

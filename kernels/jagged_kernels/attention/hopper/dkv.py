@@ -18,7 +18,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from jagged_kernels.attention.blocks import attention_shape
 from jagged_kernels.attention.hopper.blocks import (
     left_factor,
     mask_block,
@@ -32,6 +31,7 @@ from jagged_kernels.attention.hopper.blocks import (
     whole_blocks,
     zero_rows,
 )
+from jagged_kernels.attention.plans import Call
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
 from jagged_kernels.device.arithmetic import LOG2_E
@@ -67,6 +67,7 @@ def launch_dkv(
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     part_k, block = config.part_q, config.block
     # From the keys' side the band is mirrored.
+    call = Call.of(q, k, v, d_o, left=right, right=left, scale=scale)
     launch(
         _dkv_kernel,
         min(multiprocessors(k.device) * config.residents, rows_t.shape[0] * kv_heads),
@@ -76,12 +77,7 @@ def launch_dkv(
             token_blocks(q, block), token_blocks(d_o, block),
             scale, scale * LOG2_E, right, left,
         ),
-        {
-            "S": attention_shape(
-                q, k, v, d_o, tile=config.tile_q, block=block, left=right, right=left
-            ),
-            "C": config,
-        },
+        {"S": call.shape(tile=config.tile_q, block=block), "C": config},
         num_warps=config.warps,
         maxnreg=config.start_registers,
     )  # fmt: skip

@@ -17,7 +17,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from jagged_kernels.attention.blocks import attention_shape
 from jagged_kernels.attention.hopper.blocks import (
     left_factor,
     mask_block,
@@ -31,6 +30,7 @@ from jagged_kernels.attention.hopper.blocks import (
     whole_blocks,
     zero_rows,
 )
+from jagged_kernels.attention.plans import Call
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
 from jagged_kernels.device.arithmetic import LOG2_E
@@ -64,6 +64,7 @@ def launch_dq(
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     delta = torch.empty_like(lse2)
     part_q, block = config.part_q, config.block
+    call = Call.of(q, k, v, d_o, left=left, right=right, scale=scale)
     launch(
         _dq_kernel,
         min(multiprocessors(q.device) * config.residents, rows.shape[0] * q.shape[1]),
@@ -73,12 +74,7 @@ def launch_dq(
             token_blocks(k, block), token_blocks(v, block),
             scale, scale * LOG2_E, left, right,
         ),
-        {
-            "S": attention_shape(
-                q, k, v, d_o, tile=config.tile_q, block=block, left=left, right=right
-            ),
-            "C": config,
-        },
+        {"S": call.shape(tile=config.tile_q, block=block), "C": config},
         num_warps=config.warps,
         maxnreg=config.start_registers,
     )  # fmt: skip

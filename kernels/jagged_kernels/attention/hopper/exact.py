@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import AttentionShape
 from jagged_kernels.attention.plain.forward import nothing_seen, store_tile, walk
+from jagged_kernels.attention.plans import AttentionShape
 from jagged_kernels.attention.scores.bias_launch import NO_BIAS
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.sizes import LaunchConfig

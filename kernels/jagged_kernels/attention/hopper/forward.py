@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from jagged_kernels.attention.blocks import FAR, attention_shape, empty_lse, scale_argument
+from jagged_kernels.attention.blocks import FAR
 from jagged_kernels.attention.hopper.blocks import (
     by_row,
     left_factor,
@@ -41,6 +41,7 @@ from jagged_kernels.attention.hopper.blocks import (
     zero_tail,
 )
 from jagged_kernels.attention.hopper.exact import launch_exact
+from jagged_kernels.attention.plans import Call, empty_lse, scale_argument
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
 from jagged_kernels.schedule.policy.hopper import HopperConfig, forward_config
@@ -73,7 +74,8 @@ def launch_forward(
     marks = torch.empty((rows.shape[0], config.consumers, heads), dtype=torch.int8, device=q.device)
     scale_log2, negate = scale_argument(scale)
     part_q, block = config.part_q, config.block
-    shape = attention_shape(q, k, v, tile=config.tile_q, block=block, left=left, right=right)
+    call = Call.of(q, k, v, left=left, right=right, scale=scale)
+    shape = call.shape(tile=config.tile_q, block=block)
     launch(
         _forward_kernel,
         min(multiprocessors(q.device) * config.residents, rows.shape[0] * heads),

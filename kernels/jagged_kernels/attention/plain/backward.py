@@ -16,18 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import (
-    PLANS,
-    LaunchPlan,
-    Layout,
-    layout_of,
-    probability,
-    scale_argument,
-    shape_of_layouts,
-    visible,
-    whole_blocks,
-)
+from jagged_kernels.attention.blocks import probability, visible, whole_blocks
 from jagged_kernels.attention.plain.short import launch_short_backward
+from jagged_kernels.attention.plans import (
+    PLANS,
+    Call,
+    LaunchPlan,
+)
 from jagged_kernels.attention.scores.bias_launch import (
     NO_BIAS,
     BiasShape,
@@ -45,8 +40,8 @@ from jagged_kernels.attention.scores.triton_bias import (
 from jagged_kernels.core.backends import has_small_memory
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import rows_of_dims
-from jagged_kernels.core.sizes import LaunchConfig, padded_dim
-from jagged_kernels.device.arithmetic import LOG2_E, add_factors, product_precision
+from jagged_kernels.core.sizes import LaunchConfig
+from jagged_kernels.device.arithmetic import LOG2_E, add_factors
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.device.memory import (
     load_block,
@@ -64,7 +59,6 @@ from jagged_kernels.schedule.policy.plain import (
     small_dkv_config,
 )
 from jagged_kernels.schedule.row_access import load_part
-from jagged_kernels.schedule.row_layout import NO_LIMIT
 from jagged_kernels.schedule.rows import rows_to_walk, users_of_rows
 
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -156,11 +150,8 @@ def launch_dq(
     small_memory = has_small_memory(q.device)
     users = users_of_rows(rows, q.shape[0], tile)
     rule = short_dq_config if q.shape[0] < SHORT_HISTORY * users else dq_config
-    plan = _plan(
-        rule, q.shape[1], layout_of(q), layout_of(k), layout_of(v), layout_of(d_o),
-        q.element_size(), product_precision(q), tile, (left != NO_LIMIT, right != NO_LIMIT),
-        scale, bias["BIAS"], config, small_memory, skips,
-    )  # fmt: skip
+    call = Call.of(q, k, v, d_o, left=left, right=right, scale=scale)
+    plan = _plan(call, rule, q.shape[1], tile, bias["BIAS"], config, small_memory, skips)
     if count := rows_to_walk(rows, q.shape[0], tile, skips=skips):
         launch(
             _dq_kernel,
@@ -199,11 +190,8 @@ def launch_dkv(
     small_memory = has_small_memory(k.device)
     rule = small_dkv_config if small_memory else dkv_config
     # From the keys' side the band is mirrored.
-    plan = _plan(
-        rule, k.shape[1], layout_of(q), layout_of(k), layout_of(v), layout_of(d_o),
-        q.element_size(), product_precision(q), tile, (right != NO_LIMIT, left != NO_LIMIT),
-        scale, bias["BIAS"], config, small_memory, skips,
-    )  # fmt: skip
+    call = Call.of(q, k, v, d_o, left=right, right=left, scale=scale)
+    plan = _plan(call, rule, k.shape[1], tile, bias["BIAS"], config, small_memory, skips)
     if count := rows_to_walk(rows_t, k.shape[0], tile, skips=skips):
         launch(
             _dkv_kernel,
@@ -218,22 +206,14 @@ def launch_dkv(
 
 @lru_cache(PLANS)
 def _plan(
-    rule: Callable[[int, int, str], LaunchConfig], heads: int,
-    q: Layout, k: Layout, v: Layout, d_o: Layout, element_size: int, precision: str,
-    tile: int, limits: tuple[bool, bool], scale: float, BIAS: BiasShape,
-    config: LaunchConfig | None, small_memory: bool, skips: bool,
+    call: Call, rule: Callable[[int, int, str], LaunchConfig], heads: int, tile: int,
+    BIAS: BiasShape, config: LaunchConfig | None, small_memory: bool, skips: bool,
 ) -> LaunchPlan:  # fmt: skip
     """`heads`: of what stands in the rows."""
-    dim = padded_dim(max(q[1], v[1]))
-    config = config or rule(dim, element_size, precision)
-    parts = parts_of_tile(tile, dim, element_size, small_memory)
-    shape = shape_of_layouts(
-        q, k, v, d_o, tile=tile, parts=parts, block=config.block, limits=limits,
-        precision=precision, skips=skips,
-    )  # fmt: skip
-    scale_log2, negate = scale_argument(scale)
-    constants = {"S": shape, "NEGATE": negate, "BIAS": BIAS}
-    return LaunchPlan(parts * heads, scale_log2, constants, launch_options(BIAS, config))
+    config = config or rule(call.pad_dim, call.element_size, call.precision)
+    parts = parts_of_tile(tile, call.pad_dim, call.element_size, small_memory)
+    shape = call.shape(tile=tile, parts=parts, block=config.block, skips=skips)
+    return call.plan(parts * heads, shape, launch_options(BIAS, config), BIAS=BIAS)
 
 
 @triton.jit(do_not_specialize=["left", "right"])

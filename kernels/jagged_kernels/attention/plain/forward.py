@@ -15,33 +15,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import (
-    FAR,
-    PLANS,
-    LaunchPlan,
-    Layout,
-    empty_lse,
-    layout_of,
-    lse2_of,
-    scale_argument,
-    shape_of_layouts,
-    visible,
-    whole_blocks,
-    with_equal_columns,
-)
+from jagged_kernels.attention.blocks import FAR, lse2_of, visible, whole_blocks
 from jagged_kernels.attention.plain.short import launch_short_forward
+from jagged_kernels.attention.plans import (
+    PLANS,
+    Call,
+    LaunchPlan,
+    empty_lse,
+)
 from jagged_kernels.attention.scores.bias_launch import NO_BIAS, BiasShape, launch_options
 from jagged_kernels.attention.scores.triton_bias import bias_block, bias_place, keep_block
 from jagged_kernels.core.backends import has_small_memory
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import rows_of_dims
-from jagged_kernels.core.sizes import LaunchConfig, padded_dim
-from jagged_kernels.device.arithmetic import LOG2_E, add_dot, product_precision
+from jagged_kernels.core.sizes import LaunchConfig
+from jagged_kernels.device.arithmetic import LOG2_E, add_dot
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.device.memory import load_block, store_block, store_numbers
 from jagged_kernels.schedule.policy.plain import forward_config, parts_of_tile
 from jagged_kernels.schedule.row_access import load_part
-from jagged_kernels.schedule.row_layout import NO_LIMIT
 from jagged_kernels.schedule.rows import rows_to_walk
 
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -79,11 +71,8 @@ def launch_forward(
         return o, lse2
     bias = bias or NO_BIAS
     skips = short_offsets is not None
-    plan = _plan(
-        layout_of(q), layout_of(k), layout_of(v), q.element_size(), product_precision(q),
-        tile_q, (left != NO_LIMIT, right != NO_LIMIT), scale, bias["BIAS"], config,
-        has_small_memory(q.device), skips,
-    )  # fmt: skip
+    call = Call.of(q, k, v, left=left, right=right, scale=scale)
+    plan = _plan(call, tile_q, bias["BIAS"], config, has_small_memory(q.device), skips)
     if count := rows_to_walk(rows, tokens, tile_q, skips=skips):
         launch(
             _forward_kernel,
@@ -100,21 +89,13 @@ def launch_forward(
 
 @lru_cache(PLANS)
 def _plan(
-    q: Layout, k: Layout, v: Layout, element_size: int, precision: str, tile: int,
-    limits: tuple[bool, bool], scale: float, BIAS: BiasShape, config: LaunchConfig | None,
-    small_memory: bool, skips: bool,
+    call: Call, tile: int, BIAS: BiasShape, config: LaunchConfig | None, small_memory: bool,
+    skips: bool,
 ) -> LaunchPlan:  # fmt: skip
-    pad_d = padded_dim(max(q[1], v[1]))
-    config = config or forward_config(pad_d, element_size, precision)
-    parts = parts_of_tile(tile, pad_d, element_size, small_memory)
-    shape = shape_of_layouts(
-        q, k, v, tile=tile, parts=parts, block=config.block, limits=limits, precision=precision,
-        skips=skips,
-    )  # fmt: skip
-    shape = with_equal_columns(shape)
-    scale_log2, negate = scale_argument(scale)
-    constants = {"S": shape, "NEGATE": negate, "BIAS": BIAS}
-    return LaunchPlan(parts * shape.HEADS, scale_log2, constants, launch_options(BIAS, config))
+    config = config or forward_config(call.pad_dim, call.element_size, call.precision)
+    parts = parts_of_tile(tile, call.pad_dim, call.element_size, small_memory)
+    shape = call.shape(tile=tile, parts=parts, block=config.block, skips=skips)
+    return call.plan(parts * shape.HEADS, shape, launch_options(BIAS, config), BIAS=BIAS)
 
 
 @triton.jit(do_not_specialize=["left", "right"])

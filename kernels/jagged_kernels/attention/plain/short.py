@@ -16,23 +16,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import (
+from jagged_kernels.attention.blocks import lse2_of, probability, visible
+from jagged_kernels.attention.plans import (
     PLANS,
+    Call,
     LaunchPlan,
-    Layout,
-    layout_of,
-    lse2_of,
-    probability,
-    scale_argument,
-    shape_of_layouts,
-    visible,
 )
 from jagged_kernels.core.launch import launch
-from jagged_kernels.device.arithmetic import LOG2_E, add_factors, product_precision
+from jagged_kernels.device.arithmetic import LOG2_E, add_factors
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.device.memory import load_block, load_numbers, store_block, store_numbers
 from jagged_kernels.schedule.policy.plain import short_warps
-from jagged_kernels.schedule.row_layout import NO_LIMIT, SHORT_USER
+from jagged_kernels.schedule.row_layout import SHORT_USER
 
 _LOG2_E = tl.constexpr(LOG2_E)
 
@@ -56,11 +51,7 @@ def launch_short_forward(
         offsets: [B + 1] of all three, int32 or int64.
         left, right, scale: as in `launch_forward`.
     """
-    limits = (left != NO_LIMIT, right != NO_LIMIT)
-    plan = _plan(
-        layout_of(q), layout_of(k), layout_of(v), None, q.element_size(), product_precision(q),
-        limits, scale,
-    )  # fmt: skip
+    plan = _plan(Call.of(q, k, v, left=left, right=right, scale=scale))
     launch(
         _short_forward_kernel,
         (offsets.shape[0] - 1) * plan.programs,
@@ -90,11 +81,7 @@ def launch_short_backward(
 
     Args: as `launch_short_forward` takes them; d_o likewise, other gradients contiguous.
     """
-    limits = (left != NO_LIMIT, right != NO_LIMIT)
-    plan = _plan(
-        layout_of(q), layout_of(k), layout_of(v), layout_of(d_o), q.element_size(),
-        product_precision(q), limits, scale,
-    )  # fmt: skip
+    plan = _plan(Call.of(q, k, v, d_o, left=left, right=right, scale=scale))
     launch(
         _short_backward_kernel,
         (offsets.shape[0] - 1) * plan.programs,
@@ -106,20 +93,13 @@ def launch_short_backward(
 
 
 @lru_cache(PLANS)
-def _plan(
-    q: Layout, k: Layout, v: Layout, d_o: Layout | None, element_size: int, precision: str,
-    limits: tuple[bool, bool], scale: float,
-) -> LaunchPlan:  # fmt: skip
+def _plan(call: Call) -> LaunchPlan:
     """Programs are those of a user."""
-    shape = shape_of_layouts(
-        q, k, v, d_o, tile=SHORT_USER, block=SHORT_USER, limits=limits, precision=precision
-    )
-    scale_log2, negate = scale_argument(scale)
-    programs = shape.HEADS if d_o is None else k[0]
-    warps = short_warps(max(shape.PAD_D, shape.PAD_DV) * element_size)
+    shape = call.shape(tile=SHORT_USER, block=SHORT_USER)
+    programs = shape.HEADS if call.d_o is None else call.k[0]
+    warps = short_warps(max(shape.PAD_D, shape.PAD_DV) * call.element_size)
     # One stage: the walk over heads that share keys would fill shared memory.
-    options = {"num_warps": warps, "num_stages": 1}
-    return LaunchPlan(programs, scale_log2, {"S": shape, "NEGATE": negate}, options)
+    return call.plan(programs, shape, {"num_warps": warps, "num_stages": 1})
 
 
 @triton.jit(do_not_specialize=["left", "right"])

@@ -16,15 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import (
+from jagged_kernels.attention.blocks import band, probability
+from jagged_kernels.attention.plans import (
     PLANS,
+    Call,
     LaunchPlan,
-    Layout,
-    band,
-    layout_of,
-    probability,
-    scale_argument,
-    shape_of_layouts,
 )
 from jagged_kernels.attention.split.blocks import (
     load_pack,
@@ -37,8 +33,8 @@ from jagged_kernels.attention.split.blocks import (
 from jagged_kernels.attention.split.merge import merge_sums
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import rows_of_dims
-from jagged_kernels.core.sizes import LaunchConfig, padded_dim
-from jagged_kernels.device.arithmetic import LOG2_E, add_factors, product_precision
+from jagged_kernels.core.sizes import LaunchConfig
+from jagged_kernels.device.arithmetic import LOG2_E, add_factors
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.device.memory import load_block, store_block
 from jagged_kernels.schedule.row_access import load_row
@@ -100,11 +96,8 @@ def launch_split_backward(
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
-    plan, pack = _plan(
-        layout_of(q), layout_of(k), layout_of(v), layout_of(d_o), q.element_size(),
-        product_precision(q), tile_q, partition.block, (left != NO_LIMIT, right != NO_LIMIT),
-        scale, config,
-    )  # fmt: skip
+    call = Call.of(q, k, v, d_o, left=left, right=right, scale=scale)
+    plan, pack = _plan(call, tile_q, partition.block, config)
     slots = (partition.programs if partition.cuts else 0, 2, kv_heads, pack, dim)
     partials = torch.empty(slots, dtype=torch.float32, device=q.device)
     if rows_t is not None and k.shape[0]:
@@ -138,20 +131,13 @@ def launch_split_backward(
 
 
 @lru_cache(PLANS)
-def _plan(
-    q: Layout, k: Layout, v: Layout, d_o: Layout, element_size: int, precision: str,
-    tile: int, block: int, limits: tuple[bool, bool], scale: float, config: LaunchConfig | None,
-) -> tuple[LaunchPlan, int]:  # fmt: skip
+def _plan(call: Call, tile: int, block: int, config: LaunchConfig | None) -> tuple[LaunchPlan, int]:
     """With the rows of a query tile; programs are those of a span."""
-    heads, kv_heads = q[0], k[0]
+    heads, kv_heads = call.q[0], call.k[0]
     pack = pack_size(heads // kv_heads, tile)
-    config = config or split_backward_config(padded_dim(max(q[1], v[1])), element_size, pack)
-    shape = shape_of_layouts(
-        q, k, v, d_o, tile=tile, block=block, limits=limits, precision=precision
-    )
-    scale_log2, negate = scale_argument(scale)
-    constants = {"S": shape, "NEGATE": negate, "PACK": pack}
-    return LaunchPlan(kv_heads, scale_log2, constants, config.options()), pack
+    config = config or split_backward_config(call.pad_dim, call.element_size, pack)
+    shape, options = call.shape(tile=tile, block=block), config.options()
+    return call.plan(kv_heads, shape, options, PACK=pack), pack
 
 
 @triton.jit(do_not_specialize=["left", "right"])

@@ -15,17 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import (
+from jagged_kernels.attention.blocks import band, lse2_of
+from jagged_kernels.attention.plans import (
     PLANS,
+    Call,
     LaunchPlan,
-    Layout,
-    band,
     empty_lse,
-    layout_of,
-    lse2_of,
-    scale_argument,
-    shape_of_layouts,
-    with_equal_columns,
 )
 from jagged_kernels.attention.split.blocks import (
     load_pack,
@@ -38,12 +33,11 @@ from jagged_kernels.attention.split.blocks import (
 from jagged_kernels.attention.split.merge import merge_states
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import rows_of_dims
-from jagged_kernels.core.sizes import LaunchConfig, padded_dim
-from jagged_kernels.device.arithmetic import add_dot, product_precision
+from jagged_kernels.core.sizes import LaunchConfig
+from jagged_kernels.device.arithmetic import add_dot
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.device.memory import load_block
 from jagged_kernels.schedule.row_access import load_row
-from jagged_kernels.schedule.row_layout import NO_LIMIT
 from jagged_kernels.schedule.spans import (
     Partition,
     members_in_tile,
@@ -83,10 +77,8 @@ def launch_split_forward(
     lse2 = empty_lse(q) if with_lse else None
     if tokens == 0:
         return o, lse2
-    plan, pack = _plan(
-        layout_of(q), layout_of(k), layout_of(v), q.element_size(), product_precision(q),
-        tile_q, partition.block, (left != NO_LIMIT, right != NO_LIMIT), scale, config,
-    )  # fmt: skip
+    call = Call.of(q, k, v, left=left, right=right, scale=scale)
+    plan, pack = _plan(call, tile_q, partition.block, config)
     groups, programs = plan.programs, partition.programs
     # Two states a program: of the row it goes on with and of the one it begins.
     slots = (programs if partition.cuts else 0, 2, groups, pack * (dim_v + 2))
@@ -108,21 +100,14 @@ def launch_split_forward(
 
 
 @lru_cache(PLANS)
-def _plan(
-    q: Layout, k: Layout, v: Layout, element_size: int, precision: str, tile: int, block: int,
-    limits: tuple[bool, bool], scale: float, config: LaunchConfig | None,
-) -> tuple[LaunchPlan, int]:  # fmt: skip
+def _plan(call: Call, tile: int, block: int, config: LaunchConfig | None) -> tuple[LaunchPlan, int]:
     """With the rows of a query tile; programs are those of a span."""
-    heads, kv_heads = q[0], k[0]
+    heads, kv_heads = call.q[0], call.k[0]
     members = members_in_tile(heads, kv_heads, tile)
     pack = pack_size(members, tile)
-    config = config or split_forward_config(padded_dim(max(q[1], v[1])), element_size, pack)
-    shape = with_equal_columns(
-        shape_of_layouts(q, k, v, tile=tile, block=block, limits=limits, precision=precision)
-    )
-    scale_log2, negate = scale_argument(scale)
-    constants = {"S": shape, "NEGATE": negate, "MEMBERS": members, "PACK": pack}
-    return LaunchPlan(heads // members, scale_log2, constants, config.options()), pack
+    config = config or split_forward_config(call.pad_dim, call.element_size, pack)
+    shape, options = call.shape(tile=tile, block=block), config.options()
+    return call.plan(heads // members, shape, options, MEMBERS=members, PACK=pack), pack
 
 
 @triton.jit(do_not_specialize=["left", "right"])
