@@ -23,6 +23,9 @@ the inputs, and computed as if there were no autocast: cast inputs yourself. Exa
 Contents are not read where that would wait for a GPU, unless JAGGED_CHECK=1 is in the environment
 when Python starts: then attention reads those of offsets and schedules in each call, and whatever
 else is checked on a CPU is checked on a GPU too.
+
+Gradients are of first order, by `torch.autograd`: where the derivative of a gradient would be
+needed, operators raise (backend="reference" has it), as in forward mode and for `torch.func.grad`.
 """
 
 from jagged_kernels.attention import (

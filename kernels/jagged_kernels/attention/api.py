@@ -164,6 +164,7 @@ def jagged_attention(
 
     Triton accumulates in float32; float32 inputs use TF32 only if
     `torch.backends.cuda.matmul.fp32_precision` is "tf32". Results do not change from run to run.
+    The derivative of a gradient raises, except with backend="reference".
 
     With JAGGED_CHECK=1 in the environment, set before Python starts, contents of offsets and of the
     schedule are looked at in each call, on a GPU too, and what is wrong is a ValueError.

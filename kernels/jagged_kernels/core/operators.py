@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch._C._profiler import _RecordFunctionFast
+from torch.autograd import forward_ad, profiler
 
 from jagged_kernels.core.autocast import without_autocast
 
@@ -22,7 +23,6 @@ _EAGER: dict[Any, tuple[Callable[..., Any], Callable[..., Any] | None]] = {}
 _PLAIN = frozenset((int, float, bool, str, NoneType))
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _SIMPLE = _PLAIN | _TENSORS
-_NO_SECOND = b"jagged_kernels has no second derivatives"
 
 
 def define_op(
@@ -69,51 +69,66 @@ def define_gradient(
             used is None, never of all. It calls operators (by `call`): what it does is traced
             by `torch.compile`.
 
-    A second derivative raises, and so does a derivative in forward mode: there is none.
+    What autograd and profilers show has the name of the operator.
+
+    A second derivative raises, with respect to anything that the first depends on, and so does a
+    derivative in forward mode: there is none.
     """
+    name = op.name().removeprefix("jagged_kernels::")
+    no_second = f"{op.name()} has no second derivatives; backend='reference' has".encode()
 
-    class Gradient(torch.autograd.Function):
-        # Autograd gets those inputs alone that want a gradient: it takes time for each.
-        @staticmethod
-        def forward(
-            ctx: Any,
-            run: Callable[..., Any],
-            inputs: tuple[Any, ...],
-            lists: list[int] | None,
-            places: list[int],
-            *_leaves: Tensor,
-        ) -> Any:
-            output = run(*inputs)
-            saved = save(inputs, output)
-            ctx.save_for_backward(*[x if isinstance(x, Tensor) else None for x in saved])
-            ctx.others = [None if isinstance(x, Tensor) else x for x in saved]
-            ctx.count, ctx.lists, ctx.places = len(inputs), lists, places
-            ctx.set_materialize_grads(False)
-            return output
+    # Autograd gets those inputs alone that want a gradient: it takes time for each.
+    def forward(
+        ctx: Any,
+        run: Callable[..., Any],
+        inputs: tuple[Any, ...],
+        lists: list[int] | None,
+        places: list[int],
+        *_leaves: Tensor,
+    ) -> Any:
+        output = run(*inputs)
+        saved = save(inputs, output)
+        ctx.save_for_backward(*[x if isinstance(x, Tensor) else None for x in saved])
+        ctx.others = [None if isinstance(x, Tensor) else x for x in saved]
+        ctx.count, ctx.lists, ctx.places = len(inputs), lists, places
+        ctx.set_materialize_grads(False)
+        return output
 
-        @staticmethod
-        def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-            if not torch.is_grad_enabled():
-                return _backward(ctx, *gradients)
-            # Gradients depend on the inputs, whether or not those of the outputs want a gradient.
-            with torch.no_grad():
-                found = _backward(ctx, *gradients)
-            forbidden = torch._C._functions.DelayedError(_NO_SECOND, len(found))  # pyright: ignore[reportAttributeAccessIssue]
-            return forbidden(*[g if g is None else g.detach().requires_grad_() for g in found])
-
-    def _backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        if all(g is None for g in gradients):
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        if all(d_output is None for d_output in gradients):
             return (None,) * (4 + len(ctx.places))
-        pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
+        tensors = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return first_derivative(ctx, tensors, gradients)
+        with torch.no_grad():
+            found = first_derivative(ctx, tensors, gradients)
+        # The node that raises stands between gradients and all that they depend on: autograd
+        # passes by nodes that lead to none of the inputs that are asked for.
+        behind = [x for x in (*tensors, *gradients) if x is not None and x.requires_grad]
+        if not behind:
+            return found
+        given = (*found, *behind)
+        forbidden = torch._C._functions.DelayedError(no_second, len(given))  # pyright: ignore[reportAttributeAccessIssue]
+        return forbidden(*given)[: len(found)]
+
+    def first_derivative(
+        ctx: Any, tensors: Sequence[Tensor | None], gradients: Sequence[Tensor | None]
+    ) -> tuple[Tensor | None, ...]:
+        pairs = zip(tensors, ctx.others, strict=True)
         saved = [other if tensor is None else tensor for tensor, other in pairs]
         wanted = [False] * (ctx.count if ctx.lists is None else sum(map(abs, ctx.lists)))
         for place, needed in zip(ctx.places, ctx.needs_input_grad[4:], strict=True):
             wanted[place] = needed
-        found: list[Tensor | None] = []
-        for part in gradient(saved, _nest(wanted, ctx.lists), *gradients):
-            found.extend([part] if part is None or isinstance(part, Tensor) else part)
-        leaves = (found[place] if place < len(found) else None for place in ctx.places)
+        found: Sequence[Any] = gradient(saved, _nest(wanted, ctx.lists), *gradients)
+        if ctx.lists is not None:
+            found = [d for part in found for d in _as_list(part)]
+        leaves = [found[place] if place < len(found) else None for place in ctx.places]
         return (None, None, None, None, *leaves)
+
+    # Autograd names the node of the backward by the class, with "Backward" behind.
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    make_class: Any = type(torch.autograd.Function)
+    Gradient = make_class(name, (torch.autograd.Function,), methods)
 
     def below_autograd(*inputs: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
@@ -130,7 +145,6 @@ def define_gradient(
             raise NotImplementedError(f"{op.name()}: gradients by torch.autograd, not torch.func")
         return Gradient.apply(below_autograd, inputs, lists, places, *[flat[i] for i in places])
 
-    name = op.name().removeprefix("jagged_kernels::").removesuffix(".default")
     _LIBRARY.impl(name, with_gradient, "Autograd")
     # Past what looks for transforms of functions: `call` knows that there are none.
     apply = super(torch.autograd.Function, Gradient).apply  # pyright: ignore[reportAttributeAccessIssue]
@@ -166,7 +180,7 @@ def call(op: Any, *inputs: Any) -> Any:
     if (
         torch._C._len_torch_dispatch_stack()
         or _transforms()
-        or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+        or torch._C._is_tracing()
         or _in_forward_mode()
     ):
         return op(*inputs)
@@ -174,11 +188,16 @@ def call(op: Any, *inputs: Any) -> Any:
     places = []
     if torch.is_grad_enabled():
         places = [i for i, x in enumerate(flat) if type(x) in _TENSORS and x.requires_grad]
-    if not places:
-        return function(*inputs)
-    if gradient is None:
+    if places and gradient is None:
         return op(*inputs)
-    return gradient(function, inputs, lists, places, *[flat[i] for i in places])
+    if gradient is not None and places:
+        inputs = (function, inputs, lists, places, *[flat[i] for i in places])
+        function = gradient
+    if not profiler._is_profiler_enabled:
+        return function(*inputs)
+    tensors = [x for x in flat if type(x) in _TENSORS]
+    with _RecordFunctionFast(op.name(), tensors):
+        return function(*inputs)
 
 
 def _is_plain_list(x: Any) -> bool:
@@ -198,6 +217,10 @@ def _flatten(inputs: Sequence[Any]) -> tuple[list[Any], list[int]]:
             lists.append(-1)
             flat.append(x)
     return flat, lists
+
+
+def _as_list(part: Any) -> Sequence[Any]:
+    return part if isinstance(part, (list, tuple)) else [part]
 
 
 def _nest(flat: Sequence[Any], lists: Sequence[int] | None) -> Sequence[Any]:

@@ -14,7 +14,7 @@ from jagged_kernels.core.operators import call, define_gradient, define_op
 from jagged_kernels.ops.products.checks import check_pair
 from jagged_kernels.ops.products.jagged_linear import jagged_linear_triton
 from jagged_kernels.ops.products.matmul import matmul
-from jagged_kernels.ops.products.native_tiles import to_places, token_tiles
+from jagged_kernels.ops.products.native_tiles import sum_tiles, to_places, token_tiles
 from jagged_kernels.ops.users import zeros_of
 from jagged_kernels.tensors.checks import user_bounds
 from jagged_kernels.tensors.jagged import JaggedTensor
@@ -69,9 +69,7 @@ def _native(x: Tensor, y: Tensor, offsets: Tensor) -> Tensor:
     tiles = token_tiles(offsets, tokens)
     places = (tiles.token, tiles.valid, tiles.place)
     rows, columns = (to_places(z.to(compute), *places) for z in (x, y))
-    parts = matmul(rows.mT, columns)
-    lengths = tiles.first.diff()
-    return torch.segment_reduce(parts, "sum", lengths=lengths, axis=0, unsafe=True).to(x.dtype)
+    return sum_tiles(matmul(rows.mT, columns), tiles).to(x.dtype)
 
 
 def _jagged_jagged_triton(x: Tensor, y: Tensor, offsets: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 No tile has tokens of two users and no user pads another, so padding is less than a tile a user. How
 many tiles there can be is known from the numbers of tokens and users: nothing waits for a device.
-Gradients are gathers and sums in a fixed order, so that they repeat to the last bit.
+Gradients are gathers and sums in a fixed order, so that they repeat to the last bit; each step is
+the gradient of another, so that a derivative of any order is there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from jagged_kernels.ops.users import token_users
 
@@ -73,6 +73,11 @@ def sum_into(x: Tensor, index: Tensor, count: int) -> Tensor:
     return _SumInto.apply(x, index, count)  # pyright: ignore[reportReturnType]
 
 
+def sum_tiles(x: Tensor, tiles: TokenTiles) -> Tensor:
+    """[R, ...] -> [B, ...]: the sum of each user's tiles."""
+    return _SumTiles.apply(x, tiles.user, tiles.first)  # pyright: ignore[reportReturnType]
+
+
 def _gather(x: Tensor, index: Tensor, valid: Tensor) -> Tensor:
     if x.shape[0] == 0:
         return x.new_zeros((*index.shape, *x.shape[1:]))
@@ -86,32 +91,33 @@ def _flat(padded: Tensor, index: Tensor, place: Tensor) -> Tensor:
 def _sum(x: Tensor, index: Tensor, count: int) -> Tensor:
     order = torch.argsort(index, stable=True)
     bounds = torch.arange(count + 1, device=index.device)
-    lengths = torch.searchsorted(index[order], bounds).diff()
-    return torch.segment_reduce(x[order], "sum", lengths=lengths, axis=0, unsafe=True)
+    return _sum_segments(x[order], torch.searchsorted(index[order], bounds).diff())
+
+
+def _sum_segments(x: Tensor, lengths: Tensor) -> Tensor:
+    return torch.segment_reduce(x, "sum", lengths=lengths, axis=0, unsafe=True)
 
 
 class _ToPlaces(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, valid: Tensor, place: Tensor) -> Tensor:
-        ctx.save_for_backward(index, place)
+        ctx.save_for_backward(index, valid, place)
         return _gather(x, index, valid)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _flat(d_out, *ctx.saved_tensors), None, None, None
+        return from_places(d_out, *ctx.saved_tensors), None, None, None
 
 
 class _FromPlaces(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, padded: Tensor, index: Tensor, valid: Tensor, place: Tensor) -> Tensor:
-        ctx.save_for_backward(index, valid)
+        ctx.save_for_backward(index, valid, place)
         return _flat(padded, index, place)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _gather(d_out, *ctx.saved_tensors), None, None, None
+        return to_places(d_out, *ctx.saved_tensors), None, None, None
 
 
 class _Take(torch.autograd.Function):
@@ -122,9 +128,8 @@ class _Take(torch.autograd.Function):
         return x[index]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _sum(d_out, ctx.saved_tensors[0], ctx.count), None
+        return sum_into(d_out, ctx.saved_tensors[0], ctx.count), None
 
 
 class _SumInto(torch.autograd.Function):
@@ -134,6 +139,16 @@ class _SumInto(torch.autograd.Function):
         return _sum(x, index, count)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return d_out[ctx.saved_tensors[0]], None, None
+        return take(d_out, ctx.saved_tensors[0]), None, None
+
+
+class _SumTiles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, user: Tensor, first: Tensor) -> Tensor:
+        ctx.save_for_backward(user)
+        return _sum_segments(x, first.diff())
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return take(d_out, ctx.saved_tensors[0]), None, None
