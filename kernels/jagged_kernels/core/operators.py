@@ -16,6 +16,7 @@ from torch._C._profiler import _RecordFunctionFast
 from torch.autograd import forward_ad, profiler
 
 from jagged_kernels.core.autocast import without_autocast
+from jagged_kernels.core.batches import call_in_turn, is_batched, map_in_turn
 
 _LIBRARY = torch.library.Library("jagged_kernels", "FRAGMENT")
 # Of each operator its function and, where it has one, that function with a gradient.
@@ -41,7 +42,7 @@ def define_op(
             returns, without looking at contents.
         schema: "(Tensor x, int n) -> Tensor" where the annotations of `function` do not say it.
 
-    Autocast is off in `function`.
+    Autocast is off in `function`. Under `torch.func.vmap` it is called for one after another.
     """
     name = name or function.__name__.lstrip("_")
     _LIBRARY.define(name + (schema or torch.library.infer_schema(function, mutates_args=())))
@@ -49,6 +50,7 @@ def define_op(
     _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"jagged_kernels::{name}", fake)
     op = getattr(torch.ops.jagged_kernels, name).default
+    torch.library.register_vmap(op, call_in_turn(op), lib=_LIBRARY)
     _EAGER[op] = (function, None)
     return op
 
@@ -95,7 +97,13 @@ def define_gradient(
         return output
 
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        if all(d_output is None for d_output in gradients):
+        used = False
+        for d_output in gradients:
+            if d_output is not None:
+                if is_batched(d_output):
+                    return map_in_turn(lambda *given: backward(ctx, *given), gradients)
+                used = True
+        if not used:
             return (None,) * (4 + len(ctx.places))
         tensors = ctx.saved_tensors
         if not torch.is_grad_enabled():
@@ -151,8 +159,13 @@ def define_gradient(
     _EAGER[op] = (_EAGER[op][0], apply)
 
 
+def transforms() -> bool:
+    """Inside of `torch.func.grad`, `vmap` and the like: they refuse an `autograd.Function` that has
+    no rules for them, and need none where its steps are called as they are."""
+    return not torch.compiler.is_compiling() and _transforms()
+
+
 def _transforms() -> bool:
-    """Inside of `torch.func.grad`, `vmap` and the like."""
     return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
 
 

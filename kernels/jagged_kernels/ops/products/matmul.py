@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jagged_kernels.core.operators import transforms
+
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """a @ b in their dtype, as its gradients are, under autocast too.
@@ -15,18 +17,24 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         a: [..., M, K].
         b: [..., K, N] with the same leading dimensions.
     """
+    if transforms():
+        return _matmul(a, b)
     return _Matmul.apply(a, b)  # pyright: ignore[reportReturnType]
+
+
+def _matmul(a: Tensor, b: Tensor) -> Tensor:
+    # Not `without_autocast`, which torch.compile cannot trace. Nobody casts on "meta".
+    if a.device.type == "meta" or not torch.is_autocast_enabled(a.device.type):
+        return a @ b
+    with torch.autocast(a.device.type, enabled=False):
+        return a @ b
 
 
 class _Matmul(torch.autograd.Function):
     # A step of autograd of its own: autocast may be on where the backward runs.
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
-        # Not `without_autocast`, which torch.compile cannot trace. Nobody casts on "meta".
-        if a.device.type == "meta" or not torch.is_autocast_enabled(a.device.type):
-            return a @ b
-        with torch.autocast(a.device.type, enabled=False):
-            return a @ b
+        return _matmul(a, b)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:

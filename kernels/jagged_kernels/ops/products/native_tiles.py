@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from jagged_kernels.core.operators import transforms
 from jagged_kernels.ops.users import token_users
 
 TILE = 32
@@ -55,26 +56,36 @@ def to_places(x: Tensor, index: Tensor, valid: Tensor, place: Tensor) -> Tensor:
     Args:
         place: [N], where each of x is in the flat result; the inverse of `index`.
     """
+    if transforms():
+        return _gather(x, index, valid)
     return _ToPlaces.apply(x, index, valid, place)  # pyright: ignore[reportReturnType]
 
 
 def from_places(padded: Tensor, index: Tensor, valid: Tensor, place: Tensor) -> Tensor:
     """The inverse of `to_places`."""
+    if transforms():
+        return _flat(padded, index, place)
     return _FromPlaces.apply(padded, index, valid, place)  # pyright: ignore[reportReturnType]
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
     """x[index] for an index [M] with repetitions."""
+    if transforms():
+        return x[index]
     return _Take.apply(x, index)  # pyright: ignore[reportReturnType]
 
 
 def sum_into(x: Tensor, index: Tensor, count: int) -> Tensor:
     """[M, ...] -> [count, ...]: the sum of all x with each index; the transpose of `take`."""
+    if transforms():
+        return _sum(x, index, count)
     return _SumInto.apply(x, index, count)  # pyright: ignore[reportReturnType]
 
 
 def sum_tiles(x: Tensor, tiles: TokenTiles) -> Tensor:
     """[R, ...] -> [B, ...]: the sum of each user's tiles."""
+    if transforms():
+        return _sum_segments(x, tiles.first.diff())
     return _SumTiles.apply(x, tiles.user, tiles.first)  # pyright: ignore[reportReturnType]
 
 
@@ -85,7 +96,8 @@ def _gather(x: Tensor, index: Tensor, valid: Tensor) -> Tensor:
 
 
 def _flat(padded: Tensor, index: Tensor, place: Tensor) -> Tensor:
-    return padded.flatten(0, index.dim() - 1)[place]
+    # Not `flatten`, which has no rule for batched gradients.
+    return padded.reshape(index.numel(), *padded.shape[index.dim() :])[place]
 
 
 def _sum(x: Tensor, index: Tensor, count: int) -> Tensor:
