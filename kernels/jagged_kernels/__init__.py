@@ -27,6 +27,7 @@ else is checked on a CPU is checked on a GPU too.
 Gradients are of first order, by `torch.autograd`: where the derivative of a gradient would be
 needed, operators raise (backend="reference" has it), as in forward mode and for `torch.func.grad`.
 Under `torch.func.vmap`, and for batched gradients, an operator runs once for each part of a batch.
+For tensors on "meta" operations give shapes, and raise where a shape depends on contents.
 """
 
 from jagged_kernels.attention import (

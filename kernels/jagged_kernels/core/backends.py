@@ -9,6 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from jagged_kernels.core.contents import refuse_meta
+
 Backend = Literal["auto", "triton", "native", "reference"]
 _BACKENDS = ("auto", "triton", "native", "reference")
 # The interpreter has no multiprocessors; enough to cut work in small batches.
@@ -18,10 +20,11 @@ _INTERPRETED_MULTIPROCESSORS = 4
 def choose_backend(backend: str, x: Tensor) -> str:
     """ "triton", "native" or "reference" for an operation on `x`.
 
-    "auto": Triton for CUDA tensors of up to float32, else native.
+    "auto": Triton for CUDA tensors of up to float32, else native. On "meta" there is nothing to
+    run: "native" and "triton" give shapes.
 
     Raises:
-        ValueError: an unknown name, or "triton" where it cannot run.
+        ValueError: an unknown name, "triton" where it cannot run, or "reference" on "meta".
         NotImplementedError: "triton" for float64.
     """
     if backend not in _BACKENDS:
@@ -30,6 +33,8 @@ def choose_backend(backend: str, x: Tensor) -> str:
         return "triton" if x.is_cuda and x.dtype != torch.float64 else "native"
     if backend == "triton":
         _check_triton_runs(x)
+    if backend == "reference":
+        refuse_meta(x, "backend='reference' reads offsets, unlike 'native'")
     return backend
 
 
@@ -85,6 +90,8 @@ def _check_triton_runs(x: Tensor) -> None:
         raise NotImplementedError(
             "the triton backend has no float64; use backend='native' or 'auto'"
         )
+    if x.is_meta:
+        return
     if not triton_runs(x):
         raise ValueError(
             f"the triton backend needs CUDA tensors, got one on {x.device} (for Triton's "

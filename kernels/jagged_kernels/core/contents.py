@@ -38,9 +38,22 @@ def readable(tensor: Tensor) -> bool:
     return (tensor.device.type == "cpu" or checking()) and can_be_read(tensor)
 
 
-def total_of(offsets: Tensor, total: int | None, what: str = "tokens") -> int:
-    """`offsets[-1]`, from the caller where it knows, else waiting for the device."""
+def refuse_meta(tensor: Tensor, why: str) -> None:
+    """Raises a ValueError where contents must be read and `tensor`, on "meta", has none."""
+    if tensor.is_meta:
+        raise ValueError(f"{why}, and tensors on meta have no contents")
+
+
+def total_of(
+    offsets: Tensor, total: int | None, what: str = "tokens", argument: str = "total"
+) -> int:
+    """`offsets[-1]`, from the caller where it knows, else waiting for the device.
+
+    Args:
+        argument: by which the caller can say it, for the message.
+    """
     if total is None:
+        refuse_meta(offsets, f"without {argument}, offsets are read for the number of {what}")
         return int(offsets[-1])
     if total < 0:
         raise ValueError(f"total must be at least 0, got {total}")

@@ -39,7 +39,7 @@ def define_op(
         function: takes positional arguments without defaults and returns new tensors: neither an
             argument nor a view of one.
         fake: the same arguments -> empty tensors of the shapes, dtypes and device that `function`
-            returns, without looking at contents.
+            returns, without looking at contents. Serves tensors on "meta" too.
         schema: "(Tensor x, int n) -> Tensor" where the annotations of `function` do not say it.
 
     Autocast is off in `function`. Under `torch.func.vmap` it is called for one after another.
@@ -195,6 +195,7 @@ def call(op: Any, *inputs: Any) -> Any:
         or _transforms()
         or torch._C._is_tracing()
         or _in_forward_mode()
+        or flat[0].is_meta
     ):
         return op(*inputs)
     function, gradient = _EAGER[op]

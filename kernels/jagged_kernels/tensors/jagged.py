@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import Tensor
 
-from jagged_kernels.core.contents import can_be_read, check_token_count
+from jagged_kernels.core.contents import can_be_read, check_token_count, refuse_meta
 from jagged_kernels.tensors.container import Container, register_container
 from jagged_kernels.tensors.offsets import (
     check_contents,
@@ -42,7 +42,8 @@ class JaggedTensor(Container):
             strides is copied: kernels read offsets one after another.
         validate: look at the contents of `offsets`. This waits for the device, so pass `False`
             for offsets that are known to be good in a loop that must not synchronise. Contents
-            are never read while a CUDA graph is captured or `torch.compile` traces.
+            are never read while a CUDA graph is captured or `torch.compile` traces, and there are
+            none on "meta".
 
     Raises:
         TypeError: `values` or `offsets` is not a tensor, or `offsets` has another dtype.
@@ -136,6 +137,7 @@ class JaggedTensor(Container):
         """
         if isinstance(padded, Tensor) and isinstance(lengths, Tensor):
             lengths = lengths.to(padded.device)
+            refuse_meta(lengths, "lengths are read for the number of tokens")
             # Stricter than the function, for which longer users are ones that lost tokens.
             smallest, largest = (int(x) for x in lengths.aminmax()) if lengths.numel() else (0, 0)
             if padded.dim() > 1 and (smallest < 0 or largest > padded.shape[1]):
@@ -172,6 +174,7 @@ class JaggedTensor(Container):
         `max_len` the longest user decides, which waits for the device.
         """
         if max_len is None:
+            refuse_meta(self.offsets, "without max_len, offsets are read for the longest user")
             # Not `int`: a trace has no number here, and has to be told what it does not see.
             longest: Any = self.lengths.max().item() if len(self) else 0
             torch._check(longest >= 0)
@@ -194,6 +197,7 @@ class JaggedTensor(Container):
 
     def unbind(self) -> list[Tensor]:
         """The B sequences as views. Waits for the device."""
+        refuse_meta(self.offsets, "unbind reads offsets")
         bounds = self.offsets.tolist()
         return [self.values[start:end] for start, end in pairwise(bounds)]
 

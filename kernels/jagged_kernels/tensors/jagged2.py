@@ -130,5 +130,5 @@ def jagged2_like(x: JaggedTensor, total: int | None = None) -> Jagged2Tensor:
     if not isinstance(x, JaggedTensor):
         raise TypeError(f"x must be a JaggedTensor, got {type(x).__name__}")
     matrix_offsets = jagged2_offsets(x.offsets)
-    total = total_of(matrix_offsets, total, "scores")
+    total = total_of(matrix_offsets, total, "scores", "the total of a layout")
     return Jagged2Tensor._trusted(x.values.new_zeros(total), x.offsets, matrix_offsets)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.backends import Backend, choose_backend
+from jagged_kernels.core.contents import refuse_meta
 from jagged_kernels.core.operators import call, define_op
 from jagged_kernels.core.sizes import integer_dtype
 from jagged_kernels.ops.users import token_users
@@ -53,6 +54,7 @@ def jagged_unique(
         raise ValueError(f"ids must be [T], got {tuple(ids.values.shape)}")
     if ids.dtype not in _DTYPES:
         raise TypeError(f"ids must be int16, int32 or int64, got {ids.dtype}")
+    refuse_meta(ids.values, "ids are read for the number of distinct ones")
     chosen = choose_backend(backend, ids.values)
     if chosen == "reference":
         values, offsets, counts, inverse = _reference(ids.values, ids.offsets)

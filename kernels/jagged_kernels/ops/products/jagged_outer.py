@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.backends import Backend, choose_backend
+from jagged_kernels.core.contents import total_of
 from jagged_kernels.core.operators import call, define_gradient, define_op
 from jagged_kernels.ops.products.checks import check_matrix, check_pair
 from jagged_kernels.ops.products.matmul import matmul
@@ -67,7 +68,7 @@ def jagged_outer(
         )
     if like is None:
         matrix_offsets = jagged2_offsets(x.offsets)
-        total = int(matrix_offsets[-1])
+        total = total_of(matrix_offsets, None, "scores", "like")
     else:
         check_layout("like", like, x)
         matrix_offsets, total = like.matrix_offsets, like.values.shape[0]
