@@ -1,8 +1,7 @@
 """Triton kernels over jagged (variable-length) tensors, with plain PyTorch specifications.
 
 The names below are the public interface; everything else may change. Results are in the dtype of
-the inputs, and computed as if there were no autocast: cast inputs yourself. Examples need
-`import torch` and `from jagged_kernels import *`.
+the inputs. Examples need `import torch` and `from jagged_kernels import *`.
 
 - Tensors: `JaggedTensor`, `Jagged2Tensor`, `lengths_to_offsets`, `jagged_collate`, `jagged2_like`,
   `to_padded`, `from_padded`, `jagged2_to_padded`, `from_torchrec`, `to_torchrec`,
@@ -23,6 +22,11 @@ the inputs, and computed as if there were no autocast: cast inputs yourself. Exa
 Contents are not read where that would wait for a GPU, unless JAGGED_CHECK=1 is in the environment
 when Python starts: then attention reads those of offsets and schedules in each call, and whatever
 else is checked on a CPU is checked on a GPU too.
+
+Under `torch.autocast`, attention and matrix products (`jagged_attention`, `jagged_linear`,
+`jagged_dense_bmm`, `jagged_jagged_bmm`, `target_interaction`, `jagged_outer`, `jagged2_matmul`) do
+as PyTorch's own: all their floating inputs but float64 are cast to its dtype, so that dtypes may be
+mixed, and each gradient has the dtype of its input. Every other operation computes as without.
 
 Gradients are of first order, by `torch.autograd`: where the derivative of a gradient would be
 needed, operators raise (backend="reference" has it), as in forward mode and for `torch.func.grad`.

@@ -121,17 +121,6 @@ def test_a_side_wider_than_any_history_is_no_limit(backend, kind, window):
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast_changes_nothing(backend, dtype, inputs):
-    plain = run(backend, inputs, causal=True)
-    with torch.autocast(DEVICE, dtype=dtype):
-        cast = run(backend, inputs, causal=True)
-    # The specification's backward is autograd's, which is not to be called under autocast.
-    for name in RESULTS[:2] if backend == "reference" else RESULTS:
-        assert torch.equal(cast[name], plain[name]), name
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["plain", "bias", "dense queries"])
 def test_a_gradient_of_nan_for_an_lse_that_is_constant(backend, kind):

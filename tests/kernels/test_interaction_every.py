@@ -1,42 +1,15 @@
-"""What every interaction operation holds to on every backend: autocast, batches without tokens."""
+"""What every interaction operation holds to on every backend: batches without tokens."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from every_operation import EVERY
-from operation_cases import COMPILER, DEVICE, flat, results
+from operation_cases import DEVICE, flat
 
 from jagged_kernels.ops.products.matmul import matmul
 
 BACKENDS = ["reference", "native", "triton"]
-
-
-@pytest.mark.parametrize("lengths", [(3, 0, 6), (0, 0)], ids=str)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", EVERY)
-def test_autocast_changes_nothing(name, backend, lengths):
-    call, case = EVERY[name]
-    tensors = {key: t.to(DEVICE) for key, t in case(lengths).items()}
-    expected = results(call, backend, tensors)
-    with torch.autocast(DEVICE, torch.bfloat16):
-        found = results(call, backend, tensors)
-    for key, result in expected.items():
-        assert found[key].dtype == result.dtype, key
-        assert torch.equal(found[key], result), key
-
-
-@pytest.mark.parametrize("backend", ["native", "triton"])
-@pytest.mark.parametrize("name", ["product: linear", "product: outer", "product: target"])
-def test_autocast_changes_nothing_that_is_compiled(name, backend):
-    call, case = EVERY[name]
-    tensors = {key: t.to(DEVICE) for key, t in case((3, 0, 6)).items()}
-    expected = results(call, backend, tensors)
-    torch._dynamo.reset()
-    compiled = torch.compile(call, fullgraph=True, backend=COMPILER)
-    with torch.autocast(DEVICE, torch.bfloat16):
-        found = results(compiled, backend, tensors)
-    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("lengths", [(), (0, 0)], ids=str)

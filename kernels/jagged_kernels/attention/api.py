@@ -16,6 +16,7 @@ from jagged_kernels.attention.operators import split as ops_split
 from jagged_kernels.attention.reference import attention_reference
 from jagged_kernels.attention.scores.bias import Bias, bias_terms
 from jagged_kernels.attention.scores.bias_terms import BiasTerms
+from jagged_kernels.core.autocast import as_autocast
 from jagged_kernels.core.backends import Backend, choose_backend, or_native
 from jagged_kernels.core.contents import checking, known_to_differ
 from jagged_kernels.core.layouts import rows_of_dims
@@ -154,6 +155,10 @@ def jagged_attention(
         A `JaggedTensor` [Tq, H, Dv] with q's offsets, or dense [B, N, H, Dv] for dense q, in the
         dtype of the inputs. A query that sees no key returns 0, and lse -inf.
 
+        Under `torch.autocast` q, k and v are cast to its dtype, as those of
+        `torch.nn.functional.scaled_dot_product_attention` are (float64 is not), and may differ
+        in theirs; biases, which are added to float32 scores, stay as they are.
+
     Raises:
         TypeError, ValueError: arguments of wrong kind, dtype, shape or device, or a schedule of
             another batch or of offsets that changed since, before any launch.
@@ -178,6 +183,8 @@ def jagged_attention(
     if not isinstance(k, JaggedTensor) or not isinstance(v, JaggedTensor):
         kinds = f"{type(k).__name__} and {type(v).__name__}"
         raise TypeError(f"k and v must be JaggedTensors, got {kinds}")
+    if torch._C._is_any_autocast_enabled():
+        q, k, v = as_autocast(q, k, v)
     q_jagged = q if isinstance(q, JaggedTensor) else dense_queries(q, k, schedule)
     _check_inputs(q_jagged, k, v)
     terms = bias_terms(bias, q_jagged, k)

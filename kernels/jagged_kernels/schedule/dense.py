@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from jagged_kernels.core.autocast import dtype_in_products
 from jagged_kernels.tensors.jagged import JaggedTensor
 
 
@@ -21,7 +22,7 @@ class DenseShape(NamedTuple):
     @classmethod
     def of(cls, q: Tensor, k: JaggedTensor) -> DenseShape:
         queries, heads = q.shape[-3:-1]
-        return cls(queries, heads, k.values.shape[1], q.element_size())
+        return cls(queries, heads, k.values.shape[1], dtype_in_products(q).itemsize)
 
 
 def dense_offsets(q: Tensor, k: JaggedTensor) -> Tensor:

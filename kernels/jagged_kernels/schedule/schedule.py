@@ -132,7 +132,8 @@ def attention_schedule(
 
     Args:
         q: a `JaggedTensor` with the queries' offsets (of its values only the shape matters), or
-            dense queries [B, N, H, D] or [N, H, D] as `jagged_attention` takes them.
+            dense queries [B, N, H, D] or [N, H, D] as `jagged_attention` takes them (under
+            autocast if it is called so: the dtype counts).
         k: the keys' offsets; None for self-attention.
         causal, window: as in `jagged_attention`.
         head_dim: a hint for the tile shapes, never a number in the result: the larger of q's and

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jagged_kernels.core.autocast import as_autocast
 from jagged_kernels.core.backends import Backend, choose_backend
 from jagged_kernels.core.operators import call, define_gradient, define_op
 from jagged_kernels.ops.products.checks import check_pair
@@ -45,6 +46,8 @@ def jagged_jagged_bmm(x: JaggedTensor, y: JaggedTensor, *, backend: Backend = "a
     tensor([[10., 14.],
             [14., 20.]])
     """
+    if torch._C._is_any_autocast_enabled():
+        x, y = as_autocast(x, y)
     check_pair(x, y)
     chosen = choose_backend(backend, x.values)
     function = {

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from jagged_kernels.core.autocast import as_autocast
 from jagged_kernels.core.backends import Backend, choose_backend
 from jagged_kernels.core.contents import readable
 from jagged_kernels.core.operators import call, define_gradient, define_op
@@ -67,6 +68,8 @@ def jagged_linear(
             [2.],
             [0.]])
     """
+    if torch._C._is_any_autocast_enabled():
+        x, weight, bias = as_autocast(x, weight, bias)
     _check_matrices(x, "weight", weight, bias, "G")
     count = weight.shape[0]
     if groups is not None:
@@ -106,6 +109,8 @@ def jagged_dense_bmm(
     >>> jagged_dense_bmm(x, torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]]])).values.T
     tensor([[3., 3., 7.]])
     """
+    if torch._C._is_any_autocast_enabled():
+        x, dense, bias = as_autocast(x, dense, bias)
     _check_matrices(x, "dense", dense, bias, "B")
     if dense.shape[0] != len(x):
         raise ValueError(f"dense must be [B, D, K] with B = {len(x)}, got {tuple(dense.shape)}")

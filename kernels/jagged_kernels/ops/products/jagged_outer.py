@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from jagged_kernels.core.autocast import as_autocast
 from jagged_kernels.core.backends import Backend, choose_backend
 from jagged_kernels.core.contents import total_of
 from jagged_kernels.core.operators import call, define_gradient, define_op
@@ -60,6 +61,8 @@ def jagged_outer(
     >>> jagged_outer(x, x).values
     tensor([1., 2., 2., 4., 9.])
     """
+    if torch._C._is_any_autocast_enabled():
+        x, y = as_autocast(x, y)
     check_pair(x, y)
     if x.values.shape[1] != y.values.shape[1]:
         raise ValueError(
@@ -104,6 +107,8 @@ def jagged2_matmul(
     >>> jagged2_matmul(jagged_outer(x, x), x).values.T
     tensor([[ 5., 10., 27.]])
     """
+    if torch._C._is_any_autocast_enabled():
+        m, x = as_autocast(m, x)
     check_matrix("x", x)
     check_layout("m", m, x)
     check_like("m", m.values, x.values)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from jagged_kernels.core.autocast import as_autocast
 from jagged_kernels.core.backends import Backend, choose_backend
 from jagged_kernels.core.operators import call, define_gradient, define_op
 from jagged_kernels.ops.products.checks import check_matrix, check_operand
@@ -59,6 +60,8 @@ def target_interaction(
     >>> target_interaction(history, torch.tensor([[10.0], [20.0]]), torch.ones(1, 4)).values.T
     tensor([[12., 24., 66.]])
     """
+    if torch._C._is_any_autocast_enabled():
+        history, target, weight, bias = as_autocast(history, target, weight, bias)
     check_matrix("history", history)
     x = history.values
     dim = x.shape[1]
