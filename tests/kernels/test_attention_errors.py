@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from attention_cases import DEVICE
@@ -78,6 +79,32 @@ def test_wrong_options():
         jagged_attention(x, x, x, bias=torch.zeros(5, 3))
     with pytest.raises(ValueError, match="each of 25 scores, got 24"):
         jagged_attention(x, x, x, bias=torch.zeros(24, 2))
+
+
+SCALES = {
+    "parameter": (torch.nn.Parameter(torch.tensor(0.5)), "got a tensor.* multiply q by it"),
+    "tensor": (torch.tensor(0.5), "got a tensor.* multiply q by it"),
+    "text": ("0.5", "must be a number, got str"),
+    "complex": (0.5j, "must be a number, got complex"),
+}
+
+
+@pytest.mark.parametrize(("scale", "message"), SCALES.values(), ids=SCALES)
+@pytest.mark.parametrize("backend", ["reference", "native", "triton"])
+def test_a_scale_that_is_no_number(scale, message, backend):
+    """A gradient that it would not get is no silent one."""
+    x = jagged(2, 8)
+    with pytest.raises(TypeError, match=f"scale.*{message}"):
+        jagged_attention(x, x, x, scale=scale, backend=backend)
+
+
+@pytest.mark.parametrize("scale", [np.float32(0.5), np.float64(0.5), np.array(0.5)], ids=repr)
+def test_a_scale_of_numpy(scale):
+    x = jagged(2, 8)
+    found = jagged_attention(x, x, x, scale=scale)
+    assert torch.equal(found.values, jagged_attention(x, x, x, scale=0.5).values)
+    found = jagged_attention(x, x, x, scale=np.int64(2))  # pyright: ignore
+    assert torch.equal(found.values, jagged_attention(x, x, x, scale=2).values)
 
 
 def test_schedule_of_another_batch_or_mask():

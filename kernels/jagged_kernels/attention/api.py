@@ -132,7 +132,8 @@ def jagged_attention(
         causal: query i of n sees keys up to i + m - n of m: aligned to the end, as in flash-attn.
         window: (left, right); query i sees keys i + (m - n) - left ... i + (m - n) + right, -1
             for no limit on a side. `causal` sets right to 0.
-        scale: of the scores, 1 / sqrt(D) when None.
+        scale: of the scores, 1 / sqrt(D) when None: a Python or NumPy number. No tensor: it would
+            get no gradient, and reading it waits for the device; multiply q by it instead.
         bias: added to the scaled scores: a `RelativePositionBias`, `RelativeTimeBias` or `ALiBi`,
             or a finite number for each score, [sum of n_b * m_b, H]: user b's [n_b, m_b] scores
             row by row, users in order. Or a tuple of them, at most one of each kind: their sum.
@@ -194,7 +195,7 @@ def jagged_attention(
     dense = None if isinstance(q, JaggedTensor) else DenseShape.of(q, k)
     if schedule is not None:
         check_schedule(schedule, q_jagged, k, v, band, dense)
-    scale = 1 / math.sqrt(q_jagged.values.shape[2]) if scale is None else float(scale)
+    scale = 1 / math.sqrt(q_jagged.values.shape[2]) if scale is None else _number(scale)
     chosen = _choose_backend(backend, q_jagged.values, v.values)
     seed = torch.randint(2**31, (), device=q_jagged.device) if dropout_p else None
 
@@ -298,6 +299,19 @@ def _check_inputs(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> None:
         raise ValueError(
             f"q, k and v must be on one device, got {q_device}, {k_device}, {v_device}"
         )
+
+
+def _number(scale: float) -> float:
+    if isinstance(scale, (float, int)):
+        return float(scale)
+    if isinstance(scale, Tensor):
+        raise TypeError(
+            "scale must be a number, got a tensor, which would get no gradient: multiply q by it, "
+            "with scale=1.0"
+        )
+    if not hasattr(scale, "__float__"):
+        raise TypeError(f"scale must be a number, got {type(scale).__name__}")
+    return float(scale)
 
 
 def _choose_backend(backend: Backend, q: Tensor, v: Tensor) -> str:
