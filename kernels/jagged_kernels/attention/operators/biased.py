@@ -7,17 +7,20 @@ from typing import Any
 
 from torch import Tensor
 
+from jagged_kernels.attention.flops import backward_flops, pairs_of_rows
 from jagged_kernels.attention.operators.plain import (
     empty_gradients,
     empty_output,
     given_lse,
     output_gradients,
     save_with_lse,
+    triton_flops,
 )
 from jagged_kernels.attention.scores.bias_terms import BIAS_SCHEMA, BiasTerms, given_gradients
 from jagged_kernels.core.backends import has_small_memory
 from jagged_kernels.core.operators import call, define_gradient, define_op
 from jagged_kernels.core.sizes import padded_dim
+from jagged_kernels.flops import define_flops
 from jagged_kernels.schedule.policy.plain import parts_of_tile
 
 _LEARNED = len(BiasTerms().learned())
@@ -109,3 +112,15 @@ def _gradient(
 
 
 define_gradient(attention_triton_biased, save=save_with_lse, gradient=_gradient)
+
+
+def _backward_flops(
+    d_o: Tensor, d_lse2: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse2: Tensor,
+    wanted: list[bool], rows: Tensor, rows_t: Tensor,
+    tile_q: int, tile_k: int, left: int, right: int, *rest: Any,
+) -> Any:  # fmt: skip
+    return backward_flops(q, v, pairs_of_rows(q, k, rows, rows_t, tile_k, left, right))
+
+
+define_flops(attention_triton_biased, triton_flops)
+define_flops(attention_triton_biased_backward, _backward_flops)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jagged_kernels.attention.flops import backward_flops, forward_flops, pairs_of_offsets
 from jagged_kernels.attention.native import (
     Mask,
     attention_native_backward,
@@ -16,6 +17,7 @@ from jagged_kernels.attention.native import (
 from jagged_kernels.attention.operators.plain import empty_gradients, output_gradients
 from jagged_kernels.attention.scores.bias_terms import BIAS_SCHEMA, BiasTerms, given_gradients
 from jagged_kernels.core.operators import call, define_gradient, define_op
+from jagged_kernels.flops import define_flops
 
 _ARGUMENTS = (
     "Tensor q_offsets, Tensor k_offsets, int left, int right, float scale, "
@@ -112,3 +114,21 @@ def _gradient(
 
 
 define_gradient(native_op, save=_save, gradient=_gradient)
+
+
+def _forward_flops(
+    q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor,
+    left: int, right: int, *rest: Any,
+) -> Any:  # fmt: skip
+    return forward_flops(q, v, pairs_of_offsets(q, k, q_offsets, k_offsets, left, right))
+
+
+def _backward_flops(
+    d_o: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+    q_offsets: Tensor, k_offsets: Tensor, left: int, right: int, *rest: Any,
+) -> Any:  # fmt: skip
+    return backward_flops(q, v, pairs_of_offsets(q, k, q_offsets, k_offsets, left, right))
+
+
+define_flops(native_op, _forward_flops)
+define_flops(native_backward_op, _backward_flops)

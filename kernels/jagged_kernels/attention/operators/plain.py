@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jagged_kernels.attention.flops import backward_flops, forward_flops, pairs_of_rows
 from jagged_kernels.core.operators import call, define_gradient, define_op
+from jagged_kernels.flops import define_flops
 from jagged_kernels.schedule.policy.hopper import backward_pays, forward_pays, hopper_fits
 from jagged_kernels.schedule.policy.plain import short_users_pay
 
@@ -148,3 +150,22 @@ def _gradient(
 
 
 define_gradient(attention_triton, save=save_with_lse, gradient=_gradient)
+
+
+def triton_flops(
+    q: Tensor, k: Tensor, v: Tensor, with_lse: bool, rows: Tensor, rows_t: Tensor,
+    tile_q: int, tile_k: int, left: int, right: int, *rest: Any,
+) -> Any:  # fmt: skip
+    return forward_flops(q, v, pairs_of_rows(q, k, rows, rows_t, tile_k, left, right))
+
+
+def _backward_flops(
+    d_o: Tensor, d_lse2: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse2: Tensor,
+    rows: Tensor, rows_t: Tensor, tile_q: int, tile_k: int, left: int, right: int, *rest: Any,
+) -> Any:  # fmt: skip
+    pairs = pairs_of_rows(q, k, rows, rows_t, tile_k, left, right)
+    return backward_flops(q, v, pairs, wanted_kv=rest[-1])
+
+
+define_flops(attention_triton, triton_flops)
+define_flops(attention_triton_backward, _backward_flops)

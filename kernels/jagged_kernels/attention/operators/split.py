@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from jagged_kernels.attention.flops import backward_flops, forward_flops, pairs_of_rows
 from jagged_kernels.attention.operators.plain import (
     empty_gradients,
     empty_output,
@@ -15,6 +16,7 @@ from jagged_kernels.attention.operators.plain import (
     save_with_lse,
 )
 from jagged_kernels.core.operators import call, define_gradient, define_op
+from jagged_kernels.flops import define_flops
 from jagged_kernels.schedule.spans import Partition
 
 
@@ -90,3 +92,23 @@ def _gradient(
 
 
 define_gradient(attention_split, save=_save, gradient=_gradient)
+
+
+def _forward_flops(
+    q: Tensor, k: Tensor, v: Tensor, with_lse: bool, spans: Tensor, block: int,
+    rows: Tensor, rows_t: Tensor, spans_t: Tensor, block_t: int,
+    tile_q: int, tile_k: int, left: int, right: int, scale: float,
+) -> Any:  # fmt: skip
+    return forward_flops(q, v, pairs_of_rows(q, k, rows, rows_t, tile_k, left, right))
+
+
+def _backward_flops(
+    d_o: Tensor, d_lse2: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse2: Tensor,
+    rows: Tensor, rows_t: Tensor, spans_t: Tensor, block_t: int,
+    tile_q: int, tile_k: int, left: int, right: int, scale: float,
+) -> Any:  # fmt: skip
+    return backward_flops(q, v, pairs_of_rows(q, k, rows, rows_t, tile_k, left, right))
+
+
+define_flops(attention_split, _forward_flops)
+define_flops(attention_split_backward, _backward_flops)

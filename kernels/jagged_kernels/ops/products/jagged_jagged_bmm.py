@@ -12,6 +12,7 @@ from torch import Tensor
 from jagged_kernels.core.autocast import as_autocast
 from jagged_kernels.core.backends import Backend, choose_backend
 from jagged_kernels.core.operators import call, define_gradient, define_op
+from jagged_kernels.flops import define_flops
 from jagged_kernels.ops.products.checks import check_pair
 from jagged_kernels.ops.products.jagged_linear import jagged_linear_triton
 from jagged_kernels.ops.products.matmul import matmul
@@ -105,3 +106,4 @@ def _gradient(
 
 
 define_gradient(jagged_jagged_triton, save=_save, gradient=_gradient)
+define_flops(jagged_jagged_triton, lambda x, y, offsets: 2 * x.numel() * y.shape[1])

@@ -14,6 +14,7 @@ from jagged_kernels.core.autocast import as_autocast
 from jagged_kernels.core.backends import Backend, choose_backend
 from jagged_kernels.core.contents import readable
 from jagged_kernels.core.operators import call, define_gradient, define_op
+from jagged_kernels.flops import define_flops
 from jagged_kernels.ops.products.checks import check_matrix, check_operand
 from jagged_kernels.ops.products.matmul import matmul
 from jagged_kernels.ops.products.native_tiles import from_places, take, to_places, token_tiles
@@ -276,3 +277,19 @@ def _gradient(
 
 
 define_gradient(jagged_linear_triton, save=_save, gradient=_gradient)
+
+
+def product_flops(x: Tensor, weight: Tensor, *rest: Any) -> int:
+    """Of each token with a matrix [D, K], the last two dimensions of `weight`."""
+    return 2 * x.shape[0] * weight.shape[-2] * weight.shape[-1]
+
+
+def _backward_flops(d_out: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> int:
+    activation, want_d_x, want_d_weight, _ = rest[-4:]
+    # What is before the activation is computed once more.
+    products = (activation != "none") + want_d_x + want_d_weight
+    return products * product_flops(x, weight)
+
+
+define_flops(jagged_linear_triton, product_flops)
+define_flops(jagged_linear_triton_backward, _backward_flops)

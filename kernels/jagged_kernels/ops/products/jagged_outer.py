@@ -13,6 +13,7 @@ from jagged_kernels.core.autocast import as_autocast
 from jagged_kernels.core.backends import Backend, choose_backend
 from jagged_kernels.core.contents import total_of
 from jagged_kernels.core.operators import call, define_gradient, define_op
+from jagged_kernels.flops import define_flops
 from jagged_kernels.ops.products.checks import check_matrix, check_pair
 from jagged_kernels.ops.products.matmul import matmul
 from jagged_kernels.ops.products.native_tiles import (
@@ -303,3 +304,8 @@ def _matmul_gradient(
 
 define_gradient(jagged_outer_triton, save=_save, gradient=_outer_gradient)
 define_gradient(jagged2_matmul_triton, save=_save, gradient=_matmul_gradient)
+define_flops(jagged_outer_triton, lambda x, y, *rest: 2 * x.shape[1] * rest[-1])
+define_flops(jagged2_matmul_triton, lambda m, x, *rest: 2 * x.shape[1] * m.numel())
+define_flops(
+    jagged_outer_triton_backward, lambda d_out, x, *rest: 2 * 2 * x.shape[1] * d_out.numel()
+)

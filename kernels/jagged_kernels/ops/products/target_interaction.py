@@ -12,6 +12,7 @@ from torch import Tensor
 from jagged_kernels.core.autocast import as_autocast
 from jagged_kernels.core.backends import Backend, choose_backend
 from jagged_kernels.core.operators import call, define_gradient, define_op
+from jagged_kernels.flops import define_flops
 from jagged_kernels.ops.products.checks import check_matrix, check_operand
 from jagged_kernels.ops.products.jagged_linear import ACTIVATIONS, Activation
 from jagged_kernels.ops.products.matmul import matmul
@@ -238,3 +239,17 @@ def _gradient(
 
 
 define_gradient(target_interaction_triton, save=_save, gradient=_gradient)
+
+
+def _forward_flops(history: Tensor, target: Tensor, weight: Tensor, *rest: Any) -> int:
+    """Of each token with the matrix of its user, [D, K]."""
+    return 2 * history.numel() * weight.shape[0]
+
+
+def _backward_flops(d_out: Tensor, *inputs: Any) -> int:
+    # What is before the activation is computed once more.
+    return (2 + (inputs[-1] != "none")) * _forward_flops(*inputs)
+
+
+define_flops(target_interaction_triton, _forward_flops)
+define_flops(target_interaction_triton_backward, _backward_flops)
