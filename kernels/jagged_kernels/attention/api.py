@@ -181,11 +181,11 @@ def jagged_attention(
     >>> jagged_attention(x, x, x, causal=True)
     JaggedTensor(users=3, values=[5, 2, 8], dtype=torch.float32, device=cpu)
     """
+    if torch._C._is_any_autocast_enabled():
+        q, k, v = as_autocast(q, k, v)
     if not isinstance(k, JaggedTensor) or not isinstance(v, JaggedTensor):
         kinds = f"{type(k).__name__} and {type(v).__name__}"
         raise TypeError(f"k and v must be JaggedTensors, got {kinds}")
-    if torch._C._is_any_autocast_enabled():
-        q, k, v = as_autocast(q, k, v)
     q_jagged = q if isinstance(q, JaggedTensor) else dense_queries(q, k, schedule)
     _check_inputs(q_jagged, k, v)
     terms = bias_terms(bias, q_jagged, k)

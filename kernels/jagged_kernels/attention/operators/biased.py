@@ -18,9 +18,9 @@ from jagged_kernels.attention.operators.plain import (
 )
 from jagged_kernels.attention.scores.bias_terms import BIAS_SCHEMA, BiasTerms, given_gradients
 from jagged_kernels.core.backends import has_small_memory
+from jagged_kernels.core.flops import define_flops
 from jagged_kernels.core.operators import call, define_gradient, define_op
 from jagged_kernels.core.sizes import padded_dim
-from jagged_kernels.flops import define_flops
 from jagged_kernels.schedule.policy.plain import parts_of_tile
 
 _LEARNED = len(BiasTerms().learned())

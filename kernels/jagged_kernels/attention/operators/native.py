@@ -16,8 +16,8 @@ from jagged_kernels.attention.native import (
 )
 from jagged_kernels.attention.operators.plain import empty_gradients, output_gradients
 from jagged_kernels.attention.scores.bias_terms import BIAS_SCHEMA, BiasTerms, given_gradients
+from jagged_kernels.core.flops import define_flops
 from jagged_kernels.core.operators import call, define_gradient, define_op
-from jagged_kernels.flops import define_flops
 
 _ARGUMENTS = (
     "Tensor q_offsets, Tensor k_offsets, int left, int right, float scale, "

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.attention.flops import backward_flops, forward_flops, pairs_of_rows
+from jagged_kernels.core.flops import define_flops
 from jagged_kernels.core.operators import call, define_gradient, define_op
-from jagged_kernels.flops import define_flops
 from jagged_kernels.schedule.policy.hopper import backward_pays, forward_pays, hopper_fits
 from jagged_kernels.schedule.policy.plain import short_users_pay
 

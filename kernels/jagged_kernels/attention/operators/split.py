@@ -15,8 +15,8 @@ from jagged_kernels.attention.operators.plain import (
     output_gradients,
     save_with_lse,
 )
+from jagged_kernels.core.flops import define_flops
 from jagged_kernels.core.operators import call, define_gradient, define_op
-from jagged_kernels.flops import define_flops
 from jagged_kernels.schedule.spans import Partition
 
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from jagged_kernels.core.autocast import as_autocast
 from jagged_kernels.core.backends import Backend, choose_backend
 from jagged_kernels.core.contents import readable
+from jagged_kernels.core.flops import define_flops
 from jagged_kernels.core.operators import call, define_gradient, define_op
-from jagged_kernels.flops import define_flops
 from jagged_kernels.ops.products.checks import check_matrix, check_operand
 from jagged_kernels.ops.products.matmul import matmul
 from jagged_kernels.ops.products.native_tiles import from_places, take, to_places, token_tiles

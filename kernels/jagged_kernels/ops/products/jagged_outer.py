@@ -12,8 +12,8 @@ from torch import Tensor
 from jagged_kernels.core.autocast import as_autocast
 from jagged_kernels.core.backends import Backend, choose_backend
 from jagged_kernels.core.contents import total_of
+from jagged_kernels.core.flops import define_flops
 from jagged_kernels.core.operators import call, define_gradient, define_op
-from jagged_kernels.flops import define_flops
 from jagged_kernels.ops.products.checks import check_matrix, check_pair
 from jagged_kernels.ops.products.matmul import matmul
 from jagged_kernels.ops.products.native_tiles import (
