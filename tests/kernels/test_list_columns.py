@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -13,6 +12,8 @@ import torch
 from attention_cases import DEVICE
 
 from jagged_kernels import JaggedTensor, from_list_column, to_list_column
+
+datasets = pytest.importorskip("datasets")
 
 ROWS = [[1, 2], [], [3], [4, 5, 6]]
 KINDS = [pa.list_(pa.int32()), pa.large_list(pa.int32())]

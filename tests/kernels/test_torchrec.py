@@ -225,12 +225,14 @@ def test_what_does_not_fit_each_other(module):
     for arguments, error, message in [
         ((x, {"item": x["item"]}), ValueError, r"keys of x, \['item', 'shop'\], got \['item'\]"),
         ((x, x["item"]), ValueError, "got JaggedTensor"),
-        ((x, {**x, "shop": x["item"]}), ValueError, r"weights\['shop'\] must have the offsets"),
+        ((x, {**x, "shop": x["item"]}), ValueError, r"weights\['shop'\] must have the offsets of"),
         (({**x, "shop": wide},), ValueError, r"x\['shop'\] .* x\['item'\], \[T\] of .*T, 3\]"),
         (({**x, "shop": 1},), TypeError, r"x\['shop'\] must be a JaggedTensor, got int"),
         ((x["item"], x["shop"]), ValueError, "weights must have the offsets of x"),
         (([1],), TypeError, "x must be a JaggedTensor, got list"),
     ]:
+        if DEVICE != "cpu" and "the offsets of" in message:
+            continue  # their contents are not compared there, which would wait
         with pytest.raises(error, match=message):
             to_torchrec(*arguments)
 
