@@ -1,27 +1,35 @@
-"""Triton's interpreter without two thirds of its time, which change no result.
+"""Triton's interpreter in a third of its time, with the same results.
 
-A call of a device function sets every function of `triton.language` anew, although the launch has
-set them, and every sum and product of integers is computed twice more, for an assertion that is
-only made with the option `debug`.
+Of what it does, this leaves out what no result needs. A call of a device function sets every
+function of `triton.language` anew, although the launch has set them. Every sum and product of
+integers is computed twice more, for an assertion that is only made with the option `debug`. After a
+launch all tensors are copied back from where the interpreter had them: on a CPU onto themselves,
+also memory that nobody has touched. Reductions and scans by a function of one's own go number by
+number; here whole slices are combined, in pairs, as on a GPU.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 from triton import language
 from triton.language import core
 
 
 def make_lean(interpreter: Any) -> None:
-    """Change `triton.runtime.interpreter` for the rest of this process."""
+    """Change `triton.runtime.interpreter` for the rest of this process, where tensors are on a
+    CPU."""
     builder = interpreter.interpreter_builder
     if not builder.options.debug:
         builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
     interpreter._patch_lang = _Once(interpreter._patch_lang)
+    interpreter.GridExecutor._restore_args_dev = _nothing_to_restore
+    interpreter.ReduceOps.generic_reduce = _reduce
+    interpreter.ScanOps.generic_scan = _scan
 
 
 class _Once:
@@ -57,3 +65,55 @@ def _languages(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(
         module.__name__ for module in (language, core) if any(m is module for m in modules)
     )
+
+
+def _nothing_to_restore(_executor: Any, *_arguments: Any) -> None:
+    """The interpreter's tensors are those of the caller."""
+
+
+def _reduce(operation: Any, inputs: tuple[Any, ...]) -> list[Any]:
+    """`ReduceOps.generic_reduce`: neighbours along the axis, until one is left."""
+    rank = inputs[0].handle.data.ndim
+    inputs, axis = operation.unravel(inputs, operation.axis)
+    arrays = [x.handle.data for x in inputs]
+    while arrays[0].shape[axis] > 1:
+        first, second = (
+            [x.take(range(start, x.shape[axis], 2), axis) for x in arrays] for start in (0, 1)
+        )
+        arrays = _combine(operation, inputs, first, second)
+    if not operation.keep_dims:
+        arrays = [x.squeeze(axis) for x in arrays]
+    elif operation.axis is None:
+        arrays = [x.reshape([1] * rank) for x in arrays]
+    return [operation.to_tensor(x, like.dtype) for x, like in zip(arrays, inputs, strict=True)]
+
+
+def _scan(operation: Any, inputs: tuple[Any, ...]) -> list[Any]:
+    """`ScanOps.generic_scan`: with what stands 1, 2, 4, ... places before (Hillis and Steele)."""
+    arrays, axis = [x.handle.data for x in inputs], operation.axis
+    size = arrays[0].shape[axis]
+    place = np.arange(size).reshape([-1 if dim == axis else 1 for dim in range(arrays[0].ndim)])
+    step = 1
+    while step < size:
+        before = [np.roll(x, step, axis) for x in arrays]
+        combined = _combine(operation, inputs, before, arrays)
+        arrays = [np.where(place >= step, *x) for x in zip(combined, arrays, strict=True)]
+        step *= 2
+    return [operation.to_tensor(x, like.dtype) for x, like in zip(arrays, inputs, strict=True)]
+
+
+def _combine(
+    operation: Any,
+    inputs: Sequence[Any],
+    first: Sequence[np.ndarray],
+    second: Sequence[np.ndarray],
+) -> list[np.ndarray]:
+    """The operation's function, of arrays as blocks of the dtypes of `inputs`."""
+    types = [x.dtype for x in inputs] * 2
+    blocks = [operation.to_tensor(x, t) for x, t in zip([*first, *second], types, strict=True)]
+    results = operation.combine_fn.fn(*blocks)
+    results = results if isinstance(results, tuple) else (results,)
+    return [
+        np.broadcast_to(x.handle.data, like.shape).astype(like.dtype)
+        for x, like in zip(results, first, strict=True)
+    ]
