@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from processes import run_python
@@ -12,16 +14,17 @@ from jagged_kernels.schedule.policy.plain import parts_of_tile
 # Of a multiprocessor, what a program can have: A100, compute capability 8.6 and 8.9, Hopper.
 MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 
+# In one process, which starts for longer than it compiles: (dtype, capability, head_dim, ...) each.
 COMPILE = """
+import json
 import sys
+
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from jagged_kernels.attention.plans import AttentionShape
-
-dtype, capability, dim, *numbers = sys.argv[1], *map(int, sys.argv[2:])
-size, precision = (4, "bf16x6") if dtype == "fp32" else (2, "ieee")
 
 
 def shape(rows, block, precision):
@@ -31,7 +34,7 @@ def shape(rows, block, precision):
     )
 
 
-def show(kernel, config, **constants):
+def shared(kernel, config, **constants):
     names = kernel.arg_names
     constants |= dict.fromkeys(("bias", "slots", "d_lse2_ptr"))
     constants = {name: value for name, value in constants.items() if name in names}
@@ -56,7 +59,13 @@ def show(kernel, config, **constants):
         },
     )
     target = GPUTarget("cuda", capability, 32)
-    print(triton.compile(source, target=target, options=config.options()).metadata.shared)
+    return triton.compile(source, target=target, options=config.options()).metadata.shared
+"""
+
+EACH = """
+for dtype, capability, dim, *numbers in json.loads(sys.argv[1]):
+    size, precision = (4, "bf16x6") if dtype == "fp32" else (2, "ieee")
+    print(json.dumps(sizes()))
 """
 
 PLAIN = """
@@ -64,69 +73,78 @@ from jagged_kernels.attention.plain import backward as triton_backward, forward 
 from jagged_kernels.schedule.policy import plain as tiles
 from jagged_kernels.attention.scores.bias_launch import BiasShape
 
-small = capability == 89
-rows = 64 // tiles.parts_of_tile(64, dim, size, small)
-kernels = {
-    triton_forward._forward_kernel: tiles.forward_config,
-    triton_backward._dq_kernel: tiles.dq_config,
-    triton_backward._dkv_kernel: tiles.small_dkv_config if small else tiles.dkv_config,
-}
-for kernel, rule in kernels.items():
-    config = rule(dim, size, precision)
-    show(kernel, config, S=shape(rows, config.block, precision), NEGATE=False, BIAS=BiasShape())
+
+def sizes():
+    small = capability == 89
+    rows = 64 // tiles.parts_of_tile(64, dim, size, small)
+    kernels = {
+        triton_forward._forward_kernel: tiles.forward_config,
+        triton_backward._dq_kernel: tiles.dq_config,
+        triton_backward._dkv_kernel: tiles.small_dkv_config if small else tiles.dkv_config,
+    }
+    constants = {"NEGATE": False, "BIAS": BiasShape()}
+    configs = {kernel: rule(dim, size, precision) for kernel, rule in kernels.items()}
+    return [
+        shared(kernel, config, S=shape(rows, config.block, precision), **constants)
+        for kernel, config in configs.items()
+    ]
 """
 
 SPLIT = """
-import torch
 from jagged_kernels.attention.split import backward as triton_split_backward
 from jagged_kernels.attention.split import forward as triton_split_forward
 from jagged_kernels.schedule import spans as partition
 
-(pack,) = numbers
 partition.is_hopper = lambda _device: capability == 90
 partition.has_small_memory = lambda _device: capability == 89
-assert partition.split_backward_fits(1, 1, pack, dim, size, torch.device("cuda"))
-kernels = {
-    triton_split_forward._split_forward_kernel: partition.split_forward_config,
-    triton_split_backward._split_backward_kernel: partition.split_backward_config,
-}
-for kernel, rule in kernels.items():
-    config = rule(dim, size, pack)
+
+
+def sizes():
+    (pack,) = numbers
+    assert partition.split_backward_fits(1, 1, pack, dim, size, torch.device("cuda"))
+    kernels = {
+        triton_split_forward._split_forward_kernel: partition.split_forward_config,
+        triton_split_backward._split_backward_kernel: partition.split_backward_config,
+    }
     constants = {"NEGATE": False, "MEMBERS": 1, "PACK": pack}
-    show(kernel, config, S=shape(pack, config.block, precision), **constants)
+    configs = {kernel: rule(dim, size, pack) for kernel, rule in kernels.items()}
+    return [
+        shared(kernel, config, S=shape(pack, config.block, precision), **constants)
+        for kernel, config in configs.items()
+    ]
 """
 
 
-@pytest.mark.parametrize(
-    ("dtype", "capability", "dim"),
-    [("bf16", 89, 128), ("bf16", 89, 256), ("fp32", 89, 128), ("fp32", 89, 256), ("fp32", 80, 128)],
-)
-def test_the_largest_heads_fit(dtype, capability, dim, tmp_path):
-    assert max(_shared(PLAIN, 3, dtype, capability, dim, tmp_path)) <= MEMORY[capability]
+def test_the_largest_heads_fit(tmp_path):
+    cases = [
+        ("bf16", 89, 128),
+        ("bf16", 89, 256),
+        ("fp32", 89, 128),
+        ("fp32", 89, 256),
+        ("fp32", 80, 128),
+    ]
+    assert _too_large(PLAIN, 3, cases, tmp_path) == {}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "capability", "dim", "pack"),
-    [
+def test_the_largest_tiles_of_few_queries_fit(tmp_path):
+    cases = [
         ("bf16", 89, 64, 64),
         ("bf16", 80, 256, 32),
         ("bf16", 90, 256, 64),
         ("fp32", 89, 128, 16),
         ("fp32", 80, 64, 64),
         ("fp32", 90, 256, 32),
-    ],
-)
-def test_the_largest_tiles_of_few_queries_fit(dtype, capability, dim, pack, tmp_path):
-    assert max(_shared(SPLIT, 2, dtype, capability, dim, pack, tmp_path)) <= MEMORY[capability]
+    ]
+    assert _too_large(SPLIT, 2, cases, tmp_path) == {}
 
 
-def _shared(script, count, *arguments):
-    *arguments, cache = arguments
-    result = run_python(COMPILE + script, *map(str, arguments), TRITON_CACHE_DIR=str(cache))
+def _too_large(script, count, cases, cache):
+    """case -> bytes of each of `count` kernels, where one takes more than there are."""
+    result = run_python(COMPILE + script + EACH, json.dumps(cases), TRITON_CACHE_DIR=str(cache))
     assert result.returncode == 0, result.stderr[-2000:]
-    sizes = [int(line) for line in result.stdout.split()]
-    assert len(sizes) == count
-    return sizes
+    found = dict(zip(cases, map(json.loads, result.stdout.splitlines()), strict=True))
+    assert all(len(sizes) == count for sizes in found.values())
+    return {case: sizes for case, sizes in found.items() if max(sizes) > MEMORY[case[1]]}
 
 
 @pytest.mark.parametrize(("memory", "small"), [(227, False), (163, False), (99, True)])
