@@ -157,7 +157,8 @@ def test_tiles_that_programs_share(mask):
 @pytest.mark.parametrize("backend", ["reference", "native"])
 @pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (2, 1)}], ids=str)
 def test_gradcheck_in_float64(backend, mask):
-    inputs = Case([3, 0, 5], [4, 2, 3], dim=8, heads=2, kv_heads=1).inputs(torch.float64)
+    case = Case([3, 0, 5], [4, 2, 3], dim=2, dim_v=3, heads=2, kv_heads=1)
+    inputs = case.inputs(torch.float64)
     bias = torch.randn(12 + 15, 2, dtype=torch.float64, device=DEVICE, requires_grad=True)
 
     def outputs(q, k, v, bias):

@@ -211,7 +211,8 @@ def test_floating_times_are_times_too():
 @pytest.mark.parametrize("backend", ["reference", "native"])
 @pytest.mark.parametrize("options", [{}, {"causal": True, "dropout_p": 0.3}], ids=str)
 def test_gradcheck_in_float64(backend, options):
-    inputs = Case([3, 0, 5], [4, 2, 3], dim=8, heads=2, kv_heads=1).inputs(torch.float64)
+    case = Case([3, 0, 5], [4, 2, 3], dim=2, dim_v=3, heads=2, kv_heads=1)
+    inputs = case.inputs(torch.float64)
     biases = Biases(position=4, time=5, alibi=True, scores=True, max_distance=3)
     leaves = biases.leaves(inputs)
 

@@ -63,11 +63,13 @@ def pair_call(backend, *, x, y, offsets):
     return jagged_jagged_bmm(x, x.with_values(y), backend=backend)
 
 
-def linear_case(lengths: tuple[int, ...], count: int, groups: list[int]) -> dict[str, Tensor]:
+def linear_case(
+    lengths: tuple[int, ...], count: int, groups: list[int], *, dim: int = 12, columns: int = 18
+) -> dict[str, Tensor]:
     return {
-        "x": random(sum(lengths), 12),
-        "weight": random(count, 12, 18, seed=1),
-        "bias": random(count, 18, seed=2),
+        "x": random(sum(lengths), dim),
+        "weight": random(count, dim, columns, seed=1),
+        "bias": random(count, columns, seed=2),
         "groups": torch.tensor(groups, dtype=torch.int64),
         "offsets": offsets_of(lengths),
     }
