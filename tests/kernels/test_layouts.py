@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 from attention_cases import DEVICE, RESULTS, TILE, Case, run
+from combinations import combined
 from every_operation import EVERY
 from launch_keys import Key, batches, record_launches
 from operation_cases import flat
 from torch import Tensor
 
-from jagged_kernels import ALiBi, JaggedTensor, jagged_attention
+from jagged_kernels import ALiBi, JaggedTensor, jagged_attention, lengths_to_offsets
 from jagged_kernels.attention.operators import plain as ops
 from jagged_kernels.core import launch
 from jagged_kernels.core.layouts import rows_of_dims
@@ -61,9 +62,11 @@ def _assert_bounded(attend: Callable[[list[int]], Any], keys: list[Key]) -> set[
     return known
 
 
-@LAYOUT
-@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (1, 1)], ids=str)
-@pytest.mark.parametrize("kind", ["self", "dense queries", "bias"])
+@pytest.mark.parametrize(
+    ("layout", "heads", "kind"),
+    combined(LAYOUTS, [(4, 4), (4, 2), (1, 1)], ["self", "dense queries", "bias"]),
+    ids=str,
+)
 def test_no_batch_compiles_attention_again(layout, heads, kind, monkeypatch):
     keys = record_launches(monkeypatch)
     lay_out = LAYOUTS[layout]
@@ -95,17 +98,16 @@ def test_no_batch_compiles_hopper_kernels_again(layout, dim, monkeypatch):
     lay_out, tile = LAYOUTS[layout], hopper.forward_config(dim).tile_q
 
     def attend(lengths):
-        # So long that these kernels pay.
-        lengths = [n + 1024 for n in lengths[:3]]
-        inputs = Case(lengths, heads=2, kv_heads=2, dim=dim).inputs(torch.bfloat16)
-        q, k, v = (rows_of_dims(lay_out(t)) for t in (inputs.q, inputs.k, inputs.v))
-        rows = build_rows(
-            inputs.q_offsets, inputs.q_offsets, tokens=sum(lengths), tile=tile, left=-1, right=0
-        )
-        rest = (rows, rows, tile, tile, -1, 0, 0.1, inputs.q_offsets)
+        # So long that these kernels pay. No kernel reads the numbers.
+        lengths = torch.tensor([n + 1024 for n in lengths[:3]], device=DEVICE)
+        offsets, tokens = lengths_to_offsets(lengths), int(lengths.sum())
+        x = torch.zeros(tokens, 2, dim, dtype=torch.bfloat16, device=DEVICE)
+        q, k, v = (rows_of_dims(lay_out(x)) for _ in "qkv")
+        rows = build_rows(offsets, offsets, tokens=tokens, tile=tile, left=-1, right=0)
+        rest = (rows, rows, tile, tile, -1, 0, 0.1, offsets)
         o, lse2 = ops.attention_triton(q, k, v, True, *rest)
-        d_o = lay_out(inputs.d_o)
-        ops.attention_triton_backward(d_o, inputs.d_lse, q, k, v, o, lse2, *rest, True)
+        d_lse = torch.zeros(tokens, 2, device=DEVICE)
+        ops.attention_triton_backward(lay_out(x), d_lse, q, k, v, o, lse2, *rest, True)
 
     known = _assert_bounded(attend, keys)
     # What TMA does not read goes to the plain kernels.
