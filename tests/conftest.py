@@ -6,6 +6,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
+# As many processes as there are cores: threads of each would wait for one another.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Before anything imports a kernel: Triton reads this once.
 import torch
 
