@@ -139,11 +139,16 @@ def manifest(
         "device_type": begun.device.split(":")[0],
         "platform": platform.platform(),
         "clocks": {"before": begun.clocks, "after": clocks(begun.device)},
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "finished": utc(),
         "wall_seconds": round(time.monotonic() - begun.seconds, 1),
         "tests": suite_status(root),
         "run_key": run_key,
     }
+
+
+def utc(seconds: float | None = None) -> str:
+    """A time (now, where none is given) in UTC, ISO 8601, to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def changes_of_preset(manifest: Mapping[str, Any]) -> list[str]:

@@ -1,9 +1,5 @@
 """The claims of the paper, one row each, held against whatever was measured."""
 
-# pandas says of table[mask], of cells and of iterated rows that they may be anything it knows.
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
-# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
-
 from dataclasses import dataclass
 
 import pandas as pd

@@ -1,9 +1,5 @@
 """Where we stand against the goals, from committed results: the tables of docs/performance.md."""
 
-# pandas says of table[mask], of cells and of iterated rows that they may be anything it knows.
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
-# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,12 +11,12 @@ from jagged_ranking import provenance
 from jagged_ranking.figures import style
 from jagged_ranking.figures.memory import BEYOND
 from jagged_ranking.figures.operation_goals import NOTE, interaction_rows
-from jagged_ranking.figures.operation_points import STUDY
-from jagged_ranking.figures.points import OURS, attention, modes_of, of_group, ours_of, schedule_ms
+from jagged_ranking.figures.operation_points import NOTEBOOK
+from jagged_ranking.figures.points import attention, modes_of, of_group, ours_of, schedule_ms
 from jagged_ranking.figures.result_folder import Results, has_results, read_results
 from jagged_ranking.figures.tables import number, to_markdown
 from jagged_ranking.figures.verdicts import NOT_MEASURED, both, bound, met
-from jagged_ranking.measure.lineup import default_providers
+from jagged_ranking.measure.lineup import OURS, default_providers
 
 # What this project set itself on an H100, before its kernels were tuned: our time over that of the
 # best peer in the same run, (must, aim) for each workload. Derived from the times of all peers on
@@ -237,7 +233,7 @@ _TABLES: Sequence[tuple[str, str, str, Callable[[pd.DataFrame], list[dict[str, s
         f"The goal for ours is {SKEW_GOAL:g}; the policies beside it are what its rule picks from.",
         _skew_rows,
     ),
-    ("Interaction operations: time against the limit and peers", STUDY, NOTE, interaction_rows),
+    ("Interaction operations: time against the limit and peers", NOTEBOOK, NOTE, interaction_rows),
 )
 
 

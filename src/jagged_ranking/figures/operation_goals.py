@@ -1,9 +1,5 @@
 """The interaction operations against their goals, and the README's table of them."""
 
-# pandas says of table[mask], of cells and of iterated rows that they may be anything it knows.
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
-# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
-
 import math
 from pathlib import Path
 
@@ -12,7 +8,7 @@ import pandas as pd
 from jagged_ranking.figures import style
 from jagged_ranking.figures.operation_figures import LIMIT_GOAL
 from jagged_ranking.figures.operation_points import (
-    STUDY,
+    NOTEBOOK,
     largest,
     main_dtype,
     operations,
@@ -66,7 +62,7 @@ def interaction_rows(table: pd.DataFrame) -> list[dict[str, str]]:
 
 def operations_table(figures_dir: Path | str) -> str:
     """Markdown: each operation, what it is for, what it has, and its ratio to the limit."""
-    ratios, said = _committed(Path(figures_dir) / STUDY)
+    ratios, said = _committed(Path(figures_dir) / NOTEBOOK)
     rows = []
     for name, operation in OPERATIONS.items():
         title = f"`{operation.function}`"

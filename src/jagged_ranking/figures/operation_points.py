@@ -1,16 +1,13 @@
 """From results rows of the interaction operations to what figures and tables show."""
 
-# pandas says of table[mask], of cells and of iterated rows that they may be anything it knows.
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
-# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
-
 import pandas as pd
 
-from jagged_ranking.figures.points import EXTRA, FACTS, OURS
+from jagged_ranking.figures.points import EXTRA, FACTS
 from jagged_ranking.measure.interaction.catalogue import OPERATIONS
+from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.results import select, with_config
 
-STUDY = "05_interaction_kernels"
+NOTEBOOK = "05_interaction_kernels"
 KEYS = ["op", "dtype", "workload", "mode"]
 
 

@@ -1,9 +1,5 @@
 """Panels that the speed and the memory figures share."""
 
-# pandas says of table[mask], of cells and of iterated rows that they may be anything it knows.
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
-# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from jagged_ranking.figures import style
-from jagged_ranking.figures.points import OURS, SWEEP_AXIS, sweep
+from jagged_ranking.figures.points import SWEEP_AXIS, sweep
+from jagged_ranking.measure.lineup import OURS
 
 RATIO_SWEEPS = ("waste", "length")
 OUT_OF_MEMORY = "out of memory"

@@ -1,15 +1,11 @@
 """From results rows to what figures and tables show: points of a sweep, and ratios."""
 
-# pandas says of table[mask], of cells and of iterated rows that they may be anything it knows.
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
-# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
-
 import numpy as np
 import pandas as pd
 
+from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.results import select, with_config
 
-OURS = "jagged"
 FACTS = ("group", "distribution", "waste", "max_len", "tokens", "B", "H", "D", "dtype", "queries")
 # What changes along each sweep.
 SWEEP_AXIS = {"waste": "waste", "length": "max_len", "head_dim": "D", "tokens": "tokens"}

@@ -1,9 +1,5 @@
 """Quality figures: scores of the models with every seed shown, and differences to mean-pool."""
 
-# pandas says of table[mask], of cells and of iterated rows that they may be anything it knows.
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
-# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

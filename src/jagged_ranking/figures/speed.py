@@ -1,10 +1,6 @@
 """Speed figures: latency and useful arithmetic along the sweeps, ratios to dense attention, and
 the named workloads against the limit of the device and against every peer."""
 
-# pandas says of table[mask], of cells and of iterated rows that they may be anything it knows.
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
-# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +14,6 @@ from matplotlib.lines import Line2D
 from jagged_ranking.figures import panels, style, sweeps
 from jagged_ranking.figures.panels import Claim
 from jagged_ranking.figures.points import (
-    OURS,
     SWEEP_AXIS,
     attention,
     dtypes_of,
@@ -28,6 +23,7 @@ from jagged_ranking.figures.points import (
     schedule_ms,
     sweep,
 )
+from jagged_ranking.measure.lineup import OURS
 
 # arXiv 2409.15373, abstract.
 CLAIMS = {

@@ -3,10 +3,6 @@
 `speed.py` and `memory.py` say which quantity is drawn and how it is called.
 """
 
-# pandas says of table[mask], of cells and of iterated rows that they may be anything it knows.
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
-# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,9 +1,5 @@
 """Tables for people: the named workloads, model quality, claims; as frames or Markdown."""
 
-# pandas says of table[mask], of cells and of iterated rows that they may be anything it knows.
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
-# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
-
 import math
 
 import pandas as pd

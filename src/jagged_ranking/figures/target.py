@@ -1,9 +1,5 @@
 """Figures of target attention: time against peers and limit, ratios, skew of lengths, memory."""
 
-# pandas says of table[mask], of cells and of iterated rows that they may be anything it knows.
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
-# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportAssignmentType=false
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +12,8 @@ from matplotlib.lines import Line2D
 
 from jagged_ranking.figures import panels, style, sweeps
 from jagged_ranking.figures.memory import BEYOND
-from jagged_ranking.figures.points import OURS, attention, dtypes_of, modes_of, of_group, ours_of
+from jagged_ranking.figures.points import attention, dtypes_of, modes_of, of_group, ours_of
+from jagged_ranking.measure.lineup import OURS
 
 
 def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) -> list[Path]:

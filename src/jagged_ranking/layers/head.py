@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from jagged_kernels import jagged_sum
 from jagged_ranking.data.batch import JaggedBatch
-from jagged_ranking.layers.segments import segment_sum
 
 FEATURES = 2
 PRIOR_EVENTS = 5.0
@@ -20,7 +20,7 @@ def history_features(batch: JaggedBatch, *, positive_rate: float) -> Tensor:
     history has.
     """
     length = batch.item.lengths.float()
-    positive = segment_sum(batch.label)
+    positive = jagged_sum(batch.label.with_values(batch.label.values.float()))
     rate = (positive + PRIOR_EVENTS * positive_rate) / (length + PRIOR_EVENTS)
     return torch.stack([length.log1p(), torch.logit(rate)], dim=1)
 

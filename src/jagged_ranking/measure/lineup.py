@@ -1,5 +1,6 @@
 """Who is compared where, by name. Figures ask it too, which do without torch."""
 
+OURS = "jagged"
 POLICIES = ("jagged_rows", "jagged_split", "jagged_stream")
 SWEEPS = ("waste", "length", "head_dim")
 

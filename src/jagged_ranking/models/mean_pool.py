@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from jagged_kernels import JaggedTensor
-from jagged_ranking.layers.segments import segment_mean
+from jagged_kernels import JaggedTensor, jagged_mean
 
 
 class MeanPool(nn.Module):
@@ -27,4 +26,4 @@ class MeanPool(nn.Module):
     def forward(self, history: JaggedTensor, target: Tensor) -> Tensor:
         """history [T, D], target [B, D] -> [B, D]."""
         del target
-        return self.out(segment_mean(history).to(history.dtype))
+        return self.out(jagged_mean(history))

@@ -1,6 +1,6 @@
 """The batches that the notebooks measure, and measuring them so that little is lost."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,30 +127,45 @@ def target_batches(
     return some(chosen, "workloads, skew_users, data")
 
 
-def measured(
-    batches: Sequence[Workload], *, device: str, run_id: str, cpu_threads: int = 1, **options: Any
-) -> pd.DataFrame:
-    """`measure_attention` a batch at a time, each kept in `build/cache` as soon as it is done.
-
-    A run that is cut off goes on where it stopped. All providers of a batch are still measured in
-    one process, and the ceilings that limits are stated by are one measurement for all batches.
-    """
+def measured(batches: Sequence[Workload], *, device: str, **options: Any) -> pd.DataFrame:
+    """`measure_attention` a batch at a time, see `measured_in_parts`. All providers of a batch are
+    measured in one process."""
     if not batches:
         return results.frame([])
+    parts = [(batch.name, ([batch],)) for batch in batches]
+    return measured_in_parts(
+        measure_attention, parts, dtype=batches[0].dtype, device=device, **options
+    )
+
+
+def measured_in_parts(
+    measure: Callable[..., pd.DataFrame],
+    parts: Sequence[tuple[str, tuple[Any, ...]]],
+    *,
+    dtype: torch.dtype,
+    device: str,
+    run_id: str,
+    cpu_threads: int = 1,
+    **options: Any,
+) -> pd.DataFrame:
+    """`measure(*arguments, ...)` of each part, each kept in `build/cache` as soon as it is done.
+
+    A run that is cut off goes on where it stopped. The ceilings that limits are stated by are one
+    measurement for all parts.
+
+    Args:
+        measure: see `measure_attention`.
+        parts: what is printed of each, and its arguments.
+        dtype: of the ceilings.
+        device, run_id, cpu_threads, options: of all parts.
+    """
     common: dict[str, Any] = {"device": device, "cpu_threads": cpu_threads, "run_id": run_id}
-    print("the device's ceilings", end=": ")
-    tables = [cached(ceiling_table, dtype=batches[0].dtype, **common)]
-    ceilings = Ceilings.from_table(tables[0])
-    for number, batch in enumerate(batches, 1):
-        print(f"{number} of {len(batches)}, {batch.name}", end=": ")
-        table = cached(
-            measure_attention,
-            [batch],
-            ceilings=ceilings,
-            progress=False,
-            **common,
-            **options,
-        )
+    print(f"the device's ceilings, {dtype}", end=": ")
+    tables = [cached(ceiling_table, dtype=dtype, **common)]
+    common |= {"ceilings": Ceilings.from_table(tables[0]), "progress": False, **options}
+    for number, (name, arguments) in enumerate(parts, 1):
+        print(f"{number} of {len(parts)}, {name}", end=": ")
+        table = cached(measure, *arguments, **common)
         tables.append(table.loc[table["op"] != "ceiling", :])
     return pd.concat(tables, ignore_index=True)
 

@@ -15,11 +15,12 @@ from typing import Any
 
 import pandas as pd
 
+from click_data.schema import INFO
 from jagged_ranking import paths, provenance, results
 from jagged_ranking.code_roots import code_hash, roots_of
 from jagged_ranking.devices import default_device, device_name
-from jagged_ranking.measure.providers.jagged import JAGGED
-from jagged_ranking.reproduce.click_logs import DATASET_FILE, data_digest
+from jagged_ranking.measure.lineup import OURS
+from jagged_ranking.reproduce.click_logs import data_digest
 from jagged_ranking.reproduce.freshness import digest
 
 # Options that say how a call is watched, not what it returns.
@@ -71,13 +72,13 @@ def kept_tables() -> dict[str, Any] | None:
     """How many tables of this process were made by an earlier one, and when: for the manifest."""
     if not _kept:
         return None
-    first, last = (time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(f(_kept))) for f in (min, max))
+    first, last = (provenance.utc(pick(_kept)) for pick in (min, max))
     return {"tables": len(_kept), "first": first, "last": last}
 
 
 def _failed(table: pd.DataFrame) -> bool:
     """Not where a peer is wrong or raises: it will, the next time too."""
-    ours = table["provider"] == JAGGED.name
+    ours = table["provider"] == OURS
     broke = table["message"].str.contains("CUDA error|CUDA driver error", regex=True)
     return bool(((table["status"] == "error") & (ours | broke)).any())
 
@@ -100,10 +101,10 @@ def _stable(value: Any) -> Any:
 
 @_stable.register
 def _(value: str) -> Any:
-    is_folder = os.sep in value and (Path(value) / DATASET_FILE).is_file()
+    is_folder = os.sep in value and (Path(value) / INFO).is_file()
     return _stable(Path(value)) if is_folder else value
 
 
 @_stable.register
 def _(value: Path) -> Any:
-    return ["data", data_digest(value)] if (value / DATASET_FILE).is_file() else str(value)
+    return ["data", data_digest(value)] if (value / INFO).is_file() else str(value)

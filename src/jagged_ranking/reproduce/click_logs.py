@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from click_data import history_lengths
+from click_data.schema import INFO
 from jagged_ranking import paths
 from jagged_ranking.reproduce.errors import RunError
-
-DATASET_FILE = "dataset.json"
 
 
 def describe_data(folder: Path | str) -> dict[str, Any]:
@@ -20,13 +19,13 @@ def describe_data(folder: Path | str) -> dict[str, Any]:
     Raises:
         RunError: the folder is not one; the line says how to prepare it.
     """
-    path = Path(folder) / DATASET_FILE
+    path = Path(folder) / INFO
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         what = "is not a prepared dataset" if path.parent.exists() else "does not exist"
         raise RunError(
-            f"{folder} {what} (no {DATASET_FILE} in it); make one with "
+            f"{folder} {what} (no {INFO} in it); make one with "
             "`jagged prepare SOURCE --from PATH --out DIR` (`jagged datasets` lists the sources)"
         ) from None
     except ValueError:

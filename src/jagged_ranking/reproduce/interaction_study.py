@@ -6,13 +6,11 @@ from typing import Any
 import pandas as pd
 import torch
 
-from jagged_ranking.measure.ceilings import Ceilings, ceiling_table
 from jagged_ranking.measure.interaction.catalogue import OPERATIONS
 from jagged_ranking.measure.interaction.measurement import measure_interaction
 from jagged_ranking.measure.workload_sets import token_sweep, waste_sweep, with_options
 from jagged_ranking.measure.workloads import Workload
-from jagged_ranking.reproduce.attention_study import real_batches, some
-from jagged_ranking.reproduce.cache import cached
+from jagged_ranking.reproduce.attention_study import measured_in_parts, real_batches, some
 
 
 def interaction_batches(
@@ -63,34 +61,13 @@ def interaction_batches(
 
 
 def measured_interaction(
-    batches: Sequence[Workload],
-    *,
-    operations: Sequence[str] | None = None,
-    device: str,
-    run_id: str,
-    cpu_threads: int = 1,
-    **options: Any,
+    batches: Sequence[Workload], *, operations: Sequence[str] | None = None, **options: Any
 ) -> pd.DataFrame:
-    """`measure_interaction` an operation and dtype at a time, each kept in `build/cache` as soon
-    as it is done; the ceilings of a dtype are one measurement for all."""
-    common: dict[str, Any] = {"device": device, "cpu_threads": cpu_threads, "run_id": run_id}
+    """`measure_interaction` an operation and dtype at a time, see `measured_in_parts`."""
     names = list(OPERATIONS) if operations is None else list(operations)
     tables = []
     for dtype in dict.fromkeys(batch.dtype for batch in batches):
-        print(f"the device's ceilings, {dtype}", end=": ")
-        tables.append(cached(ceiling_table, dtype=dtype, **common))
-        ceilings = Ceilings.from_table(tables[-1])
         mine = [batch for batch in batches if batch.dtype == dtype]
-        for number, name in enumerate(names, 1):
-            print(f"{number} of {len(names)}, {name}", end=": ")
-            table = cached(
-                measure_interaction,
-                [name],
-                mine,
-                ceilings=ceilings,
-                progress=False,
-                **common,
-                **options,
-            )
-            tables.append(table.loc[table["op"] != "ceiling", :])
+        parts = [(name, ([name], mine)) for name in names]
+        tables.append(measured_in_parts(measure_interaction, parts, dtype=dtype, **options))
     return pd.concat(tables, ignore_index=True)

@@ -3,10 +3,8 @@
 import contextlib
 import hashlib
 import json
-import os
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,6 +21,7 @@ from tqdm import tqdm
 from jagged_ranking import paths
 from jagged_ranking.reproduce.errors import RunError
 from jagged_ranking.reproduce.parameters import TAG, read_cells
+from jagged_ranking.results import atomic
 
 RECORD = "run.json"
 
@@ -43,9 +42,8 @@ class RunRecord:
 
     def write(self, folder: Path) -> None:
         """Write the record into `folder`, whole or not at all."""
-        partial = folder / f"{RECORD}.partial"
-        partial.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        os.replace(partial, folder / RECORD)
+        with atomic(folder / RECORD) as temporary:
+            temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
 
 def read_record(folder: Path) -> RunRecord | None:
@@ -227,8 +225,3 @@ def _stored_number(index: int, cells: list[Any], injected: bool) -> int:
 def _first_line(source: str) -> str:
     lines = [line.strip() for line in source.splitlines()]
     return next((line for line in lines if line and not line.startswith("#")), "")
-
-
-def utc_now() -> str:
-    """The time now in UTC, ISO 8601, to the second."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

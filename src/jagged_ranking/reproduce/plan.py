@@ -9,13 +9,14 @@ from typing import Any
 
 from jagged_ranking import paths
 from jagged_ranking.figures.result_folder import has_results
+from jagged_ranking.provenance import utc
 from jagged_ranking.reproduce.freshness import (
     COMMAND_VARIABLE,
     KEY_VARIABLE,
     drawing_key,
     run_key,
 )
-from jagged_ranking.reproduce.notebook import RunRecord, execute, find_notebook, utc_now
+from jagged_ranking.reproduce.notebook import RunRecord, execute, find_notebook
 from jagged_ranking.reproduce.parameters import (
     check_values,
     parse_assignments,
@@ -104,7 +105,7 @@ def run_plan(plan: Plan, *, command: str, progress: bool = True) -> RunRecord:
         key=plan.key(),
         parameters=plan.parameters,
         command=command,
-        started=utc_now(),
+        started=utc(),
         error="interrupted",
     )
     plan.folder.mkdir(parents=True, exist_ok=True)

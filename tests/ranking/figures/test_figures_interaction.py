@@ -11,14 +11,14 @@ from matplotlib.text import Text
 from jagged_ranking import provenance, results
 from jagged_ranking.figures import goals, operation_figures, redraw, style, tables
 from jagged_ranking.figures.operation_goals import interaction_rows, operations_table
-from jagged_ranking.figures.operation_points import STUDY
+from jagged_ranking.figures.operation_points import NOTEBOOK
 from jagged_ranking.measure.interaction.catalogue import OPERATIONS
 from jagged_ranking.measure.interaction.layout import Layout
 from jagged_ranking.measure.interaction.measurement import PROBLEMS
 
 FIGURES = ("limit", "peers", "tokens_forward", "tokens_training")
 FIGURES = (*FIGURES, "waste_forward", "waste_training", "memory")
-HERE = {**MANIFEST, "id": STUDY}
+HERE = {**MANIFEST, "id": NOTEBOOK}
 FEW = ["jagged_sum", "jagged_dense_bmm", "jagged_unique"]
 
 
@@ -33,7 +33,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     kept: dict[str, Any] = {}
 
     def keep(figure: Any, out: Path, stem: str) -> list[Path]:
-        kept[stem.removeprefix(f"{STUDY}_")] = figure
+        kept[stem.removeprefix(f"{NOTEBOOK}_")] = figure
         return []
 
     monkeypatch.setattr(style, "save", keep)
@@ -85,9 +85,9 @@ def test_dots_stand_where_the_ratios_are(measured: pd.DataFrame, drawn: dict[str
 
 def test_redraw_gives_the_same_bytes(measured: pd.DataFrame, tmp_path: Path) -> None:
     table = results.select(measured, op=FEW)
-    folder = save(tmp_path / "figures" / STUDY, table)
+    folder = save(tmp_path / "figures" / NOTEBOOK, table)
     first = operation_figures.draw(table, HERE, folder)
-    assert [p.stem for p in first[::3]] == [f"{STUDY}_{name}" for name in FIGURES]
+    assert [p.stem for p in first[::3]] == [f"{NOTEBOOK}_{name}" for name in FIGURES]
     bytes_of = {path: path.read_bytes() for path in first}
     for path in first:
         path.unlink()
@@ -184,7 +184,7 @@ def test_the_readme_lists_all_operations(tmp_path: Path, measured: pd.DataFrame)
     for operation in OPERATIONS.values():
         assert f"| `{operation.function}`" in before
         assert operation.purpose in before
-    save(tmp_path / STUDY, measured)
+    save(tmp_path / NOTEBOOK, measured)
     after = operations_table(tmp_path)
     assert "not measured" not in after
     assert "1.26 / 1.42" in after

@@ -16,7 +16,6 @@ from jagged_ranking.data.batch import HistoryStore, JaggedBatch, SampleTable, ma
 from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.layers.embeddings import BUCKETS, log_bucket
 from jagged_ranking.layers.head import PRIOR_EVENTS, history_features
-from jagged_ranking.layers.segments import segment_mean, segment_sum
 from jagged_ranking.models.model_config import MODEL_NAMES, ModelConfig
 from jagged_ranking.models.ranker import MODELS, Ranker
 from jagged_ranking.models.target_attention import TargetAttention
@@ -52,25 +51,6 @@ def mixed_rows(dataset: ClickDataset) -> np.ndarray:
     prefix = dataset.samples("train").prefix
     rows = [int(np.flatnonzero(prefix == n)[0]) for n in (0, 1)]
     return np.array([*rows, *np.flatnonzero(prefix > 5)[:5]])
-
-
-@pytest.mark.parametrize("shape", [(), (3,)])
-def test_segments(shape: tuple[int, ...]) -> None:
-    lengths = [0, 3, 1, 0, 5, 0]
-    offsets = torch.tensor([0, *np.cumsum(lengths)])
-    values = torch.randn(9, *shape, dtype=torch.float64).float().requires_grad_()
-    x = JaggedTensor(values, offsets)
-    parts = x.unbind()
-    sums = torch.stack([part.sum(0) for part in parts])
-    means = torch.stack([part.mean(0) if len(part) else part.sum(0) for part in parts])
-    torch.testing.assert_close(segment_sum(x), sums)
-    torch.testing.assert_close(segment_mean(x), means)
-    weight = torch.randn(6, *shape)
-    (found,) = torch.autograd.grad((segment_mean(x) * weight).sum(), values)
-    (expected,) = torch.autograd.grad((means * weight).sum(), values)
-    torch.testing.assert_close(found, expected)
-    nobody = JaggedTensor(torch.zeros(0, *shape), torch.tensor([0, 0, 0]))
-    assert segment_mean(nobody).tolist() == torch.zeros(2, *shape).tolist()
 
 
 def test_log_bucket() -> None:

@@ -17,13 +17,12 @@ from jagged_ranking.measure.interaction import elementwise, products, shapes
 from jagged_ranking.measure.interaction.catalogue import OPERATIONS, Operation
 from jagged_ranking.measure.interaction.layout import Layout
 from jagged_ranking.measure.interaction.problem import Peer, Problem, Ready, several
+from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.measure.providers import FORWARD, MODES, TRAINING, Unavailable
-from jagged_ranking.measure.providers.jagged import JAGGED
 from jagged_ranking.measure.reference import Errors, compare
 from jagged_ranking.measure.timing import Effort
 from jagged_ranking.measure.workloads import Workload
 
-OURS = JAGGED.name
 # What each operation of the catalogue computes on a batch.
 PROBLEMS: dict[str, Callable[[Layout], Problem]] = {
     **products.PROBLEMS,

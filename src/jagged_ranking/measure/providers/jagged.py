@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from jagged_kernels import JaggedTensor, attention_schedule, jagged_attention
+from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.measure.providers.base import (
     Prepared,
     Provider,
@@ -216,7 +217,7 @@ def _prepare_varlen(batch: Batch) -> Prepared:
 
 
 JAGGED = Provider(
-    name="jagged",
+    name=OURS,
     description="ours: jagged_attention, the schedule of the batch handed along",
     prepare=_prepare_ours,
     dense_queries=True,
