@@ -24,6 +24,7 @@ from jagged_kernels.attention.scores.bias_terms import (
     scores_before,
 )
 from jagged_kernels.attention.scores.dropout import keep_mask
+from jagged_kernels.attention.seen import is_finite, seen_product
 
 # Scores that one bucket may hold at a time: 64 MB in float32. Those of one query are not cut.
 _MAX_SCORES = 1 << 24
@@ -55,6 +56,11 @@ class _Bucket:
     visible: Tensor | None  # [b, 1, N, M], None when everything is visible
     places: Places | None  # [b, N, M] with a bias
 
+    def seen(self) -> Tensor:
+        """[b, 1, N, M]: `visible`, and not by a place without a query."""
+        seen = (self.q_valid[:, :, None] & self.k_valid[:, None, :])[:, None]
+        return seen if self.visible is None else seen & self.visible
+
 
 def attention_native_forward(
     q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor, mask: Mask
@@ -77,8 +83,11 @@ def attention_native_forward(
         total = weights.sum(-1, keepdim=True)
         if mask.dropout_p:
             weights = weights * _kept(bucket, q.shape[1], mask)
+        out = _by_group(weights, values)
+        if not is_finite(out):
+            out = seen_product(weights, values, bucket.seen(), _by_group)
         # A query that sees nothing has weights 0 and total 0.
-        out = _by_group(weights, values) / total.clamp(min=torch.finfo(compute).tiny)
+        out /= total.clamp(min=torch.finfo(compute).tiny)
         o[bucket.q_index[bucket.q_valid]] = _tokens(out, bucket.q_valid).to(o.dtype)
         lse[bucket.q_index[bucket.q_valid]] = _tokens(top + total.log(), bucket.q_valid)[..., 0]
     return o, lse
@@ -127,15 +136,23 @@ def attention_native_backward(
         else:
             dropped = probabilities
         d_scores = probabilities * d_probabilities.sub_(delta_pad)
-        if d_bias is not None and bucket.places is not None:
-            inside = bucket.q_valid[:, None, :, None] & bucket.k_valid[:, None, None, :]
-            d_bias.add(d_scores.masked_fill(~inside, 0.0).movedim(1, 3), bucket.places)
-
         valid_q, valid_k = bucket.q_valid, bucket.k_valid
-        dq_pad = _by_group(d_scores, k_pad) * mask.scale
         dk_before, dv_before = dk_pad, dv_pad
-        dk_pad = _sum_group(d_scores.transpose(-1, -2) @ q_pad, k.shape[1]) * mask.scale
+        dq_pad = _by_group(d_scores, k_pad)
+        dk_pad = _sum_group(d_scores.transpose(-1, -2) @ q_pad, k.shape[1])
         dv_pad = _sum_group(dropped.transpose(-1, -2) @ do_pad, v.shape[1])
+        if not is_finite(dq_pad, dk_pad, dv_pad):
+            seen = bucket.seen()
+            seen_t = seen.transpose(-1, -2)
+            d_scores = d_scores.masked_fill(~seen, 0.0)
+            d_scores_t, dropped_t = d_scores.transpose(-1, -2), dropped.transpose(-1, -2)
+            dq_pad = seen_product(d_scores, k_pad, seen, _by_group)
+            dk_pad = _sum_group(seen_product(d_scores_t, q_pad, seen_t), k.shape[1])
+            dv_pad = _sum_group(seen_product(dropped_t, do_pad, seen_t), v.shape[1])
+        dq_pad, dk_pad = dq_pad * mask.scale, dk_pad * mask.scale
+        if d_bias is not None and bucket.places is not None:
+            inside = valid_q[:, None, :, None] & valid_k[:, None, None, :]
+            d_bias.add(d_scores.masked_fill(~inside, 0.0).movedim(1, 3), bucket.places)
         if bucket.first:  # a later chunk of a user, whose keys the chunks before have seen too
             dk_pad, dv_pad = dk_pad + dk_before, dv_pad + dv_before
         dq[bucket.q_index[valid_q]] = _tokens(dq_pad, valid_q).to(dq.dtype)

@@ -54,6 +54,10 @@ class AttentionShape(NamedTuple):
     DO_STRIDE_H: int = 0
     SKIPS: bool = False
 
+    @property
+    def PAD_GROUP(self) -> int:
+        return 1 << (self.GROUP - 1).bit_length()
+
 
 class LaunchPlan(NamedTuple):
     """What of a launch follows from layouts and options alone, kept for the next one.

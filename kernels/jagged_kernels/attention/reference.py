@@ -14,6 +14,7 @@ from torch import Tensor
 
 from jagged_kernels.attention.scores.bias_terms import BiasTerms, Places, bias_scores
 from jagged_kernels.attention.scores.dropout import keep_mask
+from jagged_kernels.attention.seen import scores_of, weighted_sum
 from jagged_kernels.core.autocast import without_autocast
 
 
@@ -53,14 +54,22 @@ def attention_reference(
     (q_start, k_start), *ends = bounds
     for user, (q_end, k_end) in enumerate(ends):
         n, m = q_end - q_start, k_end - k_start
-        q_user = q[q_start:q_end].to(compute)
-        k_user = k[k_start:k_end].to(compute).repeat_interleave(group, dim=1)
-        v_user = v[k_start:k_end].to(compute).repeat_interleave(group, dim=1)
-
-        logits = scale * torch.einsum("nhd,mhd->hnm", q_user, k_user)
+        # [H, n, D], [H, m, D] and [H, m, Dv].
+        q_user = q[q_start:q_end].to(compute).transpose(0, 1)
+        k_user, v_user = (
+            x[k_start:k_end].to(compute).repeat_interleave(group, dim=1).transpose(0, 1)
+            for x in (k, v)
+        )
         # Aligned to the end: the last query stands at the last key.
         distance = torch.arange(m, device=q.device) - torch.arange(n, device=q.device)[:, None]
         distance = distance - (m - n)
+        visible = torch.ones_like(distance, dtype=torch.bool)
+        if left >= 0:
+            visible &= distance >= -left
+        if right >= 0:
+            visible &= distance <= right
+
+        logits = scale * scores_of(q_user, k_user, visible)
         if bias is not None:
             elapsed = None
             if bias.q_times is not None and bias.k_times is not None:
@@ -69,13 +78,6 @@ def attention_reference(
             scores = torch.arange(score, score + n * m, device=q.device).view(n, m)
             added = bias_scores(bias, Places(distance, elapsed, scores), compute)
             logits = logits + added.movedim(2, 0)
-
-        visible = torch.ones_like(distance, dtype=torch.bool)
-        if left >= 0:
-            visible &= distance >= -left
-        if right >= 0:
-            visible &= distance <= right
-
         logits = logits.masked_fill(~visible, -math.inf)
         sees_something = visible.any(1)
         # softmax of nothing is 0 here, not NaN; in its gradient too.
@@ -91,7 +93,7 @@ def attention_reference(
             columns = torch.arange(m, device=q.device)
             keep = keep_mask(dropout_seed, user, heads, rows, columns, dropout_p)
             probabilities = probabilities * keep / (1 - dropout_p)
-        outputs.append(torch.einsum("hnm,mhd->nhd", probabilities, v_user))
+        outputs.append(weighted_sum(probabilities, v_user, visible).transpose(0, 1))
         lses.append(lse.t())
         q_start, k_start, score = q_end, k_end, score + n * m
     return torch.cat(outputs).to(q.dtype), torch.cat(lses)

@@ -37,6 +37,7 @@ from jagged_kernels.attention.scores.triton_bias import (
     store_sums,
     zero_sums,
 )
+from jagged_kernels.attention.triton_seen import SEEN_BLOCK, add_seen, is_bad, size_of_sums
 from jagged_kernels.core.backends import has_small_memory
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import rows_of_dims
@@ -259,29 +260,42 @@ def _dq_kernel(
     row_ends = (q_start, q_end, k_start, k_end, shift, head)
     PRECISION: tl.constexpr = S.PRECISION
     q, d_o = factor(q, PRECISION), factor(d_o, PRECISION)
-    dq, d_position, d_time, d_slope = _dq_walk(
+    dq, d_position, d_time, d_slope = dq_walk(
         dq, d_position, d_time, d_slope, q, d_o, lse2, delta, k_ptr, v_ptr, row_ends,
-        scale_log2, left, right, bias, slots, place, S, BIAS,
+        scale_log2, left, right, bias, slots, place, S, BIAS, False,
     )  # fmt: skip
+    # The first condition is known when compiling, the second is not.
+    if S.HAS_LEFT or S.HAS_RIGHT:  # noqa: SIM102
+        if is_bad(size_of_sums(dq)):
+            # Other threads may have written the bias' gradients that are written again.
+            tl.debug_barrier()
+            d_position, d_time, d_slope = zero_sums(slots, BIAS)
+            dq, d_position, d_time, d_slope = dq_walk(
+                tl.zeros([TILE, PAD_D], tl.float32), d_position, d_time, d_slope, q, d_o, lse2,
+                delta, k_ptr, v_ptr, row_ends, scale_log2, left, right, bias, slots, place, S, BIAS,
+                True,
+            )  # fmt: skip
     store_block(dq_ptr + head * S.D, dq * scale, q_start, q_end, HEADS * S.D, TILE, S.D, S.PAD_D)
     if BIAS.ANY:
         store_sums(d_position, d_time, d_slope, slots, slot, head, BIAS, HEADS)
 
 
 @triton.jit
-def _dq_walk(
+def dq_walk(
     dq, d_position, d_time, d_slope, q, d_o, lse2, delta, k_ptr, v_ptr, row_ends,
     scale_log2, left, right, bias, slots, place, S: tl.constexpr, BIAS: tl.constexpr,
+    SEEN: tl.constexpr,
 ):  # fmt: skip
+    """dQ and the sums of a row's key blocks; with SEEN over what is seen alone (`triton_seen`)."""
     TILE: tl.constexpr = S.TILE
-    BLOCK: tl.constexpr = S.BLOCK
+    BLOCK: tl.constexpr = SEEN_BLOCK if SEEN else S.BLOCK
     PRECISION: tl.constexpr = S.PRECISION
     ROUNDS: tl.constexpr = BIAS.ANY or k_ptr.dtype.element_ty == tl.float32
     q_start, q_end, first, k_end, shift, head = row_ends
     whole_start, whole_end = whole_blocks(
         q_start, q_end, first, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, BLOCK
     )
-    for k_start in range(first, k_end, BLOCK):
+    for k_start in tl.range(first, k_end, BLOCK, num_stages=1 if SEEN else None):
         k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
         v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
         keys = factor(k, PRECISION)
@@ -296,7 +310,7 @@ def _dq_walk(
                     bias, place, q_token, k_token, q_end, k_end, shift, head, BIAS, S.HEADS
                 )
                 scores += added * _LOG2_E
-        if (k_start < whole_start) | (k_start >= whole_end):
+        if SEEN or (k_start < whole_start) | (k_start >= whole_end):
             inside = visible(
                 q_start, k_start, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
             )
@@ -309,13 +323,18 @@ def _dq_walk(
         if BIAS.DROPS:
             d_probabilities *= keep_block(bias, place, q_token, k_token)
         d_scores = probabilities * (d_probabilities - delta[:, None])
+        if SEEN:
+            d_scores = tl.where(inside, d_scores, 0.0)
         if BIAS.ANY:
             d_position, d_time, d_slope = add_to_sums(
                 d_position, d_time, d_slope, d_scores, slots, bias, place, bucket,
                 q_start, k_start, q_end, k_end, shift, head, BIAS, S.HEADS,
             )  # fmt: skip
-        d_scores = factor(d_scores.to(k.dtype), PRECISION)
-        dq = add_factors(dq, d_scores, keys, k.dtype, PRECISION)
+        if SEEN:
+            dq = add_seen(dq, d_scores.to(k.dtype), k, inside, PRECISION)
+        else:
+            d_scores = factor(d_scores.to(k.dtype), PRECISION)
+            dq = add_factors(dq, d_scores, keys, k.dtype, PRECISION)
     return dq, d_position, d_time, d_slope
 
 
@@ -347,16 +366,20 @@ def _dkv_kernel(
     dv = tl.zeros([TILE, PAD_DV], tl.float32)
     PRECISION: tl.constexpr = S.PRECISION
     k, v = factor(k, PRECISION), factor(v, PRECISION)
-    for member in range(S.GROUP):
-        head = kv_head * S.GROUP + member
-        place = None
-        if BIAS.ANY:
-            place = bias_place(bias, rows_ptr, row, head, BIAS)
-        dk, dv = _dkv_walk(
-            dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr,
-            (k_start, k_end, q_start, q_end, shift, head),
-            scale_log2, left, right, bias, place, S, BIAS,
-        )  # fmt: skip
+    row_ends = (k_start, k_end, q_start, q_end, shift)
+    dk, dv = dkv_walk(
+        dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends, kv_head,
+        scale_log2, left, right, rows_ptr, row, bias, S, BIAS, False,
+    )  # fmt: skip
+    # The first condition is known when compiling, the second is not.
+    if S.HAS_LEFT or S.HAS_RIGHT:  # noqa: SIM102
+        if is_bad(size_of_sums(dk) + size_of_sums(dv)):
+            dk = tl.zeros([TILE, PAD_D], tl.float32)
+            dv = tl.zeros([TILE, PAD_DV], tl.float32)
+            dk, dv = dkv_walk(
+                dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends, kv_head,
+                scale_log2, left, right, rows_ptr, row, bias, S, BIAS, True,
+            )  # fmt: skip
     dk_ptr += kv_head * S.D
     dv_ptr += kv_head * S.DV
     store_block(dk_ptr, dk * scale, k_start, k_end, KV_HEADS * S.D, TILE, S.D, S.PAD_D)
@@ -364,22 +387,42 @@ def _dkv_kernel(
 
 
 @triton.jit
-def _dkv_walk(
-    dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends,
-    scale_log2, left, right, bias, place, S: tl.constexpr, BIAS: tl.constexpr,
+def dkv_walk(
+    dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends, kv_head,
+    scale_log2, left, right, rows_ptr, row, bias, S: tl.constexpr, BIAS: tl.constexpr,
+    SEEN: tl.constexpr,
 ):  # fmt: skip
-    """Keys stand in the rows here: the scores are transposed. k and v as `factor` makes them."""
+    """`_dkv_walk` for the heads of a group, one after another."""
+    for member in range(S.GROUP):
+        head = kv_head * S.GROUP + member
+        place = None
+        if BIAS.ANY:
+            place = bias_place(bias, rows_ptr, row, head, BIAS)
+        dk, dv = _dkv_walk(
+            dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends, head,
+            scale_log2, left, right, bias, place, S, BIAS, SEEN,
+        )  # fmt: skip
+    return dk, dv
+
+
+@triton.jit
+def _dkv_walk(
+    dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends, head,
+    scale_log2, left, right, bias, place, S: tl.constexpr, BIAS: tl.constexpr, SEEN: tl.constexpr,
+):  # fmt: skip
+    """Keys stand in the rows here: the scores are transposed. k and v as `factor` makes them; with
+    SEEN, sums over what is seen alone (`triton_seen`)."""
     TILE: tl.constexpr = S.TILE
-    BLOCK: tl.constexpr = S.BLOCK
+    BLOCK: tl.constexpr = SEEN_BLOCK if SEEN else S.BLOCK
     PRECISION: tl.constexpr = S.PRECISION
     ROUNDS: tl.constexpr = BIAS.ANY or q_ptr.dtype.element_ty == tl.float32
-    k_start, k_end, first, q_end, shift, head = row_ends
+    k_start, k_end, first, q_end, shift = row_ends
     q_ptr += head * S.Q_STRIDE_H
     do_ptr += head * S.DO_STRIDE_H
     whole_start, whole_end = whole_blocks(
         k_start, k_end, first, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, BLOCK
     )
-    for q_start in range(first, q_end, BLOCK):
+    for q_start in tl.range(first, q_end, BLOCK, num_stages=1 if SEEN else None):
         q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, BLOCK, S.D, S.PAD_D)
         d_o = load_block(do_ptr, q_start, q_end, S.DO_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
         lse2, delta = load_number_pairs(
@@ -397,7 +440,7 @@ def _dkv_walk(
                     bias, place, q_token, k_token, q_end, k_end, -shift, head, BIAS, S.HEADS
                 )
                 scores += added * _LOG2_E
-        if (q_start < whole_start) | (q_start >= whole_end):
+        if SEEN or (q_start < whole_start) | (q_start >= whole_end):
             # A query that sees nothing is in no whole block.
             lse2 = tl.where(lse2 == float("-inf"), 0.0, lse2)
             inside = visible(
@@ -411,12 +454,18 @@ def _dkv_walk(
         if BIAS.DROPS:
             keep = keep_block(bias, place, q_token, k_token)
             kept = probabilities * keep
-        kept = factor(kept.to(d_o.dtype), PRECISION)
-        dv = add_factors(dv, kept, d_out, d_o.dtype, PRECISION)
+        if SEEN:
+            dv = add_seen(dv, kept.to(d_o.dtype), d_o, inside, PRECISION)
+        else:
+            kept = factor(kept.to(d_o.dtype), PRECISION)
+            dv = add_factors(dv, kept, d_out, d_o.dtype, PRECISION)
         d_probabilities = dot_factors(v, transposed(d_out, PRECISION), PRECISION)
         if BIAS.DROPS:
             d_probabilities *= keep
         d_scores = probabilities * (d_probabilities - delta[None, :])
-        d_scores = factor(d_scores.to(q.dtype), PRECISION)
-        dk = add_factors(dk, d_scores, queries, q.dtype, PRECISION)
+        if SEEN:
+            dk = add_seen(dk, d_scores.to(q.dtype), q, inside, PRECISION)
+        else:
+            d_scores = factor(d_scores.to(q.dtype), PRECISION)
+            dk = add_factors(dk, d_scores, queries, q.dtype, PRECISION)
     return dk, dv

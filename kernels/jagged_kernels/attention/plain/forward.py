@@ -25,6 +25,7 @@ from jagged_kernels.attention.plans import (
 )
 from jagged_kernels.attention.scores.bias_launch import NO_BIAS, BiasShape, launch_options
 from jagged_kernels.attention.scores.triton_bias import bias_block, bias_place, keep_block
+from jagged_kernels.attention.triton_seen import SEEN_BLOCK, add_seen, size_of_sums
 from jagged_kernels.core.backends import has_small_memory
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import rows_of_dims
@@ -139,8 +140,11 @@ def _forward_kernel(
             acc, top, total, reach, q, k_ptr, v_ptr, row, scale_log2, left, right,
             bias, place, S, BIAS, False,
         )  # fmt: skip
+    MASKED: tl.constexpr = S.HAS_LEFT or S.HAS_RIGHT
+    if MASKED:
+        reach = tl.where(size_of_sums(acc) < float("inf"), reach, float("inf"))
     # The first condition is known when compiling, the second is not.
-    if not BIAS.ANY:  # noqa: SIM102
+    if MASKED or not BIAS.ANY:  # noqa: SIM102
         if tl.max(reach, 0) > _FAR:
             acc, top, total, reach = nothing_seen(TILE, S.PAD_DV)
             acc, top, total, reach = walk(
@@ -177,12 +181,13 @@ def walk(
     S: tl.constexpr, BIAS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """`_attend` for all key blocks of the row; q as `factor` makes it."""
-    BLOCK: tl.constexpr = S.BLOCK
+    SEEN: tl.constexpr = EXACT and (S.HAS_LEFT or S.HAS_RIGHT)
+    BLOCK: tl.constexpr = SEEN_BLOCK if SEEN else S.BLOCK
     q_start, q_end, first, k_end, shift, _ = row
     whole_start, whole_end = whole_blocks(
         q_start, q_end, first, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, BLOCK
     )
-    for k_start in range(first, k_end, BLOCK):
+    for k_start in tl.range(first, k_end, BLOCK, num_stages=1 if SEEN else None):
         k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
         v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
         cut = (k_start < whole_start) | (k_start >= whole_end)
@@ -202,11 +207,13 @@ def _attend(
 
     Weights are exp2(scores * scale - top) in one instruction. Rounding of top = max * scale moves
     all weights of a query alike and cancels, but where top is enormous it could move them out of
-    range; EXACT then rounds both products and subtracts nothing but equals at the top.
+    range; EXACT then rounds both products and subtracts nothing but equals at the top. It also
+    sums over what is seen alone, where something is hidden.
     """
     TILE: tl.constexpr = S.TILE
     PRECISION: tl.constexpr = S.PRECISION
-    BLOCK: tl.constexpr = S.BLOCK
+    BLOCK: tl.constexpr = k.shape[0]
+    SEEN: tl.constexpr = EXACT and (S.HAS_LEFT or S.HAS_RIGHT)
     q_start, q_end, _, k_end, shift, head = row
     scores = dot_factors(q, transposed(factor(k, PRECISION), PRECISION), PRECISION)
     if BIAS.ANY or EXACT:
@@ -221,7 +228,7 @@ def _attend(
                 bias, place, q_token, k_token, q_end, k_end, shift, head, BIAS, S.HEADS
             )
             scores += added * _LOG2_E
-    if cut:
+    if SEEN or cut:
         inside = visible(
             q_start, k_start, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
         )
@@ -241,5 +248,9 @@ def _attend(
     total = total * correction + tl.sum(weights, 1)
     if BIAS.DROPS:
         weights = weights * keep_block(bias, place, q_token, k_token)
-    acc = add_dot(acc * correction[:, None], weights.to(v.dtype), v, PRECISION)
+    acc = acc * correction[:, None]
+    if SEEN:
+        acc = add_seen(acc, weights.to(v.dtype), v, inside, PRECISION)
+    else:
+        acc = add_dot(acc, weights.to(v.dtype), v, PRECISION)
     return acc, new_top, total, reach

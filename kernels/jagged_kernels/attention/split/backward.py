@@ -31,6 +31,7 @@ from jagged_kernels.attention.split.blocks import (
     store_partial,
 )
 from jagged_kernels.attention.split.merge import merge_sums
+from jagged_kernels.attention.triton_seen import SEEN_BLOCK, add_seen, is_bad, size_of_sums
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig
@@ -151,8 +152,8 @@ def _split_backward_kernel(
     D: tl.constexpr = S.D
     DV: tl.constexpr = S.DV
     BLOCK: tl.constexpr = S.BLOCK
-    PRECISION: tl.constexpr = S.PRECISION
     KV_HEADS: tl.constexpr = HEADS // MEMBERS
+    MASKED: tl.constexpr = S.HAS_LEFT or S.HAS_RIGHT
     span, kv_head = tl.program_id(0) // KV_HEADS, (tl.program_id(0) % KV_HEADS).to(tl.int64)
     first_row, first_block, last_row, last_block = load_span(spans_ptr, span)
     row_count = last_row + (last_block > 0).to(tl.int32) - first_row
@@ -181,15 +182,28 @@ def _split_backward_kernel(
         delta = tl.sum(o.to(tl.float32) * d_o.to(tl.float32), 1)
         if d_lse2_ptr is not None:
             delta -= d_lse2 * _LOG2_E
-        q, d_o = factor(q, PRECISION), factor(d_o, PRECISION)
+        if MASKED:
+            # dK and dV of many blocks are not looked at. All that could touch them comes from the
+            # queries, or touches dQ, too.
+            bad = is_bad(size_of_sums(q.to(tl.float32)) + size_of_sums(d_o.to(tl.float32)))
+            bad = bad | is_bad(tl.abs(lse2) + tl.abs(delta))
         from_block = tl.where(index == 0, first_block, 0)
         is_cut = row == last_row
         start = k_start + from_block * BLOCK
         end = tl.where(is_cut, k_start + last_block * BLOCK, k_end)
         dq = _walk_span(
             q, d_o, lse2, delta, k_ptr, v_ptr, dk_ptr, dv_ptr, start, end, q_start, k_end, shift,
-            scale, scale_log2, left, right, S, NEGATE, PACK,
+            scale, scale_log2, left, right, S, NEGATE, PACK, False,
         )  # fmt: skip
+        # The first condition is known when compiling, the second is not.
+        if MASKED:  # noqa: SIM102
+            if bad | is_bad(size_of_sums(dq)):
+                # Not before other threads have written what is written again.
+                tl.debug_barrier()
+                dq = _walk_span(
+                    q, d_o, lse2, delta, k_ptr, v_ptr, dk_ptr, dv_ptr, start, end, q_start, k_end,
+                    shift, scale, scale_log2, left, right, S, NEGATE, PACK, True,
+                )  # fmt: skip
         if is_cut | (from_block > 0):
             slot = slot_of(span, (from_block == 0).to(tl.int32), kv_head, KV_HEADS)
             store_partial(partial_ptr + slot * (PACK * D), dq, PACK, D, S.PAD_D)
@@ -224,27 +238,30 @@ def _load_queries(
 
 @triton.jit
 def _walk_span(
-    q, d_o, lse2, delta, k_ptr, v_ptr, dk_ptr, dv_ptr, start, end, q_start, k_end, shift,
-    scale, scale_log2, left, right, S: tl.constexpr, NEGATE: tl.constexpr, PACK: tl.constexpr,
+    q_numbers, do_numbers, lse2, delta, k_ptr, v_ptr, dk_ptr, dv_ptr, start, end, q_start, k_end,
+    shift, scale, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, PACK: tl.constexpr, SEEN: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of the key blocks that start in [start, end), stored; returns dQ / scale.
 
     Keys stand in the rows of the scores: they are many, and dK and dV come out as they are stored.
-    q and d_o as `factor` makes them.
+    With SEEN, sums over what is seen alone (`triton_seen`).
     """
     KV_HEADS: tl.constexpr = S.HEADS // S.GROUP
     PRECISION: tl.constexpr = S.PRECISION
-    BLOCK: tl.constexpr = S.BLOCK
+    BLOCK: tl.constexpr = SEEN_BLOCK if SEEN else S.BLOCK
     D: tl.constexpr = S.D
     DV: tl.constexpr = S.DV
     dtype: tl.constexpr = k_ptr.dtype.element_ty
     seen_from = (q_start + shift + tl.arange(0, PACK) % S.TILE)[None, :]
     PAD_D: tl.constexpr = S.PAD_D
+    PAD_DV: tl.constexpr = S.PAD_DV
     dq = tl.zeros([PACK, PAD_D], tl.float32)
-    for block_start in range(start, end, BLOCK):
-        k = load_block(k_ptr, block_start, k_end, S.K_STRIDE_T, BLOCK, D, S.PAD_D)
+    q, d_o = factor(q_numbers, PRECISION), factor(do_numbers, PRECISION)
+    for block_start in tl.range(start, end, BLOCK, num_stages=1 if SEEN else None):
+        k_numbers = load_block(k_ptr, block_start, k_end, S.K_STRIDE_T, BLOCK, D, S.PAD_D)
         v = load_block(v_ptr, block_start, k_end, S.V_STRIDE_T, BLOCK, DV, S.PAD_DV)
-        k, v = factor(k, PRECISION), factor(v, PRECISION)
+        k, v = factor(k_numbers, PRECISION), factor(v, PRECISION)
         scores = dot_factors(k, transposed(q, PRECISION), PRECISION) * scale_log2
         if NEGATE:
             scores = -scores
@@ -252,14 +269,27 @@ def _walk_span(
         inside = band(seen_from, token, k_end, left, right, S.HAS_LEFT, S.HAS_RIGHT)
         scores = tl.where(inside, scores, float("-inf"))
         probabilities = probability(scores, lse2[None, :], True)
-        dv = dot_factors(factor(probabilities.to(dtype), PRECISION), d_o, PRECISION)
+        kept = probabilities.to(dtype)
+        if SEEN:
+            dv = tl.zeros([BLOCK, PAD_DV], tl.float32)
+            dv = add_seen(dv, kept, do_numbers, inside, PRECISION)
+        else:
+            dv = dot_factors(factor(kept, PRECISION), d_o, PRECISION)
         store_block(dv_ptr, dv, block_start, k_end, KV_HEADS * DV, BLOCK, DV, S.PAD_DV)
         d_probabilities = dot_factors(v, transposed(d_o, PRECISION), PRECISION)
         d_scores = (probabilities * (d_probabilities - delta[None, :])).to(dtype)
-        d_scores = factor(d_scores, PRECISION)
-        dk = dot_factors(d_scores, q, PRECISION)
+        if SEEN:
+            dk = tl.zeros([BLOCK, PAD_D], tl.float32)
+            dk = add_seen(dk, d_scores, q_numbers, inside, PRECISION)
+        else:
+            d_scores_left = factor(d_scores, PRECISION)
+            dk = dot_factors(d_scores_left, q, PRECISION)
         store_block(dk_ptr, dk * scale, block_start, k_end, KV_HEADS * D, BLOCK, D, S.PAD_D)
-        dq = add_factors(dq, transposed(d_scores, PRECISION), k, dtype, PRECISION)
+        if SEEN:
+            seen = tl.trans(inside)
+            dq = add_seen(dq, tl.trans(d_scores), k_numbers, seen, PRECISION)
+        else:
+            dq = add_factors(dq, transposed(d_scores_left, PRECISION), k, dtype, PRECISION)
     return dq
 
 

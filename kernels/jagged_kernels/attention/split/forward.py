@@ -31,6 +31,7 @@ from jagged_kernels.attention.split.blocks import (
     store_partial,
 )
 from jagged_kernels.attention.split.merge import merge_states
+from jagged_kernels.attention.triton_seen import SEEN_BLOCK, add_seen, is_bad, size_of_sums
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig
@@ -151,8 +152,16 @@ def _split_forward_kernel(
         start = k_start + from_block * BLOCK
         end = tl.where(is_cut, k_start + last_block * BLOCK, k_end)
         acc, top, total = _attend_span(
-            q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right, S, PACK
-        )
+            q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
+            S, PACK, False,
+        )  # fmt: skip
+        # The first condition is known when compiling, the second is not.
+        if S.HAS_LEFT or S.HAS_RIGHT:  # noqa: SIM102
+            if is_bad(size_of_sums(acc)):
+                acc, top, total = _attend_span(
+                    q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
+                    S, PACK, True,
+                )  # fmt: skip
         if is_cut | (from_block > 0):
             slot = slot_of(span, (from_block == 0).to(tl.int32), group, GROUPS)
             state_ptr = states_ptr + slot * (PACK * (DV + 2))
@@ -175,22 +184,22 @@ def _split_forward_kernel(
 @triton.jit
 def _attend_span(
     q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
-    S: tl.constexpr, PACK: tl.constexpr,
+    S: tl.constexpr, PACK: tl.constexpr, SEEN: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the key blocks that start in [start, end): (acc, top, total). q as
-    `factor` makes it.
+    `factor` makes it; with SEEN, sums over what is seen alone (`triton_seen`).
 
     One loop with the mask in every block: the memory, not the arithmetic, is what takes time here,
     and a second loop for the last block would wait for its keys with nothing in flight.
     """
-    BLOCK: tl.constexpr = S.BLOCK
+    BLOCK: tl.constexpr = SEEN_BLOCK if SEEN else S.BLOCK
     PRECISION: tl.constexpr = S.PRECISION
     seen_from = (q_start + shift + tl.arange(0, PACK) % S.TILE)[:, None]
     top = tl.full([PACK], float("-inf"), tl.float32)
     total = tl.zeros([PACK], tl.float32)
     PAD_DV: tl.constexpr = S.PAD_DV
     acc = tl.zeros([PACK, PAD_DV], tl.float32)
-    for block_start in range(start, end, BLOCK):
+    for block_start in tl.range(start, end, BLOCK, num_stages=1 if SEEN else None):
         k = load_block(k_ptr, block_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
         k = transposed(factor(k, PRECISION), PRECISION)
         scores = dot_factors(q, k, PRECISION)
@@ -206,6 +215,9 @@ def _attend_span(
         total = total * correction + tl.sum(weights, 1)
         v = load_block(v_ptr, block_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
         acc = acc * correction[:, None]
-        acc = add_dot(acc, weights.to(v.dtype), v, PRECISION)
+        if SEEN:
+            acc = add_seen(acc, weights.to(v.dtype), v, inside, PRECISION)
+        else:
+            acc = add_dot(acc, weights.to(v.dtype), v, PRECISION)
         top = new_top
     return acc, top, total

@@ -1,0 +1,158 @@
+"""Users of a few tokens with an inf or NaN: token by token over what is seen, and nothing else.
+
+What `plain.short` does again where its sums are not finite (see `triton_seen`). A warp that holds
+all tokens of a user has no registers for a second walk over tiles; rows need few.
+"""
+
+# Triton's jit is not typed.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from jagged_kernels.attention.blocks import lse2_of, probability
+from jagged_kernels.device.arithmetic import LOG2_E
+
+_LOG2_E = tl.constexpr(LOG2_E)
+
+
+@triton.jit
+def attend_by_token(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr,
+):  # fmt: skip
+    """Writes o and lse2 (unless it is None) of one head of the tokens [start, end)."""
+    PAD_DV: tl.constexpr = S.PAD_DV
+    for token in range(start, end):
+        q = _load_token(q_ptr, token, S.Q_STRIDE_T, S.D, S.PAD_D)
+        if NEGATE:
+            q = -q
+        first, last = _seen_from(token, start, end, left, right, S.HAS_LEFT, S.HAS_RIGHT)
+        acc = tl.zeros([PAD_DV], tl.float32)
+        top = tl.full([], float("-inf"), tl.float32)
+        total = tl.full([], 0.0, tl.float32)
+        for key in range(first, last):
+            score = tl.sum(q * _load_token(k_ptr, key, S.K_STRIDE_T, S.D, S.PAD_D), 0)
+            new_top = tl.maximum(top, score)
+            finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+            weight = tl.exp2((score - finite_top) * scale_log2)
+            correction = tl.exp2((top - finite_top) * scale_log2)
+            total = total * correction + weight
+            v = _load_token(v_ptr, key, S.V_STRIDE_T, S.DV, PAD_DV)
+            acc = acc * correction + weight * v
+            top = new_top
+        _store_token(o_ptr, acc / total, token, S.HEADS * S.DV, S.DV, PAD_DV)
+        if lse2_ptr is not None:
+            _store_number(lse2_ptr, lse2_of(top * scale_log2, total), token, S.HEADS)
+
+
+@triton.jit
+def differentiate_by_token(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
+    start, end, scale, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Writes dQ, and dK and dV unless they are None, of the tokens [start, end), at most TILE, for
+    the heads of a group."""
+    KV_HEADS: tl.constexpr = S.HEADS // S.GROUP
+    PAD_D: tl.constexpr = S.PAD_D
+    PAD_DV: tl.constexpr = S.PAD_DV
+    place = tl.arange(0, TILE * S.PAD_GROUP)
+    deltas = tl.zeros([TILE * S.PAD_GROUP], tl.float32)
+    for member in range(S.GROUP):
+        for token in range(start, end):
+            query = _load_query(q_ptr, do_ptr, lse2_ptr, token, member, S)
+            first, last = _seen_from(token, start, end, left, right, S.HAS_LEFT, S.HAS_RIGHT)
+            delta = tl.full([], 0.0, tl.float32)
+            for key in range(first, last):
+                p, d_p, k = _meet(query, k_ptr, v_ptr, key, scale_log2, S, NEGATE)
+                delta += p * d_p
+            if d_lse2_ptr is not None:
+                delta -= _load_number(d_lse2_ptr + member, token, S.HEADS) * _LOG2_E
+            dq = tl.zeros([PAD_D], tl.float32)
+            for key in range(first, last):
+                p, d_p, k = _meet(query, k_ptr, v_ptr, key, scale_log2, S, NEGATE)
+                dq += p * (d_p - delta) * k
+            _store_token(dq_ptr + member * S.D, dq * scale, token, S.HEADS * S.D, S.D, PAD_D)
+            deltas = tl.where(place == member * TILE + (token - start), delta, deltas)
+    if dk_ptr is not None:
+        for key in range(start, end):
+            # From the keys' side the band is mirrored.
+            first, last = _seen_from(key, start, end, right, left, S.HAS_RIGHT, S.HAS_LEFT)
+            dk = tl.zeros([PAD_D], tl.float32)
+            dv = tl.zeros([PAD_DV], tl.float32)
+            for member in range(S.GROUP):
+                for token in range(first, last):
+                    query = _load_query(q_ptr, do_ptr, lse2_ptr, token, member, S)
+                    p, d_p, _ = _meet(query, k_ptr, v_ptr, key, scale_log2, S, NEGATE)
+                    here = place == member * TILE + (token - start)
+                    delta = tl.sum(tl.where(here, deltas, 0.0), 0)
+                    q, d_o, _ = query
+                    dk += p * (d_p - delta) * q
+                    dv += p * d_o
+            _store_token(dk_ptr, dk * scale, key, KV_HEADS * S.D, S.D, PAD_D)
+            _store_token(dv_ptr, dv, key, KV_HEADS * S.DV, S.DV, PAD_DV)
+
+
+@triton.jit
+def _seen_from(
+    token, start, end, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr
+):  # fmt: skip
+    """From which token to which a token sees those of its user."""
+    first, last = start, end
+    if HAS_LEFT:
+        first = tl.maximum(start, token - left)
+    if HAS_RIGHT:
+        last = tl.minimum(end, token + right + 1)
+    return first, last
+
+
+@triton.jit
+def _load_query(q_ptr, do_ptr, lse2_ptr, token, member, S: tl.constexpr):
+    """(q, dO, lse2) of a head of the group."""
+    q = _load_token(q_ptr + member * S.Q_STRIDE_H, token, S.Q_STRIDE_T, S.D, S.PAD_D)
+    d_o = _load_token(do_ptr + member * S.DO_STRIDE_H, token, S.DO_STRIDE_T, S.DV, S.PAD_DV)
+    return q, d_o, _load_number(lse2_ptr + member, token, S.HEADS)
+
+
+@triton.jit
+def _meet(query, k_ptr, v_ptr, key, scale_log2, S: tl.constexpr, NEGATE: tl.constexpr):
+    """(probability, its gradient, k)"""
+    q, d_o, lse2 = query
+    k = _load_token(k_ptr, key, S.K_STRIDE_T, S.D, S.PAD_D)
+    score = tl.sum(q * k, 0) * scale_log2
+    if NEGATE:
+        score = -score
+    v = _load_token(v_ptr, key, S.V_STRIDE_T, S.DV, S.PAD_DV)
+    return probability(score, lse2, True), tl.sum(d_o * v, 0), k
+
+
+@triton.jit
+def _load_token(ptr, token, stride, D: tl.constexpr, PAD_D: tl.constexpr):
+    """[PAD_D] float32, 0 from D on."""
+    dim = tl.arange(0, PAD_D)
+    return tl.load(_at(ptr, token, stride) + dim, mask=dim < D, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store_token(ptr, numbers, token, stride, D: tl.constexpr, PAD_D: tl.constexpr):
+    dim = tl.arange(0, PAD_D)
+    tl.store(_at(ptr, token, stride) + dim, numbers.to(ptr.dtype.element_ty), mask=dim < D)
+
+
+@triton.jit
+def _load_number(ptr, token, stride):
+    return tl.load(_at(ptr, token, stride))
+
+
+@triton.jit
+def _store_number(ptr, number, token, stride):
+    tl.store(_at(ptr, token, stride), number)
+
+
+@triton.jit
+def _at(ptr, token, stride):
+    # A sum, because the interpreter's loops count in Python integers, which cannot be cast.
+    return ptr + (token + tl.full([], 0, tl.int64)) * stride
