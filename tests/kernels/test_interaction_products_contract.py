@@ -44,7 +44,7 @@ def test_gradients(name: str) -> None:
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_compiles(name: str) -> None:
     call, case = OPERATIONS[name]
-    assert_compiles(call, [case((3, 0, 5)), case((40, 2, 1, 7))])
+    assert_compiles(call, [case((3, 0, 5, 1, 0, 2)), case((40, 2, 1, 7))])
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -215,8 +215,8 @@ def with_total(name: str) -> Any:
 @pytest.mark.parametrize("name", CALLS)
 def test_compiles(name):
     batches = []
-    for lengths in ((3, 0, 5), (1, 9, 2, 4), (2, 2)):
-        tensors = case(name, lengths, 4)
+    for lengths in ((3, 0, 5, 1, 0, 2, 0, 1, 1), (1, 9, 2, 4), (6, 7)):
+        tensors = case(name, lengths, 15)
         if name in ("slice", "recent", "select"):
             total = CALLS[name]("native", **tensors).values.shape[0]
             tensors["size"] = torch.zeros(total, dtype=torch.int8)
