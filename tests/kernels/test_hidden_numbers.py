@@ -33,7 +33,7 @@ def _tiled(*sides: Any, **mask: Any) -> Any:
     return attention_schedule(*sides, tile_q=TILE, tile_k=TILE, **mask)
 
 
-def _kind(case: Case, tokens: dict[str, int], mask: Any, **options: Any) -> Kind:
+def _kind(case: Case, tokens: dict[Any, int], mask: Any, **options: Any) -> Kind:
     heads = {"heads": 4, "kv_heads": 2} if options.pop("grouped", False) else {}
     shared = options.pop("shared", False)
 
