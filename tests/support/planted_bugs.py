@@ -1,0 +1,453 @@
+"""Do the tests notice? Plants known bugs, one at a time, and runs the tests that should fail.
+
+    make planted                                        # all of them
+    .venv/bin/python tests/support/planted_bugs.py --list
+    .venv/bin/python tests/support/planted_bugs.py lse_base empty_user
+
+Run it after making tests shorter or after rewriting what they test. It is not part of `make test`:
+each bug starts Python anew. Nothing is changed in this checkout: each bug is planted in a copy of
+its files in a temporary folder, and the tests named beside it run there until one fails. First they
+all run without a bug, since tests that fail anyway notice nothing.
+
+A bug is an exact piece of a module's text and what takes its place. A piece that is not in its
+module exactly once, and tests that are not there, are errors: rewrite the entry with the code. To
+add a bug, choose one that only a wrong number betrays, and name as few tests as should notice it.
+`--all` runs all tests on a bug that those beside it did not notice, to find one that does.
+
+The status is 0 only if each bug was noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copy2
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("kernels", "src", "data_prep")
+# What pytest says of a run: all passed, some failed. Everything else is no answer.
+PASSED, FAILED = 0, 1
+
+
+@dataclass(frozen=True)
+class Bug:
+    """`old` stands once in `module`; with `new` in its place, one of `tests` must fail.
+
+    Tests are files below tests/, without "test_" and ".py", and of a file with "::" one test.
+    """
+
+    name: str
+    module: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+_BLOCKS = "jagged_kernels.attention.blocks"
+_BACKWARD = "jagged_kernels.attention.plain.backward"
+_SHORT = "jagged_kernels.attention.plain.short"
+_METRICS = "jagged_ranking.evaluation.metrics"
+
+BUGS = (
+    # --- attention: the mask, the forward ---------------------------------------------------------
+    Bug(
+        "causal",
+        _BLOCKS,
+        "inside & (token <= seen_from + right)",
+        "inside & (token < seen_from + right)",
+        ("kernels/attention::test_self_attention_over_every_length",),
+    ),
+    Bug(
+        "window_left",
+        _BLOCKS,
+        "inside & (token >= seen_from - left)",
+        "inside & (token > seen_from - left)",
+        ("kernels/attention::test_self_attention_over_every_length",),
+    ),
+    Bug(
+        "native_window_left",
+        "jagged_kernels.attention.native",
+        "visible & (distance >= -left)",
+        "visible & (distance > -left)",
+        ("kernels/attention::test_cross_attention_with_other_lengths",),
+    ),
+    Bug(
+        "whole_blocks_too_far",
+        _BLOCKS,
+        "tl.minimum(range_end, tile_start + shift + right + 1)",
+        "tl.minimum(range_end, tile_start + shift + right + 17)",
+        ("kernels/attention::test_self_attention_over_every_length",),
+    ),
+    Bug(
+        "lse_base",
+        "jagged_kernels.attention.api",
+        "lse2 * math.log(2)",
+        "lse2",
+        ("kernels/attention::test_grouped_query_heads",),
+    ),
+    Bug(
+        "offsets_of_queries_for_keys",
+        "jagged_kernels.attention.native",
+        "_places(users, 0, keys, k_offsets)",
+        "_places(users, 0, keys, q_offsets)",
+        ("kernels/attention::test_cross_attention_with_other_lengths",),
+    ),
+    Bug(
+        "empty_user",
+        "jagged_kernels.attention.native",
+        "strict=True)) if n and m]",
+        "strict=True)) if n]",
+        ("kernels/attention_robustness::test_users_without_history_get_zeros",),
+    ),
+    Bug(
+        "address_of_32_bits",
+        "jagged_kernels.device.memory",
+        "(start + tl.full([], 0, tl.int64)) * stride",
+        "(start + tl.full([], 0, tl.int32)) * stride",
+        ("kernels/far_addresses",),
+    ),
+    Bug(
+        "sides_of_32_bits",
+        "jagged_kernels.schedule.schedule",
+        "return NO_LIMIT if side >= _WIDEST_SIDE else side",
+        "return side",
+        ("kernels/attention_robustness::test_a_side_wider_than_any_history_is_no_limit",),
+    ),
+    Bug(
+        "dropout_by_packing",
+        "jagged_kernels.attention.scores.triton_bias",
+        "_mix(state ^ (k_token - k_first).to(tl.uint32))",
+        "_mix(state ^ k_token.to(tl.uint32))",
+        ("kernels/dropout::test_a_user_keeps_its_mask_whatever_its_neighbours_are",),
+    ),
+    # --- attention: the backward ------------------------------------------------------------------
+    Bug(
+        "heads_of_a_group",
+        _BACKWARD,
+        "for member in range(S.GROUP):",
+        "for member in range(1):",
+        ("kernels/attention::test_grouped_query_heads",),
+    ),
+    Bug(
+        "gradient_of_lse",
+        _BACKWARD,
+        "load_numbers(d_lse2_ptr + head, q_start, q_end, HEADS, TILE) * _LOG2_E",
+        "load_numbers(d_lse2_ptr + head, q_start, q_end, HEADS, TILE)",
+        ("kernels/attention::test_grouped_query_heads",),
+    ),
+    Bug(
+        "short_users_gradient_of_lse",
+        _SHORT,
+        "load_numbers(d_lse2_ptr + member, start, end, S.HEADS, TILE) * _LOG2_E",
+        "load_numbers(d_lse2_ptr + member, start, end, S.HEADS, TILE)",
+        ("kernels/short_users",),
+    ),
+    Bug(
+        "longest_short_user",
+        _SHORT,
+        "if (length > 0) & (length <= HALF):\n        _forward(",
+        "if (length > 0) & (length < HALF):\n        _forward(",
+        ("kernels/short_users",),
+    ),
+    # --- attention: few queries over long histories -----------------------------------------------
+    Bug(
+        "split_weights_of_pieces",
+        "jagged_kernels.attention.split.merge",
+        "total += tl.sum(weights * totals, 0)",
+        "total += tl.sum(totals, 0)",
+        ("kernels/split::test_every_length_under_every_policy",),
+    ),
+    Bug(
+        "split_last_piece",
+        "jagged_kernels.attention.split.merge",
+        "return slot, piece < pieces",
+        "return slot, piece < pieces - 1",
+        ("kernels/split::test_every_length_under_every_policy",),
+    ),
+    Bug(
+        "split_scale_of_dk",
+        "jagged_kernels.attention.split.backward",
+        "store_block(dk_ptr, dk * scale,",
+        "store_block(dk_ptr, dk,",
+        ("kernels/split::test_every_length_under_every_policy",),
+    ),
+    Bug(
+        "split_unseen_keys",
+        "jagged_kernels.attention.split.backward",
+        "seen_to = tl.minimum(seen_to, token + shift + right)",
+        "seen_to = seen_to",
+        ("kernels/split::test_every_element_is_written",),
+    ),
+    # --- the schedule -----------------------------------------------------------------------------
+    Bug(
+        "last_row",
+        "jagged_kernels.schedule.row_layout",
+        "return q_tokens // tile_q + users if sort else users,",
+        "return q_tokens // tile_q + users - 1 if sort else users,",
+        ("kernels/attention::test_any_head_dim",),
+    ),
+    Bug(
+        "range_of_a_row",
+        "jagged_kernels.schedule.triton_rows",
+        "tl.maximum(other_start, tile_start + shift - left)",
+        "tl.maximum(other_start, tile_start + shift - left + 1)",
+        ("kernels/attention::test_cross_attention_with_other_lengths",),
+    ),
+    Bug(
+        "order_of_users",
+        "jagged_kernels.schedule.triton_rows",
+        "quarters - 512)",
+        "units)",
+        ("kernels/schedule::test_the_order_of_one_batch",),
+    ),
+    # --- interaction operations -------------------------------------------------------------------
+    Bug(
+        "mean_over_the_longest",
+        "jagged_kernels.ops.pooling.pooling",
+        "total / offsets.diff().clamp(min=1)[:, None]",
+        "total / offsets.diff().max().clamp(min=1)",
+        ("kernels/interaction_elementwise::test_as_exact_as_the_reference",),
+    ),
+    Bug(
+        "mean_of_nothing",
+        "jagged_kernels.ops.pooling.triton_sum",
+        "total /= tl.maximum(length, 1).to(tl.float32)",
+        "total /= length.to(tl.float32)",
+        ("kernels/interaction_elementwise::test_as_exact_as_the_reference",),
+    ),
+    Bug(
+        "softmax_without_the_largest",
+        "jagged_kernels.ops.normalise.triton_softmax",
+        "top = tl.maximum(tl.max(x, 0), LOWEST)",
+        "top = tl.zeros([BLOCK], tl.float32)",
+        ("kernels/interaction_elementwise_cases::test_softmax_of_enormous_scores",),
+    ),
+    Bug(
+        "top_k_of_negative_scores",
+        "jagged_kernels.ops.ids.triton_top_k",
+        "tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)",
+        "bits",
+        ("kernels/interaction_top_k::test_top_k_exact",),
+    ),
+    # --- containers -------------------------------------------------------------------------------
+    Bug(
+        "offsets_that_decrease",
+        "jagged_kernels.tensors.offsets",
+        "decreases = offsets[1:] < offsets[:-1]",
+        "decreases = offsets.diff() < 0",
+        ("kernels/jagged_tensor",),
+    ),
+    Bug(
+        "offsets_with_gaps_in_memory",
+        "jagged_kernels.tensors.jagged",
+        "self.offsets = offsets.contiguous()",
+        "self.offsets = offsets",
+        ("kernels/strided_offsets",),
+    ),
+    # --- data -------------------------------------------------------------------------------------
+    Bug(
+        "history_at_the_same_time",
+        "click_data.events",
+        "new_time = new_user | (np.diff(time, prepend=time[0]) != 0)",
+        "new_time = np.ones_like(new_user)",
+        ("data/histories::test_against_a_plain_loop",),
+    ),
+    Bug(
+        "split_inside_an_instant",
+        "click_data.split",
+        "for share in (train, train + valid)]",
+        "for share in (train, train + valid / 2)]",
+        ("data/histories::test_against_a_plain_loop",),
+    ),
+    Bug(
+        "negatives_that_were_touched",
+        "click_data.negatives",
+        "open_ = open_[touched[found] == pair]",
+        "open_ = open_[:0]",
+        ("data/histories",),
+    ),
+    # --- metrics and provenance -------------------------------------------------------------------
+    Bug(
+        "gauc_without_weights",
+        _METRICS,
+        "np.average(value[rated], weights=impressions[rated])",
+        "np.average(value[rated])",
+        ("ranking/evaluation/metrics::test_gauc_is_the_weighted_mean_of_user_aucs",),
+    ),
+    Bug(
+        "bootstrap_of_rows",
+        _METRICS,
+        "users = int(group.max()) + 1\n",
+        "group = np.arange(len(user))\n    users = len(group)\n",
+        ("ranking/evaluation/metrics::test_bootstrap_resamples_users_not_rows",),
+    ),
+    Bug(
+        "ties_in_auc",
+        _METRICS,
+        "beaten = (negatives[:, first] + negatives[:, last]) / 2",
+        "beaten = negatives[:, first]",
+        (
+            "ranking/evaluation/metrics::test_a_bootstrap_replicate_is_the_metric_of_the_users_drawn",
+        ),
+    ),
+    Bug(
+        "stale_cache",
+        "jagged_ranking.reproduce.cache",
+        '            "code": code_hash(roots=roots_of(function.__module__)),\n',
+        "",
+        ("ranking/reproduce/cache::test_other_code_is_another_call",),
+    ),
+    Bug(
+        "status_of_other_code",
+        "jagged_ranking.provenance",
+        'same_code = status["code_hash"] == code_hash(root, SUITES[status["suite"]])',
+        'same_code = bool(status["code_hash"])',
+        ("ranking/provenance",),
+    ),
+)
+
+
+def module_path(module: str) -> Path:
+    """The file of a module, below the checkout."""
+    paths = [Path(folder, *module.split(".")).with_suffix(".py") for folder in FOLDERS]
+    found = [path for path in paths if (ROOT / path).is_file()]
+    if len(found) != 1:
+        raise SystemExit(f"{module}: no such module; was it moved?")
+    return found[0]
+
+
+def check(bug: Bug) -> None:
+    """Raises SystemExit where an entry does not fit the code any more."""
+    path = module_path(bug.module)
+    count = (ROOT / path).read_text(encoding="utf-8").count(bug.old)
+    if count != 1:
+        raise SystemExit(f"{bug.name}: stands {count} times in {path}, not once: {bug.old!r}")
+    for test in bug.tests:
+        file, _, function = node_id(test).partition("::")
+        if not (ROOT / file).is_file():
+            raise SystemExit(f"{bug.name}: no {file}")
+        text = (ROOT / file).read_text(encoding="utf-8")
+        if function and not re.search(rf"^def {function}\(", text, re.MULTILINE):
+            raise SystemExit(f"{bug.name}: no {function} in {file}")
+
+
+def node_id(test: str) -> str:
+    """pytest's name of an entry in `Bug.tests`."""
+    file, *function = test.split("::")
+    folder, _, name = file.rpartition("/")
+    return "::".join([Path("tests", folder, f"test_{name}.py").as_posix(), *function])
+
+
+@dataclass(frozen=True)
+class Run:
+    """How pytest ended, the first test that failed, and what it said at its end."""
+
+    status: int
+    failed: str
+    output: str
+    seconds: float
+
+
+def run_tests(bug: Bug | None, tests: Sequence[str]) -> Run:
+    """Run tests on a copy of the checkout until one fails, with `bug` planted in the copy."""
+    with tempfile.TemporaryDirectory(prefix="planted_") as folder:
+        root = Path(folder, "checkout")
+        _copy(root)
+        if bug is not None:
+            path = root / module_path(bug.module)
+            text = path.read_text(encoding="utf-8")
+            path.write_text(text.replace(bug.old, bug.new), encoding="utf-8")
+        started = time.monotonic()
+        code = f"import {bug.module if bug else 'jagged_kernels'} as m; print(m.__file__)"
+        imported = _python(root, "-c", code)
+        if not imported.stdout.startswith(str(root)):
+            raise SystemExit(f"the copy is not what is imported: {imported.stdout or imported}")
+        command = ["-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
+        done = _python(root, *command)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
+    seconds = time.monotonic() - started
+    return Run(done.returncode, failed[1] if failed else "", done.stdout[-3000:], seconds)
+
+
+def _copy(root: Path) -> None:
+    """What git knows of, and new files that it does not ignore; no links to other folders."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, names.split("\0")):
+        source = ROOT / name
+        if source.is_file() and not name.startswith("figures/"):
+            target = root / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            copy2(source, target)
+
+
+def _python(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "JAGGED_"))}
+    paths = os.pathsep.join(str(root / folder) for folder in FOLDERS)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=root,
+        env={**kept, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def verdict(bug: Bug, *, whole: bool) -> tuple[bool, str]:
+    """(was it noticed, by what)."""
+    run = run_tests(bug, [node_id(test) for test in bug.tests])
+    if run.status == PASSED and whole:
+        run = run_tests(bug, ["tests"])
+    said = f"{run.failed or 'nothing'} ({run.seconds:.0f} s)"
+    if run.status not in (PASSED, FAILED):
+        said = f"pytest ended with {run.status}, which is no answer:\n{run.output}"
+    return run.status == FAILED, said
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Plant known bugs and see whether tests notice.")
+    parser.add_argument("names", nargs="*", metavar="BUG", help="by default all")
+    parser.add_argument("--list", action="store_true", help="show the bugs, run nothing")
+    parser.add_argument("--all", action="store_true", help="all tests, where the named ones pass")
+    parser.add_argument("-n", type=int, default=2, help="bugs at a time (2)")
+    options = parser.parse_args(arguments)
+    known = {bug.name: bug for bug in BUGS}
+    if unknown := [name for name in options.names if name not in known]:
+        parser.error(f"no bug {unknown[0]}; there are {', '.join(known)}")
+    bugs = [known[name] for name in options.names] or list(BUGS)
+    for bug in BUGS:
+        check(bug)
+    if options.list:
+        for bug in bugs:
+            print(f"{bug.name:30} {bug.module}\n{'':30} {', '.join(map(node_id, bug.tests))}")
+        return 0
+    if importlib.util.find_spec("pytest") is None:
+        raise SystemExit("pytest is not installed here: make setup")
+    tests = sorted({node_id(test) for bug in bugs for test in bug.tests})
+    clean = run_tests(None, tests)
+    if clean.status != PASSED:
+        raise SystemExit(f"without a bug these tests fail already:\n{clean.output}")
+    print(f"without a bug: all pass ({clean.seconds:.0f} s)", flush=True)
+    missed = 0
+    with ThreadPoolExecutor(options.n) as pool:
+        verdicts = pool.map(lambda bug: verdict(bug, whole=options.all), bugs)
+        for bug, (noticed, said) in zip(bugs, verdicts, strict=True):
+            missed += not noticed
+            print(f"{'noticed' if noticed else 'MISSED '}  {bug.name:28} {said}", flush=True)
+    print(f"{len(bugs) - missed} of {len(bugs)} bugs were noticed")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
