@@ -23,6 +23,6 @@ def test_the_reference_has_the_public_names_by_topic(tmp_path):
 
 def test_topics_have_each_public_name_once_in_the_order_of_the_reference():
     assert jagged_kernels.__doc__ is not None
-    topics = re.findall(r"^- .*?(?=^- |\Z)", jagged_kernels.__doc__, re.MULTILINE | re.DOTALL)
+    topics = re.findall(r"^- .*?(?=^- |\n\n|\Z)", jagged_kernels.__doc__, re.MULTILINE | re.DOTALL)
     named = [name for topic in topics for name in re.findall(r"`(\w+)`", topic)]
     assert named == jagged_kernels.__all__
