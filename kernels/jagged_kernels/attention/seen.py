@@ -35,7 +35,9 @@ def seen_product(
     weights = weights.masked_fill(~seen, 0.0)
     bad = ~x.isfinite()
     product = matmul(weights, x.masked_fill(bad, 0.0))
-    if not bad.any():
+    # What is mapped over by `torch.func.vmap` cannot be asked.
+    mapped = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+    if not mapped and not bad.any():
         return product
     # Of the terms with a bad number of x, how many there are, how many are a number times inf, and
     # of these how many more are inf than -inf; then what is left are terms of NaN.
@@ -50,10 +52,15 @@ def seen_product(
 
 
 class _Product(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, x: Tensor, seen: Tensor) -> Tensor:
-        ctx.save_for_backward(weights, x, seen)
+    def forward(weights: Tensor, x: Tensor, seen: Tensor) -> Tensor:
         return seen_product(weights, x, seen)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -63,10 +70,15 @@ class _Product(torch.autograd.Function):
 
 
 class _Scores(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
-        ctx.save_for_backward(q, k, seen)
+    def forward(q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
         return (q @ k.mT).masked_fill(~seen, 0.0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

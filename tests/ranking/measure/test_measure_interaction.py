@@ -130,6 +130,8 @@ def test_every_public_operation_is_measured() -> None:
         if callable(getattr(jagged_kernels, name)) and name[0].islower()
     }
     made = {"attention_schedule", "jagged_attention", "jagged2_like", "lengths_to_offsets"}
+    made |= {"jagged_varlen_attention", "jagged_collate", "from_list_column", "to_list_column"}
+    made |= {"from_torchrec", "to_torchrec"}
     assert {op.function for op in OPERATIONS.values()} == functions - made
 
 
