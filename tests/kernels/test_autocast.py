@@ -82,7 +82,12 @@ def test_casts_in_one_graph(name, backend):
     tensors = mixed(name)
     found, gradients, _ = forward_and_backward(compiled, backend, tensors)
     expected, eager, _ = forward_and_backward(ALL[name][0], backend, tensors)
-    torch.testing.assert_close([*found, *gradients], [*expected, *eager])
+    ours, theirs = [*found, *gradients], [*expected, *eager]
+    if backend == "native":
+        # A compiler may leave out what eager PyTorch does, to round a product to the dtype of the
+        # cast before it is cast back.
+        ours, theirs = ([t.to(DTYPE) for t in each] for each in (ours, theirs))
+    torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, (0, 0)], ids=str)

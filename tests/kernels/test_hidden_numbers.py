@@ -9,12 +9,23 @@ from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from attention_cases import DEVICE, FACTOR, TILE, Case, Inputs
 from hidden_cases import PLACES, Bad, Kind, spoil, touched
 from torch import Tensor
 
 from jagged_kernels import attention_schedule
+from jagged_kernels.attention.hopper.exact_backward import launch_exact_backward
+from jagged_kernels.attention.plain import backward, forward, short
 from jagged_kernels.attention.seen import seen_product
+from jagged_kernels.attention.split import backward as split_backward
+from jagged_kernels.attention.split import forward as split_forward
+from jagged_kernels.attention.triton_seen import add_seen
+from jagged_kernels.core.launch import launch
+from jagged_kernels.schedule.policy.hopper import is_hopper
+from jagged_kernels.schedule.rows import build_rows
+from jagged_kernels.schedule.schedule import resolve_window
 
 BACKENDS = ("reference", "native", "triton")
 # Of several tiles and blocks, one token, none, and an end within a tile.
@@ -66,6 +77,22 @@ KINDS = {
 }
 
 
+# Where Hopper's kernels run: users of several tiles of 128, at head_dim 64 of 1,024 tokens.
+def _long(length: int, dim: int, mask: Any, **options: Any) -> Kind:
+    tokens = {"q": 3, "k": 200, "v": length - 40, "d_o": 260, "d_lse": 9}
+    return _kind(Case([length, 5, length + 60], dim=dim), tokens, mask, shared=True, **options)
+
+
+LONG = {
+    "causal, 64": _long(1700, 64, CAUSAL),
+    "window, 64": _long(1700, 64, {"window": (140, 30)}, grouped=True),
+    "causal, 128": _long(500, 128, CAUSAL, grouped=True),
+    "window, 128": _long(500, 128, {"window": (140, 30)}),
+    "left window, 128": _long(500, 128, {"window": (140, -1)}),
+}
+KINDS |= LONG
+
+
 @functools.cache
 def _clean(name: str, backend: str, dtype: torch.dtype) -> dict[str, Tensor]:
     return KINDS[name].run(backend, KINDS[name].inputs(dtype))
@@ -94,7 +121,7 @@ def _assert_only_touched(
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [name for name in KINDS if name not in LONG])
 def test_nan_reaches_what_sees_it(name, backend, place):
     kind, clean = KINDS[name], _clean(name, backend, torch.float32)
     inputs = kind.inputs(torch.float32)
@@ -118,6 +145,59 @@ def test_in_half_precision(name, place):
     kind, clean = KINDS[name], _clean(name, "triton", torch.float16)
     bad = Bad(place, kind.tokens[place], 1)
     _assert_only_touched(kind, kind.inputs(torch.float16), clean, "triton", bad, math.nan)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("name", LONG)
+def test_of_long_histories(name, value, place):
+    kind, clean = KINDS[name], _clean(name, "triton", torch.bfloat16)
+    bad = Bad(place, kind.tokens[place], 1)
+    _assert_only_touched(kind, kind.inputs(torch.bfloat16), clean, "triton", bad, value)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", LONG)
+def test_long_histories_are_those_of_hopper(name, monkeypatch):
+    inputs = KINDS[name].inputs(torch.bfloat16)
+    if not is_hopper(inputs.q.device):
+        pytest.skip("needs a Hopper GPU")
+    from jagged_kernels.attention.hopper import backward as hopper_backward
+    from jagged_kernels.attention.hopper import forward as hopper_forward
+
+    launched = []
+    for module, launcher in (
+        (hopper_forward, "launch_forward"),
+        (hopper_backward, "launch_backward"),
+    ):
+        real = getattr(module, launcher)
+        monkeypatch.setattr(
+            module,
+            launcher,
+            lambda *args, _real=real, **rest: launched.append(_real) or _real(*args, **rest),
+        )
+    KINDS[name].run("triton", inputs)
+    assert len(launched) == 2
+
+
+# What walks again calls, by the module that calls it.
+AGAIN = [(forward, "add_seen"), (backward, "add_seen"), (split_forward, "add_seen"),
+         (split_backward, "add_seen"), (short, "attend_by_token"),
+         (short, "differentiate_by_token")]  # fmt: skip
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="a compiled kernel calls what it was compiled with")
+@pytest.mark.parametrize("name", [name for name in KINDS if name not in LONG])
+def test_finite_numbers_are_walked_once(name, monkeypatch):
+    """Or they would be slow, and not those of a call without a mask."""
+
+    def again(*args):
+        raise AssertionError("a second walk")
+
+    for module, function in AGAIN:
+        monkeypatch.setattr(module, function, again)
+    KINDS[name].run("triton", KINDS[name].inputs(torch.float32))
 
 
 @pytest.mark.parametrize("place", ["k", "v"])
@@ -148,3 +228,69 @@ def test_sums_over_what_is_seen_count_as_sums_of_numbers_do(seed):
     terms = torch.where(seen[:, :, None], weights[..., None] * x[:, None], 0.0)
     assert not terms.isfinite().all()
     torch.testing.assert_close(seen_product(weights, x, seen), terms.sum(2), equal_nan=True)
+
+
+@triton.jit
+def _add_seen_kernel(acc_ptr, weights_ptr, x_ptr, seen_ptr, SIZE: tl.constexpr):
+    row, column = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
+    place = row * SIZE + column
+    seen = tl.load(seen_ptr + place) != 0
+    acc, weights = tl.load(acc_ptr + place), tl.load(weights_ptr + place)
+    tl.store(acc_ptr + place, add_seen(acc, weights, tl.load(x_ptr + place), seen, "ieee"))
+
+
+@pytest.mark.parametrize("bad", [True, False])
+@pytest.mark.parametrize("seed", range(2))
+def test_kernels_sum_as_numbers_do(seed, bad):
+    torch.manual_seed(seed)
+    weights, x, start = torch.randn(3, 16, 16, device=DEVICE).unbind(0)
+    weights[torch.rand(16, 16, device=DEVICE) < 0.2] = 0.0
+    for value in (math.inf, -math.inf, math.nan) if bad else ():
+        x[torch.rand(16, 16, device=DEVICE) < 0.04] = value
+    seen = torch.rand(16, 16, device=DEVICE) < 0.6
+    # Of what is hidden, neither counts.
+    weights[~seen & (torch.rand(16, 16, device=DEVICE) < 0.1)] = math.nan
+    terms = torch.where(seen[:, :, None], weights[..., None] * x[None], 0.0)
+    acc = start.clone()
+    launch(_add_seen_kernel, 1, (acc, weights, x.contiguous(), seen.byte()), {"SIZE": 16})
+    torch.testing.assert_close(acc, start + terms.sum(1), equal_nan=True)
+    assert acc.isfinite().all() != bad
+
+
+@pytest.mark.parametrize("mask", [CAUSAL, {"window": (5, 3)}], ids=str)
+@pytest.mark.parametrize("place", PLACES)
+def test_parts_of_gradients_that_begin_with_nan_are_computed_again(place, mask):
+    """As Hopper's backward leaves them: other parts stay, these become right."""
+    kind = Kind(_kind(SELF, IN_SELF, {}, grouped=True).inputs, IN_SELF, mask)
+    inputs, part, tile = kind.inputs(torch.float16), 16, 32
+    spoil(inputs, Bad(place, kind.tokens[place], 0), math.nan)
+    expected = kind.run("reference", inputs.double())
+    left, right = resolve_window(mask.get("causal", False), mask.get("window"))
+    rows, rows_t = (
+        build_rows(
+            inputs.q_offsets, inputs.k_offsets, tokens=inputs.q.shape[0], tile=tile, left=a, right=b
+        )
+        for a, b in ((left, right), (right, left))
+    )
+    delta = (expected["o"] * inputs.d_o).sum(-1) - inputs.d_lse
+    lse2 = (expected["lse"] / math.log(2)).float()
+    # The first part of each tile is taken for right.
+    first_parts = torch.zeros(inputs.q.shape[0], dtype=torch.bool, device=DEVICE)
+    for start, end in rows[:, :2].tolist():
+        first_parts[start : min(end, start + part)] = True
+    found = [torch.full_like(x, 7.0) for x in (inputs.q, inputs.k, inputs.v)]
+    for gradient in found[:2]:
+        gradient[~first_parts, :, 0] = math.nan
+    launch_exact_backward(
+        inputs.d_o, inputs.q, inputs.k, inputs.v, lse2, delta.float(),
+        found[0], (found[1], found[2]), rows, rows_t,
+        tile=tile, part_q=part, part_k=part, left=left, right=right,
+        scale=inputs.q.shape[2] ** -0.5,
+    )  # fmt: skip
+    for gradient, name in zip(found, ("dq", "dk", "dv"), strict=True):
+        assert (gradient[first_parts] == 7.0).all(), name
+        exact, again = expected[name][~first_parts], gradient[~first_parts].double()
+        assert torch.equal(again.isnan(), exact.isnan()), name
+        error = (again - exact).nan_to_num(0.0).abs().max()
+        scale = exact.nan_to_num(0.0).abs().max()
+        assert error <= FACTOR * torch.finfo(torch.float16).eps * scale, (name, error, scale)

@@ -27,7 +27,7 @@ def results(call: Call, backend: str, tensors: dict[str, Tensor]) -> dict[str, T
     outputs = flat(call(backend, **leaves))
     found = {f"out{index}": out.detach() for index, out in enumerate(outputs)}
     generator = torch.Generator().manual_seed(1)
-    loss = torch.zeros((), dtype=torch.float64, device=DEVICE)
+    loss = torch.zeros((), dtype=torch.float64, device=outputs[0].device)
     for out in outputs:
         if out.requires_grad:
             d_out = torch.randn(out.shape, generator=generator, dtype=torch.float32)

@@ -3,7 +3,8 @@
 Two passes as in `plain.backward`: dQ over the rows (3 products a block), then dK and dV over the
 rows of the transpose (4 products). In both, probabilities and their gradients go from one product
 to the next in registers, so that consumers write no shared memory, and nothing is summed by two
-programs. dQ at head_dim 64 is the plain one's, which is faster.
+programs. dQ at head_dim 64 is the plain one's, which is faster. With a mask, a third launch looks
+for what has to be computed again (`hopper.exact_backward`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from jagged_kernels.attention.hopper.dkv import launch_dkv
 from jagged_kernels.attention.hopper.dq import launch_dq
+from jagged_kernels.attention.hopper.exact_backward import launch_exact_backward
 from jagged_kernels.attention.plain import backward as triton_backward
-from jagged_kernels.schedule.policy.hopper import for_tma, forward_config
+from jagged_kernels.schedule.policy.hopper import DQ_CONFIG, dkv_config, for_tma, forward_config
+from jagged_kernels.schedule.rows import is_masked
 
 
 def launch_backward(
@@ -41,12 +44,19 @@ def launch_backward(
     d_o = for_tma(d_o)
     d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
     options = {"left": left, "right": right, "scale": scale}
-    if q.shape[2] == 128:
+    dim = q.shape[2]
+    tile = forward_config(dim).tile_q
+    if dim == 128:
         dq, delta = launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, **options)
     else:
-        options_q = {**options, "tile": forward_config(q.shape[2]).tile_q}
-        dq, delta = triton_backward.launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, **options_q)
-    if not wanted_kv:
-        return dq, k.new_empty(0), v.new_empty(0)
-    dk, dv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, **options)
-    return dq, dk, dv
+        dq, delta = triton_backward.launch_dq(
+            d_o, d_lse2, q, k, v, o, lse2, rows, tile=tile, **options
+        )
+    dkv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, **options) if wanted_kv else None
+    unsure_dq = dq if dim == 128 else None
+    if is_masked(left, right) and (unsure_dq is not None or dkv is not None):
+        launch_exact_backward(
+            d_o, q, k, v, lse2, delta, unsure_dq, dkv, rows, rows_t,
+            tile=tile, part_q=DQ_CONFIG.part_q, part_k=dkv_config(dim).part_q, **options,
+        )  # fmt: skip
+    return dq, *(dkv or (k.new_empty(0), v.new_empty(0)))

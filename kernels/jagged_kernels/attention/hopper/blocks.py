@@ -180,11 +180,25 @@ def by_row(numbers, block):
 
 
 @gluon.jit
-def store_tile(ptr, block, start, end, head, HEADS: gl.constexpr):
-    """Stores a block [ROWS, D] as one head of the tokens [start, end) of a tensor [T, HEADS, D]."""
+def size_of_sums(x):
+    """`triton_seen.size_of_sums`"""
+    return gl.abs(gl.sum(x, 1))
+
+
+@gluon.jit
+def store_tile(
+    ptr, block, start, end, head, HEADS: gl.constexpr, MARKS: gl.constexpr = False
+):  # fmt: skip
+    """Stores a block [ROWS, D] as one head of the tokens [start, end) of a tensor [T, HEADS, D].
+
+    With MARKS, tokens whose sum is inf or NaN become NaN whole, for `hopper.exact_backward`.
+    """
     D: gl.constexpr = block.shape[1]
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [gl.num_warps(), 1], [1, 0])
     block = gl.convert_layout(block.to(ptr.dtype.element_ty), LAYOUT)
+    if MARKS:
+        finite = size_of_sums(block.to(gl.float32)) < float("inf")
+        block = gl.where(gl.expand_dims(finite, 1), block, float("nan"))
     token = start + gl.arange(0, block.shape[0], gl.SliceLayout(1, LAYOUT))
     token = gl.expand_dims(token, 1)
     dim = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, LAYOUT)), 0)

@@ -239,6 +239,7 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     # Registers for K and V, which shared memory then need not bring for every block.
     HELD: gl.constexpr = D == 64
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
+    MASKED: gl.constexpr = S.HAS_LEFT or S.HAS_RIGHT
     stage = 0
     phase = 0
     tile_phase = 0
@@ -291,8 +292,8 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
             mbarrier.arrive(q_empty.index(stage))
             stage, phase = next_slot(stage, phase, C.stages)
         if first_k < k_end:
-            store_tile(dk_ptr, dk * scale, first_k, k_end, head, KV_HEADS)
-            store_tile(dv_ptr, dv, first_k, k_end, head, KV_HEADS)
+            store_tile(dk_ptr, dk * scale, first_k, k_end, head, KV_HEADS, MASKED)
+            store_tile(dv_ptr, dv, first_k, k_end, head, KV_HEADS, MASKED)
         head, k_start, k_end, q_start, q_end, shift = ahead
 
 

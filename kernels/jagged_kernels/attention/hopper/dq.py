@@ -198,6 +198,7 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     BLOCK: gl.constexpr = S.BLOCK
     D: gl.constexpr = S.D
     dtype: gl.constexpr = q_buffer.dtype
+    MASKED: gl.constexpr = S.HAS_LEFT or S.HAS_RIGHT
     stage = 0
     phase = 0
     tile_phase = 0
@@ -249,7 +250,7 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
             mbarrier.arrive(k_empty.index(stage))
             stage, phase = next_slot(stage, phase, C.stages)
         if first_q < q_end:
-            store_tile(dq_ptr, dq * scale, first_q, q_end, head, S.HEADS)
+            store_tile(dq_ptr, dq * scale, first_q, q_end, head, S.HEADS, MASKED)
         head, q_start, q_end, k_start, k_end, shift = ahead
 
 

@@ -1,4 +1,4 @@
-"""Queries with enormous scores, a second time.
+"""Queries with enormous scores, or touched by what the mask hides, a second time.
 
 A warp-specialised forward cannot go back: its loads are in the next tile already. It marks the
 parts of tiles that `plain.forward` would walk again, and one small launch looks for marks. The
@@ -17,7 +17,7 @@ from jagged_kernels.attention.plain.forward import nothing_seen, store_tile, wal
 from jagged_kernels.attention.plans import AttentionShape
 from jagged_kernels.attention.scores.bias_launch import NO_BIAS
 from jagged_kernels.core.launch import launch
-from jagged_kernels.core.sizes import LaunchConfig
+from jagged_kernels.core.sizes import LaunchConfig, cdiv
 from jagged_kernels.device.memory import load_block
 from jagged_kernels.schedule.policy.plain import forward_config
 from jagged_kernels.schedule.row_access import load_row
@@ -53,8 +53,8 @@ def launch_exact(
     shape, config, parts = _layout(shape, part_q, q.element_size())
     launch(
         _exact_kernel,
-        -(-rows.shape[0] * parts * shape.HEADS // _PLACES.value),
-        (q, k, v, o, lse2, marks, rows, rows.shape[0], scale_log2, left, right),
+        cdiv(marks.numel(), _PLACES.value),
+        (q, k, v, o, lse2, marks, rows, marks.numel(), scale_log2, left, right),
         {"S": shape, "NEGATE": negate, "BIAS": NO_BIAS["BIAS"], "PARTS": parts},
         **config.options(),
     )
@@ -70,33 +70,38 @@ def _layout(
     return part, config, shape.TILE // part_q
 
 
-@triton.jit(do_not_specialize=["row_count", "left", "right"])
+@triton.jit(do_not_specialize=["places", "left", "right"])
 def _exact_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, scale_log2, left, right,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, marks_ptr, rows_ptr, places, scale_log2, left, right,
     S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    PLACES: tl.constexpr = PARTS * S.HEADS  # of a row
     first = tl.program_id(0) * _PLACES
     place = first + tl.arange(0, _PLACES)
-    marked = tl.load(marks_ptr + place, mask=place < row_count * PLACES, other=0).to(tl.int32)
+    marked = tl.load(marks_ptr + place, mask=place < places, other=0).to(tl.int32)
     if tl.sum(marked, 0) > 0:
         for index in range(0, _PLACES):
-            if tl.sum(tl.where(tl.arange(0, _PLACES) == index, marked, 0), 0) > 0:
+            if is_marked(marked, index):
                 _attend_exactly(
                     q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, rows_ptr, first + index,
-                    scale_log2, left, right, S, NEGATE, BIAS, PLACES,
+                    scale_log2, left, right, S, NEGATE, BIAS, PARTS,
                 )  # fmt: skip
+
+
+@triton.jit
+def is_marked(marked, index):
+    """Is number `index` of `marked`, all 1 or 0, a 1?"""
+    return tl.sum(tl.where(tl.arange(0, marked.shape[0]) == index, marked, 0), 0) > 0
 
 
 @triton.jit
 def _attend_exactly(
     q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, rows_ptr, place, scale_log2, left, right,
-    S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr, PLACES: tl.constexpr,
+    S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     TILE: tl.constexpr = S.TILE
     head = (place % S.HEADS).to(tl.int64)
-    q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, place // PLACES)
-    q_start += place % PLACES // S.HEADS * TILE
+    q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, place // (PARTS * S.HEADS))
+    q_start += place // S.HEADS % PARTS * TILE
     q_end = tl.minimum(q_end, q_start + TILE)
     q_ptr += head * S.Q_STRIDE_H
     k_ptr += (head // S.GROUP) * S.K_STRIDE_H

@@ -35,6 +35,7 @@ from jagged_kernels.attention.hopper.blocks import (
     product_with_transpose,
     ring_of_barriers,
     row_fields,
+    size_of_sums,
     store_tile,
     token_blocks,
     whole_blocks,
@@ -296,6 +297,9 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
         if place < count:
             # What `hopper.exact` is to compute again: not for the next user's queries.
             own = first_q + gl.arange(0, ROWS, ROW) < q_end
+            if S.HAS_LEFT or S.HAS_RIGHT:
+                sizes = gl.convert_layout(size_of_sums(acc), ROW)
+                reach = gl.where(sizes < float("inf"), reach, float("inf"))
             far = gl.max(gl.where(own, reach, 0.0), 0) > _FAR
             mark = place // S.HEADS * C.consumers + ME
             gl.store(marks_ptr + mark * S.HEADS + head, far.to(gl.int8))

@@ -160,7 +160,9 @@ def _forward(
     weights = factor(weights.to(v.dtype), PRECISION)
     acc = dot_factors(weights, factor(v, PRECISION), PRECISION) / total[:, None]
     if S.HAS_LEFT or S.HAS_RIGHT:
-        sizes = size_of_sums(acc)
+        # Behind the user's end may be queries that see nothing: 0 / 0.
+        own = start + tl.arange(0, TILE) < end
+        sizes = tl.where(own, size_of_sums(acc), 0.0)
     store_block(o_ptr, acc, start, end, S.HEADS * S.DV, TILE, S.DV, S.PAD_DV)
     if lse2_ptr is not None:
         store_numbers(lse2_ptr, lse2_of(top * scale_log2, total), start, end, S.HEADS, TILE)
