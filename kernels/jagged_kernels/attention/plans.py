@@ -114,6 +114,11 @@ class Call(NamedTuple):
         )  # fmt: skip
 
     @property
+    def mirrored(self) -> Call:
+        """From the keys' side, where the band's sides are exchanged."""
+        return self._replace(limits=self.limits[::-1])
+
+    @property
     def pad_dim(self) -> int:
         """The larger head_dim of k and v, padded to a power of two."""
         return padded_dim(max(self.k[1], self.v[1]))

@@ -9,12 +9,15 @@ for what has to be computed again (`hopper.exact_backward`).
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from jagged_kernels.attention.hopper.dkv import launch_dkv
 from jagged_kernels.attention.hopper.dq import launch_dq
 from jagged_kernels.attention.hopper.exact_backward import launch_exact_backward
 from jagged_kernels.attention.plain import backward as triton_backward
+from jagged_kernels.attention.plans import Call
 from jagged_kernels.schedule.policy.hopper import DQ_CONFIG, dkv_config, for_tma, forward_config
 from jagged_kernels.schedule.rows import is_masked
 
@@ -43,20 +46,21 @@ def launch_backward(
     """
     d_o = for_tma(d_o)
     d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
-    options = {"left": left, "right": right, "scale": scale}
+    call = Call.of(q, k, v, d_o, left=left, right=right, scale=scale)
+    band: dict[str, Any] = {"left": left, "right": right}
     dim = q.shape[2]
     tile = forward_config(dim).tile_q
     if dim == 128:
-        dq, delta = launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, **options)
+        dq, delta = launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, call, **band)
     else:
         dq, delta = triton_backward.launch_dq(
-            d_o, d_lse2, q, k, v, o, lse2, rows, tile=tile, **options
+            d_o, d_lse2, q, k, v, o, lse2, rows, call, tile=tile, **band
         )
-    dkv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, **options) if wanted_kv else None
+    dkv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, call, **band) if wanted_kv else None
     unsure_dq = dq if dim == 128 else None
     if is_masked(left, right) and (unsure_dq is not None or dkv is not None):
         launch_exact_backward(
-            d_o, q, k, v, lse2, delta, unsure_dq, dkv, rows, rows_t,
-            tile=tile, part_q=DQ_CONFIG.part_q, part_k=dkv_config(dim).part_q, **options,
+            d_o, q, k, v, lse2, delta, unsure_dq, dkv, rows, rows_t, call,
+            tile=tile, part_q=DQ_CONFIG.part_q, part_k=dkv_config(dim).part_q, **band,
         )  # fmt: skip
     return dq, *(dkv or (k.new_empty(0), v.new_empty(0)))

@@ -1,8 +1,9 @@
-"""What the Gluon kernels share: barriers and rings of buffers, a row's fields, and the mask."""
+"""What the Gluon kernels share: plans, barriers and rings of buffers, a row's fields, the mask."""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from jagged_kernels.attention import blocks as triton_blocks
+from jagged_kernels.attention.plans import PLANS, Call
+from jagged_kernels.schedule.policy.hopper import HopperConfig
 from jagged_kernels.schedule.row_layout import ROW_WIDTH
 
 # They take no layouts, and so they are the same in Gluon.
@@ -24,6 +27,14 @@ _band = gluon.jit(triton_blocks.band.fn)
 
 _ROW_WIDTH = gl.constexpr(ROW_WIDTH)
 _GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+
+
+@lru_cache(PLANS)
+def plan(call: Call, config: HopperConfig) -> tuple[dict[str, Any], dict[str, int]]:
+    """(compile-time parameters S and C, launch options) of a kernel whose rows hold q's side."""
+    shape = call.shape(tile=config.tile_q, block=config.block)
+    options = {"num_warps": config.warps, "maxnreg": config.start_registers}
+    return {"S": shape, "C": config}, options
 
 
 def token_blocks(x: Tensor, block: int) -> TensorDescriptor:

@@ -23,6 +23,7 @@ from jagged_kernels.attention.hopper.blocks import (
     mask_block,
     next_slot,
     one_barrier,
+    plan,
     product_with_transpose,
     ring_of_barriers,
     row_fields,
@@ -48,10 +49,10 @@ def launch_dkv(
     lse2: Tensor,
     delta: Tensor,
     rows_t: Tensor,
+    call: Call,
     *,
     left: int,
     right: int,
-    scale: float,
     config: HopperConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`plain.backward.launch_dkv` for what `hopper_fits`.
@@ -66,8 +67,7 @@ def launch_dkv(
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     part_k, block = config.part_q, config.block
-    # From the keys' side the band is mirrored.
-    call = Call.of(q, k, v, d_o, left=right, right=left, scale=scale)
+    constants, options = plan(call.mirrored, config)
     launch(
         _dkv_kernel,
         min(multiprocessors(k.device) * config.residents, rows_t.shape[0] * kv_heads),
@@ -75,11 +75,10 @@ def launch_dkv(
             lse2, delta, dk, dv, rows_t, rows_t.shape[0],
             token_blocks(k, part_k), token_blocks(v, part_k),
             token_blocks(q, block), token_blocks(d_o, block),
-            scale, scale * LOG2_E, right, left,
+            call.scale, call.scale * LOG2_E, right, left,
         ),
-        {"S": call.shape(tile=config.tile_q, block=block), "C": config},
-        num_warps=config.warps,
-        maxnreg=config.start_registers,
+        constants,
+        **options,
     )  # fmt: skip
     return dk, dv
 

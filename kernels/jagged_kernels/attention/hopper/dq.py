@@ -22,6 +22,7 @@ from jagged_kernels.attention.hopper.blocks import (
     mask_block,
     next_slot,
     one_barrier,
+    plan,
     product_with_transpose,
     ring_of_barriers,
     row_fields,
@@ -48,10 +49,10 @@ def launch_dq(
     o: Tensor,
     lse2: Tensor,
     rows: Tensor,
+    call: Call,
     *,
     left: int,
     right: int,
-    scale: float,
     config: HopperConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`plain.backward.launch_dq` for what `hopper_fits`, at head_dim 128.
@@ -64,7 +65,7 @@ def launch_dq(
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     delta = torch.empty_like(lse2)
     part_q, block = config.part_q, config.block
-    call = Call.of(q, k, v, d_o, left=left, right=right, scale=scale)
+    constants, options = plan(call, config)
     launch(
         _dq_kernel,
         min(multiprocessors(q.device) * config.residents, rows.shape[0] * q.shape[1]),
@@ -72,11 +73,10 @@ def launch_dq(
             lse2, d_lse2, delta, dq, rows, rows.shape[0],
             token_blocks(q, part_q), token_blocks(d_o, part_q), token_blocks(o, part_q),
             token_blocks(k, block), token_blocks(v, block),
-            scale, scale * LOG2_E, left, right,
+            call.scale, call.scale * LOG2_E, left, right,
         ),
-        {"S": call.shape(tile=config.tile_q, block=block), "C": config},
-        num_warps=config.warps,
-        maxnreg=config.start_registers,
+        constants,
+        **options,
     )  # fmt: skip
     return dq, delta
 

@@ -45,13 +45,13 @@ def launch_exact_backward(
     dkv: tuple[Tensor, Tensor] | None,
     rows: Tensor,
     rows_t: Tensor,
+    call: Call,
     *,
     tile: int,
     part_q: int,
     part_k: int,
     left: int,
     right: int,
-    scale: float,
 ) -> None:
     """Overwrites dq of `part_q` queries of a row's tile where one of theirs begins with NaN, and
     dk and dv of `part_k` keys where one of these does.
@@ -61,10 +61,10 @@ def launch_exact_backward(
         delta: [Tq, H] float32, of `launch_dq`.
         dq, dkv: None for what is not to be looked at.
         rows, rows_t: of tiles of `tile` tokens, which holds one or more parts.
+        call: of q, k, v and d_o.
     """
     parts = 0 if dq is None else tile // part_q
     parts_t = 0 if dkv is None else tile // part_k
-    call = Call.of(q, k, v, d_o, left=left, right=right, scale=scale)
     scale_log2, constants = _constants(call, part_q, part_k, parts, parts_t)
     places = rows.shape[0] * parts * q.shape[1]
     places_t = rows_t.shape[0] * parts_t * k.shape[1]
@@ -74,7 +74,7 @@ def launch_exact_backward(
         cdiv(places, at_once) + cdiv(places_t, at_once),
         (
             q, k, v, d_o, lse2, delta, dq, *(dkv or (None, None)), rows, rows_t, places, places_t,
-            scale, scale_log2, left, right,
+            call.scale, scale_log2, left, right,
         ),
         constants,
         num_warps=4,
@@ -89,11 +89,9 @@ def _constants(
     """(scale in base 2, the kernel's compile-time parameters)."""
     scale_log2, negate = scale_argument(call.scale)
     block = SEEN_BLOCK.value
-    # From the keys' side the band is mirrored.
-    mirrored = call._replace(limits=call.limits[::-1])
     return scale_log2, {
         "S": call.shape(tile=part_q, block=block),
-        "T": mirrored.shape(tile=part_k, block=block),
+        "T": call.mirrored.shape(tile=part_k, block=block),
         "PARTS": parts,
         "PARTS_T": parts_t,
         "NEGATE": negate,

@@ -32,6 +32,7 @@ from jagged_kernels.attention.hopper.blocks import (
     next_slot,
     one_barrier,
     place_of,
+    plan,
     product_with_transpose,
     ring_of_barriers,
     row_fields,
@@ -76,7 +77,7 @@ def launch_forward(
     scale_log2, negate = scale_argument(scale)
     part_q, block = config.part_q, config.block
     call = Call.of(q, k, v, left=left, right=right, scale=scale)
-    shape = call.shape(tile=config.tile_q, block=block)
+    constants, options = plan(call, config)
     launch(
         _forward_kernel,
         min(multiprocessors(q.device) * config.residents, rows.shape[0] * heads),
@@ -85,13 +86,13 @@ def launch_forward(
             token_blocks(q, part_q), token_blocks(k, block), token_blocks(v, block),
             scale_log2, left, right,
         ),
-        {"S": shape, "C": config, "NEGATE": negate},
-        num_warps=config.warps,
-        maxnreg=config.start_registers,
+        {**constants, "NEGATE": negate},
+        **options,
     )  # fmt: skip
     launch_exact(
         q, k, v, o, lse2, marks, rows,
-        shape=shape, part_q=part_q, left=left, right=right, scale_log2=scale_log2, negate=negate,
+        shape=constants["S"], part_q=part_q, left=left, right=right,
+        scale_log2=scale_log2, negate=negate,
     )  # fmt: skip
     return o, lse2
 

@@ -99,19 +99,20 @@ def launch_backward(
     # Once for all launches: a gradient often comes in a layout that they cannot read.
     q, k, v, d_o = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v), rows_of_dims(d_o)
     d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
-    band = {"left": left, "right": right, "scale": scale}
+    call = Call.of(q, k, v, d_o, left=left, right=right, scale=scale)
+    band: dict[str, Any] = {"left": left, "right": right}
     options: dict[str, Any] = {**band, "bias": bias, "skips": short_offsets is not None}
     dq, delta = launch_dq(
-        d_o, d_lse2, q, k, v, o, lse2, rows,
+        d_o, d_lse2, q, k, v, o, lse2, rows, call,
         tile=tile_q, **options, bias_slots=bias_slots, config=q_config,
     )  # fmt: skip
     dk = dv = None
     if wanted_kv:
         dk, dv = launch_dkv(
-            d_o, q, k, v, lse2, delta, rows_t, tile=tile_k, **options, config=k_config
+            d_o, q, k, v, lse2, delta, rows_t, call, tile=tile_k, **options, config=k_config
         )
     if short_offsets is not None:
-        launch_short_backward(d_o, d_lse2, q, k, v, lse2, dq, dk, dv, short_offsets, **band)
+        launch_short_backward(d_o, d_lse2, q, k, v, lse2, dq, dk, dv, short_offsets, call, **band)
     if dk is None or dv is None:
         return dq, k.new_empty(0), v.new_empty(0)
     return dq, dk, dv
@@ -126,11 +127,11 @@ def launch_dq(
     o: Tensor,
     lse2: Tensor,
     rows: Tensor,
+    call: Call,
     *,
     tile: int,
     left: int,
     right: int,
-    scale: float,
     bias: dict[str, Any] | None = None,
     bias_slots: BiasSlots | None = None,
     skips: bool = False,
@@ -141,6 +142,7 @@ def launch_dq(
     Args:
         d_o, q, k, v: read in place (`rows_of_dims`).
         d_lse2: contiguous.
+        call: of q, k, v and d_o.
         skips: leave out users of up to `SHORT_USER` tokens.
     """
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -151,14 +153,13 @@ def launch_dq(
     small_memory = has_small_memory(q.device)
     users = users_of_rows(rows, q.shape[0], tile)
     rule = short_dq_config if q.shape[0] < SHORT_HISTORY * users else dq_config
-    call = Call.of(q, k, v, d_o, left=left, right=right, scale=scale)
     plan = _plan(call, rule, q.shape[1], tile, bias["BIAS"], config, small_memory, skips)
     if count := rows_to_walk(rows, q.shape[0], tile, skips=skips):
         launch(
             _dq_kernel,
             count * plan.programs,
             (q, k, v, o, d_o, lse2, d_lse2, delta, dq, rows, bias["bias"], bias_slots,
-             scale, plan.scale_log2, left, right),
+             call.scale, plan.scale_log2, left, right),
             plan.constants,
             **plan.options,
         )  # fmt: skip
@@ -173,16 +174,17 @@ def launch_dkv(
     lse2: Tensor,
     delta: Tensor,
     rows_t: Tensor,
+    call: Call,
     *,
     tile: int,
     left: int,
     right: int,
-    scale: float,
     bias: dict[str, Any] | None = None,
     skips: bool = False,
     config: LaunchConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(dk, dv); `left` and `right` are those of the queries, all else is as for `launch_dq`."""
+    """(dk, dv); `left`, `right` and `call` are those of the queries, all else is as for
+    `launch_dq`."""
     dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     if k.shape[0] == 0:
@@ -190,15 +192,13 @@ def launch_dkv(
     bias = bias or NO_BIAS
     small_memory = has_small_memory(k.device)
     rule = small_dkv_config if small_memory else dkv_config
-    # From the keys' side the band is mirrored.
-    call = Call.of(q, k, v, d_o, left=right, right=left, scale=scale)
-    plan = _plan(call, rule, k.shape[1], tile, bias["BIAS"], config, small_memory, skips)
+    plan = _plan(call.mirrored, rule, k.shape[1], tile, bias["BIAS"], config, small_memory, skips)
     if count := rows_to_walk(rows_t, k.shape[0], tile, skips=skips):
         launch(
             _dkv_kernel,
             count * plan.programs,
             (q, k, v, d_o, lse2, delta, dk, dv, rows_t, bias["bias"],
-             scale, plan.scale_log2, right, left),
+             call.scale, plan.scale_log2, right, left),
             plan.constants,
             **plan.options,
         )  # fmt: skip

@@ -83,8 +83,7 @@ def launch_forward(
             **plan.options,
         )
     if short_offsets is not None:
-        band = {"left": left, "right": right, "scale": scale}
-        launch_short_forward(q, k, v, o, lse2, short_offsets, **band)
+        launch_short_forward(q, k, v, o, lse2, short_offsets, call, left=left, right=right)
     return o, lse2
 
 

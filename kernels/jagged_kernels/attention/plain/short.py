@@ -41,19 +41,20 @@ def launch_short_forward(
     o: Tensor,
     lse2: Tensor | None,
     offsets: Tensor,
+    call: Call,
     *,
     left: int,
     right: int,
-    scale: float,
 ) -> None:
     """Writes o [T, H, Dv] and lse2 [T, H] (or None) of users of 1 to `SHORT_USER` tokens.
 
     Args:
         q, k, v: [T, H, D], [T, Hk, D], [T, Hk, Dv], read in place (`rows_of_dims`).
         offsets: [B + 1] of all three, int32 or int64.
-        left, right, scale: as in `launch_forward`.
+        call: of q, k, v.
+        left, right: as in `launch_forward`.
     """
-    plan = _plan(Call.of(q, k, v, left=left, right=right, scale=scale))
+    plan = _plan(call)
     launch(
         _short_forward_kernel,
         (offsets.shape[0] - 1) * plan.programs,
@@ -74,21 +75,21 @@ def launch_short_backward(
     dk: Tensor | None,
     dv: Tensor | None,
     offsets: Tensor,
+    call: Call,
     *,
     left: int,
     right: int,
-    scale: float,
 ) -> None:
     """Writes dq, and dk and dv unless they are None, of users of 1 to `SHORT_USER` tokens.
 
     Args: as `launch_short_forward` takes them; d_o likewise, other gradients contiguous.
     """
-    plan = _plan(Call.of(q, k, v, d_o, left=left, right=right, scale=scale))
+    plan = _plan(call)
     launch(
         _short_backward_kernel,
         (offsets.shape[0] - 1) * plan.programs,
         (q, k, v, d_o, lse2, d_lse2, dq, dk, dv, offsets.contiguous(),
-         scale, plan.scale_log2, left, right),
+         call.scale, plan.scale_log2, left, right),
         plan.constants,
         **plan.options,
     )  # fmt: skip

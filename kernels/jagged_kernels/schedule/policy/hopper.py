@@ -61,6 +61,7 @@ class HopperConfig:
 # same, so that one schedule serves them.
 
 
+@lru_cache
 def forward_config(head_dim: int) -> HopperConfig:
     if head_dim == 64:
         return HopperConfig(consumers=1, warps=4, block=128, stages=3, residents=2)
@@ -71,6 +72,7 @@ def forward_config(head_dim: int) -> HopperConfig:
 DQ_CONFIG = HopperConfig(consumers=2, warps=4, block=64, stages=3)
 
 
+@lru_cache
 def dkv_config(head_dim: int) -> HopperConfig:
     """Of `hopper.dkv`; a block has queries."""
     if head_dim == 64:
