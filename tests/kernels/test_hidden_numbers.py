@@ -18,6 +18,7 @@ from torch import Tensor
 from jagged_kernels import attention_schedule
 from jagged_kernels.attention.hopper.exact_backward import launch_exact_backward
 from jagged_kernels.attention.plain import backward, forward, short
+from jagged_kernels.attention.plans import Call
 from jagged_kernels.attention.seen import seen_product
 from jagged_kernels.attention.split import backward as split_backward
 from jagged_kernels.attention.split import forward as split_forward
@@ -259,7 +260,7 @@ def test_kernels_sum_as_numbers_do(seed, bad):
 
 @pytest.mark.parametrize("mask", [CAUSAL, {"window": (5, 3)}], ids=str)
 @pytest.mark.parametrize("place", PLACES)
-def test_parts_of_gradients_that_begin_with_nan_are_computed_again(place, mask):
+def test_parts_of_gradients_that_are_not_finite_are_computed_again(place, mask):
     """As Hopper's backward leaves them: other parts stay, these become right."""
     kind = Kind(_kind(SELF, IN_SELF, {}, grouped=True).inputs, IN_SELF, mask)
     inputs, part, tile = kind.inputs(torch.float16), 16, 32
@@ -280,13 +281,18 @@ def test_parts_of_gradients_that_begin_with_nan_are_computed_again(place, mask):
         first_parts[start : min(end, start + part)] = True
     found = [torch.full_like(x, 7.0) for x in (inputs.q, inputs.k, inputs.v)]
     for gradient in found[:2]:
-        gradient[~first_parts, :, 0] = math.nan
-    launch_exact_backward(
-        inputs.d_o, inputs.q, inputs.k, inputs.v, lse2, delta.float(),
-        found[0], (found[1], found[2]), rows, rows_t,
-        tile=tile, part_q=part, part_k=part, left=left, right=right,
-        scale=inputs.q.shape[2] ** -0.5,
-    )  # fmt: skip
+        gradient[~first_parts, :, 1] = math.inf
+    q, k, v, d_o = inputs.q, inputs.k, inputs.v, inputs.d_o
+    before = [gradient.clone() for gradient in found]
+    for alarm in (0, 1):
+        for gradient, was in zip(found, before, strict=True):
+            assert torch.equal(gradient, was)
+        launch_exact_backward(
+            d_o, q, k, v, lse2, delta.float(), found[0], (found[1], found[2]), rows, rows_t,
+            Call.of(q, k, v, d_o, left=left, right=right, scale=q.shape[2] ** -0.5),
+            torch.tensor(alarm, dtype=torch.int32, device=DEVICE),
+            tile=tile, part_q=part, part_k=part, left=left, right=right,
+        )  # fmt: skip
     for gradient, name in zip(found, ("dq", "dk", "dv"), strict=True):
         assert (gradient[first_parts] == 7.0).all(), name
         exact, again = expected[name][~first_parts], gradient[~first_parts].double()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from jagged_kernels.attention.hopper.dkv import launch_dkv
@@ -48,19 +49,23 @@ def launch_backward(
     d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
     call = Call.of(q, k, v, d_o, left=left, right=right, scale=scale)
     band: dict[str, Any] = {"left": left, "right": right}
+    alarm = None
+    if is_masked(left, right):
+        alarm = torch.zeros((), dtype=torch.int32, device=q.device)
     dim = q.shape[2]
     tile = forward_config(dim).tile_q
     if dim == 128:
-        dq, delta = launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, call, **band)
+        dq, delta = launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, call, alarm, **band)
     else:
         dq, delta = triton_backward.launch_dq(
             d_o, d_lse2, q, k, v, o, lse2, rows, call, tile=tile, **band
         )
-    dkv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, call, **band) if wanted_kv else None
+    dkv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, call, alarm, **band) if wanted_kv else None
+    # The plain dq is right.
     unsure_dq = dq if dim == 128 else None
-    if is_masked(left, right) and (unsure_dq is not None or dkv is not None):
+    if alarm is not None and (unsure_dq is not None or dkv is not None):
         launch_exact_backward(
-            d_o, q, k, v, lse2, delta, unsure_dq, dkv, rows, rows_t, call,
+            d_o, q, k, v, lse2, delta, unsure_dq, dkv, rows, rows_t, call, alarm,
             tile=tile, part_q=DQ_CONFIG.part_q, part_k=dkv_config(dim).part_q, **band,
         )  # fmt: skip
     return dq, *(dkv or (k.new_empty(0), v.new_empty(0)))

@@ -198,20 +198,22 @@ def size_of_sums(x):
 
 @gluon.jit
 def store_tile(
-    ptr, block, start, end, head, HEADS: gl.constexpr, MARKS: gl.constexpr = False
+    ptr, block, start, end, head, HEADS: gl.constexpr, alarm_ptr=None
 ):  # fmt: skip
     """Stores a block [ROWS, D] as one head of the tokens [start, end) of a tensor [T, HEADS, D].
 
-    With MARKS, tokens whose sum is inf or NaN become NaN whole, for `hopper.exact_backward`.
+    An alarm becomes 1 where the sum of a token's numbers is inf or NaN.
     """
     D: gl.constexpr = block.shape[1]
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [gl.num_warps(), 1], [1, 0])
     block = gl.convert_layout(block.to(ptr.dtype.element_ty), LAYOUT)
-    if MARKS:
-        finite = size_of_sums(block.to(gl.float32)) < float("inf")
-        block = gl.where(gl.expand_dims(finite, 1), block, float("nan"))
     token = start + gl.arange(0, block.shape[0], gl.SliceLayout(1, LAYOUT))
     token = gl.expand_dims(token, 1)
     dim = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, LAYOUT)), 0)
     address = ptr + (token.to(gl.int64) * HEADS + head) * D + dim
     gl.store(address, block, mask=(token < end) & (dim < D))
+    if alarm_ptr is not None:
+        # Now, because sums need registers that the block in float32 had.
+        sizes = size_of_sums(block.to(gl.float32))
+        alarms = alarm_ptr + gl.zeros([block.shape[0]], gl.int32, sizes.type.layout)
+        gl.store(alarms, 1, mask=~(sizes < float("inf")))

@@ -50,6 +50,7 @@ def launch_dkv(
     delta: Tensor,
     rows_t: Tensor,
     call: Call,
+    alarm: Tensor | None,
     *,
     left: int,
     right: int,
@@ -60,6 +61,7 @@ def launch_dkv(
     Args:
         lse2, delta: [Tq, H] float32, contiguous.
         rows_t: tiles of `config.tile_q` keys.
+        alarm: as for `launch_dq`, of dk and dv.
         config: in place of the rule's.
     """
     kv_heads, dim = k.shape[1:]
@@ -72,7 +74,7 @@ def launch_dkv(
         _dkv_kernel,
         min(multiprocessors(k.device) * config.residents, rows_t.shape[0] * kv_heads),
         (
-            lse2, delta, dk, dv, rows_t, rows_t.shape[0],
+            lse2, delta, dk, dv, alarm, rows_t, rows_t.shape[0],
             token_blocks(k, part_k), token_blocks(v, part_k),
             token_blocks(q, block), token_blocks(d_o, block),
             call.scale, call.scale * LOG2_E, right, left,
@@ -85,8 +87,9 @@ def launch_dkv(
 
 @gluon.jit(do_not_specialize=["row_count", "left", "right"])
 def _dkv_kernel(
-    lse2_ptr, delta_ptr, dk_ptr, dv_ptr, rows_ptr, row_count, k_blocks, v_blocks, q_blocks,
-    do_blocks, scale, scale_log2, left, right, S: gl.constexpr, C: gl.constexpr,
+    lse2_ptr, delta_ptr, dk_ptr, dv_ptr, alarm_ptr, rows_ptr, row_count,
+    k_blocks, v_blocks, q_blocks, do_blocks,
+    scale, scale_log2, left, right, S: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_blocks.dtype
     TILE: gl.constexpr = [C.consumers, C.part_q, S.D]
@@ -114,7 +117,8 @@ def _dkv_kernel(
     descriptors = (k_blocks, v_blocks, q_blocks, do_blocks)
     load = (descriptors, lse2_ptr, delta_ptr, rows_ptr, row_count, buffers, barriers)
     differentiate = (
-        dk_ptr, dv_ptr, rows_ptr, row_count, scale, scale_log2, left, right, buffers, barriers,
+        dk_ptr, dv_ptr, alarm_ptr, rows_ptr, row_count,
+        scale, scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
     if C.consumers == 1:
         gl.warp_specialize(
@@ -225,7 +229,8 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
 
     The queries of the heads of a group follow each other as one long row of blocks.
     """
-    dk_ptr, dv_ptr, rows_ptr, row_count, scale, scale_log2, left, right, buffers, barriers = args
+    dk_ptr, dv_ptr, alarm_ptr, rows_ptr, row_count = args[:5]
+    scale, scale_log2, left, right, buffers, barriers = args[5:]
     k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer = buffers
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
@@ -238,7 +243,6 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     # Registers for K and V, which shared memory then need not bring for every block.
     HELD: gl.constexpr = D == 64
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
-    MASKED: gl.constexpr = S.HAS_LEFT or S.HAS_RIGHT
     stage = 0
     phase = 0
     tile_phase = 0
@@ -291,8 +295,8 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
             mbarrier.arrive(q_empty.index(stage))
             stage, phase = next_slot(stage, phase, C.stages)
         if first_k < k_end:
-            store_tile(dk_ptr, dk * scale, first_k, k_end, head, KV_HEADS, MASKED)
-            store_tile(dv_ptr, dv, first_k, k_end, head, KV_HEADS, MASKED)
+            store_tile(dk_ptr, dk * scale, first_k, k_end, head, KV_HEADS, alarm_ptr)
+            store_tile(dv_ptr, dv, first_k, k_end, head, KV_HEADS, alarm_ptr)
         head, k_start, k_end, q_start, q_end, shift = ahead
 
 

@@ -50,6 +50,7 @@ def launch_dq(
     lse2: Tensor,
     rows: Tensor,
     call: Call,
+    alarm: Tensor | None,
     *,
     left: int,
     right: int,
@@ -59,6 +60,8 @@ def launch_dq(
 
     Args:
         rows: tiles of `config.tile_q` queries.
+        alarm: int32, becomes 1 where a part of dq may have to be computed again
+            (`hopper.exact_backward`); None where that cannot be.
         config: in place of the rule's.
     """
     config = config or DQ_CONFIG
@@ -70,7 +73,7 @@ def launch_dq(
         _dq_kernel,
         min(multiprocessors(q.device) * config.residents, rows.shape[0] * q.shape[1]),
         (
-            lse2, d_lse2, delta, dq, rows, rows.shape[0],
+            lse2, d_lse2, delta, dq, alarm, rows, rows.shape[0],
             token_blocks(q, part_q), token_blocks(d_o, part_q), token_blocks(o, part_q),
             token_blocks(k, block), token_blocks(v, block),
             call.scale, call.scale * LOG2_E, left, right,
@@ -83,7 +86,7 @@ def launch_dq(
 
 @gluon.jit(do_not_specialize=["row_count", "left", "right"])
 def _dq_kernel(
-    lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, rows_ptr, row_count,
+    lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, alarm_ptr, rows_ptr, row_count,
     q_blocks, do_blocks, o_blocks, k_blocks, v_blocks,
     scale, scale_log2, left, right, S: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
@@ -110,7 +113,7 @@ def _dq_kernel(
     descriptors = (q_blocks, do_blocks, o_blocks, k_blocks, v_blocks)
     load = (descriptors, rows_ptr, row_count, buffers, barriers)
     differentiate = (
-        lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, rows_ptr, row_count,
+        lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, alarm_ptr, rows_ptr, row_count,
         scale, scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
     gl.warp_specialize(
@@ -186,8 +189,8 @@ def _load(args, S: gl.constexpr, C: gl.constexpr):
 @gluon.jit
 def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     """One consumer: the queries from ME * ROWS to (ME + 1) * ROWS of every tile."""
-    lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, rows_ptr, row_count = args[:6]
-    scale, scale_log2, left, right, buffers, barriers = args[6:]
+    lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, alarm_ptr, rows_ptr, row_count = args[:7]
+    scale, scale_log2, left, right, buffers, barriers = args[7:]
     q_buffer, do_buffer, o_buffer, k_buffer, v_buffer = buffers
     tile_full, tile_empty, k_full, k_empty, v_full, v_empty, landed = barriers
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
@@ -198,7 +201,6 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     BLOCK: gl.constexpr = S.BLOCK
     D: gl.constexpr = S.D
     dtype: gl.constexpr = q_buffer.dtype
-    MASKED: gl.constexpr = S.HAS_LEFT or S.HAS_RIGHT
     stage = 0
     phase = 0
     tile_phase = 0
@@ -250,7 +252,7 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
             mbarrier.arrive(k_empty.index(stage))
             stage, phase = next_slot(stage, phase, C.stages)
         if first_q < q_end:
-            store_tile(dq_ptr, dq * scale, first_q, q_end, head, S.HEADS, MASKED)
+            store_tile(dq_ptr, dq * scale, first_q, q_end, head, S.HEADS, alarm_ptr)
         head, q_start, q_end, k_start, k_end, shift = ahead
 
 

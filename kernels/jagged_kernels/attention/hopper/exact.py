@@ -80,17 +80,11 @@ def _exact_kernel(
     marked = tl.load(marks_ptr + place, mask=place < places, other=0).to(tl.int32)
     if tl.sum(marked, 0) > 0:
         for index in range(0, _PLACES):
-            if is_marked(marked, index):
+            if tl.sum(tl.where(tl.arange(0, _PLACES) == index, marked, 0), 0) > 0:
                 _attend_exactly(
                     q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, rows_ptr, first + index,
                     scale_log2, left, right, S, NEGATE, BIAS, PARTS,
                 )  # fmt: skip
-
-
-@triton.jit
-def is_marked(marked, index):
-    """Is number `index` of `marked`, all 1 or 0, a 1?"""
-    return tl.sum(tl.where(tl.arange(0, marked.shape[0]) == index, marked, 0), 0) > 0
 
 
 @triton.jit

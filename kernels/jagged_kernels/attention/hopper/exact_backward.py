@@ -1,9 +1,9 @@
 """Gradients that were touched by what the mask hides, a second time (see `triton_seen`).
 
-As `hopper.exact` does it for the forward, but without marks, for which the Gluon kernels have no
-registers left: where the sum of a gradient's dims is not finite, they make all of them NaN. One
-small launch looks at the first of the dims, after both passes. What it computes is what
-`plain.backward` computes on its second walk.
+As `hopper.exact` does it for the forward, but without a mark for each part of a tile, for which the
+Gluon kernels have no registers left: one alarm stands for all gradients of a call. Where it was
+raised, a launch after both passes looks for the parts that are not finite, and what it computes for
+them is what `plain.backward` computes on its second walk.
 """
 
 # Triton's jit is not typed.
@@ -18,20 +18,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.hopper.exact import is_marked
 from jagged_kernels.attention.plain.backward import dkv_walk, dq_walk
 from jagged_kernels.attention.plans import PLANS, Call, scale_argument
 from jagged_kernels.attention.scores.bias_launch import NO_BIAS
-from jagged_kernels.attention.triton_seen import SEEN_BLOCK
+from jagged_kernels.attention.triton_seen import SEEN_BLOCK, is_bad, size_of_sums
+from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
-from jagged_kernels.core.sizes import cdiv
 from jagged_kernels.device.memory import load_block, load_numbers, store_block
 from jagged_kernels.schedule.row_access import load_row
-from jagged_kernels.schedule.row_layout import ROW_WIDTH
-
-_ROW_WIDTH = tl.constexpr(ROW_WIDTH)
-# Parts of tiles that a program looks at.
-_PLACES = tl.constexpr(16)
 
 
 def launch_exact_backward(
@@ -46,6 +40,7 @@ def launch_exact_backward(
     rows: Tensor,
     rows_t: Tensor,
     call: Call,
+    alarm: Tensor,
     *,
     tile: int,
     part_q: int,
@@ -53,8 +48,8 @@ def launch_exact_backward(
     left: int,
     right: int,
 ) -> None:
-    """Overwrites dq of `part_q` queries of a row's tile where one of theirs begins with NaN, and
-    dk and dv of `part_k` keys where one of these does.
+    """Overwrites dq of `part_q` queries of a row's tile where it is not finite, and dk and dv of
+    `part_k` keys likewise, if the alarm is 1.
 
     Args:
         d_o, q, k, v: `rows_of_dims`.
@@ -68,13 +63,13 @@ def launch_exact_backward(
     scale_log2, constants = _constants(call, part_q, part_k, parts, parts_t)
     places = rows.shape[0] * parts * q.shape[1]
     places_t = rows_t.shape[0] * parts_t * k.shape[1]
-    at_once = _PLACES.value
     launch(
         _exact_backward_kernel,
-        cdiv(places, at_once) + cdiv(places_t, at_once),
+        # Programs stay: where there is no alarm, they are to be few.
+        min(multiprocessors(q.device), places + places_t),
         (
-            q, k, v, d_o, lse2, delta, dq, *(dkv or (None, None)), rows, rows_t, places, places_t,
-            call.scale, scale_log2, left, right,
+            q, k, v, d_o, lse2, delta, dq, *(dkv or (None, None)), rows, rows_t, alarm,
+            places, places_t, call.scale, scale_log2, left, right,
         ),
         constants,
         num_warps=4,
@@ -102,54 +97,24 @@ def _constants(
 @triton.jit(do_not_specialize=["places", "places_t", "left", "right"])
 def _exact_backward_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, delta_ptr, dq_ptr, dk_ptr, dv_ptr, rows_ptr, rows_t_ptr,
-    places, places_t, scale, scale_log2, left, right,
+    alarm_ptr, places, places_t, scale, scale_log2, left, right,
     S: tl.constexpr, T: tl.constexpr, PARTS: tl.constexpr, PARTS_T: tl.constexpr,
     NEGATE: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    """The first programs look at dq, the others at dk and dv."""
-    first = tl.program_id(0) * _PLACES
-    if PARTS > 0:
-        marked = _begin_with_nan(dq_ptr, None, rows_ptr, first, places, S.HEADS, S, PARTS)
-        if tl.sum(marked, 0) > 0:
-            for index in range(0, _PLACES):
-                if is_marked(marked, index):
-                    _dq_again(
-                        q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, delta_ptr, dq_ptr, rows_ptr,
-                        first + index, scale, scale_log2, left, right, S, NEGATE, BIAS, PARTS,
-                    )  # fmt: skip
-    if PARTS_T > 0:
-        first -= tl.cdiv(places, _PLACES) * _PLACES
-        KV_HEADS: tl.constexpr = T.HEADS // T.GROUP
-        marked = _begin_with_nan(dk_ptr, dv_ptr, rows_t_ptr, first, places_t, KV_HEADS, T, PARTS_T)
-        if tl.sum(marked, 0) > 0:
-            for index in range(0, _PLACES):
-                if is_marked(marked, index):
-                    _dkv_again(
-                        q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, delta_ptr, dk_ptr, dv_ptr,
-                        rows_t_ptr, first + index, scale, scale_log2, right, left,
-                        T, NEGATE, BIAS, PARTS_T,
-                    )  # fmt: skip
-
-
-@triton.jit
-def _begin_with_nan(
-    first_ptr, second_ptr, rows_ptr, first, places,
-    HEADS: tl.constexpr, S: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """[_PLACES] int32, 1 or 0: for the places (row, part, head) from `first` on, whether one of
-    their tokens has NaN for its first number in one of the gradients [T, HEADS, D]."""
-    place = first + tl.arange(0, _PLACES)
-    there = (place >= 0) & (place < places)
-    row = rows_ptr + (place // (PARTS * HEADS)).to(tl.int64) * _ROW_WIDTH
-    start = tl.load(row, mask=there, other=0) + place // HEADS % PARTS * S.TILE
-    end = tl.load(row + 1, mask=there, other=0)
-    token = start[:, None] + tl.arange(0, S.TILE)[None, :]
-    index = token.to(tl.int64) * HEADS + (place % HEADS)[:, None]
-    inside = there[:, None] & (token < end[:, None])
-    number = tl.load(first_ptr + index * S.D, mask=inside, other=0.0)
-    if second_ptr is not None:
-        number += tl.load(second_ptr + index * S.DV, mask=inside, other=0.0)
-    return tl.max((number != number).to(tl.int32), 1)
+    """A place is a (row, part, head); programs take every n-th."""
+    if tl.load(alarm_ptr) != 0:
+        if PARTS > 0:
+            for place in range(tl.program_id(0), places, tl.num_programs(0)):
+                _dq_again(
+                    q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, delta_ptr, dq_ptr, rows_ptr,
+                    place, scale, scale_log2, left, right, S, NEGATE, BIAS, PARTS,
+                )  # fmt: skip
+        if PARTS_T > 0:
+            for place in range(tl.program_id(0), places_t, tl.num_programs(0)):
+                _dkv_again(
+                    q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, delta_ptr, dk_ptr, dv_ptr, rows_t_ptr,
+                    place, scale, scale_log2, right, left, T, NEGATE, BIAS, PARTS_T,
+                )  # fmt: skip
 
 
 @triton.jit
@@ -161,27 +126,33 @@ def _dq_again(
     TILE: tl.constexpr = S.TILE
     HEADS: tl.constexpr = S.HEADS
     PAD_D: tl.constexpr = S.PAD_D
-    head = (place % HEADS).to(tl.int64)
+    place += tl.full([], 0, tl.int64)
+    head = place % HEADS
     q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, place // (PARTS * HEADS))
-    q_start += place // HEADS % PARTS * TILE
+    q_start += (place // HEADS % PARTS * TILE).to(tl.int32)
     q_end = tl.minimum(q_end, q_start + TILE)
-    q_ptr += head * S.Q_STRIDE_H
-    do_ptr += head * S.DO_STRIDE_H
-    k_ptr += (head // S.GROUP) * S.K_STRIDE_H
-    v_ptr += (head // S.GROUP) * S.V_STRIDE_H
-    q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, PAD_D)
-    if NEGATE:
-        q = -q
-    d_o = load_block(do_ptr, q_start, q_end, S.DO_STRIDE_T, TILE, S.DV, S.PAD_DV)
-    lse2 = load_numbers(lse2_ptr + head, q_start, q_end, HEADS, TILE)
-    lse2 = tl.where(lse2 == float("-inf"), 0.0, lse2)
-    delta = load_numbers(delta_ptr + head, q_start, q_end, HEADS, TILE)
-    row_ends = (q_start, q_end, k_start, k_end, shift, head)
-    dq, _, _, _ = dq_walk(
-        tl.zeros([TILE, PAD_D], tl.float32), 0.0, 0.0, 0.0, q, d_o, lse2, delta, k_ptr, v_ptr,
-        row_ends, scale_log2, left, right, None, None, None, S, BIAS, True,
-    )  # fmt: skip
-    store_block(dq_ptr + head * S.D, dq * scale, q_start, q_end, HEADS * S.D, TILE, S.D, PAD_D)
+    dq_ptr += head * S.D
+    dq = load_block(dq_ptr, q_start, q_end, HEADS * S.D, TILE, S.D, PAD_D)
+    if is_bad(size_of_sums(dq.to(tl.float32))):
+        # Not before all threads have read what is written again.
+        tl.debug_barrier()
+        q_ptr += head * S.Q_STRIDE_H
+        do_ptr += head * S.DO_STRIDE_H
+        k_ptr += (head // S.GROUP) * S.K_STRIDE_H
+        v_ptr += (head // S.GROUP) * S.V_STRIDE_H
+        q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, PAD_D)
+        if NEGATE:
+            q = -q
+        d_o = load_block(do_ptr, q_start, q_end, S.DO_STRIDE_T, TILE, S.DV, S.PAD_DV)
+        lse2 = load_numbers(lse2_ptr + head, q_start, q_end, HEADS, TILE)
+        lse2 = tl.where(lse2 == float("-inf"), 0.0, lse2)
+        delta = load_numbers(delta_ptr + head, q_start, q_end, HEADS, TILE)
+        row_ends = (q_start, q_end, k_start, k_end, shift, head)
+        dq, _, _, _ = dq_walk(
+            tl.zeros([TILE, PAD_D], tl.float32), 0.0, 0.0, 0.0, q, d_o, lse2, delta, k_ptr, v_ptr,
+            row_ends, scale_log2, left, right, None, None, None, S, BIAS, True,
+        )  # fmt: skip
+        store_block(dq_ptr, dq * scale, q_start, q_end, HEADS * S.D, TILE, S.D, PAD_D)
 
 
 @triton.jit
@@ -194,25 +165,30 @@ def _dkv_again(
     KV_HEADS: tl.constexpr = S.HEADS // S.GROUP
     PAD_D: tl.constexpr = S.PAD_D
     PAD_DV: tl.constexpr = S.PAD_DV
-    kv_head = (place % KV_HEADS).to(tl.int64)
+    place += tl.full([], 0, tl.int64)
+    kv_head = place % KV_HEADS
     row = place // (PARTS * KV_HEADS)
     k_start, k_end, q_start, q_end, shift = load_row(rows_ptr, row)
-    k_start += place // KV_HEADS % PARTS * TILE
+    k_start += (place // KV_HEADS % PARTS * TILE).to(tl.int32)
     k_end = tl.minimum(k_end, k_start + TILE)
-    k_ptr += kv_head * S.K_STRIDE_H
-    v_ptr += kv_head * S.V_STRIDE_H
-    k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, TILE, S.D, PAD_D)
-    if NEGATE:
-        k = -k
-    v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, TILE, S.DV, PAD_DV)
-    dk = tl.zeros([TILE, PAD_D], tl.float32)
-    dv = tl.zeros([TILE, PAD_DV], tl.float32)
-    row_ends = (k_start, k_end, q_start, q_end, shift)
-    dk, dv = dkv_walk(
-        dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends, kv_head,
-        scale_log2, left, right, rows_ptr, row, None, S, BIAS, True,
-    )  # fmt: skip
     dk_ptr += kv_head * S.D
     dv_ptr += kv_head * S.DV
-    store_block(dk_ptr, dk * scale, k_start, k_end, KV_HEADS * S.D, TILE, S.D, PAD_D)
-    store_block(dv_ptr, dv, k_start, k_end, KV_HEADS * S.DV, TILE, S.DV, PAD_DV)
+    dk = load_block(dk_ptr, k_start, k_end, KV_HEADS * S.D, TILE, S.D, PAD_D).to(tl.float32)
+    dv = load_block(dv_ptr, k_start, k_end, KV_HEADS * S.DV, TILE, S.DV, PAD_DV).to(tl.float32)
+    if is_bad(size_of_sums(dk) + size_of_sums(dv)):
+        # Not before all threads have read what is written again.
+        tl.debug_barrier()
+        k_ptr += kv_head * S.K_STRIDE_H
+        v_ptr += kv_head * S.V_STRIDE_H
+        k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, TILE, S.D, PAD_D)
+        if NEGATE:
+            k = -k
+        v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, TILE, S.DV, PAD_DV)
+        row_ends = (k_start, k_end, q_start, q_end, shift)
+        dk, dv = dkv_walk(
+            tl.zeros([TILE, PAD_D], tl.float32), tl.zeros([TILE, PAD_DV], tl.float32), k, v,
+            q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends, kv_head, scale_log2, left, right,
+            rows_ptr, row, None, S, BIAS, True,
+        )  # fmt: skip
+        store_block(dk_ptr, dk * scale, k_start, k_end, KV_HEADS * S.D, TILE, S.D, PAD_D)
+        store_block(dv_ptr, dv, k_start, k_end, KV_HEADS * S.DV, TILE, S.DV, PAD_DV)
