@@ -332,13 +332,16 @@ def test_what_does_not_fit():
 
 COMPILE = """
 import sys
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from jagged_kernels.attention.plans import AttentionShape
+from jagged_kernels.attention.plans import AttentionShape, Call
 from jagged_kernels.attention.hopper import dkv as gluon_dkv
+from jagged_kernels.attention.hopper import exact_backward
 from jagged_kernels.attention.hopper import dq as gluon_dq
 from jagged_kernels.attention.hopper import forward as gluon_forward
 from jagged_kernels.schedule.policy import hopper
@@ -386,6 +389,35 @@ def compile_kernel(name, dim):
     assert "wgmma.mma_async" in compiled.asm["ptx"] and compiled.asm["cubin"]
 
 
+def compile_exact_backward(dim):
+    kernel = exact_backward._exact_backward_kernel
+    q, k = (torch.zeros(2, heads, dim, dtype=torch.bfloat16) for heads in (4, 2))
+    call = Call.of(q, k, k, q, left=3, right=0, scale=-1.0)
+    part = hopper.dkv_config(dim).part_q
+    _, constants = exact_backward._constants(call, part, part, 2, 2)
+    numbers = {"lse2_ptr": "*fp32", "delta_ptr": "*fp32", "scale": "fp32", "scale_log2": "fp32"}
+    integers = ("rows_ptr", "rows_t_ptr", "alarm_ptr")
+
+    def kind(argument):
+        if argument in constants:
+            return "constexpr"
+        if argument in integers:
+            return "*i32"
+        return numbers.get(argument, "*bf16" if argument.endswith("_ptr") else "i32")
+
+    names = kernel.arg_names
+    source = ASTSource(
+        fn=kernel,
+        signature={argument: kind(argument) for argument in names},
+        constexprs={(names.index(c),): value for c, value in constants.items()},
+    )
+    options = {"num_warps": 4, "num_stages": 1}
+    assert triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["cubin"]
+
+
+for dim in (64, 128):
+    print("exact backward", dim, file=sys.stderr)
+    compile_exact_backward(dim)
 for name, dim in (("forward", 64), ("forward", 128), ("dq", 128), ("dkv", 64), ("dkv", 128)):
     print(name, dim, file=sys.stderr)
     compile_kernel(name, dim)

@@ -132,8 +132,8 @@ def _dq_again(
     q_start += (place // HEADS % PARTS * TILE).to(tl.int32)
     q_end = tl.minimum(q_end, q_start + TILE)
     dq_ptr += head * S.D
-    dq = load_block(dq_ptr, q_start, q_end, HEADS * S.D, TILE, S.D, PAD_D)
-    if is_bad(size_of_sums(dq.to(tl.float32))):
+    dq = load_block(dq_ptr, q_start, q_end, HEADS * S.D, TILE, S.D, PAD_D).to(tl.float32)
+    if is_bad(size_of_sums(dq)):
         # Not before all threads have read what is written again.
         tl.debug_barrier()
         q_ptr += head * S.Q_STRIDE_H
