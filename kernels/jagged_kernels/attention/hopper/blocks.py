@@ -215,5 +215,5 @@ def store_tile(
     if alarm_ptr is not None:
         # Now, because sums need registers that the block in float32 had.
         sizes = size_of_sums(block.to(gl.float32))
-        alarms = alarm_ptr + gl.zeros([block.shape[0]], gl.int32, sizes.type.layout)
+        alarms = alarm_ptr + gl.zeros([block.shape[0]], gl.int32, gl.SliceLayout(1, LAYOUT))
         gl.store(alarms, 1, mask=~(sizes < float("inf")))
