@@ -51,6 +51,8 @@ LOOKS: dict[str, Look] = {
     "njt_sdpa": Look("nested tensor + SDPA", _COLORS[5], "P", (0, (4, 1, 1, 1, 1, 1))),
     "flex": Look("FlexAttention", "#a05a9c", "h", (0, (6, 2))),
     "varlen_attn": Look("varlen_attn (FA2)", "#4d4d4d", "d", (0, (2, 1))),
+    "varlen_attn_split": Look("varlen_attn, split", "#8a8a8a", "*", (0, (2, 1, 0.5, 1))),
+    "flashinfer": Look("FlashInfer", "#1f6f8b", "8", (0, (5, 1, 1, 1, 1, 1))),
     "fbgemm_sll": Look("FBGEMM sll", "#b59b00", "<", (0, (1, 1.5))),
     "padded": Look("padded PyTorch", _COLORS[1], "s", (0, (5, 1.5))),
     "flat": Look("PyTorch on flat tokens", _COLORS[2], "^", (0, (3, 1))),

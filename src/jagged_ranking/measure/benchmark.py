@@ -160,6 +160,8 @@ class _Measurement(Contest):
             return None
         for mode in modes:
             self.refuse(name, mode, provider.bytes_needed(self.workload, mode))
+        if provider.forward_only and TRAINING in modes:
+            self.failed[name, TRAINING] = ("unsupported", f"{name} has no gradient")
         if all((name, mode) in self.failed for mode in modes):
             return None
         try:

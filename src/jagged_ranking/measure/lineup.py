@@ -6,6 +6,8 @@ SWEEPS = ("waste", "length", "head_dim")
 
 _CUDA = ("jagged", "dense_eager", "dense_flash", "dense_cudnn", "njt_sdpa", "flex", "varlen_attn")
 _CPU = ("jagged", "dense_eager", "dense_flash", "dense_sdpa", "njt_sdpa")
+# Peers for few queries and long histories; some cut histories into parts.
+_SPLITTING = ("varlen_attn", "varlen_attn_split", "flash_attn_4", "flashinfer")
 _SWEEP = ("jagged", "dense_eager", "dense_flash", "dense_cudnn", "njt_sdpa", "varlen_attn")
 
 
@@ -21,9 +23,9 @@ def default_providers(device_type: str, *, group: str = "workloads") -> tuple[st
     """
     cuda = device_type == "cuda"
     if group == "target":
-        return ("jagged", "dense_sdpa", *(("varlen_attn", "flash_attn_4") if cuda else ()))
+        return ("jagged", "dense_sdpa", *(_SPLITTING if cuda else ()))
     if group == "skew":
-        return ("jagged", *((*POLICIES, "varlen_attn") if cuda else ("dense_sdpa",)))
+        return ("jagged", *((*POLICIES, *_SPLITTING) if cuda else ("dense_sdpa",)))
     if not cuda:
         return _CPU
     return _SWEEP if group in SWEEPS else (*_CUDA, "fbgemm_sll", "flash_attn_4")

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -261,8 +262,19 @@ def test_what_cannot_fit_is_refused_before_it_is_tried(monkeypatch: pytest.Monke
     assert (results.select(table, provider="jagged")["status"] == "ok").all()
 
 
+def test_a_peer_without_a_gradient_is_measured_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROVIDERS, "fake", replace(PROVIDERS["jagged"], forward_only=True))
+    table = measure(small(), providers=["fake"])
+    for metric in ("latency", "peak_memory"):
+        rows = results.select(table, metric=metric, op="attention").set_index("mode")
+        assert rows.loc["forward", "status"] == "ok"
+        assert rows.loc["forward+backward", "status"] == "unsupported"
+        assert rows.loc["forward+backward", "message"] == "fake has no gradient"
+
+
 def test_peers_that_need_a_gpu_or_an_installation_say_so() -> None:
-    names = ["dense_cudnn", "flex", "varlen_attn", "fbgemm_sll", "flash_attn_4"]
+    names = ["dense_cudnn", "flex", "varlen_attn", "varlen_attn_split"]
+    names += ["fbgemm_sll", "flash_attn_4", "flashinfer"]
     table = results.select(measure(small(), providers=names), metric="latency")
     assert set(table["provider"]) == set(names)
     assert set(table["status"]) <= {"missing", "unsupported"}

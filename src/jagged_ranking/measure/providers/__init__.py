@@ -22,8 +22,9 @@ from jagged_ranking.measure.providers.jagged import (
     JAGGED_STREAM,
     NJT_SDPA,
     VARLEN_ATTN,
+    VARLEN_ATTN_SPLIT,
 )
-from jagged_ranking.measure.providers.optional import FBGEMM_SLL, FLASH_ATTN_4
+from jagged_ranking.measure.providers.optional import FBGEMM_SLL, FLASH_ATTN_4, FLASHINFER
 
 PROVIDERS: dict[str, Provider] = {
     provider.name: provider
@@ -39,8 +40,10 @@ PROVIDERS: dict[str, Provider] = {
         NJT_SDPA,
         FLEX,
         VARLEN_ATTN,
+        VARLEN_ATTN_SPLIT,
         FBGEMM_SLL,
         FLASH_ATTN_4,
+        FLASHINFER,
     )
 }
 

@@ -79,6 +79,7 @@ class Provider:
         padded: it works on padded tensors.
         padding_attends: it has no mask, so that padded (zero) keys take part in the softmax.
         dense_queries: it is prepared for target attention too, not for self-attention only.
+        forward_only: it has no gradient.
         bytes_beyond_inputs: (workload, mode) -> a lower bound, to refuse in time.
     """
 
@@ -88,6 +89,7 @@ class Provider:
     padded: bool = False
     padding_attends: bool = False
     dense_queries: bool = False
+    forward_only: bool = False
     bytes_beyond_inputs: Callable[[Workload, str], int] = lambda workload, mode: 0
 
     def bytes_needed(self, workload: Workload, mode: str) -> int:

@@ -182,7 +182,8 @@ def _prepare_flex(batch: Batch) -> Prepared:
     )
 
 
-def _prepare_varlen(batch: Batch) -> Prepared:
+def _prepare_varlen(batch: Batch, *, cuts: bool = False) -> Prepared:
+    """`cuts` asks for histories in as many parts as give every multiprocessor two programs."""
     need_cuda(batch.device, "varlen_attn")
     need_half(batch, "varlen_attn")
     try:
@@ -195,14 +196,19 @@ def _prepare_varlen(batch: Batch) -> Prepared:
     q, k, v = leaves(packed_queries(batch, batch.q), batch.k, batch.v)
     offsets = batch.offsets
     query_offsets, most_queries, longest = packed_bounds(batch)
-    mask: dict[str, Any] = {}
+    known = inspect.signature(varlen_attn).parameters
+    options: dict[str, Any] = {}
     if batch.workload.causal:
         # The name of the option changed between releases.
-        windowed = "window_size" in inspect.signature(varlen_attn).parameters
-        mask = {"window_size": (-1, 0)} if windowed else {"is_causal": True}
+        options = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    if cuts:
+        if "num_splits" not in known:
+            message = f"varlen_attn of torch {torch.__version__} has no num_splits"
+            raise Unavailable("unsupported", message)
+        options["num_splits"] = _parts(batch)
 
     def forward() -> Tensor:
-        out = varlen_attn(q, k, v, query_offsets, offsets, most_queries, longest, **mask)
+        out = varlen_attn(q, k, v, query_offsets, offsets, most_queries, longest, **options)
         assert isinstance(out, Tensor)  # a tuple only if the log-sum-exp was asked for
         return out
 
@@ -214,6 +220,14 @@ def _prepare_varlen(batch: Batch) -> Prepared:
         to_queries=like_queries,
         held=(offsets, query_offsets),
     )
+
+
+def _parts(batch: Batch) -> int:
+    """Parts of a history, 1 to 128 as FlashAttention has them, of 64 keys or more."""
+    w = batch.workload
+    processors = torch.cuda.get_device_properties(batch.device).multi_processor_count
+    wanted = -(-2 * processors // (w.users * w.heads))
+    return max(1, min(wanted, -(-int(batch.lengths.max()) // 64), 128))
 
 
 JAGGED = Provider(
@@ -250,5 +264,12 @@ VARLEN_ATTN = Provider(
     name="varlen_attn",
     description="torch.nn.attention.varlen.varlen_attn (FlashAttention-2)",
     prepare=_prepare_varlen,
+    dense_queries=True,
+)
+VARLEN_ATTN_SPLIT = Provider(
+    name="varlen_attn_split",
+    description="varlen_attn with num_splits: histories in as many parts as give every "
+    "multiprocessor two programs",
+    prepare=functools.partial(_prepare_varlen, cuts=True),
     dense_queries=True,
 )

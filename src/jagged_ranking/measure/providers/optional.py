@@ -1,4 +1,5 @@
-"""Peers that are measured where somebody installed them: FBGEMM's sll kernels, flash-attn 4."""
+"""Peers that are measured where somebody installed them: FBGEMM's sll kernels, flash-attn 4,
+FlashInfer."""
 
 import importlib
 import math
@@ -24,6 +25,8 @@ from jagged_ranking.measure.providers.jagged import (
 from jagged_ranking.measure.workloads import Batch
 
 FBGEMM_FUNCTION = "multi_head_jagged_flash_attention"
+# Of FlashInfer's partial results, as its documentation advises.
+_WORKSPACE = 128 * 2**20
 # The function moved between files from release to release.
 FBGEMM_MODULES = (
     "fbgemm_gpu.sll.triton.triton_multi_head_jagged_flash_attention",
@@ -88,6 +91,40 @@ def _prepare_flash_attn_4(batch: Batch) -> Prepared:
     )
 
 
+def _prepare_flashinfer(batch: Batch) -> Prepared:
+    make = find("BatchPrefillWithRaggedKVCacheWrapper", ("flashinfer",), "flashinfer")
+    need_cuda(batch.device, "FlashInfer")
+    need_half(batch, "FlashInfer")
+    w = batch.workload
+    q, k, v = leaves(packed_queries(batch, batch.q), batch.k, batch.v)
+    query_offsets, _, _ = packed_bounds(batch)
+    workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=batch.device)
+    # Its kernels for Hopper alone do not cut histories.
+    wrapper = make(workspace, "NHD", backend="fa2")
+
+    def plan() -> None:
+        wrapper.plan(
+            query_offsets,
+            batch.offsets,
+            w.heads,
+            w.heads,
+            w.head_dim,
+            causal=w.causal,
+            q_data_type=batch.q.dtype,
+        )
+
+    plan()
+    return Prepared(
+        forward=lambda: wrapper.run(q, k, v),
+        inputs=(q, k, v),
+        grad_output=packed_queries(batch, batch.dout),
+        to_tokens=as_is,
+        to_queries=like_queries,
+        held=(batch.offsets, query_offsets, workspace),
+        builds={"plan": plan},
+    )
+
+
 def find(function: str, modules: tuple[str, ...], package: str) -> Any:
     """The function, from the first module that has it; raises Unavailable."""
     problem = f"{package} is not installed"
@@ -112,4 +149,12 @@ FLASH_ATTN_4 = Provider(
     description="flash_attn.cute flash_attn_varlen_func (FlashAttention-4, CuTe DSL)",
     prepare=_prepare_flash_attn_4,
     dense_queries=True,
+)
+FLASHINFER = Provider(
+    name="flashinfer",
+    description="flashinfer BatchPrefillWithRaggedKVCacheWrapper, which cuts histories; its plan, "
+    "made on the host, is built beforehand",
+    prepare=_prepare_flashinfer,
+    dense_queries=True,
+    forward_only=True,
 )
