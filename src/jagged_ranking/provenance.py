@@ -27,7 +27,11 @@ from jagged_ranking.results import atomic
 SUITES = {"all": CODE_FOLDERS, "kernels": ("kernels",)}
 PACKAGES = ("torch", "triton", "numpy", "pandas", "pyarrow", "matplotlib", "scikit-learn")
 # What is measured where it is installed: package -> module.
-PEERS = {"fbgemm-gpu": "fbgemm_gpu", "flash-attn-4": "flash_attn"}
+PEERS = {
+    "fbgemm-gpu": "fbgemm_gpu",
+    "flash-attn-4": "flash_attn",
+    "flashinfer-python": "flashinfer",
+}
 TEST_STATUS = "build/test-status.json"
 MANIFEST = "manifest.json"  # beside the results
 
