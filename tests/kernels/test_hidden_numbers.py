@@ -17,12 +17,12 @@ from torch import Tensor
 
 from jagged_kernels import attention_schedule
 from jagged_kernels.attention.hopper.exact_backward import launch_exact_backward
-from jagged_kernels.attention.plain import backward, forward, short
+from jagged_kernels.attention.plain import short
 from jagged_kernels.attention.plans import Call
-from jagged_kernels.attention.seen import seen_product
+from jagged_kernels.attention.seen import triton_sums
+from jagged_kernels.attention.seen.products import seen_product
+from jagged_kernels.attention.seen.triton_sums import add_seen
 from jagged_kernels.attention.split import backward as split_backward
-from jagged_kernels.attention.split import forward as split_forward
-from jagged_kernels.attention.triton_seen import add_seen
 from jagged_kernels.core.launch import launch
 from jagged_kernels.schedule.policy.hopper import is_hopper
 from jagged_kernels.schedule.rows import build_rows
@@ -183,8 +183,7 @@ def test_long_histories_are_those_of_hopper(name, monkeypatch):
 
 
 # What walks again calls, by the module that calls it.
-AGAIN = [(forward, "add_seen"), (backward, "add_seen"), (split_forward, "add_seen"),
-         (split_backward, "add_seen"), (short, "attend_by_token"),
+AGAIN = [(triton_sums, "add_seen"), (split_backward, "add_seen"), (short, "attend_by_token"),
          (short, "differentiate_by_token")]  # fmt: skip
 
 

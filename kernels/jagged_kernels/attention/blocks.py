@@ -55,6 +55,18 @@ def band(
 
 
 @triton.jit
+def finite(x):
+    """x, or 0 for -inf: -inf - -inf is NaN, so a query that has seen nothing subtracts 0."""
+    return tl.where(x == float("-inf"), 0.0, x)
+
+
+@triton.jit
+def weighted_mean(acc, total):
+    """acc [A, B] / total [A]; 0 where it is 0, for a query that saw nothing."""
+    return acc / tl.where(total == 0.0, 1.0, total)[:, None]
+
+
+@triton.jit
 def lse2_of(top, total):
     """log2 of a sum of exponentials, where `total` is that of 2 ** (score - top); -inf for none.
 

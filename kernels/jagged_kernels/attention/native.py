@@ -24,7 +24,7 @@ from jagged_kernels.attention.scores.bias_terms import (
     scores_before,
 )
 from jagged_kernels.attention.scores.dropout import keep_mask
-from jagged_kernels.attention.seen import is_finite, seen_product
+from jagged_kernels.attention.seen.products import is_finite, seen_product
 
 # Scores that one bucket may hold at a time: 64 MB in float32. Those of one query are not cut.
 _MAX_SCORES = 1 << 24

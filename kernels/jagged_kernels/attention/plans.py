@@ -55,6 +55,10 @@ class AttentionShape(NamedTuple):
     SKIPS: bool = False
 
     @property
+    def MASKED(self) -> bool:
+        return self.HAS_LEFT or self.HAS_RIGHT
+
+    @property
     def PAD_GROUP(self) -> int:
         return 1 << (self.GROUP - 1).bit_length()
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from jagged_kernels.attention.scores.bias_terms import BiasTerms, Places, bias_scores
 from jagged_kernels.attention.scores.dropout import keep_mask
-from jagged_kernels.attention.seen import scores_of, weighted_sum
+from jagged_kernels.attention.seen.products import scores_of, weighted_sum
 from jagged_kernels.core.autocast import without_autocast
 
 

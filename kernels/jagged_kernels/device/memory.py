@@ -48,44 +48,27 @@ def row_tile(columns: int) -> tuple[int, int, int]:
 
 
 @triton.jit
-def load_tile(
-    ptr, start, end, stride, column, COLUMNS: tl.constexpr, TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
+def load_block(
+    ptr, start, end, stride, BLOCK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr, column=0
 ):  # fmt: skip
-    """[TILE, BLOCK] from token `start` and from `column`; 0 from token `end` and from COLUMNS."""
-    address, token, columns = _addresses(ptr, start, stride, column, TILE, BLOCK)
-    if COLUMNS % BLOCK != 0:
-        return tl.load(address, mask=(token < end) & (columns < COLUMNS), other=0.0)
+    """[BLOCK, PAD_D] from token `start` and from `column`; 0 from token `end` and column D on."""
+    address, token, columns = _addresses(ptr, start, stride, column, BLOCK, PAD_D)
+    if D % PAD_D != 0:
+        return tl.load(address, mask=(token < end) & (columns < D), other=0.0)
     return tl.load(address, mask=token < end, other=0.0)
 
 
 @triton.jit
-def store_tile(
-    ptr, tile, start, end, stride, column, COLUMNS: tl.constexpr, TILE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """What `load_tile` would read, in the dtype of `ptr`."""
-    address, token, columns = _addresses(ptr, start, stride, column, TILE, BLOCK)
-    inside = token < end
-    if COLUMNS % BLOCK != 0:
-        inside = inside & (columns < COLUMNS)
-    tl.store(address, tile.to(ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def load_block(
-    ptr, start, end, stride, BLOCK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr
-):  # fmt: skip
-    """[BLOCK, PAD_D] of the tokens from `start`; zero from D and from `end` on."""
-    return load_tile(ptr, start, end, stride, 0, D, BLOCK, PAD_D)
-
-
-@triton.jit
 def store_block(
-    ptr, block, start, end, stride, BLOCK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr
+    ptr, block, start, end, stride, BLOCK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr,
+    column=0,
 ):  # fmt: skip
-    """The first D columns of the tokens before `end`, in the dtype of `ptr`."""
-    store_tile(ptr, block, start, end, stride, 0, D, BLOCK, PAD_D)
+    """Where `load_block` would read, in the dtype of `ptr`."""
+    address, token, columns = _addresses(ptr, start, stride, column, BLOCK, PAD_D)
+    inside = token < end
+    if D % PAD_D != 0:
+        inside = inside & (columns < D)
+    tl.store(address, block.to(ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -192,7 +192,7 @@ def by_row(numbers, block):
 
 @gluon.jit
 def size_of_sums(x):
-    """`triton_seen.size_of_sums`"""
+    """`seen.triton_sums.size_of_sums`"""
     return gl.abs(gl.sum(x, 1))
 
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.plain.forward import nothing_seen, store_tile, walk
+from jagged_kernels.attention.plain.forward import store_tile, walk
 from jagged_kernels.attention.plans import AttentionShape
 from jagged_kernels.attention.scores.bias_launch import NO_BIAS
 from jagged_kernels.core.launch import launch
@@ -88,25 +88,33 @@ def _exact_kernel(
 
 
 @triton.jit
+def part_of_place(
+    rows_ptr, place, HEADS: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
+    """(start, end) of TILE tokens, then as `load_row`, then the head: of number `place` among
+    (row, part of its tile, head)."""
+    head = (place % HEADS).to(tl.int64)
+    start, end, range_start, range_end, shift = load_row(rows_ptr, place // (PARTS * HEADS))
+    start += place // HEADS % PARTS * TILE
+    end = tl.minimum(end, start + TILE)
+    return start, end, range_start, range_end, shift, head
+
+
+@triton.jit
 def _attend_exactly(
     q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, rows_ptr, place, scale_log2, left, right,
     S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     TILE: tl.constexpr = S.TILE
-    head = (place % S.HEADS).to(tl.int64)
-    q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, place // (PARTS * S.HEADS))
-    q_start += place // S.HEADS % PARTS * TILE
-    q_end = tl.minimum(q_end, q_start + TILE)
+    row = part_of_place(rows_ptr, place, S.HEADS, TILE, PARTS)
+    q_start, q_end, _, _, _, head = row
     q_ptr += head * S.Q_STRIDE_H
     k_ptr += (head // S.GROUP) * S.K_STRIDE_H
     v_ptr += (head // S.GROUP) * S.V_STRIDE_H
     q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D)
     if NEGATE:
         q = -q
-    acc, top, total, reach = nothing_seen(TILE, S.PAD_DV)
-    row = (q_start, q_end, k_start, k_end, shift, head)
-    acc, top, total, reach = walk(
-        acc, top, total, reach, q, k_ptr, v_ptr, row, scale_log2, left, right,
-        None, None, S, BIAS, True,
-    )  # fmt: skip
+    acc, top, total, _ = walk(
+        q, k_ptr, v_ptr, row, scale_log2, left, right, None, None, S, BIAS, True
+    )
     store_tile(acc, top, total, o_ptr, lse2_ptr, row, S)

@@ -1,13 +1,10 @@
-"""Gradients that were touched by what the mask hides, a second time (see `triton_seen`).
+"""Gradients that were touched by what the mask hides, a second time (see `triton_sums`).
 
 As `hopper.exact` does it for the forward, but without a mark for each part of a tile, for which the
 Gluon kernels have no registers left: one alarm stands for all gradients of a call. Where it was
 raised, a launch after both passes looks for the parts that are not finite, and what it computes for
 them is what `plain.backward` computes on its second walk.
 """
-
-# Triton's jit is not typed.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -18,14 +15,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from jagged_kernels.attention.blocks import finite
+from jagged_kernels.attention.hopper.exact import part_of_place
 from jagged_kernels.attention.plain.backward import dkv_walk, dq_walk
 from jagged_kernels.attention.plans import PLANS, Call, scale_argument
 from jagged_kernels.attention.scores.bias_launch import NO_BIAS
-from jagged_kernels.attention.triton_seen import SEEN_BLOCK, is_bad, size_of_sums
+from jagged_kernels.attention.seen.triton_sums import SEEN_BLOCK, is_bad, size_of_sums
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
 from jagged_kernels.device.memory import load_block, load_numbers, store_block
-from jagged_kernels.schedule.row_access import load_row
 
 
 def launch_exact_backward(
@@ -126,11 +124,9 @@ def _dq_again(
     TILE: tl.constexpr = S.TILE
     HEADS: tl.constexpr = S.HEADS
     PAD_D: tl.constexpr = S.PAD_D
-    place += tl.full([], 0, tl.int64)
-    head = place % HEADS
-    q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, place // (PARTS * HEADS))
-    q_start += (place // HEADS % PARTS * TILE).to(tl.int32)
-    q_end = tl.minimum(q_end, q_start + TILE)
+    # The interpreter's loops count in Python integers.
+    row_ends = part_of_place(rows_ptr, place + tl.full([], 0, tl.int32), HEADS, TILE, PARTS)
+    q_start, q_end, head = row_ends[0], row_ends[1], row_ends[5]
     dq_ptr += head * S.D
     dq = load_block(dq_ptr, q_start, q_end, HEADS * S.D, TILE, S.D, PAD_D).to(tl.float32)
     if is_bad(size_of_sums(dq)):
@@ -144,13 +140,11 @@ def _dq_again(
         if NEGATE:
             q = -q
         d_o = load_block(do_ptr, q_start, q_end, S.DO_STRIDE_T, TILE, S.DV, S.PAD_DV)
-        lse2 = load_numbers(lse2_ptr + head, q_start, q_end, HEADS, TILE)
-        lse2 = tl.where(lse2 == float("-inf"), 0.0, lse2)
+        lse2 = finite(load_numbers(lse2_ptr + head, q_start, q_end, HEADS, TILE))
         delta = load_numbers(delta_ptr + head, q_start, q_end, HEADS, TILE)
-        row_ends = (q_start, q_end, k_start, k_end, shift, head)
         dq, _, _, _ = dq_walk(
-            tl.zeros([TILE, PAD_D], tl.float32), 0.0, 0.0, 0.0, q, d_o, lse2, delta, k_ptr, v_ptr,
-            row_ends, scale_log2, left, right, None, None, None, S, BIAS, True,
+            q, d_o, lse2, delta, k_ptr, v_ptr, row_ends, scale_log2, left, right, None, None, None,
+            S, BIAS, True,
         )  # fmt: skip
         store_block(dq_ptr, dq * scale, q_start, q_end, HEADS * S.D, TILE, S.D, PAD_D)
 
@@ -165,12 +159,10 @@ def _dkv_again(
     KV_HEADS: tl.constexpr = S.HEADS // S.GROUP
     PAD_D: tl.constexpr = S.PAD_D
     PAD_DV: tl.constexpr = S.PAD_DV
-    place += tl.full([], 0, tl.int64)
-    kv_head = place % KV_HEADS
-    row = place // (PARTS * KV_HEADS)
-    k_start, k_end, q_start, q_end, shift = load_row(rows_ptr, row)
-    k_start += (place // KV_HEADS % PARTS * TILE).to(tl.int32)
-    k_end = tl.minimum(k_end, k_start + TILE)
+    place += tl.full([], 0, tl.int32)
+    k_start, k_end, q_start, q_end, shift, kv_head = part_of_place(
+        rows_ptr, place, KV_HEADS, TILE, PARTS
+    )
     dk_ptr += kv_head * S.D
     dv_ptr += kv_head * S.DV
     dk = load_block(dk_ptr, k_start, k_end, KV_HEADS * S.D, TILE, S.D, PAD_D).to(tl.float32)
@@ -186,9 +178,8 @@ def _dkv_again(
         v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, TILE, S.DV, PAD_DV)
         row_ends = (k_start, k_end, q_start, q_end, shift)
         dk, dv = dkv_walk(
-            tl.zeros([TILE, PAD_D], tl.float32), tl.zeros([TILE, PAD_DV], tl.float32), k, v,
-            q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends, kv_head, scale_log2, left, right,
-            rows_ptr, row, None, S, BIAS, True,
+            k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends, kv_head,
+            scale_log2, left, right, rows_ptr, place // (PARTS * KV_HEADS), None, S, BIAS, True,
         )  # fmt: skip
         store_block(dk_ptr, dk * scale, k_start, k_end, KV_HEADS * S.D, TILE, S.D, PAD_D)
         store_block(dv_ptr, dv, k_start, k_end, KV_HEADS * S.DV, TILE, S.DV, PAD_DV)

@@ -298,7 +298,7 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
         if place < count:
             # What `hopper.exact` is to compute again: not for the next user's queries.
             own = first_q + gl.arange(0, ROWS, ROW) < q_end
-            if S.HAS_LEFT or S.HAS_RIGHT:
+            if S.MASKED:
                 sizes = gl.convert_layout(size_of_sums(acc), ROW)
                 reach = gl.where(sizes < float("inf"), reach, float("inf"))
             far = gl.max(gl.where(own, reach, 0.0), 0) > _FAR

@@ -16,13 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import probability, visible, whole_blocks
+from jagged_kernels.attention.blocks import finite, probability, visible, whole_blocks
 from jagged_kernels.attention.plain.short import launch_short_backward
-from jagged_kernels.attention.plans import (
-    PLANS,
-    Call,
-    LaunchPlan,
-)
+from jagged_kernels.attention.plans import PLANS, Call, LaunchPlan
 from jagged_kernels.attention.scores.bias_launch import (
     NO_BIAS,
     BiasShape,
@@ -30,19 +26,19 @@ from jagged_kernels.attention.scores.bias_launch import (
     launch_options,
 )
 from jagged_kernels.attention.scores.triton_bias import (
+    add_bias,
     add_to_sums,
-    bias_block,
     bias_place,
     keep_block,
     store_sums,
     zero_sums,
 )
-from jagged_kernels.attention.triton_seen import SEEN_BLOCK, add_seen, is_bad, size_of_sums
+from jagged_kernels.attention.seen.triton_sums import SEEN_BLOCK, add_weighted, is_bad, size_of_sums
 from jagged_kernels.core.backends import has_small_memory
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig
-from jagged_kernels.device.arithmetic import LOG2_E, add_factors
+from jagged_kernels.device.arithmetic import LOG2_E
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.device.memory import (
     load_block,
@@ -250,31 +246,25 @@ def _dq_kernel(
         delta -= load_numbers(d_lse2_ptr + head, q_start, q_end, HEADS, TILE) * _LOG2_E
     store_numbers(delta_ptr + head, delta, q_start, q_end, HEADS, TILE)
     lse2 = load_numbers(lse2_ptr + head, q_start, q_end, HEADS, TILE)
-    lse2 = tl.where(lse2 == float("-inf"), 0.0, lse2)
+    lse2 = finite(lse2)
     place = None
     if BIAS.ANY:
         place = bias_place(bias, rows_ptr, row, head, BIAS)
 
-    PAD_D: tl.constexpr = S.PAD_D
-    dq = tl.zeros([TILE, PAD_D], tl.float32)
     row_ends = (q_start, q_end, k_start, k_end, shift, head)
     PRECISION: tl.constexpr = S.PRECISION
     q, d_o = factor(q, PRECISION), factor(d_o, PRECISION)
     dq, d_position, d_time, d_slope = dq_walk(
-        dq, d_position, d_time, d_slope, q, d_o, lse2, delta, k_ptr, v_ptr, row_ends,
-        scale_log2, left, right, bias, slots, place, S, BIAS, False,
+        q, d_o, lse2, delta, k_ptr, v_ptr, row_ends, scale_log2, left, right, bias, slots, place,
+        S, BIAS, False,
     )  # fmt: skip
-    # The first condition is known when compiling, the second is not.
-    if S.HAS_LEFT or S.HAS_RIGHT:  # noqa: SIM102
-        if is_bad(size_of_sums(dq)):
-            # Other threads may have written the bias' gradients that are written again.
-            tl.debug_barrier()
-            d_position, d_time, d_slope = zero_sums(slots, BIAS)
-            dq, d_position, d_time, d_slope = dq_walk(
-                tl.zeros([TILE, PAD_D], tl.float32), d_position, d_time, d_slope, q, d_o, lse2,
-                delta, k_ptr, v_ptr, row_ends, scale_log2, left, right, bias, slots, place, S, BIAS,
-                True,
-            )  # fmt: skip
+    if S.MASKED and is_bad(size_of_sums(dq)):
+        # Other threads may have written the bias' gradients that are written again.
+        tl.debug_barrier()
+        dq, d_position, d_time, d_slope = dq_walk(
+            q, d_o, lse2, delta, k_ptr, v_ptr, row_ends, scale_log2, left, right,
+            bias, slots, place, S, BIAS, True,
+        )  # fmt: skip
     store_block(dq_ptr + head * S.D, dq * scale, q_start, q_end, HEADS * S.D, TILE, S.D, S.PAD_D)
     if BIAS.ANY:
         store_sums(d_position, d_time, d_slope, slots, slot, head, BIAS, HEADS)
@@ -282,11 +272,10 @@ def _dq_kernel(
 
 @triton.jit
 def dq_walk(
-    dq, d_position, d_time, d_slope, q, d_o, lse2, delta, k_ptr, v_ptr, row_ends,
-    scale_log2, left, right, bias, slots, place, S: tl.constexpr, BIAS: tl.constexpr,
-    SEEN: tl.constexpr,
+    q, d_o, lse2, delta, k_ptr, v_ptr, row_ends, scale_log2, left, right, bias, slots, place,
+    S: tl.constexpr, BIAS: tl.constexpr, SEEN: tl.constexpr,
 ):  # fmt: skip
-    """dQ and the sums of a row's key blocks; with SEEN over what is seen alone (`triton_seen`)."""
+    """dQ and the sums of a row's key blocks; with SEEN over what is seen alone (`triton_sums`)."""
     TILE: tl.constexpr = S.TILE
     BLOCK: tl.constexpr = SEEN_BLOCK if SEEN else S.BLOCK
     PRECISION: tl.constexpr = S.PRECISION
@@ -295,21 +284,20 @@ def dq_walk(
     whole_start, whole_end = whole_blocks(
         q_start, q_end, first, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, BLOCK
     )
+    PAD_D: tl.constexpr = S.PAD_D
+    dq = tl.zeros([TILE, PAD_D], tl.float32)
+    d_position, d_time, d_slope = zero_sums(slots, BIAS)
     for k_start in tl.range(first, k_end, BLOCK, num_stages=1 if SEEN else None):
         k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
         v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
-        keys = factor(k, PRECISION)
-        scores = dot_factors(q, transposed(keys, PRECISION), PRECISION)
+        scores = dot_factors(q, transposed(factor(k, PRECISION), PRECISION), PRECISION)
         if BIAS.ANY:
             scores *= scale_log2
             q_token = (q_start + tl.arange(0, TILE))[:, None]
             k_token = (k_start + tl.arange(0, BLOCK))[None, :]
-            bucket = 0
-            if BIAS.ADDS:
-                added, bucket = bias_block(
-                    bias, place, q_token, k_token, q_end, k_end, shift, head, BIAS, S.HEADS
-                )
-                scores += added * _LOG2_E
+            scores, bucket = add_bias(
+                scores, bias, place, q_token, k_token, q_end, k_end, shift, head, BIAS, S.HEADS
+            )
         if SEEN or (k_start < whole_start) | (k_start >= whole_end):
             inside = visible(
                 q_start, k_start, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
@@ -330,11 +318,7 @@ def dq_walk(
                 d_position, d_time, d_slope, d_scores, slots, bias, place, bucket,
                 q_start, k_start, q_end, k_end, shift, head, BIAS, S.HEADS,
             )  # fmt: skip
-        if SEEN:
-            dq = add_seen(dq, d_scores.to(k.dtype), k, inside, PRECISION)
-        else:
-            d_scores = factor(d_scores.to(k.dtype), PRECISION)
-            dq = add_factors(dq, d_scores, keys, k.dtype, PRECISION)
+        dq = add_weighted(dq, d_scores, k, inside if SEEN else None, PRECISION)
     return dq, d_position, d_time, d_slope
 
 
@@ -360,26 +344,18 @@ def _dkv_kernel(
     if NEGATE:
         k = -k
     v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, TILE, S.DV, S.PAD_DV)
-    PAD_D: tl.constexpr = S.PAD_D
-    PAD_DV: tl.constexpr = S.PAD_DV
-    dk = tl.zeros([TILE, PAD_D], tl.float32)
-    dv = tl.zeros([TILE, PAD_DV], tl.float32)
     PRECISION: tl.constexpr = S.PRECISION
     k, v = factor(k, PRECISION), factor(v, PRECISION)
     row_ends = (k_start, k_end, q_start, q_end, shift)
     dk, dv = dkv_walk(
-        dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends, kv_head,
+        k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends, kv_head,
         scale_log2, left, right, rows_ptr, row, bias, S, BIAS, False,
     )  # fmt: skip
-    # The first condition is known when compiling, the second is not.
-    if S.HAS_LEFT or S.HAS_RIGHT:  # noqa: SIM102
-        if is_bad(size_of_sums(dk) + size_of_sums(dv)):
-            dk = tl.zeros([TILE, PAD_D], tl.float32)
-            dv = tl.zeros([TILE, PAD_DV], tl.float32)
-            dk, dv = dkv_walk(
-                dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends, kv_head,
-                scale_log2, left, right, rows_ptr, row, bias, S, BIAS, True,
-            )  # fmt: skip
+    if S.MASKED and is_bad(size_of_sums(dk) + size_of_sums(dv)):
+        dk, dv = dkv_walk(
+            k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends, kv_head,
+            scale_log2, left, right, rows_ptr, row, bias, S, BIAS, True,
+        )  # fmt: skip
     dk_ptr += kv_head * S.D
     dv_ptr += kv_head * S.DV
     store_block(dk_ptr, dk * scale, k_start, k_end, KV_HEADS * S.D, TILE, S.D, S.PAD_D)
@@ -388,11 +364,16 @@ def _dkv_kernel(
 
 @triton.jit
 def dkv_walk(
-    dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends, kv_head,
+    k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends, kv_head,
     scale_log2, left, right, rows_ptr, row, bias, S: tl.constexpr, BIAS: tl.constexpr,
     SEEN: tl.constexpr,
 ):  # fmt: skip
     """`_dkv_walk` for the heads of a group, one after another."""
+    TILE: tl.constexpr = S.TILE
+    PAD_D: tl.constexpr = S.PAD_D
+    PAD_DV: tl.constexpr = S.PAD_DV
+    dk = tl.zeros([TILE, PAD_D], tl.float32)
+    dv = tl.zeros([TILE, PAD_DV], tl.float32)
     for member in range(S.GROUP):
         head = kv_head * S.GROUP + member
         place = None
@@ -411,7 +392,7 @@ def _dkv_walk(
     scale_log2, left, right, bias, place, S: tl.constexpr, BIAS: tl.constexpr, SEEN: tl.constexpr,
 ):  # fmt: skip
     """Keys stand in the rows here: the scores are transposed. k and v as `factor` makes them; with
-    SEEN, sums over what is seen alone (`triton_seen`)."""
+    SEEN, sums over what is seen alone (`triton_sums`)."""
     TILE: tl.constexpr = S.TILE
     BLOCK: tl.constexpr = SEEN_BLOCK if SEEN else S.BLOCK
     PRECISION: tl.constexpr = S.PRECISION
@@ -434,15 +415,13 @@ def _dkv_walk(
             scores *= scale_log2
             q_token = (q_start + tl.arange(0, BLOCK))[None, :]
             k_token = (k_start + tl.arange(0, TILE))[:, None]
-            if BIAS.ADDS:
-                # The shift of a transposed row goes from keys to queries.
-                added, _ = bias_block(
-                    bias, place, q_token, k_token, q_end, k_end, -shift, head, BIAS, S.HEADS
-                )
-                scores += added * _LOG2_E
+            # The shift of a transposed row goes from keys to queries.
+            scores, _ = add_bias(
+                scores, bias, place, q_token, k_token, q_end, k_end, -shift, head, BIAS, S.HEADS
+            )
         if SEEN or (q_start < whole_start) | (q_start >= whole_end):
             # A query that sees nothing is in no whole block.
-            lse2 = tl.where(lse2 == float("-inf"), 0.0, lse2)
+            lse2 = finite(lse2)
             inside = visible(
                 k_start, q_start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
             )
@@ -454,18 +433,10 @@ def _dkv_walk(
         if BIAS.DROPS:
             keep = keep_block(bias, place, q_token, k_token)
             kept = probabilities * keep
-        if SEEN:
-            dv = add_seen(dv, kept.to(d_o.dtype), d_o, inside, PRECISION)
-        else:
-            kept = factor(kept.to(d_o.dtype), PRECISION)
-            dv = add_factors(dv, kept, d_out, d_o.dtype, PRECISION)
+        dv = add_weighted(dv, kept, d_o, inside if SEEN else None, PRECISION)
         d_probabilities = dot_factors(v, transposed(d_out, PRECISION), PRECISION)
         if BIAS.DROPS:
             d_probabilities *= keep
         d_scores = probabilities * (d_probabilities - delta[None, :])
-        if SEEN:
-            dk = add_seen(dk, d_scores.to(q.dtype), q, inside, PRECISION)
-        else:
-            d_scores = factor(d_scores.to(q.dtype), PRECISION)
-            dk = add_factors(dk, d_scores, queries, q.dtype, PRECISION)
+        dk = add_weighted(dk, d_scores, q, inside if SEEN else None, PRECISION)
     return dk, dv

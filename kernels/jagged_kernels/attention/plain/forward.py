@@ -15,29 +15,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import FAR, lse2_of, visible, whole_blocks
-from jagged_kernels.attention.plain.short import launch_short_forward
-from jagged_kernels.attention.plans import (
-    PLANS,
-    Call,
-    LaunchPlan,
-    empty_lse,
+from jagged_kernels.attention.blocks import (
+    FAR,
+    finite,
+    lse2_of,
+    visible,
+    weighted_mean,
+    whole_blocks,
 )
+from jagged_kernels.attention.plain.short import launch_short_forward
+from jagged_kernels.attention.plans import PLANS, Call, LaunchPlan, empty_lse
 from jagged_kernels.attention.scores.bias_launch import NO_BIAS, BiasShape, launch_options
-from jagged_kernels.attention.scores.triton_bias import bias_block, bias_place, keep_block
-from jagged_kernels.attention.triton_seen import SEEN_BLOCK, add_seen, size_of_sums
+from jagged_kernels.attention.scores.triton_bias import add_bias, bias_place, keep_block
+from jagged_kernels.attention.seen.triton_sums import SEEN_BLOCK, add_weighted, size_of_sums
 from jagged_kernels.core.backends import has_small_memory
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig
-from jagged_kernels.device.arithmetic import LOG2_E, add_dot
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.device.memory import load_block, store_block, store_numbers
 from jagged_kernels.schedule.policy.plain import forward_config, parts_of_tile
 from jagged_kernels.schedule.row_access import load_part
 from jagged_kernels.schedule.rows import rows_to_walk
 
-_LOG2_E = tl.constexpr(LOG2_E)
 _FAR = tl.constexpr(FAR)
 
 
@@ -136,30 +136,23 @@ def _forward_kernel(
         )  # fmt: skip
     else:
         acc, top, total, reach = walk(
-            acc, top, total, reach, q, k_ptr, v_ptr, row, scale_log2, left, right,
-            bias, place, S, BIAS, False,
-        )  # fmt: skip
-    MASKED: tl.constexpr = S.HAS_LEFT or S.HAS_RIGHT
-    if MASKED:
+            q, k_ptr, v_ptr, row, scale_log2, left, right, bias, place, S, BIAS, False
+        )
+    if S.MASKED:
         reach = tl.where(size_of_sums(acc) < float("inf"), reach, float("inf"))
-    # The first condition is known when compiling, the second is not.
-    if MASKED or not BIAS.ANY:  # noqa: SIM102
-        if tl.max(reach, 0) > _FAR:
-            acc, top, total, reach = nothing_seen(TILE, S.PAD_DV)
-            acc, top, total, reach = walk(
-                acc, top, total, reach, q, k_ptr, v_ptr, row, scale_log2, left, right,
-                bias, place, S, BIAS, True,
-            )  # fmt: skip
+    if (S.MASKED or not BIAS.ANY) and tl.max(reach, 0) > _FAR:
+        acc, top, total, reach = walk(
+            q, k_ptr, v_ptr, row, scale_log2, left, right, bias, place, S, BIAS, True
+        )
 
     store_tile(acc, top, total, o_ptr, lse2_ptr, row, S)
 
 
 @triton.jit
 def store_tile(acc, top, total, o_ptr, lse2_ptr, row, S: tl.constexpr):
-    """A query that saw nothing has total 0: its output is 0 and its lse -inf."""
+    """o and lse of a tile; of a query that saw nothing 0 and -inf."""
     q_start, q_end, _, _, _, head = row
-    divisor = tl.where(total == 0.0, 1.0, total)
-    acc = acc / divisor[:, None]
+    acc = weighted_mean(acc, total)
     store_block(o_ptr + head * S.DV, acc, q_start, q_end, S.HEADS * S.DV, S.TILE, S.DV, S.PAD_DV)
     if lse2_ptr is not None:
         store_numbers(lse2_ptr + head, lse2_of(top, total), q_start, q_end, S.HEADS, S.TILE)
@@ -176,16 +169,17 @@ def nothing_seen(TILE: tl.constexpr, PAD_DV: tl.constexpr):
 
 @triton.jit
 def walk(
-    acc, top, total, reach, q, k_ptr, v_ptr, row, scale_log2, left, right, bias, place,
+    q, k_ptr, v_ptr, row, scale_log2, left, right, bias, place,
     S: tl.constexpr, BIAS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """`_attend` for all key blocks of the row; q as `factor` makes it."""
-    SEEN: tl.constexpr = EXACT and (S.HAS_LEFT or S.HAS_RIGHT)
+    SEEN: tl.constexpr = EXACT and S.MASKED
     BLOCK: tl.constexpr = SEEN_BLOCK if SEEN else S.BLOCK
     q_start, q_end, first, k_end, shift, _ = row
     whole_start, whole_end = whole_blocks(
         q_start, q_end, first, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, BLOCK
     )
+    acc, top, total, reach = nothing_seen(S.TILE, S.PAD_DV)
     for k_start in tl.range(first, k_end, BLOCK, num_stages=1 if SEEN else None):
         k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
         v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
@@ -212,7 +206,7 @@ def _attend(
     TILE: tl.constexpr = S.TILE
     PRECISION: tl.constexpr = S.PRECISION
     BLOCK: tl.constexpr = k.shape[0]
-    SEEN: tl.constexpr = EXACT and (S.HAS_LEFT or S.HAS_RIGHT)
+    SEEN: tl.constexpr = EXACT and S.MASKED
     q_start, q_end, _, k_end, shift, head = row
     scores = dot_factors(q, transposed(factor(k, PRECISION), PRECISION), PRECISION)
     if BIAS.ANY or EXACT:
@@ -222,11 +216,9 @@ def _attend(
     if BIAS.ANY:
         q_token = (q_start + tl.arange(0, TILE))[:, None]
         k_token = (k_start + tl.arange(0, BLOCK))[None, :]
-        if BIAS.ADDS:
-            added, _ = bias_block(
-                bias, place, q_token, k_token, q_end, k_end, shift, head, BIAS, S.HEADS
-            )
-            scores += added * _LOG2_E
+        scores, _ = add_bias(
+            scores, bias, place, q_token, k_token, q_end, k_end, shift, head, BIAS, S.HEADS
+        )
     if SEEN or cut:
         inside = visible(
             q_start, k_start, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
@@ -236,8 +228,7 @@ def _attend(
     if not (BIAS.ANY or EXACT):
         block_top = block_top * scale_log2
     new_top = tl.maximum(top, block_top)
-    # -inf - -inf is NaN: a query that has seen nothing yet subtracts 0.
-    finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+    finite_top = finite(new_top)
     if BIAS.ANY or EXACT:
         weights = tl.exp2(scores - finite_top[:, None])
     else:
@@ -248,8 +239,5 @@ def _attend(
     if BIAS.DROPS:
         weights = weights * keep_block(bias, place, q_token, k_token)
     acc = acc * correction[:, None]
-    if SEEN:
-        acc = add_seen(acc, weights.to(v.dtype), v, inside, PRECISION)
-    else:
-        acc = add_dot(acc, weights.to(v.dtype), v, PRECISION)
+    acc = add_weighted(acc, weights, v, inside if SEEN else None, PRECISION)
     return acc, new_top, total, reach

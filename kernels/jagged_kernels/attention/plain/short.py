@@ -17,13 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.blocks import lse2_of, probability, visible
-from jagged_kernels.attention.plans import (
-    PLANS,
-    Call,
-    LaunchPlan,
-)
-from jagged_kernels.attention.triton_seen import is_bad, size_of_sums
-from jagged_kernels.attention.triton_short_seen import attend_by_token, differentiate_by_token
+from jagged_kernels.attention.plain.short_by_token import attend_by_token, differentiate_by_token
+from jagged_kernels.attention.plans import PLANS, Call, LaunchPlan
+from jagged_kernels.attention.seen.triton_sums import is_bad, size_of_sums
 from jagged_kernels.core.launch import launch
 from jagged_kernels.device.arithmetic import LOG2_E, add_factors
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
@@ -160,22 +156,20 @@ def _forward(
     total = tl.sum(weights, 1)
     weights = factor(weights.to(v.dtype), PRECISION)
     acc = dot_factors(weights, factor(v, PRECISION), PRECISION) / total[:, None]
-    if S.HAS_LEFT or S.HAS_RIGHT:
+    if S.MASKED:
         # Behind the user's end may be queries that see nothing: 0 / 0.
         own = start + tl.arange(0, TILE) < end
         sizes = tl.where(own, size_of_sums(acc), 0.0)
     store_block(o_ptr, acc, start, end, S.HEADS * S.DV, TILE, S.DV, S.PAD_DV)
     if lse2_ptr is not None:
         store_numbers(lse2_ptr, lse2_of(top * scale_log2, total), start, end, S.HEADS, TILE)
-    # The first condition is known when compiling, the second is not.
-    if S.HAS_LEFT or S.HAS_RIGHT:  # noqa: SIM102
-        if is_bad(sizes):
-            # Not before other threads have written what is written again.
-            tl.debug_barrier()
-            attend_by_token(
-                q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, scale_log2, left, right,
-                S, NEGATE,
-            )  # fmt: skip
+    if S.MASKED and is_bad(sizes):
+        # Not before other threads have written what is written again.
+        tl.debug_barrier()
+        attend_by_token(
+            q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, scale_log2, left, right,
+            S, NEGATE,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["left", "right"])
@@ -248,24 +242,22 @@ def _backward(
         d_scores = probabilities * (d_probabilities - delta[:, None])
         d_scores = factor(d_scores.to(dtype), PRECISION)
         dq = dot_factors(d_scores, k, PRECISION) * scale
-        if S.HAS_LEFT or S.HAS_RIGHT:
+        if S.MASKED:
             bad = bad | is_bad(size_of_sums(dq))
         store_block(dq_ptr + member * S.D, dq, start, end, S.HEADS * S.D, TILE, S.D, PAD_D)
         if dk_ptr is not None:
             kept = factor(probabilities.to(dtype), PRECISION)
             dk = add_factors(dk, transposed(d_scores, PRECISION), q, dtype, PRECISION)
             dv = add_factors(dv, transposed(kept, PRECISION), d_o, dtype, PRECISION)
-    if S.HAS_LEFT or S.HAS_RIGHT:
+    if S.MASKED:
         bad = bad | is_bad(size_of_sums(dk) + size_of_sums(dv))
     if dk_ptr is not None:
         store_block(dk_ptr, dk * scale, start, end, KV_HEADS * S.D, TILE, S.D, PAD_D)
         store_block(dv_ptr, dv, start, end, KV_HEADS * S.DV, TILE, S.DV, PAD_DV)
-    # The first condition is known when compiling, the second is not.
-    if S.HAS_LEFT or S.HAS_RIGHT:  # noqa: SIM102
-        if bad:
-            # Not before other threads have written what is written again.
-            tl.debug_barrier()
-            differentiate_by_token(
-                q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
-                start, end, scale, scale_log2, left, right, S, NEGATE, TILE,
-            )  # fmt: skip
+    if S.MASKED and bad:
+        # Not before other threads have written what is written again.
+        tl.debug_barrier()
+        differentiate_by_token(
+            q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
+            start, end, scale, scale_log2, left, right, S, NEGATE, TILE,
+        )  # fmt: skip

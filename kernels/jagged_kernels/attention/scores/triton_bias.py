@@ -11,8 +11,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from jagged_kernels.device.arithmetic import LOG2_E
 from jagged_kernels.schedule.row_layout import ROW_FIELDS, ROW_WIDTH
 
+_LOG2_E = tl.constexpr(LOG2_E)
 _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
 _USER = tl.constexpr(ROW_FIELDS.index("user"))
 
@@ -39,32 +41,34 @@ def bias_place(bias, rows_ptr, row, head, BIAS: tl.constexpr):
 
 
 @triton.jit
-def bias_block(
-    bias, place, q_token, k_token, q_end, k_end, shift, head,
+def add_bias(
+    scores, bias, place, q_token, k_token, q_end, k_end, shift, head,
     BIAS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """[A, B] float32 to add to scaled scores, and their time buckets (0 without a time bias).
+    """[A, B] scaled scores (base 2) with the biases, and their time buckets, 0 without.
 
     Query q_token is aligned with key q_token + shift. Tokens from q_end or k_end on may be
     anything; what is returned for them too.
     """
-    distance = k_token - q_token - shift
-    added = tl.zeros(distance.shape, tl.float32)
     bucket = 0
-    if bias.by_distance is not None:
-        index = _distance_index(distance, BIAS)
-        limit: tl.constexpr = BIAS.MAX_DISTANCE
-        added += tl.load(bias.by_distance + head * (2 * limit + 1) + index).to(tl.float32)
-    if bias.time is not None:
-        bucket = _time_bucket(bias, q_token, k_token, q_end, k_end, BIAS)
-        added += tl.load(bias.time + head + bucket * HEADS).to(tl.float32)
-    if bias.slopes is not None:
-        added -= tl.load(bias.slopes + head).to(tl.float32) * tl.abs(distance).to(tl.float32)
-    if bias.scores is not None:
-        index = _score_index(place, q_token, k_token, head, HEADS)
-        inside = (q_token < q_end) & (k_token < k_end)
-        added += tl.load(bias.scores + index, mask=inside, other=0.0).to(tl.float32)
-    return added, bucket
+    if BIAS.ADDS:
+        distance = k_token - q_token - shift
+        added = tl.zeros(distance.shape, tl.float32)
+        if bias.by_distance is not None:
+            index = _distance_index(distance, BIAS)
+            limit: tl.constexpr = BIAS.MAX_DISTANCE
+            added += tl.load(bias.by_distance + head * (2 * limit + 1) + index).to(tl.float32)
+        if bias.time is not None:
+            bucket = _time_bucket(bias, q_token, k_token, q_end, k_end, BIAS)
+            added += tl.load(bias.time + head + bucket * HEADS).to(tl.float32)
+        if bias.slopes is not None:
+            added -= tl.load(bias.slopes + head).to(tl.float32) * tl.abs(distance).to(tl.float32)
+        if bias.scores is not None:
+            index = _score_index(place, q_token, k_token, head, HEADS)
+            inside = (q_token < q_end) & (k_token < k_end)
+            added += tl.load(bias.scores + index, mask=inside, other=0.0).to(tl.float32)
+        scores += added * _LOG2_E
+    return scores, bucket
 
 
 @triton.jit

@@ -16,12 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import band, probability
-from jagged_kernels.attention.plans import (
-    PLANS,
-    Call,
-    LaunchPlan,
-)
+from jagged_kernels.attention.blocks import band, finite, probability
+from jagged_kernels.attention.plans import PLANS, Call, LaunchPlan
+from jagged_kernels.attention.seen.triton_sums import SEEN_BLOCK, add_seen, is_bad, size_of_sums
 from jagged_kernels.attention.split.blocks import (
     load_pack,
     load_pack_numbers,
@@ -31,7 +28,6 @@ from jagged_kernels.attention.split.blocks import (
     store_partial,
 )
 from jagged_kernels.attention.split.merge import merge_sums
-from jagged_kernels.attention.triton_seen import SEEN_BLOCK, add_seen, is_bad, size_of_sums
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig
@@ -153,7 +149,6 @@ def _split_backward_kernel(
     DV: tl.constexpr = S.DV
     BLOCK: tl.constexpr = S.BLOCK
     KV_HEADS: tl.constexpr = HEADS // MEMBERS
-    MASKED: tl.constexpr = S.HAS_LEFT or S.HAS_RIGHT
     span, kv_head = tl.program_id(0) // KV_HEADS, (tl.program_id(0) % KV_HEADS).to(tl.int64)
     first_row, first_block, last_row, last_block = load_span(spans_ptr, span)
     row_count = last_row + (last_block > 0).to(tl.int32) - first_row
@@ -178,11 +173,11 @@ def _split_backward_kernel(
         q, d_o, o, lse2, d_lse2 = _load_queries(
             q_ptr, do_ptr, o_ptr, lse2_ptr, d_lse2_ptr, q_start, q_end, S, PACK
         )
-        lse2 = tl.where(lse2 == float("-inf"), 0.0, lse2)
+        lse2 = finite(lse2)
         delta = tl.sum(o.to(tl.float32) * d_o.to(tl.float32), 1)
         if d_lse2_ptr is not None:
             delta -= d_lse2 * _LOG2_E
-        if MASKED:
+        if S.MASKED:
             # dK and dV of many blocks are not looked at. All that could touch them comes from the
             # queries, or touches dQ, too.
             bad = is_bad(size_of_sums(q.to(tl.float32)) + size_of_sums(d_o.to(tl.float32)))
@@ -195,15 +190,13 @@ def _split_backward_kernel(
             q, d_o, lse2, delta, k_ptr, v_ptr, dk_ptr, dv_ptr, start, end, q_start, k_end, shift,
             scale, scale_log2, left, right, S, NEGATE, PACK, False,
         )  # fmt: skip
-        # The first condition is known when compiling, the second is not.
-        if MASKED:  # noqa: SIM102
-            if bad | is_bad(size_of_sums(dq)):
-                # Not before other threads have written what is written again.
-                tl.debug_barrier()
-                dq = _walk_span(
-                    q, d_o, lse2, delta, k_ptr, v_ptr, dk_ptr, dv_ptr, start, end, q_start, k_end,
-                    shift, scale, scale_log2, left, right, S, NEGATE, PACK, True,
-                )  # fmt: skip
+        if S.MASKED and (bad | is_bad(size_of_sums(dq))):
+            # Not before other threads have written what is written again.
+            tl.debug_barrier()
+            dq = _walk_span(
+                q, d_o, lse2, delta, k_ptr, v_ptr, dk_ptr, dv_ptr, start, end, q_start, k_end,
+                shift, scale, scale_log2, left, right, S, NEGATE, PACK, True,
+            )  # fmt: skip
         if is_cut | (from_block > 0):
             slot = slot_of(span, (from_block == 0).to(tl.int32), kv_head, KV_HEADS)
             store_partial(partial_ptr + slot * (PACK * D), dq, PACK, D, S.PAD_D)
@@ -245,7 +238,7 @@ def _walk_span(
     """dK and dV of the key blocks that start in [start, end), stored; returns dQ / scale.
 
     Keys stand in the rows of the scores: they are many, and dK and dV come out as they are stored.
-    With SEEN, sums over what is seen alone (`triton_seen`).
+    With SEEN, sums over what is seen alone (`triton_sums`).
     """
     KV_HEADS: tl.constexpr = S.HEADS // S.GROUP
     PRECISION: tl.constexpr = S.PRECISION

@@ -33,11 +33,9 @@ def load_pack(
     D: tl.constexpr, PAD_D: tl.constexpr,
 ):  # fmt: skip
     """[PACK, PAD_D]: the tokens from `start` for MEMBERS heads; 0 from `end` and from D on."""
-    index = tl.arange(0, PACK)
-    token, member = start + index % TILE, index // TILE
+    token, member, inside = _places(start, end, MEMBERS, TILE, PACK)
     dim = tl.arange(0, PAD_D)
-    address = token.to(tl.int64) * stride_t + member.to(tl.int64) * stride_h
-    inside = (token < end) & (member < MEMBERS)
+    address = token * stride_t + member.to(tl.int64) * stride_h
     return tl.load(
         ptr + address[:, None] + dim[None, :],
         mask=inside[:, None] & (dim[None, :] < D),
@@ -52,11 +50,9 @@ def store_pack(
     D: tl.constexpr, PAD_D: tl.constexpr,
 ):  # fmt: skip
     """The inverse of `load_pack`, in the dtype of `ptr`."""
-    index = tl.arange(0, PACK)
-    token, member = start + index % TILE, index // TILE
+    token, member, inside = _places(start, end, MEMBERS, TILE, PACK)
     dim = tl.arange(0, PAD_D)
-    address = token.to(tl.int64) * stride_t + member.to(tl.int64) * stride_h
-    inside = (token < end) & (member < MEMBERS)
+    address = token * stride_t + member.to(tl.int64) * stride_h
     tl.store(
         ptr + address[:, None] + dim[None, :],
         pack.to(ptr.dtype.element_ty),
@@ -70,10 +66,8 @@ def load_pack_numbers(
     MEMBERS: tl.constexpr, TILE: tl.constexpr, PACK: tl.constexpr,
 ):  # fmt: skip
     """[PACK] numbers of [T, H], one for each token and head; 0 from `end` on."""
-    index = tl.arange(0, PACK)
-    token, member = start + index % TILE, index // TILE
-    inside = (token < end) & (member < MEMBERS)
-    return tl.load(ptr + token.to(tl.int64) * stride_t + member, mask=inside, other=0.0)
+    token, member, inside = _places(start, end, MEMBERS, TILE, PACK)
+    return tl.load(ptr + token * stride_t + member, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -81,10 +75,16 @@ def store_pack_numbers(
     ptr, numbers, start, end, stride_t,
     MEMBERS: tl.constexpr, TILE: tl.constexpr, PACK: tl.constexpr,
 ):  # fmt: skip
+    token, member, inside = _places(start, end, MEMBERS, TILE, PACK)
+    tl.store(ptr + token * stride_t + member, numbers, mask=inside)
+
+
+@triton.jit
+def _places(start, end, MEMBERS: tl.constexpr, TILE: tl.constexpr, PACK: tl.constexpr):
+    """[PACK]: tokens (int64) and heads of a tile of several heads, and which of them exist."""
     index = tl.arange(0, PACK)
     token, member = start + index % TILE, index // TILE
-    inside = (token < end) & (member < MEMBERS)
-    tl.store(ptr + token.to(tl.int64) * stride_t + member, numbers, mask=inside)
+    return token.to(tl.int64), member, (token < end) & (member < MEMBERS)
 
 
 @triton.jit

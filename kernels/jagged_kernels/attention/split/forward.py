@@ -15,13 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import band, lse2_of
-from jagged_kernels.attention.plans import (
-    PLANS,
-    Call,
-    LaunchPlan,
-    empty_lse,
-)
+from jagged_kernels.attention.blocks import band, finite, lse2_of, weighted_mean
+from jagged_kernels.attention.plans import PLANS, Call, LaunchPlan, empty_lse
+from jagged_kernels.attention.seen.triton_sums import SEEN_BLOCK, add_weighted, is_bad, size_of_sums
 from jagged_kernels.attention.split.blocks import (
     load_pack,
     load_span,
@@ -31,11 +27,9 @@ from jagged_kernels.attention.split.blocks import (
     store_partial,
 )
 from jagged_kernels.attention.split.merge import merge_states
-from jagged_kernels.attention.triton_seen import SEEN_BLOCK, add_seen, is_bad, size_of_sums
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig
-from jagged_kernels.device.arithmetic import add_dot
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.device.memory import load_block
 from jagged_kernels.schedule.row_access import load_row
@@ -155,13 +149,11 @@ def _split_forward_kernel(
             q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
             S, PACK, False,
         )  # fmt: skip
-        # The first condition is known when compiling, the second is not.
-        if S.HAS_LEFT or S.HAS_RIGHT:  # noqa: SIM102
-            if is_bad(size_of_sums(acc)):
-                acc, top, total = _attend_span(
-                    q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
-                    S, PACK, True,
-                )  # fmt: skip
+        if S.MASKED and is_bad(size_of_sums(acc)):
+            acc, top, total = _attend_span(
+                q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
+                S, PACK, True,
+            )  # fmt: skip
         if is_cut | (from_block > 0):
             slot = slot_of(span, (from_block == 0).to(tl.int32), group, GROUPS)
             state_ptr = states_ptr + slot * (PACK * (DV + 2))
@@ -170,10 +162,8 @@ def _split_forward_kernel(
             tl.store(numbers_ptr, top)
             tl.store(numbers_ptr + PACK, total)
         else:
-            # A query that saw nothing has total 0: its output is 0 and its lse -inf.
-            divisor = tl.where(total == 0.0, 1.0, total)
             store_pack(
-                o_ptr, acc / divisor[:, None], q_start, q_end, HEADS * DV, DV,
+                o_ptr, weighted_mean(acc, total), q_start, q_end, HEADS * DV, DV,
                 MEMBERS, TILE, PACK, DV, PAD_DV,
             )  # fmt: skip
             if lse2_ptr is not None:
@@ -187,7 +177,7 @@ def _attend_span(
     S: tl.constexpr, PACK: tl.constexpr, SEEN: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the key blocks that start in [start, end): (acc, top, total). q as
-    `factor` makes it; with SEEN, sums over what is seen alone (`triton_seen`).
+    `factor` makes it; with SEEN, sums over what is seen alone (`triton_sums`).
 
     One loop with the mask in every block: the memory, not the arithmetic, is what takes time here,
     and a second loop for the last block would wait for its keys with nothing in flight.
@@ -207,17 +197,13 @@ def _attend_span(
         inside = band(seen_from, token, k_end, left, right, S.HAS_LEFT, S.HAS_RIGHT)
         scores = tl.where(inside, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
-        # -inf - -inf is NaN: a query that has seen nothing yet subtracts 0.
-        finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+        finite_top = finite(new_top)
         # Subtract before scaling: exact, so no weight passes 1 however large the scores are.
         weights = tl.exp2((scores - finite_top[:, None]) * scale_log2)
         correction = tl.exp2((top - finite_top) * scale_log2)
         total = total * correction + tl.sum(weights, 1)
         v = load_block(v_ptr, block_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
         acc = acc * correction[:, None]
-        if SEEN:
-            acc = add_seen(acc, weights.to(v.dtype), v, inside, PRECISION)
-        else:
-            acc = add_dot(acc, weights.to(v.dtype), v, PRECISION)
+        acc = add_weighted(acc, weights, v, inside if SEEN else None, PRECISION)
         top = new_top
     return acc, top, total

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import lse2_of
+from jagged_kernels.attention.blocks import finite, lse2_of
 from jagged_kernels.attention.split.blocks import slot_of
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.sizes import padded_dim
@@ -100,8 +100,7 @@ def _merge_states_kernel(
         mask = there[:, None] & inside[None, :]
         tops = tl.load(states_ptr + address, mask=mask, other=float("-inf"))
         top = tl.maximum(top, tl.max(tops, 0))
-    # -inf - -inf is NaN: a query that saw nothing subtracts 0.
-    finite_top = tl.where(top == float("-inf"), 0.0, top)
+    finite_top = finite(top)
 
     dim = tl.arange(0, PAD_D)
     total = tl.zeros([QUERIES], tl.float32)

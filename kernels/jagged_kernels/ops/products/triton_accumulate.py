@@ -11,7 +11,7 @@ import triton.language as tl
 
 from jagged_kernels.device.arithmetic import add_factors
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
-from jagged_kernels.device.memory import load_tile, store_tile
+from jagged_kernels.device.memory import load_block, store_block
 from jagged_kernels.ops.products.activations import activation_slope
 
 MERGE_BLOCK = tl.constexpr(1024)
@@ -33,8 +33,8 @@ def add_tiles(
     if weight is not None:
         weight_factor = factor(weight, PRECISION)
     for token in range(start, end, TILE):
-        x = load_tile(x_ptr, token, end, X_STRIDE, row, D, TILE, BLOCK_D)
-        y = load_tile(y_ptr, token, end, Y_STRIDE, column, K, TILE, BLOCK_K)
+        x = load_block(x_ptr, token, end, X_STRIDE, TILE, D, BLOCK_D, row)
+        y = load_block(y_ptr, token, end, Y_STRIDE, TILE, K, BLOCK_K, column)
         x_factor = factor(x, PRECISION)
         if ACTIVATION != "none":
             before = dot_factors(x_factor, weight_factor, PRECISION)
@@ -47,7 +47,7 @@ def add_tiles(
         acc = add_factors(acc, transposed(x_factor, PRECISION), y_factor, x.dtype, PRECISION)
         if dx_ptr is not None:
             d_x = dot_factors(y_factor, transposed(weight_factor, PRECISION), PRECISION)
-            store_tile(dx_ptr, d_x, token, end, D, row, D, TILE, BLOCK_D)
+            store_block(dx_ptr, d_x, token, end, D, TILE, D, BLOCK_D, row)
     return acc, total
 
 

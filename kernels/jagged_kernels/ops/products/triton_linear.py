@@ -15,15 +15,10 @@ from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig, block_size, cdiv
 from jagged_kernels.device.arithmetic import add_dot, product_precision
-from jagged_kernels.device.memory import load_tile, store_tile
+from jagged_kernels.device.memory import load_block, store_block
 from jagged_kernels.device.search import search_steps, tile_count, user_of_tile
 from jagged_kernels.ops.products.activations import activate
-from jagged_kernels.ops.products.blocks import (
-    fold,
-    load_row,
-    load_weight,
-    weight_in_place,
-)
+from jagged_kernels.ops.products.blocks import fold, load_row, load_weight, weight_in_place
 
 # By bytes of a number.
 LINEAR_CONFIGS = {2: LaunchConfig(64, 4, 3), 4: LaunchConfig(64, 4, 3, 128)}
@@ -93,7 +88,7 @@ def _linear_kernel(
     weight_ptr += group * WEIGHT_STRIDES[0]
     acc = tl.zeros([TILE, BLOCK_K], tl.float32)
     for row in range(0, D, BLOCK_D):
-        x = load_tile(x_ptr, start, end, X_STRIDE, row, D, TILE, BLOCK_D)
+        x = load_block(x_ptr, start, end, X_STRIDE, TILE, D, BLOCK_D, row)
         weight = load_weight(
             weight_ptr, WEIGHT_STRIDES[1], WEIGHT_STRIDES[2], row, column,
             D, K, BLOCK_D, BLOCK_K,
@@ -109,4 +104,4 @@ def _linear_kernel(
     if bias_ptr is not None:
         acc += load_row(bias_ptr, group, column, K, BLOCK_K)[None, :]
     acc = activate(acc, ACTIVATION, out_ptr.dtype.element_ty)
-    store_tile(out_ptr, acc, start, end, K, column, K, TILE, BLOCK_K)
+    store_block(out_ptr, acc, start, end, K, TILE, K, BLOCK_K, column)

@@ -23,7 +23,7 @@ from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig, block_size, cdiv
 from jagged_kernels.device.arithmetic import add_dot, product_precision
 from jagged_kernels.device.float32 import dot
-from jagged_kernels.device.memory import load_tile, store_tile
+from jagged_kernels.device.memory import load_block, store_block
 from jagged_kernels.device.search import (
     search_steps,
     tile_count,
@@ -33,12 +33,7 @@ from jagged_kernels.device.search import (
     user_of_tile,
 )
 from jagged_kernels.ops.products.activations import activate
-from jagged_kernels.ops.products.blocks import (
-    fold,
-    load_row,
-    load_weight,
-    sum_precision,
-)
+from jagged_kernels.ops.products.blocks import fold, load_row, load_weight, sum_precision
 from jagged_kernels.ops.products.triton_accumulate import MERGE_BLOCK, add_tiles
 from jagged_kernels.ops.products.triton_products import merge_kernel
 
@@ -248,7 +243,7 @@ def _target_kernel(
     column = tl.arange(0, BLOCK_D)
     first = tl.program_id(0) * span * TILE
     for start in range(first, tl.minimum(first + span * TILE, tokens), TILE):
-        x = load_tile(x_ptr, start, tokens, X_STRIDE, 0, D, TILE, BLOCK_D)
+        x = load_block(x_ptr, start, tokens, X_STRIDE, TILE, D, BLOCK_D)
         token = start + tl.arange(0, TILE)
         if owner_ptr is None:
             user = user_of(offsets_ptr, users, tl.minimum(token, tokens - 1))
@@ -260,7 +255,7 @@ def _target_kernel(
         out = add_dot(out, x * target, scaled, PRECISION)
         out = add_dot(out, target, of_target, PRECISION) + bias[None, :]
         out = activate(out, ACTIVATION, out_ptr.dtype.element_ty)
-        store_tile(out_ptr, out, start, tokens, K, 0, K, TILE, BLOCK_K)
+        store_block(out_ptr, out, start, tokens, K, TILE, K, BLOCK_K)
 
 
 @triton.jit(do_not_specialize=["users", "steps", "units", "span"])
@@ -345,11 +340,11 @@ def _users_kernel(
     d_bias = tl.zeros([BLOCK_K], tl.float32)
     for step in range(0, share):
         first = (tl.program_id(0) * share + step) * USERS
-        d_target = load_tile(by_user_ptr, first, users, D + K, 0, D, USERS, BLOCK_D)
-        d_user_bias = load_tile(by_user_ptr + D, first, users, D + K, 0, K, USERS, BLOCK_K)
-        target = load_tile(target_ptr, first, users, D, 0, D, USERS, BLOCK_D).to(tl.float32)
+        d_target = load_block(by_user_ptr, first, users, D + K, USERS, D, BLOCK_D)
+        d_user_bias = load_block(by_user_ptr + D, first, users, D + K, USERS, K, BLOCK_K)
+        target = load_block(target_ptr, first, users, D, USERS, D, BLOCK_D).to(tl.float32)
         d_target += dot(d_user_bias, tl.trans(of_target), PRECISION)
-        store_tile(d_target_ptr, d_target, first, users, D, 0, D, USERS, BLOCK_D)
+        store_block(d_target_ptr, d_target, first, users, D, USERS, D, BLOCK_D)
         d_of_target = add_dot(d_of_target, tl.trans(target), d_user_bias, PRECISION)
         d_bias += tl.sum(d_user_bias, 0)
     sums_ptr = _behind(by_user_ptr, users, D + K)

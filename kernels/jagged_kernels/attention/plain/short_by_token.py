@@ -1,18 +1,15 @@
 """Users of a few tokens with an inf or NaN: token by token over what is seen, and nothing else.
 
-What `plain.short` does again where its sums are not finite (see `triton_seen`). A warp that holds
+What `plain.short` does again where its sums are not finite (see `triton_sums`). A warp that holds
 all tokens of a user has no registers for a second walk over tiles; rows need few.
 """
-
-# Triton's jit is not typed.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from jagged_kernels.attention.blocks import lse2_of, probability
+from jagged_kernels.attention.blocks import finite, lse2_of, probability
 from jagged_kernels.device.arithmetic import LOG2_E
 
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -36,7 +33,7 @@ def attend_by_token(
         for key in range(first, last):
             score = tl.sum(q * _load_token(k_ptr, key, S.K_STRIDE_T, S.D, S.PAD_D), 0)
             new_top = tl.maximum(top, score)
-            finite_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+            finite_top = finite(new_top)
             weight = tl.exp2((score - finite_top) * scale_log2)
             correction = tl.exp2((top - finite_top) * scale_log2)
             total = total * correction + weight

@@ -1,4 +1,4 @@
-"""What the mask hides touches nothing: how kernels hold to `seen`'s rule at no price.
+"""What the mask hides touches nothing: how kernels hold to `products`' rule at no price.
 
 A hidden weight is 0, and 0 times a NaN or inf is NaN. In a sum it stays: a tile whose sums are
 finite was touched by nothing. So kernels walk a tile as if all numbers were finite, look at what
@@ -7,9 +7,6 @@ blocks, so that it needs neither the registers nor the shared memory that decide
 run beside each other. Without a mask nothing is hidden (what is behind a user's end is not loaded),
 and kernels have no such walk.
 """
-
-# Triton's jit is not typed.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ def is_bad(sizes):
 @triton.jit
 def add_seen(acc, weights, x, seen, PRECISION: tl.constexpr):
     """acc [A, C] + the sums of weights [A, B] times x [B, C] over what is seen [A, B], as
-    `seen.seen_product` has them; weights in the dtype of x."""
+    `products.seen_product` has them; weights in the dtype of x."""
     weights = tl.where(seen, weights, 0.0).to(x.dtype)
     if is_bad(size_of_sums(x.to(tl.float32))):
         # Token by token, which needs few registers.
@@ -51,4 +48,16 @@ def add_seen(acc, weights, x, seen, PRECISION: tl.constexpr):
             acc += tl.where(is_seen[:, None], weight[:, None] * number[None, :], 0.0)
     else:
         acc = add_dot(acc, weights, x, PRECISION)
+    return acc
+
+
+@triton.jit
+def add_weighted(acc, weights, x, seen, PRECISION: tl.constexpr):
+    """acc + weights times x, with weights rounded to the dtype of x: by `add_seen`, or the plain
+    product where `seen` is None."""
+    weights = weights.to(x.dtype)
+    if seen is None:
+        acc = add_dot(acc, weights, x, PRECISION)
+    else:
+        acc = add_seen(acc, weights, x, seen, PRECISION)
     return acc

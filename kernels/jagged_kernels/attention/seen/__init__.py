@@ -1,0 +1,1 @@
+"""What the mask hides touches nothing: sums over what is seen alone."""
