@@ -154,7 +154,8 @@ def jagged_attention(
 
     Returns:
         A `JaggedTensor` [Tq, H, Dv] with q's offsets, or dense [B, N, H, Dv] for dense q, in the
-        dtype of the inputs. A query that sees no key returns 0, and lse -inf.
+        dtype of the inputs. A query that sees no key returns 0, and lse -inf. What the mask hides
+        touches nothing, forward and backward, be it NaN or inf; what sees one has it.
 
         Under `torch.autocast` q, k and v are cast to its dtype, as those of
         `torch.nn.functional.scaled_dot_product_attention` are (float64 is not), and may differ
