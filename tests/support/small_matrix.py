@@ -7,12 +7,14 @@ Results are checked elsewhere; here a tool looks at every access to memory.
 
 from __future__ import annotations
 
+import math
 import sys
+from typing import Any
 
 import interaction_cases
 import product_cases
 import torch
-from attention_cases import Case, run
+from attention_cases import Case, Inputs, run
 from operation_cases import Call, results
 
 from jagged_kernels import JaggedTensor, RelativePositionBias, jagged_attention
@@ -28,16 +30,23 @@ INTERACTION = (3, 0, 40, 1, 130)
 def short() -> None:
     for dtype, dim, mask in zip(DTYPES, (32, 64, 80), MASKS, strict=True):
         inputs = Case(SHORT, heads=4, kv_heads=2, dim=dim, mask=mask).inputs(dtype)
-        run("triton", inputs, tile=None, **mask)
+        _run_twice(inputs, mask)
         # The same offsets of queries and keys: users of a few tokens have kernels of their own.
-        run("triton", inputs.with_shared_offsets(), tile=None, **mask)
+        _run_twice(inputs.with_shared_offsets(), mask)
 
 
 def long() -> None:
     for dim, lengths in LONG.items():
         for mask in MASKS:
             case = Case(lengths, heads=2, kv_heads=1, dim=dim, mask=mask)
-            run("triton", case.inputs(torch.bfloat16), tile=None, **mask)
+            _run_twice(case.inputs(torch.bfloat16), mask)
+
+
+def _run_twice(inputs: Inputs, mask: dict[str, Any]) -> None:
+    """Then with NaN in a key, so that what it touches is computed again."""
+    run("triton", inputs, tile=None, **mask)
+    inputs.k[inputs.k.shape[0] // 2] = math.nan
+    run("triton", inputs, tile=None, **mask)
 
 
 def target() -> None:
