@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from jagged_kernels import JaggedTensor, attention_schedule, lengths_to_offsets
 from jagged_kernels.schedule.policy.plain import DEFAULT_TILES
+from jagged_kernels.schedule.row_layout import COST_UNIT, MOST_UNITS
 from jagged_kernels.schedule.rows import build_rows, reference_rows, schedule_rows
 from jagged_kernels.schedule.spans import build_partition, split_forward_config
 
@@ -181,6 +182,15 @@ def test_more_users_than_chunks_hold_at_a_time():
         for _ in range(2)
     )
     options = {"tile_q": 512, "tile_k": 512, "left": -1, "right": 0}
+    _assert_as_specified(q, k, sort=True, transpose=False, **options)
+
+
+def test_users_on_both_sides_of_every_border_between_buckets():
+    borders = torch.arange(MOST_UNITS + 3) * COST_UNIT
+    lengths = torch.cat([borders, borders + 1])
+    lengths = lengths[torch.randperm(len(lengths), generator=torch.Generator().manual_seed(0))]
+    q, k = (lengths_to_offsets(x).to(DEVICE) for x in (torch.ones_like(lengths), lengths))
+    options = {"tile_q": 16, "tile_k": 4096, "left": -1, "right": -1}
     _assert_as_specified(q, k, sort=True, transpose=False, **options)
 
 
