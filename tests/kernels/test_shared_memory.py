@@ -21,10 +21,22 @@ import sys
 
 import torch
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from jagged_kernels.attention.plans import AttentionShape
+
+
+def no_code_of_fp32(_backend=None, stages=None, *_):
+    # It takes the longest to make, and shared memory is laid out before.
+    if stages and dtype == "fp32":
+        stages["ptx"] = lambda _module, metadata: metadata.update(name="") or ""
+        stages["cubin"] = lambda _module, _metadata: b""
+    return dtype, dtype
+
+
+knobs.runtime.add_stages_inspection_hook = no_code_of_fp32
 
 
 def shape(rows, block, precision):
