@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jagged_ranking.cli import main
-from jagged_ranking.reproduce.freshness import run_key
+from jagged_ranking.reproduce.freshness import is_fresh, run_key
 
 
 @pytest.fixture
@@ -43,11 +43,14 @@ def test_a_second_run_skips_what_is_fresh(checkout, reproduce):
     assert out.splitlines()[-2].startswith("figures: ")
     assert out.splitlines()[-1] == f"report: {checkout / 'figures' / 'report.html'}"
 
-    # Each of these makes it stale: a missing result, a changed parameter, changed data.
-    (record.parent / "results.parquet").unlink()
-    assert "running  01_good" in reproduce("--only", "01")[1]
     (checkout / "notebooks" / "params" / "smoke.yaml").write_text("01_good: {count: 6}\n")
     assert "running  01_good" in reproduce("--only", "01")[1]
+    assert record.read_bytes() != first
+
+    key = json.loads(record.read_text())["key"]
+    assert is_fresh(record.parent, key)
+    (record.parent / "results.parquet").unlink()
+    assert not is_fresh(record.parent, key)
 
 
 def test_the_key_follows_source_parameters_code_and_data(checkout):

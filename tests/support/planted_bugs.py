@@ -224,6 +224,21 @@ BUGS = (
         "units < 3",
         ("kernels/schedule::test_users_on_both_sides_of_every_border_between_buckets",),
     ),
+    Bug(
+        "more_memory_than_there_is",
+        "jagged_kernels.schedule.policy.plain",
+        "{128: 32, 256: 16}",
+        "{128: 64, 256: 32}",
+        ("kernels/shared_memory::test_the_largest_heads_fit",),
+    ),
+    # --- operators --------------------------------------------------------------------------------
+    Bug(
+        "second_derivative",
+        "jagged_kernels.core.operators",
+        "return forbidden(*given)[: len(found)]",
+        "return (*forbidden(*given)[: len(found) - 1], found[-1])",
+        ("kernels/second_derivatives::test_every_way_to_an_input_raises",),
+    ),
     # --- interaction operations -------------------------------------------------------------------
     Bug(
         "mean_over_the_longest",
@@ -335,6 +350,13 @@ BUGS = (
         '            "code": code_hash(roots=roots_of(function.__module__)),\n',
         "",
         ("ranking/reproduce/cache::test_other_code_is_another_call",),
+    ),
+    Bug(
+        "fresh_without_results",
+        "jagged_ranking.reproduce.freshness",
+        " and has_results(folder)",
+        "",
+        ("notebooks/reproduce::test_a_second_run_skips_what_is_fresh",),
     ),
     Bug(
         "status_of_other_code",
