@@ -2,8 +2,10 @@
 
 import json
 import os
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 # As many processes as there are cores: threads of each would wait for one another.
@@ -19,6 +21,7 @@ elif worker := os.environ.get("PYTEST_XDIST_WORKER"):  # gw0, gw1, ... take turn
     torch.cuda.set_device(int(worker.removeprefix("gw")) % torch.cuda.device_count())
 
 import pytest
+from filelock import FileLock
 
 if not torch.cuda.is_available():
     from lean_interpreter import make_lean
@@ -39,6 +42,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+# What a process may keep of a GPU's memory between tests, since all processes share it.
+_KEPT_BYTES = 2**30
+
+
+@pytest.fixture(autouse=True)
+def _shared_memory() -> Iterator[None]:
+    """Gives back what PyTorch keeps of a GPU's memory, where that is much."""
+    yield
+    if torch.cuda.is_initialized() and torch.cuda.memory_reserved() > _KEPT_BYTES:
+        torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def much_memory() -> Iterator[None]:
+    """One test at a time of those that take a good part of a GPU's memory."""
+    with FileLock(Path(tempfile.gettempdir()) / "jagged-tests-much-memory.lock"):
+        yield
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(scope="session")

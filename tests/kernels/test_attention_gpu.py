@@ -125,6 +125,7 @@ def test_other_batches_do_not_recompile():
     assert compiled() == before
 
 
+@pytest.mark.usefixtures("much_memory")
 def test_more_than_2_to_the_31_elements():
     """T x H x D beyond int32: the last user is as exact as alone."""
     heads, dim, last = 8, 64, 300

@@ -299,6 +299,7 @@ def test_matrices_to_padded_gradients_and_graph():
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("much_memory")
 def test_more_than_2_to_the_31_padded_rows():
     """The rows of the last users, beyond int32, are as those of the first."""
     users, length = 2**21 + 2, 1024

@@ -308,6 +308,7 @@ def test_nothing_waits_for_the_device():
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("much_memory")
 def test_more_than_2_to_the_31_elements():
     """The last user, far beyond int32 addresses, is as exact as alone."""
     heads, dim, last = 8, 64, 3000
