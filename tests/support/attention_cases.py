@@ -117,6 +117,17 @@ class User:
     seen: Tensor  # [n, m] bool
 
 
+def seen_keys(
+    n: int, m: int, *, causal: bool = False, window: tuple[int, int] | None = None
+) -> Tensor:
+    """[n, m] bool on the CPU: does this query of a user see that key?"""
+    left, right = window or (-1, -1)
+    right = 0 if causal else right
+    distance = torch.arange(m)[None, :] - torch.arange(n)[:, None] - (m - n)
+    seen = (distance >= -left) | torch.tensor(left < 0)
+    return seen & ((distance <= right) | torch.tensor(right < 0))
+
+
 def users(
     inputs: Inputs,
     leaves: Sequence[Tensor],
@@ -126,16 +137,12 @@ def users(
 ) -> Iterator[User]:
     """The users of `inputs`, of q, k and v in `leaves`."""
     q, k, v = leaves
-    left, right = window or (-1, -1)
-    right = 0 if causal else right
     group = q.shape[1] // k.shape[1]
     q_ends, k_ends = inputs.q_offsets.tolist(), inputs.k_offsets.tolist()
     for user in range(len(q_ends) - 1):
         q_part, keys = slice(*q_ends[user : user + 2]), slice(*k_ends[user : user + 2])
         n, m = q_part.stop - q_part.start, keys.stop - keys.start
-        distance = torch.arange(m)[None, :] - torch.arange(n)[:, None] - (m - n)
-        seen = (distance >= -left) | torch.tensor(left < 0)
-        seen &= (distance <= right) | torch.tensor(right < 0)
+        seen = seen_keys(n, m, causal=causal, window=window)
         some = seen.any(1)
         if not some.any():
             continue

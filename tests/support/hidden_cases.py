@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-from attention_cases import DEVICE, RESULTS, Inputs
+from attention_cases import DEVICE, RESULTS, Inputs, seen_keys
 from torch import Tensor
 
 from jagged_kernels import ALiBi, JaggedTensor, jagged_attention
@@ -42,15 +42,9 @@ class Kind:
 
     def seen(self, inputs: Inputs) -> Tensor:
         """[Tq, Tk] bool on the CPU: does this query see that key?"""
-        left, right = self.mask.get("window", (-1, -1))
-        right = 0 if self.mask.get("causal") else right
         seen = torch.zeros(inputs.q.shape[0], inputs.k.shape[0], dtype=torch.bool)
         for queries, keys in _users(inputs):
-            n, m = len(queries), len(keys)
-            distance = torch.arange(m)[None, :] - torch.arange(n)[:, None] - (m - n)
-            inside = torch.ones(n, m, dtype=torch.bool)
-            inside &= (distance >= -left) if left >= 0 else True
-            inside &= (distance <= right) if right >= 0 else True
+            inside = seen_keys(len(queries), len(keys), **self.mask)
             seen[queries.start : queries.stop, keys.start : keys.stop] = inside
         return seen
 

@@ -22,11 +22,6 @@ from jagged_kernels.schedule.row_layout import (
 )
 
 
-def is_masked(left: int, right: int) -> bool:
-    """Whether a query may not see all keys of its user."""
-    return (left, right) != (NO_LIMIT, NO_LIMIT)
-
-
 def rows_to_walk(rows: Tensor, tokens: int, tile: int, *, skips: bool) -> int:
     """How many rows, from the first one on, a kernel must look at: all, or if it skips short users
     a bound of those of the others.

@@ -20,7 +20,6 @@ from jagged_kernels.attention.hopper.exact_backward import launch_exact_backward
 from jagged_kernels.attention.plain import backward as triton_backward
 from jagged_kernels.attention.plans import Call
 from jagged_kernels.schedule.policy.hopper import DQ_CONFIG, dkv_config, for_tma, forward_config
-from jagged_kernels.schedule.rows import is_masked
 
 
 def launch_backward(
@@ -49,23 +48,23 @@ def launch_backward(
     d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
     call = Call.of(q, k, v, d_o, left=left, right=right, scale=scale)
     band: dict[str, Any] = {"left": left, "right": right}
-    alarm = None
-    if is_masked(left, right):
-        alarm = torch.zeros((), dtype=torch.int32, device=q.device)
     dim = q.shape[2]
     tile = forward_config(dim).tile_q
-    if dim == 128:
+    gluon_dq = dim == 128
+    alarm = None
+    if any(call.limits) and (gluon_dq or wanted_kv):
+        alarm = torch.zeros((), dtype=torch.int32, device=q.device)
+    if gluon_dq:
         dq, delta = launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, call, alarm, **band)
     else:
         dq, delta = triton_backward.launch_dq(
             d_o, d_lse2, q, k, v, o, lse2, rows, call, tile=tile, **band
         )
     dkv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, call, alarm, **band) if wanted_kv else None
-    # The plain dq is right.
-    unsure_dq = dq if dim == 128 else None
-    if alarm is not None and (unsure_dq is not None or dkv is not None):
+    if alarm is not None:
         launch_exact_backward(
-            d_o, q, k, v, lse2, delta, unsure_dq, dkv, rows, rows_t, call, alarm,
+            # The plain dq is right.
+            d_o, q, k, v, lse2, delta, dq if gluon_dq else None, dkv, rows, rows_t, call, alarm,
             tile=tile, part_q=DQ_CONFIG.part_q, part_k=dkv_config(dim).part_q, **band,
         )  # fmt: skip
     return dq, *(dkv or (k.new_empty(0), v.new_empty(0)))

@@ -12,6 +12,9 @@ the next tile run beside the end of this one.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 import torch
 from torch import Tensor
 from triton.experimental import gluon
@@ -43,7 +46,7 @@ from jagged_kernels.attention.hopper.blocks import (
     zero_tail,
 )
 from jagged_kernels.attention.hopper.exact import launch_exact
-from jagged_kernels.attention.plans import Call, empty_lse, scale_argument
+from jagged_kernels.attention.plans import PLANS, Call, empty_lse, scale_argument
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
 from jagged_kernels.schedule.policy.hopper import HopperConfig, forward_config
@@ -74,10 +77,9 @@ def launch_forward(
     o = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
     lse2 = empty_lse(q) if with_lse else None
     marks = torch.empty((rows.shape[0], config.consumers, heads), dtype=torch.int8, device=q.device)
-    scale_log2, negate = scale_argument(scale)
     part_q, block = config.part_q, config.block
     call = Call.of(q, k, v, left=left, right=right, scale=scale)
-    constants, options = plan(call, config)
+    scale_log2, constants, options = _plan(call, config)
     launch(
         _forward_kernel,
         min(multiprocessors(q.device) * config.residents, rows.shape[0] * heads),
@@ -86,15 +88,23 @@ def launch_forward(
             token_blocks(q, part_q), token_blocks(k, block), token_blocks(v, block),
             scale_log2, left, right,
         ),
-        {**constants, "NEGATE": negate},
+        constants,
         **options,
     )  # fmt: skip
     launch_exact(
         q, k, v, o, lse2, marks, rows,
         shape=constants["S"], part_q=part_q, left=left, right=right,
-        scale_log2=scale_log2, negate=negate,
+        scale_log2=scale_log2, negate=constants["NEGATE"],
     )  # fmt: skip
     return o, lse2
+
+
+@lru_cache(PLANS)
+def _plan(call: Call, config: HopperConfig) -> tuple[float, dict[str, Any], dict[str, int]]:
+    """(scale in base 2, compile-time parameters, launch options)."""
+    constants, options = plan(call, config)
+    scale_log2, negate = scale_argument(call.scale)
+    return scale_log2, {**constants, "NEGATE": negate}, options
 
 
 @gluon.jit(do_not_specialize=["row_count", "left", "right"])
