@@ -1,16 +1,18 @@
-"""Triton's interpreter in a third of its time, with the same results.
+"""Triton's interpreter in a quarter of its time, with the same results.
 
 Of what it does, this leaves out what no result needs. A call of a device function sets every
 function of `triton.language` anew, although the launch has set them. Every sum and product of
 integers is computed twice more, for an assertion that is only made with the option `debug`. After a
 launch all tensors are copied back from where the interpreter had them: on a CPU onto themselves,
 also memory that nobody has touched. Reductions and scans by a function of one's own go number by
-number; here whole slices are combined, in pairs, as on a GPU.
+number; here whole slices are combined, in pairs, as on a GPU. The type of every block is made and
+checked anew, and so is its tensor's shape; here once for each shape and dtype.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -30,6 +32,9 @@ def make_lean(interpreter: Any) -> None:
     interpreter.GridExecutor._restore_args_dev = _nothing_to_restore
     interpreter.ReduceOps.generic_reduce = _reduce
     interpreter.ScanOps.generic_scan = _scan
+    interpreter._get_np_dtype = _numpy_dtypes(interpreter._get_np_dtype)
+    core.block_type.__init__ = _block_types(core.block_type.__init__)
+    core.tensor.__init__ = _tensor
 
 
 class _Once:
@@ -69,6 +74,51 @@ def _languages(function: Callable[..., Any]) -> frozenset[str]:
 
 def _nothing_to_restore(_executor: Any, *_arguments: Any) -> None:
     """The interpreter's tensors are those of the caller."""
+
+
+def _numpy_dtypes(look_up: Callable[[Any], np.dtype]) -> Callable[[Any], np.dtype]:
+    """`_get_np_dtype`, once for each type of a number."""
+    found: dict[str, np.dtype] = {}
+
+    def of(dtype: Any) -> np.dtype:
+        name = dtype.scalar.name
+        if name not in found:
+            found[name] = look_up(dtype)
+        return found[name]
+
+    return of
+
+
+def _block_types(make: Callable[..., None]) -> Callable[..., None]:
+    """`block_type.__init__`, once for each shape and type of a number."""
+    made: dict[Any, dict[str, Any]] = {}
+
+    def init(self: Any, element_ty: Any, shape: Sequence[Any]) -> None:
+        sizes = [size.value if isinstance(size, core.constexpr) else size for size in shape]
+        # Not by the type itself: pointers have no hash.
+        key = (element_ty.name, getattr(element_ty, "address_space", None), *sizes)
+        if key not in made:
+            make(self, element_ty, shape)
+            made[key] = vars(self) | {"shape_and_numel": _shape_and_numel(sizes)}
+        vars(self).update(made[key])
+
+    return init
+
+
+def _shape_and_numel(sizes: Sequence[int]) -> tuple[Any, Any]:
+    """What `tensor.__init__` makes of them."""
+    return core.tuple([core.constexpr(size) for size in sizes]), core.constexpr(math.prod(sizes))
+
+
+_OF_A_NUMBER = _shape_and_numel([])
+
+
+def _tensor(self: Any, handle: Any, type: Any) -> None:
+    """`tensor.__init__`, with shapes that its type has made already."""
+    self.handle = handle
+    self.type = type
+    self.dtype = type.scalar
+    self.shape, self.numel = type.shape_and_numel if type.is_block() else _OF_A_NUMBER
 
 
 def _reduce(operation: Any, inputs: tuple[Any, ...]) -> list[Any]:
