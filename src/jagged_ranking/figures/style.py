@@ -52,7 +52,7 @@ LOOKS: dict[str, Look] = {
     "flex": Look("FlexAttention", "#a05a9c", "h", (0, (6, 2))),
     "varlen_attn": Look("varlen_attn (FA2)", "#4d4d4d", "d", (0, (2, 1))),
     "varlen_attn_split": Look("varlen_attn, split", "#8a8a8a", "*", (0, (2, 1, 0.5, 1))),
-    "flashinfer": Look("FlashInfer", "#1f6f8b", "8", (0, (5, 1, 1, 1, 1, 1))),
+    "flashinfer": Look("FlashInfer", "#882255", "8", (0, (5, 1, 1, 1, 1, 1))),
     "fbgemm_sll": Look("FBGEMM sll", "#b59b00", "<", (0, (1, 1.5))),
     "padded": Look("padded PyTorch", _COLORS[1], "s", (0, (5, 1.5))),
     "flat": Look("PyTorch on flat tokens", _COLORS[2], "^", (0, (3, 1))),
@@ -65,6 +65,8 @@ LOOKS: dict[str, Look] = {
     "transformer": Look("transformer", _COLORS[0], "o"),
     "counts": Look("count floor", "#4d4d4d", "x"),
 }
+# That stand beside each other in the narrowest panel.
+_MOST_LABELS = 7
 MODE_LOOKS: dict[str, Look] = {
     "forward": Look("forward", _COLORS[0], "o", "-"),
     "forward+backward": Look("forward + backward", _COLORS[3], "s", (0, (5, 1.5))),
@@ -218,9 +220,11 @@ def _plain_log_ticks(axis: Any, low: float, high: float) -> None:
 
 
 def binary_axis(axes: Axes, values: Sequence[int], label: str) -> None:
-    """A base-2 axis with a tick at each measured value."""
+    """A base-2 axis with a tick at each measured value; of many, every second has its number."""
+    measured = sorted(set(values))
+    labelled = measured[::2] if len(measured) > _MOST_LABELS else measured
     axes.set_xscale("log", base=2)
-    axes.set_xticks(sorted(set(values)), [f"{n:g}" for n in sorted(set(values))])
+    axes.set_xticks(measured, [f"{n:g}" if n in labelled else "" for n in measured])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(label)
 
