@@ -49,10 +49,15 @@ def row_tile(columns: int) -> tuple[int, int, int]:
 
 @triton.jit
 def load_block(
-    ptr, start, end, stride, BLOCK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr, column=0
+    ptr, start, end, stride, BLOCK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr, column=0,
+    KEPT: tl.constexpr = True,
 ):  # fmt: skip
-    """[BLOCK, PAD_D] from token `start` and from `column`; 0 from token `end` and column D on."""
-    address, token, columns = _addresses(ptr, start, stride, column, BLOCK, PAD_D)
+    """[BLOCK, PAD_D] from token `start` and from `column`; 0 from token `end` and column D on.
+
+    KEPT: where each number lies in a block is worked out once for all blocks of a loop and stays
+    in registers; False for loops that have none to spare.
+    """
+    address, token, columns = _addresses(ptr, start, stride, column, BLOCK, PAD_D, KEPT)
     if D % PAD_D != 0:
         return tl.load(address, mask=(token < end) & (columns < D), other=0.0)
     return tl.load(address, mask=token < end, other=0.0)
@@ -61,10 +66,10 @@ def load_block(
 @triton.jit
 def store_block(
     ptr, block, start, end, stride, BLOCK: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr,
-    column=0,
+    column=0, KEPT: tl.constexpr = True,
 ):  # fmt: skip
     """Where `load_block` would read, in the dtype of `ptr`."""
-    address, token, columns = _addresses(ptr, start, stride, column, BLOCK, PAD_D)
+    address, token, columns = _addresses(ptr, start, stride, column, BLOCK, PAD_D, KEPT)
     inside = token < end
     if D % PAD_D != 0:
         inside = inside & (columns < D)
@@ -72,15 +77,20 @@ def store_block(
 
 
 @triton.jit
-def _addresses(ptr, start, stride, column, TILE: tl.constexpr, BLOCK: tl.constexpr):
+def _addresses(
+    ptr, start, stride, column, TILE: tl.constexpr, BLOCK: tl.constexpr, KEPT: tl.constexpr
+):  # fmt: skip
     """Addresses [TILE, BLOCK], tokens [TILE, 1] and columns [1, BLOCK].
 
-    Tokens x columns pass 2^31, a tile does not: 64-bit products for the tile's start alone, and
-    what is left does not change from tile to tile.
+    Tokens x columns pass 2^31, a tile does not: KEPT, 64-bit products are for the tile's start
+    alone, and what is left does not change from tile to tile.
     """
     index = tl.arange(0, TILE)[:, None]
     columns = column + tl.arange(0, BLOCK)[None, :]
-    return _token_start(ptr, start, stride) + (index * stride + columns), start + index, columns
+    if KEPT:
+        return _token_start(ptr, start, stride) + (index * stride + columns), start + index, columns
+    token = start + index
+    return ptr + token.to(tl.int64) * stride + columns, token, columns
 
 
 @triton.jit

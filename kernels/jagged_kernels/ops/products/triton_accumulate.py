@@ -33,8 +33,9 @@ def add_tiles(
     if weight is not None:
         weight_factor = factor(weight, PRECISION)
     for token in range(start, end, TILE):
-        x = load_block(x_ptr, token, end, X_STRIDE, TILE, D, BLOCK_D, row)
-        y = load_block(y_ptr, token, end, Y_STRIDE, TILE, K, BLOCK_K, column)
+        # The weight, the sums and both factors leave no registers for addresses.
+        x = load_block(x_ptr, token, end, X_STRIDE, TILE, D, BLOCK_D, row, KEPT=False)
+        y = load_block(y_ptr, token, end, Y_STRIDE, TILE, K, BLOCK_K, column, KEPT=False)
         x_factor = factor(x, PRECISION)
         if ACTIVATION != "none":
             before = dot_factors(x_factor, weight_factor, PRECISION)
@@ -47,7 +48,7 @@ def add_tiles(
         acc = add_factors(acc, transposed(x_factor, PRECISION), y_factor, x.dtype, PRECISION)
         if dx_ptr is not None:
             d_x = dot_factors(y_factor, transposed(weight_factor, PRECISION), PRECISION)
-            store_block(dx_ptr, d_x, token, end, D, TILE, D, BLOCK_D, row)
+            store_block(dx_ptr, d_x, token, end, D, TILE, D, BLOCK_D, row, KEPT=False)
     return acc, total
 
 

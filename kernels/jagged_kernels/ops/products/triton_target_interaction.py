@@ -243,7 +243,7 @@ def _target_kernel(
     column = tl.arange(0, BLOCK_D)
     first = tl.program_id(0) * span * TILE
     for start in range(first, tl.minimum(first + span * TILE, tokens), TILE):
-        x = load_block(x_ptr, start, tokens, X_STRIDE, TILE, D, BLOCK_D)
+        x = load_block(x_ptr, start, tokens, X_STRIDE, TILE, D, BLOCK_D, KEPT=False)
         token = start + tl.arange(0, TILE)
         if owner_ptr is None:
             user = user_of(offsets_ptr, users, tl.minimum(token, tokens - 1))
@@ -255,7 +255,7 @@ def _target_kernel(
         out = add_dot(out, x * target, scaled, PRECISION)
         out = add_dot(out, target, of_target, PRECISION) + bias[None, :]
         out = activate(out, ACTIVATION, out_ptr.dtype.element_ty)
-        store_block(out_ptr, out, start, tokens, K, TILE, K, BLOCK_K)
+        store_block(out_ptr, out, start, tokens, K, TILE, K, BLOCK_K, KEPT=False)
 
 
 @triton.jit(do_not_specialize=["users", "steps", "units", "span"])
