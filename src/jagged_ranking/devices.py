@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+# What the name of a device that is none begins with.
+CPU = "CPU"
+
 
 def default_device() -> str:
     """ "cuda" where there is one, else "cpu"."""
@@ -24,7 +27,7 @@ def device_name(device: Any = "cpu") -> str:
 
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(torch.device(device))
-    return f"CPU ({_cpu_model()})"
+    return f"{CPU} ({_cpu_model()})"
 
 
 def clocks(device: Any = "cpu") -> dict[str, int] | None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from jagged_ranking.devices import CPU
 from jagged_ranking.figures.memory import CLAIMS as MEMORY_CLAIMS
 from jagged_ranking.figures.memory import TOTAL
 from jagged_ranking.figures.panels import Claim
@@ -27,8 +28,9 @@ class _Wanted:
 def claims(results: pd.DataFrame) -> pd.DataFrame:
     """The paper's claim, the best we saw, whether and where it holds: strings, for people.
 
-    "up to Nx" holds if some batch of this run reaches N. Ours includes building its schedule. A
-    claim that the results say nothing about is not in the table.
+    "up to Nx" holds if most batches of this run reach N, and in part if some do. Claims of speed
+    and memory are about GPUs: measured elsewhere, they neither hold nor fail. Ours includes
+    building its schedule. A claim that the results say nothing about is not in the table.
     """
     rows: list[dict[str, str]] = []
     for name, title in BASELINES.items():
@@ -58,7 +60,7 @@ def _attention_rows(results: pd.DataFrame, wanted: _Wanted) -> list[dict[str, st
                 "paper": wanted.paper,
                 "mode": str(mode),
                 "this run": _range(known),
-                "holds": _holds(known, wanted.bound),
+                "holds": _holds(known, wanted.bound) if _on_gpu(mine) else "n/a: not on a GPU",
                 "where": _where(known, lost, wanted.bound),
                 "device": _device(mine),
             }
@@ -80,10 +82,12 @@ def _range(known: pd.DataFrame) -> str:
 def _holds(known: pd.DataFrame, claim: Claim) -> str:
     if known.empty:
         return "not measured"
-    best = known["ratio"].max()
-    if claim.upper is not None and claim.factor <= best < claim.upper:
+    reached = known["ratio"] >= claim.factor
+    if reached.mean() <= 0.5:
+        return "in part" if reached.any() else "no"
+    if claim.upper is not None and known["ratio"].max() < claim.upper:
         return f"yes, if it means {claim.factor:.3g}x"
-    return "yes" if best >= claim.factor else "no"
+    return "yes"
 
 
 def _where(known: pd.DataFrame, lost: pd.DataFrame, claim: Claim) -> str:
@@ -130,6 +134,10 @@ def _quality_rows(results: pd.DataFrame) -> list[dict[str, str]]:
 
 def _device(table: pd.DataFrame) -> str:
     return ", ".join(dict.fromkeys(str(name) for name in table["device"] if name))
+
+
+def _on_gpu(table: pd.DataFrame) -> bool:
+    return not table["device"].astype(str).str.startswith(CPU).any()
 
 
 def _times(ratio: float) -> str:

@@ -9,6 +9,7 @@ import pytest
 from made_up_results import MANIFEST, attention_results, quality_results, target_results
 
 from jagged_ranking import provenance, results
+from jagged_ranking.devices import device_name
 from jagged_ranking.figures import goals, memory, quality, redraw, speed, style, tables, target
 from jagged_ranking.figures.points import ratios
 from jagged_ranking.figures.result_folder import read_results
@@ -216,6 +217,27 @@ def test_claims_say_what_holds_and_where(measured: pd.DataFrame) -> None:
     faster = table.loc[("faster than dense flash attention", "forward")]
     assert faster["holds"] == "no"
     assert "3x or more on none of 27 batches" in faster["where"]
+
+
+def test_a_claim_that_few_batches_reach_holds_in_part(measured: pd.DataFrame) -> None:
+    slow = measured.copy()
+    ours = (slow["provider"] == "jagged") & (slow["metric"] == "latency")
+    ours &= slow["workload"] != "B"
+    slow.loc[ours, ["value", "q25", "q75"]] *= 1000
+    table = tables.claims(slow).set_index(["claim", "mode"])
+    faster = table.loc[("faster than dense attention", "forward")]
+    assert faster["holds"] == "in part"
+    assert "9x or more on 1 of 24 batches" in faster["where"]
+
+
+def test_claims_about_gpus_are_not_judged_on_a_cpu(measured: pd.DataFrame) -> None:
+    elsewhere = measured.copy()
+    named = device_name("cpu")
+    elsewhere["config"] = [
+        json.dumps({**json.loads(text), "device": named}) for text in elsewhere["config"]
+    ]
+    assert set(tables.claims(elsewhere)["holds"]) == {"n/a: not on a GPU"}
+    assert tables.claims(quality_results())["holds"].tolist() == ["yes", "yes"]
 
 
 def test_claims_of_quality_need_an_interval_above_zero() -> None:
