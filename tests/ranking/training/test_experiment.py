@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from click_data import ClickDataset
+from click_data.split import SPLITS
 from jagged_ranking import results
+from jagged_ranking.evaluation import count_floor
 from jagged_ranking.evaluation.count_floor import count_features, evaluate_counts, running_counts
 from jagged_ranking.evaluation.evaluate import Evaluation
 from jagged_ranking.evaluation.metrics import METRICS
@@ -51,6 +53,21 @@ def test_count_floor(toy: ClickDataset) -> None:
     found = evaluate_counts(toy)
     assert found.metrics["auc"] > 0.6
     assert evaluate_counts(toy).probability.tolist() == found.probability.tolist()
+
+
+def test_the_count_floor_does_not_extrapolate(
+    toy: ClickDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts that tell everything of the train period, and later lie far beyond it."""
+
+    def drifting(dataset: ClickDataset) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(0)
+        label = np.asarray(dataset.samples("train").label)[:, None]
+        later = {s: 20 * rng.standard_normal((len(dataset.samples(s)), 6)) for s in SPLITS[1:]}
+        return {"train": label + 0.2 * rng.standard_normal((len(label), 6)), **later}
+
+    monkeypatch.setattr(count_floor, "count_features", drifting)
+    assert evaluate_counts(toy).metrics["ne"] < 1.1
 
 
 def test_counts_reach_the_published_floor(data_dir: Path, tmp_path: Path) -> None:
