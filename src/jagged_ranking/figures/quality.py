@@ -70,11 +70,11 @@ def _scores_figure(
         for place, model in enumerate(models):
             _seeds(panel, place, style.look_of(model), mine[mine["provider"] == model]["value"])
         _model_axis(panel, models)
+        panel.margins(y=0.18)
         floor = mine[mine["provider"] == FLOOR]["value"]
         if len(floor):
-            panel.axhline(float(floor.iloc[0]), **_FLOOR_LINE, zorder=2)
+            _floor_line(panel, float(floor.iloc[0]))
         panel.yaxis.set_major_locator(MaxNLocator(5))
-        panel.margins(y=0.18)
         panel.set_title(METRICS[metric])
     handles: dict[str, Any] = {
         "one seed": Line2D([], [], color="#777777", marker="o", linestyle="none", markersize=3),
@@ -88,6 +88,27 @@ def _scores_figure(
     style.legend(figure, handles)
     style.finish(figure, manifest)
     return figure
+
+
+def _floor_line(panel: Axes, floor: float) -> None:
+    """The floor, where it does not press the models into a corner of the panel: else its number,
+    at the edge that it lies behind."""
+    low, high = panel.get_ylim()
+    reach = _FLOOR_REACH * (high - low)
+    if low - reach <= floor <= high + reach:
+        panel.axhline(floor, **_FLOOR_LINE, zorder=2)
+        return
+    above = floor > high
+    panel.text(
+        0.5,
+        0.99 if above else 0.01,
+        f"floor: {floor:.3f} {'↑' if above else '↓'}",
+        transform=panel.transAxes,
+        ha="center",
+        va="top" if above else "bottom",
+        color=_FLOOR_LINE["color"],
+        fontsize=6,
+    )
 
 
 def _seeds(panel: Axes, place: int, looks: style.Look, values: pd.Series) -> None:
@@ -128,13 +149,20 @@ def _difference_figure(
     figure, axes = style.new_figure(1, len(metrics), height=0.95 + 0.32 * len(models), sharey=True)
     for panel, metric in zip(axes[0], metrics, strict=True):
         mine = rows[rows["metric"] == metric].set_index("provider")
+        rankers = [model for model in models if model in mine.index and model != FLOOR]
+        low, high = min([0.0, *mine.loc[rankers, "low"]]), max([0.0, *mine.loc[rankers, "high"]])
+        reach = _FLOOR_REACH * (high - low)
         for place, model in enumerate(models):
             if model not in mine.index:
                 continue
             row, looks = mine.loc[model], style.look_of(model)
+            value = float(row["value"])
+            if rankers and not low - reach <= value <= high + reach:
+                _beyond(panel, place, value, low if value < low else high, looks.color)
+                continue
             panel.plot([row["low"], row["high"]], [place, place], color=looks.color, linewidth=1.8)
             panel.plot(
-                [row["value"]],
+                [value],
                 [place],
                 marker=looks.marker,
                 color=looks.color,
@@ -159,6 +187,15 @@ def _difference_figure(
     return figure
 
 
+def _beyond(panel: Axes, place: int, value: float, edge: float, color: str) -> None:
+    """The number of what would press the others into a corner, at the edge that it lies behind."""
+    left = value < edge
+    text = f"◂ {value:+.3f}" if left else f"{value:+.3f} ▸"
+    panel.text(
+        edge, place, text, color=color, fontsize=6, ha="left" if left else "right", va="center"
+    )
+
+
 def _model_axis(panel: Axes, models: list[str]) -> None:
     labels = [style.look_of(model).label.replace(" ", "\n") for model in models]
     panel.set_xticks(range(len(models)), labels)
@@ -167,3 +204,5 @@ def _model_axis(panel: Axes, models: list[str]) -> None:
 
 
 _FLOOR_LINE: dict[str, Any] = {"color": "#4d4d4d", "linewidth": 1.0, "linestyle": (0, (4, 2))}
+# How far from the models the floor may lie, in parts of what they span.
+_FLOOR_REACH = 4.0

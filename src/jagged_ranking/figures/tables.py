@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 LIMIT = "limit, forward"
+_METRIC_TITLES = {"auc": "AUC", "gauc": "gAUC", "ne": "NE", "log_loss": "log loss"}
 _SHORT = {"out_of_memory": "OOM", "missing": "–", "unsupported": "n/a", "error": "wrong"}
 
 
@@ -125,18 +126,32 @@ def summaries(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def quality(results: pd.DataFrame) -> pd.DataFrame:
-    """Test metrics of each model: mean ± sd over seeds."""
+    """Test metrics of each model: mean ± sd over seeds, and where they fall short of the floor."""
     found = summary(results)
+    floors = found[found["provider"] == FLOOR].set_index(["workload", "metric"])["mean"]
     rows = []
     for (dataset, model), mine in found.groupby(["workload", "provider"], sort=False):
         row = {"dataset": str(dataset), "model": style.look_of(str(model)).label}
         for metric in (*METRICS, "log_loss"):
             cell = mine[mine["metric"] == metric]
-            title = {"auc": "AUC", "gauc": "gAUC", "ne": "NE"}.get(metric, "log loss")
-            row[title] = "" if cell.empty else _mean_sd(cell.iloc[0])
+            row[_METRIC_TITLES[metric]] = "" if cell.empty else _mean_sd(cell.iloc[0])
         row["seeds"] = "" if model == FLOOR else str(int(mine["count"].max()))
+        row["below the floor"] = _below(mine, floors)
         rows.append(row)
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    none = len(table) and not table["below the floor"].any()
+    return table.drop(columns="below the floor") if none else table
+
+
+def _below(mine: pd.DataFrame, floors: pd.Series) -> str:
+    """The metrics in which a model's mean is worse than counting."""
+    worse = []
+    for row in mine.itertuples():
+        floor = floors.get((row.workload, row.metric))
+        higher_is_better = row.metric in ("auc", "gauc")
+        if floor is not None and (row.mean < floor if higher_is_better else row.mean > floor):
+            worse.append(_METRIC_TITLES[row.metric])
+    return ", ".join(worse)
 
 
 def to_markdown(table: pd.DataFrame) -> str:

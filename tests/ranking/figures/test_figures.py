@@ -240,6 +240,39 @@ def test_claims_about_gpus_are_not_judged_on_a_cpu(measured: pd.DataFrame) -> No
     assert tables.claims(quality_results())["holds"].tolist() == ["yes", "yes"]
 
 
+def _with_floor(metric: str, value: float, difference: float) -> pd.DataFrame:
+    table = quality_results()
+    floor = table["provider"] == "counts"
+    table.loc[floor & (table["metric"] == metric), "value"] = value
+    table.loc[floor & (table["metric"] == f"{metric}_difference"), "value"] = difference
+    return table
+
+
+def test_a_floor_far_away_does_not_stretch_the_axes(drawn: dict[str, Any]) -> None:
+    quality.draw(quality_results(), MANIFEST, Path("nowhere"))
+    near = dict(drawn)
+    quality.draw(_with_floor("ne", 9.09, 8.23), MANIFEST, Path("nowhere"))
+    scores, differences = (drawn[f"{MANIFEST['id']}_{name}"] for name in QUALITY)
+    assert "floor: 9.090 ↑" in _text(scores)
+    assert "+8.230 ▸" in _text(differences)
+    assert scores.axes[2].get_ylim()[1] < 0.9
+    assert differences.axes[2].get_xlim()[1] < 0.1
+    # Where it is near, it is drawn among the models.
+    assert "floor: 0" not in _text(near[f"{MANIFEST['id']}_scores"])
+    assert "▸" not in _text(near[f"{MANIFEST['id']}_difference"])
+
+
+def test_the_table_says_which_model_counting_beats() -> None:
+    assert "below the floor" not in tables.quality(quality_results())
+    table = tables.quality(_with_floor("auc", 0.76, 0.0)).set_index("model")
+    assert table["below the floor"].to_dict() == {
+        "count floor": "",
+        "mean-pool": "AUC",
+        "target attention": "",
+        "transformer": "",
+    }
+
+
 def test_claims_of_quality_need_an_interval_above_zero() -> None:
     table = tables.claims(quality_results())
     assert table["holds"].tolist() == ["yes", "yes"]
