@@ -73,6 +73,8 @@ MODE_LOOKS: dict[str, Look] = {
 }
 
 _RC: dict[str, Any] = {
+    # A data set's name may hold a $.
+    "text.parse_math": False,
     "font.family": "DejaVu Sans",
     "font.size": 7,
     "axes.titlesize": 7.5,

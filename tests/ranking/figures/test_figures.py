@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -260,6 +261,15 @@ def test_a_floor_far_away_does_not_stretch_the_axes(drawn: dict[str, Any]) -> No
     # Where it is near, it is drawn among the models.
     assert "floor: 0" not in _text(near[f"{MANIFEST['id']}_scores"])
     assert "▸" not in _text(near[f"{MANIFEST['id']}_difference"])
+
+
+@pytest.mark.parametrize("name", ["a$b$c", "^x_$", "50% & <b>", "$^$"])
+def test_a_data_set_may_have_any_name(name: str, tmp_path: Path) -> None:
+    named = quality_results().assign(workload=name)
+    written = quality.draw(named, MANIFEST, tmp_path)
+    assert len(_stems(written)) == len(QUALITY)
+    drawn = next(path for path in written if path.suffix == ".svg" and "scores" in path.stem)
+    assert ElementTree.parse(drawn).getroot() is not None
 
 
 def test_the_table_says_which_model_counting_beats() -> None:
