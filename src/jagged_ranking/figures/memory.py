@@ -29,6 +29,13 @@ MEMORY = sweeps.Quantity(
     ratio_label="times the memory of ours",
     claims=CLAIMS,
 )
+TITLES = {
+    **sweeps.titles("memory", "Peak memory (inputs included)"),
+    "memory_ratio": "How many times the memory of jagged attention dense attention and dense flash "
+    "attention need, by padding waste and by the longest history, with the paper's claims",
+    "memory_workloads": "Peak memory beyond the inputs of jagged attention and its peers, on each "
+    f"workload, {sweeps.BOTH_MODES}",
+}
 
 
 def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) -> list[Path]:
@@ -42,4 +49,4 @@ def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) ->
         figures = sweeps.figures_of(MEMORY, results, manifest)
         if len(named := of_group(attention(results, BEYOND), "workloads")):
             figures["memory_workloads"] = sweeps.memory_figure(named, manifest)
-        return style.save_all(figures, manifest, out)
+        return style.save_all(figures, TITLES, manifest, out)

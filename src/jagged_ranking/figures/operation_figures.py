@@ -33,6 +33,20 @@ GOAL_LINE: dict[str, Any] = {
 GOAL = f"goal: {LIMIT_GOAL:g} x limit"
 COLUMNS = 5
 SHORT = {"forward": "forward", "forward+backward": "training"}
+TITLES = {
+    "limit": "Time of every interaction operation over the limit of the device on the largest "
+    f"batch, {sweeps.BOTH_MODES}",
+    "peers": "Time of every peer relative to ours, for each interaction operation on the largest "
+    f"batch, {sweeps.BOTH_MODES}",
+    "memory": "Peak memory beyond the inputs of every interaction operation and its peers, "
+    f"{sweeps.BOTH_MODES}",
+    **{
+        f"{group}_{short}": "Time over the limit of the device of every interaction operation and "
+        f"its peers by {along}, {mode}"
+        for group, along in (("tokens", "the number of tokens"), ("waste", "padding waste"))
+        for mode, short in SHORT.items()
+    },
+}
 
 
 def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) -> list[Path]:
@@ -56,7 +70,7 @@ def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) ->
                 figures[name] = _sweep_figure(points, group, mode, manifest)
         if len(beyond):
             figures["memory"] = _memory_figure(main_dtype(beyond), manifest)
-        return style.save_all(figures, manifest, out)
+        return style.save_all(figures, TITLES, manifest, out)
 
 
 def _limit_figure(most: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure:

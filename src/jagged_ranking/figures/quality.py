@@ -27,6 +27,13 @@ DIFFERENCES = {
     "ne_difference": "NE (negative is better)",
 }
 
+TITLES = {
+    "scores": "AUC, gAUC and normalised entropy of each model and seed on the test split of {}, "
+    "with the floor of a logistic regression on counts",
+    "difference": "Differences of AUC, gAUC and normalised entropy to mean-pool on the test split "
+    "of {}, with bootstrap intervals over users",
+}
+
 
 def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) -> list[Path]:
     """Draw what the results allow; returns the files, SVG, PDF and PNG of each figure.
@@ -47,7 +54,8 @@ def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) ->
             ):
                 if present := [m for m in metrics if m in set(rows["metric"])]:
                     figure = figure_of(rows, present, dataset, manifest)
-                    written += style.save(figure, Path(out), f"{manifest['id']}_{name}{suffix}")
+                    stem, title = f"{manifest['id']}_{name}{suffix}", TITLES[name].format(dataset)
+                    written += style.save(figure, Path(out), stem, title)
     return written
 
 

@@ -133,7 +133,8 @@ def _section(folder: Path, base: str) -> str:
         parts += [f"{caption}:", tables.to_markdown(_trimmed(rows))]
     for picture in sorted(folder.glob("*.svg")):
         if picture.stem != FIRST_FIGURE:
-            parts.append(f"![{picture.stem}]({base}/{folder.name}/{picture.name})")
+            title = style.title_of(picture)
+            parts.append(f"![{title}]({base}/{folder.name}/{picture.name})")
     return "\n\n".join(parts)
 
 

@@ -41,6 +41,16 @@ LATENCY = sweeps.Quantity(
     claims=CLAIMS,
 )
 PEERS = "peers"
+TITLES = {
+    **sweeps.titles("latency", "Latency"),
+    "speedup": "How many times faster jagged attention is than dense attention and dense flash "
+    "attention, by padding waste and by the longest history, with the paper's claims",
+    "throughput": "Useful TFLOP/s of jagged attention and its peers by padding waste, by the "
+    f"longest history and by head_dim, {sweeps.BOTH_MODES}",
+    "workloads": "Latency of jagged attention and its peers on each workload as a multiple of the "
+    f"device's limit, {sweeps.BOTH_MODES}",
+    PEERS: f"Time of every peer relative to ours on each workload, {sweeps.BOTH_MODES}",
+}
 
 
 def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) -> list[Path]:
@@ -64,7 +74,7 @@ def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) ->
             )
             if named["provider"].eq(OURS).any():
                 figures[PEERS] = _peers_figure(named, schedule_ms(results), manifest)
-        return style.save_all(figures, manifest, out)
+        return style.save_all(figures, TITLES, manifest, out)
 
 
 def _throughput_figure(rates: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure:

@@ -4,8 +4,10 @@ Figures are drawn without pyplot and inside `look()`, so that nobody's own setti
 saved without dates or random ids, so that the same results give the same bytes.
 """
 
+import html
 import io
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -272,8 +274,12 @@ def reference_line(axes: Axes, value: float, label: str, *, side: str) -> None:
     )
 
 
-def save(figure: Figure, out: Path, stem: str) -> list[Path]:
-    """Write SVG, PDF and PNG; a file whose bytes would not change is left alone."""
+def save(figure: Figure, out: Path, stem: str, title: str) -> list[Path]:
+    """Write SVG, PDF and PNG; a file whose bytes would not change is left alone.
+
+    Args:
+        title: what the figure shows, for who cannot see it; see `title_of`.
+    """
     written = []
     # Arranged once, not for every format anew.
     figure.draw_without_rendering()
@@ -285,21 +291,30 @@ def save(figure: Figure, out: Path, stem: str) -> list[Path]:
     for kind in FORMATS:
         path = Path(out) / f"{stem}.{kind}"
         buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, metadata=_METADATA[kind])
+        figure.savefig(buffer, format=kind, metadata={**_METADATA[kind], "Title": title})
         write_if_changed(path, buffer.getvalue())
         written.append(path)
     return written
 
 
 def save_all(
-    figures: Mapping[str, Figure], manifest: Mapping[str, Any], out: Path | str
+    figures: Mapping[str, Figure],
+    titles: Mapping[str, str],
+    manifest: Mapping[str, Any],
+    out: Path | str,
 ) -> list[Path]:
     """`save` each figure under `<id>_<name>`; returns the files."""
     return [
         path
         for name, figure in figures.items()
-        for path in save(figure, Path(out), f"{manifest['id']}_{name}")
+        for path in save(figure, Path(out), f"{manifest['id']}_{name}", titles[name])
     ]
+
+
+def title_of(svg: Path) -> str:
+    """What a figure that `save` wrote shows; its name where it does not say."""
+    found = re.search(r"<title>(.*?)</title>", svg.read_text(encoding="utf-8"), re.DOTALL)
+    return html.unescape(found[1]) if found else svg.stem
 
 
 def write_if_changed(path: Path, content: bytes) -> bool:

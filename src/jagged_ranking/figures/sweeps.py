@@ -53,6 +53,23 @@ class Quantity:
     claims: Mapping[str, Claim]
 
 
+_ALONG = {
+    "waste": "padding waste",
+    "length": "the longest history",
+    "head_dim": "head_dim",
+    "tokens": "the number of tokens",
+}
+BOTH_MODES = "forward and with the backward"
+
+
+def titles(name: str, what: str) -> dict[str, str]:
+    """Of the figures `<name>_by_<sweep>`, whose y axis is `what`."""
+    return {
+        f"{name}_by_{sweep}": f"{what} of jagged attention and its peers by {along}, {BOTH_MODES}"
+        for sweep, along in _ALONG.items()
+    }
+
+
 def figures_of(
     quantity: Quantity, results: pd.DataFrame, manifest: Mapping[str, Any]
 ) -> dict[str, Figure]:

@@ -15,6 +15,17 @@ from jagged_ranking.figures.memory import BEYOND
 from jagged_ranking.figures.points import attention, dtypes_of, modes_of, of_group, ours_of
 from jagged_ranking.measure.lineup import OURS
 
+TITLES = {
+    "latency": "Latency of target attention, ours and peers', on each workload, with the limit of "
+    f"the device, {sweeps.BOTH_MODES}",
+    "ratios": "Target attention: our time over the limit of the device, and the peers' time over "
+    f"ours, on each workload, {sweeps.BOTH_MODES}",
+    "skew": "Latency of target attention as the same number of events is spread over users ever "
+    f"more unequally, {sweeps.BOTH_MODES}",
+    "memory": "Peak memory of target attention beyond the inputs, ours and peers', on each "
+    f"workload, {sweeps.BOTH_MODES}",
+}
+
 
 def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) -> list[Path]:
     """Draw what the results allow; returns the files, SVG, PDF and PNG of each figure.
@@ -38,7 +49,7 @@ def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) ->
         if len(named := of_group(beyond, "target")):
             labels = workload_labels(named)
             figures["memory"] = sweeps.memory_figure(named, manifest, labels=labels)
-        return style.save_all(figures, manifest, out)
+        return style.save_all(figures, TITLES, manifest, out)
 
 
 def workload_labels(table: pd.DataFrame) -> dict[str, str]:

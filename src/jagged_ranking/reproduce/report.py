@@ -145,7 +145,7 @@ def _section(section: Section, base: Path) -> str:
         parts.append(f'<p class="error">Failed: {html.escape(section.record.error)}</p>')
     for number, path in enumerate(section.figures):
         picture = inline_svg(path, prefix=f"{section.id}-{number}-")
-        caption = html.escape(path.stem.removeprefix(section.id).replace("_", " ").strip())
+        caption = html.escape(style.title_of(path))
         parts.append(f"<figure>{picture}<figcaption>{caption}</figcaption></figure>")
     if section.table is not None:
         for title, rows in tables.summaries(section.table):
@@ -172,6 +172,7 @@ def _details(summary: str, content: str) -> str:
 def inline_svg(path: Path, *, prefix: str) -> str:
     """An SVG file as an element of a page, its ids made unique there by a prefix."""
     text = _METADATA.sub("", _BEFORE_SVG.sub("", path.read_text(encoding="utf-8")))
+    text = text.replace("<svg ", '<svg role="img" ', 1)
     return _SVG_ID.sub(lambda found: found.group(1) + prefix, text)
 
 

@@ -51,7 +51,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Figures by file stem, kept instead of saved."""
     kept: dict[str, Any] = {}
 
-    def keep(figure: Any, out: Path, stem: str) -> list[Path]:
+    def keep(figure: Any, out: Path, stem: str, title: str) -> list[Path]:
         kept[stem] = figure
         return []
 
@@ -261,6 +261,27 @@ def test_a_floor_far_away_does_not_stretch_the_axes(drawn: dict[str, Any]) -> No
     # Where it is near, it is drawn among the models.
     assert "floor: 0" not in _text(near[f"{MANIFEST['id']}_scores"])
     assert "▸" not in _text(near[f"{MANIFEST['id']}_difference"])
+
+
+def test_every_figure_says_what_it_shows(measured: pd.DataFrame, tmp_path: Path) -> None:
+    """Screen readers and pages that link it have no other words for it."""
+    tables_of = [measured, target_results(), quality_results()]
+    modules = (speed, memory, target, quality)
+    written = [
+        path
+        for module in modules
+        for table in tables_of
+        for path in module.draw(table, MANIFEST, tmp_path)
+    ]
+    drawn = [path for path in written if path.suffix == ".svg"]
+    titles = {path: style.title_of(path) for path in drawn}
+    assert len(drawn) == len(set(titles.values())) > 10
+    for path, title in titles.items():
+        assert len(title.split()) > 5
+        assert path.stem not in title
+        root = ElementTree.parse(path).getroot()
+        assert root[0].tag.endswith("title")
+        assert root[0].text == title
 
 
 @pytest.mark.parametrize("name", ["a$b$c", "^x_$", "50% & <b>", "$^$"])

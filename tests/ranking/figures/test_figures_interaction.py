@@ -32,7 +32,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Figures by file stem, kept instead of saved."""
     kept: dict[str, Any] = {}
 
-    def keep(figure: Any, out: Path, stem: str) -> list[Path]:
+    def keep(figure: Any, out: Path, stem: str, title: str) -> list[Path]:
         kept[stem.removeprefix(f"{NOTEBOOK}_")] = figure
         return []
 
