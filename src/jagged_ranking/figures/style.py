@@ -43,7 +43,7 @@ class Look:
 
 LOOKS: dict[str, Look] = {
     "jagged": Look("jagged (ours)", _COLORS[0], "o", "-"),
-    "jagged_rows": Look("ours, one program a row", _COLORS[8], "X", (0, (5, 1))),
+    "jagged_rows": Look("ours, one program a row", "#6f5bd0", "X", (0, (5, 1))),
     "jagged_split": Look("ours, split-K", "#7a3b12", "p", (0, (3, 1.5))),
     "jagged_stream": Look("ours, stream-K", "#2f6f4f", "H", (0, (1.5, 1))),
     "dense_eager": Look("dense, eager", _COLORS[1], "s", (0, (5, 1.5))),
@@ -142,11 +142,19 @@ def new_figure(
 ) -> tuple[Figure, Any]:
     """A figure with [rows, columns] axes and a strip at the bottom for `finish`."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    strip = 0.16 / height
     engine: Any = figure.get_layout_engine()
-    engine.set(rect=(0, strip, 1, 1 - strip), w_pad=0.05, h_pad=0.05, wspace=0.04, hspace=0.06)
+    engine.set(w_pad=0.05, h_pad=0.05, wspace=0.04, hspace=0.06)
+    _reserve(figure, 1)
     axes = figure.subplots(rows, columns, squeeze=False, **options)
     return figure, axes
+
+
+def _reserve(figure: Figure, lines: int) -> None:
+    """Leaves a strip for small lines below all axes."""
+    strip = 0.04 + 0.12 * lines
+    strip /= figure.get_size_inches()[1]
+    engine: Any = figure.get_layout_engine()
+    engine.set(rect=(0, strip, 1, 1 - strip))
 
 
 def legend(figure: Figure, handles: Mapping[str, Any], *, columns: int = 4) -> None:
@@ -165,10 +173,18 @@ def legend(figure: Figure, handles: Mapping[str, Any], *, columns: int = 4) -> N
         )
 
 
-def finish(figure: Figure, manifest: Mapping[str, Any], dtypes: Sequence[str] = ()) -> None:
-    """Say on the figure which device and versions it was measured with, and mark a smoke run."""
+def finish(
+    figure: Figure, manifest: Mapping[str, Any], dtypes: Sequence[str] = (), *, note: str = ""
+) -> None:
+    """Say on the figure which device and versions it was measured with, and mark a smoke run.
+
+    A note about the whole figure stands in a line of its own above that.
+    """
     height = figure.get_size_inches()[1]
     low = 0.045 / height
+    if note:
+        _reserve(figure, 2)
+        figure.text(0.5, 0.17 / height, note, fontsize=6, color="#333333", ha="center", va="bottom")
     said = footer(manifest, dtypes)
     figure.text(0.006, low, said, fontsize=5, color="#666666", ha="left", va="bottom")
     if manifest.get("preset") == "smoke":
@@ -196,6 +212,11 @@ def code_of(manifest: Mapping[str, Any]) -> str:
     changes = " with changes" if manifest.get("git_dirty") else ""
     since = ", changed since" if manifest.get("code_changed") else ""
     return f"code {sha}{changes}{since}"
+
+
+def counted(number: int, name: str) -> str:
+    """ "1 user", "1,024 users"."""
+    return f"{number:,} {name}{'' if number == 1 else 's'}"
 
 
 def log_y_axis(axes: Axes, low: float, high: float) -> None:

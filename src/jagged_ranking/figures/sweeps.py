@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter
 
 from jagged_ranking.figures import panels, style
 from jagged_ranking.figures.panels import Claim
@@ -111,8 +112,33 @@ def _sweep_figure(
         panel.set_title(style.MODE_LOOKS[mode].label)
         panel.set_ylabel(f"{quantity.label} ({unit})")
     style.legend(figure, handles)
-    style.finish(figure, manifest, dtypes_of(points))
+    style.finish(figure, manifest, dtypes_of(points), note=held_fixed(points, group))
     return figure
+
+
+def held_fixed(points: pd.DataFrame, group: str) -> str:
+    """What all batches of a sweep have in common, in words."""
+
+    def one(column: str) -> Any:
+        values = points[column].dropna().unique()
+        return values[0] if len(values) == 1 else None
+
+    said = []
+    if (users := one("B")) is not None:
+        said.append(style.counted(users, "user"))
+    elif (padded := (points["B"] * points["max_len"]).unique()).size == 1:
+        said.append(f"{padded[0]:,} tokens with padding")
+    if group != "waste" and (distribution := one("distribution")) is not None:
+        least, most = points["waste"].min(), points["waste"].max()
+        waste = f"{least:.0%}" if f"{least:.0%}" == f"{most:.0%}" else f"{least:.0%} to {most:.0%}"
+        said.append(f"{distribution} lengths ({waste} waste)")
+    if group != "length" and (longest := one("max_len")) is not None:
+        said.append(f"the longest {longest:,}")
+    if (heads := one("H")) is not None:
+        said.append(style.counted(heads, "head"))
+    if group != "head_dim" and (dim := one("D")) is not None:
+        said.append(f"head_dim {dim}")
+    return "held fixed: " + ", ".join(said)
 
 
 def _ratio_figure(
@@ -197,9 +223,11 @@ def workloads_figure(
 
 def memory_figure(table: pd.DataFrame, manifest: Mapping[str, Any], **options: Any) -> Figure:
     """`workloads_figure` of peaks beyond the inputs."""
-    size, unit = bytes_unit(table)
-    ylabel = f"peak beyond inputs ({unit})"
-    return workloads_figure(table, manifest, unit=float(size), ylabel=ylabel, **options)
+    figure = workloads_figure(table, manifest, unit=1.0, ylabel="peak beyond inputs", **options)
+    for panel in figure.axes:
+        # From a few kB to many GB.
+        panel.yaxis.set_major_formatter(EngFormatter("B"))
+    return figure
 
 
 def bytes_unit(table: pd.DataFrame) -> tuple[float, str]:

@@ -58,7 +58,8 @@ def workload_labels(table: pd.DataFrame) -> dict[str, str]:
     for row in table.drop_duplicates("workload").itertuples():
         name = str(row.workload).removesuffix("-small")
         queries = int(float(str(row.queries)))
-        labels[str(row.workload)] = f"{name}\n{row.B} users x {queries}\n{row.tokens:,} events"
+        users, events = style.counted(int(str(row.B)), "user"), f"{row.tokens:,} events"
+        labels[str(row.workload)] = f"{name}\n{users} x {queries}\n{events}"
     return labels
 
 

@@ -8,14 +8,18 @@ _CUDA = ("jagged", "dense_eager", "dense_flash", "dense_cudnn", "njt_sdpa", "fle
 _CPU = ("jagged", "dense_eager", "dense_flash", "dense_sdpa", "njt_sdpa")
 # Peers for few queries and long histories; some cut histories into parts.
 _SPLITTING = ("varlen_attn", "varlen_attn_split", "flash_attn_4", "flashinfer")
-_SWEEP = ("jagged", "dense_eager", "dense_flash", "dense_cudnn", "njt_sdpa", "varlen_attn")
+_SWEEP = (
+    *("jagged", "dense_eager", "dense_flash", "dense_cudnn", "njt_sdpa", "varlen_attn"),
+    "flash_attn_4",
+)
 
 
 def default_providers(device_type: str, *, group: str = "workloads") -> tuple[str, ...]:
     """The providers that make sense on a type of device for the workloads of a group.
 
-    A sweep leaves out FlexAttention, which compiles anew at each of its many shapes, and the
-    optional peers. The sweep over skew has our policies beside the one that the rule picks.
+    A sweep leaves out FlexAttention, which compiles anew at each of its many shapes, and of the
+    optional peers all but flash-attn 4. The sweep over skew has our policies beside the one that
+    the rule picks.
 
     Args:
         device_type: "cuda", or whatever else is a CPU.

@@ -1,6 +1,7 @@
 """Figures and tables from made-up results: what they say, marks, and the same bytes each time."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -282,6 +283,28 @@ def test_every_figure_says_what_it_shows(measured: pd.DataFrame, tmp_path: Path)
         root = ElementTree.parse(path).getroot()
         assert root[0].tag.endswith("title")
         assert root[0].text == title
+
+
+def test_a_sweep_says_what_it_holds_fixed(measured: pd.DataFrame, drawn: dict[str, Any]) -> None:
+    speed.draw(measured, MANIFEST, Path("nowhere"))
+    for sweep, axis in (("waste", "waste)"), ("length", "longest"), ("head_dim", "head_dim")):
+        text = _text(drawn[f"{MANIFEST['id']}_latency_by_{sweep}"])
+        (note,) = [line for line in text.splitlines() if line.startswith("held fixed: ")]
+        assert axis not in note
+        assert "heads" in note
+    assert "held fixed" not in _text(drawn[f"{MANIFEST['id']}_workloads"])
+
+
+def test_memory_from_kilobytes_to_gigabytes_is_read_off(drawn: dict[str, Any]) -> None:
+    small = target_results()
+    beyond = small["metric"] == memory.BEYOND
+    small.loc[beyond, ["value", "q25", "q75"]] *= 1e-4
+    target.draw(small, MANIFEST, Path("nowhere"))
+    figure = drawn[f"{MANIFEST['id']}_memory"]
+    figure.draw_without_rendering()
+    said = {label.get_text() for axes in figure.axes for label in axes.get_yticklabels()}
+    assert said
+    assert all(re.fullmatch(r"[\d.]+ [kMG]?B|", label) for label in said), said
 
 
 @pytest.mark.parametrize("name", ["a$b$c", "^x_$", "50% & <b>", "$^$"])
