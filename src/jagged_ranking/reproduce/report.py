@@ -2,15 +2,17 @@
 
 import html
 import json
+import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 
-from jagged_ranking import paths, results
+from jagged_ranking import paths, provenance, results
 from jagged_ranking.figures import style, tables
 from jagged_ranking.figures.redraw import redraw
 from jagged_ranking.figures.result_folder import read_results
@@ -28,10 +30,15 @@ _SVG_ID = re.compile(r"""(\bid="|url\(#|\bhref="#)""")
 
 @dataclass
 class Section:
-    """What the report says of one notebook."""
+    """What the report says of one notebook.
+
+    Attributes:
+        folder: of the executed notebook, its results and figures.
+    """
 
     id: str
     record: RunRecord | None
+    folder: Path
     manifest: dict[str, Any] = field(default_factory=dict)
     table: pd.DataFrame | None = None
     figures: list[Path] = field(default_factory=list)
@@ -57,7 +64,7 @@ def _read_section(out: Path, notebook: str) -> Section:
     """
     folder = out / notebook
     record = read_record(folder)
-    section = Section(notebook, record)
+    section = Section(notebook, record, folder)
     if record is not None and record.status == "ok":
         if (drawing := drawing_key(folder)) != record.drawing:
             redraw(folder)
@@ -143,10 +150,20 @@ def _section(section: Section, base: Path) -> str:
         parts.append("<p>Not run.</p>")
     elif section.status != "ok":
         parts.append(f'<p class="error">Failed: {html.escape(section.record.error)}</p>')
+    files = {
+        "executed notebook": section.folder / f"{section.id}.ipynb",
+        "results": section.folder / results.RESULTS,
+        "manifest": section.folder / provenance.MANIFEST,
+    }
+    if section.table is None:
+        files = {"executed notebook": files["executed notebook"]}
+    parts.append(_links(files, base))
     for number, path in enumerate(section.figures):
         picture = inline_svg(path, prefix=f"{section.id}-{number}-")
         caption = html.escape(style.title_of(path))
-        parts.append(f"<figure>{picture}<figcaption>{caption}</figcaption></figure>")
+        formats = {kind.upper(): path.with_suffix(f".{kind}") for kind in style.FORMATS}
+        links = _links(formats, base)
+        parts.append(f"<figure>{picture}<figcaption>{caption}{links}</figcaption></figure>")
     if section.table is not None:
         for title, rows in tables.summaries(section.table):
             parts.append(f"<h3>{title}</h3>{frame_html(rows)}")
@@ -156,6 +173,16 @@ def _section(section: Section, base: Path) -> str:
         manifest = html.escape(json.dumps(section.manifest, indent=2, sort_keys=True))
         parts.append(_details("Manifest", f"<pre>{manifest}</pre>"))
     return "\n".join([*parts, "</section>"])
+
+
+def _links(files: Mapping[str, Path], base: Path) -> str:
+    """Of those files that are there, relative to `base`."""
+    links = [
+        f'<a href="{quote(Path(os.path.relpath(path, base)).as_posix())}">{html.escape(name)}</a>'
+        for name, path in files.items()
+        if path.is_file()
+    ]
+    return f'<p class="files">{" · ".join(links)}</p>' if links else ""
 
 
 def _readable(table: pd.DataFrame) -> pd.DataFrame:

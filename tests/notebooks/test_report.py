@@ -1,0 +1,84 @@
+"""The report: what it links is there, and its figures say in words what they show."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from made_up_results import MANIFEST, quality_results
+
+from jagged_ranking import provenance, results
+from jagged_ranking.figures.redraw import redraw
+from jagged_ranking.figures.style import title_of
+from jagged_ranking.reproduce.notebook import RunRecord
+from jagged_ranking.reproduce.report import STYLE, Section, render
+
+ID = "04_quality"
+
+
+@pytest.fixture
+def section(tmp_path: Path) -> Section:
+    """A notebook that ran into a folder whose name needs quoting."""
+    folder = tmp_path / "runs of #1" / ID
+    folder.mkdir(parents=True)
+    table, manifest = quality_results(), {**MANIFEST, "id": ID}
+    results.write(table, folder / results.RESULTS)
+    provenance.write_manifest(manifest, folder / provenance.MANIFEST)
+    (folder / f"{ID}.ipynb").write_text("{}")
+    redraw(folder)
+    figures = sorted(folder.glob("*.svg"))
+    return Section(ID, RunRecord(ID, "ok", "key"), folder, manifest, table, figures)
+
+
+def test_it_links_the_notebook_the_data_and_every_format(section: Section, tmp_path: Path) -> None:
+    page = render([section], preset="small", base=tmp_path)
+    links = [unquote(link) for link in re.findall(r'<a href="([^#"][^"]*)"', page)]
+    names = {Path(link).name for link in links}
+    assert {f"{ID}.ipynb", results.RESULTS, provenance.MANIFEST} <= names
+    for figure in section.figures:
+        assert {figure.with_suffix(f".{kind}").name for kind in ("svg", "pdf", "png")} <= names
+    assert all((tmp_path / link).is_file() for link in links)
+
+
+def test_a_notebook_that_failed_links_only_itself(section: Section, tmp_path: Path) -> None:
+    record = RunRecord(ID, "failed", "key", error="cell 3: no")
+    failed = Section(ID, record, section.folder)
+    page = render([failed], preset="small", base=tmp_path)
+    assert re.findall(r'<a href="([^#"][^"]*)"', page) == [f"runs%20of%20%231/{ID}/{ID}.ipynb"]
+
+
+def test_every_figure_has_its_words(section: Section, tmp_path: Path) -> None:
+    page = render([section], preset="small", base=tmp_path)
+    assert page.count("<figure>") == len(section.figures) == 2
+    assert page.count('<svg role="img"') == 2
+    for figure in section.figures:
+        title = title_of(figure)
+        assert f"<title>{title}</title>" in page
+        assert f"<figcaption>{title}" in page
+
+
+def _contrast(one: str, other: str) -> float:
+    """WCAG 2.2, section 1.4.3."""
+
+    def luminance(color: str) -> float:
+        digits = color.lstrip("#")
+        digits = "".join(2 * digit for digit in digits) if len(digits) == 3 else digits
+        parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_text_is_legible_on_its_ground_light_and_dark() -> None:
+    light, dark = STYLE.split("@media (prefers-color-scheme: dark)")
+    for rules in (light, dark):
+        ground = re.search(r"body \{[^}]*background: (#[0-9a-f]+)", rules)
+        assert ground is not None
+        colors = re.findall(r"(?<![-\w])color: (#[0-9a-f]+)", rules)
+        assert len(colors) > 4
+        for color in colors:
+            assert _contrast(color, ground[1]) >= 4.5, color
