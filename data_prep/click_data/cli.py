@@ -6,6 +6,7 @@ from typing import Any
 
 from click_data import public
 from click_data.columns import UNITS
+from click_data.errors import DataError
 from click_data.preparation import prepare
 from click_data.schema import read_info
 from click_data.sources import SOURCES
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     known = {name for source in SOURCES.values() for name in source.option_names} | {*_COMMON}
     options = {name: value for name, value in given.items() if name in known}
     if "columns" in options:
-        options["columns"] = dict(options["columns"])
+        options["columns"] = _by_name(options["columns"])
     if "signals" in options:
         options["signals"] = tuple(options["signals"])
     folder = prepare(args.source, out=args.out, **options)
@@ -148,6 +149,14 @@ def list_datasets(folder: Path | None) -> str:
         looked = f"Looked in {folder}" if folder.is_dir() else f"There is no folder {folder}"
     lines += ["", f"{looked}; CLICK_DATA_DIR names the folder of downloaded sets."]
     return "\n".join(lines)
+
+
+def _by_name(pairs: list[tuple[str, str]]) -> dict[str, str]:
+    """The file's column for each of ours; one of ours given twice would lose the first."""
+    for name, _ in pairs:
+        if sum(name == other for other, _ in pairs) > 1:
+            raise DataError(f"--column {name}=...: given twice")
+    return dict(pairs)
 
 
 def _column(text: str) -> tuple[str, str]:

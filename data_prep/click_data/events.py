@@ -25,7 +25,8 @@ class EventLog:
 
     events: user_id and item_id (Int64 or String), time (Int64), label (Int8, 0 or 1), category
         (Int64 or String, null = unknown; all null if the source has none), and one Float32 column
-        for each name in `signals`. Events of one user at one time keep their order.
+        `signal_column(name)` for each name in `signals`, so that a signal may be called like one
+        of the others. Events of one user at one time keep their order.
     time_unit: "s", "ms", "us" or "ns".
     inputs: files read, as {"file": name, "sha256": ...}.
     negatives: items to draw per positive event as label-0 samples that no history holds. If any,
@@ -40,6 +41,11 @@ class EventLog:
     inputs: tuple[dict[str, str], ...] = ()
     negatives: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+
+
+def signal_column(name: str) -> str:
+    """What the column of a signal is called among the events."""
+    return f"signal {name}"
 
 
 def build(
@@ -89,7 +95,7 @@ def build(
     samples = {name: samples[name][keep] for name in SAMPLE_COLUMNS}
     period = np.digitize(samples["time"], bounds).astype(np.int8)
 
-    signals = {name: events[name].to_numpy() for name in log.signals}
+    signals = {name: events[signal_column(name)].to_numpy() for name in log.signals}
     lengths = np.diff(offsets)
     info = {
         "num_items": len(items) + 1,

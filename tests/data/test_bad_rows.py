@@ -89,6 +89,12 @@ def test_columns_asked_for_by_name_must_be_there(tmp_path: Path, prepare_command
     assert "--column colour" in error
     error = refused(prepare_command, tmp_path, "log", "--from", path, "--signal", "label")
     assert "--signal label" in error
+    twice = ("--column", "category=label", "--column", "category=item_id")
+    error = refused(prepare_command, tmp_path, "log", "--from", path, *twice)
+    assert "--column category=...: given twice" in error
+    twice = ("--signal", "item_id", "--signal", "item_id")
+    error = refused(prepare_command, tmp_path, "log", "--from", path, *twice)
+    assert "--signal item_id: given twice" in error
 
 
 def test_a_signal_must_be_finite(tmp_path: Path, prepare_command: Command) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from click_data.cli import summary
 from click_data.errors import DataError
-from click_data.events import EventLog, build
+from click_data.events import EventLog, build, signal_column
 from click_data.split import SPLITS, split_times
 
 EVENTS = st.lists(
@@ -26,14 +26,14 @@ EVENTS = st.lists(
     min_size=6,
     max_size=40,
 )
-COLUMNS = ("user_id", "item_id", "time", "label", "category", "price")
+COLUMNS = ("user_id", "item_id", "time", "label", "category", signal_column("price"))
 SCHEMA = {
     "user_id": pl.Int64,
     "item_id": pl.Int64,
     "time": pl.Int64,
     "label": pl.Int8,
     "category": pl.String,
-    "price": pl.Float32,
+    signal_column("price"): pl.Float32,
 }
 
 

@@ -178,3 +178,16 @@ def test_labels_are_used_alone_unless_negatives_are_asked_for(tmp_path: Path) ->
     dataset = opened(path, negatives=1)
     assert dataset.info["counts"]["samples"]["train"] == 90
     assert dataset.info["counts"]["positives"]["train"] == 45
+
+
+def test_a_signal_may_be_a_column_that_is_read_as_something_else(tmp_path: Path) -> None:
+    path = written(FRAME.with_columns(pl.col("item_id") + 2**24), tmp_path / "log.parquet")
+    plain = opened(path)
+    names = {"category": "item_id"}
+    dataset = opened(path, signals=("item_id", "timestamp"), columns=names)
+    assert dataset.items["item_id"].to_pylist() == [None, 2**24 + 5, 2**24 + 6]
+    assert dataset.items["category_id"].to_pylist() == [None, 2**24 + 5, 2**24 + 6]
+    assert dataset.histories.item.tolist() == plain.histories.item.tolist()
+    ids = np.array([5, 6, 7, 5, 6, 5, 7, 6]) + 2**24
+    assert dataset.histories.signals["item_id"].tolist() == ids.astype(np.float32).tolist()
+    assert dataset.histories.signals["timestamp"].tolist() == plain.histories.time.tolist()

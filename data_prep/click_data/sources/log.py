@@ -8,7 +8,7 @@ import polars as pl
 from click_data import columns
 from click_data.checks import refuse_duplicates, refuse_unsorted
 from click_data.errors import DataError
-from click_data.events import EventLog
+from click_data.events import EventLog, signal_column
 from click_data.schema import file_digest
 from click_data.table import Table, concatenate, read_parquet, read_text
 
@@ -72,7 +72,10 @@ def load(path: Path | None, options: LogOptions, seed: int) -> EventLog:
             "category": columns.ids(table, names["category"], optional=True)
             if names["category"] in table.columns
             else no_category,
-            **{name: columns.numbers(table, name).cast(pl.Float32) for name in options.signals},
+            **{
+                signal_column(name): columns.numbers(table, name).cast(pl.Float32)
+                for name in options.signals
+            },
         }
     )
     if not options.sort:
@@ -112,6 +115,8 @@ def _names(options: LogOptions) -> dict[str, str]:
     for name in options.signals:
         if name in _RESERVED:
             raise DataError(f"--signal {name}: the name is taken by a column of the histories")
+        if options.signals.count(name) > 1:
+            raise DataError(f"--signal {name}: given twice")
     if options.time_unit not in columns.UNITS:
         raise DataError(f"--time-unit {options.time_unit}: not one of {', '.join(columns.UNITS)}")
     if options.negatives is not None and options.negatives < 0:

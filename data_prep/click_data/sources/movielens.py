@@ -19,7 +19,7 @@ import polars as pl
 from click_data import columns
 from click_data.checks import refuse_duplicates
 from click_data.errors import DataError
-from click_data.events import EventLog
+from click_data.events import EventLog, signal_column
 from click_data.schema import file_digest
 from click_data.table import Table, read_parquet, read_text
 
@@ -74,7 +74,7 @@ def load(path: Path | None, options: MovieLensOptions, seed: int) -> EventLog:
                 "item_id": columns.ids(table, item),
                 "time": columns.times(table, timestamp),
                 "label": (stars >= options.threshold).cast(pl.Int8),
-                "rating": stars.cast(pl.Float32),
+                signal_column("rating"): stars.cast(pl.Float32),
             }
         )
         refuse_duplicates(table, events)
