@@ -112,6 +112,7 @@ def summary(info: dict[str, Any], folder: Path) -> str:
             f"{info['name']} -> {folder}",
             f"  {counts['users']:,} users, {counts['items']:,} items, "
             f"{counts['categories']:,} categories, {counts['events']:,} events",
+            *_dropped(info.get("dropped", {})),
             f"  samples: {samples}",
             *(
                 [f"  left out of the samples, items not seen in training: {left_out} of the events"]
@@ -123,6 +124,18 @@ def summary(info: dict[str, Any], folder: Path) -> str:
             f"padding waste {info['padding_waste']:.1%} in batches of 256",
         )
     )
+
+
+def _dropped(dropped: dict[str, Any]) -> list[str]:
+    """Lines that say how many rows were left out, and why."""
+    lines = []
+    if "duplicates" in dropped:
+        number, rows = dropped["duplicates"], dropped["rows"]
+        lines.append(
+            f"  dropped, the same user, item and time as an earlier row: {number:,} of {rows:,} "
+            f"rows ({number / rows:.1%})"
+        )
+    return lines
 
 
 def list_datasets(folder: Path | None) -> str:

@@ -32,6 +32,8 @@ class EventLog:
     negatives: items to draw per positive event as label-0 samples that no history holds. If any,
         events of items that the training period does not have are no samples.
     options: what the source was asked for, to be recorded.
+    dropped: how many "rows" the input has, and how many of them were left out, by the reason;
+        empty if the source was not asked to leave any out.
     """
 
     name: str
@@ -41,6 +43,7 @@ class EventLog:
     inputs: tuple[dict[str, str], ...] = ()
     negatives: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+    dropped: dict[str, Any] = field(default_factory=dict)
 
 
 def signal_column(name: str) -> str:
@@ -107,6 +110,7 @@ def build(
             "events": len(events),
             **_count_splits(period, samples["label"], known_only=log.negatives > 0),
         },
+        **({"dropped": log.dropped} if log.dropped else {}),
         **left_out,
         "split_times": {"valid": bounds[0], "test": bounds[1]},
         "time_unit": log.time_unit,

@@ -206,6 +206,19 @@ def test_the_command_says_what_it_made(
     assert open_dataset(tmp_path / "out").info["signals"] == ["price"]
 
 
+def test_dropped_duplicates_are_counted(
+    tmp_path: Path, prepare_command: Callable[..., tuple[int, str, str]]
+) -> None:
+    path = tmp_path / "log.csv"
+    rows = [f"{t % 3},{t % 4},{t},{t % 2}" for t in range(95)]
+    path.write_text("\n".join(["user_id,item_id,timestamp,label", *rows, *rows[-5:]]) + "\n")
+    arguments = ("log", "--from", path, "--sort", "--drop-duplicates", "--out", tmp_path / "out")
+    code, out, _ = prepare_command(*arguments)
+    assert code == 0
+    assert "same user, item and time as an earlier row: 5 of 100 rows (5.0%)" in out
+    assert open_dataset(tmp_path / "out").info["dropped"] == {"rows": 100, "duplicates": 5}
+
+
 def test_the_list_of_data_sets(tmp_path: Path) -> None:
     text = cli.list_datasets(None)
     assert all(f"  {name}\n" in text for name in SOURCES)

@@ -81,8 +81,10 @@ def load(path: Path | None, options: LogOptions, seed: int) -> EventLog:
     if not options.sort:
         hint = "; --sort accepts this"
         refuse_unsorted(table, events, names["timestamp"], hint=hint)
+    dropped = {}
     if options.drop_duplicates:
         events = events.unique(("user_id", "item_id", "time"), keep="first", maintain_order=True)
+        dropped = {"rows": len(table.frame), "duplicates": len(table.frame) - len(events)}
     else:
         refuse_duplicates(table, events, hint="; --drop-duplicates keeps the first")
 
@@ -103,6 +105,7 @@ def load(path: Path | None, options: LogOptions, seed: int) -> EventLog:
         inputs=tuple({"file": file.name, "sha256": file_digest(file)} for file in files),
         negatives=negatives,
         options={"negatives": negatives},
+        dropped=dropped,
     )
 
 
