@@ -1,83 +1,145 @@
-"""Conversions of one input column each; a bad value is an error that names its row."""
+"""Conversions of one input column each; a bad value becomes null and a problem of the table."""
+
+from datetime import UTC, datetime
 
 import polars as pl
 
 from click_data.table import Table
 
 UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_LAST_YEAR = 2100
+_WEB = datetime(1990, 1, 1, tzinfo=UTC).timestamp()  # no log of clicks is older
+_END = datetime(_LAST_YEAR + 1, 1, 1, tzinfo=UTC).timestamp()
+# How programs spell "no value" in text: the list of pandas' `read_csv`, and Hive's.
+_NO_VALUE = (
+    *("#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),
+    *("<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null", "\\N"),
+)
 
 
-def ids(table: Table, column: str, *, optional: bool = False) -> pl.Series:
+def ids(table: Table, column: str, *, optional: bool = False, integers: bool = False) -> pl.Series:
     """Ids as Int64 or String; text becomes integers only if every value reads back the same.
 
-    With `optional`, a null is let through (it will be the unknown id).
+    With `optional`, a missing value is let through as null (it will be the unknown id). With
+    `integers`, text that is not a plain integer is bad.
     """
     raw = table.frame[column]
     if raw.dtype in (pl.Categorical, pl.Enum):
         raw = raw.cast(pl.String)
     if raw.dtype.is_float():
-        missing = raw.is_null() | raw.is_nan()
-        raw = raw.set(missing, None)
+        raw = raw.set(raw.is_nan().fill_null(False), None)
     if raw.dtype == pl.String:
-        missing = raw.is_null() | (raw == "")
-        raw = raw.set(missing, None)
+        return _text_ids(table, column, raw, optional=optional, integers=integers)
     if not optional:
-        _fail_first(table, column, raw.is_null(), "no id: the value is missing")
-    if raw.dtype == pl.String:
-        numbers = raw.cast(pl.Int64, strict=False)
-        same = (numbers.cast(pl.String) == raw) | raw.is_null()
-        return numbers if same.fill_null(False).all() else raw
+        _note(table, column, raw.is_null(), "no id: the value is missing")
     if not raw.dtype.is_numeric():
-        table.fail(f"ids must be integers or strings, not {raw.dtype}", column=column)
+        table.note(f"ids must be integers or strings, not {raw.dtype}", column=column)
+        return _nothing(table)
     whole = raw.cast(pl.Int64, strict=False)
     bad = raw.is_not_null() & (whole.is_null() | (whole.cast(raw.dtype) != raw))
-    _fail_first(table, column, bad, "is not an integer id", raw)
-    return whole
+    _note(table, column, bad, "is not an integer id", raw)
+    return whole.set(bad.fill_null(True), None)
 
 
 def times(table: Table, column: str, *, unit: str = "s") -> pl.Series:
-    """Times as Int64 in whole `unit`s since 1970 (fractions are cut off), none negative.
+    """Times as Int64 in whole `unit`s since 1970 (fractions are cut off), in 1970 to 2100.
 
     Numbers are taken to be in `unit`; dates and ISO 8601 text are UTC unless they say otherwise.
     """
     raw = table.frame[column]
-    _fail_first(table, column, raw.is_null(), "no time: the value is missing")
+    _note(table, column, raw.is_null(), "no time: the value is missing")
     if raw.dtype == pl.String:
-        numbers = raw.cast(pl.Int64, strict=False)
-        if numbers.null_count():
-            numbers = numbers.fill_null(_floor(raw.cast(pl.Float64, strict=False)))
-        out = numbers if numbers.null_count() < len(raw) else _clock(_iso(raw), unit)
-        message = "is neither a number nor an ISO 8601 date"
-    elif raw.dtype == pl.Date or isinstance(raw.dtype, pl.Datetime):
-        out, message = _clock(raw, unit), "is not a time"
-    elif raw.dtype.is_numeric():
-        out = _floor(raw) if raw.dtype.is_float() else raw.cast(pl.Int64, strict=False)
-        message = "is not a time"
-    else:
-        table.fail(f"times must be numbers or dates, not {raw.dtype}", column=column)
-    _fail_first(table, column, out.is_null(), message, raw)
-    _fail_first(table, column, out < 0, "is a negative time", raw)
-    return out
+        count = raw.cast(pl.Float64, strict=False)
+        if count.null_count() > raw.null_count():
+            clock = _iso(raw)
+            if clock.null_count() < count.null_count():
+                return _from_clock(table, column, raw, clock, unit, "is not an ISO 8601 date")
+        return _from_count(table, column, raw, unit, "is neither a number nor an ISO 8601 date")
+    if raw.dtype == pl.Date or isinstance(raw.dtype, pl.Datetime):
+        return _from_clock(table, column, raw, raw, unit, "is not a time")
+    if not raw.dtype.is_numeric():
+        table.note(f"times must be numbers or dates, not {raw.dtype}", column=column)
+        return _nothing(table)
+    return _from_count(table, column, raw, unit, "is not a time")
 
 
 def numbers(table: Table, column: str) -> pl.Series:
-    """Finite Float64 values (text is read as numbers)."""
+    """Float64 values that are finite in float32, too (text is read as numbers)."""
     raw = table.frame[column]
-    _fail_first(table, column, raw.is_null(), "no number: the value is missing")
+    _note(table, column, raw.is_null(), "no number: the value is missing")
     if raw.dtype != pl.String and raw.dtype != pl.Boolean and not raw.dtype.is_numeric():
-        table.fail(f"values must be numbers, not {raw.dtype}", column=column)
+        table.note(f"values must be numbers, not {raw.dtype}", column=column)
+        return _nothing(table).cast(pl.Float64)
     out = raw.cast(pl.Float64, strict=False)
-    bad = out.is_null() | ~out.is_finite().fill_null(False)
-    _fail_first(table, column, bad, "is not a finite number", raw)
-    return out
+    finite = out.is_finite().fill_null(False)
+    _note(table, column, raw.is_not_null() & ~finite, "is not a finite number", raw)
+    fits = out.cast(pl.Float32).is_finite().fill_null(False)
+    _note(table, column, finite & ~fits, "is beyond the range of float32, 3.4e38", raw)
+    return out.set(~fits, None)
 
 
 def labels(table: Table, column: str) -> pl.Series:
     """Labels as Int8, 0 or 1."""
     out = numbers(table, column)
-    bad = (out != 0) & (out != 1)
-    _fail_first(table, column, bad, "is not a label: 0 or 1", table.frame[column])
-    return out.cast(pl.Int8)
+    bad = ((out != 0) & (out != 1)).fill_null(False)
+    _note(table, column, bad, "is not a label: 0 or 1", table.frame[column])
+    return out.set(bad, None).cast(pl.Int8)
+
+
+def _text_ids(
+    table: Table, column: str, raw: pl.Series, *, optional: bool, integers: bool
+) -> pl.Series:
+    empty = raw.is_null() | (raw == "")
+    spelled = raw.is_in(_NO_VALUE).fill_null(False)
+    padded = (raw.str.strip_chars() != raw).fill_null(False)
+    if not optional:
+        _note(table, column, empty, "no id: the value is missing")
+        _note(table, column, spelled, "is no id: it stands for a missing value", raw)
+    _note(table, column, padded, "has spaces around it: it would be another id", raw)
+    raw = raw.set(empty | spelled | padded, None)
+    whole = raw.cast(pl.Int64, strict=False)
+    same = (whole.cast(pl.String) == raw).fill_null(False) | raw.is_null()
+    if integers:
+        _note(table, column, ~same, "is not an integer id", raw)
+        return whole.set(~same, None)
+    return whole if same.all() else raw
+
+
+def _from_count(table: Table, column: str, raw: pl.Series, unit: str, message: str) -> pl.Series:
+    """Times from numbers, which are compared as floats: what is beyond int64 is late, too."""
+    count = raw.cast(pl.Float64, strict=False)
+    known = count.is_finite().fill_null(False)
+    early, late = known & (count < 0), known & (count >= _END * UNITS[unit])
+    _note(table, column, raw.is_not_null() & ~known, message, raw)
+    _note(table, column, early, "is a negative time", raw)
+    _note(table, column, late, _in_another_unit(count.filter(late), unit), raw)
+    out = raw.cast(pl.Int64, strict=False) if not raw.dtype.is_float() else _floor(raw)
+    return out.fill_null(_floor(count)).set(~known | early | late, None)
+
+
+def _in_another_unit(late: pl.Series, unit: str) -> str:
+    message = f"is after the year {_LAST_YEAR} as {unit} since 1970"
+    for other, parts in UNITS.items():
+        if len(late) and _WEB * parts <= late[0] < _END * parts:
+            day = datetime.fromtimestamp(late[0] / parts, UTC).date()
+            return f"{message}; it is {day} with: jagged prepare log --time-unit {other}"
+    return f"{message}; --time-unit of jagged prepare log says what such numbers count"
+
+
+def _from_clock(
+    table: Table, column: str, raw: pl.Series, clock: pl.Series, unit: str, message: str
+) -> pl.Series:
+    """Times from dates; years are compared first, since nanoseconds end in the year 2262."""
+    unknown = clock.is_null() & raw.is_not_null()
+    year = clock.dt.year()
+    early, late = (year < 1970).fill_null(False), (year > _LAST_YEAR).fill_null(False)
+    _note(table, column, unknown, message, raw)
+    _note(table, column, early, "is a negative time", raw)
+    _note(table, column, late, f"is after the year {_LAST_YEAR}", raw)
+    known = clock.set(early | late, None)
+    if unit == "s":
+        return known.dt.epoch("us") // UNITS["us"]
+    return known.dt.epoch(unit)  # pyright: ignore[reportArgumentType]
 
 
 def _floor(values: pl.Series) -> pl.Series:
@@ -95,18 +157,12 @@ def _iso(text: pl.Series) -> pl.Series:
     return with_zone.fill_null(without) if zoned.any() else without
 
 
-def _clock(values: pl.Series, unit: str) -> pl.Series:
-    if unit == "s":
-        return values.dt.epoch("us") // UNITS["us"]
-    return values.dt.epoch(unit)  # pyright: ignore[reportArgumentType]
+def _nothing(table: Table) -> pl.Series:
+    """In the place of a column that cannot be read at all."""
+    return pl.repeat(None, len(table.frame), dtype=pl.Int64, eager=True)
 
 
-def _fail_first(
+def _note(
     table: Table, column: str, bad: pl.Series, message: str, raw: pl.Series | None = None
 ) -> None:
-    """Raise about the first true row of `bad`, quoting its value where `raw` is given."""
-    row = bad.arg_max() if bad.any() else None
-    if row is None:
-        return
-    value = "" if raw is None else f"{raw[row]!r} "
-    table.fail(f"{value}{message}", column=column, row=row)
+    table.note(message, column=column, rows=bad.fill_null(False).arg_true(), raw=raw)

@@ -60,6 +60,7 @@ def _count_events(path: Path) -> NDArray[np.int64]:
     if USER not in table.columns:
         table.fail(f"has neither a column `{LENGTH}` nor `{USER}`")
     users = columns.ids(table, USER).to_frame()
+    table.refuse()
     lengths = users.group_by(USER, maintain_order=True).len()["len"].to_numpy().astype(np.int64)
     if len(lengths) == len(users):
         raise DataError(f"every user has one row: it looks like {_NOT_EVENTS}", file=path)

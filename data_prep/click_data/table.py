@@ -1,12 +1,9 @@
 """Input files as tables that can still say where each row came from."""
 
-import csv
-import gzip
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import polars as pl
 import pyarrow as pa
@@ -15,50 +12,122 @@ import pyarrow.parquet as pq
 from click_data.errors import DataError
 
 _SHOWN = 20  # column names that an error lists
+_LONGEST = 60  # characters of a value that an error quotes
 
 
 @dataclass(frozen=True)
 class Part:
-    """One file of a table: the name to show, its number of rows, and how to name row `i`."""
+    """One file of a table: the name to show, its number of rows, and how to name some of them."""
 
     file: str
     rows: int
-    name_row: Callable[[int], str]
+    name_rows: Callable[[Sequence[int]], list[str]]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with some rows, or (rows None) with a column; `raw` has values to quote."""
+
+    message: str
+    column: str | None = None
+    rows: pl.Series | None = None
+    raw: pl.Series | None = None
+
+    def say(self, row: int | None) -> str:
+        if self.raw is None or row is None:
+            return self.message
+        value = repr(self.raw[row])
+        short = value if len(value) <= _LONGEST else value[: _LONGEST - 3] + "..."
+        return f"{short} {self.message}"
 
 
 @dataclass(frozen=True)
 class Table:
     """The wanted columns of one or more files, rows in file order.
 
-    `columns` are all names in the (first) file; `metadata` is a Parquet schema's own.
+    `columns` are all names in the (first) file; `metadata` is a Parquet schema's own; `read` says
+    how the file was read, where that was guessed or asked for. `problems` gathers what is wrong,
+    so that one error tells all of it.
     """
 
     frame: pl.DataFrame
     parts: tuple[Part, ...]
     columns: tuple[str, ...]
-    metadata: dict[str, str]
+    metadata: dict[str, str] = field(default_factory=dict)
+    read: dict[str, Any] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
 
     @property
     def file(self) -> str:
         return self.parts[0].file
 
-    def fail(self, message: str, *, column: str | None = None, row: int | None = None) -> NoReturn:
-        """Raise a `DataError` about row `row` (counted from 0 over all parts) of this table."""
-        if row is None:
-            raise DataError(message, file=self.file, column=column)
-        part = 0
-        while row >= self.parts[part].rows:
-            row -= self.parts[part].rows
-            part += 1
-        found = self.parts[part]
-        raise DataError(message, file=found.file, column=column, row=found.name_row(row))
+    def fail(self, message: str, *, column: str | None = None) -> NoReturn:
+        """Raise a `DataError` about this table as a whole or one column of it."""
+        raise DataError(message, file=self.file, column=column)
+
+    def note(
+        self,
+        message: str,
+        *,
+        column: str | None = None,
+        rows: pl.Series | None = None,
+        raw: pl.Series | None = None,
+    ) -> None:
+        """Keep a problem for `refuse`; `rows` (ascending, from 0 over all parts) may be none."""
+        if rows is None or len(rows):
+            self.problems.append(Problem(message, column, rows, raw))
+
+    def refuse(self, *, hint: str = "") -> None:
+        """Raise one `DataError` about all problems, each with its first row and how many follow."""
+        told, last = [], None
+        for problem in self.problems:
+            row = None if problem.rows is None else int(problem.rows[0])
+            file, place = self._places([row])[0] if row is not None else (self.file, None)
+            more = len(problem.rows) - 1 if problem.rows is not None else 0
+            message = problem.say(row) + (f" (and {more:,} more rows)" if more else "")
+            shown = None if file == last else file
+            told.append(str(DataError(message, file=shown, column=problem.column, row=place)))
+            last = file
+        if told:
+            raise DataError("; ".join(told) + hint)
+
+    def bad_rows(self) -> pl.Series:
+        """The rows with a problem, ascending; raises as `refuse` if a whole column has one."""
+        if any(problem.rows is None for problem in self.problems):
+            self.refuse()
+        found = [problem.rows for problem in self.problems if problem.rows is not None]
+        empty = pl.Series(dtype=pl.get_index_type())
+        return pl.concat([empty, *(rows.cast(empty.dtype) for rows in found)]).unique().sort()
+
+    def describe(self, rows: Sequence[int]) -> list[str]:
+        """What is wrong with each of these rows, and where it stands."""
+        lines = []
+        for row, (file, place) in zip(rows, self._places(rows), strict=True):
+            said = [
+                f"{problem.column}: {problem.say(row)}" if problem.column else problem.say(row)
+                for problem in self.problems
+                if problem.rows is not None and row in problem.rows
+            ]
+            lines.append(f"{Path(file).name}: {place}: {'; '.join(said)}")
+        return lines
 
     def require(self, *names: str, hint: str = "") -> None:
         """Raise unless every name is a column."""
-        for name in names:
-            if name not in self.columns:
-                have = ", ".join(self.columns[:_SHOWN]) + ", ..." * (len(self.columns) > _SHOWN)
-                self.fail(f"missing; the file has: {have}{hint}", column=name)
+        missing = [name for name in names if name not in self.columns]
+        if missing:
+            have = ", ".join(self.columns[:_SHOWN]) + ", ..." * (len(self.columns) > _SHOWN)
+            also = f", and so are: {', '.join(missing[1:])}" if missing[1:] else ""
+            self.fail(f"missing{also}; the file has: {have}{hint}", column=missing[0])
+
+    def _places(self, rows: Sequence[int]) -> list[tuple[str, str]]:
+        """The file and the place in it of each row, ascending."""
+        places: list[tuple[str, str]] = []
+        start = 0
+        for part in self.parts:
+            mine = [row - start for row in rows if start <= row < start + part.rows]
+            places += [(part.file, name) for name in part.name_rows(mine)] if mine else []
+            start += part.rows
+        return places
 
 
 def read_parquet(path: Path, *, wanted: Collection[str], shown: str | None = None) -> Table:
@@ -67,105 +136,52 @@ def read_parquet(path: Path, *, wanted: Collection[str], shown: str | None = Non
     try:
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
+            refuse_repeated(schema.names, wanted, shown)
             names = [name for name in schema.names if name in wanted]
             arrow = file.read(columns=names)
             rows = file.metadata.num_rows
-        frame = pl.DataFrame(arrow) if names else pl.DataFrame()
-    except (pa.ArrowException, pl.exceptions.PolarsError, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise DataError(f"not a readable Parquet file, truncated? ({error})", file=shown) from error
+    try:
+        frame = pl.DataFrame(arrow) if names else pl.DataFrame()
+    except pl.exceptions.PolarsError as error:
+        raise DataError(f"holds columns that polars cannot read ({error})", file=shown) from error
     if rows == 0:
         raise DataError("the file is empty: it has no rows", file=shown)
     metadata = {
         key.decode(errors="replace"): value.decode(errors="replace")
         for key, value in (schema.metadata or {}).items()
     }
-    part = Part(shown, rows, lambda row: f"row {row}")
+    part = Part(shown, rows, lambda some: [f"row {row}" for row in some])
     return Table(frame, (part,), tuple(schema.names), metadata)
 
 
-def read_text(
-    path: Path,
-    *,
-    wanted: Collection[str],
-    separator: str = ",",
-    names: Sequence[str] | None = None,
-    shown: str | None = None,
-) -> Table:
-    """Read delimited text (UTF-8, optionally gzipped), every column as strings.
-
-    Without `names` the first line is the header. Nothing is guessed from the first rows: columns
-    are converted one by one later, where a bad value can be named.
-    """
-    shown = shown or str(path)
-    header = names is None
-    try:
-        frame = pl.read_csv(
-            path,
-            separator=separator,
-            has_header=header,
-            new_columns=None if names is None else list(names),
-            quote_char='"' if separator == "," else None,
-            infer_schema=False,
-        )
-    except pl.exceptions.NoDataError as error:
-        raise DataError("the file is empty", file=shown) from error
-    except (pl.exceptions.PolarsError, OSError) as error:
-        _fail_at_bad_line(path, separator, shown)
-        raise DataError(f"not readable as text with columns ({error})", file=shown) from error
-    if len(frame) == 0:
-        raise DataError("the file is empty: it has no rows", file=shown)
-    columns = tuple(frame.columns)
-    if names is not None and len(columns) < len(names):
-        raise DataError(
-            f"{len(columns)} columns where {len(names)} belong: {', '.join(names)}", file=shown
-        )
-    part = Part(
-        shown, len(frame), lambda row: f"line {_line_of(path, separator, row + int(header))}"
-    )
-    frame = frame.select(name for name in columns if name in wanted)
-    return Table(frame, (part,), columns, {})
+def refuse_repeated(names: Sequence[str], wanted: Collection[str], shown: str) -> None:
+    """Raise if one of the `wanted` columns is there twice: nobody knows which is meant."""
+    for name in names:
+        if name in wanted and names.count(name) > 1:
+            message = f"{names.count(name)} columns have this name; rename all but one"
+            raise DataError(message, file=shown, column=name)
 
 
 def concatenate(tables: Sequence[Table]) -> Table:
     """Rows of several files with the same columns, in the order given."""
     first = tables[0]
-    for table in tables[1:]:
+    if len(tables) == 1:
+        return first
+    problems: list[Problem] = []
+    start = 0
+    for table in tables:
         if table.frame.schema != first.frame.schema:
-            table.fail(f"columns or their types differ from those of {first.file}")
+            table.fail(
+                f"columns or their types differ from those of {first.file}; where a folder holds "
+                "several tables, name the one of events"
+            )
+        problems += [
+            replace(problem, rows=None if problem.rows is None else problem.rows + start)
+            for problem in table.problems
+        ]
+        start += len(table.frame)
     parts = tuple(part for table in tables for part in table.parts)
     frame = pl.concat([table.frame for table in tables])
-    return Table(frame, parts, first.columns, first.metadata)
-
-
-def _records(path: Path, separator: str):
-    """Records of a text file as (line number where it starts, fields).
-
-    Only for naming lines in errors: slow, but it knows quoted line breaks.
-    """
-    quoting = csv.QUOTE_MINIMAL if separator == "," else csv.QUOTE_NONE
-    opened = gzip.open if path.suffix == ".gz" else open
-    with opened(path, "rt", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        reader = csv.reader(file, delimiter=separator, quoting=quoting)
-        line = 1
-        for fields in reader:
-            yield line, fields
-            line = reader.line_num + 1
-
-
-def _line_of(path: Path, separator: str, record: int) -> int:
-    return next(islice(_records(path, separator), record, None))[0]
-
-
-def _fail_at_bad_line(path: Path, separator: str, shown: str) -> None:
-    """Raise naming the first line with too many fields or bytes that are not UTF-8, if any."""
-    width: int | None = None
-    try:
-        for line, fields in _records(path, separator):
-            width = len(fields) if width is None else width
-            if len(fields) > width:
-                message = f"{len(fields)} fields where {width} belong"
-                raise DataError(message, file=shown, row=f"line {line}")
-            if any("\udc80" <= char <= "\udcff" for field in fields for char in field):
-                raise DataError("bytes that are not UTF-8", file=shown, row=f"line {line}")
-    except (OSError, EOFError, csv.Error):
-        return  # the reader's own message is all there is to say
+    return replace(first, frame=frame, parts=parts, problems=problems)

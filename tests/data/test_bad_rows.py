@@ -45,6 +45,11 @@ def refused(command: Command, folder: Path, *arguments: object) -> str:
         (["1,2,3,0", "", "1,3,4,1"], "column user_id, line 3: no id"),
         (["1,2,3,1", "1,3,4,1"], "column label: every label is 1"),
         (['"1\n1",2,3,0', "1,3,x,1"], "column timestamp, line 4: 'x'"),
+        (["1,2,3,0", "NaN,3,4,1"], "column user_id, line 3: 'NaN' is no id: it stands for a"),
+        (["1,2,3,0", "1,null,4,1"], "column item_id, line 3: 'null' is no id: it stands for a"),
+        (["1,2,3,0", "1,\\N,4,1"], r"column item_id, line 3: '\\N' is no id"),
+        (["1,2,3,0", " 1,3,4,1"], "column user_id, line 3: ' 1' has spaces around it"),
+        (["1,2,3,0", "1,3\xa0,4,1"], "column item_id, line 3: '3\\xa0' has spaces around it"),
         ([], "the file is empty: it has no rows"),
     ],
 )
@@ -97,11 +102,52 @@ def test_columns_asked_for_by_name_must_be_there(tmp_path: Path, prepare_command
     assert "--signal item_id: given twice" in error
 
 
+@pytest.mark.parametrize(
+    ("time", "options", "expected"),
+    [
+        ("1588291200000", (), "it is 2020-05-01 with: jagged prepare log --time-unit ms"),
+        ("1588291200000000", (), "it is 2020-05-01 with: jagged prepare log --time-unit us"),
+        ("1588291200000000", ("--time-unit", "ms"), "as ms since 1970; it is 2020-05-01 with: "),
+        ("1588291200000000000", (), "it is 2020-05-01 with: jagged prepare log --time-unit ns"),
+        ("4133980800", (), "is after the year 2100 as s since 1970; --time-unit of"),
+        (str(2**63), (), "is after the year 2100 as s since 1970"),
+        (str(2**63), ("--time-unit", "ns"), "is after the year 2100 as ns since 1970"),
+        ("2300-01-01", ("--time-unit", "ns"), "is after the year 2100"),
+        ("1600-01-01", ("--time-unit", "ns"), "is a negative time"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_times_in_another_unit(
+    time: str,
+    options: tuple[str, ...],
+    expected: str,
+    suffix: str,
+    tmp_path: Path,
+    prepare_command: Command,
+) -> None:
+    path = tmp_path / f"log.{suffix}"
+    others = {"user_id": [1] * 4, "item_id": [1, 2, 3, 4], "label": [0, 1, 0, 1]}
+    if "-" in time:
+        known = pl.Series(["2020-01-01"] * 3 + [time]).str.to_date()
+    else:
+        known = pl.Series([1, 2, 3, int(time)], dtype=pl.UInt64)
+    frame = pl.DataFrame({**others, "timestamp": known})
+    frame.write_csv(path) if suffix == "csv" else frame.write_parquet(path)
+    error = refused(prepare_command, tmp_path, "log", "--from", path, *options)
+    place = "line 5" if suffix == "csv" else "row 3"
+    assert error.startswith(f"jagged: {path}: column timestamp, {place}: ")
+    assert expected in error
+    assert time in error or "datetime.date" in error
+
+
 def test_a_signal_must_be_finite(tmp_path: Path, prepare_command: Command) -> None:
     path = tmp_path / "log.csv"
     path.write_text(f"{HEADER},price\n1,2,3,0,1.5\n1,3,4,1,inf\n")
     error = refused(prepare_command, tmp_path, "log", "--from", path, "--signal", "price")
     assert f"{path}: column price, line 3: 'inf' is not a finite number" in error
+    path.write_text(path.read_text().replace("inf", "1e300"))
+    error = refused(prepare_command, tmp_path, "log", "--from", path, "--signal", "price")
+    assert f"{path}: column price, line 3: '1e300' is beyond the range of float32" in error
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_mapped_columns_and_string_ids(tmp_path: Path) -> None:
     assert users.to_list() == ["u1", "u2"]
 
 
-@pytest.mark.parametrize("text", ["007", "7.0", "+7", " 7"])
+@pytest.mark.parametrize("text", ["007", "7.0", "+7", "7 7"])
 def test_text_ids_stay_text_unless_all_are_plain_integers(text: str, tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     rows = [f"{user},{5 + time % 2},{time},{time % 2}" for time, user in enumerate(["7", text] * 4)]
@@ -109,7 +109,8 @@ def test_text_ids_stay_text_unless_all_are_plain_integers(text: str, tmp_path: P
          [1_250, 2_250, 3_250, 4_250]),
         ([dt.datetime(1970, 1, 1, 0, 0, s, 250_000) for s in (1, 2, 3, 4)], "s", [1, 2, 3, 4]),
         ([dt.date(1970, 1, day) for day in (1, 2, 3, 4)], "s", [0, 86_400, 172_800, 259_200]),
-        ([1, 2, 3, 2**62], "ns", [1, 2, 3, 2**62]),
+        ([1, 2, 3, 2**61 + 1], "ns", [1, 2, 3, 2**61 + 1]),
+        ([1, 2, 3, 4_133_980_799], "s", [1, 2, 3, 4_133_980_799]),  # the end of 2100
     ],
 )  # fmt: skip
 def test_times(times: list, unit: str, stored: list[int], tmp_path: Path) -> None:
@@ -191,3 +192,9 @@ def test_a_signal_may_be_a_column_that_is_read_as_something_else(tmp_path: Path)
     ids = np.array([5, 6, 7, 5, 6, 5, 7, 6]) + 2**24
     assert dataset.histories.signals["item_id"].tolist() == ids.astype(np.float32).tolist()
     assert dataset.histories.signals["timestamp"].tolist() == plain.histories.time.tolist()
+
+
+def test_a_category_that_stands_for_nothing_is_unknown(tmp_path: Path) -> None:
+    words = pl.Series(["NaN", "null", "b", "a", "", "c", "None", "b"])
+    dataset = opened(written(FRAME.with_columns(category=words), tmp_path / "log.csv"))
+    assert dataset.items["category_id"].to_pylist() == [None, "a", "b"]

@@ -6,11 +6,12 @@ from pathlib import Path
 import polars as pl
 
 from click_data import columns
-from click_data.checks import refuse_duplicates, refuse_unsorted
+from click_data.checks import note_duplicates, note_unsorted
 from click_data.errors import DataError
 from click_data.events import EventLog, signal_column
 from click_data.schema import file_digest
-from click_data.table import Table, concatenate, read_parquet, read_text
+from click_data.table import Table, concatenate, read_parquet
+from click_data.text import read_text
 
 REQUIRED = ("user_id", "item_id", "timestamp")
 OPTIONAL = ("label", "category")
@@ -47,7 +48,7 @@ def load(path: Path | None, options: LogOptions, seed: int) -> EventLog:
     """Read a log; without a label column every event is a positive (label 1).
 
     Rows may mix users in any way, but one user's must be in time order unless `options.sort`;
-    the order of one user's events at one time is kept. Raises DataError at the first bad row.
+    the order of one user's events at one time is kept. Raises DataError about all bad rows.
     """
     del seed  # negatives are drawn once the training vocabulary is known
     assert path is not None
@@ -77,16 +78,16 @@ def load(path: Path | None, options: LogOptions, seed: int) -> EventLog:
                 for name in options.signals
             },
         }
-    )
+    ).with_row_index("row")
     if not options.sort:
-        hint = "; --sort accepts this"
-        refuse_unsorted(table, events, names["timestamp"], hint=hint)
+        note_unsorted(table, events, names["timestamp"], hint="; --sort accepts this")
+    if not options.drop_duplicates:
+        note_duplicates(table, events, hint="; --drop-duplicates keeps the first")
+    table.refuse()
     dropped = {}
     if options.drop_duplicates:
         events = events.unique(("user_id", "item_id", "time"), keep="first", maintain_order=True)
         dropped = {"rows": len(table.frame), "duplicates": len(table.frame) - len(events)}
-    else:
-        refuse_duplicates(table, events, hint="; --drop-duplicates keeps the first")
 
     negatives = options.negatives
     if negatives is None:
@@ -99,7 +100,7 @@ def load(path: Path | None, options: LogOptions, seed: int) -> EventLog:
     named = path if path.stem != "interactions" else path.resolve().parent
     return EventLog(
         name=named.resolve().name.removesuffix(".gz").rsplit(".", 1)[0],
-        events=events,
+        events=events.drop("row"),
         time_unit=options.time_unit,
         signals=options.signals,
         inputs=tuple({"file": file.name, "sha256": file_digest(file)} for file in files),

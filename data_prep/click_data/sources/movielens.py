@@ -17,11 +17,12 @@ from pathlib import Path, PurePosixPath
 import polars as pl
 
 from click_data import columns
-from click_data.checks import refuse_duplicates
+from click_data.checks import note_duplicates
 from click_data.errors import DataError
 from click_data.events import EventLog, signal_column
 from click_data.schema import file_digest
-from click_data.table import Table, read_parquet, read_text
+from click_data.table import Table, read_parquet
+from click_data.text import read_text
 
 RATINGS = ("ratings.csv", "ratings.dat", "u.data", "interactions.parquet")
 _MOVIES = {"ratings.csv": "movies.csv", "ratings.dat": "movies.dat", "u.data": "u.item"}
@@ -76,9 +77,10 @@ def load(path: Path | None, options: MovieLensOptions, seed: int) -> EventLog:
                 "label": (stars >= options.threshold).cast(pl.Int8),
                 signal_column("rating"): stars.cast(pl.Float32),
             }
-        )
-        refuse_duplicates(table, events)
-        events = _with_category(events, table, source).sort("item_id")
+        ).with_row_index("row")
+        note_duplicates(table, events)
+        table.refuse()
+        events = _with_category(events.drop("row"), table, source).sort("item_id")
         if events["label"].n_unique() == 1:
             raise DataError(
                 f"every rating is {'at least' if events['label'][0] else 'below'} "
@@ -186,6 +188,7 @@ def _with_category(events: pl.DataFrame, table: Table, source: _Input) -> pl.Dat
         if "category_id" not in table.columns:
             return events.with_columns(category=pl.lit(None, pl.Int64))
         category = columns.ids(table, "category_id", optional=True)
+        table.refuse()
         names = json.loads(table.metadata.get("category_names", "[]"))
         if names:
             category = category.replace_strict(range(len(names)), names, default=None)
