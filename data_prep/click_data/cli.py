@@ -119,6 +119,7 @@ def summary(info: dict[str, Any], folder: Path) -> str:
                 if left_out
                 else []
             ),
+            *_given_up(info),
             f"  history: mean {lengths['mean']:.0f}, median {lengths['p50']:.0f}, "
             f"longest {lengths['max']:,} events; "
             f"padding waste {info['padding_waste']:.1%} in batches of 256",
@@ -136,6 +137,12 @@ def _dropped(dropped: dict[str, Any]) -> list[str]:
             f"rows ({number / rows:.1%})"
         )
     return lines
+
+
+def _given_up(info: dict[str, Any]) -> list[str]:
+    number = info.get("negatives_given_up", 0)
+    why = "their users touch (nearly) every item"
+    return [f"  negatives that could not be drawn, since {why}: {number:,}"] if number else []
 
 
 def list_datasets(folder: Path | None) -> str:

@@ -82,15 +82,21 @@ def build(
     user, offsets, prefix = _prefixes(events["user_id"], time)
     samples: Columns = {"user": user, "prefix": prefix, **tokens}
     if log.negatives:
+        _refuse_draws(log.negatives, samples, len(items))
         rng = np.random.Generator(np.random.PCG64(seed))
+        wanted = log.negatives * int(((samples["label"] == 1) & (samples["item"] != 0)).sum())
         samples = _with_negatives(samples, item_category, log.negatives, rng)
+        given_up = wanted - (len(samples["label"]) - len(time))
     keep = samples["prefix"] >= min_history
+    long_enough = np.bincount(np.digitize(time[keep[: len(time)]], bounds), minlength=len(SPLITS))
     left_out: dict[str, Any] = {}
     if log.negatives:
         known = samples["item"] != 0
         logged = np.flatnonzero(keep[: len(time)])  # drawn samples come behind
         logged_period = np.digitize(samples["time"][logged], bounds)
         left_out = {"unknown_left_out": _split_means(logged_period, ~known[logged])}
+        if given_up:
+            left_out["negatives_given_up"] = given_up
         keep &= known
     keep = np.flatnonzero(keep)
     # Stable: at one time, users in order; within a user, history order, drawn negatives last.
@@ -108,7 +114,9 @@ def build(
             "items": events["item_id"].n_unique(),
             "categories": events["category"].drop_nulls().n_unique(),
             "events": len(events),
-            **_count_splits(period, samples["label"], known_only=log.negatives > 0),
+            **_count_splits(
+                period, samples["label"], long_enough, len(items) if log.negatives else None
+            ),
         },
         **({"dropped": log.dropped} if log.dropped else {}),
         **left_out,
@@ -147,6 +155,20 @@ def _with_negatives(
         "label": np.zeros_like(rows, np.int8),
     }
     return {name: np.concatenate([values, added[name]]) for name, values in samples.items()}
+
+
+def _refuse_draws(per_event: int, samples: Columns, items: int) -> None:
+    """Raise before memory is asked for that no draws are worth."""
+    if per_event > items:
+        raise DataError(
+            f"--negatives {per_event}: the training period has only {items:,} items to draw from"
+        )
+    total = len(samples["label"]) + per_event * int((samples["label"] == 1).sum())
+    if total > MAX_EVENTS:
+        raise DataError(
+            f"--negatives {per_event}: {total:,} samples; more than {MAX_EVENTS:,} are not "
+            "supported"
+        )
 
 
 def _vocabulary(train: pl.DataFrame, column: str, *more: pl.Expr) -> pl.DataFrame:
@@ -190,20 +212,32 @@ def _split_means(period: NDArray[np.int64], true: NDArray[np.bool_]) -> dict[str
 
 
 def _count_splits(
-    period: NDArray[np.int8], label: NDArray[np.int8], *, known_only: bool
+    period: NDArray[np.int8],
+    label: NDArray[np.int8],
+    long_enough: NDArray[np.int64],
+    drawn_from: int | None,
 ) -> dict[str, dict[str, int]]:
-    """Samples and positives of each split; raises if one cannot be trained or tested on."""
+    """Samples and positives of each split; raises if one cannot be trained or tested on.
+
+    long_enough: logged events of each split with the history asked for; drawn_from: the number of
+    items that negatives are drawn from, None where none are.
+    """
     counts: dict[str, dict[str, int]] = {"samples": {}, "positives": {}}
     for index, name in enumerate(SPLITS):
         labels = label[period == index]
         counts["samples"][name] = len(labels)
         counts["positives"][name] = int(labels.sum())
         if len(labels) == 0:
-            hint = "a smaller min_history would help"
-            if known_only:
+            hint = "no event there has as long a history; a smaller min_history would help"
+            if long_enough[index]:
                 hint = "events of items not seen in training were left out; another split may help"
             raise DataError(f"no samples in the {name} period: {hint}")
     positives, total = counts["positives"]["train"], counts["samples"]["train"]
+    if positives == total and drawn_from is not None:
+        raise DataError(
+            f"no item could be drawn as label 0: the users of the training period touch (nearly) "
+            f"all of its {drawn_from:,} items; more users and items, or labels, are needed"
+        )
     if positives in (0, total):
         raise DataError(
             f"every label in the training period is {int(positives > 0)}: nothing to tell apart"

@@ -5,7 +5,9 @@ file of one column for a machine that has no copy of the log.
 """
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +78,21 @@ def _refuse_lists(path: Path) -> None:
 
 
 def write_lengths(source: str | Path, path: Path) -> NDArray[np.int64]:
-    """Write the lengths of `source` to a Parquet file of one column, and return them."""
+    """Write the lengths of `source` to a Parquet file of one column, and return them.
+
+    Raises DataError as `history_lengths`, or if the file cannot be written; then none is left.
+    """
     lengths = history_lengths(source)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({LENGTH: lengths.astype(np.int32)}), path, compression="zstd")
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({LENGTH: lengths.astype(np.int32)}), new, compression="zstd")
+        new.replace(path)
+    except OSError as error:
+        raise DataError(f"cannot be written ({error})", file=path) from error
+    finally:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
     return lengths
 
 

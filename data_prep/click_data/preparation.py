@@ -54,8 +54,11 @@ def prepare(
     folder = Path(out)
     _refuse_foreign(folder)
 
-    log = chosen.load(None if from_path is None else Path(from_path), settings, seed)
-    prepared = build(log, split=fractions, min_history=min_history, seed=seed)
+    try:
+        log = chosen.load(None if from_path is None else Path(from_path), settings, seed)
+        prepared = build(log, split=fractions, min_history=min_history, seed=seed)
+    except MemoryError as error:
+        raise DataError(f"does not fit into memory ({error})", file=from_path) from error
     drawn = log.negatives > 0 or not chosen.needs_path
     description = {
         "name": name or log.name,

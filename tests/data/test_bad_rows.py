@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from grouplens import ratings_csv, ratings_dat, u_data
 
@@ -264,6 +266,100 @@ def test_zip_errors_name_the_file_inside(tmp_path: Path, prepare_command: Comman
         file.writestr("ml-x/README.txt", "nothing")
     error = refused(prepare_command, tmp_path, "movielens", "--from", archive)
     assert f"{archive}: no MovieLens ratings in this zip" in error
+
+
+def test_zips_that_cannot_be_unpacked(tmp_path: Path, prepare_command: Command) -> None:
+    archive = tmp_path / "ml-x.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("ml-x/ratings.csv", "userId,movieId,rating,timestamp\n1,2,5,3\n")
+    plain = archive.read_bytes()
+    # The flags stand 6 bytes behind the head of a file, 8 behind its entry in the directory.
+    locked = bytearray(plain)
+    for head, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        locked[plain.index(head) + flags] |= 1
+    archive.write_bytes(locked)
+    error = refused(prepare_command, tmp_path, "movielens", "--from", archive)
+    assert f"{archive}/ml-x/ratings.csv: is encrypted; unpack it" in error
+    unknown = bytearray(plain)
+    for head, method in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
+        unknown[plain.index(head) + method] = 9
+    archive.write_bytes(unknown)
+    error = refused(prepare_command, tmp_path, "movielens", "--from", archive)
+    assert f"{archive}: cannot be unpacked (" in error
+    large = bytearray(plain)
+    entry = plain.index(b"PK\x01\x02")
+    large[entry + 24 : entry + 28] = (3_000_000_000).to_bytes(4, "little")
+    archive.write_bytes(large)
+    error = refused(prepare_command, tmp_path, "movielens", "--from", archive)
+    assert f"{archive}: unpacks to 3.0 GB; more than 2.1 GB is not read from a zip" in error
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"movieId,title,genres\n1,caf\xe9,Drama\n", "line 2: bytes that are not UTF-8"),
+        ("movieId,title,genres\n1,a,Drama\n".encode("utf-16"), "encoded in UTF-16; save it as"),
+        (b"movieId,title,genres\n1,a,Drama\n2,a\n", "line 3: not a movie with genres"),
+        (b"1,a,Drama\n", "line 1: the header is not movieId,title,genres"),
+        (b'movieId,title,genres\n1,"' + b"x" * 200_000, "behind line 1: not readable (field"),
+    ],
+)
+def test_lists_of_movies(
+    content: bytes, expected: str, tmp_path: Path, prepare_command: Command
+) -> None:
+    ratings_csv(tmp_path)
+    (tmp_path / "movies.csv").write_bytes(content)
+    error = refused(prepare_command, tmp_path, "movielens", "--from", tmp_path)
+    assert error.startswith(f"jagged: {tmp_path / 'movies.csv'}: {expected}")
+
+
+def test_movies_are_found_by_integers(tmp_path: Path, prepare_command: Command) -> None:
+    path = ratings_csv(tmp_path)
+    path.write_text(path.read_text().replace("2,20,3.0,1000", "2,tt20,3.0,1000"))
+    error = refused(prepare_command, tmp_path, "movielens", "--from", tmp_path)
+    assert f"{path}: column movieId, line 4: 'tt20' is not an integer id" in error
+
+
+def test_columns_of_one_name(tmp_path: Path, prepare_command: Command) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("user_id,item_id,timestamp,label,label\n1,2,3,0,1\n1,3,4,1,0\n")
+    error = refused(prepare_command, tmp_path, "log", "--from", path)
+    assert f"{path}: column label: 2 columns have this name" in error
+    path = tmp_path / "log.parquet"
+    names = ["user_id", "item_id", "timestamp", "timestamp"]
+    pq.write_table(pa.Table.from_arrays([pa.array([1, 2])] * 4, names=names), path)
+    error = refused(prepare_command, tmp_path, "log", "--from", path)
+    assert f"{path}: column timestamp: 2 columns have this name" in error
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_text_of_wide_characters(encoding: str, tmp_path: Path, prepare_command: Command) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(f"{HEADER}\n1,2,3,0\n1,3,4,1\n".encode(encoding))
+    error = refused(prepare_command, tmp_path, "log", "--from", path)
+    named = {"utf-16": "encoded in UTF-16", "utf-16-le": "UTF-16", "utf-32": "encoded in UTF-32"}
+    assert error.startswith(f"jagged: {path}: ")
+    assert named[encoding] in error
+    assert "UTF-8" in error
+
+
+def test_negatives_that_cannot_be_drawn(tmp_path: Path, prepare_command: Command) -> None:
+    path = tmp_path / "log.csv"
+    rows = [f"{t % 7},{t % 10},{t}" for t in range(100)]
+    path.write_text("\n".join(["user_id,item_id,timestamp", *rows]) + "\n")
+    error = refused(prepare_command, tmp_path, "log", "--from", path, "--negatives", "100000000")
+    assert "--negatives 100000000: the training period has only 10 items" in error
+    one = [f"1,{t % 10},{t}" for t in range(100)]
+    path.write_text("\n".join(["user_id,item_id,timestamp", *one]) + "\n")
+    error = refused(prepare_command, tmp_path, "log", "--from", path)
+    assert "no item could be drawn as label 0" in error
+    path.write_text("\n".join(["user_id,item_id,timestamp", *rows]) + "\n")
+    error = refused(prepare_command, tmp_path, "log", "--from", path, "--min-history", "50")
+    assert "no samples in the train period: no event there has as long a history" in error
+    new = [f"{t % 7},{t},{t}" for t in range(100)]
+    path.write_text("\n".join(["user_id,item_id,timestamp", *new]) + "\n")
+    error = refused(prepare_command, tmp_path, "log", "--from", path)
+    assert "no samples in the valid period: events of items not seen in training" in error
 
 
 def test_inputs_that_are_not_there(tmp_path: Path, prepare_command: Command) -> None:

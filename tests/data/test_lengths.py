@@ -124,6 +124,20 @@ def test_no_file_is_written_over_another(log: Path, tmp_path: Path, capsys) -> N
     assert sorted(path.name for path in out.iterdir()) == ["one.parquet", "two.parquet"]
 
 
+def test_a_full_disk_names_the_file_and_leaves_none(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(table: pa.Table, path: Path, **options: object) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", full)
+    out = tmp_path / "out" / "clicks.parquet"
+    with pytest.raises(DataError, match=r"clicks\.parquet: cannot be written .*No space left"):
+        write_lengths(log, out)
+    assert not list(out.parent.iterdir())
+
+
 @pytest.mark.parametrize(
     ("name", "users", "mean", "longest"),
     [

@@ -219,6 +219,21 @@ def test_dropped_duplicates_are_counted(
     assert open_dataset(tmp_path / "out").info["dropped"] == {"rows": 100, "duplicates": 5}
 
 
+def test_negatives_that_are_missing_are_counted(
+    tmp_path: Path, prepare_command: Callable[..., tuple[int, str, str]]
+) -> None:
+    path = tmp_path / "log.csv"
+    # User 0 touches all ten items, the others one each.
+    rows = [f"{user},{t % 10 if user == 0 else user},{t}" for t in range(100) for user in (0, 1, 2)]
+    path.write_text("\n".join(["user_id,item_id,timestamp", *rows]) + "\n")
+    code, out, _ = prepare_command("log", "--from", path, "--out", tmp_path / "out")
+    assert code == 0
+    assert "could not be drawn, since their users touch (nearly) every item: 100\n" in out
+    info = open_dataset(tmp_path / "out").info
+    assert info["negatives_given_up"] == 100
+    assert sum(info["counts"]["samples"].values()) == 300 + 200
+
+
 def test_the_list_of_data_sets(tmp_path: Path) -> None:
     text = cli.list_datasets(None)
     assert all(f"  {name}\n" in text for name in SOURCES)

@@ -7,8 +7,11 @@ interactions.parquet with user_id, item_id, timestamp, rating and optionally cat
 
 import csv
 import json
+import lzma
+import shutil
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,11 +25,13 @@ from click_data.errors import DataError
 from click_data.events import EventLog, signal_column
 from click_data.schema import file_digest
 from click_data.table import Table, read_parquet
-from click_data.text import read_text
+from click_data.text import is_utf8, read_text, records, refuse_encoding
 
 RATINGS = ("ratings.csv", "ratings.dat", "u.data", "interactions.parquet")
 _MOVIES = {"ratings.csv": "movies.csv", "ratings.dat": "movies.dat", "u.data": "u.item"}
+_LARGEST = 2 * 2**30  # bytes that are unpacked from a zip; those of ml-32m are 0.9e9
 _NAMES = ("userId", "movieId", "rating", "timestamp")
+_MOVIE_NAMES = ["movieId", "title", "genres"]
 _PARQUET_NAMES = ("user_id", "item_id", "rating", "timestamp")
 # The genre flags of u.item, in their order (file u.genre).
 _GENRES_100K = (
@@ -72,7 +77,8 @@ def load(path: Path | None, options: MovieLensOptions, seed: int) -> EventLog:
         events = pl.DataFrame(
             {
                 "user_id": columns.ids(table, user),
-                "item_id": columns.ids(table, item),
+                # The list of movies has integers, which no other id would be found among.
+                "item_id": columns.ids(table, item, integers=source.movies is not None),
                 "time": columns.times(table, timestamp),
                 "label": (stars >= options.threshold).cast(pl.Int8),
                 signal_column("rating"): stars.cast(pl.Float32),
@@ -146,11 +152,17 @@ def _in_zip(path: Path, scratch: Path) -> _Input:
                 known = ", ".join(RATINGS)
                 raise DataError(f"no MovieLens ratings in this zip ({known})", file=path)
             movies = _MOVIES.get(ratings, "none")
-            for name in (ratings, movies):
-                if name in members:
-                    (scratch / name).write_bytes(archive.read(members[name]))
-    except (zipfile.BadZipFile, EOFError, OSError) as error:
+            wanted = {name: members[name] for name in (ratings, movies) if name in members}
+            _refuse_members(path, [archive.getinfo(name) for name in wanted.values()])
+            for name, member in wanted.items():
+                with archive.open(member) as packed, (scratch / name).open("wb") as file:
+                    shutil.copyfileobj(packed, file)
+    except (zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"not a readable zip file, truncated? ({error})", file=path) from error
+    except (NotImplementedError, RuntimeError, OSError) as error:
+        raise DataError(
+            f"cannot be unpacked ({error}); unpack it and give the folder", file=path
+        ) from error
     return _Input(
         name=path.stem,
         ratings=scratch / ratings,
@@ -158,6 +170,22 @@ def _in_zip(path: Path, scratch: Path) -> _Input:
         ratings_shown=f"{path}/{members[ratings]}",
         movies_shown=f"{path}/{members.get(movies, movies)}",
     )
+
+
+def _refuse_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
+    """Raise before anything is unpacked that could not be, or would fill the disk."""
+    for member in members:
+        if member.flag_bits & 1:
+            raise DataError(
+                "is encrypted; unpack it and give the folder", file=f"{path}/{member.filename}"
+            )
+    size = sum(member.file_size for member in members)
+    if size > _LARGEST:
+        raise DataError(
+            f"unpacks to {size / 1e9:.1f} GB; more than {_LARGEST / 1e9:.1f} GB is not read from "
+            "a zip: unpack it and give the folder",
+            file=path,
+        )
 
 
 def _read_ratings(source: _Input) -> Table:
@@ -189,7 +217,7 @@ def _with_category(events: pl.DataFrame, table: Table, source: _Input) -> pl.Dat
             return events.with_columns(category=pl.lit(None, pl.Int64))
         category = columns.ids(table, "category_id", optional=True)
         table.refuse()
-        names = json.loads(table.metadata.get("category_names", "[]"))
+        names = _category_names(table)
         if names:
             category = category.replace_strict(range(len(names)), names, default=None)
         return events.with_columns(category=category)
@@ -203,29 +231,52 @@ def _with_category(events: pl.DataFrame, table: Table, source: _Input) -> pl.Dat
     return events.join(movies, on="item_id", how="left", maintain_order="left")
 
 
+def _category_names(table: Table) -> list[str]:
+    """What the numbers in `category_id` mean, if a Parquet file says so."""
+    text = table.metadata.get("category_names", "[]")
+    try:
+        names = json.loads(text)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        table.fail("its metadata `category_names` is not a JSON list of names")
+    return names
+
+
 def _first_genres(path: Path, shown: str) -> dict[int, str]:
     """Movie id -> its first genre, from movies.csv, movies.dat or u.item."""
     genres: dict[int, str] = {}
-    for number, fields in _movie_records(path):
-        try:
-            if path.suffix == ".item":
-                listed = _GENRES_100K[fields[-len(_GENRES_100K) :].index("1")]
-            else:
-                listed = fields[2]
-            genres[int(fields[0])] = listed.split("|")[0]
-        except (ValueError, IndexError) as error:
-            raise DataError("not a movie with genres", file=shown, row=f"line {number}") from error
+    number = 1
+    try:
+        for number, fields in _movie_records(path, shown):
+            try:
+                if path.suffix == ".item":
+                    listed = _GENRES_100K[fields[-len(_GENRES_100K) :].index("1")]
+                else:
+                    listed = fields[2]
+                genres[int(fields[0])] = listed.split("|")[0]
+            except (ValueError, IndexError) as error:
+                message = "not a movie with genres"
+                raise DataError(message, file=shown, row=f"line {number}") from error
+    except (csv.Error, OSError) as error:
+        row = f"behind line {number}"
+        raise DataError(f"not readable ({error})", file=shown, row=row) from error
     return genres
 
 
-def _movie_records(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Line number and fields of each movie."""
+def _movie_records(path: Path, shown: str) -> Iterator[tuple[int, list[str]]]:
+    """Line number and fields of each movie; of a .csv id, title, genres."""
     if path.suffix == ".csv":
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.reader(file)
-            next(reader, None)  # the header
-            for fields in reader:
-                yield reader.line_num, fields
+        refuse_encoding(path, shown)
+        rows = records(path, ",")
+        _, header = next(rows, (1, []))
+        if header != _MOVIE_NAMES:
+            message = f"the header is not {','.join(_MOVIE_NAMES)}"
+            raise DataError(message, file=shown, row="line 1")
+        for number, fields in rows:
+            if not is_utf8(fields):
+                raise DataError("bytes that are not UTF-8", file=shown, row=f"line {number}")
+            yield number, fields
     else:
         separator = "::" if path.suffix == ".dat" else "|"
         with path.open(encoding="latin-1") as file:
