@@ -81,6 +81,7 @@ def build(
     }
     user, offsets, prefix = _prefixes(events["user_id"], time)
     samples: Columns = {"user": user, "prefix": prefix, **tokens}
+    given_up = 0
     if log.negatives:
         _refuse_draws(log.negatives, samples, len(items))
         rng = np.random.Generator(np.random.PCG64(seed))
@@ -89,14 +90,12 @@ def build(
         given_up = wanted - (len(samples["label"]) - len(time))
     keep = samples["prefix"] >= min_history
     long_enough = np.bincount(np.digitize(time[keep[: len(time)]], bounds), minlength=len(SPLITS))
-    left_out: dict[str, Any] = {}
+    left_out: dict[str, Any] = {"negatives_given_up": given_up} if given_up else {}
     if log.negatives:
         known = samples["item"] != 0
         logged = np.flatnonzero(keep[: len(time)])  # drawn samples come behind
         logged_period = np.digitize(samples["time"][logged], bounds)
-        left_out = {"unknown_left_out": _split_means(logged_period, ~known[logged])}
-        if given_up:
-            left_out["negatives_given_up"] = given_up
+        left_out["unknown_left_out"] = _split_means(logged_period, ~known[logged])
         keep &= known
     keep = np.flatnonzero(keep)
     # Stable: at one time, users in order; within a user, history order, drawn negatives last.

@@ -1,8 +1,6 @@
 """`prepare`: from a source to a folder in the common form, whole or not at all."""
 
-import os
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,7 @@ from typing import Any
 from click_data import schema
 from click_data.errors import DataError
 from click_data.events import build
+from click_data.output import refuse_foreign, write_whole
 from click_data.sources import SOURCES, Source
 from click_data.split import check_fractions
 
@@ -52,7 +51,7 @@ def prepare(
     if from_path is not None and not chosen.needs_path:
         raise DataError(f"source {source} is made here; it takes no --from")
     folder = Path(out)
-    _refuse_foreign(folder)
+    refuse_foreign(folder)
 
     try:
         log = chosen.load(None if from_path is None else Path(from_path), settings, seed)
@@ -72,7 +71,7 @@ def prepare(
             **({"seed": seed} if drawn else {}),
         },
     }
-    _write_whole(folder, force, lambda new: schema.write(prepared, new, description))
+    write_whole(folder, force, lambda new: schema.write(prepared, new, description))
     return folder
 
 
@@ -82,57 +81,3 @@ def _settings(source: Source, options: dict[str, Any]) -> Any:
             known = ", ".join(source.option_names)
             raise DataError(f"source {source.name} has no option {option!r}; it has: {known}")
     return source.options(**options)
-
-
-def _refuse_foreign(folder: Path) -> None:
-    """Raise before any work if `folder` holds something that is not ours to replace."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise DataError("exists and is not a folder", file=folder)
-    if any(folder.iterdir()) and not schema.is_prepared(folder):
-        raise DataError(
-            "not empty and not a prepared data set; give an empty or new folder as --out",
-            file=folder,
-        )
-
-
-def _write_whole(folder: Path, force: bool, write: Callable[[Path], dict[str, Any]]) -> None:
-    """Let `write` fill a new folder beside `folder`, then put it in its place."""
-    place = folder.resolve()
-    new = place.with_name(f".{place.name}.{os.getpid()}.new")
-    try:
-        new.mkdir(parents=True)
-        info = write(new)
-        if not schema.is_prepared(place):
-            new.replace(place)
-        elif not _identical(place, info):
-            if not force:
-                raise DataError(
-                    "holds another prepared data set; --force replaces it, or choose another --out",
-                    file=folder,
-                )
-            _replace(place, new)
-    except OSError as error:
-        raise DataError(f"cannot be written ({error})", file=folder) from error
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-
-
-def _replace(place: Path, new: Path) -> None:
-    """Put `new` where `place` is; if that fails, `place` is as it was."""
-    old = place.with_name(f".{place.name}.{os.getpid()}.old")
-    place.replace(old)
-    try:
-        new.replace(place)
-    except OSError:
-        old.replace(place)
-        raise
-    shutil.rmtree(old)
-
-
-def _identical(folder: Path, info: dict[str, Any]) -> bool:
-    try:
-        return schema.read_info(folder) == info and schema.digest(folder) == info["digest"]
-    except DataError:
-        return False

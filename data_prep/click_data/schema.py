@@ -17,6 +17,7 @@ vocabulary, most frequent first.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from click_data.errors import DataError
+from click_data.split import SPLITS
 
 FORMAT = 1
 HISTORIES = "histories.parquet"
@@ -33,6 +35,14 @@ ITEMS = "items.parquet"
 INFO = "dataset.json"
 TABLES = (HISTORIES, SAMPLES, ITEMS)
 SAMPLE_COLUMNS = ("user", "prefix", "item", "category", "label", "time")
+
+# What readers take from dataset.json.
+_NEEDED = {
+    **dict.fromkeys(("name", "digest"), str),
+    **dict.fromkeys(("num_items", "num_categories", "counts.users"), int),
+    **{f"counts.{what}.{split}": int for what in ("samples", "positives") for split in SPLITS},
+    "signals": list,
+}
 
 # One row group keeps each column in one piece of memory when it is opened.
 _ROW_GROUP = 2**26
@@ -53,17 +63,45 @@ def write(prepared: Prepared, folder: Path, description: dict[str, Any]) -> dict
     tables = (prepared.histories, prepared.samples, prepared.items)
     for name, table in zip(TABLES, tables, strict=True):
         _write_table(table, folder / name)
-    info = {"format": FORMAT, **description, **prepared.info, "digest": digest(folder)}
+    files = file_digests(folder)
+    made = {"files": files, "digest": digest(files)}
+    info = {"format": FORMAT, **description, **prepared.info, **made}
     (folder / INFO).write_text(json.dumps(info, indent=2) + "\n", encoding="utf-8")
     return info
 
 
-def digest(folder: Path) -> str:
-    """sha256 over the names and contents of the Parquet files."""
+def digest(files: Mapping[str, str]) -> str:
+    """sha256 over the names and contents of the Parquet files, given as in `file_digests`."""
     total = hashlib.sha256()
     for name in TABLES:
-        total.update(f"{name} {file_digest(folder / name)}\n".encode())
+        total.update(f"{name} {files[name]}\n".encode())
     return total.hexdigest()
+
+
+def file_digests(folder: Path) -> dict[str, str]:
+    """sha256 of each Parquet file, by name."""
+    return {name: file_digest(folder / name) for name in TABLES}
+
+
+def verify(folder: Path, info: Mapping[str, Any]) -> None:
+    """Raise unless the tables are those that dataset.json was written with.
+
+    Reads all of them, at a GB or so a second.
+    """
+    try:
+        files = file_digests(folder)
+    except OSError as error:
+        raise DataError(f"cannot be read ({error})", file=folder) from error
+    if digest(files) == info["digest"]:
+        return
+    known = info.get("files", {})
+    changed = [name for name in TABLES if files[name] != known.get(name)]
+    which = "one of " if not known else ""
+    raise DataError(
+        f"{which}{', '.join(changed)} changed since the data set was prepared, or is of another "
+        "one: put it back, or prepare the data set again with --force",
+        file=folder,
+    )
 
 
 def file_digest(path: Path) -> str:
@@ -91,10 +129,24 @@ def read_info(folder: Path) -> dict[str, Any]:
         raise DataError(f"not readable as JSON ({error})", file=path) from error
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         raise DataError(f"not a data set of format {FORMAT}; prepare it again", file=path)
+    lacking = _lacking(info)
+    if lacking:
+        raise DataError(f"says nothing of {lacking}; prepare the data set again", file=path)
     for name in TABLES:
         if not (folder / name).is_file():
             raise DataError("missing; prepare the data set again", file=folder / name)
     return info
+
+
+def _lacking(info: dict[str, Any]) -> str:
+    """The first entry that readers need and dataset.json lacks, or nothing."""
+    for name, kind in _NEEDED.items():
+        entry: Any = info
+        for key in name.split("."):
+            entry = entry.get(key) if isinstance(entry, dict) else None
+        if not isinstance(entry, kind):
+            return name
+    return ""
 
 
 def _write_table(table: pa.Table, path: Path) -> None:

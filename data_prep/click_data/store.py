@@ -142,9 +142,11 @@ def open_dataset(folder: str | Path, *, cache: str | Path | None = None) -> Clic
 
     `datasets` maps an uncompressed copy of the Parquet files into memory; that copy is kept in
     `cache`: by default FOLDER/.cache, or a temporary folder where FOLDER cannot be written.
-    Raises DataError if the folder is not a whole prepared data set.
+    Raises DataError if the folder is not a whole prepared data set, or if its tables are not those
+    that were written: all of them are read for that, a GB or so a second.
     """
     info = schema.read_info(Path(folder))
+    schema.verify(Path(folder), info)
     folder = Path(folder).absolute()  # columns are mapped later, perhaps from another directory
     return ClickDataset(folder, Path(cache) if cache else _cache_in(folder, info["digest"]), info)
 

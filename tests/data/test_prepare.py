@@ -1,5 +1,6 @@
 """What `prepare` leaves on disk, and `open_dataset` makes of it."""
 
+import errno
 import hashlib
 import json
 import os
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from grouplens import ratings_csv
 
@@ -75,11 +78,11 @@ def test_a_failure_while_writing_leaves_things_as_they_were(
         prepare("synthetic", out=out, **SMALL)
     before = contents(out) if existing else None
 
-    def full(folder: Path) -> str:
-        assert (folder / "histories.parquet").exists()
+    def full(path: Path) -> str:
+        assert path.exists()
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(schema, "digest", full)
+    monkeypatch.setattr(schema, "file_digest", full)
     with pytest.raises(DataError, match="No space left"):
         prepare("synthetic", out=out, seed=1, force=True, **SMALL)
     assert [path.name for path in tmp_path.iterdir()] == (["out"] if existing else [])
@@ -176,17 +179,132 @@ def test_opening_what_is_not_a_whole_data_set(tmp_path: Path) -> None:
     out = prepare("synthetic", out=tmp_path / "out", **SMALL)
     good = contents(out)
     (out / "histories.parquet").write_bytes(good["histories.parquet"][:500])
-    with pytest.raises(DataError, match=r"histories.parquet: not a readable Parquet"):
-        _ = open_dataset(out).histories
+    with pytest.raises(DataError, match=r"out: histories.parquet changed since .* --force"):
+        open_dataset(out)
     (out / "items.parquet").unlink()
     with pytest.raises(DataError, match=r"items.parquet: missing"):
         open_dataset(out)
     (out / "dataset.json").write_text("{")
     with pytest.raises(DataError, match=r"dataset.json: not readable"):
         open_dataset(out)
+    info = json.loads(good["dataset.json"])
+    del info["counts"]
+    (out / "dataset.json").write_text(json.dumps(info))
+    with pytest.raises(DataError, match=r"dataset.json: says nothing of counts.users; prepare"):
+        open_dataset(out)
     (out / "dataset.json").write_text('{"format": 99}')
     with pytest.raises(DataError, match="format"):
         open_dataset(out)
+
+
+def test_tables_that_changed_are_refused(tmp_path: Path) -> None:
+    out = prepare("synthetic", out=tmp_path / "out", **SMALL)
+    other = prepare("synthetic", out=tmp_path / "other", seed=1, **SMALL)
+    samples = pq.read_table(out / "samples.parquet")
+    flipped = pa.array(1 - samples["label"].to_numpy(), pa.int8())
+    at = samples.schema.get_field_index("label")
+    pq.write_table(samples.set_column(at, "label", flipped), out / "samples.parquet")
+    with pytest.raises(DataError, match=r"out: samples.parquet changed since .* --force"):
+        open_dataset(out)
+    # One table of another data set, with the same columns.
+    good = contents(other)
+    for name in ("histories.parquet", "items.parquet"):
+        (other / name).write_bytes((out / name).read_bytes())
+    with pytest.raises(DataError, match=r"other: histories.parquet, items.parquet changed since"):
+        open_dataset(other)
+    # What was written before dataset.json told of each file.
+    for name, content in good.items():
+        (other / name).write_bytes(content)
+    info = json.loads(good["dataset.json"])
+    del info["files"]
+    (other / "dataset.json").write_text(json.dumps(info))
+    assert open_dataset(other).digest == info["digest"]
+    prepare("synthetic", out=other, seed=1, **SMALL)
+    (other / "items.parquet").write_bytes((out / "items.parquet").read_bytes())
+    with pytest.raises(DataError, match=r"one of histories.parquet, samples.parquet, items.par"):
+        open_dataset(other)
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_working_directory_as_out(
+    existing: bool,
+    fails: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    prepare_command: Callable[..., tuple[int, str, str]],
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    if existing:
+        prepare("synthetic", out=out, **SMALL)
+        _ = open_dataset(out).histories
+    before = contents(out)
+    monkeypatch.chdir(out)
+    if fails:
+        fail_to_move(monkeypatch, "samples.parquet")
+    sizes = [f"--{name}={size}" for name, size in SMALL.items()]
+    code, said, err = prepare_command("synthetic", "--seed=1", *sizes, "--out=.", "--force")
+    assert code == int(fails), err
+    if fails:
+        assert (err.count("\n"), contents(out)) == (1, before)
+    else:
+        assert "synthetic -> ." in said
+        assert sorted(path.name for path in Path.cwd().iterdir()) == FILES
+        assert open_dataset(".").info["options"]["seed"] == 1
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("code", [errno.EBUSY, errno.EXDEV])
+def test_a_mount_point_as_out(
+    existing: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    if existing:
+        prepare("synthetic", out=out, **SMALL)
+    before = contents(out)
+    plain = Path.replace
+
+    def busy(self: Path, target: Path) -> Path:
+        if out in (self, Path(target)):
+            raise OSError(code, os.strerror(code))
+        return plain(self, target)
+
+    monkeypatch.setattr(Path, "replace", busy)
+    prepare("synthetic", out=out, seed=1, force=True, **SMALL)
+    assert sorted(path.name for path in out.iterdir()) == FILES
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert open_dataset(out).info["options"]["seed"] == 1
+    assert contents(out) != before
+    monkeypatch.setattr("os.path.ismount", lambda path: Path(path) == out)
+    again = contents(out)
+    fail_to_move(monkeypatch, "samples.parquet")
+    with pytest.raises(DataError, match="cannot be written"):
+        prepare("synthetic", out=out, seed=2, force=True, **SMALL)
+    assert contents(out) == again
+
+
+def fail_to_move(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The second table of the new ones cannot be moved; back it can."""
+    plain = Path.replace
+
+    def broken(self: Path, target: Path) -> Path:
+        if self.name == name and self.parent.name.endswith(".new"):
+            raise OSError(errno.EIO, "broken")
+        return plain(self, target)
+
+    monkeypatch.setattr(Path, "replace", broken)
+
+
+def test_other_files_are_not_deleted_with_a_data_set(tmp_path: Path) -> None:
+    out = prepare("synthetic", out=tmp_path / "out", **SMALL)
+    (out / "run").mkdir()
+    before = contents(out)
+    with pytest.raises(DataError, match=r"--force would delete: run; move them away"):
+        prepare("synthetic", out=out, seed=1, force=True, **SMALL)
+    assert contents(out) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_the_command_says_what_it_made(
