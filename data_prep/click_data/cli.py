@@ -11,6 +11,20 @@ from click_data.preparation import prepare
 from click_data.schema import read_info
 from click_data.sources import SOURCES
 
+_SEPARATORS = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar", " ": "space"}
+_SHOWN = 20  # columns not read that a line lists
+_EXAMPLES = """examples:
+  jagged prepare synthetic --out data/synthetic
+  jagged prepare synthetic --users 500 --items 200 --events 20000 --seed 1 --out data/small
+  jagged prepare movielens --from ml-latest-small.zip --out data/ml_latest_small
+  jagged prepare movielens --from ml-1m --threshold 5 --min-history 5 --out data/ml_1m
+  jagged prepare log --from clicks.parquet --out data/mine
+  jagged prepare log --from clicks.csv --column user_id=uid --column timestamp=time_ms \\
+      --time-unit ms --signal price --out data/mine
+  jagged prepare log --from likes.txt --separator tab --negatives 4 --sort \\
+      --drop-duplicates --drop-bad-rows --out data/likes
+"""
+
 _COMMON = ("from_path", "seed", "split", "min_history", "name", "force")
 
 
@@ -18,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `jagged prepare`. Options not given are left to `prepare`."""
     # What is not given is absent, so that each source meets only what was meant for it.
     parser.argument_default = argparse.SUPPRESS
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLES
     add = parser.add_argument
     add("source", metavar="SOURCE", help=f"one of: {', '.join(SOURCES)}")
     add("--from", dest="from_path", type=Path, metavar="PATH", help="a file, folder or zip")
@@ -39,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--name", help="what to call the data set (default: the source's choice)")
     add("--force", action="store_true", help="replace another prepared data set in DIR")
 
-    add = parser.add_argument_group("movielens").add_argument
+    add = _group(parser, "movielens").add_argument
     add(
         "--threshold",
         type=float,
@@ -47,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the least rating that is a positive label (default: 4)",
     )
 
-    add = parser.add_argument_group("log").add_argument
+    add = _group(parser, "log").add_argument
     add(
         "--column",
         dest="columns",
@@ -77,10 +93,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--sort", action="store_true", help="accept times that go backwards within a user")
     add("--drop-duplicates", action="store_true", help="keep the first of repeated events")
+    add(
+        "--drop-bad-rows",
+        action="store_true",
+        help="leave out rows that cannot be read, and say how many and which came first",
+    )
+    add(
+        "--separator",
+        type=_separator,
+        metavar="CHAR",
+        help="between the fields of text: one character, or tab, comma, semicolon, bar, space "
+        "(default: what gives the columns asked for)",
+    )
 
-    add = parser.add_argument_group("synthetic").add_argument
+    add = _group(parser, "synthetic").add_argument
     for size in SOURCES["synthetic"].option_names:
         add(f"--{size}", type=int, metavar="N", help=f"number of {size}")
+
+
+def _group(parser: argparse.ArgumentParser, name: str) -> argparse._ArgumentGroup:
+    source = SOURCES[name]
+    text = f"{source.summary}.\nFrom: {source.origin}."
+    return parser.add_argument_group(f"only with source {name}", text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -112,6 +146,7 @@ def summary(info: dict[str, Any], folder: Path) -> str:
             f"{info['name']} -> {folder}",
             f"  {counts['users']:,} users, {counts['items']:,} items, "
             f"{counts['categories']:,} categories, {counts['events']:,} events",
+            *_read(info.get("read"), info["signals"]),
             *_dropped(info.get("dropped", {})),
             f"  samples: {samples}",
             *(
@@ -127,9 +162,33 @@ def summary(info: dict[str, Any], folder: Path) -> str:
     )
 
 
+def _read(read: dict[str, Any] | None, signals: list[str]) -> list[str]:
+    """A line that says which columns were taken for what."""
+    if read is None:
+        return []
+    columns = [o if o == t else f"{o} from {t}" for o, t in read["columns"].items()]
+    parts = [", ".join(columns)]
+    if signals:
+        parts.append(f"signals {', '.join(signals)}")
+    if "separator" in read:
+        separator = read["separator"]
+        parts.append(f"separated by {_SEPARATORS.get(separator, separator)}")
+    if read["unread"]:
+        some = ", ".join(read["unread"][:_SHOWN]) + ", ..." * (len(read["unread"]) > _SHOWN)
+        parts.append(f"not read: {some}")
+    return [f"  columns: {'; '.join(parts)}"]
+
+
 def _dropped(dropped: dict[str, Any]) -> list[str]:
     """Lines that say how many rows were left out, and why."""
     lines = []
+    if "bad_rows" in dropped:
+        number, rows = dropped["bad_rows"], dropped["rows"]
+        first = dropped["first_bad_rows"]
+        which = f"; the first {len(first)}:" if number > len(first) else ":" if number else ""
+        share = f"{number / rows:.1%}"
+        lines.append(f"  dropped, bad rows: {number:,} of {rows:,} rows ({share}){which}")
+        lines += [f"    {line}" for line in first]
     if "duplicates" in dropped:
         number, rows = dropped["duplicates"], dropped["rows"]
         lines.append(
@@ -177,6 +236,11 @@ def _by_name(pairs: list[tuple[str, str]]) -> dict[str, str]:
         if sum(name == other for other, _ in pairs) > 1:
             raise DataError(f"--column {name}=...: given twice")
     return dict(pairs)
+
+
+def _separator(text: str) -> str:
+    named = {name: separator for separator, name in _SEPARATORS.items()}
+    return named.get(text, "\t" if text == "\\t" else text)
 
 
 def _column(text: str) -> tuple[str, str]:

@@ -41,6 +41,14 @@ def ids(table: Table, column: str, *, optional: bool = False, integers: bool = F
     return whole.set(bad.fill_null(True), None)
 
 
+def as_integers(values: pl.Series) -> pl.Series:
+    """Text as Int64 if every value reads back the same; else, and what is no text, as it is."""
+    if values.dtype != pl.String:
+        return values
+    whole = values.cast(pl.Int64, strict=False)
+    return whole if _reads_back(values, whole).all() else values
+
+
 def times(table: Table, column: str, *, unit: str = "s") -> pl.Series:
     """Times as Int64 in whole `unit`s since 1970 (fractions are cut off), in 1970 to 2100.
 
@@ -97,12 +105,16 @@ def _text_ids(
         _note(table, column, spelled, "is no id: it stands for a missing value", raw)
     _note(table, column, padded, "has spaces around it: it would be another id", raw)
     raw = raw.set(empty | spelled | padded, None)
+    if not integers:
+        return as_integers(raw)
     whole = raw.cast(pl.Int64, strict=False)
-    same = (whole.cast(pl.String) == raw).fill_null(False) | raw.is_null()
-    if integers:
-        _note(table, column, ~same, "is not an integer id", raw)
-        return whole.set(~same, None)
-    return whole if same.all() else raw
+    same = _reads_back(raw, whole)
+    _note(table, column, ~same, "is not an integer id", raw)
+    return whole.set(~same, None)
+
+
+def _reads_back(text: pl.Series, whole: pl.Series) -> pl.Series:
+    return (whole.cast(pl.String) == text).fill_null(False) | text.is_null()
 
 
 def _from_count(table: Table, column: str, raw: pl.Series, unit: str, message: str) -> pl.Series:

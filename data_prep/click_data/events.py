@@ -32,6 +32,7 @@ class EventLog:
     negatives: items to draw per positive event as label-0 samples that no history holds. If any,
         events of items that the training period does not have are no samples.
     options: what the source was asked for, to be recorded.
+    read: what was read of the input: "columns" by our names, and more where it helps to see it.
     dropped: how many "rows" the input has, and how many of them were left out, by the reason;
         empty if the source was not asked to leave any out.
     """
@@ -43,6 +44,7 @@ class EventLog:
     inputs: tuple[dict[str, str], ...] = ()
     negatives: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+    read: dict[str, Any] = field(default_factory=dict)
     dropped: dict[str, Any] = field(default_factory=dict)
 
 
@@ -117,6 +119,7 @@ def build(
                 period, samples["label"], long_enough, len(items) if log.negatives else None
             ),
         },
+        **({"read": log.read} if log.read else {}),
         **({"dropped": log.dropped} if log.dropped else {}),
         **left_out,
         "split_times": {"valid": bounds[0], "test": bounds[1]},

@@ -54,7 +54,7 @@ def _count_events(path: Path) -> NDArray[np.int64]:
     from click_data.sources.log import log_files, read_log
     from click_data.table import concatenate
 
-    files = log_files(path)
+    files = log_files(path, needed={USER})
     for file in files:
         if file.suffix == ".parquet":
             _refuse_lists(file)

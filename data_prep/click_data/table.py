@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import polars as pl
 import pyarrow as pa
@@ -45,16 +45,15 @@ class Problem:
 class Table:
     """The wanted columns of one or more files, rows in file order.
 
-    `columns` are all names in the (first) file; `metadata` is a Parquet schema's own; `read` says
-    how the file was read, where that was guessed or asked for. `problems` gathers what is wrong,
-    so that one error tells all of it.
+    `columns` are all names in the (first) file; `metadata` is a Parquet schema's own, `separator`
+    that of text. `problems` gathers what is wrong, so that one error tells all of it.
     """
 
     frame: pl.DataFrame
     parts: tuple[Part, ...]
     columns: tuple[str, ...]
     metadata: dict[str, str] = field(default_factory=dict)
-    read: dict[str, Any] = field(default_factory=dict)
+    separator: str | None = None
     problems: list[Problem] = field(default_factory=list)
 
     @property
@@ -84,7 +83,9 @@ class Table:
             row = None if problem.rows is None else int(problem.rows[0])
             file, place = self._places([row])[0] if row is not None else (self.file, None)
             more = len(problem.rows) - 1 if problem.rows is not None else 0
-            message = problem.say(row) + (f" (and {more:,} more rows)" if more else "")
+            message = problem.say(row) + (
+                f" (and {more:,} more row{'s' * (more > 1)})" if more else ""
+            )
             shown = None if file == last else file
             told.append(str(DataError(message, file=shown, column=problem.column, row=place)))
             last = file
@@ -115,7 +116,8 @@ class Table:
         """Raise unless every name is a column."""
         missing = [name for name in names if name not in self.columns]
         if missing:
-            have = ", ".join(self.columns[:_SHOWN]) + ", ..." * (len(self.columns) > _SHOWN)
+            some = [n if n == n.strip() else repr(n) for n in self.columns[:_SHOWN]]
+            have = ", ".join(some) + ", ..." * (len(self.columns) > _SHOWN)
             also = f", and so are: {', '.join(missing[1:])}" if missing[1:] else ""
             self.fail(f"missing{also}; the file has: {have}{hint}", column=missing[0])
 

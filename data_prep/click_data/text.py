@@ -1,5 +1,6 @@
 """Delimited text as a table of strings, with every line that cannot be read named."""
 
+import codecs
 import csv
 import gzip
 from collections.abc import Collection, Iterator, Sequence
@@ -11,6 +12,11 @@ import polars as pl
 from click_data.errors import DataError
 from click_data.table import Part, Problem, Table, refuse_repeated
 
+JSON_HINT = (
+    "write it as Parquet first, as with: "
+    "python -c \"import polars; polars.read_ndjson('OLD').write_parquet('NEW.parquet')\""
+)
+_SEPARATORS = ",\t;|"
 _SAMPLE = 4096  # bytes in which an encoding shows
 _MARKS = {  # the longer first: UTF-32's begins with UTF-16's
     b"\xff\xfe\x00\x00": "UTF-32",
@@ -36,7 +42,7 @@ def read_text(
     bytes that are not UTF-8 become problems of the table.
     """
     shown = shown or str(path)
-    refuse_encoding(path, shown)
+    refuse_other(path, shown)
     header = names is None
     problems: list[Problem] = []
     try:
@@ -45,17 +51,19 @@ def read_text(
         raise DataError("the file is empty", file=shown) from error
     except (pl.exceptions.PolarsError, OSError) as error:
         try:
-            problems = _bad_lines(path, separator, shown, header)
+            problems, rows = _bad_lines(path, separator, shown, header)
             if not problems:
                 raise error
             frame = _read(path, separator, names, lenient=True)
+            if len(frame) != rows:  # the two readers disagree: no line can be named
+                raise error
         except (pl.exceptions.PolarsError, OSError, EOFError, csv.Error):
             message = f"not readable as text with columns ({error})"
             raise DataError(message, file=shown) from error
     if len(frame) == 0:
         raise DataError("the file is empty: it has no rows", file=shown)
     if header:
-        refuse_repeated(next(records(path, separator))[1], wanted, shown)
+        refuse_repeated(_header(path, separator), wanted, shown)
     columns = tuple(frame.columns)
     if names is not None and len(columns) < len(names):
         raise DataError(
@@ -63,7 +71,7 @@ def read_text(
         )
     part = Part(shown, len(frame), lambda rows: _lines_of(path, separator, rows, header))
     frame = frame.select(name for name in columns if name in wanted)
-    return Table(frame, (part,), columns, problems=problems)
+    return Table(frame, (part,), columns, separator=separator, problems=problems)
 
 
 def records(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
@@ -87,8 +95,25 @@ def is_utf8(fields: Sequence[str]) -> bool:
     return not any("\udc80" <= char <= "\udcff" for field in fields for char in field)
 
 
-def refuse_encoding(path: Path, shown: str) -> None:
-    """Raise if a file is text in an encoding of two or four bytes a character, or no text."""
+def find_separator(path: Path, usual: str, wanted: Collection[str]) -> str:
+    """What separates the fields of a header: what gives wanted columns, the usual one first."""
+    refuse_other(path, str(path))
+    try:
+        for separator in dict.fromkeys((usual, *_SEPARATORS)):
+            if set(wanted) & set(_header(path, separator)):
+                return separator
+        header = _header(path, usual)
+        return usual if len(header) > 1 else csv.Sniffer().sniff(header[0], _SEPARATORS).delimiter
+    except (csv.Error, OSError, EOFError, IndexError):
+        return usual  # reading will say what is wrong
+
+
+def _header(path: Path, separator: str) -> list[str]:
+    return next(records(path, separator), (1, []))[1]
+
+
+def refuse_other(path: Path, shown: str) -> None:
+    """Raise if a file is JSON, in an encoding of two or four bytes a character, or no text."""
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
             start = file.read(_SAMPLE)
@@ -100,6 +125,8 @@ def refuse_encoding(path: Path, shown: str) -> None:
             f"encoded in {found}; save it as UTF-8, as with: iconv -f {found} -t UTF-8 OLD > NEW",
             file=shown,
         )
+    if start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
+        raise DataError(f"holds JSON lines; {JSON_HINT}", file=shown)
     if b"\0" in start:
         raise DataError("holds zero bytes: not text, or UTF-16; save it as UTF-8 text", file=shown)
 
@@ -135,11 +162,11 @@ def _lines_of(path: Path, separator: str, rows: Sequence[int], header: bool) -> 
     return names
 
 
-def _bad_lines(path: Path, separator: str, shown: str, header: bool) -> list[Problem]:
-    """Lines with more fields than the first, and lines that are not UTF-8."""
+def _bad_lines(path: Path, separator: str, shown: str, header: bool) -> tuple[list[Problem], int]:
+    """Lines with more fields than the first, and lines that are not UTF-8; how many rows."""
     wide: list[int] = []
     garbled: list[int] = []
-    width, fields_of_wide = 0, 0
+    width, fields_of_wide, number = 0, 0, -1
     for number, (line, fields) in enumerate(records(path, separator)):
         width = width if number else len(fields)
         if not is_utf8(fields):
@@ -155,4 +182,4 @@ def _bad_lines(path: Path, separator: str, shown: str, header: bool) -> list[Pro
         problems.append(Problem(message, rows=pl.Series(wide)))
     if garbled:
         problems.append(Problem("bytes that are not UTF-8", rows=pl.Series(garbled)))
-    return problems
+    return problems, number + 1 - header

@@ -64,6 +64,53 @@ def test_csv_rows(
     assert error.startswith(f"jagged: {path}: {expected}")
 
 
+def test_all_problems_of_a_file_in_one_error(tmp_path: Path, prepare_command: Command) -> None:
+    path = tmp_path / "log.csv"
+    lines = ["1,2,3,0", "1,,4,1", "1,3,x,2", "1,4,5,1,7", "1,5,2,0", "2,,6,1", "1,2,3,1"]
+    path.write_text("\n".join([HEADER, *lines]) + "\n")
+    error = refused(prepare_command, tmp_path, "log", "--from", path)
+    assert error.split("; ") == [
+        f"jagged: {path}: line 5: 5 fields where 4 belong",
+        "column item_id, line 3: no id: the value is missing (and 1 more row)",
+        "column timestamp, line 4: 'x' is neither a number nor an ISO 8601 date",
+        "column label, line 4: '2' is not a label: 0 or 1",
+        "column timestamp, line 6: time goes backwards within one user",
+        "--sort accepts this",
+        "line 8: the same user, item and time as in an earlier row",
+        "--drop-duplicates keeps the first",
+        "--drop-bad-rows leaves out the bad rows, 4 of 7",
+    ]
+    path.write_text("item,label\n1,1\n2,0\n")
+    error = refused(prepare_command, tmp_path, "log", "--from", path)
+    assert f"{path}: column user_id: missing, and so are: item_id, timestamp; the file" in error
+
+
+def test_json_lines(tmp_path: Path, prepare_command: Command) -> None:
+    for name in ("log.jsonl", "log.csv", "log.ndjson"):
+        path = tmp_path / name
+        path.write_text('{"user_id": 1, "item_id": 2, "timestamp": 3}\n')
+        error = refused(prepare_command, tmp_path, "log", "--from", path)
+        assert error.startswith(f"jagged: {path}: ")
+        assert "JSON" in error
+        assert "polars.read_ndjson('OLD').write_parquet('NEW.parquet')" in error
+
+
+def test_a_folder_of_several_tables(tmp_path: Path, prepare_command: Command) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in ("clicks.csv", "users.tsv"):
+        (folder / name).write_text("x\n")
+    error = refused(prepare_command, tmp_path, "log", "--from", folder)
+    assert f"{folder}: no Parquet files in this folder; name one of its files: clicks.c" in error
+    assert "clicks.csv, users.tsv" in error
+    pl.DataFrame({"item_id": [1], "name": ["a"]}).write_parquet(folder / "articles.parquet")
+    events = pl.DataFrame({"user_id": [1], "item_id": [1], "timestamp": [1]})
+    events.write_parquet(folder / "clicks.parquet")
+    error = refused(prepare_command, tmp_path, "log", "--from", folder)
+    assert f"{folder}: holds several tables" in error
+    assert f"--from {folder / 'clicks.parquet'}" in error
+
+
 def test_csv_that_is_empty_or_not_text(tmp_path: Path, prepare_command: Command) -> None:
     path = tmp_path / "log.csv"
     path.write_bytes(b"")

@@ -198,3 +198,71 @@ def test_a_category_that_stands_for_nothing_is_unknown(tmp_path: Path) -> None:
     words = pl.Series(["NaN", "null", "b", "a", "", "c", "None", "b"])
     dataset = opened(written(FRAME.with_columns(category=words), tmp_path / "log.csv"))
     assert dataset.items["category_id"].to_pylist() == [None, "a", "b"]
+
+
+@pytest.mark.parametrize("separator", ["\t", ";", "|", ","])
+@pytest.mark.parametrize("name", ["log.csv", "log.tsv", "log.csv.gz"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_the_separator_is_that_of_the_columns_wanted(
+    separator: str, name: str, mark: str, tmp_path: Path
+) -> None:
+    plain = opened(written(FRAME, tmp_path / "plain.parquet"))
+    path = tmp_path / name
+    odd = FRAME.with_columns(pl.lit("3,5;6").alias("price, and; more"))
+    text = (mark + odd.write_csv(separator=separator)).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    dataset = opened(path)
+    assert dataset.digest == plain.digest
+    assert dataset.info["read"]["separator"] == separator
+
+
+def test_a_separator_of_your_own(tmp_path: Path) -> None:
+    plain = opened(written(FRAME, tmp_path / "plain.parquet"))
+    path = tmp_path / "log.txt"
+    path.write_text(FRAME.write_csv(separator="^"))
+    assert opened(path, separator="^").digest == plain.digest
+    with pytest.raises(DataError, match=r"log.txt: .*--separator"):
+        opened(path)
+    with pytest.raises(DataError, match=r"--separator '::': not one character"):
+        opened(path, separator="::")
+    with pytest.raises(DataError, match=r"plain.parquet: is Parquet, which needs no --separator"):
+        opened(tmp_path / "plain.parquet", separator=",")
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.csv.gz"])
+def test_bad_rows_can_be_left_out(name: str, tmp_path: Path) -> None:
+    plain = opened(written(FRAME, tmp_path / "plain.parquet"), signals=("price",))
+    header, *rows = FRAME.write_csv().encode().splitlines()
+    bad = [b"1,7,soon,1,a,1.5", b"1,caf\xe9,12,1,a,1.5", b"1,7,12,1,a,1.5,9", b"", b"Total,,,,,8"]
+    bad += [b"1,nan,11,2,a,1e300"]
+    lines = [header, rows[0], *bad[:3], *rows[1:5], *bad[3:], *rows[5:]]
+    text = b"\n".join(lines) + b"\n"
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    dataset = opened(path, signals=("price",), drop_bad_rows=True)
+    assert dataset.digest == plain.digest
+    dropped = dataset.info["dropped"]
+    assert (dropped["rows"], dropped["bad_rows"]) == (14, 6)
+    told = dropped["first_bad_rows"]
+    places = [3, 4, 5, 10, 11, 12]
+    assert [line.split(": ")[:2] for line in told] == [[name, f"line {n}"] for n in places]
+    assert "timestamp: 'soon' is neither" in told[0]
+    assert "bytes that are not UTF-8" in told[1]
+    assert "7 fields where 6 belong" in told[2]
+    assert "item_id: no id" in told[4]
+    assert all(part in told[5] for part in ("item_id: 'nan'", "label: '2'", "price: '1e300'"))
+
+
+def test_left_out_rows_of_several_files_are_told_ten_at_most(tmp_path: Path) -> None:
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    wrong = FRAME.with_columns(timestamp=pl.lit(-1, pl.Int64))
+    written(pl.concat([FRAME[:4], wrong[:3]]), folder / "part-0.parquet")
+    written(pl.concat([FRAME[4:], wrong]), folder / "part-1.parquet")
+    dropped = opened(folder, drop_bad_rows=True).info["dropped"]
+    assert dropped["bad_rows"] == 11
+    assert len(dropped["first_bad_rows"]) == 10
+    assert dropped["first_bad_rows"][2].startswith("part-0.parquet: row 6: timestamp: -1 is a neg")
+    assert dropped["first_bad_rows"][3].startswith("part-1.parquet: row 4: timestamp")
+    with pytest.raises(DataError, match=r"part-0.parquet: column timestamp, row 0: .*2 more"):
+        opened(written(wrong[:3], tmp_path / "part-0.parquet"), drop_bad_rows=True)

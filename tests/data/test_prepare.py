@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import pytest
 from grouplens import ratings_csv
 
 from click_data import SOURCES, DataError, cli, open_dataset, prepare, schema
+from jagged_ranking.cli import build_parser, main
 
 SMALL: dict[str, Any] = {"users": 40, "items": 60, "categories": 6, "events": 800}
 FILES = ["dataset.json", "histories.parquet", "items.parquet", "samples.parquet"]
@@ -311,8 +313,8 @@ def test_the_command_says_what_it_made(
     tmp_path: Path, prepare_command: Callable[..., tuple[int, str, str]]
 ) -> None:
     path = tmp_path / "log.csv"
-    rows = [f"{t % 3},{t % 4},{t},{t % 2},{t / 2}" for t in range(100)]
-    path.write_text("\n".join(["uid,item_id,timestamp,label,price", *rows]) + "\n")
+    rows = [f"{t % 3},{t % 4},{t},{t % 2},{t / 2},0" for t in range(100)]
+    path.write_text("\n".join(["uid,item_id,timestamp,label,price,shop", *rows]) + "\n")
     code, out, err = prepare_command(
         *("log", "--from", path, "--column", "user_id=uid", "--signal", "price"),
         *("--split", "0.6", "0.2", "0.2", "--out", tmp_path / "out", "--name", "mine"),
@@ -320,6 +322,8 @@ def test_the_command_says_what_it_made(
     assert (code, err) == (0, "")
     assert "mine -> " in out
     assert "3 users, 4 items, 0 categories, 100 events" in out
+    read = "user_id from uid, item_id, timestamp, label; signals price; separated by comma"
+    assert f"  columns: {read}; not read: shop\n" in out
     assert "train 60 (50.0% positive), valid 20" in out
     assert open_dataset(tmp_path / "out").info["signals"] == ["price"]
 
@@ -335,6 +339,35 @@ def test_dropped_duplicates_are_counted(
     assert code == 0
     assert "same user, item and time as an earlier row: 5 of 100 rows (5.0%)" in out
     assert open_dataset(tmp_path / "out").info["dropped"] == {"rows": 100, "duplicates": 5}
+
+
+def test_dropped_bad_rows_are_counted_and_told(
+    tmp_path: Path, prepare_command: Callable[..., tuple[int, str, str]]
+) -> None:
+    path = tmp_path / "log.csv"
+    rows = [f"{t % 3};{t % 4};{t};{t % 2}" for t in range(88)]
+    bad = [f"{t % 3};{t % 4};{t};7" for t in range(88, 100)]
+    path.write_text("\n".join(["user_id;item_id;timestamp;label", *rows, *bad]) + "\n")
+    arguments = ("log", "--from", path, "--separator", "semicolon", "--drop-bad-rows")
+    code, out, _ = prepare_command(*arguments, "--out", tmp_path / "out")
+    assert code == 0
+    assert "dropped, bad rows: 12 of 100 rows (12.0%); the first 10:\n" in out
+    assert "    log.csv: line 90: label: '7' is not a label: 0 or 1\n" in out
+    assert "line 99:" in out
+    assert "line 100:" not in out
+
+
+def test_the_examples_of_the_help_are_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["prepare", "--help"])
+    text = capsys.readouterr().out
+    assert all(f"only with source {name}:" in text for name in SOURCES)
+    _, _, examples = text.partition("examples:\n")
+    commands = [shlex.split(line) for line in examples.replace("\\\n", "").splitlines()]
+    assert {words[2] for words in commands} == set(SOURCES)
+    for words in commands:
+        assert words[0] == "jagged"
+        build_parser(words[1:]).parse_args(words[1:])
 
 
 def test_negatives_that_are_missing_are_counted(

@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from click_data import columns
 from click_data.checks import note_duplicates, note_unsorted
@@ -11,12 +14,14 @@ from click_data.errors import DataError
 from click_data.events import EventLog, signal_column
 from click_data.schema import file_digest
 from click_data.table import Table, concatenate, read_parquet
-from click_data.text import read_text
+from click_data.text import JSON_HINT, find_separator, read_text
 
 REQUIRED = ("user_id", "item_id", "timestamp")
 OPTIONAL = ("label", "category")
 _RESERVED = ("user_id", "item", "category", "time", "label")  # columns of histories.parquet
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_JSON = (".jsonl", ".ndjson", ".json")
+_TOLD = 10  # bad rows that are told one by one where they are left out
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,9 @@ class LogOptions:
         that alone would give the label away. None: 1 if there is no label column, else 0.
     sort: accept times that go backwards within a user.
     drop_duplicates: keep the first of events with the same user, item and time.
+    drop_bad_rows: leave out rows that cannot be read, instead of refusing the file.
+    separator: of the fields of text, one character; None: what gives the columns that are wanted
+        (comma, tab, semicolon or bar).
     """
 
     columns: dict[str, str] = field(default_factory=dict)
@@ -42,20 +50,24 @@ class LogOptions:
     negatives: int | None = None
     sort: bool = False
     drop_duplicates: bool = False
+    drop_bad_rows: bool = False
+    separator: str | None = None
 
 
 def load(path: Path | None, options: LogOptions, seed: int) -> EventLog:
     """Read a log; without a label column every event is a positive (label 1).
 
     Rows may mix users in any way, but one user's must be in time order unless `options.sort`;
-    the order of one user's events at one time is kept. Raises DataError about all bad rows.
+    the order of one user's events at one time is kept. Raises DataError about all bad rows at once,
+    unless `options.drop_bad_rows`.
     """
     del seed  # negatives are drawn once the training vocabulary is known
     assert path is not None
     names = _names(options)
-    files = log_files(path)
+    wanted = {*names.values(), *options.signals}
+    files = log_files(path, needed={names[name] for name in REQUIRED})
     table = concatenate(
-        [read_log(file, wanted={*names.values(), *options.signals}) for file in files]
+        [read_log(file, wanted=wanted, separator=options.separator) for file in files]
     )
     hint = "; name yours with --column, as in --column user_id=uid"
     table.require(*(names[name] for name in REQUIRED), hint=hint)
@@ -79,15 +91,19 @@ def load(path: Path | None, options: LogOptions, seed: int) -> EventLog:
             },
         }
     ).with_row_index("row")
+    dropped: dict[str, Any] = {}
+    hint = _drop_hint(table)
+    if options.drop_bad_rows:
+        events, dropped = _without_bad(table, events)
     if not options.sort:
         note_unsorted(table, events, names["timestamp"], hint="; --sort accepts this")
     if not options.drop_duplicates:
         note_duplicates(table, events, hint="; --drop-duplicates keeps the first")
-    table.refuse()
-    dropped = {}
+    table.refuse(hint=hint)
     if options.drop_duplicates:
+        before = len(events)
         events = events.unique(("user_id", "item_id", "time"), keep="first", maintain_order=True)
-        dropped = {"rows": len(table.frame), "duplicates": len(table.frame) - len(events)}
+        dropped |= {"rows": len(table.frame), "duplicates": before - len(events)}
 
     negatives = options.negatives
     if negatives is None:
@@ -106,8 +122,39 @@ def load(path: Path | None, options: LogOptions, seed: int) -> EventLog:
         inputs=tuple({"file": file.name, "sha256": file_digest(file)} for file in files),
         negatives=negatives,
         options={"negatives": negatives},
+        read=_told(table, names, options.signals),
         dropped=dropped,
     )
+
+
+def _drop_hint(table: Table) -> str:
+    """What to do about bad rows, if there are some and rows are all that is bad."""
+    if not table.problems or any(problem.rows is None for problem in table.problems):
+        return ""
+    bad, rows = len(table.bad_rows()), len(table.frame)
+    return f"; --drop-bad-rows leaves out the bad rows, {bad:,} of {rows:,}"
+
+
+def _without_bad(table: Table, events: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, Any]]:
+    """Events of the good rows, and what to tell of the others; raises if there are no good ones."""
+    bad = table.bad_rows()
+    if len(bad) == len(table.frame):
+        table.refuse()
+    told = table.describe(bad[:_TOLD].to_list())
+    table.problems.clear()
+    events = events.join(bad.to_frame("row"), on="row", how="anti", maintain_order="left")
+    # A word among numbers makes ids text; it may be gone.
+    ids = (columns.as_integers(events[name]) for name in ("user_id", "item_id", "category"))
+    dropped = {"rows": len(table.frame), "bad_rows": len(bad), "first_bad_rows": told}
+    return events.with_columns(ids), dropped
+
+
+def _told(table: Table, names: dict[str, str], signals: tuple[str, ...]) -> dict[str, Any]:
+    """What was read, for dataset.json."""
+    read = {ours: theirs for ours, theirs in names.items() if theirs in table.columns}
+    unread = [name for name in table.columns if name not in {*read.values(), *signals}]
+    separator = {"separator": table.separator} if table.separator else {}
+    return {"columns": read, "unread": unread, **separator}
 
 
 def _names(options: LogOptions) -> dict[str, str]:
@@ -125,11 +172,17 @@ def _names(options: LogOptions) -> dict[str, str]:
         raise DataError(f"--time-unit {options.time_unit}: not one of {', '.join(columns.UNITS)}")
     if options.negatives is not None and options.negatives < 0:
         raise DataError(f"--negatives {options.negatives}: must not be negative")
+    separator = options.separator
+    if separator is not None and (len(separator.encode()) != 1 or separator in '"\r\n'):
+        raise DataError(f"--separator {separator!r}: not one character (of ASCII)")
     return {name: options.columns.get(name, name) for name in known}
 
 
-def log_files(path: Path) -> list[Path]:
-    """The files of a log: the path itself, or the Parquet files of a folder by name."""
+def log_files(path: Path, *, needed: set[str]) -> list[Path]:
+    """The files of a log: the path itself, or the Parquet files of a folder by name.
+
+    Raises DataError if not all files of a folder have the `needed` columns.
+    """
     if not path.exists():
         raise DataError("no such file or folder", file=path)
     if not path.is_dir():
@@ -137,15 +190,47 @@ def log_files(path: Path) -> list[Path]:
     interactions = path / "interactions.parquet"  # may have other tables beside it
     files = [interactions] if interactions.is_file() else sorted(path.glob("*.parquet"))
     if not files:
-        raise DataError("no Parquet files in this folder", file=path)
+        text = sorted(file.name for file in path.iterdir() if _kind(file) in (*_SEPARATORS, *_JSON))
+        hint = f"; name one of its files: {', '.join(text)}" if text else ""
+        raise DataError(f"no Parquet files in this folder{hint}", file=path)
+    whole = [file for file in files if needed <= _column_names(file, unreadable=needed)]
+    if 0 < len(whole) < len(files):
+        events = ", ".join(file.name for file in whole)
+        raise DataError(
+            f"holds several tables, of which these have {', '.join(sorted(needed))}: {events}; "
+            f"name the one of events, as in --from {whole[0]}",
+            file=path,
+        )
     return files
 
 
-def read_log(path: Path, *, wanted: set[str]) -> Table:
-    """The `wanted` columns of one file, by what its name ends in."""
-    if path.suffix == ".parquet":
+def read_log(path: Path, *, wanted: set[str], separator: str | None = None) -> Table:
+    """The `wanted` columns of one file, by what its name ends in; text also by its `separator`."""
+    kind = _kind(path)
+    if kind == ".parquet":
+        if separator is not None:
+            raise DataError("is Parquet, which needs no --separator", file=path)
         return read_parquet(path, wanted=wanted)
-    kind = Path(path.name.removesuffix(".gz")).suffix
-    if kind not in _SEPARATORS:
-        raise DataError("not .parquet, .csv or .tsv (.gz), nor a folder of Parquet", file=path)
-    return read_text(path, wanted=wanted, separator=_SEPARATORS[kind])
+    if kind in _JSON:
+        raise DataError(f"JSON is not read; {JSON_HINT}", file=path)
+    if separator is None and kind not in _SEPARATORS:
+        raise DataError(
+            "not .parquet, .csv or .tsv (.gz), nor a folder of Parquet; other text is read with "
+            "--separator",
+            file=path,
+        )
+    if separator is None:
+        separator = find_separator(path, _SEPARATORS[kind], wanted)
+    return read_text(path, wanted=wanted, separator=separator)
+
+
+def _kind(path: Path) -> str:
+    return Path(path.name.removesuffix(".gz")).suffix
+
+
+def _column_names(path: Path, *, unreadable: set[str]) -> set[str]:
+    """The columns of a Parquet file; `unreadable` of one that reading will refuse."""
+    try:
+        return set(pq.read_schema(path).names)
+    except (OSError, pa.ArrowException):
+        return unreadable

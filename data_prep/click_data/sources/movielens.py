@@ -25,7 +25,7 @@ from click_data.errors import DataError
 from click_data.events import EventLog, signal_column
 from click_data.schema import file_digest
 from click_data.table import Table, read_parquet
-from click_data.text import is_utf8, read_text, records, refuse_encoding
+from click_data.text import is_utf8, read_text, records, refuse_other
 
 RATINGS = ("ratings.csv", "ratings.dat", "u.data", "interactions.parquet")
 _MOVIES = {"ratings.csv": "movies.csv", "ratings.dat": "movies.dat", "u.data": "u.item"}
@@ -267,7 +267,7 @@ def _first_genres(path: Path, shown: str) -> dict[int, str]:
 def _movie_records(path: Path, shown: str) -> Iterator[tuple[int, list[str]]]:
     """Line number and fields of each movie; of a .csv id, title, genres."""
     if path.suffix == ".csv":
-        refuse_encoding(path, shown)
+        refuse_other(path, shown)
         rows = records(path, ",")
         _, header = next(rows, (1, []))
         if header != _MOVIE_NAMES:
