@@ -1,6 +1,5 @@
 """What `prepare` leaves on disk, and `open_dataset` makes of it."""
 
-import errno
 import hashlib
 import json
 import os
@@ -9,86 +8,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from grouplens import ratings_csv
+from small_log import SMALL, contents
 
-from click_data import SOURCES, DataError, cli, open_dataset, prepare, schema
+from click_data import SOURCES, DataError, cli, open_dataset, prepare
 from jagged_ranking.cli import build_parser, main
-
-SMALL: dict[str, Any] = {"users": 40, "items": 60, "categories": 6, "events": 800}
-FILES = ["dataset.json", "histories.parquet", "items.parquet", "samples.parquet"]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
-def test_nothing_but_the_four_files_is_left(tmp_path: Path) -> None:
-    out = prepare("synthetic", out=tmp_path / "deep" / "out", **SMALL)
-    assert sorted(path.name for path in out.iterdir()) == FILES
-    assert [path.name for path in out.parent.iterdir()] == ["out"]
-    prepare("synthetic", out=out, seed=1, force=True, **SMALL)
-    assert [path.name for path in out.parent.iterdir()] == ["out"]
-
-
-def test_the_same_again_is_kept_and_another_needs_force(tmp_path: Path) -> None:
-    out = prepare("synthetic", out=tmp_path / "out", **SMALL)
-    before = contents(out)
-    written = (out / "samples.parquet").stat().st_mtime_ns
-    prepare("synthetic", out=out, **SMALL)
-    assert (out / "samples.parquet").stat().st_mtime_ns == written
-    with pytest.raises(DataError, match="--force"):
-        prepare("synthetic", out=out, seed=1, **SMALL)
-    assert contents(out) == before
-    prepare("synthetic", out=out, seed=1, force=True, **SMALL)
-    assert contents(out) != before
-    assert open_dataset(out).info["options"]["seed"] == 1
-
-
-def test_a_damaged_one_is_not_taken_for_the_same(tmp_path: Path) -> None:
-    out = prepare("synthetic", out=tmp_path / "out", **SMALL)
-    good = contents(out)
-    (out / "samples.parquet").write_bytes(good["samples.parquet"][:-10])
-    with pytest.raises(DataError, match="--force"):
-        prepare("synthetic", out=out, **SMALL)
-    prepare("synthetic", out=out, force=True, **SMALL)
-    assert contents(out) == good
-
-
-def test_what_is_not_ours_is_never_replaced(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    for out in (tmp_path, tmp_path / "notes.txt"):
-        with pytest.raises(DataError, match="not"):
-            prepare("synthetic", out=out, force=True, **SMALL)
-    assert contents(tmp_path) == {"notes.txt": b"mine"}
-    (tmp_path / "empty").mkdir()
-    prepare("synthetic", out=tmp_path / "empty", **SMALL)
-    assert sorted(contents(tmp_path / "empty")) == FILES
-
-
-@pytest.mark.parametrize("existing", [False, True])
-def test_a_failure_while_writing_leaves_things_as_they_were(
-    existing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    if existing:
-        prepare("synthetic", out=out, **SMALL)
-    before = contents(out) if existing else None
-
-    def full(path: Path) -> str:
-        assert path.exists()
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(schema, "file_digest", full)
-    with pytest.raises(DataError, match="No space left"):
-        prepare("synthetic", out=out, seed=1, force=True, **SMALL)
-    assert [path.name for path in tmp_path.iterdir()] == (["out"] if existing else [])
-    assert before is None or contents(out) == before
 
 
 def test_dataset_json_describes_the_tables(tmp_path: Path) -> None:
@@ -225,88 +154,6 @@ def test_tables_that_changed_are_refused(tmp_path: Path) -> None:
     (other / "items.parquet").write_bytes((out / "items.parquet").read_bytes())
     with pytest.raises(DataError, match=r"one of histories.parquet, samples.parquet, items.par"):
         open_dataset(other)
-
-
-@pytest.mark.parametrize("existing", [False, True])
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_working_directory_as_out(
-    existing: bool,
-    fails: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    prepare_command: Callable[..., tuple[int, str, str]],
-) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    if existing:
-        prepare("synthetic", out=out, **SMALL)
-        _ = open_dataset(out).histories
-    before = contents(out)
-    monkeypatch.chdir(out)
-    if fails:
-        fail_to_move(monkeypatch, "samples.parquet")
-    sizes = [f"--{name}={size}" for name, size in SMALL.items()]
-    code, said, err = prepare_command("synthetic", "--seed=1", *sizes, "--out=.", "--force")
-    assert code == int(fails), err
-    if fails:
-        assert (err.count("\n"), contents(out)) == (1, before)
-    else:
-        assert "synthetic -> ." in said
-        assert sorted(path.name for path in Path.cwd().iterdir()) == FILES
-        assert open_dataset(".").info["options"]["seed"] == 1
-
-
-@pytest.mark.parametrize("existing", [False, True])
-@pytest.mark.parametrize("code", [errno.EBUSY, errno.EXDEV])
-def test_a_mount_point_as_out(
-    existing: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    if existing:
-        prepare("synthetic", out=out, **SMALL)
-    before = contents(out)
-    plain = Path.replace
-
-    def busy(self: Path, target: Path) -> Path:
-        if out in (self, Path(target)):
-            raise OSError(code, os.strerror(code))
-        return plain(self, target)
-
-    monkeypatch.setattr(Path, "replace", busy)
-    prepare("synthetic", out=out, seed=1, force=True, **SMALL)
-    assert sorted(path.name for path in out.iterdir()) == FILES
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert open_dataset(out).info["options"]["seed"] == 1
-    assert contents(out) != before
-    monkeypatch.setattr("os.path.ismount", lambda path: Path(path) == out)
-    again = contents(out)
-    fail_to_move(monkeypatch, "samples.parquet")
-    with pytest.raises(DataError, match="cannot be written"):
-        prepare("synthetic", out=out, seed=2, force=True, **SMALL)
-    assert contents(out) == again
-
-
-def fail_to_move(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The second table of the new ones cannot be moved; back it can."""
-    plain = Path.replace
-
-    def broken(self: Path, target: Path) -> Path:
-        if self.name == name and self.parent.name.endswith(".new"):
-            raise OSError(errno.EIO, "broken")
-        return plain(self, target)
-
-    monkeypatch.setattr(Path, "replace", broken)
-
-
-def test_other_files_are_not_deleted_with_a_data_set(tmp_path: Path) -> None:
-    out = prepare("synthetic", out=tmp_path / "out", **SMALL)
-    (out / "run").mkdir()
-    before = contents(out)
-    with pytest.raises(DataError, match=r"--force would delete: run; move them away"):
-        prepare("synthetic", out=out, seed=1, force=True, **SMALL)
-    assert contents(out) == before
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_the_command_says_what_it_made(

@@ -195,10 +195,9 @@ def log_files(path: Path, *, needed: set[str]) -> list[Path]:
         raise DataError(f"no Parquet files in this folder{hint}", file=path)
     whole = [file for file in files if needed <= _column_names(file, unreadable=needed)]
     if 0 < len(whole) < len(files):
-        events = ", ".join(file.name for file in whole)
         raise DataError(
-            f"holds several tables, of which these have {', '.join(sorted(needed))}: {events}; "
-            f"name the one of events, as in --from {whole[0]}",
+            f"holds several tables; name the one of events, of those that have "
+            f"{', '.join(sorted(needed))}: {', '.join(map(str, whole))}",
             file=path,
         )
     return files
