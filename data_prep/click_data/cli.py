@@ -1,6 +1,7 @@
 """`jagged prepare` and `jagged datasets`."""
 
 import argparse
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,7 @@ def summary(info: dict[str, Any], folder: Path) -> str:
                 if left_out
                 else []
             ),
+            f"  split by time: {_when(info)}",
             *_given_up(info),
             f"  history: mean {lengths['mean']:.0f}, median {lengths['p50']:.0f}, "
             f"longest {lengths['max']:,} events; "
@@ -196,6 +198,15 @@ def _dropped(dropped: dict[str, Any]) -> list[str]:
             f"rows ({number / rows:.1%})"
         )
     return lines
+
+
+def _when(info: dict[str, Any]) -> str:
+    """When validation and test begin: dates show whether times were read as they were meant."""
+    unit = UNITS[info["time_unit"]]
+    starts = {
+        name: datetime.fromtimestamp(t / unit, UTC) for name, t in info["split_times"].items()
+    }
+    return ", ".join(f"{name} from {start:%Y-%m-%d %H:%M}" for name, start in starts.items())
 
 
 def _given_up(info: dict[str, Any]) -> list[str]:

@@ -12,10 +12,6 @@ import polars as pl
 from click_data.errors import DataError
 from click_data.table import Part, Problem, Table, refuse_repeated
 
-JSON_HINT = (
-    "write it as Parquet first, as with: "
-    "python -c \"import polars; polars.read_ndjson('OLD').write_parquet('NEW.parquet')\""
-)
 _SEPARATORS = ",\t;|"
 _SAMPLE = 4096  # bytes in which an encoding shows
 _MARKS = {  # the longer first: UTF-32's begins with UTF-16's
@@ -46,20 +42,21 @@ def read_text(
     header = names is None
     problems: list[Problem] = []
     try:
-        frame = _read(path, separator, names)
-    except pl.exceptions.NoDataError as error:
-        raise DataError("the file is empty", file=shown) from error
-    except (pl.exceptions.PolarsError, OSError) as error:
         try:
+            frame = _read(path, separator, names)
+        except pl.exceptions.NoDataError as error:
+            raise DataError("the file is empty", file=shown) from error
+        except pl.exceptions.PolarsError as error:
             problems, rows = _bad_lines(path, separator, shown, header)
             if not problems:
-                raise error
+                raise
             frame = _read(path, separator, names, lenient=True)
             if len(frame) != rows:  # the two readers disagree: no line can be named
                 raise error
-        except (pl.exceptions.PolarsError, OSError, EOFError, csv.Error):
-            message = f"not readable as text with columns ({error})"
-            raise DataError(message, file=shown) from error
+    except (pl.exceptions.PolarsError, OSError, EOFError, csv.Error) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        message = f"not readable as text with columns ({reason})"
+        raise DataError(message, file=shown) from error
     if len(frame) == 0:
         raise DataError("the file is empty: it has no rows", file=shown)
     if header:
@@ -74,20 +71,24 @@ def read_text(
     return Table(frame, (part,), columns, separator=separator, problems=problems)
 
 
-def records(path: Path, separator: str) -> Iterator[tuple[int, list[str]]]:
+def records(path: Path, separator: str, *, strict: bool = False) -> Iterator[tuple[int, list[str]]]:
     """Records of a text file as (line number where it starts, fields).
 
     For small files and for naming lines in errors: slow, but it knows quoted line breaks. Bytes
-    that are not UTF-8 come as surrogates, see `is_utf8`.
+    that are not UTF-8 come as surrogates, see `is_utf8`. Raises csv.Error with the line, of quotes
+    that do not match only if `strict`.
     """
     quoting = csv.QUOTE_NONE if _quote(separator) is None else csv.QUOTE_MINIMAL
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-        reader = csv.reader(file, delimiter=separator, quoting=quoting)
+        reader = csv.reader(file, delimiter=separator, quoting=quoting, strict=strict)
         line = 1
-        for fields in reader:
-            yield line, fields
-            line = reader.line_num + 1
+        try:
+            for fields in reader:
+                yield line, fields
+                line = reader.line_num + 1
+        except csv.Error as error:
+            raise csv.Error(f"line {line}: {error}") from error
 
 
 def is_utf8(fields: Sequence[str]) -> bool:
@@ -125,8 +126,13 @@ def refuse_other(path: Path, shown: str) -> None:
             f"encoded in {found}; save it as UTF-8, as with: iconv -f {found} -t UTF-8 OLD > NEW",
             file=shown,
         )
-    if start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
-        raise DataError(f"holds JSON lines; {JSON_HINT}", file=shown)
+    if start.removeprefix(codecs.BOM_UTF8).lstrip().startswith((b"{", b"[{")):
+        reader = "read_ndjson" if start.lstrip().startswith(b"{") else "read_json"
+        raise DataError(
+            f"holds JSON; write it as Parquet first, as with: python -c "
+            f"\"import polars; polars.{reader}('OLD').write_parquet('NEW.parquet')\"",
+            file=shown,
+        )
     if b"\0" in start:
         raise DataError("holds zero bytes: not text, or UTF-16; save it as UTF-8 text", file=shown)
 
@@ -155,10 +161,13 @@ def _lines_of(path: Path, separator: str, rows: Sequence[int], header: bool) -> 
     """Where some rows stand, ascending, in one walk over the file."""
     walk = records(path, separator)
     names, done = [], 0
-    for row in rows:
-        line, _ = next(islice(walk, row + header - done, None))
-        names.append(f"line {line}")
-        done = row + header + 1
+    try:
+        for row in rows:
+            line, _ = next(islice(walk, row + header - done, None))
+            names.append(f"line {line}")
+            done = row + header + 1
+    except (csv.Error, StopIteration):  # it reads less than polars does
+        names += [f"row {row}" for row in rows[len(names) :]]
     return names
 
 
@@ -167,7 +176,7 @@ def _bad_lines(path: Path, separator: str, shown: str, header: bool) -> tuple[li
     wide: list[int] = []
     garbled: list[int] = []
     width, fields_of_wide, number = 0, 0, -1
-    for number, (line, fields) in enumerate(records(path, separator)):
+    for number, (line, fields) in enumerate(records(path, separator, strict=True)):
         width = width if number else len(fields)
         if not is_utf8(fields):
             if number == 0 and header:

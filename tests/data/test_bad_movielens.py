@@ -98,7 +98,7 @@ def test_zips_that_cannot_be_unpacked(tmp_path: Path, prepare_command: Command) 
         ("movieId,title,genres\n1,a,Drama\n".encode("utf-16"), "encoded in UTF-16; save it as"),
         (b"movieId,title,genres\n1,a,Drama\n2,a\n", "line 3: not a movie with genres"),
         (b"1,a,Drama\n", "line 1: the header is not movieId,title,genres"),
-        (b'movieId,title,genres\n1,"' + b"x" * 200_000, "behind line 1: not readable (field"),
+        (b'movieId,title,genres\n1,"' + b"x" * 200_000, "not readable (line 2: field larger"),
     ],
 )
 def test_lists_of_movies(

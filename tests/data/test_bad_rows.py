@@ -71,9 +71,14 @@ def test_all_problems_of_a_file_in_one_error(tmp_path: Path, prepare_command: Co
 
 
 def test_json_lines(tmp_path: Path, prepare_command: Command) -> None:
+    line = '{"user_id": 1, "item_id": 2, "timestamp": 3}\n'
+    path = tmp_path / "log.json"
+    path.write_text(f"[{line}]")
+    error = refused(prepare_command, tmp_path, "log", "--from", path)
+    assert "polars.read_json('OLD').write_parquet('NEW.parquet')" in error
     for name in ("log.jsonl", "log.csv", "log.ndjson"):
         path = tmp_path / name
-        path.write_text('{"user_id": 1, "item_id": 2, "timestamp": 3}\n')
+        path.write_text(line)
         error = refused(prepare_command, tmp_path, "log", "--from", path)
         assert error.startswith(f"jagged: {path}: ")
         assert "JSON" in error
@@ -94,6 +99,24 @@ def test_a_folder_of_several_tables(tmp_path: Path, prepare_command: Command) ->
     error = refused(prepare_command, tmp_path, "log", "--from", folder)
     assert f"{folder}: holds several tables" in error
     assert error.endswith(f"user_id: {folder / 'clicks.parquet'}")
+
+
+@pytest.mark.parametrize("line", ['"1"x,3,4,1', '"1,3,4,1'])
+@pytest.mark.parametrize("options", [(), ("--drop-bad-rows",)])
+def test_quotes_that_do_not_match(
+    line: str, options: tuple[str, ...], tmp_path: Path, prepare_command: Command
+) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(f"{HEADER}\n1,2,3,0\n{line}\n")
+    error = refused(prepare_command, tmp_path, "log", "--from", path, *options)
+    assert error.startswith(f"jagged: {path}: not readable as text with columns (line 3: ")
+
+
+def test_fields_too_long_for_naming_lines(tmp_path: Path, prepare_command: Command) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(f"{HEADER},text\n1,2,3,0,{'x' * 200_000}\n1,2,x,0,\n")
+    error = refused(prepare_command, tmp_path, "log", "--from", path)
+    assert f"{path}: column timestamp, row 1: 'x' is neither" in error
 
 
 def test_csv_that_is_empty_or_not_text(tmp_path: Path, prepare_command: Command) -> None:

@@ -172,6 +172,7 @@ def test_the_command_says_what_it_made(
     read = "user_id from uid, item_id, timestamp, label; signals price; separated by comma"
     assert f"  columns: {read}; not read: shop\n" in out
     assert "train 60 (50.0% positive), valid 20" in out
+    assert "split by time: valid from 1970-01-01 00:01, test from 1970-01-01 00:01\n" in out
     assert open_dataset(tmp_path / "out").info["signals"] == ["price"]
 
 

@@ -14,7 +14,7 @@ from click_data.errors import DataError
 from click_data.events import EventLog, signal_column
 from click_data.schema import file_digest
 from click_data.table import Table, concatenate, read_parquet
-from click_data.text import JSON_HINT, find_separator, read_text
+from click_data.text import find_separator, read_text, refuse_other
 
 REQUIRED = ("user_id", "item_id", "timestamp")
 OPTIONAL = ("label", "category")
@@ -211,7 +211,7 @@ def read_log(path: Path, *, wanted: set[str], separator: str | None = None) -> T
             raise DataError("is Parquet, which needs no --separator", file=path)
         return read_parquet(path, wanted=wanted)
     if kind in _JSON:
-        raise DataError(f"JSON is not read; {JSON_HINT}", file=path)
+        refuse_other(path, str(path))
     if separator is None and kind not in _SEPARATORS:
         raise DataError(
             "not .parquet, .csv or .tsv (.gz), nor a folder of Parquet; other text is read with "

@@ -246,7 +246,6 @@ def _category_names(table: Table) -> list[str]:
 def _first_genres(path: Path, shown: str) -> dict[int, str]:
     """Movie id -> its first genre, from movies.csv, movies.dat or u.item."""
     genres: dict[int, str] = {}
-    number = 1
     try:
         for number, fields in _movie_records(path, shown):
             try:
@@ -259,8 +258,7 @@ def _first_genres(path: Path, shown: str) -> dict[int, str]:
                 message = "not a movie with genres"
                 raise DataError(message, file=shown, row=f"line {number}") from error
     except (csv.Error, OSError) as error:
-        row = f"behind line {number}"
-        raise DataError(f"not readable ({error})", file=shown, row=row) from error
+        raise DataError(f"not readable ({error})", file=shown) from error
     return genres
 
 
