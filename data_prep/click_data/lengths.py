@@ -38,6 +38,7 @@ def history_lengths(source: str | Path) -> NDArray[np.int64]:
     """
     path = Path(source)
     if schema.is_prepared(path):
+        schema.verify(path, schema.read_info(path))
         prepared = path / schema.HISTORIES
         return _positive(_read(prepared, "item", lambda items: items.value_lengths()), path)
     if path.suffix == ".parquet" and path.is_file():

@@ -9,7 +9,8 @@ samples.parquet    what a ranker is asked, ordered by split, time, user; where n
     item int32, category int32, label int8, time int64, split "train" | "valid" | "test"
 items.parquet      row i describes item id i; row 0 is the unknown item
     item_id (original), category int32, category_id (original), train_count int64
-dataset.json       what it is, how it was made, and counts; a function of input and options alone
+dataset.json       what it is, how it was made, what was read and what was dropped of the input,
+    counts, and the sha256 of each table; a function of input and options alone
 
 Item and category ids: 0 is unknown (not seen in the training period), 1, 2, ... are the training
 vocabulary, most frequent first.

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from small_log import SMALL
 
 from click_data import DataError, history_lengths, open_dataset, prepare
 from click_data.lengths import write_lengths
@@ -37,6 +38,14 @@ def test_a_prepared_data_set_says_the_same_as_its_histories(tmp_path: Path) -> N
     folder = prepare("synthetic", out=tmp_path / "p", users=30, items=20, categories=4, events=400)
     expected = np.diff(open_dataset(folder).histories.offsets)
     assert history_lengths(folder).tolist() == expected[expected > 0].tolist()
+
+
+def test_histories_of_another_data_set_are_refused(tmp_path: Path) -> None:
+    folder = prepare("synthetic", out=tmp_path / "p", **SMALL)
+    other = prepare("synthetic", out=tmp_path / "q", seed=1, **SMALL)
+    shutil.copy(other / "histories.parquet", folder)
+    with pytest.raises(DataError, match=r"p: histories\.parquet changed since"):
+        history_lengths(folder)
 
 
 def test_users_without_events_do_not_count(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_log import FILES, SMALL, contents
@@ -132,6 +133,27 @@ def test_a_mount_point_as_out(
     with pytest.raises(DataError, match="cannot be written"):
         prepare("synthetic", out=out, seed=2, force=True, **SMALL)
     assert contents(out) == again
+
+
+def test_a_folder_in_one_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    plain = Path.mkdir
+
+    def locked(self: Path, *args: Any, **options: Any) -> None:
+        if self.parent == tmp_path:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        plain(self, *args, **options)
+
+    monkeypatch.setattr(Path, "mkdir", locked)
+    for seed in (0, 1):
+        prepare("synthetic", out=out, seed=seed, force=True, **SMALL)
+        assert sorted(path.name for path in out.iterdir()) == FILES
+        assert open_dataset(out).info["options"]["seed"] == seed
+    with pytest.raises(DataError, match=r"new: cannot be written .*Permission denied"):
+        prepare("synthetic", out=tmp_path / "new", **SMALL)
 
 
 def fail_to_move(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
