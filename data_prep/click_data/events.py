@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from click_data.errors import DataError
-from click_data.negatives import sample_negatives
+from click_data.negatives import refuse_draws, sample_negatives
 from click_data.schema import SAMPLE_COLUMNS, Prepared
 from click_data.split import SPLITS, split_times
 from click_data.statistics import length_quantiles, padding_waste
@@ -85,9 +85,10 @@ def build(
     samples: Columns = {"user": user, "prefix": prefix, **tokens}
     given_up = 0
     if log.negatives:
-        _refuse_draws(log.negatives, samples, len(items))
+        drawn_for = (samples["label"] == 1) & (samples["item"] != 0)
+        wanted = log.negatives * int(drawn_for.sum())
+        refuse_draws(log.negatives, total=len(time) + wanted, items=len(items))
         rng = np.random.Generator(np.random.PCG64(seed))
-        wanted = log.negatives * int(((samples["label"] == 1) & (samples["item"] != 0)).sum())
         samples = _with_negatives(samples, item_category, log.negatives, rng)
         given_up = wanted - (len(samples["label"]) - len(time))
     keep = samples["prefix"] >= min_history
@@ -157,20 +158,6 @@ def _with_negatives(
         "label": np.zeros_like(rows, np.int8),
     }
     return {name: np.concatenate([values, added[name]]) for name, values in samples.items()}
-
-
-def _refuse_draws(per_event: int, samples: Columns, items: int) -> None:
-    """Raise before memory is asked for that no draws are worth."""
-    if per_event > items:
-        raise DataError(
-            f"--negatives {per_event}: the training period has only {items:,} items to draw from"
-        )
-    total = len(samples["label"]) + per_event * int((samples["label"] == 1).sum())
-    if total > MAX_EVENTS:
-        raise DataError(
-            f"--negatives {per_event}: {total:,} samples; more than {MAX_EVENTS:,} are not "
-            "supported"
-        )
 
 
 def _vocabulary(train: pl.DataFrame, column: str, *more: pl.Expr) -> pl.DataFrame:

@@ -1,9 +1,33 @@
 """Label-0 samples for logs that hold only positive events."""
 
+import os
+
 import numpy as np
 from numpy.typing import NDArray
 
+from click_data.errors import DataError
+
 _ROUNDS = 64
+_LARGEST = 2**31 - 1  # samples
+_BYTES = 70  # of memory at the peak for each sample, measured: they are drawn, joined and sorted
+
+
+def refuse_draws(per_event: int, *, total: int, items: int) -> None:
+    """Raise before memory is asked for that is not there, or that no draws are worth.
+
+    total: samples with the drawn ones; items: of the training period, which are drawn from.
+    """
+    option = f"--negatives {per_event}"
+    if per_event > items:
+        raise DataError(f"{option}: the training period has only {items:,} items to draw from")
+    if total > _LARGEST:
+        raise DataError(f"{option}: {total:,} samples; more than {_LARGEST:,} are not supported")
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if total * _BYTES > memory:
+        raise DataError(
+            f"{option}: {total:,} samples need about {total * _BYTES / 1e9:.1f} GB of memory, and "
+            f"there are {memory / 1e9:.1f} GB"
+        )
 
 
 def sample_negatives(

@@ -290,12 +290,18 @@ def test_text_of_wide_characters(encoding: str, tmp_path: Path, prepare_command:
     assert "UTF-8" in error
 
 
-def test_negatives_that_cannot_be_drawn(tmp_path: Path, prepare_command: Command) -> None:
+def test_negatives_that_cannot_be_drawn(
+    tmp_path: Path, prepare_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "log.csv"
     rows = [f"{t % 7},{t % 10},{t}" for t in range(100)]
     path.write_text("\n".join(["user_id,item_id,timestamp", *rows]) + "\n")
     error = refused(prepare_command, tmp_path, "log", "--from", path, "--negatives", "100000000")
     assert "--negatives 100000000: the training period has only 10 items" in error
+    with monkeypatch.context() as small:
+        small.setattr("os.sysconf", {"SC_PHYS_PAGES": 5, "SC_PAGE_SIZE": 4096}.get)
+        error = refused(prepare_command, tmp_path, "log", "--from", path, "--negatives", "2")
+    assert "--negatives 2: 300 samples need about 0.0 GB of memory, and there are 0.0 GB" in error
     one = [f"1,{t % 10},{t}" for t in range(100)]
     path.write_text("\n".join(["user_id,item_id,timestamp", *one]) + "\n")
     error = refused(prepare_command, tmp_path, "log", "--from", path)
