@@ -29,6 +29,7 @@ DATA: Path
 
 
 DATA_VARIABLE = "CLICK_DATA_DIR"
+HOME_VARIABLE = "JAGGED_HOME"
 
 
 class NoCheckoutError(FileNotFoundError):
@@ -42,7 +43,7 @@ def is_checkout(folder: Path) -> bool:
 
 def find_root() -> Path:
     """The top of the checkout, or NoCheckoutError with one line that says what to do."""
-    if home := os.environ.get("JAGGED_HOME"):
+    if home := os.environ.get(HOME_VARIABLE):
         folder = Path(home).expanduser().resolve()
         if is_checkout(folder):
             return folder

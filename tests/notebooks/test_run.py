@@ -8,6 +8,7 @@ import pytest
 
 from jagged_ranking import results
 from jagged_ranking.cli import main
+from jagged_ranking.reproduce.plan import make_plan
 
 
 def test_a_notebook_runs_with_its_parameters(checkout, tmp_path, capfd):
@@ -61,6 +62,39 @@ def test_data_is_looked_for_where_the_user_stood(add_notebook, tmp_path, monkeyp
     )
     add_notebook("03_data", ["# A check", "count = 1", check])
     assert main(["run", "03_data"]) == 0, capfd.readouterr().err
+
+
+def test_paths_mean_where_the_user_stood(
+    checkout, add_notebook, whole_cells, tmp_path, monkeypatch, capfd
+):
+    check = (
+        f"from jagged_ranking import paths\nassert str(paths.ROOT) == {str(checkout)!r}, paths.ROOT"
+    )
+    add_notebook("03_whole", [*whole_cells, check])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAGGED_HOME", "checkout")
+    arguments = ["-p", "out=mine", "-p", "data=checkout/data"]
+    assert main(["run", "03_whole", *arguments]) == 0, capfd.readouterr().err
+    for name in ("results.parquet", "manifest.json", "run.json", "03_whole.ipynb"):
+        assert (tmp_path / "mine" / name).is_file(), name
+    manifest = json.loads((tmp_path / "mine" / "manifest.json").read_text())
+    assert manifest["data_digests"] == {"toy": "abc"}
+
+
+def test_histories_by_path_are_those_where_the_user_stood(
+    checkout, add_notebook, tmp_path, monkeypatch
+):
+    add_notebook("03_real", ["# A toy", "histories: list[str] = []", "x = 1"])
+    monkeypatch.chdir(tmp_path)
+    plan = make_plan("03_real", assignments=["histories=checkout/data,name"])
+    assert plan.parameters["histories"] == [str(checkout / "data"), "name"]
+
+
+def test_no_folder_is_the_default_one(checkout, add_notebook, whole_cells, tmp_path, capfd):
+    add_notebook("03_whole", whole_cells)
+    out = ["--out", str(tmp_path / "o"), "-p", "out=none"]
+    assert main(["run", "03_whole", *out]) == 0, capfd.readouterr().err
+    assert (tmp_path / "o" / "03_whole" / "results.parquet").is_file()
 
 
 def test_a_failure_names_notebook_cell_and_error(checkout, capfd):

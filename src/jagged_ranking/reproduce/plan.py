@@ -75,6 +75,7 @@ def make_plan(
         chosen = read_preset(preset, paths.NOTEBOOKS / "params").get(notebook.stem, {})
         values |= check_values(chosen, known, f"preset {preset}, {notebook.stem}")
     values |= parse_assignments(assignments, known, notebook.stem)
+    values = {key: _from_here(key, value) for key, value in values.items()}
     label = preset or INTERACTIVE
     folder = (out or paths.RUNS / label).expanduser().resolve() / notebook.stem
     given = {
@@ -84,7 +85,7 @@ def make_plan(
     }
     for key, value in given.items():
         # A value given with -p counts; a notebook may do without one of the three.
-        if key in known and key not in values and value is not None:
+        if key in known and not values.get(key) and value is not None:
             values[key] = value
     values = check_values(values, known, notebook.stem)
     data_given = values.get("data")
@@ -95,6 +96,30 @@ def make_plan(
         data=Path(data_given) if data_given else None,
         parameters=values,
     )
+
+
+def _from_here(name: str, value: Any) -> Any:
+    """A parameter's value, paths as the user meant them: from where the user stood.
+
+    The notebook runs in a folder of its own, which is deleted behind it. Of `histories`, which
+    may be names too, those are paths that `find_histories` takes for paths.
+    """
+    match name, value:
+        case (("out" | "data"), str()) if value:
+            return str(Path(value).expanduser().resolve())
+        case "histories", list():
+            return [_from_here("data", entry) if os.sep in entry else entry for entry in value]
+    return value
+
+
+def _variables_from_here() -> dict[str, str]:
+    """The variables that name folders, absolute for the same reason."""
+    found = {paths.DATA_VARIABLE: str(paths.DATA)}
+    if home := os.environ.get(paths.HOME_VARIABLE):
+        found[paths.HOME_VARIABLE] = str(Path(home).expanduser().resolve())
+    if places := os.environ.get("PYTHONPATH"):
+        found["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, places.split(os.pathsep)))
+    return found
 
 
 def run_plan(plan: Plan, *, command: str, progress: bool = True) -> RunRecord:
@@ -118,8 +143,7 @@ def run_plan(plan: Plan, *, command: str, progress: bool = True) -> RunRecord:
         environment={
             COMMAND_VARIABLE: os.environ.get(COMMAND_VARIABLE, command),
             KEY_VARIABLE: record.key,
-            # Absolute: the notebook runs in a folder of its own.
-            paths.DATA_VARIABLE: str(paths.DATA),
+            **_variables_from_here(),
         },
         progress=progress,
     )
