@@ -1,15 +1,19 @@
 """The `jagged` command.
 
 Only the module of the command that was asked for is imported, so that `jagged --help` is quick.
-What a user did wrong is one line on stderr and exit status 1.
+What a user did wrong is one line on stderr and exit status 1. Ctrl-C is exit status 130, and
+SIGTERM, which ends a command in the same orderly way, 143.
 """
 
 import argparse
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 
 class Command(NamedTuple):
@@ -80,6 +84,37 @@ def print_datasets(arguments: argparse.Namespace) -> None:
     print(list_datasets(folder))
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, or SIGHUP of a terminal that was closed: the number is `signal`."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.signal = number
+
+
+@contextmanager
+def _signals_as_interrupts() -> Iterator[None]:
+    """What would end this process on the spot raises as Ctrl-C does, so that nothing is left
+    behind: no kernel of a notebook, no half-written file."""
+
+    def end(number: int, frame: Any) -> None:
+        for other in before:
+            signal.signal(other, signal.SIG_IGN)  # `timeout` tells a process and then its group
+        raise Terminated(number)
+
+    # Where one is ignored (nohup) or handled it stays so; only a main thread has handlers.
+    main = threading.current_thread() is threading.main_thread()
+    numbers = [signal.SIGTERM, signal.SIGHUP] if main else []
+    before = [one for one in numbers if signal.getsignal(one) is signal.SIG_DFL]
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in before:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """The parser, with the arguments of the one command that `arguments` name."""
     parser = argparse.ArgumentParser(
@@ -111,7 +146,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 0
         command = COMMANDS[parsed.command]
-        return _find(command.run)(parsed) or 0
+        with _signals_as_interrupts():
+            return _find(command.run)(parsed) or 0
+    except Terminated as ended:
+        return 128 + ended.signal
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `jagged datasets | head`

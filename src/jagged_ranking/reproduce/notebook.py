@@ -1,10 +1,11 @@
 """Executing one notebook with papermill, in a kernel of this very interpreter."""
 
+import asyncio
 import contextlib
 import hashlib
 import json
+import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from papermill.log import logger as papermill_logger
 from tqdm import tqdm
 
 from jagged_ranking import paths
+from jagged_ranking.processes import temporary_folder
 from jagged_ranking.reproduce.errors import RunError
 from jagged_ranking.reproduce.parameters import TAG, read_cells
 from jagged_ranking.results import atomic
@@ -136,7 +138,9 @@ def _neutral_kernel(variables: Mapping[str, str]) -> Iterator[tuple[type, str]]:
 
     No installed kernelspec is asked: `python3` there may be another environment's.
     """
-    with tempfile.TemporaryDirectory(prefix="jagged-run-", ignore_cleanup_errors=True) as folder:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers: dict[int, Any] = {number: signal.getsignal(number) for number in numbers}
+    with temporary_folder("jagged-kernel-") as folder:
         # What goes wrong in a cell is in the notebook; the kernel's log would only add tracebacks
         # of an interrupt. jupyter_client fills in the connection file.
         launcher = [sys.executable, "-m", "ipykernel_launcher", "--log-level=CRITICAL"]
@@ -145,7 +149,7 @@ def _neutral_kernel(variables: Mapping[str, str]) -> Iterator[tuple[type, str]]:
             display_name="this interpreter",
             language="python",
             env={
-                "IPYTHONDIR": folder,  # nobody's startup files
+                "IPYTHONDIR": str(folder),  # nobody's startup files
                 "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # a warning of the debugger
                 "MPLBACKEND": "module://matplotlib_inline.backend_inline",
                 **variables,
@@ -158,11 +162,26 @@ def _neutral_kernel(variables: Mapping[str, str]) -> Iterator[tuple[type, str]]:
                 connection = f"{folder}/kernel.json"
                 super().__init__(transport="ipc", connection_file=connection, **options)
 
+            async def start_kernel(self, **options: Any) -> Any:
+                # nbclient has just made a signal end the kernel while it goes on itself, into
+                # pages of errors. Here a signal ends the run, and that the kernel.
+                loop = asyncio.get_running_loop()
+
+                def end(number: int, frame: Any) -> None:
+                    # The cell's task fails as its kernel goes: no news.
+                    loop.set_exception_handler(lambda loop, context: None)
+                    handlers[number](number, frame)
+
+                for number, handler in handlers.items():
+                    if loop.remove_signal_handler(number):
+                        signal.signal(number, end if callable(handler) else handler)
+                return await super().start_kernel(**options)
+
             @property
             def kernel_spec(self) -> KernelSpec:
                 return spec
 
-        yield ThisInterpreter, folder
+        yield ThisInterpreter, str(folder)
 
 
 def execute(
@@ -194,6 +213,7 @@ def execute(
                 stderr_file=bar,
                 coalesce_streams=True,  # a bar's refreshes would each be kept
                 kernel_manager_class=manager,
+                shutdown_kernel="immediate",  # all is written; a busy one would wait, then complain
                 resources={"metadata": {"path": folder}},
                 on_cell_start=bar.start,
                 on_cell_complete=bar.finish,

@@ -56,7 +56,10 @@ def reproduce(settings: Settings, *, parallel: int, command: str) -> int:
     )
     # No configuration files: a `doit.cfg` in the working directory is not ours.
     doit = DoitMain(loader, config_filenames=())
-    status = doit.run(["run", "-n", str(parallel if parallel > 1 else 0), "data", "notebook"])
+    try:
+        status = doit.run(["run", "-n", str(parallel if parallel > 1 else 0), "data", "notebook"])
+    finally:
+        tasks.end_running()
     write_report(settings)
     for name, message in failed.items():
         print(_failure_line(settings, name, message), file=sys.stderr, flush=True)

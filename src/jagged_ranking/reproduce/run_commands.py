@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from jagged_ranking import paths
+from jagged_ranking.processes import end_with_parent
 from jagged_ranking.reproduce.errors import RunError
 
 
@@ -35,6 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     from jagged_ranking.reproduce.parameters import read_parameters
     from jagged_ranking.reproduce.plan import make_plan, run_plan
 
+    end_with_parent()
     if arguments.parameters:
         for parameter in read_parameters(find_notebook(arguments.notebook)).values():
             print(f"{parameter.name}: {parameter.type} = {parameter.default!r}")

@@ -6,16 +6,25 @@ says that a run with the same key succeeded, so results that somebody moved, del
 `jagged run` are judged rightly.
 """
 
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from doit.exceptions import TaskFailed
+
 from jagged_ranking import paths
+from jagged_ranking.processes import PARENT_VARIABLE
 from jagged_ranking.reproduce.freshness import is_fresh
 from jagged_ranking.reproduce.parameters import read_preset
 from jagged_ranking.reproduce.report import write_report
 from jagged_ranking.reproduce.settings import Settings
 from jagged_ranking.reproduce.synthetic_log import SOURCE, is_made, synthetic_log
+
+END_SECONDS = 30.0  # a kernel that is busy takes some
+_running: set[subprocess.Popen[bytes]] = set()  # a notebook each
 
 
 def data_task(settings: Settings) -> dict[str, Any]:
@@ -38,6 +47,8 @@ def data_task(settings: Settings) -> dict[str, Any]:
 
 def _make_synthetic(options: dict[str, Any], name: str) -> None:
     synthetic_log(options, name=name)  # doit takes a returned text for a result to keep
+    # polars has SIGINT go on with what it finds: waiting for a notebook would go on to its end.
+    signal.siginterrupt(signal.SIGINT, True)
 
 
 def notebook_tasks(settings: Settings) -> Iterator[dict[str, Any]]:
@@ -49,7 +60,7 @@ def notebook_tasks(settings: Settings) -> Iterator[dict[str, Any]]:
         yield {
             "name": notebook,
             "doc": f"run {notebook} at preset {settings.preset}",
-            "actions": [_command(settings, notebook)],
+            "actions": [(_run, [_command(settings, notebook)])],
             "task_dep": ["data"],
             "uptodate": [_freshness(settings, notebook)],
             "title": lambda task: task.name.partition(":")[2],
@@ -65,6 +76,27 @@ def _command(settings: Settings, notebook: str) -> list[str]:
         *("--out", str(settings.out)),
         *([] if settings.progress else ["--quiet"]),
     ]
+
+
+def _run(command: list[str]) -> TaskFailed | None:
+    # doit would leave the process to itself when this one is interrupted.
+    process = subprocess.Popen(command, env={**os.environ, PARENT_VARIABLE: str(os.getpid())})
+    _running.add(process)
+    status = process.wait()
+    _running.discard(process)
+    return TaskFailed(f"`{' '.join(command)}` returned {status}") if status else None
+
+
+def end_running() -> None:
+    """End the notebooks that run, in an orderly way, and wait for that."""
+    for process in [*_running]:
+        process.terminate()
+    while _running:
+        process = _running.pop()
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def _freshness(settings: Settings, notebook: str) -> Callable[[], bool]:

@@ -25,6 +25,7 @@ from jagged_ranking.evaluation.count_floor import evaluate_counts
 from jagged_ranking.evaluation.evaluate import Evaluation, evaluate_model
 from jagged_ranking.evaluation.metrics import METRICS, paired_bootstrap
 from jagged_ranking.models.model_config import MODEL_NAMES, check_model
+from jagged_ranking.processes import end_worker_with_parent
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.trainer import train
 
@@ -130,7 +131,7 @@ def _side_by_side(
 ) -> Iterator[_Outcome]:
     """One process a run and one thread a process: in models this small, threads mostly wait."""
     pool = ProcessPoolExecutor(
-        min(workers, len(configs)), mp_context=get_context("spawn"), initializer=_one_thread
+        min(workers, len(configs)), mp_context=get_context("spawn"), initializer=_begin_worker
     )
     with pool:
         waiting = [pool.submit(_train_folder, dataset.folder, config, device) for config in configs]
@@ -144,7 +145,8 @@ def _side_by_side(
             raise
 
 
-def _one_thread() -> None:
+def _begin_worker() -> None:
+    end_worker_with_parent()
     torch.set_num_threads(1)
 
 

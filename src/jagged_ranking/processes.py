@@ -1,0 +1,104 @@
+"""Processes that end with the one that started them, and folders that one process holds."""
+
+import fcntl
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+# Set for a process that is to end with its parent, which has this number.
+PARENT_VARIABLE = "JAGGED_PARENT"
+POLL_SECONDS = 0.5
+
+
+def end_with_parent() -> None:
+    """Have this process get SIGTERM when its parent is gone, if that asked for it.
+
+    However the parent ended: a signal that nobody can handle (SIGKILL) reaches it alone.
+    """
+    if not (given := os.environ.pop(PARENT_VARIABLE, "")):
+        return
+    parent = int(given)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(POLL_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True, name="parent").start()
+
+
+def end_worker_with_parent() -> None:
+    """The same for a process that `multiprocessing` started, which ends at once.
+
+    Without it a worker waits for work for ever: it holds the other end of its own queue.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this is not a worker"
+
+    def watch() -> None:
+        parent.join()  # waits on a pipe that closes with the parent
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="parent").start()
+
+
+def hold(folder: Path) -> int | None:
+    """Hold a folder until `os.close` of what this returns, or until this process is gone.
+
+    None where another process holds it. The lock is on the folder itself and leaves no file.
+
+    Raises:
+        OSError: no such folder, or a file system without locks (some over a network).
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
+    return handle
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """An empty folder for the time of the block; those of processes that are gone are deleted.
+
+    A process that is killed cannot delete its own.
+    """
+    for stale in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with suppress(OSError):  # another user's, or gone by now
+            if (held := hold(stale)) is not None:
+                shutil.rmtree(stale, ignore_errors=True)
+                os.close(held)
+    folder, handle = _make_and_hold(prefix)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if handle is not None:
+            os.close(handle)
+
+
+def _make_and_hold(prefix: str) -> tuple[Path, int | None]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix))
+        try:
+            handle = hold(folder)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return folder, None  # without locks nobody deletes it, either
+        # Another process may have taken it for a stale one before it was held.
+        if handle is not None and folder.exists():
+            return folder, handle
+        if handle is not None:
+            os.close(handle)

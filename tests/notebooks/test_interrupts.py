@@ -1,0 +1,111 @@
+"""However a run ends, it ends whole: no process and no folder is left, and nothing is printed."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from jagged_ranking.processes import temporary_folder
+
+RUN = ("run", "01_good", "--quiet")
+REPRODUCE = ("reproduce", "--only", "01")
+SIDE_BY_SIDE = (*REPRODUCE, "-n", "2")
+
+
+# What `compare_models` does, with a worker that never ends.
+LONG = """
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from jagged_ranking.training.experiment import _begin_worker
+pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin_worker)
+Path("FILE").touch() if pool.submit(int).result() == 0 else None
+pool.submit(time.sleep, 300).result()
+"""
+
+
+@pytest.fixture
+def begin(
+    checkout: Path, add_notebook: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., subprocess.Popen]:
+    """Begin a command whose notebook trains for long in a pool of workers."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    cells = ["# A long one", "count = 1", LONG.replace("FILE", str(tmp_path / "worker"))]
+    add_notebook("01_good", cells)
+
+    def start(*arguments: str) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jagged_ranking.cli", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        until((tmp_path / "worker").exists)
+        return process
+
+    return start
+
+
+def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait until something is so, and fail where it does not come to be."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, true
+        time.sleep(0.05)
+
+
+def family(process: subprocess.Popen) -> list[psutil.Process]:
+    """The processes that a command has started, and theirs."""
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("number", "command"),
+    [
+        (signal.SIGINT, RUN),
+        (signal.SIGINT, REPRODUCE),
+        (signal.SIGTERM, RUN),
+        (signal.SIGTERM, SIDE_BY_SIDE),
+    ],
+)
+def test_a_signal_ends_everything_quietly(begin, tmp_path, number, command):
+    process = begin(*command)
+    others = family(process)
+    assert len(others) >= 2  # the kernel and its worker
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, out + err
+    assert "Traceback" not in out + err, out + err
+    assert "pending" not in out + err  # what asyncio says of tasks that were left
+    assert not psutil.wait_procs(others, timeout=10)[1]
+    assert not list((tmp_path / "tmp").glob("jagged-*"))
+
+
+@pytest.mark.parametrize("command", [RUN, REPRODUCE], ids=" ".join)
+def test_nothing_outlives_a_command_that_is_killed(begin, tmp_path, command):
+    process = begin(*command)
+    others = family(process)
+    process.kill()
+    assert not psutil.wait_procs(others, timeout=30)[1]
+    process.communicate(timeout=10)  # nobody holds its stdout
+
+
+def test_folders_of_dead_processes_are_swept(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with temporary_folder("jagged-kernel-") as alive:
+        dead = tmp_path / "jagged-kernel-dead"
+        dead.mkdir()
+        (dead / "kernel.json").touch()
+        other = tmp_path / "other"
+        other.mkdir()
+        with temporary_folder("jagged-kernel-") as mine:
+            assert sorted(tmp_path.iterdir()) == sorted([alive, mine, other])
+    assert list(tmp_path.iterdir()) == [other]
