@@ -9,13 +9,14 @@ ROOT       the checkout
 NOTEBOOKS  the notebooks and their presets
 FIGURES    committed results and the figures drawn from them, one folder a notebook
 RUNS       results of runs on this machine: RUNS / preset / notebook (never committed)
-BUILD      everything that may be deleted at any time
+BUILD      everything that may be deleted at any time: `JAGGED_BUILD`, else `build/` in the checkout
 CACHE      content-keyed results of expensive calls
 DATA       where public click logs are looked for: `CLICK_DATA_DIR`, else `data/` in the checkout,
            else `shared/data` beside it
 """
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,6 +31,7 @@ DATA: Path
 
 DATA_VARIABLE = "CLICK_DATA_DIR"
 HOME_VARIABLE = "JAGGED_HOME"
+BUILD_VARIABLE = "JAGGED_BUILD"
 
 
 class NoCheckoutError(FileNotFoundError):
@@ -71,13 +73,34 @@ def _data() -> Path:
     return own if own.is_dir() or not beside.is_dir() else beside
 
 
+def _build() -> Path:
+    if folder := os.environ.get(BUILD_VARIABLE):
+        return Path(folder).expanduser().resolve()
+    return find_root() / "build"
+
+
+def settle_build(out: Path) -> None:
+    """Have BUILD be `out`/build, here and in processes begun from here, where a checkout is only
+    read.
+
+    Tried by writing, so that it is known before hours of work and not after.
+    """
+    build = _build()
+    try:
+        build.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=build):
+            return
+    except OSError:
+        os.environ[BUILD_VARIABLE] = str(out.resolve() / "build")
+
+
 _FOLDERS: dict[str, Callable[[], Path]] = {
     "ROOT": find_root,
     "NOTEBOOKS": lambda: find_root() / "notebooks",
     "FIGURES": lambda: find_root() / "figures",
     "RUNS": lambda: find_root() / "figures" / "runs",
-    "BUILD": lambda: find_root() / "build",
-    "CACHE": lambda: find_root() / "build" / "cache",
+    "BUILD": _build,
+    "CACHE": lambda: _build() / "cache",
     "DATA": _data,
 }
 

@@ -4,7 +4,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -33,7 +34,7 @@ pool.submit(time.sleep, 300).result()
 @pytest.fixture
 def begin(
     checkout: Path, add_notebook: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., subprocess.Popen]:
+) -> Iterator[Callable[..., subprocess.Popen]]:
     """Begin a command whose notebook trains for long in a pool of workers."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
@@ -49,9 +50,14 @@ def begin(
             start_new_session=True,
         )
         until((tmp_path / "worker").exists)
+        begun.extend([psutil.Process(process.pid), *family(process)])
         return process
 
-    return start
+    begun: list[psutil.Process] = []
+    yield start
+    for process in begun:  # what a test that failed has found alive
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def until(true: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -73,7 +73,9 @@ def test_the_key_follows_source_parameters_code_and_data(checkout):
     others.add(run_key(notebook, parameters, data))
     (data / "dataset.json").write_text(json.dumps({"name": "toy", "digest": "def"}))
     others.add(run_key(notebook, parameters, data))
-    assert len(others | {key}) == 6
+    (data / "dataset.json").write_text(json.dumps({"name": "other", "digest": "def"}))
+    others.add(run_key(notebook, parameters, data))  # results say the name
+    assert len(others | {key}) == 7
 
 
 def test_code_that_only_draws_is_not_in_the_key(checkout, add_notebook, whole_cells):

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -20,8 +20,10 @@ from jagged_ranking import paths, provenance, results
 from jagged_ranking.code_roots import code_hash, roots_of
 from jagged_ranking.devices import default_device, device_name
 from jagged_ranking.measure.lineup import OURS
-from jagged_ranking.reproduce.click_logs import data_digest
+from jagged_ranking.reproduce.click_logs import describe_data
 from jagged_ranking.reproduce.freshness import digest
+
+T = TypeVar("T")
 
 # Options that say how a call is watched, not what it returns.
 NOT_COUNTED = ("progress",)
@@ -32,7 +34,7 @@ def cached(function: Callable[..., pd.DataFrame], /, *args: Any, **options: Any)
     """`function(*args, **options)`, a table of results, or what it was when nothing differed.
 
     The key is the function's name, its arguments, the code that it depends on (see `code_roots`),
-    versions and the device. A folder that holds a prepared dataset counts by the dataset's digest.
+    versions and the device. A folder that holds a prepared dataset counts by its name and digest.
     Prints where the result comes from. A table that says that our own kernels failed, or that the
     device broke, is returned but not kept.
     Delete the folder `build/cache` to forget everything.
@@ -48,17 +50,12 @@ def cached(function: Callable[..., pd.DataFrame], /, *args: Any, **options: Any)
             "function": name,
             "arguments": [_stable(value) for value in args],
             "options": _stable(counted),
-            "code": code_hash(roots=roots_of(function.__module__)),
-            "versions": provenance.versions(),
-            "device": device_name(default_device()),
+            **circumstances(function.__module__, default_device()),
         }
     )
     path = paths.CACHE / f"{function.__name__}-{key[:20]}.parquet"
-    if path.is_file():
-        _kept.append(path.stat().st_mtime)
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(_kept[-1]))
-        print(f"{function.__name__}: kept from {when} ({path.name})")
-        return results.read(path)
+    if (kept := read_kept(path, results.read, what=function.__name__)) is not None:
+        return kept
     started = time.monotonic()
     table = function(*args, **options)
     print(f"{function.__name__}: took {time.monotonic() - started:.0f} s")
@@ -66,6 +63,33 @@ def cached(function: Callable[..., pd.DataFrame], /, *args: Any, **options: Any)
         return table  # try again the next time
     results.write(table, path)
     return results.read(path)  # what the next call will return
+
+
+def circumstances(module: str, device: str) -> dict[str, Any]:
+    """What a result of a module depends on besides its arguments: code, versions, the device."""
+    return {
+        "code": code_hash(roots=roots_of(module)),
+        "versions": provenance.versions(),
+        "device": device_name(device),
+    }
+
+
+def read_kept(path: Path, read: Callable[[Path], T], *, what: str) -> T | None:
+    """What lies at `path`, saying when it was made; None where there is nothing to be read.
+
+    A damaged file (a disk that was full, a copy that was cut off) is made again, and that is said.
+    """
+    if not path.is_file():
+        return None
+    try:
+        found = read(path)
+    except (ValueError, OSError) as error:
+        print(f"{what}: made again, since {error}")
+        return None
+    _kept.append(path.stat().st_mtime)
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(_kept[-1]))
+    print(f"{what}: kept from {when} ({path.name})")
+    return found
 
 
 def kept_tables() -> dict[str, Any] | None:
@@ -107,4 +131,7 @@ def _(value: str) -> Any:
 
 @_stable.register
 def _(value: Path) -> Any:
-    return ["data", data_digest(value)] if (value / INFO).is_file() else str(value)
+    if not (value / INFO).is_file():
+        return str(value)
+    described = describe_data(value)  # tables name their data set
+    return ["data", described["name"], described["digest"]]

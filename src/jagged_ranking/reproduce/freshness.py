@@ -10,7 +10,7 @@ from jagged_ranking import provenance
 from jagged_ranking.code_roots import FIGURES, code_hash, has_changed, roots_of
 from jagged_ranking.devices import default_device, device_name
 from jagged_ranking.figures.result_folder import has_results
-from jagged_ranking.reproduce.click_logs import data_digest, histories_digests
+from jagged_ranking.reproduce.click_logs import describe_data, histories_digests
 from jagged_ranking.reproduce.notebook import read_record, source_digest
 
 # Set for the kernel of a notebook: what the user typed, and the key of the run.
@@ -24,7 +24,7 @@ def digest(content: Any) -> str:
 
 
 def run_key(notebook: Path, parameters: Mapping[str, Any], data: Path | str | None) -> str:
-    """sha256 over notebook source, parameters, code, data digest, versions and device.
+    """sha256 over notebook source, parameters, code, data (name and digest), versions and device.
 
     The code is what the notebook's results depend on, see `code_roots`.
 
@@ -36,7 +36,7 @@ def run_key(notebook: Path, parameters: Mapping[str, Any], data: Path | str | No
             "notebook": source_digest(notebook),
             "parameters": counted,
             "code": code_hash(roots=roots_of(notebook.stem)),
-            "data": data_digest(data),
+            "data": None if data is None else [describe_data(data)[k] for k in ("name", "digest")],
             "histories": histories_digests(parameters.get("histories") or ()),
             "versions": provenance.versions(),
             "device": device_name(default_device()),

@@ -6,15 +6,15 @@ from jagged_ranking.reproduce.attention_study import (
     study_batches,
     target_batches,
 )
-from jagged_ranking.reproduce.cache import cached
 from jagged_ranking.reproduce.interaction_study import interaction_batches, measured_interaction
+from jagged_ranking.reproduce.quality_study import compared
 from jagged_ranking.reproduce.session import Session, begin, show
 from jagged_ranking.reproduce.synthetic_log import synthetic_log
 
 __all__ = [
     "Session",
     "begin",
-    "cached",
+    "compared",
     "describe_batches",
     "interaction_batches",
     "measured",

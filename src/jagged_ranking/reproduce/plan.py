@@ -114,7 +114,7 @@ def _from_here(name: str, value: Any) -> Any:
 
 def _variables_from_here() -> dict[str, str]:
     """The variables that name folders, absolute for the same reason."""
-    found = {paths.DATA_VARIABLE: str(paths.DATA)}
+    found = {paths.DATA_VARIABLE: str(paths.DATA), paths.BUILD_VARIABLE: str(paths.BUILD)}
     if home := os.environ.get(paths.HOME_VARIABLE):
         found[paths.HOME_VARIABLE] = str(Path(home).expanduser().resolve())
     if places := os.environ.get("PYTHONPATH"):
@@ -134,6 +134,7 @@ def run_plan(plan: Plan, *, command: str, progress: bool = True) -> RunRecord:
         error="interrupted",
     )
     plan.folder.mkdir(parents=True, exist_ok=True)
+    paths.settle_build(plan.folder)
     record.write(plan.folder)  # an interrupted run is never taken for a fresh one
     began = time.monotonic()
     error = execute(

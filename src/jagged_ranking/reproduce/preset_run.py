@@ -45,6 +45,7 @@ def reproduce(settings: Settings, *, parallel: int, command: str) -> int:
         command: what the user typed, for the manifests.
     """
     os.environ[COMMAND_VARIABLE] = command  # the notebooks' processes inherit it
+    paths.settle_build(settings.out)
     failed: dict[str, str] = {}
     reporter = type("Reporter", (_Reporter,), {"failed_tasks": failed})
     loader = ModuleTaskLoader(

@@ -85,6 +85,7 @@ def begin(
     device = default_device() if device == "auto" else device
     folder = Path(out) if out else paths.RUNS / preset / run_id
     folder.mkdir(parents=True, exist_ok=True)
+    paths.settle_build(folder)
     return Session(
         id=run_id,
         preset=preset,

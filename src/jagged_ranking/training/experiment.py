@@ -7,8 +7,8 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from jagged_ranking.evaluation.metrics import METRICS, paired_bootstrap
 from jagged_ranking.models.model_config import MODEL_NAMES, check_model
 from jagged_ranking.processes import end_worker_with_parent
 from jagged_ranking.training.config import TrainConfig
+from jagged_ranking.training.outcome import Outcome, Store
 from jagged_ranking.training.trainer import train
 
 COUNTS = "counts"
@@ -45,12 +46,14 @@ def compare_models(
     device: str | None = None,
     workers: int | None = None,
     progress: bool = True,
+    store: Store | None = None,
 ) -> pd.DataFrame:
     """Trains every model with every seed and returns their quality in the form of `results`.
 
     All models share `config` (its model and seed are replaced). The epoch is chosen on the
     validation split; the test split is scored once, at the end. On a CPU up to `workers` runs
-    (one a core when None) go side by side, on a GPU one after another. Rows, op "ranking":
+    (one a core when None) go side by side, on a GPU one after another. What `store` has is not
+    trained again, and each training is put there as soon as it is done. Rows, op "ranking":
     - provider a model, mode "valid" or "test", metric auc, gauc, ne or log_loss, one a seed;
     - provider "counts", likewise: the floor, which has no seed;
     - provider a model, mode "train", metric "seconds", one a seed;
@@ -58,13 +61,17 @@ def compare_models(
       the bounds of its 95% user-clustered paired bootstrap interval as "low" and "high" in
       config; for every model but the baseline, and for the counts.
 
-    Raises ValueError for an unknown model or no seed, DataError for data that is not prepared.
+    Raises ValueError for an unknown model, no seed or no replicate, DataError for data that is not
+    prepared: before anything is trained.
     """
     config = config or TrainConfig()
     for name in models:
         check_model(name)
     if not seeds or not models:
         raise ValueError("there must be at least one model and one seed")
+    if replicates < 1:
+        raise ValueError(f"replicates must be at least 1, got {replicates}")
+    configs = [replace(config, model=m, seed=s) for m, s in itertools.product(models, seeds)]
     dataset = open_dataset(dataset_dir)
     device = device or default_device()
     rows: list[dict[str, Any]] = []
@@ -73,40 +80,36 @@ def compare_models(
         found = evaluate_counts(dataset, split=split)
         rows += _metric_rows(dataset, COUNTS, found, {"digest": dataset.digest})
         tested[COUNTS] = [found]
-    configs = [replace(config, model=m, seed=s) for m, s in itertools.product(models, seeds)]
+    found_before = {one: store.get(one) for one in configs} if store is not None else {}
+    outcomes = {one: outcome for one, outcome in found_before.items() if outcome}
+    missing = [one for one in dict.fromkeys(configs) if one not in outcomes]
     runs = _in_turn if device != "cpu" or workers == 1 else _side_by_side
-    bar = tqdm(total=len(configs), desc="models", unit="run", disable=not progress)
+    bar = tqdm(total=len(missing), desc="models", unit="run", disable=not progress)
     with bar:
-        for one in runs(dataset, configs, device, bar, workers or _cores()):
-            facts = {
-                **one.config.to_dict(),
-                "best_epoch": one.best_epoch,
-                "device": device,
-                "digest": dataset.digest,
-            }
-            model = one.config.model
-            rows.append(_row(dataset, model, "train", "seconds", one.seconds, facts, unit="s"))
-            for found in one.evaluations:
-                rows += _metric_rows(dataset, model, found, facts)
-            tested.setdefault(model, []).append(one.evaluations[-1])
+        for one in runs(dataset, missing, device, bar, workers or _cores()):
+            outcomes[one.config] = one
+            if store is not None:
+                store.put(one)
+    for one in map(outcomes.__getitem__, configs):
+        facts = {
+            **one.config.to_dict(),
+            "best_epoch": one.best_epoch,
+            "device": device,
+            "digest": dataset.digest,
+        }
+        model = one.config.model
+        rows.append(_row(dataset, model, "train", "seconds", one.seconds, facts, unit="s"))
+        for found in one.evaluations:
+            rows += _metric_rows(dataset, model, found, facts)
+        tested.setdefault(model, []).append(one.evaluations[-1])
     if baseline in tested:
         rows += _difference_rows(dataset, tested, baseline=baseline, replicates=replicates)
     return results.frame(rows)
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    """One training; evaluations in the order of REPORTED."""
-
-    config: TrainConfig
-    evaluations: list[Evaluation]
-    best_epoch: int
-    seconds: float
-
-
 def _train_one(
     dataset: ClickDataset, config: TrainConfig, device: str, *, progress: bool
-) -> _Outcome:
+) -> Outcome:
     started = time.perf_counter()
     trained = train(config, dataset, device=device, progress=progress)
     seconds = time.perf_counter() - started
@@ -114,12 +117,12 @@ def _train_one(
         evaluate_model(trained.model, dataset, batch_size=config.batch_size, split=split)
         for split in REPORTED
     ]
-    return _Outcome(config, evaluations, trained.best_epoch, seconds)
+    return Outcome(config, evaluations, trained.best_epoch, seconds)
 
 
 def _in_turn(
     dataset: ClickDataset, configs: list[TrainConfig], device: str, bar: tqdm, workers: int
-) -> Iterator[_Outcome]:
+) -> Iterator[Outcome]:
     del workers
     for config in configs:
         yield _train_one(dataset, config, device, progress=not bar.disable)
@@ -128,21 +131,37 @@ def _in_turn(
 
 def _side_by_side(
     dataset: ClickDataset, configs: list[TrainConfig], device: str, bar: tqdm, workers: int
-) -> Iterator[_Outcome]:
-    """One process a run and one thread a process: in models this small, threads mostly wait."""
+) -> Iterator[Outcome]:
+    """One process a run and one thread a process: in models this small, threads mostly wait.
+
+    Outcomes come as they are done. When a run fails, those that have begun are waited for.
+    """
+    if not configs:
+        return
     pool = ProcessPoolExecutor(
         min(workers, len(configs)), mp_context=get_context("spawn"), initializer=_begin_worker
     )
     with pool:
         waiting = [pool.submit(_train_folder, dataset.folder, config, device) for config in configs]
-        for future in waiting:
-            future.add_done_callback(lambda _: bar.update())
+        failed: Exception | None = None
         try:
-            for future in waiting:
-                yield future.result()
+            for future in as_completed(waiting):
+                bar.update()
+                if future.cancelled():
+                    continue
+                if (error := future.exception()) is None:
+                    yield future.result()
+                elif isinstance(error, Exception):
+                    failed = failed or error
+                    for other in waiting:
+                        other.cancel()
+                else:
+                    raise error
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+        if failed:
+            raise failed
 
 
 def _begin_worker() -> None:
@@ -150,7 +169,7 @@ def _begin_worker() -> None:
     torch.set_num_threads(1)
 
 
-def _train_folder(folder: Path, config: TrainConfig, device: str) -> _Outcome:
+def _train_folder(folder: Path, config: TrainConfig, device: str) -> Outcome:
     """`_train_one` in another process, which opens the data for itself."""
     return _train_one(open_dataset(folder), config, device, progress=False)
 

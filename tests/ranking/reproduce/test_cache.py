@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from jagged_ranking import results
+from jagged_ranking import paths, results
 from jagged_ranking.reproduce import cache
 from jagged_ranking.reproduce.cache import cached
 
@@ -115,6 +115,42 @@ def test_data_counts_by_its_digest(ran, home):
     assert ran(str(home / "a"))
     assert not ran(home / "b")
     assert ran(home / "c")
+
+
+def test_data_of_another_name_is_another_call(ran, home):
+    for name in ("a", "b"):
+        (home / name).mkdir()
+        (home / name / "dataset.json").write_text(json.dumps({"name": name, "digest": "1"}))
+    assert ran(home / "a")
+    assert ran(home / "b")  # a table says what its data is called
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"half"])
+def test_a_damaged_file_is_made_again(ran, home, capsys, content):
+    assert ran(1)
+    (path,) = home.rglob("*.parquet")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if content == b"half" else content)
+    assert ran(1)
+    assert f"made again, since {path}" in capsys.readouterr().out
+    assert path.read_bytes() == whole
+    assert not ran(1)
+
+
+def test_what_is_kept_lies_beside_the_results_where_a_checkout_is_only_read(
+    ran, home, tmp_path, monkeypatch
+):
+    monkeypatch.setenv(paths.BUILD_VARIABLE, "")
+    out = tmp_path / "out"
+    out.mkdir()
+    paths.settle_build(out)
+    assert home / "build" == paths.BUILD  # it can be written
+    paths.BUILD.rmdir()
+    paths.BUILD.touch()  # no folder can be made there, whoever asks
+    paths.settle_build(out)
+    assert ran(1)
+    assert not ran(1)
+    assert list((out / "build" / "cache").glob("*.parquet"))
 
 
 def test_what_has_no_stable_form_is_refused(ran):

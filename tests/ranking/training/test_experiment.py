@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,9 +23,10 @@ from jagged_ranking.evaluation import count_floor
 from jagged_ranking.evaluation.count_floor import count_features, evaluate_counts, running_counts
 from jagged_ranking.evaluation.evaluate import Evaluation
 from jagged_ranking.evaluation.metrics import METRICS
-from jagged_ranking.training import train_commands
+from jagged_ranking.training import experiment, train_commands
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.experiment import compare_models
+from jagged_ranking.training.outcome import Outcome, read_outcome, write_outcome
 
 TINY = TrainConfig(dim=8, hidden=(8,), max_history=10, batch_size=512, epochs=2, learning_rate=0.01)
 TINY_OPTIONS = (
@@ -235,3 +240,110 @@ def test_command_errors_are_one_line(
     with pytest.raises(ValueError, match=r"model\.pt: no such checkpoint"):
         command("evaluate", "--data", toy.folder, "--run", tmp_path)
     assert not (tmp_path / "a").exists()
+
+
+class Kept(dict[TrainConfig, Outcome]):
+    """A store that may be cut off behind so many outcomes."""
+
+    def __init__(self, most: int = 9) -> None:
+        super().__init__()
+        self.most = most
+
+    def put(self, outcome: Outcome) -> None:
+        if len(self) == self.most:
+            raise InterruptedError("cut off")
+        self[outcome.config] = outcome
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_comparison_that_was_cut_off_goes_on_where_it_stopped(
+    compared: pd.DataFrame, toy: ClickDataset, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    options: dict[str, Any] = {"models": ("mean_pool", "target_attention"), "seeds": (0, 1)}
+    options |= {
+        "config": TINY,
+        "replicates": 200,
+        "device": "cpu",
+        "workers": workers,
+        "progress": False,
+    }
+    store = Kept(most=2)
+    with pytest.raises(InterruptedError):
+        compare_models(toy.folder, **options, store=store)
+    assert len(store) == 2
+    first = dict(store)
+    store.most = 4
+    table = compare_models(toy.folder, **options, store=store)
+    assert len(store) == 4
+    assert all(store[config] is outcome for config, outcome in first.items())
+    numbers = [t.query("metric != 'seconds'").reset_index(drop=True) for t in (table, compared)]
+    pd.testing.assert_frame_equal(numbers[0], numbers[1])
+
+    monkeypatch.setattr(experiment, "_train_one", lambda *given, **options: pytest.fail("trained"))
+    again = compare_models(toy.folder, **options, store=store)
+    pd.testing.assert_frame_equal(again, table)  # the seconds, too
+
+
+def test_what_runs_beside_a_training_that_fails_is_kept(
+    toy: ClickDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = threading.Event()
+
+    def train(folder: Path, config: TrainConfig, device: str) -> Outcome:
+        if config.seed == 0:
+            good.wait(60)  # it fails while the other is at work
+            raise ValueError("no good")
+        good.set()
+        time.sleep(0.5)
+        return experiment._train_one(toy, config, device, progress=False)
+
+    monkeypatch.setattr(experiment, "_train_folder", train)
+    # Threads, which see what is patched.
+    monkeypatch.setattr(
+        experiment, "ProcessPoolExecutor", lambda most, **options: ThreadPoolExecutor(most)
+    )
+    store = Kept()
+    with pytest.raises(ValueError, match="no good"):
+        compare_models(
+            toy.folder, models=("mean_pool",), seeds=(0, 1), config=TINY, workers=2,
+            device="cpu", progress=False, store=store,
+        )  # fmt: skip
+    assert [config.seed for config in store] == [1]
+
+
+def test_an_outcome_is_read_as_it_was_written(toy: ClickDataset, tmp_path: Path) -> None:
+    store = Kept()
+    compare_models(
+        toy.folder, models=("mean_pool",), seeds=(3,), config=TINY, workers=1, device="cpu",
+        progress=False, store=store,
+    )  # fmt: skip
+    ((config, outcome),) = store.items()
+    path = tmp_path / "one.npz"
+    write_outcome(outcome, path)
+    found = read_outcome(path)
+    assert (found.config, found.best_epoch) == (config, outcome.best_epoch)
+    assert found.seconds == outcome.seconds
+    for one, other in zip(found.evaluations, outcome.evaluations, strict=True):
+        assert (one.split, one.metrics) == (other.split, other.metrics)
+        for name in ("probability", "user", "label"):
+            read, written = getattr(one, name), getattr(other, name)
+            assert read.dtype == written.dtype
+            np.testing.assert_array_equal(read, written)
+    for content in (path.read_bytes()[:-100], b"", b"other"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"one\.npz: is damaged"):
+            read_outcome(path)
+
+
+def test_wrong_options_are_said_before_anything_is_done(
+    toy: ClickDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "evaluate_counts", lambda *given, **options: pytest.fail("ran"))
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"replicates": -5}, "replicates must be at least 1, got -5"),
+        ({"replicates": 0}, "replicates must be at least 1, got 0"),
+        ({"seeds": (0, -1)}, "seed must lie in"),
+    ]
+    for options, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            compare_models(toy.folder, **options)

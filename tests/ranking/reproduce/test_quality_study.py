@@ -1,0 +1,82 @@
+"""Each training is kept as soon as it is done, and counts by what decides it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from click_data import ClickDataset
+from jagged_ranking import paths
+from jagged_ranking.reproduce.lab import compared
+from jagged_ranking.training import experiment
+from jagged_ranking.training.config import TrainConfig
+
+TINY = TrainConfig(dim=8, hidden=(8,), max_history=10, batch_size=512, epochs=1)
+
+
+@pytest.fixture
+def trained(
+    tmp_path: Path, toy: ClickDataset, monkeypatch: pytest.MonkeyPatch
+) -> list[TrainConfig]:
+    """What has been trained so far, in a checkout of its own."""
+    home = tmp_path / "home"
+    (home / "notebooks").mkdir(parents=True)
+    (home / "pyproject.toml").touch()
+    monkeypatch.setenv("JAGGED_HOME", str(home))
+    monkeypatch.setattr(experiment, "_side_by_side", experiment._in_turn)  # in this process
+    found: list[TrainConfig] = []
+    train = experiment._train_one
+
+    def note(dataset, config, device, *, progress):
+        if config.seed == 13:
+            raise InterruptedError("cut off")
+        found.append(config)
+        return train(dataset, config, device, progress=False)
+
+    monkeypatch.setattr(experiment, "_train_one", note)
+    return found
+
+
+def compare(data: Path, *, seeds: tuple[int, ...] = (0, 1), config: TrainConfig = TINY):
+    return compared(
+        str(data), models=["mean_pool"], seeds=seeds, config=config, replicates=20, device="cpu"
+    )
+
+
+def test_only_what_is_missing_is_trained(trained, toy, capsys):
+    with pytest.raises(InterruptedError):
+        compare(toy.folder, seeds=(0, 1, 13))
+    assert [config.seed for config in trained] == [0, 1]
+    table = compare(toy.folder)
+    assert len(trained) == 2
+    assert "mean_pool seed 1: kept from" in capsys.readouterr().out
+    shutil.rmtree(paths.CACHE)
+    fresh = compare(toy.folder)
+    assert len(trained) == 4
+    numbers = [t.query("metric != 'seconds'").reset_index(drop=True) for t in (table, fresh)]
+    pd.testing.assert_frame_equal(numbers[0], numbers[1])
+    assert compare(toy.folder, seeds=(0, 1, 2))["workload"].notna().all()
+    assert [config.seed for config in trained[4:]] == [2]
+    compare(toy.folder, config=TrainConfig.from_dict({**TINY.to_dict(), "dropout": 0.1}))
+    assert len(trained) == 7
+
+
+def test_rows_name_the_data_set_that_is_given(trained, toy, tmp_path):
+    assert set(compare(toy.folder)["workload"]) == {toy.name}
+    again = tmp_path / "again"
+    shutil.copytree(toy.folder, again)
+    described = json.loads((again / "dataset.json").read_text())
+    (again / "dataset.json").write_text(json.dumps({**described, "name": "renamed"}))
+    assert set(compare(again)["workload"]) == {"renamed"}
+    assert len(trained) == 2  # of the first
+
+
+def test_a_damaged_training_is_done_again(trained, toy, capsys):
+    compare(toy.folder, seeds=(0,))
+    (path,) = paths.CACHE.glob("*.npz")
+    path.write_bytes(path.read_bytes()[:-50])
+    compare(toy.folder, seeds=(0,))
+    assert len(trained) == 2
+    assert f"mean_pool seed 0: made again, since {path}: is damaged" in capsys.readouterr().out
