@@ -25,6 +25,7 @@ from jagged_ranking.results import atomic
 
 # What a test suite tests: all tests, or (on a GPU machine) all tests of the kernels.
 SUITES = {"all": CODE_FOLDERS, "kernels": ("kernels",)}
+CODE_PLACES = (*CODE_FOLDERS, "notebooks", "pyproject.toml")
 PACKAGES = ("torch", "triton", "numpy", "pandas", "pyarrow", "matplotlib", "scikit-learn")
 # What is measured where it is installed: package -> module.
 PEERS = {
@@ -37,15 +38,19 @@ MANIFEST = "manifest.json"  # beside the results
 
 
 def git_state(root: Path | None = None) -> dict[str, Any]:
-    """{"sha": ..., "dirty": bool or None}.
+    """{"sha": ..., "dirty": bool or None}: the commit, and whether its code has been changed.
 
+    Results and whatever else lies in a checkout is no code: a run that writes there changes none.
     A copy without git's own folder may say where it comes from in JAGGED_GIT_SHA; a trailing
     "-dirty" there marks a changed tree. Else the SHA is "unknown".
     """
     root = root or paths.ROOT
     sha = _git(root, "rev-parse", "HEAD")
     if sha is not None:
-        return {"sha": sha, "dirty": bool(_git(root, "status", "--porcelain"))}
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", *CODE_PLACES)
+        new = _git(root, "ls-files", "--others", "--exclude-standard", "--", *CODE_PLACES)
+        added = [name for name in (new or "").splitlines() if name.endswith((".py", ".ipynb"))]
+        return {"sha": sha, "dirty": bool(changed or added)}
     given = os.environ.get("JAGGED_GIT_SHA", "")
     if given:
         return {"sha": given.removesuffix("-dirty"), "dirty": given.endswith("-dirty")}

@@ -35,8 +35,28 @@ def test_git_state(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = provenance.git_state(checkout)
     assert len(state["sha"]) == 40
     assert state["dirty"] is False
+    (checkout / "lengths").mkdir()
+    (checkout / "lengths" / "log.parquet").touch()
+    (checkout / "src" / "notes.txt").touch()
+    assert provenance.git_state(checkout)["dirty"] is False  # that is no code
+    new = checkout / "src" / "inner" / "new.py"
+    new.touch()
+    assert provenance.git_state(checkout)["dirty"] is True
+    new.unlink()
+    assert provenance.git_state(checkout)["dirty"] is False
     (checkout / "src" / "inner" / "a.py").write_text("changed")
     assert provenance.git_state(checkout)["dirty"] is True
+
+
+def test_results_that_a_run_writes_do_not_change_the_code(checkout: Path) -> None:
+    results = checkout / "figures" / "01_speed" / "manifest.json"
+    results.parent.mkdir(parents=True)
+    results.write_text("old")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        who = ["-c", "user.name=n", "-c", "user.email=e"]
+        subprocess.run(["git", "-C", str(checkout), *who, *command], check=True)
+    results.write_text("new")
+    assert provenance.git_state(checkout)["dirty"] is False
 
 
 @pytest.mark.parametrize("suite", ["all", "kernels"])
