@@ -17,7 +17,8 @@ DATA       where public click logs are looked for: `CLICK_DATA_DIR`, else `data/
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT: Path
@@ -51,11 +52,23 @@ def find_root() -> Path:
             return folder
         raise NoCheckoutError(f"JAGGED_HOME={home}: no notebooks/ and pyproject.toml there")
     for folder in Path(__file__).resolve().parents:
-        if is_checkout(folder):
+        # A virtual environment may lie in somebody's project that has notebooks, too.
+        if is_checkout(folder) and (folder / "src" / "jagged_ranking").is_dir():
             return folder
     raise NoCheckoutError(
         "no checkout of the project above the installed package; set JAGGED_HOME to one"
     )
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError that names no file names `path`: of a disk that is full none does."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
 
 
 def shown(path: Path) -> str:

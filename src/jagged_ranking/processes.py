@@ -15,6 +15,11 @@ from pathlib import Path
 # Set for a process that is to end with its parent, which has this number.
 PARENT_VARIABLE = "JAGGED_PARENT"
 POLL_SECONDS = 0.5
+BUSY_SECONDS = 5.0  # what was killed needs some to end
+
+
+class BusyError(ValueError):
+    """Another process is at work in a folder; the message is one line for the user."""
 
 
 def end_with_parent() -> None:
@@ -66,6 +71,27 @@ def hold(folder: Path) -> int | None:
             return None
         raise
     return handle
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold a folder for the time of the block.
+
+    Raises:
+        BusyError: another process holds it, and does so for `BUSY_SECONDS` more.
+    """
+    deadline = time.monotonic() + BUSY_SECONDS
+    handle = None
+    with suppress(OSError):  # without locks go on as if alone
+        while (handle := hold(folder)) is None:
+            if time.monotonic() > deadline:
+                raise BusyError(f"{folder}: another run writes there; --out takes another folder")
+            time.sleep(0.1)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 @contextmanager

@@ -49,7 +49,15 @@ def test_a_second_run_skips_what_is_fresh(checkout, reproduce):
 
     key = json.loads(record.read_text())["key"]
     assert is_fresh(record.parent, key)
-    (record.parent / "results.parquet").unlink()
+    table = record.parent / "results.parquet"
+    table.write_bytes(table.read_bytes()[:-100])  # a copy that was cut off
+    assert not is_fresh(record.parent, key)
+    assert reproduce("--only", "02")[0] == 1  # the report is of all
+    page = (checkout / "figures" / "report.html").read_text()
+    assert "results.parquet: not a readable Parquet file" in page
+    assert "running  01_good" in reproduce("--only", "01")[1]
+    assert is_fresh(record.parent, key)
+    table.unlink()
     assert not is_fresh(record.parent, key)
 
 
@@ -113,6 +121,7 @@ def test_a_failed_notebook_is_named_and_the_others_go_on(checkout, reproduce):
     assert status == 1
     assert "2 of 3 notebooks are good" in out
     assert re.search(r"FAILED 02_bad: cell 5, In \[4\], `raise KeyError.*KeyError", err)
+    assert err.count("FAILED") == 1
     for name in ("01_good", "03_after"):
         assert (checkout / "figures" / "runs" / "smoke" / name / "results.parquet").is_file()
     assert "Traceback" not in out + err

@@ -1,13 +1,15 @@
 """`jagged run` executes a notebook for real, and says where and why one fails."""
 
+import errno
 import json
 import sys
 
 import nbformat
 import pytest
 
-from jagged_ranking import results
+from jagged_ranking import processes, results
 from jagged_ranking.cli import main
+from jagged_ranking.reproduce import notebook
 from jagged_ranking.reproduce.plan import make_plan
 
 
@@ -95,6 +97,44 @@ def test_no_folder_is_the_default_one(checkout, add_notebook, whole_cells, tmp_p
     out = ["--out", str(tmp_path / "o"), "-p", "out=none"]
     assert main(["run", "03_whole", *out]) == 0, capfd.readouterr().err
     assert (tmp_path / "o" / "03_whole" / "results.parquet").is_file()
+
+
+def test_one_run_at_a_time_in_a_folder(checkout, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(processes, "BUSY_SECONDS", 0.0)
+    for command in (["run", "01"], ["reproduce", "--only", "01"]):
+        arguments = [*command, "--data", str(checkout / "data"), "--out", str(tmp_path / "o")]
+        busy = tmp_path / "o" / ("01_good" if command[0] == "run" else "")
+        busy.mkdir(parents=True, exist_ok=True)
+        with processes.alone_in(busy):
+            assert main(arguments) == 1
+        out, err = capfd.readouterr()
+        said = f"jagged: {busy}: another run writes there; --out takes another folder\n"
+        assert (out, err) == ("", said)
+        assert not list((tmp_path / "o").rglob("*.json"))
+
+
+def test_a_full_disk_is_named(checkout, tmp_path, monkeypatch, capfd):
+    def full(*given, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")  # as `write` of a file raises it
+
+    monkeypatch.setattr(notebook, "execute_notebook", full)
+    assert main(["run", "01", "--out", str(tmp_path / "o"), "--quiet"]) == 1
+    err = capfd.readouterr().err
+    said = f"No space left on device: '{tmp_path / 'o' / '01_good'}'\n"
+    assert err.startswith("jagged: ")
+    assert err.endswith(said)
+
+
+def test_a_cell_that_finds_a_full_disk_names_it(checkout, add_notebook, whole_cells, capfd):
+    full = (
+        "import errno\nfrom pathlib import Path\nfrom jagged_ranking import results\n"
+        "def write(*given):\n    raise OSError(errno.ENOSPC, 'No space left')\n"
+        "results.write = write"
+    )
+    add_notebook("03_whole", [*whole_cells[:3], full, *whole_cells[3:]])
+    assert main(["run", "03_whole", "--data", str(checkout / "data"), "--quiet"]) == 1
+    folder = checkout / "figures" / "runs" / "interactive" / "03_whole"
+    assert f"No space left: '{folder}'" in capfd.readouterr().err
 
 
 def test_a_failure_names_notebook_cell_and_error(checkout, capfd):

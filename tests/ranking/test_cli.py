@@ -103,6 +103,18 @@ def test_the_checkout_is_found_from_anywhere(tmp_path, monkeypatch):
     assert paths.RUNS == paths.ROOT / "figures" / "runs"
 
 
+def test_somebody_elses_project_is_no_checkout(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAGGED_HOME", raising=False)
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "pyproject.toml").touch()
+    installed = tmp_path / ".venv" / "lib" / "jagged_ranking" / "paths.py"
+    monkeypatch.setattr(paths, "__file__", str(installed))
+    with pytest.raises(paths.NoCheckoutError, match="no checkout"):
+        _ = paths.ROOT
+    (tmp_path / "src" / "jagged_ranking").mkdir(parents=True)
+    assert tmp_path == paths.ROOT  # installed inside of the checkout
+
+
 def test_a_checkout_can_be_named(tmp_path, monkeypatch):
     monkeypatch.setenv("JAGGED_HOME", str(tmp_path))
     with pytest.raises(paths.NoCheckoutError, match="JAGGED_HOME"):

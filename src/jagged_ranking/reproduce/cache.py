@@ -61,7 +61,8 @@ def cached(function: Callable[..., pd.DataFrame], /, *args: Any, **options: Any)
     print(f"{function.__name__}: took {time.monotonic() - started:.0f} s")
     if _failed(table):
         return table  # try again the next time
-    results.write(table, path)
+    with paths.naming(path):
+        results.write(table, path)
     return results.read(path)  # what the next call will return
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from jagged_ranking import provenance
 from jagged_ranking.code_roots import FIGURES, code_hash, has_changed, roots_of
 from jagged_ranking.devices import default_device, device_name
-from jagged_ranking.figures.result_folder import has_results
+from jagged_ranking.figures.result_folder import read_results
 from jagged_ranking.reproduce.click_logs import describe_data, histories_digests
 from jagged_ranking.reproduce.notebook import read_record, source_digest
 
@@ -52,8 +52,12 @@ def drawing_key(folder: Path) -> str:
 
 
 def is_fresh(folder: Path, key: str) -> bool:
-    """Whether `folder` holds the whole results of a run with this key."""
+    """Whether `folder` holds the whole results of a run with this key, which are read for that."""
     record = read_record(folder)
-    return (
-        record is not None and record.status == "ok" and record.key == key and has_results(folder)
-    )
+    if record is None or record.status != "ok" or record.key != key:
+        return False
+    try:
+        read_results(folder)
+    except (OSError, ValueError):  # not there, or cut off by a disk that was full
+        return False
+    return True

@@ -175,7 +175,8 @@ def _neutral_kernel(variables: Mapping[str, str]) -> Iterator[tuple[type, str]]:
                 for number, handler in handlers.items():
                     if loop.remove_signal_handler(number):
                         signal.signal(number, end if callable(handler) else handler)
-                return await super().start_kernel(**options)
+                with paths.naming(folder):
+                    return await super().start_kernel(**options)
 
             @property
             def kernel_spec(self) -> KernelSpec:

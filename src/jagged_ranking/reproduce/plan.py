@@ -9,6 +9,7 @@ from typing import Any
 
 from jagged_ranking import paths
 from jagged_ranking.figures.result_folder import has_results
+from jagged_ranking.processes import alone_in
 from jagged_ranking.provenance import utc
 from jagged_ranking.reproduce.freshness import (
     COMMAND_VARIABLE,
@@ -123,7 +124,17 @@ def _variables_from_here() -> dict[str, str]:
 
 
 def run_plan(plan: Plan, *, command: str, progress: bool = True) -> RunRecord:
-    """Run the notebook of a plan and write its record, whether it succeeds or not."""
+    """Run the notebook of a plan and write its record, whether it succeeds or not.
+
+    Raises:
+        BusyError: another run is at work in the plan's folder.
+    """
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    with alone_in(plan.folder), paths.naming(plan.folder):
+        return _run(plan, command, progress)
+
+
+def _run(plan: Plan, command: str, progress: bool) -> RunRecord:
     record = RunRecord(
         id=plan.id,
         status="failed",
@@ -133,7 +144,6 @@ def run_plan(plan: Plan, *, command: str, progress: bool = True) -> RunRecord:
         started=utc(),
         error="interrupted",
     )
-    plan.folder.mkdir(parents=True, exist_ok=True)
     paths.settle_build(plan.folder)
     record.write(plan.folder)  # an interrupted run is never taken for a fresh one
     began = time.monotonic()

@@ -9,6 +9,7 @@ from doit.doit_cmd import DoitMain
 from doit.reporter import ZeroReporter
 
 from jagged_ranking import paths
+from jagged_ranking.processes import alone_in
 from jagged_ranking.reproduce import tasks
 from jagged_ranking.reproduce.freshness import COMMAND_VARIABLE
 from jagged_ranking.reproduce.notebook import read_record
@@ -32,6 +33,8 @@ class _Reporter(ZeroReporter):
 
     def add_failure(self, task: Any, fail_info: Any) -> None:
         """After a task that failed: what its last line says."""
+        if task.has_subtask:  # it fails with one of them, which is named itself
+            return
         lines = [line.strip() for line in fail_info.get_msg().splitlines() if line.strip()]
         self.failed_tasks[task.name] = lines[-1] if lines else fail_info.get_name()
 
@@ -43,7 +46,16 @@ def reproduce(settings: Settings, *, parallel: int, command: str) -> int:
         settings: what to run.
         parallel: how many notebooks at a time. Timings taken side by side disturb each other.
         command: what the user typed, for the manifests.
+
+    Raises:
+        BusyError: another one is at work in the same folder.
     """
+    settings.out.mkdir(parents=True, exist_ok=True)
+    with alone_in(settings.out), paths.naming(settings.out):
+        return _reproduce(settings, parallel, command)
+
+
+def _reproduce(settings: Settings, parallel: int, command: str) -> int:
     os.environ[COMMAND_VARIABLE] = command  # the notebooks' processes inherit it
     paths.settle_build(settings.out)
     failed: dict[str, str] = {}

@@ -53,7 +53,9 @@ class _Trainings:
         return read_kept(self._path(config), read_outcome, what=what)
 
     def put(self, outcome: Outcome) -> None:
-        write_outcome(outcome, self._path(outcome.config))
+        path = self._path(outcome.config)
+        with paths.naming(path):
+            write_outcome(outcome, path)
 
     def _path(self, config: TrainConfig) -> Path:
         key = digest({"config": config.to_dict(), **self._shared})

@@ -65,13 +65,18 @@ def _read_section(out: Path, notebook: str) -> Section:
     folder = out / notebook
     record = read_record(folder)
     section = Section(notebook, record, folder)
-    if record is not None and record.status == "ok":
+    if record is None or record.status != "ok":
+        return section
+    try:
         if (drawing := drawing_key(folder)) != record.drawing:
             redraw(folder)
             replace(record, drawing=drawing).write(folder)
         found = read_results(folder)
         section.manifest, section.table = dict(found.manifest), found.table
         section.figures = sorted(folder.glob(f"{notebook}*.svg"))
+    except (OSError, ValueError) as error:  # one folder that is damaged hides no other
+        failed = replace(record, status="failed", error=str(error))
+        return Section(notebook, failed, folder)
     return section
 
 

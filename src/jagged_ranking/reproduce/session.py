@@ -50,8 +50,9 @@ class Session:
         )
         # Time and clocks are of this process; what an earlier one measured says so.
         manifest["kept"] = kept_tables()
-        results.write(table, self.folder / results.RESULTS)
-        provenance.write_manifest(manifest, self.folder / provenance.MANIFEST)
+        with paths.naming(self.folder):
+            results.write(table, self.folder / results.RESULTS)
+            provenance.write_manifest(manifest, self.folder / provenance.MANIFEST)
         return manifest
 
 

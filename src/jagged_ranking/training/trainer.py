@@ -105,7 +105,7 @@ def train(
     there is one. `after_step(step)` is called behind each optimiser step and its checkpoint.
 
     Raises TrainingError when `out` cannot be a folder, before anything is trained, and when the
-    loss is NaN or infinite; CheckpointError where the checkpoint
+    loss is NaN or infinite, or a checkpoint cannot be written; CheckpointError where the checkpoint
     belongs to other options or other data.
     """
     device = torch.device(device or default_device())
@@ -321,9 +321,11 @@ class _Run:
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         assert self.out is not None
-        checkpoint.save(
-            self.out / name, content, config=self.config.to_dict(), digest=self.dataset.digest
-        )
+        path = self.out / name
+        try:
+            checkpoint.save(path, content, config=self.config.to_dict(), digest=self.dataset.digest)
+        except (OSError, RuntimeError) as error:  # torch raises the latter where a disk is full
+            raise TrainingError(f"{path}: cannot be written ({error})") from error
 
     def restore(self) -> None:
         """Goes on from the checkpoint in `out`; stays at the start when there is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import math
 from pathlib import Path
 
@@ -197,6 +198,20 @@ def test_checkpoints_are_whole_or_absent(tmp_path: Path, monkeypatch: pytest.Mon
         checkpoint.save(path, {"x": torch.zeros(2)}, config={"a": 1}, digest="d")
     assert [p.name for p in tmp_path.iterdir()] == ["state.pt"]
     assert checkpoint.load(path).content["x"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("file write failed")]
+)
+def test_a_checkpoint_that_cannot_be_written_is_named(
+    toy: ClickDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def full(*given: object) -> None:
+        raise error  # torch's own, where a disk is full
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(TrainingError, match=r"model\.pt: cannot be written \(.*(space|write)"):
+        quick(toy, dataclasses.replace(SMALL, epochs=1), out=tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "text", "pickle"])
