@@ -1,5 +1,6 @@
 """However a run ends, it ends whole: no process and no folder is left, and nothing is printed."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -74,19 +75,20 @@ def family(process: subprocess.Popen) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize(
-    ("number", "command"),
+    ("tell", "number", "command"),
     [
-        (signal.SIGINT, RUN),
-        (signal.SIGINT, REPRODUCE),
-        (signal.SIGTERM, RUN),
-        (signal.SIGTERM, SIDE_BY_SIDE),
+        (os.kill, signal.SIGINT, RUN),
+        (os.kill, signal.SIGINT, REPRODUCE),
+        (os.killpg, signal.SIGINT, REPRODUCE),  # a terminal
+        (os.killpg, signal.SIGTERM, RUN),  # `timeout`
+        (os.kill, signal.SIGTERM, SIDE_BY_SIDE),
     ],
 )
-def test_a_signal_ends_everything_quietly(begin, tmp_path, number, command):
+def test_a_signal_ends_everything_quietly(begin, tmp_path, tell, number, command):
     process = begin(*command)
     others = family(process)
     assert len(others) >= 2  # the kernel and its worker
-    process.send_signal(number)
+    tell(process.pid, number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number, out + err
     assert "Traceback" not in out + err, out + err

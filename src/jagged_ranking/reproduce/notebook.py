@@ -170,6 +170,8 @@ def _neutral_kernel(variables: Mapping[str, str]) -> Iterator[tuple[type, str]]:
                 def end(number: int, frame: Any) -> None:
                     # The cell's task fails as its kernel goes: no news.
                     loop.set_exception_handler(lambda loop, context: None)
+                    # `jagged reproduce`, which a terminal tells too, would interrupt the end.
+                    signal.signal(signal.SIGTERM, signal.SIG_IGN)
                     handlers[number](number, frame)
 
                 for number, handler in handlers.items():
