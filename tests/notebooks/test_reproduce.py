@@ -1,12 +1,7 @@
 """`jagged reproduce`: what is fresh is skipped, what fails is named, the report has everything."""
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -162,25 +157,3 @@ def test_a_wrong_request_runs_nothing(checkout, reproduce, arguments, message):
     assert message in err
     assert err.count("\n") == 1
     assert not (checkout / "figures").exists()
-
-
-def test_an_interrupt_ends_quietly(checkout, add_notebook):
-    add_notebook("01_good", ["# A long one", "count = 1", "import time; time.sleep(60)"])
-    command = [sys.executable, "-m", "jagged_ranking.cli", "reproduce", "--only", "01"]
-    process = subprocess.Popen(
-        [*command, "--data", str(checkout / "data")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    record = checkout / "figures" / "runs" / "smoke" / "01_good" / "01_good.ipynb"
-    deadline = time.monotonic() + 60
-    while not record.exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(1.0)
-    # What a terminal does: to everything in the group.
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=30)
-    assert process.returncode == 130, out + err
-    assert "Traceback" not in out + err
