@@ -65,6 +65,16 @@ COMMANDS = {
         add="jagged_ranking.figures.figures_command:add_arguments",
         run="jagged_ranking.figures.figures_command:run",
     ),
+    "doctor": Command(
+        "say what is on this machine, whether the kernels work, and what will be left out",
+        add="jagged_ranking.reproduce.doctor:add_arguments",
+        run="jagged_ranking.reproduce.doctor:run",
+    ),
+    "cache": Command(
+        "say how much is kept of what was measured and trained, or delete it",
+        add="jagged_ranking.reproduce.cache_command:add_arguments",
+        run="jagged_ranking.reproduce.cache_command:run",
+    ),
 }
 
 
@@ -122,6 +132,7 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         description="Jagged Flash Attention, reproduced: click logs in, figures out.",
         epilog="`jagged COMMAND --help` explains a command. Begin with `jagged reproduce`.",
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and stop")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     for name, command in COMMANDS.items():
@@ -129,6 +140,16 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         if name == chosen:
             _find(command.add)(subparser)
     return parser
+
+
+class _Version(argparse.Action):
+    """Looked up when asked for alone: to read a distribution's metadata takes a while."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version
+
+        print(f"jagged {version('jagged-flash-attention')}")
+        parser.exit()
 
 
 def _find(name: str) -> Callable[..., int | None]:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -11,8 +12,14 @@ from jagged_ranking import cli, paths
 def test_without_arguments_it_prints_help(capsys):
     assert cli.main([]) == 0
     out = capsys.readouterr().out
-    names = ("prepare", "datasets", "lengths", "train", "evaluate", "run", "reproduce", "figures")
-    assert all(f"    {name} " in out or f"    {name}\n" in out for name in names)
+    assert all(f"    {name} " in out or f"    {name}\n" in out for name in cli.COMMANDS)
+
+
+def test_the_version_is_that_of_the_distribution(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"jagged {version('jagged-flash-attention')}\n"
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in cli.COMMANDS)])
