@@ -38,9 +38,21 @@ def test_a_second_run_skips_what_is_fresh(checkout, reproduce):
     assert out.splitlines()[-2].startswith("figures: ")
     assert out.splitlines()[-1] == f"report: {checkout / 'figures' / 'report.html'}"
 
+    plan = reproduce("--dry-run")[1].splitlines()
+    assert [line.split() for line in plan[1:-1]] == [["fresh", "01_good"], ["run", "02_bad"]]
+    assert plan[0].startswith("there   data: ")
+    forced = reproduce("--dry-run", "--force", "--only", "01")[1]
+    assert "run     01_good" in forced
+    assert record.read_bytes() == first
+
     (checkout / "notebooks" / "params" / "smoke.yaml").write_text("01_good: {count: 6}\n")
+    assert "run     01_good" in reproduce("--dry-run", "--only", "01")[1]
+    assert record.read_bytes() == first
     assert "running  01_good" in reproduce("--only", "01")[1]
-    assert record.read_bytes() != first
+    second = record.read_bytes()
+    assert second != first
+    assert "running  01_good" in reproduce("--only", "01", "--force")[1]
+    assert record.read_bytes() != second
 
     key = json.loads(record.read_text())["key"]
     assert is_fresh(record.parent, key)

@@ -39,6 +39,17 @@ class _Reporter(ZeroReporter):
         self.failed_tasks[task.name] = lines[-1] if lines else fail_info.get_name()
 
 
+def say(settings: Settings) -> None:
+    """Print what `reproduce` would do, and do none of it."""
+    there = tasks.is_data_there(settings)
+    print(f"{'there' if there else 'make':<7} data: {paths.shown(settings.data_folder)}")
+    for notebook in settings.only:
+        # Without its data nothing is known of a notebook but that it has to run.
+        fresh = there and tasks.is_notebook_fresh(settings, notebook)
+        print(f"{'fresh' if fresh else 'run':<7} {notebook}")
+    print(f"figures: {paths.shown(settings.out)}")
+
+
 def reproduce(settings: Settings, *, parallel: int, command: str) -> int:
     """Run what is not fresh, write the report, say where things are; the exit status.
 

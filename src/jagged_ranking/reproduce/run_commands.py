@@ -80,11 +80,13 @@ def add_reproduce_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", nargs="+", metavar="NOTEBOOK", help="only these notebooks, e.g. --only 01 04"
     )
+    parser.add_argument("--force", action="store_true", help="run also what is fresh")
+    parser.add_argument("--dry-run", action="store_true", help="say what would run, and stop")
 
 
 def reproduce(arguments: argparse.Namespace) -> int:
     """`jagged reproduce`: 0, or 1 when a notebook failed."""
-    from jagged_ranking.reproduce.preset_run import reproduce
+    from jagged_ranking.reproduce.preset_run import reproduce, say
     from jagged_ranking.reproduce.settings import make_settings
 
     if arguments.parallel < 1:
@@ -95,7 +97,11 @@ def reproduce(arguments: argparse.Namespace) -> int:
         out=arguments.out,
         only=arguments.only,
         progress=arguments.parallel == 1,
+        force=arguments.force,
     )
+    if arguments.dry_run:
+        say(settings)
+        return 0
     return reproduce(settings, parallel=arguments.parallel, command=_command())
 
 

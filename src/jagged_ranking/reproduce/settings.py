@@ -23,6 +23,7 @@ class Settings:
         report: the HTML file.
         only: ids of the notebooks to run.
         progress: whether each notebook shows a bar.
+        force: run also what is fresh.
     """
 
     preset: str
@@ -31,6 +32,7 @@ class Settings:
     report: Path
     only: tuple[str, ...] = field(default=())
     progress: bool = True
+    force: bool = False
 
     @property
     def data_folder(self) -> Path:
@@ -49,6 +51,7 @@ def make_settings(
     out: Path | None = None,
     only: list[str] | None = None,
     progress: bool = True,
+    force: bool = False,
 ) -> Settings:
     """Check the request before anything runs; RunError says in a line what does not fit."""
     if data is not None:
@@ -64,6 +67,7 @@ def make_settings(
         report=(paths.FIGURES if inside else out) / "report.html",
         only=tuple(dict.fromkeys(chosen)),
         progress=progress,
+        force=force,
     )
     for entry in read_preset(preset, paths.NOTEBOOKS / "params"):
         if entry != SOURCE and entry not in notebook_ids(paths.NOTEBOOKS):

@@ -10,7 +10,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from doit.exceptions import TaskFailed
@@ -36,13 +37,22 @@ def data_task(settings: Settings) -> dict[str, Any]:
     }
     if settings.data is not None:
         return {**task, "actions": None}
-    options = read_preset(settings.preset, paths.NOTEBOOKS / "params").get(SOURCE, {})
-    name = settings.data_folder.name
     return {
         **task,
-        "actions": [(_make_synthetic, [options, name])],
-        "uptodate": [lambda: is_made(options, name=name)],
+        "actions": [(_make_synthetic, [_synthetic_options(settings), settings.data_folder.name])],
+        "uptodate": [lambda: is_data_there(settings)],
     }
+
+
+def is_data_there(settings: Settings) -> bool:
+    """Whether there is nothing to be made that the notebooks read."""
+    if settings.data is not None:
+        return True
+    return is_made(_synthetic_options(settings), name=settings.data_folder.name)
+
+
+def _synthetic_options(settings: Settings) -> dict[str, Any]:
+    return read_preset(settings.preset, paths.NOTEBOOKS / "params").get(SOURCE, {})
 
 
 def _make_synthetic(options: dict[str, Any], name: str) -> None:
@@ -62,7 +72,8 @@ def notebook_tasks(settings: Settings) -> Iterator[dict[str, Any]]:
             "doc": f"run {notebook} at preset {settings.preset}",
             "actions": [(_run, [_command(settings, notebook)])],
             "task_dep": ["data"],
-            "uptodate": [_freshness(settings, notebook)],
+            # Asked when doit comes to the task: by then the data is there.
+            "uptodate": [partial(is_notebook_fresh, settings, notebook)],
             "title": lambda task: task.name.partition(":")[2],
             "io": {"capture": False},
         }
@@ -99,13 +110,12 @@ def end_running() -> None:
             process.kill()
 
 
-def _freshness(settings: Settings, notebook: str) -> Callable[[], bool]:
-    # Asked when doit comes to the task: by then the data is there.
-    def fresh() -> bool:
-        chosen = settings.plan(notebook)
-        return is_fresh(chosen.folder, chosen.key())
-
-    return fresh
+def is_notebook_fresh(settings: Settings, notebook: str) -> bool:
+    """Whether a notebook need not run, and is not asked to all the same."""
+    if settings.force:
+        return False
+    chosen = settings.plan(notebook)
+    return is_fresh(chosen.folder, chosen.key())
 
 
 def report_task(settings: Settings) -> dict[str, Any]:
