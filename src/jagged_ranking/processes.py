@@ -15,6 +15,7 @@ from pathlib import Path
 # Set for a process that is to end with its parent, which has this number.
 PARENT_VARIABLE = "JAGGED_PARENT"
 POLL_SECONDS = 0.5
+_RANDOM = 8  # characters that `tempfile` puts behind a prefix
 BUSY_SECONDS = 5.0  # what was killed needs some to end
 
 
@@ -95,17 +96,24 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def temporary_folder(prefix: str) -> Iterator[Path]:
+def temporary_folder(prefix: str, *, longest: int | None = None) -> Iterator[Path]:
     """An empty folder for the time of the block; those of processes that are gone are deleted.
 
     A process that is killed cannot delete its own.
+
+    Args:
+        longest: characters that its path may have: where the usual place for temporary folders is
+            too deep for that, the folder lies in /tmp.
     """
-    for stale in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+    place = Path(tempfile.gettempdir())
+    if longest is not None and len(f"{place}/{prefix}") + _RANDOM > longest:
+        place = Path("/tmp")
+    for stale in place.glob(f"{prefix}*"):
         with suppress(OSError):  # another user's, or gone by now
             if (held := hold(stale)) is not None:
                 shutil.rmtree(stale, ignore_errors=True)
                 os.close(held)
-    folder, handle = _make_and_hold(prefix)
+    folder, handle = _make_and_hold(prefix, place)
     try:
         yield folder
     finally:
@@ -114,9 +122,9 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
             os.close(handle)
 
 
-def _make_and_hold(prefix: str) -> tuple[Path, int | None]:
+def _make_and_hold(prefix: str, place: Path) -> tuple[Path, int | None]:
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=prefix))
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
         try:
             handle = hold(folder)
         except FileNotFoundError:

@@ -1,9 +1,11 @@
 """However a run ends, it ends whole: no process and no folder is left, and nothing is printed."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -37,8 +39,8 @@ def begin(
     checkout: Path, add_notebook: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., subprocess.Popen]]:
     """Begin a command whose notebook trains for long in a pool of workers."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    # Not below tmp_path, which may be too long for a kernel's sockets.
+    monkeypatch.setenv("TMPDIR", tempfile.mkdtemp(prefix="jt-", dir="/tmp"))
     cells = ["# A long one", "count = 1", LONG.replace("FILE", str(tmp_path / "worker"))]
     add_notebook("01_good", cells)
 
@@ -59,6 +61,7 @@ def begin(
     for process in begun:  # what a test that failed has found alive
         with suppress(psutil.NoSuchProcess):
             process.kill()
+    shutil.rmtree(os.environ["TMPDIR"])
 
 
 def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -84,7 +87,7 @@ def family(process: subprocess.Popen) -> list[psutil.Process]:
         (os.kill, signal.SIGTERM, SIDE_BY_SIDE),
     ],
 )
-def test_a_signal_ends_everything_quietly(begin, tmp_path, tell, number, command):
+def test_a_signal_ends_everything_quietly(begin, tell, number, command):
     process = begin(*command)
     others = family(process)
     assert len(others) >= 2  # the kernel and its worker
@@ -94,11 +97,11 @@ def test_a_signal_ends_everything_quietly(begin, tmp_path, tell, number, command
     assert "Traceback" not in out + err, out + err
     assert "pending" not in out + err  # what asyncio says of tasks that were left
     assert not psutil.wait_procs(others, timeout=10)[1]
-    assert not list((tmp_path / "tmp").glob("jagged-*"))
+    assert not list(Path(os.environ["TMPDIR"]).glob("jagged-*"))
 
 
 @pytest.mark.parametrize("command", [RUN, REPRODUCE], ids=" ".join)
-def test_nothing_outlives_a_command_that_is_killed(begin, tmp_path, command):
+def test_nothing_outlives_a_command_that_is_killed(begin, command):
     process = begin(*command)
     others = family(process)
     process.kill()

@@ -54,6 +54,13 @@ def test_the_kernel_is_this_interpreter_in_an_empty_folder(add_notebook, checkou
     assert main(["run", "03_where"]) == 0, capfd.readouterr().err
 
 
+def test_a_deep_folder_for_temporary_files(checkout, tmp_path, monkeypatch, capfd):
+    deep = tmp_path / ("deep" * 30)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    assert main(["run", "01_good", "--preset", "smoke"]) == 0, capfd.readouterr().err
+
+
 def test_data_is_looked_for_where_the_user_stood(add_notebook, tmp_path, monkeypatch, capfd):
     (tmp_path / "logs").mkdir()
     monkeypatch.chdir(tmp_path)

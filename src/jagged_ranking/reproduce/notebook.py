@@ -28,6 +28,10 @@ from jagged_ranking.results import atomic
 RECORD = "run.json"
 
 
+# A socket's path may have 103 characters (macOS) or 107 (Linux); a kernel's are called so.
+_LONGEST = 103 - len("/kernel-ipc-5")
+
+
 @dataclass
 class RunRecord:
     """How one run of a notebook went: `run.json` beside its results."""
@@ -140,7 +144,7 @@ def _neutral_kernel(variables: Mapping[str, str]) -> Iterator[tuple[type, str]]:
     """
     numbers = (signal.SIGINT, signal.SIGTERM)
     handlers: dict[int, Any] = {number: signal.getsignal(number) for number in numbers}
-    with temporary_folder("jagged-kernel-") as folder:
+    with temporary_folder("jagged-kernel-", longest=_LONGEST) as folder:
         # What goes wrong in a cell is in the notebook; the kernel's log would only add tracebacks
         # of an interrupt. jupyter_client fills in the connection file.
         launcher = [sys.executable, "-m", "ipykernel_launcher", "--log-level=CRITICAL"]

@@ -129,16 +129,17 @@ def run_plan(plan: Plan, *, command: str, progress: bool = True) -> RunRecord:
     Raises:
         BusyError: another run is at work in the plan's folder.
     """
+    key = plan.key()  # reads the data, which may not be there, before a folder is made
     plan.folder.mkdir(parents=True, exist_ok=True)
     with alone_in(plan.folder), paths.naming(plan.folder):
-        return _run(plan, command, progress)
+        return _run(plan, key, command, progress)
 
 
-def _run(plan: Plan, command: str, progress: bool) -> RunRecord:
+def _run(plan: Plan, key: str, command: str, progress: bool) -> RunRecord:
     record = RunRecord(
         id=plan.id,
         status="failed",
-        key=plan.key(),
+        key=key,
         parameters=plan.parameters,
         command=command,
         started=utc(),
