@@ -347,15 +347,16 @@ BUGS = (
     Bug(
         "stale_cache",
         "jagged_ranking.reproduce.cache",
-        '            "code": code_hash(roots=roots_of(function.__module__)),\n',
+        '        "code": code_hash(roots=roots_of(module)),\n',
         "",
         ("ranking/reproduce/cache::test_other_code_is_another_call",),
     ),
     Bug(
         "fresh_without_results",
         "jagged_ranking.reproduce.freshness",
-        " and has_results(folder)",
-        "",
+        "    except (OSError, ValueError):  # not there, or cut off by a disk that was full\n"
+        "        return False\n",
+        "    except (OSError, ValueError):\n        return True\n",
         ("notebooks/reproduce::test_a_second_run_skips_what_is_fresh",),
     ),
     Bug(
