@@ -32,6 +32,7 @@ GOAL_LINE: dict[str, Any] = {
 }
 GOAL = f"goal: {LIMIT_GOAL:g} x limit"
 COLUMNS = 5
+GROUPS = ("tokens", "waste")
 SHORT = {"forward": "forward", "forward+backward": "training"}
 TITLES = {
     "limit": "Time of every interaction operation over the limit of the device on the largest "
@@ -42,8 +43,8 @@ TITLES = {
     f"{sweeps.BOTH_MODES}",
     **{
         f"{group}_{short}": "Time over the limit of the device of every interaction operation and "
-        f"its peers by {along}, {mode}"
-        for group, along in (("tokens", "the number of tokens"), ("waste", "padding waste"))
+        f"its peers by {sweeps.ALONG[group]}, {mode}"
+        for group in GROUPS
         for mode, short in SHORT.items()
     },
 }
@@ -63,7 +64,7 @@ def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) ->
         if len(most := largest(table)) and most["provider"].eq(OURS).any():
             figures["limit"] = _limit_figure(most, manifest)
             figures["peers"] = _peers_figure(main_dtype(most), manifest)
-        for group in ("tokens", "waste"):
+        for group in GROUPS:
             points = main_dtype(sweep(table, group))
             for mode in modes_of(points):
                 name = f"{group}_{SHORT[mode]}"

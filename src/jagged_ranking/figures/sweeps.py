@@ -54,7 +54,7 @@ class Quantity:
     claims: Mapping[str, Claim]
 
 
-_ALONG = {
+ALONG = {
     "waste": "padding waste",
     "length": "the longest history",
     "head_dim": "head_dim",
@@ -67,7 +67,7 @@ def titles(name: str, what: str) -> dict[str, str]:
     """Of the figures `<name>_by_<sweep>`, whose y axis is `what`."""
     return {
         f"{name}_by_{sweep}": f"{what} of jagged attention and its peers by {along}, {BOTH_MODES}"
-        for sweep, along in _ALONG.items()
+        for sweep, along in ALONG.items()
     }
 
 
