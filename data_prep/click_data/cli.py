@@ -83,7 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--time-unit",
         choices=tuple(UNITS),
-        help="of numeric timestamps, counted since 1970 (default: s)",
+        help="of numeric timestamps, counted since 1970 (default: s); text such as "
+        "2024-03-31 02:30:00+02:00 needs none, and without a zone is UTC",
     )
     add(
         "--negatives",
@@ -105,6 +106,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CHAR",
         help="between the fields of text: one character, or tab, comma, semicolon, bar, space "
         "(default: what gives the columns asked for)",
+    )
+    add(
+        "--encoding",
+        metavar="NAME",
+        help="of text, as Python calls it, such as cp1252, latin-1 or utf-16-le (default: "
+        "UTF-8, or what a byte order mark says)",
     )
 
     add = _group(parser, "synthetic").add_argument
@@ -175,6 +182,8 @@ def _read(read: dict[str, Any] | None, signals: list[str]) -> list[str]:
     if "separator" in read:
         separator = read["separator"]
         parts.append(f"separated by {_SEPARATORS.get(separator, separator)}")
+    if "encoding" in read:
+        parts.append(f"encoded in {read['encoding']}")
     if read["unread"]:
         some = ", ".join(read["unread"][:_SHOWN]) + ", ..." * (len(read["unread"]) > _SHOWN)
         parts.append(f"not read: {some}")

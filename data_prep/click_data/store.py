@@ -1,5 +1,6 @@
 """A prepared data set, opened as memory-mapped columns."""
 
+import glob
 import tempfile
 from dataclasses import dataclass
 from functools import cached_property
@@ -124,7 +125,7 @@ class ClickDataset:
         try:
             dataset = datasets.load_dataset(
                 "parquet",
-                data_files=str(path),
+                data_files=glob.escape(str(path)),
                 split="train",
                 cache_dir=str(self._cache),
                 writer_batch_size=one_piece,

@@ -46,7 +46,8 @@ class Table:
     """The wanted columns of one or more files, rows in file order.
 
     `columns` are all names in the (first) file; `metadata` is a Parquet schema's own, `separator`
-    that of text. `problems` gathers what is wrong, so that one error tells all of it.
+    and `encoding` (None for UTF-8) are those of text. `problems` gathers what is wrong, so that one
+    error tells all of it.
     """
 
     frame: pl.DataFrame
@@ -54,6 +55,7 @@ class Table:
     columns: tuple[str, ...]
     metadata: dict[str, str] = field(default_factory=dict)
     separator: str | None = None
+    encoding: str | None = None
     problems: list[Problem] = field(default_factory=list)
 
     @property

@@ -29,7 +29,7 @@ HEADER = "user_id,item_id,timestamp,label"
         (["1,2,3,0", "1,3,4,"], "column label, line 3: no number"),
         (["1,2,3,0", "1,3,4"], "column label, line 3: no number"),
         (["1,2,3,0", "1,3,4,1,5"], "line 3: 5 fields where 4 belong"),
-        (["1,2,3,0", "", "1,3,4,1"], "column user_id, line 3: no id"),
+        (["", "1,2,3,0", " ", "1,,4,1"], "column item_id, line 5: no id"),
         (["1,2,3,1", "1,3,4,1"], "column label: every label is 1"),
         (['"1\n1",2,3,0', "1,3,x,1"], "column timestamp, line 4: 'x'"),
         (["1,2,3,0", "NaN,3,4,1"], "column user_id, line 3: 'NaN' is no id: it stands for a"),
@@ -75,14 +75,14 @@ def test_json_lines(tmp_path: Path, prepare_command: Command) -> None:
     path = tmp_path / "log.json"
     path.write_text(f"[{line}]")
     error = refused(prepare_command, tmp_path, "log", "--from", path)
-    assert "polars.read_json('OLD').write_parquet('NEW.parquet')" in error
+    assert "polars.read_json(" in error
     for name in ("log.jsonl", "log.csv", "log.ndjson"):
         path = tmp_path / name
         path.write_text(line)
         error = refused(prepare_command, tmp_path, "log", "--from", path)
         assert error.startswith(f"jagged: {path}: ")
         assert "JSON" in error
-        assert "polars.read_ndjson('OLD').write_parquet('NEW.parquet')" in error
+        assert "polars.read_ndjson(" in error
 
 
 def test_a_folder_of_several_tables(tmp_path: Path, prepare_command: Command) -> None:
@@ -277,17 +277,6 @@ def test_columns_of_one_name(tmp_path: Path, prepare_command: Command) -> None:
     pq.write_table(pa.Table.from_arrays([pa.array([1, 2])] * 4, names=names), path)
     error = refused(prepare_command, tmp_path, "log", "--from", path)
     assert f"{path}: column timestamp: 2 columns have this name" in error
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
-def test_text_of_wide_characters(encoding: str, tmp_path: Path, prepare_command: Command) -> None:
-    path = tmp_path / "log.csv"
-    path.write_bytes(f"{HEADER}\n1,2,3,0\n1,3,4,1\n".encode(encoding))
-    error = refused(prepare_command, tmp_path, "log", "--from", path)
-    named = {"utf-16": "encoded in UTF-16", "utf-16-le": "UTF-16", "utf-32": "encoded in UTF-32"}
-    assert error.startswith(f"jagged: {path}: ")
-    assert named[encoding] in error
-    assert "UTF-8" in error
 
 
 def test_negatives_that_cannot_be_drawn(

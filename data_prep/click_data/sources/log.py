@@ -12,9 +12,10 @@ from click_data import columns
 from click_data.checks import note_duplicates, note_unsorted
 from click_data.errors import DataError
 from click_data.events import EventLog, signal_column
+from click_data.plain import check_encoding
 from click_data.schema import file_digest
 from click_data.table import Table, concatenate, read_parquet
-from click_data.text import find_separator, read_text, refuse_other
+from click_data.text import read_text, refuse_other
 
 REQUIRED = ("user_id", "item_id", "timestamp")
 OPTIONAL = ("label", "category")
@@ -42,6 +43,7 @@ class LogOptions:
     drop_bad_rows: leave out rows that cannot be read, instead of refusing the file.
     separator: of the fields of text, one character; None: what gives the columns that are wanted
         (comma, tab, semicolon or bar).
+    encoding: of text, by Python's name; None: UTF-8, or what a byte order mark says.
     """
 
     columns: dict[str, str] = field(default_factory=dict)
@@ -52,6 +54,7 @@ class LogOptions:
     drop_duplicates: bool = False
     drop_bad_rows: bool = False
     separator: str | None = None
+    encoding: str | None = None
 
 
 def load(path: Path | None, options: LogOptions, seed: int) -> EventLog:
@@ -66,9 +69,8 @@ def load(path: Path | None, options: LogOptions, seed: int) -> EventLog:
     names = _names(options)
     wanted = {*names.values(), *options.signals}
     files = log_files(path, needed={names[name] for name in REQUIRED})
-    table = concatenate(
-        [read_log(file, wanted=wanted, separator=options.separator) for file in files]
-    )
+    form = {"separator": options.separator, "encoding": options.encoding}
+    table = concatenate([read_log(file, wanted=wanted, **form) for file in files])
     hint = "; name yours with --column, as in --column user_id=uid"
     table.require(*(names[name] for name in REQUIRED), hint=hint)
     table.require(*(names[name] for name in options.columns), *options.signals)
@@ -153,8 +155,8 @@ def _told(table: Table, names: dict[str, str], signals: tuple[str, ...]) -> dict
     """What was read, for dataset.json."""
     read = {ours: theirs for ours, theirs in names.items() if theirs in table.columns}
     unread = [name for name in table.columns if name not in {*read.values(), *signals}]
-    separator = {"separator": table.separator} if table.separator else {}
-    return {"columns": read, "unread": unread, **separator}
+    form = {"separator": table.separator, "encoding": table.encoding}
+    return {"columns": read, "unread": unread, **{k: v for k, v in form.items() if v}}
 
 
 def _names(options: LogOptions) -> dict[str, str]:
@@ -175,6 +177,8 @@ def _names(options: LogOptions) -> dict[str, str]:
     separator = options.separator
     if separator is not None and (len(separator.encode()) != 1 or separator in '"\r\n'):
         raise DataError(f"--separator {separator!r}: not one character (of ASCII)")
+    if options.encoding is not None:
+        check_encoding(options.encoding)
     return {name: options.columns.get(name, name) for name in known}
 
 
@@ -203,12 +207,15 @@ def log_files(path: Path, *, needed: set[str]) -> list[Path]:
     return files
 
 
-def read_log(path: Path, *, wanted: set[str], separator: str | None = None) -> Table:
-    """The `wanted` columns of one file, by what its name ends in; text also by its `separator`."""
+def read_log(
+    path: Path, *, wanted: set[str], separator: str | None = None, encoding: str | None = None
+) -> Table:
+    """The `wanted` columns of one file, by what its name ends in; of text see `read_text`."""
     kind = _kind(path)
     if kind == ".parquet":
-        if separator is not None:
-            raise DataError("is Parquet, which needs no --separator", file=path)
+        for option, given in (("separator", separator), ("encoding", encoding)):
+            if given is not None:
+                raise DataError(f"is Parquet, which needs no --{option}", file=path)
         return read_parquet(path, wanted=wanted)
     if kind in _JSON:
         refuse_other(path, str(path))
@@ -218,9 +225,14 @@ def read_log(path: Path, *, wanted: set[str], separator: str | None = None) -> T
             "--separator",
             file=path,
         )
-    if separator is None:
-        separator = find_separator(path, _SEPARATORS[kind], wanted)
-    return read_text(path, wanted=wanted, separator=separator)
+    return read_text(
+        path,
+        wanted=wanted,
+        separator=separator,
+        usual=_SEPARATORS.get(kind, ","),
+        encoding=encoding,
+        hint="; --encoding of jagged prepare log reads others, as in --encoding cp1252",
+    )
 
 
 def _kind(path: Path) -> str:

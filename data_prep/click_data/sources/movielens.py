@@ -19,17 +19,16 @@ from pathlib import Path, PurePosixPath
 
 import polars as pl
 
-from click_data import columns
+from click_data import columns, plain
 from click_data.checks import note_duplicates
 from click_data.errors import DataError
 from click_data.events import EventLog, signal_column
 from click_data.schema import file_digest
 from click_data.table import Table, read_parquet
-from click_data.text import is_utf8, read_text, records, refuse_other
+from click_data.text import read_text, records, refuse_other
 
 RATINGS = ("ratings.csv", "ratings.dat", "u.data", "interactions.parquet")
 _MOVIES = {"ratings.csv": "movies.csv", "ratings.dat": "movies.dat", "u.data": "u.item"}
-_LARGEST = 2 * 2**30  # bytes that are unpacked from a zip; those of ml-32m are 0.9e9
 _NAMES = ("userId", "movieId", "rating", "timestamp")
 _MOVIE_NAMES = ["movieId", "title", "genres"]
 _PARQUET_NAMES = ("user_id", "item_id", "rating", "timestamp")
@@ -179,13 +178,8 @@ def _refuse_members(path: Path, members: list[zipfile.ZipInfo]) -> None:
             raise DataError(
                 "is encrypted; unpack it and give the folder", file=f"{path}/{member.filename}"
             )
-    size = sum(member.file_size for member in members)
-    if size > _LARGEST:
-        raise DataError(
-            f"unpacks to {size / 1e9:.1f} GB; more than {_LARGEST / 1e9:.1f} GB is not read from "
-            "a zip: unpack it and give the folder",
-            file=path,
-        )
+    if sum(member.file_size for member in members) > plain.LARGEST:
+        raise plain.too_large("zip", "folder", path)
 
 
 def _read_ratings(source: _Input) -> Table:
@@ -265,14 +259,15 @@ def _first_genres(path: Path, shown: str) -> dict[int, str]:
 def _movie_records(path: Path, shown: str) -> Iterator[tuple[int, list[str]]]:
     """Line number and fields of each movie; of a .csv id, title, genres."""
     if path.suffix == ".csv":
-        refuse_other(path, shown)
-        rows = records(path, ",")
+        encoding = plain.find_encoding(path, shown, None)
+        refuse_other(path, shown, encoding)
+        rows = records(path, ",", encoding=encoding)
         _, header = next(rows, (1, []))
         if header != _MOVIE_NAMES:
             message = f"the header is not {','.join(_MOVIE_NAMES)}"
             raise DataError(message, file=shown, row="line 1")
         for number, fields in rows:
-            if not is_utf8(fields):
+            if any(map(plain.garbled, fields)):
                 raise DataError("bytes that are not UTF-8", file=shown, row=f"line {number}")
             yield number, fields
     else:
