@@ -94,7 +94,7 @@ def too_large(kind: str, what: str, shown: str | Path) -> DataError:
     )
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
 
