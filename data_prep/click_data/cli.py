@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.argument_default = argparse.SUPPRESS
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLES
+    parser.usage = "%(prog)s SOURCE [--from PATH] --out DIR [options]"  # one line above an error
     add = parser.add_argument
     add("source", metavar="SOURCE", help=f"one of: {', '.join(SOURCES)}")
     add("--from", dest="from_path", type=Path, metavar="PATH", help="a file, folder or zip")

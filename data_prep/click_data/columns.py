@@ -23,9 +23,7 @@ def ids(table: Table, column: str, *, optional: bool = False, integers: bool = F
     With `optional`, a missing value is let through as null (it will be the unknown id). With
     `integers`, text that is not a plain integer is bad.
     """
-    raw = table.frame[column]
-    if raw.dtype in (pl.Categorical, pl.Enum):
-        raw = raw.cast(pl.String)
+    raw = _spelled_out(table.frame[column])
     if raw.dtype.is_float():
         raw = raw.set(raw.is_nan().fill_null(False), None)
     if raw.dtype == pl.String:
@@ -54,7 +52,7 @@ def times(table: Table, column: str, *, unit: str = "s") -> pl.Series:
 
     Numbers are taken to be in `unit`; dates and ISO 8601 text are UTC unless they say otherwise.
     """
-    raw = table.frame[column]
+    raw = _spelled_out(table.frame[column])
     _note(table, column, raw.is_null(), "no time: the value is missing")
     if raw.dtype == pl.String:
         count = raw.cast(pl.Float64, strict=False)
@@ -73,7 +71,7 @@ def times(table: Table, column: str, *, unit: str = "s") -> pl.Series:
 
 def numbers(table: Table, column: str) -> pl.Series:
     """Float64 values that are finite in float32, too (text is read as numbers)."""
-    raw = table.frame[column]
+    raw = _spelled_out(table.frame[column])
     _note(table, column, raw.is_null(), "no number: the value is missing")
     if raw.dtype != pl.String and raw.dtype != pl.Boolean and not raw.dtype.is_numeric():
         table.note(f"values must be numbers, not {raw.dtype}", column=column)
@@ -92,6 +90,10 @@ def labels(table: Table, column: str) -> pl.Series:
     bad = ((out != 0) & (out != 1)).fill_null(False)
     _note(table, column, bad, "is not a label: 0 or 1", table.frame[column])
     return out.set(bad, None).cast(pl.Int8)
+
+
+def _spelled_out(raw: pl.Series) -> pl.Series:
+    return raw.cast(pl.String) if raw.dtype in (pl.Categorical, pl.Enum) else raw
 
 
 def _text_ids(
@@ -162,6 +164,10 @@ def _iso(text: pl.Series) -> pl.Series:
     """Dates and times in ISO 8601 as UTC microseconds; null for anything else."""
     # Only year first: of "01/02/2020" polars would guess which is the month.
     dated = text.set(~text.str.contains(r"^\d{4}-\d\d-\d\d"), None)
+    # As BigQuery and PostgreSQL write zones: 02:30:00 UTC, 02:30:00+02.
+    dated = dated.str.replace(r"(:\d\d(?:\.\d+)?) ?(?:Z|UTC)$", "${1}Z")
+    dated = dated.str.replace(r"(:\d\d(?:\.\d+)?) ?([+-]\d\d)$", "${1}${2}:00")
+    dated = dated.str.replace(r"(:\d\d(?:\.\d+)?) ([+-]\d\d:?\d\d)$", "${1}${2}")
     zoned = dated.str.contains(r":\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)$")
     # polars infers one form from the first value, so those with a zone are read apart.
     with_zone = dated.set(~zoned, None).str.to_datetime("%+", strict=False, time_unit="us")

@@ -18,6 +18,10 @@ _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 def refuse_foreign(folder: Path) -> None:
     """Raise before any work if `folder` holds something that is not ours to replace."""
+    try:
+        folder.resolve()
+    except (OSError, RuntimeError) as error:  # a link that leads to itself
+        raise DataError(f"cannot be written ({error})", file=folder) from error
     if not folder.exists():
         return
     if not folder.is_dir():

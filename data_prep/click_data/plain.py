@@ -30,6 +30,14 @@ _GARBLED = "click_data.garbled"
 codecs.register_error(_GARBLED, lambda error: ("\udcff", error.end))  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def refuse_absent(path: Path) -> None:
+    """Raise unless there is a file or folder; what is read but once, such as a pipe, is none."""
+    if not path.exists():
+        raise DataError("no such file or folder", file=path)
+    if not (path.is_file() or path.is_dir()):
+        raise DataError("neither a file nor a folder; write what it gives to a file", file=path)
+
+
 def check_encoding(name: str) -> None:
     """Raise unless Python can read text in this encoding."""
     try:

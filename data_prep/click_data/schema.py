@@ -94,15 +94,35 @@ def verify(folder: Path, info: Mapping[str, Any]) -> None:
     except OSError as error:
         raise DataError(f"cannot be read ({error})", file=folder) from error
     if digest(files) == info["digest"]:
+        _verify_counts(folder, info)
         return
-    known = info.get("files", {})
-    changed = [name for name in TABLES if files[name] != known.get(name)]
+    known = info.get("files")
+    known = known if isinstance(known, dict) else {}
+    changed = [name for name in TABLES if files[name] != known.get(name)] or [INFO]
     which = "one of " if not known else ""
     raise DataError(
         f"{which}{', '.join(changed)} changed since the data set was prepared, or is of another "
         "one: put it back, or prepare the data set again with --force",
         file=folder,
     )
+
+
+def _verify_counts(folder: Path, info: Mapping[str, Any]) -> None:
+    """Raise unless dataset.json says of its tables what they hold: it is no part of the digest."""
+    said = {
+        HISTORIES: info["counts"]["users"],
+        SAMPLES: sum(info["counts"]["samples"].values()),
+        ITEMS: info["num_items"],
+    }
+    for name, number in said.items():
+        rows = pq.read_metadata(folder / name).num_rows
+        if rows != number:
+            message = f"says {number:,} where {name} has {rows:,} rows; prepare the data set again"
+            raise DataError(message, file=folder / INFO)
+    lacking = set(info["signals"]) - set(pq.read_schema(folder / HISTORIES).names)
+    if lacking:
+        message = f"names signals that {HISTORIES} has not: {', '.join(sorted(lacking))}"
+        raise DataError(f"{message}; prepare the data set again", file=folder / INFO)
 
 
 def file_digest(path: Path) -> str:
@@ -126,7 +146,7 @@ def read_info(folder: Path) -> dict[str, Any]:
         )
     try:
         info = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"not readable as JSON ({error})", file=path) from error
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         raise DataError(f"not a data set of format {FORMAT}; prepare it again", file=path)
@@ -147,7 +167,7 @@ def _lacking(info: dict[str, Any]) -> str:
             entry = entry.get(key) if isinstance(entry, dict) else None
         if not isinstance(entry, kind):
             return name
-    return ""
+    return "" if all(isinstance(name, str) for name in info["signals"]) else "signals"
 
 
 def _write_table(table: pa.Table, path: Path) -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from click_data.errors import DataError
 
 _SHOWN = 20  # column names that an error lists
-_LONGEST = 60  # characters of a value that an error quotes
+_LONGEST = 60  # characters of a value or a name that an error quotes
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,11 @@ class Problem:
     def say(self, row: int | None) -> str:
         if self.raw is None or row is None:
             return self.message
-        value = repr(self.raw[row])
-        short = value if len(value) <= _LONGEST else value[: _LONGEST - 3] + "..."
-        return f"{short} {self.message}"
+        return f"{_shortened(repr(self.raw[row]))} {self.message}"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class Table:
         """Raise unless every name is a column."""
         missing = [name for name in names if name not in self.columns]
         if missing:
-            some = [n if n == n.strip() else repr(n) for n in self.columns[:_SHOWN]]
+            some = [_shortened(n if n == n.strip() else repr(n)) for n in self.columns[:_SHOWN]]
             have = ", ".join(some) + ", ..." * (len(self.columns) > _SHOWN)
             also = f", and so are: {', '.join(missing[1:])}" if missing[1:] else ""
             self.fail(f"missing{also}; the file has: {have}{hint}", column=missing[0])
@@ -146,10 +148,7 @@ def read_parquet(path: Path, *, wanted: Collection[str], shown: str | None = Non
             rows = file.metadata.num_rows
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"not a readable Parquet file, truncated? ({error})", file=shown) from error
-    try:
-        frame = pl.DataFrame(arrow) if names else pl.DataFrame()
-    except pl.exceptions.PolarsError as error:
-        raise DataError(f"holds columns that polars cannot read ({error})", file=shown) from error
+    frame = pl.DataFrame([_series(arrow.column(name), name, shown) for name in names])
     if rows == 0:
         raise DataError("the file is empty: it has no rows", file=shown)
     metadata = {
@@ -158,6 +157,15 @@ def read_parquet(path: Path, *, wanted: Collection[str], shown: str | None = Non
     }
     part = Part(shown, rows, lambda some: [f"row {row}" for row in some])
     return Table(frame, (part,), tuple(schema.names), metadata)
+
+
+def _series(column: pa.ChunkedArray, name: str, shown: str) -> pl.Series:
+    try:
+        return pl.Series(name, column)
+    except (pl.exceptions.PolarsError, pa.ArrowException) as error:
+        reason = str(error).partition(".")[0]
+        message = f"its type {column.type} cannot be read ({reason})"
+        raise DataError(message, file=shown, column=name) from error
 
 
 def refuse_repeated(names: Sequence[str], wanted: Collection[str], shown: str) -> None:

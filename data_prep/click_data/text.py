@@ -69,6 +69,12 @@ def read_text(
             first, fields = next(records(plain, separator), (1, []))
             if header and any(map(garbled, fields)):
                 raise DataError(what, file=shown, row=f"line {first}")
+            if names is not None and 0 < len(fields) < len(names):
+                have, need = (
+                    [n for n in some if n in wanted] for some in (names[: len(fields)], names)
+                )
+                message = f"{len(have)} columns where {len(need)} belong: {', '.join(need)}"
+                raise DataError(message, file=shown, row=f"line {first}")
             try:
                 frame = _read(plain, separator, names, first)
             except pl.exceptions.NoDataError as error:
@@ -84,15 +90,12 @@ def read_text(
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             message = f"not readable as text with columns ({reason})"
             raise DataError(message, file=shown) from error
-    if len(frame) == 0:
+    # Where no column is one of those wanted, the caller has more to say.
+    if len(frame) == 0 and (names or not fields or set(wanted) & set(fields)):
         raise DataError("the file is empty: it has no rows", file=shown)
     if header:
         refuse_repeated(fields, wanted, shown)
     columns = tuple(frame.columns)
-    if names is not None and len(columns) < len(names):
-        raise DataError(
-            f"{len(columns)} columns where {len(names)} belong: {', '.join(names)}", file=shown
-        )
     part = Part(shown, len(frame), lambda rows: _lines_of(path, separator, rows, header, encoding))
     frame = frame.select(name for name in columns if name in wanted)
     other = None if encoding == UTF8 else encoding
@@ -156,6 +159,9 @@ def refuse_other(path: Path, shown: str, encoding: str = UTF8) -> None:
             f"holds JSON; write it as Parquet first, as with: {sys.executable} -c {code}",
             file=shown,
         )
+    if "\r" in start[:-1] and "\n" not in start:
+        message = "its lines end in \\r alone; change that, as with: tr '\\r' '\\n' < OLD > NEW"
+        raise DataError(message, file=shown)
     if "\0" in start:
         raise DataError(
             "holds zero bytes: not text, or UTF-16 without its mark, which --encoding utf-16-le "

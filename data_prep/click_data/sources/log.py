@@ -12,7 +12,7 @@ from click_data import columns
 from click_data.checks import note_duplicates, note_unsorted
 from click_data.errors import DataError
 from click_data.events import EventLog, signal_column
-from click_data.plain import check_encoding
+from click_data.plain import check_encoding, find_encoding, refuse_absent
 from click_data.schema import file_digest
 from click_data.table import Table, concatenate, read_parquet
 from click_data.text import read_text, refuse_other
@@ -187,8 +187,7 @@ def log_files(path: Path, *, needed: set[str]) -> list[Path]:
 
     Raises DataError if not all files of a folder have the `needed` columns.
     """
-    if not path.exists():
-        raise DataError("no such file or folder", file=path)
+    refuse_absent(path)
     if not path.is_dir():
         return [path]
     interactions = path / "interactions.parquet"  # may have other tables beside it
@@ -217,9 +216,8 @@ def read_log(
             if given is not None:
                 raise DataError(f"is Parquet, which needs no --{option}", file=path)
         return read_parquet(path, wanted=wanted)
-    if kind in _JSON:
-        refuse_other(path, str(path))
     if separator is None and kind not in _SEPARATORS:
+        refuse_other(path, str(path), find_encoding(path, str(path), encoding))
         raise DataError(
             "not .parquet, .csv or .tsv (.gz), nor a folder of Parquet; other text is read with "
             "--separator",
@@ -236,7 +234,7 @@ def read_log(
 
 
 def _kind(path: Path) -> str:
-    return Path(path.name.removesuffix(".gz")).suffix
+    return Path(path.name.removesuffix(".gz")).suffix.lower()
 
 
 def _column_names(path: Path, *, unreadable: set[str]) -> set[str]:

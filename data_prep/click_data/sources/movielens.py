@@ -8,6 +8,7 @@ interactions.parquet with user_id, item_id, timestamp, rating and optionally cat
 import csv
 import json
 import lzma
+import math
 import shutil
 import tempfile
 import zipfile
@@ -32,7 +33,8 @@ _MOVIES = {"ratings.csv": "movies.csv", "ratings.dat": "movies.dat", "u.data": "
 _NAMES = ("userId", "movieId", "rating", "timestamp")
 _MOVIE_NAMES = ["movieId", "title", "genres"]
 _PARQUET_NAMES = ("user_id", "item_id", "rating", "timestamp")
-# The genre flags of u.item, in their order (file u.genre).
+_BEFORE_GENRES = 5  # number, title, two dates and address in u.item
+# The genre flags behind them, in their order (file u.genre).
 _GENRES_100K = (
     *("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime"),
     *("Documentary", "Drama", "Fantasy", "Film-Noir", "Horror", "Musical", "Mystery"),
@@ -66,6 +68,8 @@ def load(path: Path | None, options: MovieLensOptions, seed: int) -> EventLog:
     """
     del seed  # nothing here is random
     assert path is not None
+    if not math.isfinite(options.threshold):
+        raise DataError(f"--threshold {options.threshold}: not a number of stars")
     with _find(path) as source:
         if source.ratings.suffix == ".parquet":
             table, names = _read_parquet(source)
@@ -104,8 +108,7 @@ def load(path: Path | None, options: MovieLensOptions, seed: int) -> EventLog:
 @contextmanager
 def _find(path: Path) -> Iterator[_Input]:
     """Locate the ratings in what a user would name: a folder, a zip, or the ratings file."""
-    if not path.exists():
-        raise DataError("no such file or folder", file=path)
+    plain.refuse_absent(path)
     if path.is_dir():
         yield _in_folder(path)
     elif zipfile.is_zipfile(path):
@@ -141,17 +144,24 @@ def _in_zip(path: Path, scratch: Path) -> _Input:
     """Unpack the two files that matter into `scratch`, under flat names of our own."""
     try:
         with zipfile.ZipFile(path) as archive:
-            members = {
-                PurePosixPath(name).name: name
-                for name in sorted(archive.namelist(), reverse=True)
-                if not name.startswith("__MACOSX/")
-            }
+            names = [name for name in sorted(archive.namelist()) if not name.endswith("/")]
+            members: dict[str, list[str]] = {}
+            for name in names:
+                if not name.startswith("__MACOSX/"):
+                    members.setdefault(PurePosixPath(name).name, []).append(name)
             ratings = next((name for name in RATINGS if name in members), None)
             if ratings is None:
                 known = ", ".join(RATINGS)
                 raise DataError(f"no MovieLens ratings in this zip ({known})", file=path)
             movies = _MOVIES.get(ratings, "none")
-            wanted = {name: members[name] for name in (ratings, movies) if name in members}
+            wanted = {name: members[name][0] for name in (ratings, movies) if name in members}
+            for name in wanted:
+                if len(members[name]) > 1:
+                    raise DataError(
+                        f"holds several files {name}: {', '.join(members[name])}; unpack it and "
+                        "give the folder of one",
+                        file=path,
+                    )
             _refuse_members(path, [archive.getinfo(name) for name in wanted.values()])
             for name, member in wanted.items():
                 with archive.open(member) as packed, (scratch / name).open("wb") as file:
@@ -165,9 +175,9 @@ def _in_zip(path: Path, scratch: Path) -> _Input:
     return _Input(
         name=path.stem,
         ratings=scratch / ratings,
-        movies=scratch / movies if movies in members else None,
-        ratings_shown=f"{path}/{members[ratings]}",
-        movies_shown=f"{path}/{members.get(movies, movies)}",
+        movies=scratch / movies if movies in wanted else None,
+        ratings_shown=f"{path}/{wanted[ratings]}",
+        movies_shown=f"{path}/{wanted.get(movies, movies)}",
     )
 
 
@@ -244,7 +254,10 @@ def _first_genres(path: Path, shown: str) -> dict[int, str]:
         for number, fields in _movie_records(path, shown):
             try:
                 if path.suffix == ".item":
-                    listed = _GENRES_100K[fields[-len(_GENRES_100K) :].index("1")]
+                    flags = fields[_BEFORE_GENRES:]
+                    if len(flags) != len(_GENRES_100K):
+                        raise IndexError
+                    listed = _GENRES_100K[flags.index("1")]
                 else:
                     listed = fields[2]
                 genres[int(fields[0])] = listed.split("|")[0]

@@ -21,7 +21,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from click_data.errors import DataError
-from click_data.events import EventLog
+from click_data.events import MAX_EVENTS, EventLog
 
 _START = 1_700_000_000  # unix seconds
 _SPAN = 180 * 86_400  # the whole log
@@ -55,6 +55,9 @@ def load(path: Path | None, options: SyntheticOptions, seed: int) -> EventLog:
         raise DataError(f"synthetic: between 1 and {options.items} categories are needed")
     if not 1 <= options.users <= options.events:
         raise DataError(f"synthetic: between 1 and {options.events} users are needed")
+    for size in (options.events, options.items):
+        if size > MAX_EVENTS:
+            raise DataError(f"synthetic: at most {MAX_EVENTS} events and items, not {size}")
     rng = np.random.Generator(np.random.PCG64(seed))
     lengths = _lengths(rng, options.users, options.events)
     user = np.repeat(np.arange(options.users), lengths)
