@@ -165,9 +165,10 @@ def _iso(text: pl.Series) -> pl.Series:
     # Only year first: of "01/02/2020" polars would guess which is the month.
     dated = text.set(~text.str.contains(r"^\d{4}-\d\d-\d\d"), None)
     # As BigQuery and PostgreSQL write zones: 02:30:00 UTC, 02:30:00+02.
-    dated = dated.str.replace(r"(:\d\d(?:\.\d+)?) ?(?:Z|UTC)$", "${1}Z")
-    dated = dated.str.replace(r"(:\d\d(?:\.\d+)?) ?([+-]\d\d)$", "${1}${2}:00")
-    dated = dated.str.replace(r"(:\d\d(?:\.\d+)?) ([+-]\d\d:?\d\d)$", "${1}${2}")
+    if dated.str.contains(r":\d\d(\.\d+)?( ?UTC| Z| [+-][\d:]+|[+-]\d\d)$").any():
+        dated = dated.str.replace(r" ?(?:Z|UTC)$", "Z")
+        dated = dated.str.replace(r"(:\d\d(?:\.\d+)?) ?([+-]\d\d)$", "${1}${2}:00")
+        dated = dated.str.replace(r" ([+-]\d\d:?\d\d)$", "${1}")
     zoned = dated.str.contains(r":\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)$")
     # polars infers one form from the first value, so those with a zone are read apart.
     with_zone = dated.set(~zoned, None).str.to_datetime("%+", strict=False, time_unit="us")

@@ -153,8 +153,10 @@ def refuse_other(path: Path, shown: str, encoding: str = UTF8) -> None:
         raise DataError(f"cannot be read ({error})", file=shown) from error
     if json_start := re.match(r"\s*(\[?)\s*\{", start):
         reader = "read_json" if json_start[1] else "read_ndjson"
-        old, new = json.dumps(shown), json.dumps(str(Path(shown).with_suffix(".parquet")))
-        code = shlex.quote(f"import polars; polars.{reader}({old}).write_parquet({new})")
+        old, new = json.dumps(shown), json.dumps(f"{shown}.parquet")
+        # All rows say what type a column has: the first hundred may have none of its values.
+        read = f"polars.{reader}({old}, infer_schema_length=None)"
+        code = shlex.quote(f"import polars; {read}.write_parquet({new})")
         raise DataError(
             f"holds JSON; write it as Parquet first, as with: {sys.executable} -c {code}",
             file=shown,
