@@ -150,7 +150,7 @@ def _name(source: Path) -> str:
 def _arrow_schema(path: Path) -> pa.Schema:
     try:
         return pq.read_schema(path)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"not a readable Parquet file, truncated? ({error})", file=path) from error
 
 
@@ -159,7 +159,7 @@ def _read(
 ) -> NDArray[np.int64]:
     try:
         column = pq.read_table(path, columns=[name]).column(name).combine_chunks()
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"not readable ({error})", file=path, column=name) from error
     return np.asarray(count(column), dtype=np.int64)
 

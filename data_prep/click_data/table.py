@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from click_data.errors import DataError
 
+UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # what broken Parquet raises
 _SHOWN = 20  # column names that an error lists
 _LONGEST = 60  # characters of a value or a name that an error quotes
 
@@ -146,7 +147,7 @@ def read_parquet(path: Path, *, wanted: Collection[str], shown: str | None = Non
             names = [name for name in schema.names if name in wanted]
             arrow = file.read(columns=names)
             rows = file.metadata.num_rows
-    except (pa.ArrowException, OSError) as error:
+    except UNREADABLE as error:
         raise DataError(f"not a readable Parquet file, truncated? ({error})", file=shown) from error
     frame = pl.DataFrame([_series(arrow.column(name), name, shown) for name in names])
     if rows == 0:
@@ -161,10 +162,11 @@ def read_parquet(path: Path, *, wanted: Collection[str], shown: str | None = Non
 
 def _series(column: pa.ChunkedArray, name: str, shown: str) -> pl.Series:
     try:
+        column.validate(full=True)  # polars trusts that offsets and indices are in range
         return pl.Series(name, column)
     except (pl.exceptions.PolarsError, pa.ArrowException) as error:
         reason = str(error).partition(".")[0]
-        message = f"its type {column.type} cannot be read ({reason})"
+        message = f"cannot be read as {column.type} ({reason})"
         raise DataError(message, file=shown, column=name) from error
 
 

@@ -73,6 +73,8 @@ def _broken() -> list[Case]:
         _parquet("a footer said to be longer than the file",
                  whole[:-8] + b"\xff\xff\xff\x7f" + whole[-4:], truncated),
         _parquet("Parquet with drawn bytes in a page", bytes(page), truncated),
+        _parquet("a name in Parquet that is not UTF-8", whole.replace(b"item_id", b"item\xffid"),
+                 truncated),
         _parquet("CSV called Parquet", text().encode(), truncated),
         _parquet("Arrow called Parquet", ipc.getvalue(), truncated),
         log("Parquet called CSV", whole, "is no text, but by its first bytes Parquet"),
@@ -101,9 +103,16 @@ def _ids() -> list[Case]:
     one = [n + 0.0 for n in numbers]
     not_ids = ": ids must be integers or strings, not"
     dictionary = pa.array(among(USER, None)).dictionary_encode()
+    # Entries of a dictionary of three are numbers of two bits, the last ones of the column.
+    entries = {**COLUMNS, "user_id": pa.array(USER).dictionary_encode()}
+    beyond = bytearray(packed(entries, compression="none"))
+    chunk = pq.read_metadata(io.BytesIO(beyond)).row_group(0).column(0)
+    beyond[chunk.dictionary_page_offset + chunk.total_compressed_size - 1] = 0xFF
     return [
         case("a null among users", among(USER, None), ", row 4: no id"),
         case("a null among items in a dictionary", dictionary, ", row 4: no id", column="item_id"),
+        _parquet("an entry that a dictionary has not", bytes(beyond),
+                 "column user_id: cannot be read as dictionary<"),
         case("an empty word among users", among(USER, ""), ", row 4: no id"),
         case("a user that is no whole number", among(one, 2.5), ", row 4: 2.5 is not an integer"),
         case("a user that is not a number", among(one, float("nan")), ", row 4: no id"),
@@ -147,8 +156,8 @@ def _times() -> list[Case]:
              ", row 0: 1600000000000 is after the year 2100 as s since 1970; it is 2020-09-13"),
         case("a time with a zone before 1970", [*early, *days[1:]], ", row 0: datetime"
              ".datetime(1969, 12, 31, 18, 0, tzinfo=", zoned),
-        case("a zone that there is not", days, ": its type timestamp[us, tz=Mars/Olympus] cannot "
-             "be read (", unknown_zone),
+        case("a zone that there is not", days, ": cannot be read as timestamp[us, tz="
+             "Mars/Olympus] (", unknown_zone),
         case("a day after 2100", among([day.date() for day in days], dt.date(2101, 1, 1)),
              ", row 4: datetime.date(2101, 1, 1) is after the year 2100"),
         case("times that are how long", [dt.timedelta(seconds=n) for n in range(COUNT)],

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from click_data import columns
@@ -14,7 +13,7 @@ from click_data.errors import DataError
 from click_data.events import EventLog, signal_column
 from click_data.plain import check_encoding, find_encoding, refuse_absent
 from click_data.schema import file_digest
-from click_data.table import Table, concatenate, read_parquet
+from click_data.table import UNREADABLE, Table, concatenate, read_parquet
 from click_data.text import read_text, refuse_other
 
 REQUIRED = ("user_id", "item_id", "timestamp")
@@ -241,5 +240,5 @@ def _column_names(path: Path, *, unreadable: set[str]) -> set[str]:
     """The columns of a Parquet file; `unreadable` of one that reading will refuse."""
     try:
         return set(pq.read_schema(path).names)
-    except (OSError, pa.ArrowException):
+    except UNREADABLE:
         return unreadable
