@@ -180,6 +180,8 @@ def _labels() -> list[Case]:
     as_decimals = [Decimal(label) for label in numbers]
     return [
         case("a null among labels", among(numbers, None), ", row 4: no number"),
+        case("a label beyond 1 in Parquet", among(numbers, 3), ", row 4: 3 is not a label"),
+        case("labels in words in Parquet", among(LABEL, "one"), ", row 4: 'one' is not a finite"),
         case("labels in structs", [{"click": n} for n in numbers], ": values must be numbers"),
         case("labels that are days", [dt.date(2020, 1, 1 + n) for n in numbers],
              ": values must be numbers"),

@@ -263,6 +263,7 @@ def _times() -> list[Case]:
         number("a time in words", "soon", "'soon' is neither a number nor an ISO 8601 date"),
         number("no time", "", "no time: the value is missing"),
         number("a time below 0", "-1", "'-1' is a negative time"),
+        number("a fraction of a second below 0", "-0.5", "'-0.5' is a negative time"),
         number("a time that is no number", "nan", "'nan' is neither a number"),
         number("an infinite time", "inf", "'inf' is neither a number"),
         number("a time beyond 64 bits", "9" * 20, f"'{'9' * 20}' is after the year 2100"),
