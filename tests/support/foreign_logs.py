@@ -50,7 +50,7 @@ class ForeignLog:
 def made_up(number: int, seed: int = 0) -> tuple[Event, ...]:
     """Events in time order: users return to what they like, and like some categories more."""
     rng = np.random.default_rng(seed)
-    users, items = max(6, number // 60), max(16, number // 80)
+    users, items = max(6, number // 60), max(16, number // 15)
     likes = rng.integers(CATEGORIES, size=(users, 2))
     times = np.sort(rng.choice(SPAN, number, replace=False)) + START
     events = []
@@ -118,13 +118,6 @@ def json_lines(folder: Path, number: int = 6000, *, seed: int = 2) -> ForeignLog
             row = {"user_id": event.user, "item_id": event.item, "timestamp": time}
             file.write(json.dumps({**row, "label": event.label, "category": shelf}) + "\n")
     return ForeignLog(path, (), events, users, items)
-
-
-LOGS = {
-    "tabs and local times": tabs_and_local_times,
-    "Parquet with nulls": parquet_with_nulls,
-    "JSON lines": json_lines,
-}
 
 
 def _names(
