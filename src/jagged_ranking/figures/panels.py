@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from jagged_ranking.figures import style
+from jagged_ranking.figures.labels import reference_line
 from jagged_ranking.figures.points import SWEEP_AXIS, sweep
 from jagged_ranking.measure.lineup import OURS
 
@@ -144,7 +145,7 @@ def ratio_panel(
     line = claim.upper or claim.factor
     if claim.upper is not None:
         axes.axhspan(claim.factor, claim.upper, color=style.PAPER_COLOR, alpha=0.12, linewidth=0)
-    style.reference_line(axes, line, claim.label, side=_free_side(points, group, line))
+    reference_line(axes, line, claim.label, color=style.PAPER_COLOR)
     shown = points[["ratio_low", "ratio_high"]].to_numpy().ravel()
     shown = shown[np.isfinite(shown)]
     low = min([*shown, 1.0]) / 1.3
@@ -223,19 +224,6 @@ def padded_limits(axes: Axes, values: Sequence[float]) -> None:
     if finite:
         low, high = min(finite) / 1.4, max(finite) * 2.2
         style.log_y_axis(axes, low, high)
-
-
-def _free_side(points: pd.DataFrame, group: str, line: float) -> str:
-    """The end of a reference line whose label, just above it, is farther from the data."""
-    good = points[points["ratio"].notna()]
-    if good.empty:
-        return "right"
-    x = np.log2(along(good, group)) if group == "length" else along(good, group)
-    right = x > (x.min() + x.max()) / 2
-    # A label is about a fifth of a panel's height above its line: a factor of 1.3.
-    away = np.abs(np.log(good["ratio"].to_numpy() / (1.3 * line)))
-    nearest = [away[side].min() if side.any() else np.inf for side in (right, ~right)]
-    return "right" if nearest[0] >= nearest[1] else "left"
 
 
 def along(table: pd.DataFrame, group: str) -> np.ndarray:

@@ -21,6 +21,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
+from jagged_ranking.figures.labels import place_labels
 from jagged_ranking.results import atomic
 
 # ACM's text width, in inches.
@@ -277,24 +278,6 @@ def waste_axis(axes: Axes) -> None:
     axes.set_xlabel("padding waste of the batch")
 
 
-def reference_line(axes: Axes, value: float, label: str, *, side: str) -> None:
-    """A claim of the paper, labelled just above the line at its "left" or "right" end."""
-    axes.axhline(value, color=PAPER_COLOR, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1.5)
-    axes.annotate(
-        label,
-        (0.995 if side == "right" else 0.005, value),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, 2.5),
-        textcoords="offset points",
-        color=PAPER_COLOR,
-        fontsize=6,
-        ha=side,
-        va="bottom",
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6},
-        zorder=6,
-    )
-
-
 def save(figure: Figure, out: Path, stem: str, title: str) -> list[Path]:
     """Write SVG, PDF and PNG; a file whose bytes would not change is left alone.
 
@@ -309,6 +292,7 @@ def save(figure: Figure, out: Path, stem: str, title: str) -> list[Path]:
     for axes in figure.axes:
         bounds = [round(float(edge), 6) for edge in axes.get_position().bounds]
         axes.set_position((bounds[0], bounds[1], bounds[2], bounds[3]))
+    place_labels(figure)
     for kind in FORMATS:
         path = Path(out) / f"{stem}.{kind}"
         buffer = io.BytesIO()

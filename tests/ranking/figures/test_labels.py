@@ -1,0 +1,78 @@
+"""Labels of reference lines stand where no curve runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation
+
+from jagged_ranking.figures import memory, speed, style
+from jagged_ranking.figures.labels import covered, place_labels, reference_line
+from jagged_ranking.figures.result_folder import read_results
+from jagged_ranking.figures.sweeps import Quantity, figures_of
+
+COMMITTED = Path(__file__).parents[3] / "figures"
+
+
+def _labels(figure: Figure) -> list[tuple[str, int]]:
+    return [
+        (text.get_text(), covered(text, axes))
+        for axes in figure.axes
+        for text in axes.texts
+        if isinstance(text, Annotation) and text.get_text().startswith("paper")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("height", "expected"),
+    [
+        # Nothing near; a curve above the right end; about it; all along the line, and above it.
+        (lambda x: 0 * x + 9.5, ("right", "bottom")),
+        (lambda x: 5.4 + 4 * (1 - x), ("right", "top")),
+        (lambda x: 9 - 8 * (x > 0.5) * (np.arange(len(x)) % 2), ("left", "bottom")),
+        (lambda x: 5.2 + 0.6 * (np.arange(len(x)) % 2), ("right", "top")),
+    ],
+)
+def test_a_label_goes_where_no_curve_is(
+    height: Callable[[np.ndarray], np.ndarray], expected: tuple[str, str]
+) -> None:
+    figure = Figure(figsize=(3, 2))
+    axes = figure.subplots()
+    x = np.linspace(0, 1, 41)
+    axes.plot(x, height(x))
+    axes.set_ylim(0, 10)
+    axes.set_xlim(0, 1)
+    reference_line(axes, 5.0, "paper: up to 5x", color=style.PAPER_COLOR)
+    place_labels(figure)
+    label = axes.texts[0]
+    assert (label.get_horizontalalignment(), label.get_verticalalignment()) == expected
+    assert _labels(figure) == [("paper: up to 5x", 0)]
+
+
+def test_a_label_that_cannot_but_cover_a_curve_covers_least() -> None:
+    figure = Figure(figsize=(3, 2))
+    axes = figure.subplots()
+    for y in np.linspace(0, 10, 200):
+        axes.plot([0, 1] if not 4 < y < 5 else [0, 0.6], [y, y])
+    axes.set_ylim(0, 10)
+    axes.set_xlim(0, 1)
+    reference_line(axes, 5.0, "paper: 5x", color=style.PAPER_COLOR)
+    place_labels(figure)
+    assert axes.texts[0].get_verticalalignment() == "top"
+    assert axes.texts[0].get_horizontalalignment() == "right"
+
+
+@pytest.mark.parametrize(
+    ("quantity", "notebook"), [(speed.LATENCY, "01_speed"), (memory.MEMORY, "02_memory")]
+)
+def test_no_claim_hides_a_committed_result(quantity: Quantity, notebook: str) -> None:
+    read = read_results(COMMITTED / notebook)
+    with style.look():
+        figure = figures_of(quantity, read.table, read.manifest)[quantity.ratio]
+        figure.draw_without_rendering()
+        place_labels(figure)
+        labels = _labels(figure)
+    assert len(labels) == 4
+    assert all(hidden == 0 for _, hidden in labels), labels
