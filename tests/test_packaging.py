@@ -5,17 +5,21 @@ The project's own holds all three packages; `kernels/` builds one of jagged_kern
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
+import venv
 import zipfile
+from collections.abc import Callable
 from email.message import Message
 from email.parser import Parser
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -23,6 +27,7 @@ from import_graph import PACKAGES, ROOT
 from processes import run_python
 
 import jagged_kernels
+from jagged_ranking.code_roots import TRAINING, code_hash
 
 OF_THE_KERNELS = {"torch", "triton"}
 DISTRIBUTIONS = {
@@ -142,6 +147,110 @@ def test_the_kernels_wheel_works_alone(built, tmp_path, also_missing):
     assert done.returncode == 0, done.stderr
     initial = tmp_path / "jagged_kernels" / "__init__.py"
     assert done.stdout.split() == [str(initial), jagged_kernels.__version__, "80.0"]
+
+
+def test_the_wheel_holds_the_notebooks_and_their_presets_once(built):
+    held = [
+        name for name in _wheel(built["jagged-flash-attention"]).namelist() if "notebooks/" in name
+    ]
+    own = [p for p in (ROOT / "notebooks").rglob("*") if p.suffix in (".ipynb", ".yaml")]
+    of_users = [path for path in own if ".ipynb_checkpoints" not in path.parts]
+    names = [path.relative_to(ROOT).as_posix() for path in of_users]
+    assert sorted(held) == sorted(f"jagged_ranking/{name}" for name in names)
+
+
+# One operation on one batch, beside the presets of the wheel.
+TINY = """
+synthetic: {users: 60, items: 30, categories: 3, events: 900}
+05_interaction_kernels:
+  {operations: [jagged_sum], users: [4], wastes: [], weighed_users: 4, columns: 4, rounds: 1}
+"""
+
+
+class Installed(NamedTuple):
+    """An installed wheel: the folder of all, that of its packages, and its `jagged`, run in
+    home/work."""
+
+    home: Path
+    site: Path
+    jagged: Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory) -> Installed:
+    """`jagged` as `pip install` of the wheel leaves it, in an environment and a folder of its own.
+
+    What it depends on is lent by the environment of the tests.
+    """
+    home = tmp_path_factory.mktemp("home")
+    place = home / "venv"
+    venv.create(place, symlinks=True)
+    (wheel,) = built["jagged-flash-attention"].glob("*.whl")
+    pip = [sys.executable, "-m", "pip", "--python", str(place / "bin" / "python"), "install"]
+    subprocess.run([*pip, "--quiet", "--no-index", "--no-deps", str(wheel)], check=True)
+    within = {"base": str(place), "platbase": str(place)}
+    site = Path(sysconfig.get_path("purelib", vars=within))
+    lent = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+    (site / "lent.pth").write_text("\n".join(lent), encoding="utf-8")
+    (site / "jagged_ranking" / "notebooks" / "params" / "tiny.yaml").write_text(TINY)
+    (home / "work").mkdir()
+    kept = {
+        n: v for n, v in os.environ.items() if not n.startswith(("JAGGED_", "CLICK_", "PYTHON"))
+    }
+
+    def jagged(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [place / "bin" / "jagged", *arguments],
+            cwd=home / "work",
+            env={**kept, "XDG_CACHE_HOME": str(home / "cache")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return Installed(home, site, jagged)
+
+
+def test_an_installed_wheel_reproduces_outside_of_any_checkout(installed):
+    work, cache = installed.home / "work", installed.home / "cache" / "jagged-flash-attention"
+    only = ("--preset", "tiny", "--only", "05")
+    done = installed.jagged("reproduce", *only)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "report: figures/report.html"
+    assert "1 of 1 notebooks are good" in done.stdout
+    folder = work / "figures" / "runs" / "tiny" / "05_interaction_kernels"
+    assert (folder / "results.parquet").is_file()
+    assert sorted(path.name for path in cache.iterdir()) == ["cache", "data", "doit.json"]
+    assert (
+        "fresh   05_interaction_kernels" in installed.jagged("reproduce", *only, "--dry-run").stdout
+    )
+
+    done = installed.jagged(
+        "run", "05_interaction_kernels", "--preset", "tiny", "--out", "X", "--quiet"
+    )
+    assert done.returncode == 0, done.stderr
+    assert (work / "X" / "05_interaction_kernels" / "run.json").is_file()
+    done = installed.jagged("figures", "X/05_interaction_kernels")
+    assert (done.returncode, done.stdout) == (0, "nothing changed\n"), done.stderr
+    assert sorted(path.name for path in work.iterdir()) == ["X", "figures"]
+    assert not list(installed.site.rglob("build"))
+
+
+def test_an_installed_wheel_knows_its_presets_and_where_it_lies(installed):
+    plan = installed.jagged("reproduce", "--preset", "smoke", "--dry-run")
+    assert plan.stdout.count("\nrun     0") == len(list((ROOT / "notebooks").glob("*.ipynb")))
+    assert plan.stdout.endswith("figures: figures/runs/smoke\n")
+    assert f"installed  {installed.site / 'jagged_ranking'}\n" in installed.jagged("doctor").stdout
+
+
+def test_code_has_one_hash_in_a_checkout_and_installed(installed):
+    say = (
+        "from jagged_ranking.code_roots import TRAINING, code_hash\n"
+        "print(code_hash(), code_hash(roots=TRAINING))"
+    )
+    python = installed.home / "venv" / "bin" / "python"
+    done = subprocess.run([python, "-c", say], cwd=installed.home, capture_output=True, text=True)
+    assert done.stdout.split() == [code_hash(ROOT), code_hash(ROOT, roots=TRAINING)], done.stderr
 
 
 def test_every_dependency_has_an_exact_pin_without_an_address():

@@ -148,7 +148,9 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from importlib.metadata import version
 
-        print(f"jagged {version('jagged-flash-attention')}")
+        from jagged_ranking.paths import DISTRIBUTION
+
+        print(f"jagged {version(DISTRIBUTION)}")
         parser.exit()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from jagged_ranking import paths
 
 _RANKING = "src/jagged_ranking"
-CODE_FOLDERS = ("kernels", "src", "data_prep")
+CODE_FOLDERS = tuple(paths.CODE)
 DATA = ("data_prep",)
 FIGURES = (f"{_RANKING}/figures", f"{_RANKING}/results.py")
 MEASURE = ("kernels", f"{_RANKING}/measure", f"{_RANKING}/results.py")
@@ -55,10 +55,9 @@ def code_hash(root: Path | None = None, roots: Sequence[str] = CODE_FOLDERS) -> 
     root = root or paths.ROOT
     digest = hashlib.sha256()
     for name in roots:
-        place = root / name
-        for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
+        for relative, path in paths.code_files(root, name):
             content = path.read_bytes()
-            digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
+            digest.update(f"{relative}\0{len(content)}\0".encode())
             digest.update(content)
     return digest.hexdigest()
 

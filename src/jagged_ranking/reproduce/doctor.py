@@ -11,7 +11,6 @@ from jagged_ranking.provenance import PEERS, versions
 from jagged_ranking.reproduce.click_logs import find_histories
 from jagged_ranking.reproduce.parameters import read_preset
 
-DISTRIBUTION = "jagged-flash-attention"
 # Lengths that the kernels for short, for long and for no users take.
 _LENGTHS = (3, 0, 70, 300)
 # Ours against the specification in float32, both rounded to the half type: a few of its roundings.
@@ -28,7 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
     named = ", ".join(
         f"{name} {found[name] or 'missing'}" for name in ("python", "torch", "triton")
     )
-    print(f"versions   {DISTRIBUTION} {importlib.metadata.version(DISTRIBUTION)}, {named}")
+    print(
+        f"versions   {paths.DISTRIBUTION} {importlib.metadata.version(paths.DISTRIBUTION)}, {named}"
+    )
     device = default_device()
     print(f"device     {device_name(device)}{_remark(device)}")
     wrong = list(check_kernels(device))
@@ -100,5 +101,5 @@ def _logs() -> Iterator[str]:
 
 
 def _places() -> Iterator[str]:
-    yield f"checkout   {paths.ROOT}"
+    yield f"{'checkout' if paths.has_checkout() else 'installed':<10} {paths.ROOT}"
     yield f"kept       {paths.CACHE} (jagged cache)"

@@ -113,9 +113,13 @@ def _from_here(name: str, value: Any) -> Any:
     return value
 
 
-def _variables_from_here() -> dict[str, str]:
+def variables_from_here() -> dict[str, str]:
     """The variables that name folders, absolute for the same reason."""
-    found = {paths.DATA_VARIABLE: str(paths.DATA), paths.BUILD_VARIABLE: str(paths.BUILD)}
+    found = {
+        paths.DATA_VARIABLE: str(paths.DATA),
+        paths.BUILD_VARIABLE: str(paths.BUILD),
+        paths.WORK_VARIABLE: str(paths.WORK),
+    }
     if home := os.environ.get(paths.HOME_VARIABLE):
         found[paths.HOME_VARIABLE] = str(Path(home).expanduser().resolve())
     if places := os.environ.get("PYTHONPATH"):
@@ -155,7 +159,7 @@ def _run(plan: Plan, key: str, command: str, progress: bool) -> RunRecord:
         environment={
             COMMAND_VARIABLE: os.environ.get(COMMAND_VARIABLE, command),
             KEY_VARIABLE: record.key,
-            **_variables_from_here(),
+            **variables_from_here(),
         },
         progress=progress,
     )

@@ -71,7 +71,7 @@ def begin(
 
     Args:
         run_id: the notebook's id.
-        out: the folder for its results; None is figures/runs/PRESET/ID of the checkout.
+        out: the folder for its results; None is PRESET/ID in `paths.RUNS`.
         preset: the name of the preset.
         data: the folder of the prepared dataset that the notebook reads, if any.
         histories: data sets of which it reads the history lengths, see `find_histories`.

@@ -131,7 +131,7 @@ def report_task(settings: Settings) -> dict[str, Any]:
 
 def doit_config() -> dict[str, Any]:
     """doit's own options: its database lies in build/, nothing is printed twice."""
-    paths.BUILD.mkdir(exist_ok=True)
+    paths.BUILD.mkdir(parents=True, exist_ok=True)
     return {
         "backend": "json",
         "dep_file": str(paths.BUILD / "doit.json"),
