@@ -32,7 +32,7 @@ COMMANDS = {
     ),
     "datasets": Command(
         "list the sources and public data sets, and where each comes from",
-        add="jagged_ranking.cli:add_nothing",
+        add="jagged_ranking.cli:add_datasets_arguments",
         run="jagged_ranking.cli:print_datasets",
     ),
     "lengths": Command(
@@ -78,20 +78,48 @@ COMMANDS = {
 }
 
 
-def add_nothing(parser: argparse.ArgumentParser) -> None:
-    """A command without arguments."""
+DATASETS_KEYS = {
+    "sources": "of `jagged prepare`: name, summary, origin and licence of each",
+    "public": "data sets of source movielens: name, size, licence and path of each (null: not "
+    "there)",
+    "folder": "where these are looked for (null: nowhere)",
+}
+
+
+def add_datasets_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `jagged datasets`."""
+    from jagged_ranking.facts import add_json
+
+    add_json(parser, DATASETS_KEYS)
 
 
 def print_datasets(arguments: argparse.Namespace) -> None:
     """`jagged datasets`."""
+    from click_data import SOURCES, public
     from click_data.cli import list_datasets
     from jagged_ranking import paths
+    from jagged_ranking.facts import say
 
     try:
         folder = paths.DATA
     except paths.NoCheckoutError:
         folder = None
-    print(list_datasets(folder))
+    places = [(known, folder and public.find(known, folder)) for known in public.MOVIELENS]
+    facts = {
+        "sources": [
+            {key: getattr(source, key) for key in ("name", "summary", "origin", "licence")}
+            for source in SOURCES.values()
+        ],
+        "public": [
+            {
+                **{key: getattr(known, key) for key in ("name", "size", "licence")},
+                "path": str(place) if place else None,
+            }
+            for known, place in places
+        ],
+        "folder": str(folder) if folder else None,
+    }
+    say(arguments, facts, [list_datasets(folder)])
 
 
 class Terminated(KeyboardInterrupt):

@@ -3,22 +3,35 @@
 import argparse
 
 from jagged_ranking import paths
+from jagged_ranking.facts import add_json, say
+
+KEYS = {
+    "folder": "where results are kept",
+    "files": "how many",
+    "bytes": "of all together",
+    "deleted": "whether --clear has deleted them",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `jagged cache`."""
     parser.add_argument("--clear", action="store_true", help="delete what is kept")
+    add_json(parser, KEYS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """`jagged cache`: 0."""
     files = [path for path in paths.CACHE.glob("*") if path.is_file()]
-    size = sum(path.stat().st_size for path in files)
-    said = f"{len(files)} results, {size / 1e6:.1f} MB in {paths.CACHE}"
+    facts = {
+        "folder": str(paths.CACHE),
+        "files": len(files),
+        "bytes": sum(path.stat().st_size for path in files),
+        "deleted": arguments.clear,
+    }
     if arguments.clear:
         for path in files:
             path.unlink(missing_ok=True)
-        print(f"deleted {said}")
-    else:
-        print(f"{said}; --clear deletes them")
+    counted = f"{facts['files']} results, {facts['bytes'] / 1e6:.1f} MB in {facts['folder']}"
+    said = f"deleted {counted}" if arguments.clear else f"{counted}; --clear deletes them"
+    say(arguments, facts, [said])
     return 0

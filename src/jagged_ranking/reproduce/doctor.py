@@ -3,10 +3,12 @@
 import argparse
 import importlib.metadata
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from jagged_ranking import paths
-from jagged_ranking.devices import default_device, device_name, driver_version
+from jagged_ranking.devices import default_device, device_name
+from jagged_ranking.facts import add_json, say
 from jagged_ranking.provenance import PEERS, versions
 from jagged_ranking.reproduce.click_logs import find_histories
 from jagged_ranking.reproduce.parameters import read_preset
@@ -15,28 +17,49 @@ from jagged_ranking.reproduce.parameters import read_preset
 _LENGTHS = (3, 0, 70, 300)
 # Ours against the specification in float32, both rounded to the half type: a few of its roundings.
 _ALLOWED = {"float32": 1e-4, "bfloat16": 0.05}
+KEYS = {
+    "version": "of this project",
+    "versions": "name -> version (null: not there) of what decides results",
+    "device": "type (cuda or cpu) and name",
+    "kernels": "what is wrong with them, a text each; empty: as their specification",
+    "peers": "name -> version of those measured where installed (null: not there)",
+    "click_logs": "name -> place of those of preset paper (null: not there)",
+    "data": "the folder that they are looked for in",
+    "root": "the checkout, or the installed package",
+    "checkout": "whether it is a checkout",
+    "cache": "where results are kept",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`jagged doctor` takes none."""
+    """Arguments of `jagged doctor`."""
+    add_json(parser, KEYS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """`jagged doctor`: 0, or 1 where the kernels do not give what their specification does."""
+    facts = find_facts()
+    say(arguments, facts, _lines(facts))
+    return 1 if facts["kernels"] else 0
+
+
+def find_facts() -> dict[str, Any]:
+    """What `--json` prints, see KEYS."""
     found = versions()
-    named = ", ".join(
-        f"{name} {found[name] or 'missing'}" for name in ("python", "torch", "triton")
-    )
-    print(
-        f"versions   {paths.DISTRIBUTION} {importlib.metadata.version(paths.DISTRIBUTION)}, {named}"
-    )
     device = default_device()
-    print(f"device     {device_name(device)}{_remark(device)}")
-    wrong = list(check_kernels(device))
-    print(f"kernels    {'; '.join(wrong) or 'attention is as its specification, with gradients'}")
-    for line in [*_peers(found, device), *_logs(), *_places()]:
-        print(line)
-    return 1 if wrong else 0
+    logs = {name: find_histories(name) for name in _wanted_logs()}
+    return {
+        "version": importlib.metadata.version(paths.DISTRIBUTION),
+        "versions": {name: found[name] for name in found if name not in PEERS},
+        "device": {"type": device, "name": device_name(device)},
+        "kernels": list(check_kernels(device)),
+        "peers": {name: found[name] for name in PEERS},
+        "click_logs": {name: str(place) if place else None for name, place in logs.items()},
+        "data": str(paths.DATA),
+        "root": str(paths.ROOT),
+        "checkout": paths.has_checkout(),
+        "cache": str(paths.CACHE),
+    }
 
 
 def check_kernels(device: str) -> Iterator[str]:
@@ -71,35 +94,38 @@ def check_kernels(device: str) -> Iterator[str]:
             yield f"{name}: off by {off:.2g} of the largest number; {allowed:g} is allowed"
 
 
-def _remark(device: str) -> str:
-    if device == "cuda":
-        return f", driver {driver_version()}"
-    return ": no GPU, kernels run as PyTorch; speed and memory here say nothing of a GPU"
+def _wanted_logs() -> list[str]:
+    """The logs that preset `paper` measures lengths of."""
+    presets = read_preset("paper", paths.NOTEBOOKS / "params").values()
+    return list(dict.fromkeys(name for values in presets for name in values.get("histories", ())))
 
 
-def _peers(found: dict[str, str | None], device: str) -> Iterator[str]:
-    there = [f"{name} {found[name]}" for name in PEERS if found[name]]
-    missing = [name for name in PEERS if not found[name]]
-    yield f"peers      {', '.join(there) or 'those of PyTorch alone'}"
-    if missing:
-        where = "" if device == "cuda" else " (they need a GPU besides)"
-        yield f"           not measured, since not installed: {', '.join(missing)}{where}"
-
-
-def _logs() -> Iterator[str]:
-    """Which of the logs that preset `paper` measures lengths of are at hand."""
-    wanted = dict.fromkeys(
-        name
-        for values in read_preset("paper", paths.NOTEBOOKS / "params").values()
-        for name in values.get("histories", ())
+def _lines(facts: dict[str, Any]) -> Iterator[str]:
+    known, device = facts["versions"], facts["device"]
+    named = ", ".join(
+        f"{name} {known[name] or 'missing'}" for name in ("python", "torch", "triton")
     )
-    there = [name for name in wanted if find_histories(name) is not None]
-    missing = [name for name in wanted if name not in there]
-    yield f"click logs {paths.shown(paths.DATA)}: {', '.join(there) or 'none of them'}"
+    yield f"versions   {paths.DISTRIBUTION} {facts['version']}, {named}"
+    cuda = device["type"] == "cuda"
+    no_gpu = ": no GPU, kernels run as PyTorch; speed and memory here say nothing of a GPU"
+    yield f"device     {device['name']}" + (f", driver {known['driver']}" if cuda else no_gpu)
+    wrong = "; ".join(facts["kernels"])
+    yield f"kernels    {wrong or 'attention is as its specification, with gradients'}"
+    there, missing = _split(facts["peers"])
+    named = ", ".join(f"{name} {facts['peers'][name]}" for name in there)
+    yield f"peers      {named or 'those of PyTorch alone'}"
+    if missing:
+        where = "" if cuda else " (they need a GPU besides)"
+        yield f"           not measured, since not installed: {', '.join(missing)}{where}"
+    there, missing = _split(facts["click_logs"])
+    yield f"click logs {paths.shown(Path(facts['data']))}: {', '.join(there) or 'none of them'}"
     if missing:
         yield f"           left out of preset paper, since not there: {', '.join(missing)}"
+    yield f"{'checkout' if facts['checkout'] else 'installed':<10} {facts['root']}"
+    yield f"kept       {facts['cache']} (jagged cache)"
 
 
-def _places() -> Iterator[str]:
-    yield f"{'checkout' if paths.has_checkout() else 'installed':<10} {paths.ROOT}"
-    yield f"kept       {paths.CACHE} (jagged cache)"
+def _split(found: dict[str, str | None]) -> tuple[list[str], list[str]]:
+    """The names that have something, and those that have nothing."""
+    there = [name for name, value in found.items() if value]
+    return there, [name for name in found if name not in there]

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from doit.cmd_base import ModuleTaskLoader
@@ -39,15 +40,29 @@ class _Reporter(ZeroReporter):
         self.failed_tasks[task.name] = lines[-1] if lines else fail_info.get_name()
 
 
-def say(settings: Settings) -> None:
-    """Print what `reproduce` would do, and do none of it."""
+def plan_facts(settings: Settings) -> dict[str, Any]:
+    """What `reproduce` would do, as `--dry-run --json` prints it; none of it is done."""
     there = tasks.is_data_there(settings)
-    print(f"{'there' if there else 'make':<7} data: {paths.shown(settings.data_folder)}")
-    for notebook in settings.only:
+    return {
+        "preset": settings.preset,
+        "data": {"folder": str(settings.data_folder), "there": there},
         # Without its data nothing is known of a notebook but that it has to run.
-        fresh = there and tasks.is_notebook_fresh(settings, notebook)
-        print(f"{'fresh' if fresh else 'run':<7} {notebook}")
-    print(f"figures: {paths.shown(settings.out)}")
+        "notebooks": {
+            notebook: "fresh" if there and tasks.is_notebook_fresh(settings, notebook) else "run"
+            for notebook in settings.only
+        },
+        "figures": str(settings.out),
+        "report": str(settings.report),
+    }
+
+
+def plan_lines(settings: Settings, facts: dict[str, Any]) -> Iterator[str]:
+    """The same for people."""
+    state = "there" if facts["data"]["there"] else "make"
+    yield f"{state:<7} data: {paths.shown(settings.data_folder)}"
+    for notebook, state in facts["notebooks"].items():
+        yield f"{state:<7} {notebook}"
+    yield f"figures: {paths.shown(settings.out)}"
 
 
 def reproduce(settings: Settings, *, parallel: int, command: str) -> int:

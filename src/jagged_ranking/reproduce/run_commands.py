@@ -5,8 +5,17 @@ import sys
 from pathlib import Path
 
 from jagged_ranking import paths
+from jagged_ranking.facts import add_json, say
 from jagged_ranking.processes import end_with_parent
 from jagged_ranking.reproduce.errors import RunError
+
+PLAN_KEYS = {
+    "preset": "its name",
+    "data": "folder, and whether it is there already",
+    "notebooks": "id -> fresh or run",
+    "figures": "the folder that results go to, one a notebook",
+    "report": "the HTML file",
+}
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,15 +91,18 @@ def add_reproduce_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--force", action="store_true", help="run also what is fresh")
     parser.add_argument("--dry-run", action="store_true", help="say what would run, and stop")
+    add_json(parser, PLAN_KEYS, when="; with --dry-run")
 
 
 def reproduce(arguments: argparse.Namespace) -> int:
     """`jagged reproduce`: 0, or 1 when a notebook failed."""
-    from jagged_ranking.reproduce.preset_run import reproduce, say
+    from jagged_ranking.reproduce.preset_run import plan_facts, plan_lines, reproduce
     from jagged_ranking.reproduce.settings import make_settings
 
     if arguments.parallel < 1:
         raise RunError(f"-n {arguments.parallel}: at least one notebook at a time")
+    if arguments.json and not arguments.dry_run:
+        raise RunError("--json: only with --dry-run")
     settings = make_settings(
         preset=arguments.preset,
         data=arguments.data,
@@ -100,7 +112,8 @@ def reproduce(arguments: argparse.Namespace) -> int:
         force=arguments.force,
     )
     if arguments.dry_run:
-        say(settings)
+        facts = plan_facts(settings)
+        say(arguments, facts, plan_lines(settings, facts))
         return 0
     return reproduce(settings, parallel=arguments.parallel, command=_command())
 

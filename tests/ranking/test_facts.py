@@ -1,0 +1,69 @@
+"""`--json`: one document on stdout, with the keys that the help says."""
+
+import json
+import re
+
+import pytest
+
+from jagged_ranking import paths
+from jagged_ranking.cli import main
+
+COMMANDS = {
+    "datasets": [],
+    "doctor": [],
+    "cache": [],
+    "reproduce": ["--dry-run", "--only", "01"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_document_has_the_keys_that_the_help_says(command, tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv(paths.BUILD_VARIABLE, str(tmp_path))
+    assert main([command, *COMMANDS[command], "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    keys = capfd.readouterr().out.partition("keys of the JSON document:\n")[2]
+    assert list(json.loads(out)) == re.findall(r"^  (\w+) ", keys, re.MULTILINE)
+    assert not list(tmp_path.iterdir())
+
+
+def test_datasets_as_json(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(paths.DATA_VARIABLE, str(tmp_path))
+    (tmp_path / "ml_100k").mkdir()
+    assert main(["datasets", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"synthetic", "movielens", "log"} == {source["name"] for source in found["sources"]}
+    here = {known["name"]: known["path"] for known in found["public"] if known["path"]}
+    assert here == {"ml-100k": str(tmp_path / "ml_100k")}
+    assert found["folder"] == str(tmp_path)
+
+
+def test_a_plan_as_json(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(paths.BUILD_VARIABLE, str(tmp_path))
+    assert main(["reproduce", "--dry-run", "--json", "--out", str(tmp_path / "o")]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["data"] == {"folder": str(tmp_path / "data" / "synthetic-smoke"), "there": False}
+    assert plan["notebooks"]["01_speed"] == "run"
+    assert plan["report"] == str(tmp_path / "o" / "report.html")
+
+
+def test_the_cache_as_json(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(paths.BUILD_VARIABLE, str(tmp_path))
+    kept = tmp_path / "cache"
+    kept.mkdir()
+    (kept / "a.parquet").write_bytes(b"x" * 7)
+    for option, deleted in (([], False), (["--clear"], True)):
+        assert main(["cache", "--json", *option]) == 0
+        facts = {"folder": str(kept), "files": 1, "bytes": 7, "deleted": deleted}
+        assert json.loads(capsys.readouterr().out) == facts
+    assert not list(kept.iterdir())
+
+
+def test_what_goes_wrong_is_no_document(capsys):
+    assert main(["reproduce", "--json"]) == 1
+    assert capsys.readouterr() == ("", "jagged: --json: only with --dry-run\n")
+    assert main(["reproduce", "--json", "--dry-run", "--preset", "huge"]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
