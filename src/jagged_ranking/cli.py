@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """The `jagged` command.
 
 Only the module of the command that was asked for is imported, so that `jagged --help` is quick.
@@ -14,6 +15,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+
+from jagged_ranking import completion, verbosity
 
 
 class Command(NamedTuple):
@@ -161,13 +164,25 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         epilog="`jagged COMMAND --help` explains a command. Begin with `jagged reproduce`.",
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and stop")
+    _add_verbose(parser, default=False)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     for name, command in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=command.help, description=command.help)
         if name == chosen:
             _find(command.add)(subparser)
+            # Before or behind the command; there it must not undo what was said before.
+            _add_verbose(subparser, default=argparse.SUPPRESS)
     return parser
+
+
+def _add_verbose(parser: argparse.ArgumentParser, *, default: Any) -> None:
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        default=default,
+        help="show tracebacks, and all that processes print which this one starts",
+    )
 
 
 class _Version(argparse.Action):
@@ -189,13 +204,22 @@ def _find(name: str) -> Callable[..., int | None]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
+    if arguments is None and completion.is_asked():
+        completion.complete(build_parser(completion.words_so_far()))
     arguments = sys.argv[1:] if arguments is None else arguments
+    with verbosity.kept():
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str]) -> int:
     try:
         parser = build_parser(arguments)
         parsed = parser.parse_args(arguments)
         if parsed.command is None:
             parser.print_help()
             return 0
+        if parsed.verbose:
+            verbosity.ask()
         command = COMMANDS[parsed.command]
         with _signals_as_interrupts():
             return _find(command.run)(parsed) or 0
@@ -208,8 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except (ValueError, OSError) as error:
         # Every error that is meant for the user is a ValueError (DataError, RunError, ...).
-        if os.environ.get("JAGGED_TRACEBACK"):
-            raise
+        verbosity.print_traceback(error)
         print(f"jagged: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
 

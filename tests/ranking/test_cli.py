@@ -62,9 +62,15 @@ def test_an_error_of_the_user_is_one_line(monkeypatch, capsys, error):
     assert out == ""
     assert err.startswith("jagged: ")
     assert err.count("\n") == 1
-    monkeypatch.setenv("JAGGED_TRACEBACK", "1")
-    with pytest.raises(type(error)):
-        cli.main(["datasets"])
+    for verbose in (["--verbose", "datasets"], ["datasets", "--verbose"]):
+        assert cli.main(verbose) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("Traceback (most recent call last):")
+        assert "in fail\n" in err
+        assert err.splitlines()[-1].startswith("jagged: ")
+    assert cli.main(["datasets"]) == 1
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_an_error_of_ours_keeps_its_traceback(monkeypatch):
