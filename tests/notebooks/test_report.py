@@ -12,8 +12,8 @@ from made_up_results import MANIFEST, quality_results
 from jagged_ranking import provenance, results
 from jagged_ranking.figures.redraw import redraw
 from jagged_ranking.figures.style import title_of
-from jagged_ranking.reproduce.notebook import RunRecord
 from jagged_ranking.reproduce.report import STYLE, Section, render
+from jagged_ranking.reproduce.run_record import RunRecord
 
 ID = "04_quality"
 

@@ -159,6 +159,34 @@ def test_a_failure_names_notebook_cell_and_error(checkout, capfd):
     assert json.loads((folder / "run.json").read_text())["status"] == "failed"
 
 
+def test_verbose_shows_the_traceback_and_what_the_kernel_prints(checkout, add_notebook, capfd):
+    cells = ["# A toy", "count = 1", "print('from the kernel')", "raise KeyError('gone')"]
+    add_notebook("03_bad", cells)
+    for given, shown in (([], False), (["--verbose"], True)):
+        assert main(["run", "03_bad", *given]) == 1
+        err = capfd.readouterr().err
+        assert ("Traceback (most recent call last)" in err) == shown
+        assert ("from the kernel" in err) == shown
+        assert "03_bad failed: cell 4" in err
+
+
+def test_reproduce_hands_verbose_on(checkout, capfd):
+    command = ["reproduce", "--only", "02", "--data", str(checkout / "data")]
+    assert main([*command, "--verbose"]) == 1
+    assert "Traceback (most recent call last)" in capfd.readouterr().err
+    assert main(command) == 1
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_notebook_is_not_told_of_widgets_that_are_missing(checkout, add_notebook, whole_cells):
+    add_notebook("03_whole", whole_cells)
+    assert main(["run", "03_whole", "--data", str(checkout / "data"), "--quiet"]) == 0
+    folder = checkout / "figures" / "runs" / "interactive" / "03_whole"
+    executed = nbformat.read(folder / "03_whole.ipynb", as_version=4)
+    said = [o.text for c in executed.cells for o in c.get("outputs", []) if "text" in o]
+    assert not [text for text in said if "Warning" in text]
+
+
 def test_a_kernel_that_dies_is_a_failure_of_its_cell(add_notebook, capfd):
     add_notebook("03_dies", ["# A toy", "count = 1", "x = 1", "import os; os._exit(1)", "y = 1"])
     assert main(["run", "03_dies", "-p", "count=2"]) == 1

@@ -11,7 +11,8 @@ from jagged_ranking.code_roots import FIGURES, code_hash, has_changed, roots_of
 from jagged_ranking.devices import default_device, device_name
 from jagged_ranking.figures.result_folder import read_results
 from jagged_ranking.reproduce.click_logs import describe_data, histories_digests
-from jagged_ranking.reproduce.notebook import read_record, source_digest
+from jagged_ranking.reproduce.notebook_files import source_digest
+from jagged_ranking.reproduce.run_record import read_record
 
 # Set for the kernel of a notebook: what the user typed, and the key of the run.
 COMMAND_VARIABLE = "JAGGED_COMMAND"

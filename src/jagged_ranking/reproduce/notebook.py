@@ -2,12 +2,9 @@
 
 import asyncio
 import contextlib
-import hashlib
-import json
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,123 +14,15 @@ from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from papermill import execute_notebook
 from papermill.exceptions import PapermillExecutionError
 from papermill.log import logger as papermill_logger
-from tqdm import tqdm
 
 from jagged_ranking import paths
 from jagged_ranking.processes import temporary_folder
-from jagged_ranking.reproduce.errors import RunError
 from jagged_ranking.reproduce.parameters import TAG, read_cells
-from jagged_ranking.results import atomic
-
-RECORD = "run.json"
-
+from jagged_ranking.reproduce.progress import Progress
+from jagged_ranking.verbosity import is_verbose
 
 # A socket's path may have 103 characters (macOS) or 107 (Linux); a kernel's are called so.
 _LONGEST = 103 - len("/kernel-ipc-5")
-
-
-@dataclass
-class RunRecord:
-    """How one run of a notebook went: `run.json` beside its results."""
-
-    id: str
-    status: str  # ok | failed
-    key: str  # what the run depends on, see freshness.run_key
-    parameters: dict[str, Any] = field(default_factory=dict)
-    command: str = ""
-    started: str = ""  # UTC, ISO 8601
-    seconds: float = 0.0
-    error: str = ""  # where and what, one line
-    drawing: str = ""  # what its figures were drawn by, see freshness.drawing_key
-
-    def write(self, folder: Path) -> None:
-        """Write the record into `folder`, whole or not at all."""
-        with atomic(folder / RECORD) as temporary:
-            temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-
-
-def read_record(folder: Path) -> RunRecord | None:
-    """The record of the last run into `folder`; None when there is none that can be read."""
-    try:
-        return RunRecord(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def notebook_ids(folder: Path) -> list[str]:
-    """The ids of the notebooks in a folder, in order."""
-    return sorted(path.stem for path in folder.glob("*.ipynb"))
-
-
-def find_notebook(name: str) -> Path:
-    """A notebook by path, by id (`01_speed`) or by the number or text its id begins with."""
-    path = Path(name).expanduser()
-    if path.suffix == ".ipynb":
-        if not path.is_file():
-            raise RunError(f"{name}: no such notebook")
-        return path.resolve()
-    folder = paths.NOTEBOOKS
-    known = notebook_ids(folder)
-    matches = [name] if name in known else [i for i in known if i.startswith(name)]
-    if len(matches) != 1:
-        which = "names more than one notebook" if matches else "is not a notebook"
-        raise RunError(f"`{name}` {which}; there is {', '.join(known)}")
-    return folder / f"{matches[0]}.ipynb"
-
-
-def source_digest(notebook: Path) -> str:
-    """sha256 over the cells' kinds, tags and sources: outputs and metadata do not count."""
-    cells = read_cells(notebook)
-    content = [[c.cell_type, c.metadata.get("tags", []), c.source] for c in cells]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
-class _Progress:
-    """One bar for a notebook: its cells, and behind them the last line that the kernel wrote.
-
-    The second half is how the bars of long measurements inside a cell are seen from a terminal.
-    """
-
-    def __init__(self, name: str, cells: int, *, shown: bool) -> None:
-        self.at_cell = 0
-        interactive = sys.stderr.isatty()
-        self.bar = tqdm(
-            total=cells,
-            unit="cell",
-            disable=not shown,
-            # A log file keeps every refresh as a line.
-            mininterval=0.2 if interactive else 15.0,
-            dynamic_ncols=interactive,
-            bar_format=f"{name}: {{n_fmt}}/{{total_fmt}} cells [{{elapsed}}] {{bar:20}} {{desc}}",
-        )
-
-    def start(self, cell: Any, cell_index: int) -> None:
-        """Before a cell: show the heading that it stands under."""
-        self.at_cell = cell_index
-        if cell.cell_type == "markdown" and cell.source.strip():
-            self.show(cell.source.strip().splitlines()[0].strip("# "))
-
-    def finish(self, cell: Any, cell_index: int) -> None:
-        """After a cell: count it."""
-        self.bar.update(cell_index + 1 - self.bar.n)
-
-    def write(self, text: str) -> None:
-        """Take what the kernel wrote to its stderr (a file to papermill)."""
-        lines = [line.strip() for line in text.replace("\r", "\n").splitlines()]
-        if last := next((line for line in reversed(lines) if line), ""):
-            self.show(last)
-            self.bar.update(0)
-
-    def show(self, text: str) -> None:
-        self.bar.set_description_str(text[:60], refresh=False)
-
-    def flush(self) -> None:
-        """Nothing is buffered."""
-
-    def close(self) -> None:
-        """Leave the bar without the last line's rest."""
-        self.show("")
-        self.bar.close()
 
 
 @contextlib.contextmanager
@@ -147,7 +36,8 @@ def _neutral_kernel(variables: Mapping[str, str]) -> Iterator[tuple[type, str]]:
     with temporary_folder("jagged-kernel-", longest=_LONGEST) as folder:
         # What goes wrong in a cell is in the notebook; the kernel's log would only add tracebacks
         # of an interrupt. jupyter_client fills in the connection file.
-        launcher = [sys.executable, "-m", "ipykernel_launcher", "--log-level=CRITICAL"]
+        quiet = [] if is_verbose() else ["--log-level=CRITICAL"]
+        launcher = [sys.executable, "-m", "ipykernel_launcher", *quiet]
         spec = KernelSpec(
             argv=[*launcher, "-f", "{connection_file}"],
             display_name="this interpreter",
@@ -205,7 +95,9 @@ def execute(
     JupyterLab labels it in the executed notebook, its first line of code, and what it raised.
     """
     cells = read_cells(notebook)
-    bar = _Progress(notebook.stem, len(cells) + bool(parameters), shown=progress)
+    verbose = is_verbose()
+    bar = Progress(notebook.stem, len(cells) + bool(parameters), shown=progress and not verbose)
+    watcher = sys.stderr if verbose else bar
     executed.parent.mkdir(parents=True, exist_ok=True)
     papermill_logger.disabled = True  # every error is reported once, below
     try:
@@ -217,7 +109,8 @@ def execute(
                 kernel_name="python3",
                 language="python",
                 progress_bar=False,
-                stderr_file=bar,
+                stdout_file=watcher,
+                stderr_file=watcher,
                 coalesce_streams=True,  # a bar's refreshes would each be kept
                 kernel_manager_class=manager,
                 shutdown_kernel="immediate",  # all is written; a busy one would wait, then complain
@@ -226,6 +119,8 @@ def execute(
                 on_cell_complete=bar.finish,
             )
     except PapermillExecutionError as error:
+        if verbose:
+            print(*error.traceback, sep="\n", file=sys.stderr)
         number = _stored_number(error.cell_index, cells, bool(parameters))
         where = f"cell {number}, In [{error.exec_count}], `{_first_line(error.source)}`"
         what = f"{error.ename}: {error.evalue}"

@@ -17,13 +17,15 @@ from jagged_ranking.reproduce.freshness import (
     drawing_key,
     run_key,
 )
-from jagged_ranking.reproduce.notebook import RunRecord, execute, find_notebook
+from jagged_ranking.reproduce.notebook import execute
+from jagged_ranking.reproduce.notebook_files import find_notebook
 from jagged_ranking.reproduce.parameters import (
     check_values,
     parse_assignments,
     read_parameters,
     read_preset,
 )
+from jagged_ranking.reproduce.run_record import RunRecord
 
 INTERACTIVE = "interactive"
 

@@ -13,8 +13,8 @@ from jagged_ranking import paths
 from jagged_ranking.processes import alone_in
 from jagged_ranking.reproduce import tasks
 from jagged_ranking.reproduce.freshness import COMMAND_VARIABLE
-from jagged_ranking.reproduce.notebook import read_record
 from jagged_ranking.reproduce.report import write_report
+from jagged_ranking.reproduce.run_record import read_record
 from jagged_ranking.reproduce.settings import Settings
 
 

@@ -17,7 +17,8 @@ from jagged_ranking.figures import style, tables
 from jagged_ranking.figures.redraw import redraw
 from jagged_ranking.figures.result_folder import read_results
 from jagged_ranking.reproduce.freshness import drawing_key
-from jagged_ranking.reproduce.notebook import RunRecord, notebook_ids, read_record
+from jagged_ranking.reproduce.notebook_files import notebook_ids
+from jagged_ranking.reproduce.run_record import RunRecord, read_record
 from jagged_ranking.reproduce.settings import Settings
 
 STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")

@@ -41,7 +41,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """`jagged run`: 0, or 1 when the notebook failed."""
-    from jagged_ranking.reproduce.notebook import find_notebook
+    from jagged_ranking.reproduce.notebook_files import find_notebook
     from jagged_ranking.reproduce.parameters import read_parameters
     from jagged_ranking.reproduce.plan import make_plan, run_plan
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from jagged_ranking import paths
 from jagged_ranking.reproduce.click_logs import data_digest
 from jagged_ranking.reproduce.errors import RunError
-from jagged_ranking.reproduce.notebook import find_notebook, notebook_ids
+from jagged_ranking.reproduce.notebook_files import find_notebook, notebook_ids
 from jagged_ranking.reproduce.parameters import read_preset
 from jagged_ranking.reproduce.plan import Plan, make_plan
 from jagged_ranking.reproduce.synthetic_log import SOURCE, synthetic_folder

@@ -1,0 +1,38 @@
+"""How a run of a notebook went: the file beside its results."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jagged_ranking.results import atomic
+
+RECORD = "run.json"
+
+
+@dataclass
+class RunRecord:
+    """How one run of a notebook went: `run.json` beside its results."""
+
+    id: str
+    status: str  # ok | failed
+    key: str  # what the run depends on, see freshness.run_key
+    parameters: dict[str, Any] = field(default_factory=dict)
+    command: str = ""
+    started: str = ""  # UTC, ISO 8601
+    seconds: float = 0.0
+    error: str = ""  # where and what, one line
+    drawing: str = ""  # what its figures were drawn by, see freshness.drawing_key
+
+    def write(self, folder: Path) -> None:
+        """Write the record into `folder`, whole or not at all."""
+        with atomic(folder / RECORD) as temporary:
+            temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+
+def read_record(folder: Path) -> RunRecord | None:
+    """The record of the last run into `folder`; None when there is none that can be read."""
+    try:
+        return RunRecord(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
