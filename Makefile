@@ -41,7 +41,7 @@ sanitize: $(READY)
 	    short target bias elementwise products
 
 lab: $(READY)
-	$(BIN)/jupyter lab notebooks
+	$(BIN)/jagged lab
 
 figures: $(READY)
 	$(BIN)/jagged figures

@@ -19,6 +19,7 @@ from email.message import Message
 from email.parser import Parser
 from itertools import chain
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any, NamedTuple
 
 import pytest
@@ -168,12 +169,15 @@ synthetic: {users: 60, items: 30, categories: 3, events: 900}
 
 
 class Installed(NamedTuple):
-    """An installed wheel: the folder of all, that of its packages, and its `jagged`, run in
-    home/work."""
+    """An installed wheel: the folder of all, that of its packages, and its programs, run in
+    home/work or in another folder there."""
 
     home: Path
     site: Path
-    jagged: Callable[..., subprocess.CompletedProcess[str]]
+    call: Callable[..., CompletedProcess[str]]
+
+    def jagged(self, *arguments: str) -> CompletedProcess[str]:
+        return self.call("jagged", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -193,22 +197,22 @@ def installed(built, tmp_path_factory) -> Installed:
     lent = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
     (site / "lent.pth").write_text("\n".join(lent), encoding="utf-8")
     (site / "jagged_ranking" / "notebooks" / "params" / "tiny.yaml").write_text(TINY)
-    (home / "work").mkdir()
     kept = {
         n: v for n, v in os.environ.items() if not n.startswith(("JAGGED_", "CLICK_", "PYTHON"))
     }
 
-    def jagged(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def call(program: str, *arguments: str, folder: str = "work") -> CompletedProcess[str]:
+        (home / folder).mkdir(exist_ok=True)
         return subprocess.run(
-            [place / "bin" / "jagged", *arguments],
-            cwd=home / "work",
+            [place / "bin" / program, *arguments],
+            cwd=home / folder,
             env={**kept, "XDG_CACHE_HOME": str(home / "cache")},
             capture_output=True,
             text=True,
             check=False,
         )
 
-    return Installed(home, site, jagged)
+    return Installed(home, site, call)
 
 
 def test_an_installed_wheel_reproduces_outside_of_any_checkout(installed):
@@ -243,13 +247,29 @@ def test_an_installed_wheel_knows_its_presets_and_where_it_lies(installed):
     assert f"installed  {installed.site / 'jagged_ranking'}\n" in installed.jagged("doctor").stdout
 
 
+def test_the_lab_works_on_copies_that_it_names(installed):
+    say = "from jagged_ranking.reproduce.lab_command import working_notebooks as w; print(w())"
+    work = installed.home / "lab"
+
+    def said() -> list[str]:
+        return installed.call("python", "-c", say, folder="lab").stdout.splitlines()
+
+    names = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
+    assert said() == [*(f"copied   notebooks/{name}" for name in names), str(work / "notebooks")]
+    mine = work / "notebooks" / names[0]
+    mine.write_text("mine")
+    (work / "notebooks" / names[1]).unlink()
+    kept = [f"{'copied' if name == names[1] else 'yours':<8} notebooks/{name}" for name in names]
+    assert said()[:-1] == kept
+    assert mine.read_text() == "mine"
+
+
 def test_code_has_one_hash_in_a_checkout_and_installed(installed):
     say = (
         "from jagged_ranking.code_roots import TRAINING, code_hash\n"
         "print(code_hash(), code_hash(roots=TRAINING))"
     )
-    python = installed.home / "venv" / "bin" / "python"
-    done = subprocess.run([python, "-c", say], cwd=installed.home, capture_output=True, text=True)
+    done = installed.call("python", "-c", say)
     assert done.stdout.split() == [code_hash(ROOT), code_hash(ROOT, roots=TRAINING)], done.stderr
 
 

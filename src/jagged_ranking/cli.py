@@ -68,6 +68,11 @@ COMMANDS = {
         add="jagged_ranking.figures.figures_command:add_arguments",
         run="jagged_ranking.figures.figures_command:run",
     ),
+    "lab": Command(
+        "open the notebooks in JupyterLab",
+        add="jagged_ranking.reproduce.lab_command:add_arguments",
+        run="jagged_ranking.reproduce.lab_command:run",
+    ),
     "doctor": Command(
         "say what is on this machine, whether the kernels work, and what will be left out",
         add="jagged_ranking.reproduce.doctor:add_arguments",
