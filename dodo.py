@@ -23,14 +23,14 @@ DOIT_CONFIG = tasks.doit_config()
 
 def task_data() -> dict[str, Any]:
     """The data that the notebooks read."""
-    return tasks.data_task(SETTINGS)
+    return tasks.held(SETTINGS, tasks.data_task(SETTINGS))
 
 
 def task_notebook() -> Iterator[dict[str, Any]]:
     """Run each notebook."""
-    yield from tasks.notebook_tasks(SETTINGS)
+    yield from (tasks.held(SETTINGS, task) for task in tasks.notebook_tasks(SETTINGS))
 
 
 def task_report() -> dict[str, Any]:
     """Write the HTML report."""
-    return tasks.report_task(SETTINGS)
+    return tasks.held(SETTINGS, tasks.report_task(SETTINGS))

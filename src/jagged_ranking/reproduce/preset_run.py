@@ -10,7 +10,6 @@ from doit.doit_cmd import DoitMain
 from doit.reporter import ZeroReporter
 
 from jagged_ranking import paths
-from jagged_ranking.processes import alone_in
 from jagged_ranking.reproduce import tasks
 from jagged_ranking.reproduce.freshness import COMMAND_VARIABLE
 from jagged_ranking.reproduce.report import write_report
@@ -76,8 +75,7 @@ def reproduce(settings: Settings, *, parallel: int, command: str) -> int:
     Raises:
         BusyError: another one is at work in the same folder.
     """
-    settings.out.mkdir(parents=True, exist_ok=True)
-    with alone_in(settings.out), paths.naming(settings.out):
+    with tasks.alone(settings):
         return _reproduce(settings, parallel, command)
 
 

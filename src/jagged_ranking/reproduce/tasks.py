@@ -10,14 +10,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from doit.exceptions import TaskFailed
 
 from jagged_ranking import paths
-from jagged_ranking.processes import PARENT_VARIABLE
+from jagged_ranking.processes import PARENT_VARIABLE, BusyError, alone_in
 from jagged_ranking.reproduce.freshness import is_fresh
 from jagged_ranking.reproduce.parameters import read_preset
 from jagged_ranking.reproduce.report import write_report
@@ -26,6 +29,41 @@ from jagged_ranking.reproduce.synthetic_log import SOURCE, is_made, synthetic_lo
 
 END_SECONDS = 30.0  # a kernel that is busy takes some
 _running: set[subprocess.Popen[bytes]] = set()  # a notebook each
+_held: set[Path] = set()  # by `_hold`
+_holding = threading.Lock()
+_to_the_end = ExitStack()  # a lock goes with its process
+
+
+@contextmanager
+def alone(settings: Settings) -> Iterator[None]:
+    """Hold the folder of results for the time of the block.
+
+    Raises:
+        BusyError: another one is at work there.
+    """
+    settings.out.mkdir(parents=True, exist_ok=True)
+    with alone_in(settings.out), paths.naming(settings.out):
+        yield
+
+
+def held(settings: Settings, task: dict[str, Any]) -> dict[str, Any]:
+    """A task of a process that does not hold the folder of results by itself, as doit's own: the
+    first that runs takes it, until the end of the process."""
+    if not task["actions"]:
+        return task
+    return {**task, "actions": [(_hold, [settings]), *task["actions"]]}
+
+
+def _hold(settings: Settings) -> TaskFailed | None:
+    with _holding:  # doit may run tasks in threads
+        if settings.out in _held:
+            return None
+        try:
+            _to_the_end.enter_context(alone(settings))
+        except BusyError as error:
+            return TaskFailed(str(error))
+        _held.add(settings.out)
+    return None
 
 
 def data_task(settings: Settings) -> dict[str, Any]:
