@@ -1,5 +1,6 @@
 """However a run ends, it ends whole: no process and no folder is left, and nothing is printed."""
 
+import json
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from jagged_ranking.cli import main
 from jagged_ranking.processes import temporary_folder
 
 RUN = ("run", "01_good", "--quiet")
@@ -31,6 +33,15 @@ from jagged_ranking.training.experiment import _begin_worker
 pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin_worker)
 Path("FILE").touch() if pool.submit(int).result() == 0 else None
 pool.submit(time.sleep, 300).result()
+"""
+
+# The first time for long, then done.
+SLOW = """
+import time
+from pathlib import Path
+if not Path("FILE").exists():
+    Path("FILE").touch()
+    time.sleep(300)
 """
 
 
@@ -98,6 +109,34 @@ def test_a_signal_ends_everything_quietly(begin, tell, number, command):
     assert "pending" not in out + err  # what asyncio says of tasks that were left
     assert not psutil.wait_procs(others, timeout=10)[1]
     assert not list(Path(os.environ["TMPDIR"]).glob("jagged-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_time_of_a_part_that_was_cut_off_is_kept(
+    begin, checkout, add_notebook, whole_cells, capfd, number
+):
+    slow = SLOW.replace("FILE", str(checkout.parent / "worker"))
+    add_notebook("03_whole", [*whole_cells[:2], slow, *whole_cells[2:]])
+    record = checkout / "figures" / "runs" / "interactive" / "03_whole" / "run.json"
+    command = ["run", "03_whole", "--quiet", "--data", str(checkout / "data")]
+    process = begin(*command)
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    first = json.loads(record.read_text())
+    assert (first["status"], first["error"]) == ("failed", "interrupted")
+    assert first["seconds"] > 0
+
+    assert main(command) == 0  # the file is there now: nothing to wait for
+    last = json.loads(record.read_text())
+    assert last["earlier_seconds"] == first["seconds"]
+    manifest = json.loads(record.with_name("manifest.json").read_text())
+    assert manifest["earlier_seconds"] == first["seconds"]
+    whole = last["seconds"] + first["seconds"]
+    said = f"03_whole: {whole:.0f} s in parts, {last['seconds']:.0f} s the last, results in"
+    assert said in capfd.readouterr().out
+
+    assert main(command) == 0
+    assert json.loads(record.read_text())["earlier_seconds"] == 0
 
 
 @pytest.mark.parametrize("command", [RUN, REPRODUCE], ids=" ".join)

@@ -25,7 +25,7 @@ from jagged_ranking.reproduce.parameters import (
     read_parameters,
     read_preset,
 )
-from jagged_ranking.reproduce.run_record import RunRecord
+from jagged_ranking.reproduce.run_record import RunRecord, earlier_seconds
 
 INTERACTIVE = "interactive"
 
@@ -150,27 +150,36 @@ def _run(plan: Plan, key: str, command: str, progress: bool) -> RunRecord:
         command=command,
         started=utc(),
         error="interrupted",
+        earlier_seconds=earlier_seconds(plan.folder, key),
     )
     paths.settle_build(plan.folder)
     record.write(plan.folder)  # an interrupted run is never taken for a fresh one
     began = time.monotonic()
-    error = execute(
-        plan.notebook,
-        executed=plan.executed,
-        parameters=plan.parameters,
-        environment={
-            COMMAND_VARIABLE: os.environ.get(COMMAND_VARIABLE, command),
-            KEY_VARIABLE: record.key,
-            **variables_from_here(),
-        },
-        progress=progress,
-    )
+    try:
+        error = execute(
+            plan.notebook,
+            executed=plan.executed,
+            parameters=plan.parameters,
+            environment={
+                COMMAND_VARIABLE: os.environ.get(COMMAND_VARIABLE, command),
+                KEY_VARIABLE: record.key,
+                **variables_from_here(),
+            },
+            progress=progress,
+        )
+    except BaseException:
+        replace(record, seconds=_since(began)).write(plan.folder)
+        raise
     record = replace(
         record,
         status="failed" if error else "ok",
         error=error,
-        seconds=round(time.monotonic() - began, 1),
+        seconds=_since(began),
         drawing=drawing_key(plan.folder) if has_results(plan.folder) else "",
     )
     record.write(plan.folder)
     return record
+
+
+def _since(began: float) -> float:
+    return round(time.monotonic() - began, 1)

@@ -133,7 +133,7 @@ def _row(section: Section) -> list[str]:
     return [
         f'<span class="status {section.status.replace(" ", "-")}">{section.status}</span>',
         name,
-        f"{record.seconds:.0f} s" if record else "",
+        record.took if record else "",
         html.escape(manifest.get("device", "")),
         html.escape(str(manifest.get("tests", {}).get("outcome", ""))),
         html.escape(manifest.get("finished", record.started if record else "")),

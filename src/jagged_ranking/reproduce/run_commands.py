@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{plan.id} failed: {record.error}", file=sys.stderr)
         print(f"the notebook with its outputs: {paths.shown(plan.executed)}", file=sys.stderr)
         return 1
-    print(f"{plan.id}: {record.seconds:.0f} s, results in {paths.shown(plan.folder)}", flush=True)
+    print(f"{plan.id}: {record.took}, results in {paths.shown(plan.folder)}", flush=True)
     return 0
 
 

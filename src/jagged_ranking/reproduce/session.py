@@ -14,6 +14,7 @@ from jagged_ranking.devices import default_device
 from jagged_ranking.reproduce.cache import kept_tables
 from jagged_ranking.reproduce.click_logs import describe_data, histories_digests
 from jagged_ranking.reproduce.freshness import COMMAND_VARIABLE, KEY_VARIABLE
+from jagged_ranking.reproduce.run_record import read_record
 
 
 @dataclass
@@ -50,6 +51,9 @@ class Session:
         )
         # Time and clocks are of this process; what an earlier one measured says so.
         manifest["kept"] = kept_tables()
+        record = read_record(self.folder)  # where a command has begun this very run
+        begun = record is not None and record.key == manifest["run_key"]
+        manifest["earlier_seconds"] = record.earlier_seconds if record and begun else 0.0
         with paths.naming(self.folder):
             results.write(table, self.folder / results.RESULTS)
             provenance.write_manifest(manifest, self.folder / provenance.MANIFEST)
