@@ -1,6 +1,7 @@
 """What a notebook says at its beginning and its end: where it writes, and what it ran on."""
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 from IPython.display import Image, display
+from tqdm import TqdmWarning
 
 from jagged_ranking import paths, provenance, results
 from jagged_ranking.devices import default_device
@@ -15,6 +17,12 @@ from jagged_ranking.reproduce.cache import kept_tables
 from jagged_ranking.reproduce.click_logs import describe_data, histories_digests
 from jagged_ranking.reproduce.freshness import COMMAND_VARIABLE, KEY_VARIABLE
 from jagged_ranking.reproduce.run_record import read_record
+
+# `datasets` takes the bars of tqdm.auto, which chooses when it is first imported. Plain ones are
+# what is wanted, since widgets are not kept with a notebook: no word that there are none.
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message="IProgress not found", category=TqdmWarning)
+    import tqdm.auto  # noqa: F401
 
 
 @dataclass
