@@ -27,7 +27,10 @@ def at_cell(shown: bool = True) -> Progress:
 
 
 def test_a_cell_without_parts_is_one_of_the_cells(clock, capsys):
-    assert at_cell().line() == "01_speed: Measuring, cell 4 of 9"
+    seen = at_cell()
+    assert seen.line() == "01_speed: Measuring, cell 4 of 9"
+    seen.start(nbformat.v4.new_markdown_cell("Who is missing here:"), 4)
+    assert seen.line() == "01_speed: Measuring, cell 5 of 9"
     title = Progress("01_speed", 9, shown=False)
     title.start(nbformat.v4.new_markdown_cell("# 01 Speed: latency"), 0)
     assert title.line() == "01_speed: cell 1 of 9"

@@ -73,6 +73,13 @@ def test_prepared_data_sets_are_offered(tmp_path):
     assert not HEAVY & imported
 
 
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_no_command_needs_torch_to_be_completed(command):
+    answers, imported = completed(f"jagged {command} --")
+    assert "--verbose" in answers
+    assert "torch" not in imported
+
+
 @pytest.mark.parametrize(
     ("line", "offered"),
     [

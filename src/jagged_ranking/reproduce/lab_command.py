@@ -10,7 +10,6 @@ from typing import NoReturn
 
 from jagged_ranking import paths
 from jagged_ranking.reproduce.errors import RunError
-from jagged_ranking.reproduce.plan import variables_from_here
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> NoReturn:
     """`jagged lab`: this process becomes JupyterLab."""
+    from jagged_ranking.reproduce.plan import variables_from_here
+
     if importlib.util.find_spec("jupyterlab") is None:
         raise RunError("JupyterLab is not installed: pip install jupyterlab")
     folder = working_notebooks()

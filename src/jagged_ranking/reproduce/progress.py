@@ -37,6 +37,7 @@ class Progress:
         terminal = sys.stderr.isatty()
         self._bar = tqdm(
             total=cells,
+            desc=name,
             disable=not (shown and terminal),
             dynamic_ncols=True,
             leave=False,
@@ -47,8 +48,8 @@ class Progress:
     def start(self, cell: Any, cell_index: int) -> None:
         """Before a cell: note the heading that it stands under."""
         self.at_cell = cell_index
-        if cell.cell_type == "markdown" and cell.source.strip():
-            first = cell.source.strip().splitlines()[0]
+        if cell.cell_type == "markdown" and cell.source.startswith("#"):
+            first = cell.source.splitlines()[0]
             self._heading = "" if first.startswith("# ") else first.strip("# ")  # not the title
         self._forget()
         self._tell()
