@@ -224,7 +224,7 @@ def _parse_value(text: str, parameter: Parameter, where: str) -> Any:
 
 
 def read_preset(name: str, folder: Path) -> dict[str, dict[str, Any]]:
-    """The preset `folder/name.yaml`: parameters by notebook id (and `synthetic`, see tasks)."""
+    """The preset `folder/name.yaml`: parameters by notebook id (and `run_data.ENTRIES`)."""
     path = folder / f"{name}.yaml"
     if not path.is_file():
         known = sorted(path.stem for path in folder.glob("*.yaml"))

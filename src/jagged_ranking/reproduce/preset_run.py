@@ -41,10 +41,10 @@ class _Reporter(ZeroReporter):
 
 def plan_facts(settings: Settings) -> dict[str, Any]:
     """What `reproduce` would do, as `--dry-run --json` prints it; none of it is done."""
-    there = tasks.is_data_there(settings)
+    there = settings.data.is_there()
     return {
         "preset": settings.preset,
-        "data": {"folder": str(settings.data_folder), "there": there},
+        "data": {"folder": str(settings.data.folder), "there": there},
         # Without its data nothing is known of a notebook but that it has to run.
         "notebooks": {
             notebook: "fresh" if there and tasks.is_notebook_fresh(settings, notebook) else "run"
@@ -58,7 +58,7 @@ def plan_facts(settings: Settings) -> dict[str, Any]:
 def plan_lines(settings: Settings, facts: dict[str, Any]) -> Iterator[str]:
     """The same for people."""
     state = "there" if facts["data"]["there"] else "make"
-    yield f"{state:<7} data: {paths.shown(settings.data_folder)}"
+    yield f"{state:<7} data: {settings.data.title}"
     for notebook, state in facts["notebooks"].items():
         yield f"{state:<7} {notebook}"
     yield f"figures: {paths.shown(settings.out)}"

@@ -4,12 +4,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jagged_ranking import paths
-from jagged_ranking.reproduce.click_logs import data_digest
 from jagged_ranking.reproduce.errors import RunError
 from jagged_ranking.reproduce.notebook_files import find_notebook, notebook_ids
 from jagged_ranking.reproduce.parameters import read_preset
 from jagged_ranking.reproduce.plan import Plan, make_plan
-from jagged_ranking.reproduce.synthetic_log import SOURCE, synthetic_folder
+from jagged_ranking.reproduce.run_data import ENTRIES, RunData, find_run_data
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,7 @@ class Settings:
 
     Attributes:
         preset: the name of the preset.
-        data: a prepared dataset; None makes a synthetic log of the preset's size.
+        given: a prepared data set, or none.
         out: results go to out / notebook id.
         report: the HTML file.
         only: ids of the notebooks to run.
@@ -27,7 +26,7 @@ class Settings:
     """
 
     preset: str
-    data: Path | None
+    given: Path | None
     out: Path
     report: Path
     only: tuple[str, ...] = field(default=())
@@ -35,13 +34,14 @@ class Settings:
     force: bool = False
 
     @property
-    def data_folder(self) -> Path:
-        """The dataset that the notebooks read."""
-        return self.data or synthetic_folder(f"{SOURCE}-{self.preset}")
+    def data(self) -> RunData:
+        """What the notebooks read: found anew, as BUILD may be settled elsewhere meanwhile."""
+        entries = read_preset(self.preset, paths.NOTEBOOKS / "params")
+        return find_run_data(self.preset, entries, self.given)
 
     def plan(self, notebook: str) -> Plan:
         """The run of one notebook."""
-        return make_plan(notebook, preset=self.preset, out=self.out, data=self.data_folder)
+        return make_plan(notebook, preset=self.preset, out=self.out, data=self.data.folder)
 
 
 def make_settings(
@@ -53,16 +53,17 @@ def make_settings(
     progress: bool = True,
     force: bool = False,
 ) -> Settings:
-    """Check the request before anything runs; RunError says in a line what does not fit."""
-    if data is not None:
-        data = data.expanduser().resolve()
-        data_digest(data)
+    """Check the request before anything runs; RunError says in a line what does not fit.
+
+    Without `data` there is a synthetic log of the preset's size. A preset may take a sample of the
+    users of larger data.
+    """
     out = (out or paths.RUNS / preset).expanduser().resolve()
     inside = out.is_relative_to(paths.FIGURES)
     chosen = [find_notebook(name).stem for name in only] if only else notebook_ids(paths.NOTEBOOKS)
     settings = Settings(
         preset=preset,
-        data=data,
+        given=data and data.expanduser().resolve(),
         out=out,
         report=(paths.FIGURES if inside else out) / "report.html",
         only=tuple(dict.fromkeys(chosen)),
@@ -70,7 +71,7 @@ def make_settings(
         force=force,
     )
     for entry in read_preset(preset, paths.NOTEBOOKS / "params"):
-        if entry != SOURCE and entry not in notebook_ids(paths.NOTEBOOKS):
+        if entry not in ENTRIES and entry not in notebook_ids(paths.NOTEBOOKS):
             raise RunError(f"preset {preset} sets parameters of `{entry}`, which is no notebook")
     for notebook in settings.only:
         settings.plan(notebook)

@@ -7,7 +7,6 @@ says that a run with the same key succeeded, so results that somebody moved, del
 """
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -22,10 +21,8 @@ from doit.exceptions import TaskFailed
 from jagged_ranking import paths
 from jagged_ranking.processes import PARENT_VARIABLE, BusyError, alone_in
 from jagged_ranking.reproduce.freshness import is_fresh
-from jagged_ranking.reproduce.parameters import read_preset
 from jagged_ranking.reproduce.report import write_report
 from jagged_ranking.reproduce.settings import Settings
-from jagged_ranking.reproduce.synthetic_log import SOURCE, is_made, synthetic_log
 
 END_SECONDS = 30.0  # a kernel that is busy takes some
 _running: set[subprocess.Popen[bytes]] = set()  # a notebook each
@@ -67,36 +64,14 @@ def _hold(settings: Settings) -> TaskFailed | None:
 
 
 def data_task(settings: Settings) -> dict[str, Any]:
-    """Make the synthetic log where no data was given."""
-    task: dict[str, Any] = {
-        "doc": "the data that the notebooks read",
-        "title": lambda task: f"data: {paths.shown(settings.data_folder)}",
-        "io": {"capture": False},
-    }
-    if settings.data is not None:
-        return {**task, "actions": None}
+    """Make the data that the notebooks read, where it is not there."""
     return {
-        **task,
-        "actions": [(_make_synthetic, [_synthetic_options(settings), settings.data_folder.name])],
-        "uptodate": [lambda: is_data_there(settings)],
+        "doc": "the data that the notebooks read",
+        "title": lambda task: f"data: {settings.data.title}",
+        "io": {"capture": False},
+        "actions": [settings.data.make],
+        "uptodate": [settings.data.is_there],
     }
-
-
-def is_data_there(settings: Settings) -> bool:
-    """Whether there is nothing to be made that the notebooks read."""
-    if settings.data is not None:
-        return True
-    return is_made(_synthetic_options(settings), name=settings.data_folder.name)
-
-
-def _synthetic_options(settings: Settings) -> dict[str, Any]:
-    return read_preset(settings.preset, paths.NOTEBOOKS / "params").get(SOURCE, {})
-
-
-def _make_synthetic(options: dict[str, Any], name: str) -> None:
-    synthetic_log(options, name=name)  # doit takes a returned text for a result to keep
-    # polars has SIGINT go on with what it finds: waiting for a notebook would go on to its end.
-    signal.siginterrupt(signal.SIGINT, True)
 
 
 def notebook_tasks(settings: Settings) -> Iterator[dict[str, Any]]:
@@ -121,7 +96,7 @@ def _command(settings: Settings, notebook: str) -> list[str]:
     return [
         *(sys.executable, "-m", "jagged_ranking.cli", "run", notebook),
         *("--preset", settings.preset),
-        *("--data", str(settings.data_folder)),
+        *("--data", str(settings.data.folder)),
         *("--out", str(settings.out)),
         *([] if settings.progress else ["--quiet"]),
     ]
