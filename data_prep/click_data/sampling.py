@@ -72,6 +72,12 @@ def _lengths(histories: pa.Table) -> NDArray[np.int64]:
     return histories["item"].combine_chunks().value_lengths().to_numpy().astype(np.int64)
 
 
+def _distinct(histories: pa.Table, column: str) -> int:
+    """How many are left of those that the vocabulary has."""
+    found = np.unique(histories[column].combine_chunks().values.to_numpy())
+    return int((found != 0).sum())
+
+
 def _restricted(whole: schema.Prepared, users: NDArray[np.int64]) -> schema.Prepared:
     """The tables of some users, ascending, and what dataset.json says otherwise of them."""
     histories = whole.histories.take(pa.array(users))
@@ -83,8 +89,10 @@ def _restricted(whole: schema.Prepared, users: NDArray[np.int64]) -> schema.Prep
     total, name = len(whole.histories), whole.info["name"]
     info = {
         "name": f"{name} ({len(users):,} of {total:,} users)" if len(users) < total else name,
-        "counts": {  # of items and categories that are left, none
+        "counts": {
             "users": len(users),
+            "items": _distinct(histories, "item"),
+            "categories": _distinct(histories, "category"),
             "events": int(lengths.sum()),
             "samples": {of: int((splits == i).sum()) for i, of in enumerate(SPLITS)},
             "positives": {of: int(label[splits == i].sum()) for i, of in enumerate(SPLITS)},

@@ -45,6 +45,8 @@ def test_as_many_samples_as_asked_for_and_no_more_users_than_needed(
     assert len(users) - np.bincount(users).max() < 200
     assert some.info["counts"]["users"] == some.num_users == users.max() + 1
     assert some.info["counts"]["events"] == len(some.histories.item)
+    assert some.info["counts"]["items"] == len(set(some.histories.item) - {0})
+    assert some.info["counts"].keys() == open_dataset(whole).info["counts"].keys()
     assert {s: int(some.samples(s).label.sum()) for s in SPLITS} == some.info["counts"]["positives"]
     assert some.name == f"synthetic ({some.num_users} of 40 users)"
 

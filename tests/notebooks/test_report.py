@@ -52,14 +52,14 @@ def test_a_notebook_that_failed_links_only_itself(section: Section, tmp_path: Pa
 def test_a_run_in_parts_says_what_all_of_them_took(section: Section, tmp_path: Path) -> None:
     section.record = RunRecord(ID, "ok", "key", seconds=62.4, earlier_seconds=40.0)
     page = render([section], preset="small", base=tmp_path)
-    assert "<td>102 s in parts, 62 s the last</td>" in page
+    assert '<td data-of="took">102 s in parts, 62 s the last</td>' in page
     section.record = RunRecord(ID, "ok", "key", seconds=62.4)
-    assert "<td>62 s</td>" in render([section], preset="small", base=tmp_path)
+    assert '<td data-of="took">62 s</td>' in render([section], preset="small", base=tmp_path)
 
 
 def test_every_figure_has_its_words(section: Section, tmp_path: Path) -> None:
     page = render([section], preset="small", base=tmp_path)
-    assert page.count("<figure>") == len(section.figures) == 2
+    assert page.count('<figure tabindex="0">') == len(section.figures) == 2
     assert page.count('<svg role="img"') == 2
     for figure in section.figures:
         title = title_of(figure)

@@ -211,10 +211,10 @@ def workload_labels(table: pd.DataFrame) -> dict[str, str]:
     """workload -> what stands below its column: name, lengths, waste."""
     labels = {}
     for row in table.drop_duplicates("workload").itertuples():
-        name, lengths = str(row.workload).removesuffix("-small"), str(row.distribution)
-        if len(name) > 10 and "_" in name:  # a data set; that it is real goes without saying
-            name, _, lengths = name.partition("_")
-        labels[str(row.workload)] = f"{name}\n{lengths}\n{row.waste:.0%} waste"
+        name = style.broken(str(row.workload).removesuffix("-small"))
+        if "\n" not in name:  # else a data set; that it is real goes without saying
+            name += f"\n{row.distribution}"
+        labels[str(row.workload)] = f"{name}\n{row.waste:.0%} waste"
     return labels
 
 

@@ -245,6 +245,16 @@ def _plain_log_ticks(axis: Any, low: float, high: float) -> None:
         axis.set_minor_locator(NullLocator())
 
 
+def broken(name: str, width: int = 10) -> str:
+    """A name in lines of so many characters where it has `_` and spaces to be broken at."""
+    lines = [""]
+    for part in re.findall(r"[^_ ]+[_ ]*", name):
+        if lines[-1] and len(lines[-1]) + len(part.rstrip("_ ")) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip("_ ") for line in lines)
+
+
 def binary_axis(axes: Axes, values: Sequence[int], label: str) -> None:
     """A base-2 axis with a tick at each measured value; of many, every second has its number."""
     measured = sorted(set(values))

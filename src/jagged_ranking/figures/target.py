@@ -56,7 +56,7 @@ def workload_labels(table: pd.DataFrame) -> dict[str, str]:
     """workload -> what stands below its column: name, users x candidates, events."""
     labels = {}
     for row in table.drop_duplicates("workload").itertuples():
-        name = str(row.workload).removesuffix("-small")
+        name = style.broken(str(row.workload).removesuffix("-small"))
         queries = int(float(str(row.queries)))
         users, events = style.counted(int(str(row.B)), "user"), f"{row.tokens:,} events"
         labels[str(row.workload)] = f"{name}\n{users} x {queries}\n{events}"
@@ -90,7 +90,8 @@ def _ratios_figure(
             panel.axhline(1.0, color="#888888", linewidth=0.8, zorder=1)
             shown = [y for line in panel.lines for y in np.ravel(line.get_ydata())]
             panels.padded_limits(panel, [float(y) for y in shown])
-            panel.set_xticks(range(len(labels)), [text.split("\n")[0] for text in labels.values()])
+            names = [style.broken(name.removesuffix("-small")) for name in labels]
+            panel.set_xticks(range(len(labels)), names)
             panel.set_xlim(-0.5, len(labels) - 0.5)
             panel.tick_params(axis="x", length=0)
             panel.set_title(style.MODE_LOOKS[mode].label)

@@ -81,6 +81,9 @@ def _read_section(out: Path, notebook: str) -> Section:
     return section
 
 
+_NOTEBOOKS = ("", "notebook", "took", "device", "tests", "finished")
+
+
 def render(sections: Sequence[Section], *, preset: str, base: Path) -> str:
     """The whole page. `base` is the folder that it will lie in, for links to the notebooks."""
     parts = [
@@ -88,7 +91,7 @@ def render(sections: Sequence[Section], *, preset: str, base: Path) -> str:
         f"<p>{_headline(sections, preset)}</p></header>",
         _smoke_notice(preset),
         "<section><h2>Notebooks</h2>",
-        _table(["", "notebook", "took", "device", "tests", "finished"], map(_row, sections)),
+        _table(_NOTEBOOKS, map(_row, sections), stacked=True),
         "</section>",
         _claims(sections),
         *(_section(section, base) for section in sections),
@@ -146,7 +149,7 @@ def _claims(sections: Sequence[Section]) -> str:
         return ""
     claims = tables.claims(pd.concat(found, ignore_index=True))
     # The device is in the list of notebooks already.
-    shown = frame_html(claims.drop(columns="device"))
+    shown = frame_html(claims.drop(columns="device"), stacked=True)
     return f"<section><h2>The paper's claims against these results</h2>{shown}</section>"
 
 
@@ -169,7 +172,9 @@ def _section(section: Section, base: Path) -> str:
         caption = html.escape(style.title_of(path))
         formats = {kind.upper(): path.with_suffix(f".{kind}") for kind in style.FORMATS}
         links = _links(formats, base)
-        parts.append(f"<figure>{picture}<figcaption>{caption}{links}</figcaption></figure>")
+        below = f"<figcaption>{caption}{links}</figcaption>"
+        # To be reached by the keyboard, and scrolled, where it is wider than the screen.
+        parts.append(f'<figure tabindex="0">{picture}{below}</figure>')
     if section.table is not None:
         for title, rows in tables.summaries(section.table):
             parts.append(f"<h3>{title}</h3>{frame_html(rows)}")
@@ -209,10 +214,10 @@ def inline_svg(path: Path, *, prefix: str) -> str:
     return _SVG_ID.sub(lambda found: found.group(1) + prefix, text)
 
 
-def frame_html(frame: pd.DataFrame) -> str:
+def frame_html(frame: pd.DataFrame, *, stacked: bool = False) -> str:
     """A table of plain values; numbers to four significant digits, absent ones empty."""
     rows = ([_cell(value) for value in row] for row in frame.itertuples(index=False))
-    return _table([html.escape(str(column)) for column in frame.columns], rows)
+    return _table([html.escape(str(column)) for column in frame.columns], rows, stacked=stacked)
 
 
 def _cell(value: Any) -> str:
@@ -223,8 +228,15 @@ def _cell(value: Any) -> str:
     return html.escape(str(value))
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are HTML already."""
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]], *, stacked: bool = False) -> str:
+    """A table of cells that are HTML already; `stacked` for one to be read, not compared, whose
+    rows become a list on a narrow screen."""
     lines = ["<tr>" + "".join(f"<th>{cell}</th>" for cell in header) + "</tr>"]
-    lines += ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows]
-    return '<div class="wide"><table>\n' + "\n".join(lines) + "\n</table></div>"
+    for row in rows:
+        cells = zip(header, row, strict=True)
+        lines.append(
+            "<tr>" + "".join(f'<td data-of="{of}">{cell}</td>' for of, cell in cells) + "</tr>"
+        )
+    kind = "stacked" if stacked else "wide"
+    reached = "" if stacked else ' tabindex="0"'  # by the keyboard, to be scrolled
+    return f'<div class="{kind}"{reached}><table>\n' + "\n".join(lines) + "\n</table></div>"

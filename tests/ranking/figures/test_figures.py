@@ -47,19 +47,6 @@ def _text(figure: Any) -> str:
     return "\n".join(text.get_text() for text in figure.findobj(Text))
 
 
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Figures by file stem, kept instead of saved."""
-    kept: dict[str, Any] = {}
-
-    def keep(figure: Any, out: Path, stem: str, title: str) -> list[Path]:
-        kept[stem] = figure
-        return []
-
-    monkeypatch.setattr(style, "save", keep)
-    return kept
-
-
 def test_redraw_gives_the_same_bytes_as_drawing_what_was_measured(
     measured: pd.DataFrame, tmp_path: Path
 ) -> None:

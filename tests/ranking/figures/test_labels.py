@@ -1,14 +1,16 @@
-"""Labels of reference lines stand where no curve runs."""
+"""What is written into figures can be read: it lies over nothing, and nothing over it."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from made_up_results import MANIFEST, target_results
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 
-from jagged_ranking.figures import memory, speed, style
+from jagged_ranking.figures import memory, speed, style, target
 from jagged_ranking.figures.labels import covered, place_labels, reference_line
 from jagged_ranking.figures.result_folder import read_results
 from jagged_ranking.figures.sweeps import Quantity, figures_of
@@ -76,3 +78,28 @@ def test_no_claim_hides_a_committed_result(quantity: Quantity, notebook: str) ->
         labels = _labels(figure)
     assert len(labels) == 4
     assert all(hidden == 0 for _, hidden in labels), labels
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("T1", ["T1"]),
+        ("ml1m_ge4", ["ml1m_ge4"]),
+        ("foursquare_nyc_stan", ["foursquare", "nyc_stan"]),
+        ("ml_latest_small (139 of 610 users)", ["ml_latest", "small (139", "of 610", "users)"]),
+        ("onewordthatislongerthanthat", ["onewordthatislongerthanthat"]),
+    ],
+)
+def test_long_names_are_broken_where_they_can_be(name: str, lines: list[str]) -> None:
+    assert style.broken(name).split("\n") == lines
+
+
+def test_names_of_data_sets_do_not_run_into_each_other(drawn: dict[str, Figure]) -> None:
+    table = target_results().replace({"workload": {"T5": "ml_latest_small (139 of 610 users)"}})
+    assert target.draw(table, {**MANIFEST, "id": "03_target_attention"}, Path("nowhere")) == []
+    for name in ("latency", "ratios", "memory"):
+        figure = drawn[f"03_target_attention_{name}"]
+        figure.draw_without_rendering()
+        for axes in figure.axes:
+            boxes = [text.get_window_extent() for text in axes.get_xticklabels() if text.get_text()]
+            assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes)), name
