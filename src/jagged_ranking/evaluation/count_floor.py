@@ -9,6 +9,7 @@ logs of a few days a weight that fits the train period would extrapolate far bey
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,14 +75,12 @@ def count_features(dataset: ClickDataset) -> dict[str, np.ndarray]:
     return dict(zip(SPLITS, np.split(np.stack(features, axis=1), ends), strict=True))
 
 
-def evaluate_counts(dataset: ClickDataset, *, split: str = "test") -> Evaluation:
+def evaluate_counts(
+    dataset: ClickDataset, *, splits: Sequence[str] = ("test",)
+) -> list[Evaluation]:
     """Fits on the train split, the penalty chosen by log loss on the validation split, and scores
-    a split; nothing is random."""
-    features, train, columns = (
-        count_features(dataset),
-        dataset.samples("train"),
-        dataset.samples(split),
-    )
+    the splits; nothing is random."""
+    features, train = count_features(dataset), dataset.samples("train")
     valid = np.asarray(dataset.samples("valid").label)
     fitted = [
         make_pipeline(StandardScaler(), LogisticRegression(C=penalty, max_iter=1000)).fit(
@@ -90,12 +89,19 @@ def evaluate_counts(dataset: ClickDataset, *, split: str = "test") -> Evaluation
         for penalty in PENALTIES
     ]
     losses = [log_loss(valid, model.predict_proba(features["valid"])[:, 1]) for model in fitted]
-    probability = fitted[int(np.argmin(losses))].predict_proba(features[split])[:, 1]
+    best = fitted[int(np.argmin(losses))]
     rate = float(np.mean(train.label))
-    return Evaluation(
-        split=split,
-        probability=probability,
-        user=np.asarray(columns.user),
-        label=np.asarray(columns.label),
-        metrics=split_metrics(columns, probability, train_ctr=rate),
-    )
+    found = []
+    for split in splits:
+        columns = dataset.samples(split)
+        probability = best.predict_proba(features[split])[:, 1]
+        found.append(
+            Evaluation(
+                split=split,
+                probability=probability,
+                user=np.asarray(columns.user),
+                label=np.asarray(columns.label),
+                metrics=split_metrics(columns, probability, train_ctr=rate),
+            )
+        )
+    return found

@@ -74,12 +74,13 @@ def compare_models(
     configs = [replace(config, model=m, seed=s) for m, s in itertools.product(models, seeds)]
     dataset = open_dataset(dataset_dir)
     device = device or default_device()
-    rows: list[dict[str, Any]] = []
-    tested: dict[str, list[Evaluation]] = {}
-    for split in REPORTED:
-        found = evaluate_counts(dataset, split=split)
-        rows += _metric_rows(dataset, COUNTS, found, {"digest": dataset.digest})
-        tested[COUNTS] = [found]
+    counted = evaluate_counts(dataset, splits=REPORTED)
+    tested = {COUNTS: [counted[-1]]}
+    rows = [
+        row
+        for found in counted
+        for row in _metric_rows(dataset, COUNTS, found, {"digest": dataset.digest})
+    ]
     found_before = {one: store.get(one) for one in configs} if store is not None else {}
     outcomes = {one: outcome for one, outcome in found_before.items() if outcome}
     missing = [one for one in dict.fromkeys(configs) if one not in outcomes]
