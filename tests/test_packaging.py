@@ -237,6 +237,9 @@ def test_an_installed_wheel_reproduces_outside_of_any_checkout(installed):
     done = installed.jagged("figures", "X/05_interaction_kernels")
     assert (done.returncode, done.stdout) == (0, "nothing changed\n"), done.stderr
     assert sorted(path.name for path in work.iterdir()) == ["X", "figures"]
+    done = installed.jagged("figures")  # there is no README.md to fill in
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "no results.parquet with a manifest.json, here or one folder below" in done.stderr
     assert not list(installed.site.rglob("build"))
 
 

@@ -1,6 +1,7 @@
 """`jagged prepare` and `jagged datasets`."""
 
 import argparse
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, metavar="N", help="of what is drawn at random (default: 0)")
     add("--name", help="what to call the data set (default: the source's choice)")
     add("--force", action="store_true", help="replace another prepared data set in DIR")
+    add(
+        "--json",
+        action="store_true",
+        default=False,
+        help="print what DIR/dataset.json says, and the folder, as one JSON document",
+    )
 
     add = _group(parser, "movielens").add_argument
     add(
@@ -136,7 +143,11 @@ def run(args: argparse.Namespace) -> int:
     if "signals" in options:
         options["signals"] = tuple(options["signals"])
     folder = prepare(args.source, out=args.out, **options)
-    print(summary(read_info(folder), folder))
+    info = read_info(folder)
+    if args.json:
+        print(json.dumps({"folder": str(folder), **info}, indent=2))
+    else:
+        print(summary(info, folder))
     return 0
 
 

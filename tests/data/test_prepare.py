@@ -176,6 +176,16 @@ def test_the_command_says_what_it_made(
     assert open_dataset(tmp_path / "out").info["signals"] == ["price"]
 
 
+def test_the_command_says_it_as_json(
+    tmp_path: Path, prepare_command: Callable[..., tuple[int, str, str]]
+) -> None:
+    out = tmp_path / "out"
+    code, said, err = prepare_command("synthetic", "--events", 2000, "--out", out, "--json")
+    assert (code, err) == (0, "")
+    told = {"folder": str(out), **json.loads((out / "dataset.json").read_text())}
+    assert json.loads(said) == told
+
+
 def test_dropped_duplicates_are_counted(
     tmp_path: Path, prepare_command: Callable[..., tuple[int, str, str]]
 ) -> None:

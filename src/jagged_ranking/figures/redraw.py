@@ -42,7 +42,7 @@ def refresh(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
-    own = folder.resolve() == paths.FIGURES.resolve()
+    own = paths.has_checkout() and folder.resolve() == paths.FIGURES.resolve()
     readme, page = paths.ROOT / "README.md", paths.ROOT / "docs" / "performance.md"
     before = _digests(folder, readme, page)
     if has_results(folder):

@@ -65,12 +65,25 @@ def run_train(args: argparse.Namespace) -> int:
     return 0
 
 
+EVALUATION_KEYS = {
+    "dataset": "its name",
+    "digest": "of the data set",
+    "split": "that was scored",
+    "samples": "how many it has",
+    "metrics": "name -> value",
+    "config": "of the model and its training",
+}
+
+
 def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
-    """--data, --run and --split."""
+    """--data, --run, --split and --json."""
+    from jagged_ranking.facts import add_json
+
     parser.add_argument("--data", type=Path, required=True, help="the data the run was trained on")
     parser.add_argument("--run", type=Path, required=True, help="the --out of `jagged train`")
     parser.add_argument("--split", choices=SPLITS, default="test", help="default: %(default)s")
     _add_device(parser)
+    add_json(parser, EVALUATION_KEYS)
 
 
 def run_evaluate(args: argparse.Namespace) -> int:
@@ -79,6 +92,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
     from click_data import open_dataset
     from jagged_ranking.evaluation.evaluate import evaluate_model
     from jagged_ranking.evaluation.metrics import METRICS
+    from jagged_ranking.facts import say
     from jagged_ranking.results import atomic
     from jagged_ranking.training.trainer import load_model
 
@@ -98,7 +112,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
         path.write_text(json.dumps(written, indent=1, sort_keys=True) + "\n")
     columns = ("model", "split", "samples", *METRICS)
     values = [config.model, args.split, len(found.label), *(found.metrics[m] for m in METRICS)]
-    print(_table(columns, [values]))
+    say(args, written, [_table(columns, [values])])
     return 0
 
 

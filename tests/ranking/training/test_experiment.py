@@ -217,6 +217,12 @@ def test_train_and_evaluate_commands(
     shown = [float(x) for x in printed[1].split()[3:]]
     assert shown == pytest.approx([written["metrics"][m] for m in METRICS], abs=5e-5)
     assert written["samples"] == len(toy.samples("valid"))
+    assert (
+        command("evaluate", "--data", toy.folder, "--run", out, "--split", "valid", "--json") == 0
+    )
+    facts = json.loads(capsys.readouterr().out)
+    assert facts == written
+    assert facts.keys() == train_commands.EVALUATION_KEYS.keys()
 
 
 def test_command_errors_are_one_line(
