@@ -1,0 +1,390 @@
+"""Is nothing lost? Kills commands at random moments, and looks at what is left and what follows.
+
+    make kills
+    .venv/bin/python tests/support/kills.py --moments 20 --seed 0
+    .venv/bin/python tests/support/kills.py train --moments 5
+
+It is not part of `make test`, which has a few moments of it: 20 of each command take half an hour
+on two cores.
+
+First a command runs undisturbed, for its numbers and its duration. Then it begins anew in a fresh
+place, and at a moment its process gets SIGKILL, alone: what it has started must end by itself. In
+every second or third place it is killed again as it goes on, before it may come to its end. Then:
+
+- No process is left: all of a command have a variable in their environment by which they are found.
+- Each file is whole, or has a temporary name and is gone when the command has come to its end.
+- What was done and kept is not done again: trainings, measurements, epochs, finished notebooks.
+- A notebook whose end was printed is fresh.
+- The numbers at the end are those of the undisturbed run, to the bit. Timings have none to compare.
+
+A line a moment; the status is 0 only if nothing was violated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from killed_files import (
+    Place,
+    kept_data,
+    kept_epochs,
+    kept_results,
+    prepared_bytes,
+    quality_and_shapes,
+    weights_and_losses,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+MARK = "JAGGED_KILLS"
+# What may be alive so long after a kill. Orphans look for their parent every half second, and then
+# end a kernel; a busy machine takes its time.
+SECONDS_TO_END = 8.0
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+_FINISHED = re.compile(r"^(\w+): .*, results in ", re.MULTILINE)
+LOG: dict[str, Any] = {"users": 80, "items": 60, "categories": 4, "events": 4000}
+PRESET = """\
+02_memory: {providers: [jagged, dense_flash], workloads: [A], wastes: [0.5], waste_users: 4,
+  waste_max_len: 32, max_lens: [32], padded_tokens: 256, head_dims: [16], heads: 1, head_dim: 16,
+  data_users: 4}
+04_quality: {models: [mean_pool, target_attention], seeds: [0, 1], replicates: 20,
+  options: {epochs: 3, batch_size: 128, max_history: 20, dim: 8, hidden: [8]}}
+"""
+NOTEBOOKS = ("02_memory", "04_quality")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that may be killed.
+
+    Attributes:
+        arguments: of `jagged`, with {data} and {out}.
+        numbers: what a place holds in the end that must be the same in each.
+        kept: what it holds at any time that must not be done again.
+        needs_data: whether it reads a data set that was there before.
+    """
+
+    arguments: tuple[str, ...]
+    numbers: Callable[[Place], Any]
+    kept: Callable[[Place], dict[str, Any]]
+    needs_data: bool = True
+
+
+_SMALL_MODEL = ("--dim", "8", "--hidden", "8", "--max-history", "20", "--batch-size", "64")
+_LONG = ("--epochs", "12", "--patience", "12", "--checkpoint-steps", "7")
+_REPRODUCE = ("reproduce", "--preset", "tiny", "--data", "{data}", "--out", "{out}")
+_LARGE = ("--users", "5000", "--items", "500", "--categories", "20", "--events", "2000000")
+COMMANDS = {
+    "reproduce": Command(_REPRODUCE, quality_and_shapes, kept_results),
+    "train": Command(
+        ("train", "--data", "{data}", "--out", "{out}", "--resume", *_SMALL_MODEL, *_LONG),
+        weights_and_losses,
+        kept_epochs,
+    ),
+    "prepare": Command(
+        ("prepare", "synthetic", "--out", "{data}", *_LARGE),
+        prepared_bytes,
+        kept_data,
+        needs_data=False,
+    ),
+}
+
+
+@dataclass
+class Undisturbed:
+    """A run that nobody killed: how long it took, its numbers and its files."""
+
+    seconds: float
+    again: float  # of a second run, which finds all done
+    numbers: Any
+    names: Any
+
+
+@dataclass
+class Journey:
+    """One place from its first kill to the end: a line a kill, and what was violated."""
+
+    lines: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    kills: int = 0
+
+
+@contextlib.contextmanager
+def fresh_place(*, data: Path | None) -> Iterator[Place]:
+    """A place with the notebooks and, where one is given, a copy of a data set."""
+    with tempfile.TemporaryDirectory(prefix="jk-", dir="/tmp", ignore_cleanup_errors=True) as root:
+        place = Place(Path(root))
+        presets = place.home / "notebooks" / "params"
+        presets.mkdir(parents=True)
+        (place.home / "pyproject.toml").touch()
+        (presets / "tiny.yaml").write_text(PRESET)
+        for name in NOTEBOOKS:
+            shutil.copy(ROOT / "notebooks" / f"{name}.ipynb", place.home / "notebooks")
+        place.temporary.mkdir()
+        if data is not None:
+            shutil.copytree(data, place.data)
+        yield place
+
+
+class Running:
+    """A command in a session of its own, its processes marked."""
+
+    def __init__(self, command: Command, place: Place) -> None:
+        self.mark = f"{MARK}={place.root.name}"
+        words = [word.format(data=place.data, out=place.out) for word in command.arguments]
+        self._said = place.root / "said.txt"
+        name, _, value = self.mark.partition("=")
+        variables = {
+            "JAGGED_HOME": str(place.home),
+            "TMPDIR": str(place.temporary),
+            "PYTHONPATH": os.pathsep.join(
+                str(ROOT / folder) for folder in ("kernels", "src", "data_prep")
+            ),
+            "OMP_NUM_THREADS": "1",
+            name: value,
+        }
+        with self._said.open("wb") as said:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "jagged_ranking.cli", *words],
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **variables},
+                start_new_session=True,
+            )
+
+    def said(self) -> str:
+        """What its processes have printed so far."""
+        return self._said.read_text(encoding="utf-8", errors="replace")
+
+    def ends_within(self, seconds: float) -> int | None:
+        """Its status; None where it has not ended."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> int:
+        """SIGKILL to its first process alone; how many others there were."""
+        others = len(self.alive()) - 1
+        self._process.kill()
+        self._process.wait()
+        return others
+
+    def alive(self) -> list[psutil.Process]:
+        """Its processes, whoever their parent is now."""
+        name, _, value = self.mark.partition("=")
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                dead = process.status() == psutil.STATUS_ZOMBIE
+                if not dead and process.environ().get(name) == value:
+                    found.append(process)
+        return found
+
+    def left(self) -> tuple[float, list[str]]:
+        """How long its processes took to be gone, and those that are not."""
+        began = time.monotonic()
+        while alive := self.alive():
+            if time.monotonic() - began > SECONDS_TO_END:
+                return time.monotonic() - began, [_shown(process) for process in alive]
+            time.sleep(0.1)
+        return time.monotonic() - began, []
+
+    def end(self) -> None:
+        """Kill whatever is left."""
+        for process in self.alive():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self._process.wait()
+
+
+def _shown(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return f"process {process.pid} is alive: {' '.join(process.cmdline())[:120]}"
+    return f"process {process.pid} was alive"
+
+
+def undisturbed(command: Command, data: Path | None) -> Undisturbed:
+    """Run a command to its end, and again. RuntimeError if either fails."""
+    with fresh_place(data=data) as place:
+        seconds = []
+        for _ in range(2):
+            began = time.monotonic()
+            running = Running(command, place)
+            if running.ends_within(600) != 0:
+                running.end()
+                raise RuntimeError(f"it fails undisturbed:\n{running.said()}")
+            seconds.append(time.monotonic() - began)
+        if wrong := [*place.broken(), *map(str, place.temporary.iterdir())]:
+            raise RuntimeError(f"it leaves undisturbed: {wrong}")
+        return Undisturbed(
+            seconds=seconds[0],
+            again=seconds[1],
+            numbers=command.numbers(place),
+            names=place.names(),
+        )
+
+
+def journey(
+    command: Command, moments: Sequence[float], normal: Undisturbed, data: Path | None
+) -> Journey:
+    """Begin a command in a fresh place, kill it at each moment, and let it come to its end.
+
+    Args:
+        moments: each a share, 0 to 1, of the time that the command needs from there.
+    """
+    done = Journey()
+    with fresh_place(data=data) as place:
+        finished: set[str] = set()
+        kept: dict[str, Any] = {}
+        left_to_do = normal.seconds
+        for number, share in enumerate(moments, 1):
+            moment = share * left_to_do
+            running = Running(command, place)
+            try:
+                if running.ends_within(moment) is not None:
+                    done.lines.append(f"kill {number} at {moment:5.1f} s: it had ended before")
+                    break
+                others = running.kill()
+                done.kills += 1
+                seconds, wrong = running.left()
+            finally:
+                running.end()
+            finished |= set(_FINISHED.findall(running.said()))
+            wrong += place.broken()
+            if not place.broken():
+                wrong += _lost(kept, now := command.kept(place))
+                kept = now
+            wrong += [f"{name} is not kept" for name in finished - set(kept)]
+            unfinished = [*filter(place.is_temporary, place.files()), *place.temporary.iterdir()]
+            done.lines.append(
+                f"kill {number} at {moment:5.1f} s: {others} other processes, gone after "
+                f"{seconds:.1f} s; kept {len(kept)}, finished {len(finished)}, "
+                f"temporary {len(unfinished)}"
+            )
+            done.violations += [f"after kill {number} at {moment:.1f} s: {one}" for one in wrong]
+            left_to_do = max(normal.again, left_to_do - moment)
+        done.violations += _come_to_the_end(command, place, normal, kept, finished)
+    return done
+
+
+def _come_to_the_end(
+    command: Command,
+    place: Place,
+    normal: Undisturbed,
+    kept: dict[str, Any],
+    finished: set[str],
+) -> list[str]:
+    """Start the command again, now to its end; what is wrong then."""
+    running = Running(command, place)
+    try:
+        status = running.ends_within(600)
+        _, wrong = running.left()
+    finally:
+        running.end()
+    if status != 0:
+        return [*wrong, f"started again it ends with {status}: {running.said()[-2000:]}"]
+    wrong += place.broken()
+    wrong += _lost(kept, command.kept(place))
+    wrong += [
+        f"{name} had finished and ran again"
+        for name in sorted(finished)
+        if f"fresh    {name}\n" not in running.said()
+    ]
+    wrong += [f"left behind: {path.name}" for path in place.temporary.iterdir()]
+    names = place.names()
+    wrong += [f"left behind: {name}" for name in sorted((names - normal.names).elements())]
+    wrong += [f"missing: {name}" for name in sorted((normal.names - names).elements())]
+    if not wrong and command.numbers(place) != normal.numbers:
+        wrong.append("other numbers than undisturbed")
+    return [f"at the end: {one}" for one in wrong]
+
+
+def _lost(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    return [
+        f"{name} was {'made again' if name in now else 'lost'}"
+        for name, value in before.items()
+        if now.get(name) != value
+    ]
+
+
+def draw(moments: int, generator: random.Random) -> list[list[float]]:
+    """So many moments in places, half of them the second or third kill in theirs.
+
+    The first kills are spread evenly: one in each of as many parts of the duration.
+    """
+    parts = (moments + 1) // 2
+    first = [(part + generator.random()) / parts for part in range(parts)]
+    places = [[share] for share in first]
+    generator.shuffle(places)
+    for _ in range(moments - len(places)):
+        # Those with one kill or two take another: some none, some two.
+        chosen = generator.choice([place for place in places if len(place) < 3])
+        chosen.append(generator.random())
+    return places
+
+
+def watch(name: str, *, moments: int, seed: int, say: Callable[[str], None] = print) -> list[str]:
+    """Kill one of `COMMANDS` at so many moments; what was violated."""
+    command = COMMANDS[name]
+    with contextlib.ExitStack() as stack:
+        data = None
+        if command.needs_data:
+            from click_data import prepare
+
+            data = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "data"
+            prepare("synthetic", out=data, **LOG)
+        normal = undisturbed(command, data)
+        say(f"{name}: {normal.seconds:.1f} s undisturbed, {normal.again:.1f} s when all is done")
+        violations: list[str] = []
+        kills = 0
+        for number, shares in enumerate(draw(moments, random.Random(seed)), 1):
+            done = journey(command, shares, normal, data)
+            kills += done.kills
+            for line in done.lines:
+                say(f"{name} {number:2}, {line}")
+            for one in done.violations:
+                say(f"{name} {number:2}, VIOLATED {one}")
+            violations += done.violations
+        say(f"{name}: {kills} kills of {moments} moments, {len(violations)} violations")
+    return violations
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Kill commands and see whether anything is lost.")
+    parser.add_argument("names", nargs="*", metavar="COMMAND", help=f"of {', '.join(COMMANDS)}")
+    parser.add_argument("--moments", type=int, default=20, help="of each command (20)")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments (0)")
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.names if name not in COMMANDS]:
+        parser.error(f"no command {unknown[0]}; there are {', '.join(COMMANDS)}")
+    if sys.platform == "linux":
+        # As on a desktop, where orphans come to the session's manager and not to process 1.
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    found = [
+        watch(name, moments=options.moments, seed=options.seed, say=say)
+        for name in options.names or COMMANDS
+    ]
+    return 1 if any(found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
