@@ -95,6 +95,47 @@ def alone_in(folder: Path) -> Iterator[None]:
             os.close(handle)
 
 
+def sweep(folder: Path, name: str = "*.*") -> None:
+    """Delete what `results.atomic` had begun as `name` in a folder, by a process that was killed.
+
+    This process must hold the folder: of one that is alive the file would be missed.
+    """
+    stem, suffix = os.path.splitext(name)
+    for stale in folder.glob(f".{stem}-{'?' * _RANDOM}{suffix}"):
+        with suppress(OSError):  # another user's
+            stale.unlink()
+
+
+@contextmanager
+def among_others(folder: Path, name: str = "*.*") -> Iterator[None]:
+    """Say for the time of the block that this process writes files into a folder, as others may.
+
+    Who comes while there is no other sweeps it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # without locks, or with others, nothing is swept
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            sweep(folder, name)
+        _share(handle)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _share(handle: int) -> None:
+    deadline = time.monotonic() + BUSY_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:  # one who sweeps, or who holds the folder for itself
+            time.sleep(0.01)
+        except OSError:
+            return
+
+
 @contextmanager
 def temporary_folder(prefix: str, *, longest: int | None = None) -> Iterator[Path]:
     """An empty folder for the time of the block; those of processes that are gone are deleted.

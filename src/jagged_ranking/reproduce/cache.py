@@ -20,6 +20,7 @@ from jagged_ranking import paths, provenance, results
 from jagged_ranking.code_roots import code_hash, roots_of
 from jagged_ranking.devices import default_device, device_name
 from jagged_ranking.measure.lineup import OURS
+from jagged_ranking.processes import among_others
 from jagged_ranking.reproduce.click_logs import describe_data
 from jagged_ranking.reproduce.freshness import digest
 
@@ -61,7 +62,7 @@ def cached(function: Callable[..., pd.DataFrame], /, *args: Any, **options: Any)
     print(f"{function.__name__}: took {time.monotonic() - started:.0f} s")
     if _failed(table):
         return table  # try again the next time
-    with paths.naming(path):
+    with paths.naming(path), among_others(path.parent):
         results.write(table, path)
     return results.read(path)  # what the next call will return
 

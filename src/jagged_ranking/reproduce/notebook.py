@@ -13,16 +13,26 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from papermill import execute_notebook
 from papermill.exceptions import PapermillExecutionError
+from papermill.iorw import LocalHandler, papermill_io
 from papermill.log import logger as papermill_logger
 
 from jagged_ranking import paths
 from jagged_ranking.processes import temporary_folder
 from jagged_ranking.reproduce.parameters import TAG, read_cells
 from jagged_ranking.reproduce.progress import Progress
+from jagged_ranking.results import atomic
 from jagged_ranking.verbosity import is_verbose
 
 # A socket's path may have 103 characters (macOS) or 107 (Linux); a kernel's are called so.
 _LONGEST = 103 - len("/kernel-ipc-5")
+
+
+class _Whole(LocalHandler):
+    """Writes as papermill does, which it does after every cell, but whole or not at all."""
+
+    def write(self, buf: str, path: str) -> None:
+        with atomic(path) as temporary:
+            temporary.write_text(buf, encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -99,6 +109,7 @@ def execute(
     bar = Progress(notebook.stem, len(cells) + bool(parameters), shown=progress and not verbose)
     watcher = sys.stderr if verbose else bar
     executed.parent.mkdir(parents=True, exist_ok=True)
+    papermill_io.register(str(executed), _Whole())
     papermill_logger.disabled = True  # every error is reported once, below
     try:
         with _neutral_kernel(environment or {}) as (manager, folder):

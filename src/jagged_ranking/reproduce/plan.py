@@ -9,7 +9,7 @@ from typing import Any
 
 from jagged_ranking import paths
 from jagged_ranking.figures.result_folder import has_results
-from jagged_ranking.processes import alone_in
+from jagged_ranking.processes import alone_in, sweep
 from jagged_ranking.provenance import utc
 from jagged_ranking.reproduce.freshness import (
     COMMAND_VARIABLE,
@@ -153,6 +153,7 @@ def _run(plan: Plan, key: str, command: str, progress: bool) -> RunRecord:
         earlier_seconds=earlier_seconds(plan.folder, key),
     )
     paths.settle_build(plan.folder)
+    sweep(plan.folder)
     record.write(plan.folder)  # an interrupted run is never taken for a fresh one
     began = time.monotonic()
     try:

@@ -12,7 +12,6 @@ from doit.reporter import ZeroReporter
 from jagged_ranking import paths
 from jagged_ranking.reproduce import tasks
 from jagged_ranking.reproduce.freshness import COMMAND_VARIABLE
-from jagged_ranking.reproduce.report import write_report
 from jagged_ranking.reproduce.run_record import read_record
 from jagged_ranking.reproduce.settings import Settings
 
@@ -97,7 +96,7 @@ def _reproduce(settings: Settings, parallel: int, command: str) -> int:
         status = doit.run(["run", "-n", str(parallel if parallel > 1 else 0), "data", "notebook"])
     finally:
         tasks.end_running()
-    write_report(settings)
+    tasks.report(settings)
     for name, message in failed.items():
         print(_failure_line(settings, name, message), file=sys.stderr, flush=True)
     good = sum(f"notebook:{notebook}" not in failed for notebook in settings.only)

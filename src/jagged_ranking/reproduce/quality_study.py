@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from jagged_ranking import paths
+from jagged_ranking.processes import among_others
 from jagged_ranking.reproduce.cache import circumstances, read_kept
 from jagged_ranking.reproduce.click_logs import data_digest
 from jagged_ranking.reproduce.freshness import digest
@@ -54,7 +55,7 @@ class _Trainings:
 
     def put(self, outcome: Outcome) -> None:
         path = self._path(outcome.config)
-        with paths.naming(path):
+        with paths.naming(path), among_others(path.parent):
             write_outcome(outcome, path)
 
     def _path(self, config: TrainConfig) -> Path:

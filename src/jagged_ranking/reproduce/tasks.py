@@ -6,12 +6,13 @@ says that a run with the same key succeeded, so results that somebody moved, del
 `jagged run` are judged rightly.
 """
 
+import json
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 from doit.exceptions import TaskFailed
 
 from jagged_ranking import paths
-from jagged_ranking.processes import PARENT_VARIABLE, BusyError, alone_in
+from jagged_ranking.processes import PARENT_VARIABLE, BusyError, alone_in, among_others, sweep
 from jagged_ranking.reproduce.freshness import is_fresh
 from jagged_ranking.reproduce.report import write_report
 from jagged_ranking.reproduce.settings import Settings
@@ -131,11 +132,22 @@ def is_notebook_fresh(settings: Settings, notebook: str) -> bool:
     return is_fresh(chosen.folder, chosen.key())
 
 
+def report(settings: Settings) -> None:
+    """Write the report, in a folder of results that this process holds."""
+    folder = settings.report.parent
+    if folder == settings.out:
+        sweep(folder, settings.report.name)
+        write_report(settings)
+    else:
+        with among_others(folder, settings.report.name):
+            write_report(settings)
+
+
 def report_task(settings: Settings) -> dict[str, Any]:
     """The HTML report of what there is, also after a failure."""
     return {
         "doc": "the HTML report",
-        "actions": [(write_report, [settings])],
+        "actions": [(report, [settings])],
         "uptodate": [False],
         "title": lambda task: f"report: {paths.shown(settings.report)}",
         "io": {"capture": False},
@@ -145,9 +157,17 @@ def report_task(settings: Settings) -> dict[str, Any]:
 def doit_config() -> dict[str, Any]:
     """doit's own options: its database lies in build/, nothing is printed twice."""
     paths.BUILD.mkdir(parents=True, exist_ok=True)
+    database = paths.BUILD / "doit.json"
+    # doit writes over the file: of one that was cut off it would say at every start that it cannot
+    # be read. Nothing in it is needed.
+    with suppress(FileNotFoundError):
+        try:
+            json.loads(database.read_text(encoding="utf-8"))
+        except ValueError:
+            database.unlink()
     return {
         "backend": "json",
-        "dep_file": str(paths.BUILD / "doit.json"),
+        "dep_file": str(database),
         "continue": True,
         "par_type": "thread",
         "default_tasks": ["data", "notebook", "report"],
