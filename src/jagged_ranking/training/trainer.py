@@ -31,6 +31,7 @@ from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.devices import default_device
 from jagged_ranking.evaluation.evaluate import autocast, predict, split_metrics
 from jagged_ranking.models.ranker import Ranker
+from jagged_ranking.processes import alone_in, sweep
 from jagged_ranking.training import checkpoint
 from jagged_ranking.training.config import TrainConfig
 
@@ -106,7 +107,7 @@ def train(
 
     Raises TrainingError when `out` cannot be a folder, before anything is trained, and when the
     loss is NaN or infinite, or a checkpoint cannot be written; CheckpointError where the checkpoint
-    belongs to other options or other data.
+    belongs to other options or other data; BusyError where another run is at work in `out`.
     """
     device = torch.device(device or default_device())
     on_gpu = [device] if device.type == "cuda" else []
@@ -115,7 +116,7 @@ def train(
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise TrainingError(f"{out}: cannot be the run's folder ({error.strerror})") from error
-    with torch.random.fork_rng(devices=on_gpu), _deterministic(device):
+    with _alone(out), torch.random.fork_rng(devices=on_gpu), _deterministic(device):
         run = _Run(config, dataset, device=device, out=out)
         if resume:
             run.restore()
@@ -140,6 +141,18 @@ def load_model(
     model = Ranker(config, DataShape(**saved.content["shape"])).to(device)
     model.load_state_dict(saved.content["model"])
     return model.eval(), config
+
+
+@contextmanager
+def _alone(out: Path | None) -> Iterator[None]:
+    """Hold a run's folder, where there is one, without what a killed run was writing there."""
+    if out is None:
+        yield
+        return
+    with alone_in(out):
+        for name in (CHECKPOINT, MODEL):
+            sweep(out, name)
+        yield
 
 
 @contextmanager
