@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,12 @@ class Place:
     def unfinished(folder: Path) -> Iterator[Path]:
         """What lies right in `folder` by a temporary name."""
         return (path for path in sorted(folder.iterdir()) if _TEMPORARY.fullmatch(path.name))
+
+    def being_written(self) -> Iterator[Path]:
+        """What has a temporary name now; looked at quickly."""
+        for folder in (self.root, self.out, *self.out.glob("*/"), self.home / "build" / "cache"):
+            with suppress(OSError):
+                yield from self.unfinished(folder)
 
     def is_temporary(self, path: Path) -> bool:
         """Whether its name, or its folder's, says that it is not whole."""
