@@ -1,4 +1,4 @@
-# make reproduce | test | planted | sanitize | lab | figures | docs | lint; each sets up .venv first.
+# make reproduce | test | planted | kills | sanitize | lab | figures | docs | lint; each sets up .venv first.
 # Other options go through the command itself: .venv/bin/jagged reproduce --help
 
 PYTHON ?= python3
@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup reproduce test planted sanitize lab figures docs lint constraints
+.PHONY: setup reproduce test planted kills sanitize lab figures docs lint constraints
 
 setup: $(READY)
 
@@ -30,6 +30,10 @@ test: $(READY)
 # Whether the tests notice known bugs, planted in copies of this checkout one at a time.
 planted: $(READY)
 	$(BIN)/python tests/support/planted_bugs.py -n $(JOBS)
+
+# Whether commands that are killed at random moments lose or leave anything; half an hour.
+kills: $(READY)
+	$(BIN)/python tests/support/kills.py --moments 20 --seed 0
 
 # On a GPU: every access to memory of every kernel on small batches. PyTorch's cache of memory would
 # hide accesses past an end. racecheck does without the kernels for Hopper (part "long"): it reports

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import Counter
@@ -73,7 +74,8 @@ class Place:
 
     def being_written(self) -> Iterator[Path]:
         """What has a temporary name now; looked at quickly."""
-        for folder in (self.root, self.out, *self.out.glob("*/"), self.home / "build" / "cache"):
+        results, kept = self.out.glob("*/"), self.home / "build" / "cache"
+        for folder in (self.root, self.out, *results, kept, *self.data.glob(".cache/*/*/*/")):
             with suppress(OSError):
                 yield from self.unfinished(folder)
 
@@ -201,6 +203,12 @@ def _plain(content: Any) -> Any:
 def prepared_bytes(place: Place) -> dict[str, Any]:
     """The files of a data set."""
     return {path.name: path.read_bytes() for path in place.data.iterdir() if path.is_file()}
+
+
+def mapped_bytes(place: Place) -> dict[str, Any]:
+    """What `open_dataset` maps into memory, in any order."""
+    arrow = (path for path in place.files() if path.suffix == ".arrow")
+    return {"arrow": sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path in arrow)}
 
 
 def kept_results(place: Place) -> dict[str, Any]:

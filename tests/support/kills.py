@@ -5,7 +5,8 @@
     .venv/bin/python tests/support/kills.py train --moments 5
 
 It is not part of `make test`, which has a few moments of it: 20 of each command take half an hour
-on two cores.
+on two cores. Besides `jagged` commands there is `open`: `open_dataset` of a data set that was not
+mapped into memory before.
 
 First a command runs undisturbed, for its numbers and its duration. Then it begins anew in a fresh
 place, and at a moment its process gets SIGKILL, alone: what it has started must end by itself. In
@@ -30,36 +31,34 @@ import os
 import random
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 from killed_files import (
     Place,
     kept_data,
     kept_epochs,
     kept_results,
+    mapped_bytes,
     prepared_bytes,
     quality_and_shapes,
     weights_and_losses,
 )
+from marked_process import MarkedProcess
+
+from click_data import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
-MARK = "JAGGED_KILLS"
-# What may be alive so long after a kill. Orphans look for their parent every half second, and then
-# end a kernel; a busy machine takes its time.
-SECONDS_TO_END = 8.0
 AIMING_SECONDS = 3.0
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _FINISHED = re.compile(r"^(\w+): .*, results in ", re.MULTILINE)
-LOG: dict[str, Any] = {"users": 80, "items": 60, "categories": 4, "events": 4000}
+SMALL = {"users": 80, "items": 60, "categories": 4, "events": 4000}
+LARGE = {"users": 5000, "items": 500, "categories": 20, "events": 2_000_000}
 PRESET = """\
 02_memory: {providers: [jagged, dense_flash], workloads: [A], wastes: [0.5], waste_users: 4,
   waste_max_len: 32, max_lens: [32], padded_tokens: 256, head_dims: [16], heads: 1, head_dim: 16,
@@ -75,35 +74,51 @@ class Command:
     """A command that may be killed.
 
     Attributes:
-        arguments: of `jagged`, with {data} and {out}.
+        arguments: of Python, with DATA and OUT for folders.
         numbers: what a place holds in the end that must be the same in each.
         kept: what it holds at any time that must not be done again.
-        needs_data: whether it reads a data set that was there before.
+        log: the synthetic log, prepared before, that it reads; None if it prepares one itself.
     """
 
     arguments: tuple[str, ...]
     numbers: Callable[[Place], Any]
     kept: Callable[[Place], dict[str, Any]]
-    needs_data: bool = True
+    log: Mapping[str, Any] | None
+
+
+def _options(values: Mapping[str, Any]) -> list[str]:
+    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 
 _SMALL_MODEL = ("--dim", "8", "--hidden", "8", "--max-history", "20", "--batch-size", "64")
 _LONG = ("--epochs", "25", "--patience", "25", "--checkpoint-steps", "7")
-_REPRODUCE = ("reproduce", "--preset", "tiny", "--data", "{data}", "--out", "{out}")
-_LARGE = ("--users", "5000", "--items", "500", "--categories", "20", "--events", "2000000")
+_JAGGED = ("-m", "jagged_ranking.cli")
+_OPEN = """\
+import sys
+from click_data import open_dataset
+dataset = open_dataset(sys.argv[1])
+dataset.histories, dataset.items, dataset.samples("train")
+"""
 COMMANDS = {
-    "reproduce": Command(_REPRODUCE, quality_and_shapes, kept_results),
+    "reproduce": Command(
+        (*_JAGGED, "reproduce", "--preset", "tiny", "--data", "DATA", "--out", "OUT"),
+        quality_and_shapes,
+        kept_results,
+        SMALL,
+    ),
     "train": Command(
-        ("train", "--data", "{data}", "--out", "{out}", "--resume", *_SMALL_MODEL, *_LONG),
+        (*_JAGGED, "train", "--data", "DATA", "--out", "OUT", "--resume", *_SMALL_MODEL, *_LONG),
         weights_and_losses,
         kept_epochs,
+        SMALL,
     ),
     "prepare": Command(
-        ("prepare", "synthetic", "--out", "{data}", *_LARGE),
+        (*_JAGGED, "prepare", "synthetic", "--out", "DATA", *_options(LARGE)),
         prepared_bytes,
         kept_data,
-        needs_data=False,
+        None,
     ),
+    "open": Command(("-c", _OPEN, "DATA"), mapped_bytes, kept_data, LARGE),
 }
 
 
@@ -143,88 +158,30 @@ def fresh_place(*, data: Path | None) -> Iterator[Place]:
         yield place
 
 
-class Running:
-    """A command in a session of its own, its processes marked."""
-
-    def __init__(self, command: Command, place: Place) -> None:
-        self.mark = f"{MARK}={place.root.name}"
-        words = [word.format(data=place.data, out=place.out) for word in command.arguments]
-        self._said = place.root / "said.txt"
-        name, _, value = self.mark.partition("=")
-        variables = {
+def start(command: Command, place: Place) -> MarkedProcess:
+    """Start a command in its place."""
+    folders = {"DATA": str(place.data), "OUT": str(place.out)}
+    code = [str(ROOT / folder) for folder in ("kernels", "src", "data_prep")]
+    return MarkedProcess(
+        [folders.get(word, word) for word in command.arguments],
+        mark=place.root.name,
+        said=place.root / "said.txt",
+        environment={
             "JAGGED_HOME": str(place.home),
             "TMPDIR": str(place.temporary),
-            "PYTHONPATH": os.pathsep.join(
-                str(ROOT / folder) for folder in ("kernels", "src", "data_prep")
-            ),
+            "PYTHONPATH": os.pathsep.join(code),
             "OMP_NUM_THREADS": "1",
             "TORCHINDUCTOR_CACHE_DIR": str(place.root / "inductor"),  # not TMPDIR
-            name: value,
-        }
-        with self._said.open("wb") as said:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "jagged_ranking.cli", *words],
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **variables},
-                start_new_session=True,
-            )
-
-    def said(self) -> str:
-        """What its processes have printed so far."""
-        return self._said.read_text(encoding="utf-8", errors="replace")
-
-    def ends_within(self, seconds: float) -> int | None:
-        """Its status; None where it has not ended."""
-        try:
-            return self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def await_unfinished(self, place: Place) -> None:
-        """Until a file is being written, which takes milliseconds, but not for long."""
-        deadline = time.monotonic() + AIMING_SECONDS
-        while time.monotonic() < deadline and self.ends_within(0) is None:
-            if any(place.being_written()):
-                return
-
-    def kill(self) -> bool:
-        """SIGKILL to its first process alone; whether that is what it died of."""
-        self._process.kill()
-        return self._process.wait() == -signal.SIGKILL
-
-    def alive(self) -> list[psutil.Process]:
-        """Its processes, whoever their parent is now."""
-        name, _, value = self.mark.partition("=")
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                dead = process.status() == psutil.STATUS_ZOMBIE
-                if not dead and process.environ().get(name) == value:
-                    found.append(process)
-        return found
-
-    def left(self) -> tuple[float, list[str]]:
-        """How long its processes took to be gone, and those that are not."""
-        began = time.monotonic()
-        while alive := self.alive():
-            if time.monotonic() - began > SECONDS_TO_END:
-                return time.monotonic() - began, [_shown(process) for process in alive]
-            time.sleep(0.1)
-        return time.monotonic() - began, []
-
-    def end(self) -> None:
-        """Kill whatever is left."""
-        for process in self.alive():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        self._process.wait()
+        },
+    )
 
 
-def _shown(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.Error):
-        return f"process {process.pid} is alive: {' '.join(process.cmdline())[:120]}"
-    return f"process {process.pid} was alive"
+def await_unfinished(running: MarkedProcess, place: Place) -> None:
+    """Until a file is being written, which takes milliseconds, but not for long."""
+    deadline = time.monotonic() + AIMING_SECONDS
+    while time.monotonic() < deadline and running.ends_within(0) is None:
+        if any(place.being_written()):
+            return
 
 
 def undisturbed(command: Command, data: Path | None) -> Undisturbed:
@@ -233,7 +190,7 @@ def undisturbed(command: Command, data: Path | None) -> Undisturbed:
         seconds = []
         for _ in range(2):
             began = time.monotonic()
-            running = Running(command, place)
+            running = start(command, place)
             if running.ends_within(600) != 0:
                 running.end()
                 raise RuntimeError(f"it fails undisturbed:\n{running.said()}")
@@ -271,12 +228,12 @@ def journey(
         for number, share in enumerate(moments, 1):
             moment = share * left_to_do
             began = time.monotonic()
-            running = Running(command, place)
+            running = start(command, place)
             try:
                 early = running.ends_within(moment) is not None
                 others = len(running.alive()) - 1
                 if number % 2 == aimed:
-                    running.await_unfinished(place)
+                    await_unfinished(running, place)
                 early |= not running.kill()
                 moment = time.monotonic() - began
                 if early:
@@ -314,7 +271,7 @@ def _come_to_the_end(
     finished: set[str],
 ) -> list[str]:
     """Start the command again, now to its end; what is wrong then."""
-    running = Running(command, place)
+    running = start(command, place)
     try:
         status = running.ends_within(600)
         _, wrong = running.left()
@@ -367,11 +324,10 @@ def watch(name: str, *, moments: int, seed: int, say: Callable[[str], None] = pr
     command = COMMANDS[name]
     with contextlib.ExitStack() as stack:
         data = None
-        if command.needs_data:
-            from click_data import prepare
-
+        if command.log is not None:
             data = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "data"
-            prepare("synthetic", out=data, **LOG)
+            options: dict[str, Any] = {**command.log}
+            prepare("synthetic", out=data, **options)
         normal = undisturbed(command, data)
         say(f"{name}: {normal.seconds:.1f} s undisturbed, {normal.again:.1f} s when all is done")
         violations: list[str] = []
