@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import time
 
 import kills
 import pytest
@@ -26,3 +27,21 @@ def test_half_of_the_moments_are_of_runs_that_went_on():
     assert {*map(len, places)} <= {1, 2, 3}
     assert sum(map(len, places)) == 20
     assert sorted(int(10 * first) for first, *_ in places) == list(range(10))
+
+
+def test_a_kernel_that_is_starting_ends_with_its_command():
+    words = ("-m", "jagged_ranking.cli", "run", "04_quality", "--out", "OUT")
+    command = dataclasses.replace(kills.COMMANDS["reproduce"], arguments=words)
+    kills.adopt(True)
+    try:
+        with kills.fresh_place(data=None) as place:
+            running = kills.start(command, place)
+            deadline = time.monotonic() + 60
+            while not any("kernel.json" in line for line in running.lines()):
+                assert time.monotonic() < deadline, running.said()
+            assert running.kill()
+            left = running.left()[1]
+            running.end()
+    finally:
+        kills.adopt(False)
+    assert not left

@@ -158,6 +158,13 @@ def fresh_place(*, data: Path | None) -> Iterator[Place]:
         yield place
 
 
+def adopt(yes: bool) -> None:
+    """Whether orphans come to this process and not to process 1, as they do on a desktop to the
+    session's manager."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SUBREAPER, int(yes), 0, 0, 0)
+
+
 def start(command: Command, place: Place) -> MarkedProcess:
     """Start a command in its place."""
     folders = {"DATA": str(place.data), "OUT": str(place.out)}
@@ -352,9 +359,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in COMMANDS]:
         parser.error(f"no command {unknown[0]}; there are {', '.join(COMMANDS)}")
-    if sys.platform == "linux":
-        # As on a desktop, where orphans come to the session's manager and not to process 1.
-        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+    adopt(True)
 
     def say(line: str) -> None:
         print(line, flush=True)

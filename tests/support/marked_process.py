@@ -70,6 +70,14 @@ class MarkedProcess:
                     found.append(process)
         return found
 
+    def lines(self) -> list[str]:
+        """What its processes were started as."""
+        found = []
+        for process in self.alive():
+            with contextlib.suppress(psutil.Error):
+                found.append(" ".join(process.cmdline()))
+        return found
+
     def left(self) -> tuple[float, list[str]]:
         """How long its processes took to be gone, and those that are not."""
         began = time.monotonic()

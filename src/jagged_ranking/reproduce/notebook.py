@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from papermill.iorw import LocalHandler, papermill_io
 from papermill.log import logger as papermill_logger
 
 from jagged_ranking import paths
-from jagged_ranking.processes import temporary_folder
+from jagged_ranking.processes import PARENT_VARIABLE, temporary_folder
 from jagged_ranking.reproduce.parameters import TAG, read_cells
 from jagged_ranking.reproduce.progress import Progress
 from jagged_ranking.results import atomic
@@ -25,6 +26,15 @@ from jagged_ranking.verbosity import is_verbose
 
 # A socket's path may have 103 characters (macOS) or 107 (Linux); a kernel's are called so.
 _LONGEST = 103 - len("/kernel-ipc-5")
+
+# ipykernel looks for its parent too, but takes whom it finds for it when it has come up: where
+# orphans go to a session's manager, a kernel that was starting as its parent was killed stays.
+_LAUNCH = """\
+from jagged_ranking.processes import end_with_parent
+end_with_parent()
+import runpy
+runpy.run_module("ipykernel_launcher", run_name="__main__")
+"""
 
 
 class _Whole(LocalHandler):
@@ -47,12 +57,13 @@ def _neutral_kernel(variables: Mapping[str, str]) -> Iterator[tuple[type, str]]:
         # What goes wrong in a cell is in the notebook; the kernel's log would only add tracebacks
         # of an interrupt. jupyter_client fills in the connection file.
         quiet = [] if is_verbose() else ["--log-level=CRITICAL"]
-        launcher = [sys.executable, "-m", "ipykernel_launcher", *quiet]
+        launcher = [sys.executable, "-c", _LAUNCH, *quiet]
         spec = KernelSpec(
             argv=[*launcher, "-f", "{connection_file}"],
             display_name="this interpreter",
             language="python",
             env={
+                PARENT_VARIABLE: str(os.getpid()),
                 "IPYTHONDIR": str(folder),  # nobody's startup files
                 "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # a warning of the debugger
                 "MPLBACKEND": "module://matplotlib_inline.backend_inline",
