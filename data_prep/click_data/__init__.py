@@ -5,15 +5,16 @@ dataset = open_dataset("build/data/synthetic")
 dataset.histories.item; dataset.samples("train").prefix; dataset.info
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from click_data.errors import DataError
-from click_data.lengths import history_lengths
-from click_data.store import ClickDataset, HistoryColumns, SampleColumns, open_dataset
 
 if TYPE_CHECKING:
+    from click_data.lengths import history_lengths
     from click_data.preparation import prepare
     from click_data.sources import SOURCES
+    from click_data.store import ClickDataset, HistoryColumns, SampleColumns, open_dataset
 
 __all__ = [
     "SOURCES",
@@ -26,15 +27,16 @@ __all__ = [
     "prepare",
 ]
 
+_ROOMS = {
+    "SOURCES": "sources",
+    "history_lengths": "lengths",
+    "prepare": "preparation",
+    **dict.fromkeys(("ClickDataset", "HistoryColumns", "SampleColumns", "open_dataset"), "store"),
+}
+
 
 def __getattr__(name: str) -> Any:
-    """`prepare` and `SOURCES` on first use: who only reads a dataset needs no polars."""
-    if name == "prepare":
-        from click_data.preparation import prepare
-
-        return prepare
-    if name == "SOURCES":
-        from click_data.sources import SOURCES
-
-        return SOURCES
+    """On first use: who only reads a data set needs no polars, who holds a folder no pyarrow."""
+    if name in _ROOMS:
+        return getattr(importlib.import_module(f"click_data.{_ROOMS[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,6 @@ file of one column for a machine that has no copy of the log.
 """
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from click_data import schema
 from click_data.errors import DataError
+from click_data.holding import abandoned, delete, held, unfinished
 
 LENGTH, USER = "length", "user_id"
 _NOT_EVENTS = (
@@ -84,11 +84,15 @@ def write_lengths(source: str | Path, path: Path) -> NDArray[np.int64]:
     Raises DataError as `history_lengths`, or if the file cannot be written; then none is left.
     """
     lengths = history_lengths(source)
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    new = unfinished(path, "new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table({LENGTH: lengths.astype(np.int32)}), new, compression="zstd")
-        new.replace(path)
+        for left in abandoned(path.parent, path.name, "new"):  # by a process that was killed
+            delete(left)
+        new.touch()
+        with held(new):
+            pq.write_table(pa.table({LENGTH: lengths.astype(np.int32)}), new, compression="zstd")
+            new.replace(path)
     except OSError as error:
         raise DataError(f"cannot be written ({error})", file=path) from error
     finally:

@@ -10,6 +10,7 @@ from typing import Any
 
 from click_data import schema
 from click_data.errors import DataError
+from click_data.holding import abandoned, delete, held, unfinished
 
 _CACHE = ".cache"  # where `open_dataset` keeps its copy
 _MOUNTED = (errno.EBUSY, errno.EXDEV)  # of renaming a mount point, or into another file system
@@ -17,11 +18,16 @@ _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Raise before any work if `folder` holds something that is not ours to replace."""
+    """Raise before any work if `folder` holds something that is not ours to replace.
+
+    What processes were making there that were killed is not, and is deleted; a data set that one
+    of them had moved away is put back.
+    """
     try:
-        folder.resolve()
+        place = folder.resolve()
     except (OSError, RuntimeError) as error:  # a link that leads to itself
         raise DataError(f"cannot be written ({error})", file=folder) from error
+    _sweep(place)
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -43,17 +49,19 @@ def write_whole(folder: Path, force: bool, write: Callable[[Path], dict[str, Any
     new = place
     try:
         new = _make_new(place)
-        info = write(new)
-        if not schema.is_prepared(place):
-            _install(new, place)
-        elif not _identical(place, info):
-            if not force:
-                raise DataError(
-                    "holds another prepared data set; --force replaces it, or choose another --out",
-                    file=folder,
-                )
-            _refuse_others(folder, new)
-            _install(new, place)
+        with held(new):
+            info = write(new)
+            if not schema.is_prepared(place):
+                _install(new, place)
+            elif not _identical(place, info):
+                if not force:
+                    raise DataError(
+                        "holds another prepared data set; --force replaces it, or choose another "
+                        "--out",
+                        file=folder,
+                    )
+                _refuse_others(folder, new)
+                _install(new, place)
     except OSError as error:
         raise DataError(f"cannot be written ({error})", file=folder) from error
     finally:
@@ -61,13 +69,23 @@ def write_whole(folder: Path, force: bool, write: Callable[[Path], dict[str, Any
             shutil.rmtree(new, ignore_errors=True)
 
 
+def _sweep(place: Path) -> None:
+    for old in abandoned(place.parent, place.name, "old"):
+        if place.exists():
+            delete(old)
+        else:
+            old.replace(place)
+    for folder in (place.parent, place):
+        for new in abandoned(folder, place.name, "new"):
+            delete(new)
+
+
 def _make_new(place: Path) -> Path:
-    name = f".{place.name}.{os.getpid()}.new"
-    inside = place / name
+    beside = unfinished(place, "new")
+    inside = place / beside.name
     if place.is_dir() and (os.path.ismount(place) or Path.cwd().is_relative_to(place)):
         inside.mkdir()
         return inside
-    beside = place.with_name(name)
     try:
         beside.mkdir(parents=True)
     except OSError as error:
@@ -101,14 +119,15 @@ def _exchange(new: Path, place: Path) -> None:
     if not schema.is_prepared(place):
         new.replace(place)
         return
-    old = place.with_name(f".{place.name}.{os.getpid()}.old")
-    place.replace(old)
-    try:
-        new.replace(place)
-    except OSError:
-        old.replace(place)
-        raise
-    shutil.rmtree(old)
+    old = unfinished(place, "old")
+    with held(place):
+        place.replace(old)
+        try:
+            new.replace(place)
+        except OSError:
+            old.replace(place)
+            raise
+        shutil.rmtree(old)
 
 
 def _move_files(new: Path, place: Path) -> None:

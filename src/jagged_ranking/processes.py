@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from click_data.holding import hold
+
 # Set for a process that is to end with its parent, which has this number.
 PARENT_VARIABLE = "JAGGED_PARENT"
 POLL_SECONDS = 0.5
@@ -53,25 +55,6 @@ def end_worker_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="parent").start()
-
-
-def hold(folder: Path) -> int | None:
-    """Hold a folder until `os.close` of what this returns, or until this process is gone.
-
-    None where another process holds it. The lock is on the folder itself and leaves no file.
-
-    Raises:
-        OSError: no such folder, or a file system without locks (some over a network).
-    """
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(handle)
-        if isinstance(error, BlockingIOError):
-            return None
-        raise
-    return handle
 
 
 @contextmanager

@@ -10,6 +10,8 @@ import pytest
 from small_log import FILES, SMALL, contents
 
 from click_data import DataError, open_dataset, prepare, schema
+from click_data.holding import held
+from click_data.lengths import write_lengths
 
 
 def test_nothing_but_the_four_files_is_left(tmp_path: Path) -> None:
@@ -176,3 +178,48 @@ def test_other_files_are_not_deleted_with_a_data_set(tmp_path: Path) -> None:
         prepare("synthetic", out=out, seed=1, force=True, **SMALL)
     assert contents(out) == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def _left(place: Path, ending: str, number: int = 4_000_000) -> Path:
+    """What a process that was killed had made beside a place."""
+    return place.with_name(f".{place.name}.{number}.{ending}")
+
+
+def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
+    place = tmp_path / "mine"
+    for left in (_left(place, "new"), place / _left(place, "new").name):
+        left.mkdir(parents=True)
+        (left / "samples.parquet").touch()
+    others = [tmp_path / ".mine.my.new", tmp_path / ".other.12.new"]
+    for other in others:
+        other.mkdir()
+    prepare("synthetic", out=place, **SMALL)
+    assert sorted(tmp_path.iterdir()) == sorted([place, *others])
+    assert sorted(contents(place)) == FILES
+
+
+def test_what_a_living_process_makes_is_left_to_it(tmp_path: Path) -> None:
+    place = tmp_path / "mine"
+    (theirs := _left(place, "new")).mkdir()
+    with held(theirs):
+        prepare("synthetic", out=place, **SMALL)
+        assert theirs.is_dir()
+
+
+def test_a_data_set_that_was_moved_away_when_its_process_was_killed_is_put_back(
+    tmp_path: Path,
+) -> None:
+    place = prepare("synthetic", out=tmp_path / "mine", **SMALL)
+    before = contents(place)
+    place.replace(_left(place, "old"))
+    with pytest.raises(DataError, match="holds another prepared data set"):
+        prepare("synthetic", out=place, seed=1, **SMALL)
+    assert contents(place) == before
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_lengths_that_were_not_finished_are_swept(tmp_path: Path) -> None:
+    folder = prepare("synthetic", out=tmp_path / "mine", **SMALL)
+    (left := _left(tmp_path / "lengths.parquet", "new")).touch()
+    write_lengths(folder, tmp_path / "lengths.parquet")
+    assert not left.exists()

@@ -93,6 +93,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
     from jagged_ranking.evaluation.evaluate import evaluate_model
     from jagged_ranking.evaluation.metrics import METRICS
     from jagged_ranking.facts import say
+    from jagged_ranking.processes import among_others
     from jagged_ranking.results import atomic
     from jagged_ranking.training.trainer import load_model
 
@@ -108,7 +109,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
         "config": config.to_dict(),
     }
     name = "metrics.json" if args.split == "test" else f"metrics_{args.split}.json"
-    with atomic(args.run / name) as path:
+    with among_others(args.run, name), atomic(args.run / name) as path:
         path.write_text(json.dumps(written, indent=1, sort_keys=True) + "\n")
     columns = ("model", "split", "samples", *METRICS)
     values = [config.model, args.split, len(found.label), *(found.metrics[m] for m in METRICS)]
