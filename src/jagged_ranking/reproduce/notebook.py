@@ -81,6 +81,7 @@ def _neutral_kernel(variables: Mapping[str, str]) -> Iterator[tuple[type, str]]:
                 # nbclient has just made a signal end the kernel while it goes on itself, into
                 # pages of errors. Here a signal ends the run, and that the kernel.
                 loop = asyncio.get_running_loop()
+                loop.set_exception_handler(_tell_but_of_kernels)
 
                 def end(number: int, frame: Any) -> None:
                     # The cell's task fails as its kernel goes: no news.
@@ -100,6 +101,12 @@ def _neutral_kernel(variables: Mapping[str, str]) -> Iterator[tuple[type, str]]:
                 return spec
 
         yield ThisInterpreter, str(folder)
+
+
+def _tell_but_of_kernels(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """`execute` says that a kernel died; the cell's task, which nobody asks then, need not."""
+    if not isinstance(context.get("exception"), DeadKernelError):
+        loop.default_exception_handler(context)
 
 
 def execute(
