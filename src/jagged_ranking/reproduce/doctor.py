@@ -118,7 +118,8 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
         where = "" if cuda else " (they need a GPU besides)"
         yield f"           not measured, since not installed: {', '.join(missing)}{where}"
     there, missing = _split(facts["click_logs"])
-    yield f"click logs {paths.shown(Path(facts['data']))}: {', '.join(there) or 'none of them'}"
+    where = paths.shown(Path(facts["data"]))
+    yield f"click logs {', '.join(there) or 'none of them'} in {where}/"
     if missing:
         yield f"           left out of preset paper, since not there: {', '.join(missing)}"
     yield f"{'checkout' if facts['checkout'] else 'installed':<10} {facts['root']}"
