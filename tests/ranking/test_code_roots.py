@@ -8,8 +8,8 @@ from import_graph import PACKAGES, ROOT, arrows, imports, modules, target
 from jagged_ranking import code_roots
 from jagged_ranking.code_roots import CODE_FOLDERS, ROOTS, code_hash, has_changed, roots_of
 
-# They say where a result comes from or how a run ends, and decide no number of it.
-SAID_ONLY = {"jagged_ranking.paths", "jagged_ranking.devices", "jagged_ranking.processes"}
+# They say where a result comes from, how a run ends or what it found, and decide no number of it.
+SAID_ONLY = {f"jagged_ranking.{name}" for name in ("paths", "devices", "processes", "facts")}
 RANKING = "src/jagged_ranking"
 SPEED, INTERACTION, QUALITY = "01_speed", "05_interaction_kernels", "04_quality"
 

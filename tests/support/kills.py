@@ -4,9 +4,9 @@
     .venv/bin/python tests/support/kills.py --moments 20 --seed 0
     .venv/bin/python tests/support/kills.py train --moments 5
 
-It is not part of `make test`, which has a few moments of it: 20 of each command take half an hour
-on two cores. Besides `jagged` commands there is `open`: `open_dataset` of a data set that was not
-mapped into memory before.
+It is not part of `make test`, which kills a training once: 20 moments of each command take half an
+hour on two cores. Besides `jagged` commands there is `open`: `open_dataset` of a data set that was
+not mapped into memory before.
 
 First a command runs undisturbed, for its numbers and its duration. Then it begins anew in a fresh
 place, and at a moment its process gets SIGKILL, alone: what it has started must end by itself. In
