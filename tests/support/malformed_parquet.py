@@ -5,6 +5,7 @@ import io
 import random
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +135,15 @@ def _ids() -> list[Case]:
     ]  # fmt: skip
 
 
-def _times() -> list[Case]:
-    def case(name: str, values: Any, expected: str, kind: pa.DataType | None = None) -> Case:
-        return _parquet(name, with_column("timestamp", values, kind), f"column timestamp{expected}")
+def _of_column(
+    column: str, name: str, values: Any, expected: str, kind: pa.DataType | None = None
+) -> Case:
+    """A log one column of which holds other values."""
+    return _parquet(name, with_column(column, values, kind), f"column {column}{expected}")
 
+
+def _times() -> list[Case]:
+    case = partial(_of_column, "timestamp")
     numbers = [int(time) for time in TIME]
     days = [dt.datetime.fromtimestamp(time, dt.UTC) for time in numbers]
     not_times = ": times must be numbers or dates, not"
@@ -173,9 +179,7 @@ def _times() -> list[Case]:
 
 
 def _labels() -> list[Case]:
-    def case(name: str, values: Any, expected: str, kind: pa.DataType | None = None) -> Case:
-        return _parquet(name, with_column("label", values, kind), f"column label{expected}")
-
+    case = partial(_of_column, "label")
     numbers = [int(label) for label in LABEL]
     as_decimals = [Decimal(label) for label in numbers]
     return [

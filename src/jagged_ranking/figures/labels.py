@@ -38,8 +38,7 @@ def place_labels(figure: Figure) -> None:
     To be called when the axes stand where they will be drawn, and have their limits.
     """
     for axes in figure.axes:
-        curves = [points for line in axes.lines if len(points := _points(axes, line))]
-        drawn = np.concatenate([*curves, np.empty((0, 2))])
+        drawn = _drawn(axes)
         for label in axes.texts:
             if isinstance(label, Annotation) and label.get_gid() == _MARK:
                 _place(label, drawn)
@@ -47,8 +46,7 @@ def place_labels(figure: Figure) -> None:
 
 def covered(label: Annotation, axes: Axes) -> int:
     """How many points of the curves a label lies over."""
-    curves = [points for line in axes.lines if len(points := _points(axes, line))]
-    return _inside(label.get_window_extent(), np.concatenate([*curves, np.empty((0, 2))]))
+    return _inside(label.get_window_extent(), _drawn(axes))
 
 
 def _place(label: Annotation, drawn: np.ndarray) -> None:
@@ -68,6 +66,10 @@ def _move(label: Annotation, x: float, value: float, *, up: bool) -> None:
     label.set_position((0, _GAP if up else -_GAP))
     label.set_verticalalignment("bottom" if up else "top")
     label.set_horizontalalignment("right" if x > 0.9 else "left" if x < 0.1 else "center")
+
+
+def _drawn(axes: Axes) -> np.ndarray:
+    return np.concatenate([np.empty((0, 2)), *(_points(axes, line) for line in axes.lines)])
 
 
 def _points(axes: Axes, line: Line2D) -> np.ndarray:

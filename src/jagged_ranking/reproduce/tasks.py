@@ -66,12 +66,13 @@ def _hold(settings: Settings) -> TaskFailed | None:
 
 def data_task(settings: Settings) -> dict[str, Any]:
     """Make the data that the notebooks read, where it is not there."""
+    data = settings.data
     return {
         "doc": "the data that the notebooks read",
-        "title": lambda task: f"data: {settings.data.title}",
+        "title": lambda task: f"data: {data.title}",
         "io": {"capture": False},
-        "actions": [settings.data.make],
-        "uptodate": [settings.data.is_there],
+        "actions": [data.make],
+        "uptodate": [data.is_there],
     }
 
 
