@@ -1,8 +1,8 @@
-"""Click logs -> the common form that rankers train on: histories and samples as Parquet.
+"""Click logs -> the common form that rankers train on: histories and requests as Parquet.
 
 prepare("synthetic", out="build/data/synthetic")
 dataset = open_dataset("build/data/synthetic")
-dataset.histories.item; dataset.samples("train").prefix; dataset.info
+dataset.histories.item; dataset.requests("train").prefix; dataset.info
 """
 
 import importlib
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from click_data.lengths import history_lengths
     from click_data.preparation import prepare
     from click_data.sources import SOURCES
-    from click_data.store import ClickDataset, HistoryColumns, SampleColumns, open_dataset
+    from click_data.store import ClickDataset, HistoryColumns, RequestColumns, open_dataset
 
 __all__ = [
     "SOURCES",
     "ClickDataset",
     "DataError",
     "HistoryColumns",
-    "SampleColumns",
+    "RequestColumns",
     "history_lengths",
     "open_dataset",
     "prepare",
@@ -31,7 +31,7 @@ _ROOMS = {
     "SOURCES": "sources",
     "history_lengths": "lengths",
     "prepare": "preparation",
-    **dict.fromkeys(("ClickDataset", "HistoryColumns", "SampleColumns", "open_dataset"), "store"),
+    **dict.fromkeys(("ClickDataset", "HistoryColumns", "RequestColumns", "open_dataset"), "store"),
 }
 
 

@@ -2,19 +2,17 @@
 
 import argparse
 import json
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from click_data import public
 from click_data.columns import UNITS
 from click_data.errors import DataError
+from click_data.negatives import POOL
 from click_data.preparation import prepare
 from click_data.schema import read_info
 from click_data.sources import SOURCES
+from click_data.summary import SEPARATORS, summary
 
-_SEPARATORS = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar", " ": "space"}
-_SHOWN = 20  # columns not read that a line lists
 _EXAMPLES = """examples:
   jagged prepare synthetic --out data/synthetic
   jagged prepare synthetic --users 500 --items 200 --events 20000 --seed 1 --out data/small
@@ -25,8 +23,20 @@ _EXAMPLES = """examples:
       --time-unit ms --signal price --out data/mine
   jagged prepare log --from likes.txt --separator tab --negatives 4 --sort \\
       --drop-duplicates --drop-bad-rows --out data/likes
+  jagged prepare impressions --from trivago --context device --feature price --feature position \\
+      --signal action --out data/trivago
+  jagged prepare impressions --from mind_small_5k --split-column split_user --out data/mind_5k
+  jagged prepare impressions --from ebnerd_sample --context device_type --append-clicks \\
+      --out data/ebnerd_sample
+  jagged prepare sequences --from lastfm --out data/lastfm
+  jagged prepare mind --from MINDsmall --out data/mind
+  jagged prepare ebnerd --from ebnerd_small --append-clicks --out data/ebnerd
+  jagged prepare reczoo --from AmazonElectronics_x1 --out data/amazon
+  jagged prepare yambda --from flat/50m --out data/yambda
+  jagged prepare kuairand --from KuaiRand-1K --out data/kuairand
 """
 
+_SEVERAL = ("signals", "contexts", "features")  # options that may be repeated
 _COMMON = ("from_path", "seed", "split", "min_history", "name", "force")
 
 
@@ -46,13 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         nargs=3,
         metavar=("TRAIN", "VALID", "TEST"),
-        help="shares of all events, in time order (default: 0.8 0.1 0.1)",
+        help="shares of all events (or requests), in time order (default: 0.8 0.1 0.1)",
     )
     add(
         "--min-history",
         type=int,
         metavar="N",
-        help="leave out samples with fewer strictly earlier events (default: 0)",
+        help="leave out requests that may see fewer events (default: 0)",
     )
     add("--seed", type=int, metavar="N", help="of what is drawn at random (default: 0)")
     add("--name", help="what to call the data set (default: the source's choice)")
@@ -69,7 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threshold",
         type=float,
         metavar="STARS",
-        help="the least rating that is a positive label (default: 4)",
+        help="the least rating that is a positive label (default: 4); with yambda the least share "
+        "of a track, in percent (default: 50)",
     )
 
     add = _group(parser, "log").add_argument
@@ -86,7 +97,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="signals",
         action="append",
         metavar="COLUMN",
-        help="a further numeric column to carry in the histories; may be repeated",
+        help="a further numeric column to carry in the histories (of impressions also a "
+        "categorical one); may be repeated",
     )
     add(
         "--time-unit",
@@ -98,8 +110,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--negatives",
         type=int,
         metavar="N",
-        help="items drawn as label 0 for each positive event (default: 1 if the log has no "
-        "labels); events of items not seen in training are then no samples",
+        help="items drawn as label 0 for each positive event, out of what other users did at "
+        "that time (default: 1 if the log has no labels)",
+    )
+    add(
+        "--pool",
+        type=int,
+        metavar="N",
+        help=f"how many events, at least, are of that time (default: {POOL:,})",
     )
     add("--sort", action="store_true", help="accept times that go backwards within a user")
     add("--drop-duplicates", action="store_true", help="keep the first of repeated events")
@@ -122,14 +140,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "UTF-8, or what a byte order mark says)",
     )
 
+    add = _group(parser, "impressions", also=("signal", "time-unit")).add_argument
+    add(
+        "--context",
+        dest="contexts",
+        action="append",
+        metavar="COLUMN",
+        help="a column that describes a request; may be repeated",
+    )
+    add(
+        "--feature",
+        dest="features",
+        action="append",
+        metavar="COLUMN",
+        help="a numeric column that describes a candidate; may be repeated",
+    )
+    add(
+        "--split-column",
+        metavar="COLUMN",
+        help="of the official split, train, valid or test (default: split, if there is one; '' "
+        "splits by time)",
+    )
+    add(
+        "--append-clicks",
+        action="store_true",
+        help="make clicks of earlier lists part of the histories",
+    )
+
+    add = _group(parser, "sequences").add_argument
+    add(
+        "--holdout",
+        type=int,
+        metavar="N",
+        help="ask about the last N items of each user in the test requests and the N before in the "
+        "valid ones, without given negatives (default: 1, with those of test.parquet)",
+    )
+
+    add = _group(parser, "mind").add_argument
+    add(
+        "--by-time",
+        action="store_true",
+        help="split all requests by time, not into the folders of the set",
+    )
+    _group(parser, "ebnerd", also=("by-time", "context", "append-clicks"))
+    _group(parser, "reczoo")
+    _group(parser, "yambda", also=("threshold",))
+    _group(parser, "kuairand")
+
     add = _group(parser, "synthetic").add_argument
     for size in SOURCES["synthetic"].option_names:
         add(f"--{size}", type=int, metavar="N", help=f"number of {size}")
 
 
-def _group(parser: argparse.ArgumentParser, name: str) -> argparse._ArgumentGroup:
+def _group(
+    parser: argparse.ArgumentParser, name: str, *, also: tuple[str, ...] = ()
+) -> argparse._ArgumentGroup:
+    """A source's group of options; also: those of other groups that it takes."""
     source = SOURCES[name]
     text = f"{source.summary}.\nFrom: {source.origin}."
+    if also:
+        text += f"\nTakes {', '.join(f'--{option}' for option in also)}, too."
     return parser.add_argument_group(f"only with source {name}", text)
 
 
@@ -140,8 +210,7 @@ def run(args: argparse.Namespace) -> int:
     options = {name: value for name, value in given.items() if name in known}
     if "columns" in options:
         options["columns"] = _by_name(options["columns"])
-    if "signals" in options:
-        options["signals"] = tuple(options["signals"])
+    options |= {name: tuple(options[name]) for name in _SEVERAL if name in options}
     folder = prepare(args.source, out=args.out, **options)
     info = read_info(folder)
     if args.json:
@@ -149,91 +218,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(summary(info, folder))
     return 0
-
-
-def summary(info: dict[str, Any], folder: Path) -> str:
-    """A few lines that say what a prepared data set holds."""
-    counts, lengths = info["counts"], info["history_length"]
-    samples = ", ".join(
-        f"{name} {number:,} ({counts['positives'][name] / number:.1%} positive)"
-        for name, number in counts["samples"].items()
-    )
-    left_out = ", ".join(
-        f"{name} {share:.1%}" for name, share in info.get("unknown_left_out", {}).items()
-    )
-    return "\n".join(
-        (
-            f"{info['name']} -> {folder}",
-            f"  {counts['users']:,} users, {counts['items']:,} items, "
-            f"{counts['categories']:,} categories, {counts['events']:,} events",
-            *_read(info.get("read"), info["signals"]),
-            *_dropped(info.get("dropped", {})),
-            f"  samples: {samples}",
-            *(
-                [f"  left out of the samples, items not seen in training: {left_out} of the events"]
-                if left_out
-                else []
-            ),
-            f"  split by time: {_when(info)}",
-            *_given_up(info),
-            f"  history: mean {lengths['mean']:.0f}, median {lengths['p50']:.0f}, "
-            f"longest {lengths['max']:,} events; "
-            f"padding waste {info['padding_waste']:.1%} in batches of 256",
-        )
-    )
-
-
-def _read(read: dict[str, Any] | None, signals: list[str]) -> list[str]:
-    """A line that says which columns were taken for what."""
-    if read is None:
-        return []
-    columns = [o if o == t else f"{o} from {t}" for o, t in read["columns"].items()]
-    parts = [", ".join(columns)]
-    if signals:
-        parts.append(f"signals {', '.join(signals)}")
-    if "separator" in read:
-        separator = read["separator"]
-        parts.append(f"separated by {_SEPARATORS.get(separator, separator)}")
-    if "encoding" in read:
-        parts.append(f"encoded in {read['encoding']}")
-    if read["unread"]:
-        some = ", ".join(read["unread"][:_SHOWN]) + ", ..." * (len(read["unread"]) > _SHOWN)
-        parts.append(f"not read: {some}")
-    return [f"  columns: {'; '.join(parts)}"]
-
-
-def _dropped(dropped: dict[str, Any]) -> list[str]:
-    """Lines that say how many rows were left out, and why."""
-    lines = []
-    if "bad_rows" in dropped:
-        number, rows = dropped["bad_rows"], dropped["rows"]
-        first = dropped["first_bad_rows"]
-        which = f"; the first {len(first)}:" if number > len(first) else ":" if number else ""
-        share = f"{number / rows:.1%}"
-        lines.append(f"  dropped, bad rows: {number:,} of {rows:,} rows ({share}){which}")
-        lines += [f"    {line}" for line in first]
-    if "duplicates" in dropped:
-        number, rows = dropped["duplicates"], dropped["rows"]
-        lines.append(
-            f"  dropped, the same user, item and time as an earlier row: {number:,} of {rows:,} "
-            f"rows ({number / rows:.1%})"
-        )
-    return lines
-
-
-def _when(info: dict[str, Any]) -> str:
-    """When validation and test begin: dates show whether times were read as they were meant."""
-    unit = UNITS[info["time_unit"]]
-    starts = {
-        name: datetime.fromtimestamp(t / unit, UTC) for name, t in info["split_times"].items()
-    }
-    return ", ".join(f"{name} from {start:%Y-%m-%d %H:%M}" for name, start in starts.items())
-
-
-def _given_up(info: dict[str, Any]) -> list[str]:
-    number = info.get("negatives_given_up", 0)
-    why = "their users touch (nearly) every item"
-    return [f"  negatives that could not be drawn, since {why}: {number:,}"] if number else []
 
 
 def list_datasets(folder: Path | None) -> str:
@@ -271,7 +255,7 @@ def _by_name(pairs: list[tuple[str, str]]) -> dict[str, str]:
 
 
 def _separator(text: str) -> str:
-    named = {name: separator for separator, name in _SEPARATORS.items()}
+    named = {name: separator for separator, name in SEPARATORS.items()}
     return named.get(text, "\t" if text == "\\t" else text)
 
 

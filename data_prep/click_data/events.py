@@ -1,36 +1,51 @@
-"""From a log of events to histories, samples and vocabularies: the path that all sources take."""
+"""From a checked log to histories, requests and items: the path that all sources take."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 from numpy.typing import NDArray
 
+from click_data.candidate_features import MADE, SHOWN, Clicks
 from click_data.errors import DataError
-from click_data.negatives import refuse_draws, sample_negatives
-from click_data.schema import SAMPLE_COLUMNS, Prepared
+from click_data.histories import Histories, histories_of
+from click_data.negatives import POOL, Blocks, draw, refuse_draws
+from click_data.requests import Requests, asked_by_candidates, asked_by_events
+from click_data.schema import Prepared, feature_column, label_column, signal_column
 from click_data.split import SPLITS, split_times
-from click_data.statistics import length_quantiles, padding_waste
+from click_data.statistics import count_splits, length_quantiles, padding_waste
+from click_data.vocabulary import Vocabulary, item_table, items_seen, order_items
 
-MAX_EVENTS = 2**31 - 1  # list offsets in histories.parquet are int32
+MAX_EVENTS = 2**31 - 1  # list offsets in the tables are int32
+TIMED = ("all", "requests", "none")
 
-Columns = dict[str, NDArray[Any]]
+__all__ = ["MAX_EVENTS", "ClickLog", "build", "feature_column", "label_column", "signal_column"]
 
 
 @dataclass(frozen=True)
-class EventLog:
+class ClickLog:
     """A checked log, in any order.
 
-    events: user_id and item_id (Int64 or String), time (Int64), label (Int8, 0 or 1), category
-        (Int64 or String, null = unknown; all null if the source has none), and one Float32 column
-        `signal_column(name)` for each name in `signals`, so that a signal may be called like one
-        of the others. Events of one user at one time keep their order.
+    events: user_id and item_id (Int64 or String), time (Int64; a position among the user's events
+        where they have no times). Optionally `label_column(task)` (Int8, 0 or 1) for tasks that
+        events carry, `signal_column(name)` (Float32), and "item NAME" (Int64 or String, null =
+        unknown): what an event says of its item, of which the first that is not null is taken.
+        Events of one user at one time keep their order.
+    candidates: None, where each event is a candidate; or one row a shown candidate: request (Int64,
+        one a list), user_id, time, item_id, `label_column(task)` for each task; optionally
+        `feature_column(name)` (Float32), "context NAME" (Int64 or String: categorical; Float32:
+        dense), split ("train", "valid" or "test") and prefix (Int64, how many of the user's events
+        the request may see). Rows of a request agree in all but item, labels and features, and
+        keep their order.
+    items: None, or item_id with "item NAME" (categorical) and "dense NAME" (Float32) columns.
+    tasks: of the labels; the first one is what is ranked by.
     time_unit: "s", "ms", "us" or "ns".
+    timed: "all"; "requests": events have an order but no times, and precede every request; "none":
+        there are positions alone.
     inputs: files read, as {"file": name, "sha256": ...}.
-    negatives: items to draw per positive event as label-0 samples that no history holds. If any,
-        events of items that the training period does not have are no samples.
+    negatives: items to draw per positive event as label 0, out of what other users did at the time;
+        pool: of how many events at least.
     options: what the source was asked for, to be recorded.
     read: what was read of the input: "columns" by our names, and more where it helps to see it.
     dropped: how many "rows" the input has, and how many of them were left out, by the reason;
@@ -39,223 +54,187 @@ class EventLog:
 
     name: str
     events: pl.DataFrame
+    candidates: pl.DataFrame | None = None
+    items: pl.DataFrame | None = None
+    tasks: tuple[str, ...] = ("label",)
     time_unit: str = "s"
-    signals: tuple[str, ...] = ()
+    timed: str = "all"
     inputs: tuple[dict[str, str], ...] = ()
     negatives: int = 0
+    pool: int = POOL
     options: dict[str, Any] = field(default_factory=dict)
     read: dict[str, Any] = field(default_factory=dict)
     dropped: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.timed not in TIMED:
+            raise ValueError(f"timed is one of {', '.join(TIMED)}, not {self.timed!r}")
+        if self.candidates is None and self.timed != "all":
+            raise ValueError("events without times are no candidates: when they were is not known")
+        if self.candidates is not None and self.negatives:
+            raise ValueError("negatives are drawn for events, not beside candidates that are given")
+        if self.candidates is not None and (taken := {*self._given_features} & {*MADE, SHOWN}):
+            raise ValueError(f"candidate features of taken names: {', '.join(sorted(taken))}")
 
-def signal_column(name: str) -> str:
-    """What the column of a signal is called among the events."""
-    return f"signal {name}"
+    @property
+    def _given_features(self) -> list[str]:
+        columns = [] if self.candidates is None else self.candidates.columns
+        return [name.removeprefix("feature ") for name in columns if name.startswith("feature ")]
 
 
 def build(
-    log: EventLog, *, split: tuple[float, float, float], min_history: int, seed: int
+    log: ClickLog, *, split: tuple[float, float, float], min_history: int, seed: int
 ) -> Prepared:
-    """Sort, split by time, map ids to train vocabularies, and cut samples out of histories.
+    """Sort, split, cut requests out of histories, draw, make features and give items their ids.
 
-    Every event is a sample whose history is the user's events at strictly earlier times, so a
-    history holds neither its target nor the target's twins of the same instant. Samples with
-    fewer than `min_history` such events are left out.
+    A request without a prefix of its own may see its user's events at strictly earlier times: a
+    history holds neither a candidate's event nor its twins of the same instant. Requests that may
+    see fewer than `min_history` events are left out.
 
-    Where negatives are drawn, events of unknown items are left out of the samples too, not out of
-    the histories: draws are of known items only, so "unknown" alone would give the label away.
+    Raises DataError for a log that cannot be split, or has nothing to learn or to test on.
     """
-    if len(log.events) > MAX_EVENTS:
-        raise DataError(f"{len(log.events)} events: more than {MAX_EVENTS} are not supported")
-    events = log.events.sort("user_id", "time", maintain_order=True)
-    time = events["time"].to_numpy()
-    bounds = split_times(time, split)
-
-    train = events.filter(pl.col("time") < bounds[0]).sort("time", maintain_order=True)
-    categories = _vocabulary(train.filter(pl.col("category").is_not_null()), "category")
-    items = _vocabulary(train, "item_id", pl.col("category").drop_nulls().first())
-    item_category = np.concatenate([[0], _encode(items, categories, "category")]).astype(np.int32)
-    tokens = {
-        "item": _encode(events, items, "item_id"),
-        "category": _encode(events, categories, "category"),
-        "time": time,
-        "label": events["label"].to_numpy(),
-    }
-    user, offsets, prefix = _prefixes(events["user_id"], time)
-    samples: Columns = {"user": user, "prefix": prefix, **tokens}
-    given_up = 0
+    rows = len(log.events) + (0 if log.candidates is None else len(log.candidates))
+    if rows > MAX_EVENTS:
+        raise DataError(f"{rows} events: more than {MAX_EVENTS} are not supported")
+    items = order_items(log.events, log.candidates)
+    histories = histories_of(log.events, log.candidates, items, log.tasks)
+    given_split = log.candidates is not None and "split" in log.candidates.columns
+    if log.candidates is None:
+        asked = asked_by_events(histories, log.tasks)
+        bounds = split_times(histories.time, split)
+    else:
+        asked = asked_by_candidates(log.candidates, histories, items, log.tasks, log.timed)
+        bounds = None if given_split else split_times(asked.time, split)
+    if bounds is not None:
+        asked.period = np.digitize(asked.time, bounds).astype(np.int8)
+    before = np.bincount(asked.period, minlength=len(SPLITS))
+    asked = asked.take(np.flatnonzero(asked.prefix >= min_history))
+    asked = asked.take(np.lexsort((asked.user, asked.time, asked.period))).coded()
+    _refuse_empty(asked, before)
+    as_of, given_up = asked.time, 0
     if log.negatives:
-        drawn_for = (samples["label"] == 1) & (samples["item"] != 0)
-        wanted = log.negatives * int(drawn_for.sum())
-        refuse_draws(log.negatives, total=len(time) + wanted, items=len(items))
-        rng = np.random.Generator(np.random.PCG64(seed))
-        samples = _with_negatives(samples, item_category, log.negatives, rng)
-        given_up = wanted - (len(samples["label"]) - len(time))
-    keep = samples["prefix"] >= min_history
-    long_enough = np.bincount(np.digitize(time[keep[: len(time)]], bounds), minlength=len(SPLITS))
-    left_out: dict[str, Any] = {"negatives_given_up": given_up} if given_up else {}
-    if log.negatives:
-        known = samples["item"] != 0
-        logged = np.flatnonzero(keep[: len(time)])  # drawn samples come behind
-        logged_period = np.digitize(samples["time"][logged], bounds)
-        left_out["unknown_left_out"] = _split_means(logged_period, ~known[logged])
-        keep &= known
-    keep = np.flatnonzero(keep)
-    # Stable: at one time, users in order; within a user, history order, drawn negatives last.
-    keep = keep[np.lexsort((samples["user"][keep], samples["time"][keep]))]
-    samples = {name: samples[name][keep] for name in SAMPLE_COLUMNS}
-    period = np.digitize(samples["time"], bounds).astype(np.int8)
+        asked, as_of, given_up = _with_draws(log, histories, asked, bounds, len(items), seed)
+    _refuse_one_label(asked, log)
 
-    signals = {name: events[signal_column(name)].to_numpy() for name in log.signals}
-    lengths = np.diff(offsets)
+    clicks_before = bounds[0] if bounds is not None and log.timed == "all" else None
+    seen = items_seen(histories, asked, clicks_before)
+    vocabulary = Vocabulary.of(histories, asked, seen, len(items), log.timed)
+    features = _features(log, histories, asked, as_of, vocabulary)
+    asked.features = {**features, **asked.features}
+    asked.item = vocabulary.id_of[asked.item]
+    table, categories, dense = item_table(items, vocabulary, log.events, log.items)
+
+    lengths = np.diff(histories.offsets)
     info = {
-        "num_items": len(items) + 1,
-        "num_categories": len(categories) + 1,
+        "num_items": vocabulary.known + 1,
+        "item_rows": len(items) + 1,
+        "item_features": categories,
+        "item_dense": dense,
+        "tasks": list(log.tasks),
+        "signals": list(histories.signals),
+        "features": list(asked.features),
+        "context": asked.context_codes,
+        "timed": log.timed,
+        "candidates": (
+            "given" if log.candidates is not None
+            else "drawn from others" if log.negatives
+            else "logged"
+        ),
         "counts": {
             "users": len(lengths),
-            "items": events["item_id"].n_unique(),
-            "categories": events["category"].drop_nulls().n_unique(),
-            "events": len(events),
-            **_count_splits(
-                period, samples["label"], long_enough, len(items) if log.negatives else None
+            "items": len(items),
+            "events": len(histories.item),
+            **count_splits(
+                asked.period,
+                asked.lengths,
+                asked.labels[log.tasks[0]],
+                asked.item > vocabulary.known,
             ),
         },
         **({"read": log.read} if log.read else {}),
         **({"dropped": log.dropped} if log.dropped else {}),
-        **left_out,
-        "split_times": {"valid": bounds[0], "test": bounds[1]},
+        **({"negatives_given_up": given_up} if given_up else {}),
+        "split": "given" if given_split else "time",
+        **({} if bounds is None else {"split_times": {"valid": bounds[0], "test": bounds[1]}}),
         "time_unit": log.time_unit,
         "history_length": length_quantiles(lengths),
         "padding_waste": padding_waste(lengths),
-        "signals": list(log.signals),
-    }
-    return Prepared(
-        histories=_histories_table(events["user_id"], offsets, {**tokens, **signals}),
-        samples=pa.table(
-            {**samples, "split": pa.DictionaryArray.from_arrays(pa.array(period), list(SPLITS))}
-        ),
-        items=_items_table(items, item_category),
-        info=info,
-    )
+    }  # fmt: skip
+    return Prepared(histories.table(vocabulary.id_of), asked.table(), table, info)
 
 
-def _with_negatives(
-    samples: Columns, item_category: NDArray[np.int32], per_event: int, rng: np.random.Generator
-) -> Columns:
-    """Append drawn label-0 samples; each has its positive's user, time and prefix."""
-    rows, drawn = sample_negatives(
-        user=samples["user"],
-        item=samples["item"],
-        positive=samples["label"] == 1,
-        num_items=len(item_category),
-        per_event=per_event,
-        rng=rng,
-    )
-    added = {name: values[rows] for name, values in samples.items()}
-    added |= {
-        "item": drawn,
-        "category": item_category[drawn],
-        "label": np.zeros_like(rows, np.int8),
-    }
-    return {name: np.concatenate([values, added[name]]) for name, values in samples.items()}
+def _with_draws(
+    log: ClickLog,
+    histories: Histories,
+    asked: Requests,
+    bounds: tuple[int, int] | None,
+    items: int,
+    seed: int,
+) -> tuple[Requests, NDArray[np.int64], int]:
+    """Requests with drawn candidates, each one's `as_of`, and how many could not be drawn."""
+    assert bounds is not None
+    first = log.tasks[0]
+    wanted = log.negatives * int((asked.labels[first] == 1).sum())
+    refuse_draws(log.negatives, pool=log.pool, total=len(asked.item) + wanted, items=items)
+    blocks = Blocks.of(histories, bounds, log.pool)
+    rng = np.random.Generator(np.random.PCG64(seed))
+    rows, drawn = draw(asked, blocks, first, log.negatives, rng)
+    return asked.with_drawn(rows, drawn), blocks.begin(asked.time), wanted - len(rows)
 
 
-def _vocabulary(train: pl.DataFrame, column: str, *more: pl.Expr) -> pl.DataFrame:
-    """Distinct values, most frequent first, with their `train_count`; ids 1, 2, ... in order."""
-    grouped = train.group_by(column).agg(pl.len().cast(pl.Int64).alias("train_count"), *more)
-    grouped = grouped.sort("train_count", column, descending=[True, False])
-    return grouped.with_columns(pl.int_range(1, pl.len() + 1, dtype=pl.Int32).alias("id"))
+def _features(
+    log: ClickLog,
+    histories: Histories,
+    asked: Requests,
+    as_of: NDArray[np.int64],
+    vocabulary: Vocabulary,
+) -> dict[str, NDArray[np.float32]]:
+    """The features that every log's candidates have, and of what a log shows, how often it did."""
+    if log.timed == "none":
+        known = np.log1p(vocabulary.train_count[asked.item]).astype(np.float32)
+        return {name: known if name == "popularity" else np.zeros_like(known) for name in MADE}
+    item, time = histories.item, histories.time
+    shown_at = np.repeat(asked.time, asked.lengths)
+    if log.timed == "requests":
+        # Events precede every request, nobody knows by how much.
+        start = int(asked.time.min()) - 1
+        positive = asked.labels[log.tasks[0]] == 1
+        item = np.concatenate([item, asked.item[positive]])
+        time = np.concatenate([np.full(len(time), start), shown_at[positive]])
+    items = len(vocabulary.id_of)
+    made = Clicks.of(item, time, items).features(asked.item, as_of, asked.lengths)
+    if log.candidates is None:
+        return made
+    shown = Clicks.of(asked.item, shown_at, items).earlier(asked.item, as_of, asked.lengths)
+    return {**made, SHOWN: shown}
 
 
-def _encode(frame: pl.DataFrame, vocabulary: pl.DataFrame, column: str) -> NDArray[np.int32]:
-    """Vocabulary ids of one column, 0 for what is not in the vocabulary."""
-    joined = frame.select(column).join(
-        vocabulary.select(column, "id"), on=column, how="left", maintain_order="left"
-    )
-    return joined["id"].fill_null(0).to_numpy()
+def _refuse_empty(asked: Requests, before: NDArray[np.int64]) -> None:
+    """Raise if a split has no requests.
 
-
-def _prefixes(
-    user_id: pl.Series, time: NDArray[np.int64]
-) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]:
-    """For events sorted by user and time: user index [T], offsets [U+1], and prefix [T].
-
-    An event's prefix is the number of its user's events at strictly earlier times: the position
-    in the history of the first event of the same time.
+    before: requests of each split with histories of any length.
     """
-    position = np.arange(len(time))
-    new_user = user_id.ne_missing(user_id.shift(1)).to_numpy()
-    new_user[0] = True
-    new_time = new_user | (np.diff(time, prepend=time[0]) != 0)
-    user = np.cumsum(new_user) - 1
-    offsets = np.append(np.flatnonzero(new_user), len(time)).astype(np.int64)
-    first_of_time = np.maximum.accumulate(np.where(new_time, position, 0))
-    prefix = first_of_time - offsets[user]
-    return user.astype(np.int32), offsets, prefix.astype(np.int32)
-
-
-def _split_means(period: NDArray[np.int64], true: NDArray[np.bool_]) -> dict[str, float]:
-    """The share of each split for which something is true."""
-    each = {name: true[period == index] for index, name in enumerate(SPLITS)}
-    return {name: float(mine.mean()) if len(mine) else 0.0 for name, mine in each.items()}
-
-
-def _count_splits(
-    period: NDArray[np.int8],
-    label: NDArray[np.int8],
-    long_enough: NDArray[np.int64],
-    drawn_from: int | None,
-) -> dict[str, dict[str, int]]:
-    """Samples and positives of each split; raises if one cannot be trained or tested on.
-
-    long_enough: logged events of each split with the history asked for; drawn_from: the number of
-    items that negatives are drawn from, None where none are.
-    """
-    counts: dict[str, dict[str, int]] = {"samples": {}, "positives": {}}
+    rows = np.bincount(asked.period, minlength=len(SPLITS))
     for index, name in enumerate(SPLITS):
-        labels = label[period == index]
-        counts["samples"][name] = len(labels)
-        counts["positives"][name] = int(labels.sum())
-        if len(labels) == 0:
-            hint = "no event there has as long a history; a smaller min_history would help"
-            if long_enough[index]:
-                hint = "events of items not seen in training were left out; another split may help"
-            raise DataError(f"no samples in the {name} period: {hint}")
-    positives, total = counts["positives"]["train"], counts["samples"]["train"]
-    if positives == total and drawn_from is not None:
+        if rows[index] == 0:
+            hint = "the log has none"
+            if before[index]:
+                hint = "none there has as long a history; a smaller min_history would help"
+            raise DataError(f"no requests in the {name} period: {hint}")
+
+
+def _refuse_one_label(asked: Requests, log: ClickLog) -> None:
+    """Raise if the training split has nothing to tell apart."""
+    label = asked.labels[log.tasks[0]][np.repeat(asked.period, asked.lengths) == 0]
+    positives = int((label == 1).sum())
+    if positives == len(label) and log.negatives:
         raise DataError(
-            f"no item could be drawn as label 0: the users of the training period touch (nearly) "
-            f"all of its {drawn_from:,} items; more users and items, or labels, are needed"
+            f"no item could be drawn as label 0: in none of the training period's pools (--pool "
+            f"{log.pool}: events of about one time) is there another item that another user "
+            f"touches; more users and items, or labels, are needed"
         )
-    if positives in (0, total):
+    # Next items are told apart from what training draws.
+    if positives == 0 or (positives == len(label) and log.timed != "none"):
         raise DataError(
             f"every label in the training period is {int(positives > 0)}: nothing to tell apart"
         )
-    return counts
-
-
-def _histories_table(user_id: pl.Series, offsets: NDArray[np.int64], tokens: Columns) -> pa.Table:
-    """One row per user: the id, and every token column cut into lists at `offsets`."""
-    cuts = pa.array(offsets.astype(np.int32))
-    lists = {n: pa.ListArray.from_arrays(cuts, pa.array(values)) for n, values in tokens.items()}
-    return pa.table({"user_id": _arrow(user_id).take(pa.array(offsets[:-1])), **lists})
-
-
-def _items_table(items: pl.DataFrame, item_category: NDArray[np.int32]) -> pa.Table:
-    """Row i describes item id i; row 0 is the unknown item, whose item_id is null."""
-    unknown = pl.DataFrame({"item_id": [None], "train_count": [0], "category_id": [None]})
-    described = items.select("item_id", "train_count", pl.col("category").alias("category_id"))
-    table = pl.concat([unknown.cast(described.schema), described])
-    return pa.table(
-        {
-            "item_id": _arrow(table["item_id"]),
-            "category": item_category,
-            "category_id": _arrow(table["category_id"]),
-            "train_count": _arrow(table["train_count"]),
-        }
-    )
-
-
-def _arrow(series: pl.Series) -> pa.Array:
-    """As a plain int64 or string array (polars exports large or view strings)."""
-    return series.to_arrow().cast(pa.string() if series.dtype == pl.String else pa.int64())

@@ -138,13 +138,13 @@ def _move_files(new: Path, place: Path) -> None:
     old = new / "old"
     old.mkdir()
     try:
-        for name in (schema.INFO, *schema.TABLES):
+        for name in (schema.INFO, *schema.TABLES, *schema.FORMER):
             if (place / name).exists():
                 (place / name).replace(old / name)
         for name in (*schema.TABLES, schema.INFO):
             (new / name).replace(place / name)
     except BaseException:
-        for name in (*schema.TABLES, schema.INFO):
+        for name in (*schema.TABLES, *schema.FORMER, schema.INFO):
             with suppress(OSError):
                 (place / name).unlink(missing_ok=True)
                 if (old / name).exists():
@@ -155,7 +155,7 @@ def _move_files(new: Path, place: Path) -> None:
 
 def _refuse_others(folder: Path, new: Path) -> None:
     """Raise if something lies in `folder` that would be deleted with the data set."""
-    ours = {schema.INFO, *schema.TABLES, _CACHE, new.name}
+    ours = {schema.INFO, *schema.TABLES, *schema.FORMER, _CACHE, new.name}
     others = sorted(path.name for path in folder.iterdir() if path.name not in ours)
     if others:
         more = ", ..." if len(others) > 3 else ""

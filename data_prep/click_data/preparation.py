@@ -29,8 +29,9 @@ def prepare(
 
     source: a name in SOURCES; from_path: its input (none for "synthetic").
     seed: of what a source draws (a synthetic log, negatives); the rest is not random.
-    split: shares of all events, in time order, for train, valid and test.
-    min_history: leave out samples with fewer strictly earlier events.
+    split: shares of all events (or of the requests that a log brings), in time order, for train,
+        valid and test.
+    min_history: leave out requests that may see fewer events.
     name: what to call the data set (default: the source's choice).
     force: replace a different prepared data set in `out`. An identical one is always kept.
     options: the source's own, see the option classes in `click_data.sources`.

@@ -1,10 +1,37 @@
-"""How skewed history lengths are."""
+"""What a data set holds, and how skewed its history lengths are."""
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from click_data.split import SPLITS
+
 _BATCH = 256
 _DRAWS = 1000
+
+
+def count_splits(
+    period: NDArray[Any],
+    lengths: NDArray[np.int64],
+    label: NDArray[np.int8],
+    new: NDArray[np.bool_],
+) -> dict[str, dict[str, Any]]:
+    """Requests, candidates, positives and the share of candidates that are new items, by split.
+
+    period: number of the split [R]; lengths: candidates of each request [R]; label, new: [C].
+    """
+    shown = np.repeat(period, lengths)
+    told: dict[str, dict[str, Any]] = {
+        name: {} for name in ("requests", "candidates", "positives", "new_items")
+    }
+    for index, name in enumerate(SPLITS):
+        mine = shown == index
+        told["requests"][name] = int((period == index).sum())
+        told["candidates"][name] = int(mine.sum())
+        told["positives"][name] = int((label[mine] == 1).sum())
+        told["new_items"][name] = round(float(new[mine].mean()), 6) if mine.any() else 0.0
+    return told
 
 
 def length_quantiles(lengths: NDArray[np.int64]) -> dict[str, float]:
@@ -28,5 +55,5 @@ def padding_waste(lengths: NDArray[np.int64]) -> float:
     waste = np.empty(_DRAWS)
     for draw in range(_DRAWS):
         batch = lengths[rng.choice(len(lengths), size, replace=False, shuffle=False)]
-        waste[draw] = 1 - batch.mean() / batch.max()
+        waste[draw] = 1 - batch.mean() / max(batch.max(), 1)
     return round(float(waste.mean()), 4)

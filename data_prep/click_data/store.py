@@ -20,31 +20,33 @@ from click_data.split import SPLITS
 class HistoryColumns:
     """All histories, flat: events offsets[u] to offsets[u+1] are user u's, oldest first.
 
-    offsets int64 [U+1]; item, category int32 [T]; time int64 [T]; label int8 [T];
-    signals: float32 [T] by name. Read-only.
+    offsets int64 [U+1]; item int32 [T]; time int64 [T]; signals: float32 [T] by name. Read-only.
     """
 
     offsets: NDArray[np.int64]
     item: NDArray[np.int32]
-    category: NDArray[np.int32]
     time: NDArray[np.int64]
-    label: NDArray[np.int8]
     signals: dict[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
-class SampleColumns:
-    """Samples of one split, [N] each: user, prefix, item, category int32, label int8, time int64.
+class RequestColumns:
+    """Requests of one split: user, prefix int32, time int64 [R], and their candidates, flat.
 
-    Sample i may see events offsets[user[i]] to offsets[user[i]] + prefix[i]. Read-only.
+    Request i may see events offsets[user[i]] to offsets[user[i]] + prefix[i] of the histories, and
+    asks about the candidates `offsets[i]` to `offsets[i+1]` of these: offsets int64 [R+1], from 0;
+    item int32 [C]; labels int8 [C] by task; features float32 [C] by name. context: int32 (codes)
+    or float32 [R] by name. Read-only.
     """
 
     user: NDArray[np.int32]
     prefix: NDArray[np.int32]
-    item: NDArray[np.int32]
-    category: NDArray[np.int32]
-    label: NDArray[np.int8]
     time: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    item: NDArray[np.int32]
+    labels: dict[str, NDArray[np.int8]]
+    features: dict[str, NDArray[np.float32]]
+    context: dict[str, NDArray[Any]]
 
     def __len__(self) -> int:
         return len(self.user)
@@ -73,45 +75,107 @@ class ClickDataset:
 
     @property
     def num_items(self) -> int:
-        """Size of the item vocabulary, the unknown item 0 included."""
+        """Size of the training vocabulary of items, the unknown item 0 included."""
         return self.info["num_items"]
 
     @property
-    def num_categories(self) -> int:
-        """Size of the category vocabulary, the unknown category 0 included."""
-        return self.info["num_categories"]
+    def item_rows(self) -> int:
+        """Number of item ids: num_items, and the new items behind."""
+        return self.info["item_rows"]
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names of the labels; the first one is what is ranked by."""
+        return tuple(self.info["tasks"])
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        return tuple(self.info["signals"])
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the candidates' features."""
+        return tuple(self.info["features"])
+
+    @property
+    def context(self) -> dict[str, int | None]:
+        """Number of codes (0, unknown, included) of each context, None of a dense one."""
+        return dict(self.info["context"])
+
+    @property
+    def item_features(self) -> dict[str, int]:
+        """Number of codes (0, unknown, included) of each categorical feature of items."""
+        return dict(self.info["item_features"])
 
     @cached_property
     def histories(self) -> HistoryColumns:
         table = self._open(schema.HISTORIES)
-        signals = tuple(self.info["signals"])
-        lists = {name: _whole(table, name) for name in ("item", "category", "time", "label")}
-        signal_lists = {name: _whole(table, name) for name in signals}
-        offsets = lists["item"].offsets.to_numpy().astype(np.int64)
+        lists = {name: _whole(table, name) for name in ("item", "time", *self.signals)}
+        values = {name: column.values.to_numpy() for name, column in lists.items()}
         return HistoryColumns(
-            offsets=offsets,
-            **{name: column.values.to_numpy() for name, column in lists.items()},
-            signals={name: column.values.to_numpy() for name, column in signal_lists.items()},
+            offsets=_offsets(lists["item"]),
+            item=values["item"],
+            time=values["time"],
+            signals={name: values[name] for name in self.signals},
         )
 
     @cached_property
     def items(self) -> pa.Table:
-        """The item vocabulary as an Arrow table; row i describes item id i."""
+        """All items as an Arrow table; row i describes item id i."""
         return self._open(schema.ITEMS)
 
-    def samples(self, split: str) -> SampleColumns:
-        """Samples of "train", "valid" or "test", in time order."""
-        if split not in SPLITS:
-            raise ValueError(f"no split {split!r}; there are {', '.join(SPLITS)}")
-        counts = self.info["counts"]["samples"]
-        start = sum(counts[name] for name in SPLITS[: SPLITS.index(split)])
-        rows = slice(start, start + counts[split])
-        return SampleColumns(**{name: values[rows] for name, values in self._samples.items()})
+    @cached_property
+    def item_categories(self) -> dict[str, NDArray[np.int32]]:
+        """The code of each item, int32 [item_rows], by categorical feature."""
+        return {name: _whole(self.items, name).to_numpy() for name in self.info["item_features"]}
 
     @cached_property
-    def _samples(self) -> dict[str, NDArray[Any]]:
-        table = self._open(schema.SAMPLES)
-        return {name: _whole(table, name).to_numpy() for name in schema.SAMPLE_COLUMNS}
+    def item_dense(self) -> dict[str, NDArray[np.float32]]:
+        """The value of each item, float32 [item_rows], by dense feature."""
+        return {name: _whole(self.items, name).to_numpy() for name in self.info["item_dense"]}
+
+    def requests(self, split: str) -> RequestColumns:
+        """Requests of "train", "valid" or "test", in time order."""
+        if split not in SPLITS:
+            raise ValueError(f"no split {split!r}; there are {', '.join(SPLITS)}")
+        every = self._requests
+        counts = self.info["counts"]["requests"]
+        start = sum(counts[name] for name in SPLITS[: SPLITS.index(split)])
+        rows = slice(start, start + counts[split])
+        offsets = every.offsets[start : start + counts[split] + 1]
+        shown = slice(offsets[0], offsets[-1])
+        offsets = offsets - offsets[0]
+        offsets.flags.writeable = False
+        return RequestColumns(
+            user=every.user[rows],
+            prefix=every.prefix[rows],
+            time=every.time[rows],
+            offsets=offsets,
+            item=every.item[shown],
+            labels={task: values[shown] for task, values in every.labels.items()},
+            features={name: values[shown] for name, values in every.features.items()},
+            context={name: values[rows] for name, values in every.context.items()},
+        )
+
+    @cached_property
+    def _requests(self) -> RequestColumns:
+        """Those of all splits."""
+        table = self._open(schema.REQUESTS)
+        labels = {task: schema.label_column(task) for task in self.tasks}
+        features = {name: schema.feature_column(name) for name in self.features}
+        context = {name: schema.context_column(name) for name in self.context}
+        item = _whole(table, "item")
+        user, prefix, time = (_whole(table, of).to_numpy() for of in ("user", "prefix", "time"))
+        return RequestColumns(
+            user=user,
+            prefix=prefix,
+            time=time,
+            offsets=_offsets(item),
+            item=item.values.to_numpy(),
+            labels={task: _whole(table, of).values.to_numpy() for task, of in labels.items()},
+            features={name: _whole(table, of).values.to_numpy() for name, of in features.items()},
+            context={name: _whole(table, of).to_numpy() for name, of in context.items()},
+        )
 
     def _open(self, name: str) -> pa.Table:
         import datasets  # slow to import, and only reading needs it
@@ -159,6 +223,13 @@ def _cache_in(folder: Path, digest: str) -> Path:
     except OSError:
         return Path(tempfile.gettempdir()) / f"click_data-{digest[:16]}"
     return cache
+
+
+def _offsets(lists: Any) -> NDArray[np.int64]:
+    """Where each list of a column begins, int64."""
+    offsets = lists.offsets.to_numpy().astype(np.int64)
+    offsets.flags.writeable = False
+    return offsets
 
 
 def _whole(table: pa.Table, name: str) -> Any:

@@ -98,19 +98,22 @@ def test_negatives_that_cannot_be_drawn(
     rows = [f"{t % 7},{t % 10},{t}" for t in range(100)]
     path.write_text("\n".join(["user_id,item_id,timestamp", *rows]) + "\n")
     error = refused(prepare_command, tmp_path, "log", "--from", path, "--negatives", "100000000")
-    assert "--negatives 100000000: the training period has only 10 items" in error
+    assert "--negatives 100000000: the log has only 10 items, one of them the positive" in error
     with monkeypatch.context() as small:
         small.setattr("os.sysconf", {"SC_PHYS_PAGES": 5, "SC_PAGE_SIZE": 4096}.get)
         error = refused(prepare_command, tmp_path, "log", "--from", path, "--negatives", "2")
-    assert "--negatives 2: 300 samples need about 0.0 GB of memory, and there are 0.0 GB" in error
+    assert (
+        "--negatives 2: 300 candidates need about 0.0 GB of memory, and there are 0.0 GB" in error
+    )
     one = [f"1,{t % 10},{t}" for t in range(100)]
     path.write_text("\n".join(["user_id,item_id,timestamp", *one]) + "\n")
     error = refused(prepare_command, tmp_path, "log", "--from", path)
     assert "no item could be drawn as label 0" in error
     path.write_text("\n".join(["user_id,item_id,timestamp", *rows]) + "\n")
     error = refused(prepare_command, tmp_path, "log", "--from", path, "--min-history", "50")
-    assert "no samples in the train period: no event there has as long a history" in error
-    new = [f"{t % 7},{t},{t}" for t in range(100)]
-    path.write_text("\n".join(["user_id,item_id,timestamp", *new]) + "\n")
-    error = refused(prepare_command, tmp_path, "log", "--from", path)
-    assert "no samples in the valid period: events of items not seen in training" in error
+    assert "no requests in the train period: none there has as long a history" in error
+    many = [f"{t % 7},{t},{t}" for t in range(100)]
+    path.write_text("\n".join(["user_id,item_id,timestamp", *many]) + "\n")
+    few = ("--negatives", "20", "--pool", "20")
+    error = refused(prepare_command, tmp_path, "log", "--from", path, *few)
+    assert "--negatives 20: more than one of 20 events can give; see --pool" in error

@@ -6,6 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from foreign_logs import (
     CATEGORIES,
@@ -32,11 +33,12 @@ def prepared(command: Command, path: Path, *options: str) -> tuple[ClickDataset,
 def held(dataset: ClickDataset) -> dict[str, list[tuple[str, int, int]]]:
     """Item, time and label of each user's events, in their order, by the names of the log."""
     histories = dataset.histories
+    label = histories.signals.get("label", np.ones(len(histories.item)))  # if all are the same
     items = [str(name) for name in dataset.items["item_id"].to_pylist()]
     users = dataset._open("histories.parquet")["user_id"].to_pylist()  # pyright: ignore[reportPrivateUsage]
     rows = [
         (items[item], int(time), int(label))
-        for item, time, label in zip(histories.item, histories.time, histories.label, strict=True)
+        for item, time, label in zip(histories.item, histories.time, label, strict=True)
     ]
     bounds = zip(users, histories.offsets, histories.offsets[1:], strict=False)
     return {str(user): rows[begin:end] for user, begin, end in bounds}
@@ -59,8 +61,8 @@ def test_tabs_and_local_times(tmp_path: Path, prepare_command: Command) -> None:
     dataset, said = prepared(prepare_command, log.path, *log.options)
     assert held(dataset) == wanted(log)
     assert dataset.info["counts"]["events"] == NUMBER
-    assert sum(dataset.info["counts"]["samples"].values()) == NUMBER
-    assert dataset.num_categories == CATEGORIES + 1
+    assert sum(dataset.info["counts"]["candidates"].values()) == NUMBER
+    assert dataset.item_features == {"category": CATEGORIES + 1}
     in_order = sorted(log.events, key=lambda event: (log.users[event.user], event.time))
     assert dataset.histories.signals["Preis"].tolist() == [event.price for event in in_order]
     assert "user_id from Kunde" in said
@@ -122,9 +124,11 @@ def test_parquet_with_nulls(tmp_path: Path, prepare_command: Command) -> None:
     dataset, said = prepared(prepare_command, log.path, *log.options)
     assert held(dataset) == wanted(log, labels=False)
     assert f"dropped, bad rows: {left_out} of 1,200 rows" in said
-    assert dataset.num_categories == CATEGORIES  # one of the categories is null, unknown
-    train = dataset.samples("train")
-    assert 0 < int(train.label.sum()) < len(train)
+    assert dataset.item_features == {
+        "category": CATEGORIES
+    }  # one of the categories is null, unknown
+    label = dataset.requests("train").labels["label"]
+    assert 0 < int(label.sum()) < len(label)
 
 
 @pytest.mark.parametrize("form", ["lines", "lines in gzip", "an array"])
@@ -144,4 +148,4 @@ def test_json(form: str, tmp_path: Path, prepare_command: Command) -> None:
     converted = path.with_name(f"{path.name}.parquet")
     dataset, _ = prepared(prepare_command, converted, *log.options)
     assert held(dataset) == wanted(log)
-    assert dataset.num_categories == CATEGORIES + 1
+    assert dataset.item_features == {"category": CATEGORIES + 1}

@@ -1,17 +1,15 @@
-"""Histories, prefixes, split and vocabularies of random logs against a plain Python loop."""
+"""Histories, requests, split and items of random logs against a plain Python loop."""
 
-from collections import Counter
-from pathlib import Path
+from collections import defaultdict
 
 import numpy as np
-import polars as pl
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from toy_logs import frequent, toy_log
 
-from click_data.cli import summary
 from click_data.errors import DataError
-from click_data.events import EventLog, build, signal_column
+from click_data.events import build
 from click_data.split import SPLITS, split_times
 
 EVENTS = st.lists(
@@ -26,77 +24,96 @@ EVENTS = st.lists(
     min_size=6,
     max_size=40,
 )
-COLUMNS = ("user_id", "item_id", "time", "label", "category", signal_column("price"))
-SCHEMA = {
-    "user_id": pl.Int64,
-    "item_id": pl.Int64,
-    "time": pl.Int64,
-    "label": pl.Int8,
-    "category": pl.String,
-    signal_column("price"): pl.Float32,
-}
-
-
-def log_of(rows: list[tuple], *, negatives: int = 0) -> EventLog:
-    events = pl.DataFrame(rows, schema=SCHEMA, orient="row")
-    return EventLog(name="toy", events=events, signals=("price",), negatives=negatives)
-
-
-def frequency_ids(values: list) -> dict:
-    counts = Counter(values)
-    ordered = sorted(counts, key=lambda value: (-counts[value], value))
-    return {value: number for number, value in enumerate(ordered, start=1)}
 
 
 @settings(deadline=None, max_examples=60)
 @given(rows=EVENTS, min_history=st.integers(0, 2))
 def test_against_a_plain_loop(rows: list[tuple], min_history: int) -> None:
     try:
-        prepared = build(log_of(rows), split=(0.6, 0.2, 0.2), min_history=min_history, seed=0)
+        prepared = build(toy_log(rows), split=(0.6, 0.2, 0.2), min_history=min_history, seed=0)
     except DataError:
         assume(False)
         return
     times = sorted(row[2] for row in rows)
     first_valid, first_test = (times[round(share * len(rows), 6).__int__()] for share in (0.6, 0.8))
     train = [row for row in rows if row[2] < first_valid]
-    items = frequency_ids([row[1] for row in train])
-    categories = frequency_ids([row[4] for row in train if row[4] is not None])
+    known = frequent([row[1] for row in train])
+    order = [None, *known, *sorted({row[1] for row in rows} - set(known))]
 
     histories = prepared.histories.to_pylist()
     users = sorted({row[0] for row in rows})
     assert [history["user_id"] for history in histories] == users
-    samples = []
+    expected = []
     for index, user in enumerate(users):
         mine = sorted((row for row in rows if row[0] == user), key=lambda row: row[2])
-        assert histories[index]["item"] == [items.get(row[1], 0) for row in mine]
-        assert histories[index]["category"] == [categories.get(row[4], 0) for row in mine]
+        assert histories[index]["item"] == [order.index(row[1]) for row in mine]
         assert histories[index]["time"] == [row[2] for row in mine]
-        assert histories[index]["label"] == [row[3] for row in mine]
         assert histories[index]["price"] == [row[5] for row in mine]
-        for row in mine:
-            earlier = sum(other[2] < row[2] for other in mine)
-            period = "train" if row[2] < first_valid else "valid" if row[2] < first_test else "test"
+        assert histories[index]["label"] == [row[3] for row in mine]
+        for time in sorted({row[2] for row in mine}):
+            asked = [row for row in mine if row[2] == time]
+            earlier = sum(other[2] < time for other in mine)
+            split = "train" if time < first_valid else "valid" if time < first_test else "test"
             if earlier >= min_history:
-                samples.append(
+                expected.append(
                     {
                         "user": index,
                         "prefix": earlier,
-                        "item": items.get(row[1], 0),
-                        "category": categories.get(row[4], 0),
-                        "label": row[3],
-                        "time": row[2],
-                        "split": period,
+                        "time": time,
+                        "split": split,
+                        "item": [order.index(row[1]) for row in asked],
+                        "label label": [row[3] for row in asked],
                     }
                 )
-    samples.sort(key=lambda sample: (sample["time"], sample["user"]))
-    assert prepared.samples.to_pylist() == samples
+    expected.sort(key=lambda request: (request["time"], request["user"]))
+    requests = prepared.requests.to_pylist()
+    assert [{key: row[key] for key in expected[0]} for row in requests] == expected
     counted = prepared.info["counts"]
     for name in SPLITS:
-        labels = [sample["label"] for sample in samples if sample["split"] == name]
-        assert counted["samples"][name] == len(labels)
-        assert counted["positives"][name] == sum(labels)
-    assert prepared.info["num_items"] == len(items) + 1 == prepared.items.num_rows
-    assert prepared.info["num_categories"] == len(categories) + 1
+        mine = [request for request in expected if request["split"] == name]
+        shown = [item for request in mine for item in request["item"]]
+        assert counted["requests"][name] == len(mine)
+        assert counted["candidates"][name] == len(shown)
+        assert counted["positives"][name] == sum(sum(request["label label"]) for request in mine)
+        new = sum(item > len(known) for item in shown) / len(shown)
+        assert counted["new_items"][name] == pytest.approx(new, abs=1e-6)
+
+    items = prepared.items.to_pylist()
+    assert [item["item_id"] for item in items] == order
+    assert prepared.info["num_items"] == len(known) + 1
+    assert prepared.info["item_rows"] == len(items)
+    said: dict[int, list[str]] = defaultdict(list)
+    in_order = sorted((row[0], row[2], n) for n, row in enumerate(rows))
+    for _, _, n in sorted(in_order, key=lambda key: key[1]):
+        if rows[n][4] is not None:
+            said[rows[n][1]].append(rows[n][4])
+    own = {item: said[item][0] if said[item] else None for item in order[1:]}
+    codes = [None, *frequent([own[row[1]] for row in train if own[row[1]] is not None])]
+    assert prepared.info["item_features"] == {"category": len(codes)}
+    for item in items[1:]:
+        value = own[item["item_id"]]
+        assert item["original category"] == value
+        assert item["category"] == (codes.index(value) if value in codes else 0)
+        assert item["train_count"] == sum(row[1] == item["item_id"] for row in train)
+    assert [items[0][name] for name in ("train_count", "category")] == [0, 0]
+
+
+def test_an_items_category_is_one_even_where_events_differ() -> None:
+    rows = [(t % 3, t % 5, t, t % 2, "abc"[t % 3] if t > 4 else None, 0.0) for t in range(60)]
+    prepared = build(toy_log(rows), split=(0.6, 0.2, 0.2), min_history=0, seed=0)
+    said = {row["item_id"]: row["original category"] for row in prepared.items.to_pylist()}
+    assert said == {None: None, **{t % 5: "abc"[t % 3] for t in range(5, 10)}}
+
+
+def test_labels_are_signals_unless_all_are_the_same() -> None:
+    rows = [(t % 3, t % 5, t, 1, None, float(t)) for t in range(60)]
+    split = (0.6, 0.2, 0.2)
+    prepared = build(toy_log(rows, negatives=1), split=split, min_history=0, seed=0)
+    assert prepared.info["signals"] == ["price"]
+    rows[7] = (*rows[7][:3], 0, *rows[7][4:])
+    prepared = build(toy_log(rows, negatives=1), split=split, min_history=0, seed=0)
+    assert prepared.info["signals"] == ["label", "price"]
+    assert prepared.histories.schema.field("label").type.value_type == "float"
 
 
 @settings(deadline=None)
@@ -139,80 +156,4 @@ def test_one_instant_cannot_be_split() -> None:
 def test_one_class_in_training_is_refused() -> None:
     rows = [(0, 0, time, 0 if time < 8 else 1, None, 0.0) for time in range(10)]
     with pytest.raises(DataError, match="every label in the training period is 0"):
-        build(log_of(rows), split=(0.8, 0.1, 0.1), min_history=0, seed=0)
-
-
-def test_negatives_are_items_the_user_never_touches_and_in_no_history() -> None:
-    rng = np.random.default_rng(0)
-    pairs = sorted({(int(rng.integers(20)), int(rng.integers(30))) for _ in range(300)})
-    times = rng.permutation(len(pairs))
-    rows = [(u, i, int(t), 1, None, 0.0) for (u, i), t in zip(pairs, times, strict=True)]
-    log = log_of(rows, negatives=3)
-    prepared = build(log, split=(0.6, 0.2, 0.2), min_history=0, seed=0)
-    item_ids = prepared.items["item_id"].to_pylist()
-    touched = {(u, i) for u, i, *_ in rows}
-    samples = prepared.samples.to_pylist()
-    negatives = [sample for sample in samples if sample["label"] == 0]
-    assert len(negatives) == 3 * (len(samples) - len(negatives))
-    assert all((s["user"], item_ids[s["item"]]) not in touched for s in negatives)
-    assert all(s["item"] > 0 for s in negatives)
-    # Each follows its positive and may see exactly what that may see.
-    for start in range(0, len(samples), 4):
-        positive, *drawn = samples[start : start + 4]
-        assert [s["label"] for s in (positive, *drawn)] == [1, 0, 0, 0]
-        for sample in drawn:
-            same = ("user", "prefix", "time", "split")
-            assert [sample[key] for key in same] == [positive[key] for key in same]
-    assert prepared.histories["label"].combine_chunks().values.to_pylist() == [1] * len(rows)
-    assert len({s["item"] for s in negatives}) == len(item_ids) - 1  # uniform: all come up
-    again = build(log, split=(0.6, 0.2, 0.2), min_history=0, seed=0)
-    other = build(log, split=(0.6, 0.2, 0.2), min_history=0, seed=1)
-    assert again.samples == prepared.samples != other.samples
-
-
-def test_unknown_items_are_no_samples_where_negatives_are_drawn() -> None:
-    """Draws are never of item 0, so a positive (or a logged 0) of item 0 would give itself away."""
-    rows = [(t % 3, t % 12, t, int(t % 4 > 0), None, 0.0) for t in range(60)]
-    late = {64: 1, 70: 0, 75: 1}  # in valid, and two in test
-    rows += [(t % 3, t if t in late else t % 12, t, late.get(t, 1), None, 0.0)
-             for t in range(60, 80)]  # fmt: skip
-    options: dict = {"split": (0.75, 0.125, 0.125), "min_history": 0, "seed": 0}
-    prepared = build(log_of(rows, negatives=1), **options)
-    samples = prepared.samples.to_pylist()
-    assert all(sample["item"] > 0 for sample in samples)
-    asked = {sample["time"] for sample in samples if sample["label"] == 1}
-    assert asked == {row[2] for row in rows if row[3] == 1} - set(late)
-    histories = prepared.histories["item"].combine_chunks().values.to_pylist()
-    assert histories.count(0) == len(late)
-    assert prepared.info["unknown_left_out"] == {"train": 0.0, "valid": 0.1, "test": 0.2}
-    shown = summary({"name": "toy", **prepared.info}, Path("out"))
-    assert "not seen in training: train 0.0%, valid 10.0%, test 20.0% of the events" in shown
-    # A log with labels of its own keeps them: both labels may be of unknown items.
-    labelled = build(log_of(rows), **options)
-    assert {sample["time"] for sample in labelled.samples.to_pylist()} == {row[2] for row in rows}
-    assert "unknown_left_out" not in labelled.info
-    assert "left out" not in summary({"name": "toy", **labelled.info}, Path("out"))
-
-
-def test_a_test_period_of_unknown_items_alone_is_refused() -> None:
-    rows = [(t % 3, t % 12 if t < 90 else t, t, 1, None, 0.0) for t in range(100)]
-    with pytest.raises(DataError, match=r"no samples in the test period: .* left out"):
-        build(log_of(rows, negatives=1), split=(0.8, 0.1, 0.1), min_history=0, seed=0)
-
-
-def test_negatives_carry_their_own_items_category() -> None:
-    rows = [(u, i, 20 * u + i, 1, "abc"[i % 3], 0.0) for u in range(6) for i in range(u, 12, 2)]
-    prepared = build(log_of(rows, negatives=2), split=(0.6, 0.2, 0.2), min_history=0, seed=0)
-    category = prepared.items["category"].to_pylist()
-    drawn = [sample for sample in prepared.samples.to_pylist() if sample["label"] == 0]
-    assert drawn
-    assert all(sample["category"] == category[sample["item"]] for sample in drawn)
-
-
-def test_a_user_who_touches_every_item_gets_no_negatives() -> None:
-    everything = [(0, item, item, 1, None, 0.0) for item in range(10)]
-    rows = [*everything, *((1, 0, time, 1, None, 0.0) for time in range(10))]
-    prepared = build(log_of(rows, negatives=1), split=(0.6, 0.2, 0.2), min_history=0, seed=0)
-    negatives = [sample for sample in prepared.samples.to_pylist() if sample["label"] == 0]
-    assert {sample["user"] for sample in negatives} == {1}
-    assert len(negatives) == 10
+        build(toy_log(rows), split=(0.8, 0.1, 0.1), min_history=0, seed=0)

@@ -54,13 +54,14 @@ def test_formats_give_the_same_histories(name: str, tmp_path: Path) -> None:
     assert dataset.name == "log"
     assert histories.offsets.tolist() == [0, 4, 8]
     # The training period is the first four events: items 5 and 6 twice each, 7 not at all.
-    assert histories.item.tolist() == [1, 2, 0, 1, 2, 1, 0, 2]
-    assert histories.category.tolist() == [1, 2, 0, 1, 2, 1, 0, 2]
+    assert histories.item.tolist() == [1, 2, 3, 1, 2, 1, 3, 2]
+    assert (dataset.num_items, dataset.item_rows) == (3, 4)
+    assert dataset.item_categories["category"].tolist() == [0, 1, 2, 0]  # c is not of training
     assert histories.time.tolist() == [10, 12, 14, 16, 11, 13, 15, 17]
-    assert histories.label.tolist() == [0, 1, 1, 1, 1, 0, 0, 0]
+    assert histories.signals["label"].tolist() == [0, 1, 1, 1, 1, 0, 0, 0]
     assert histories.signals["price"].tolist() == [0.5, 2.5, 4.5, 6.5, 1.5, 3.5, 5.5, 7.5]
     assert histories.signals["price"].dtype == np.float32
-    assert [len(dataset.samples(split)) for split in ("train", "valid", "test")] == [4, 2, 2]
+    assert [len(dataset.requests(split)) for split in ("train", "valid", "test")] == [4, 2, 2]
 
 
 def test_a_folder_of_parquet_is_its_files_in_order_of_name(tmp_path: Path) -> None:
@@ -80,8 +81,9 @@ def test_mapped_columns_and_string_ids(tmp_path: Path) -> None:
     dataset = opened(written(renamed, tmp_path / "log.csv"), columns=names)
     plain = opened(written(FRAME, tmp_path / "log.parquet"))
     assert dataset.histories.item.tolist() == plain.histories.item.tolist()
-    assert dataset.samples("train").label.tolist() == plain.samples("train").label.tolist()
-    assert dataset.items["item_id"].to_pylist() == [None, "i5", "i6"]
+    labels = [of.requests("train").labels["label"].tolist() for of in (dataset, plain)]
+    assert labels[0] == labels[1]
+    assert dataset.items["item_id"].to_pylist() == [None, "i5", "i6", "i7"]
     users = pl.read_parquet(dataset.folder / "histories.parquet")["user_id"]
     assert users.to_list() == ["u1", "u2"]
 
@@ -156,19 +158,20 @@ def test_without_labels_events_are_positives_among_drawn_negatives(tmp_path: Pat
     )
     path = written(frame, tmp_path / "log.parquet")
     dataset = opened(path)
-    train = dataset.samples("train")
-    assert dataset.histories.label.all()
-    assert (len(train), train.label.sum()) == (200, 100)
+    train = dataset.requests("train")
+    assert dataset.signals == ()  # every event is the same
+    assert (len(train), len(train.item), train.labels["label"].sum()) == (100, 200, 100)
     assert dataset.info["options"]["negatives"] == 1
     assert dataset.info["options"]["seed"] == 0
-    assert opened(path, negatives=2).info["counts"]["samples"]["train"] == 300
+    assert opened(path, negatives=2).info["counts"]["candidates"]["train"] == 300
+    assert opened(path, pool=10).digest != dataset.digest
     assert opened(path, seed=1).digest != opened(path, seed=0).digest == dataset.digest
 
 
 def test_labels_are_used_alone_unless_negatives_are_asked_for(tmp_path: Path) -> None:
     path = written(FRAME, tmp_path / "log.parquet")
     dataset = opened(path)
-    assert dataset.info["counts"]["samples"]["train"] == 4
+    assert dataset.info["counts"]["candidates"]["train"] == 4
     assert "seed" not in dataset.info["options"]
     assert "--negatives" in str(refusal(FRAME.with_columns(label=1), tmp_path / "likes.parquet"))
     rng = np.random.default_rng(0)
@@ -177,7 +180,7 @@ def test_labels_are_used_alone_unless_negatives_are_asked_for(tmp_path: Path) ->
     )
     path = written(frame.with_columns(timestamp=np.arange(90), label=1), tmp_path / "likes.parquet")
     dataset = opened(path, negatives=1)
-    assert dataset.info["counts"]["samples"]["train"] == 90
+    assert dataset.info["counts"]["candidates"]["train"] == 90
     assert dataset.info["counts"]["positives"]["train"] == 45
 
 
@@ -186,8 +189,8 @@ def test_a_signal_may_be_a_column_that_is_read_as_something_else(tmp_path: Path)
     plain = opened(path)
     names = {"category": "item_id"}
     dataset = opened(path, signals=("item_id", "timestamp"), columns=names)
-    assert dataset.items["item_id"].to_pylist() == [None, 2**24 + 5, 2**24 + 6]
-    assert dataset.items["category_id"].to_pylist() == [None, 2**24 + 5, 2**24 + 6]
+    assert dataset.items["item_id"].to_pylist() == [None, *(2**24 + n for n in (5, 6, 7))]
+    assert dataset.items["original category"] == dataset.items["item_id"]
     assert dataset.histories.item.tolist() == plain.histories.item.tolist()
     ids = np.array([5, 6, 7, 5, 6, 5, 7, 6]) + 2**24
     assert dataset.histories.signals["item_id"].tolist() == ids.astype(np.float32).tolist()
@@ -197,7 +200,9 @@ def test_a_signal_may_be_a_column_that_is_read_as_something_else(tmp_path: Path)
 def test_a_category_that_stands_for_nothing_is_unknown(tmp_path: Path) -> None:
     words = pl.Series(["NaN", "null", "b", "a", "", "c", "None", "b"])
     dataset = opened(written(FRAME.with_columns(category=words), tmp_path / "log.csv"))
-    assert dataset.items["category_id"].to_pylist() == [None, "a", "b"]
+    assert dataset.items["item_id"].to_pylist() == [None, 5, 6, 7]
+    # Of item 5 "a" is said later; of item 6 "b" first; of 7 only "c".
+    assert dataset.items["original category"].to_pylist() == [None, "a", "b", "c"]
 
 
 @pytest.mark.parametrize("separator", ["\t", ";", "|", ","])

@@ -1,6 +1,7 @@
 """MovieLens ratings in each published layout give the same, right tables."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ SPLIT = (0.5, 0.2, 0.3)
 
 
 def tables(folder: Path) -> dict[str, list[dict]]:
-    names = ("histories", "samples", "items")
+    names = ("histories", "requests", "items")
     return {name: pl.read_parquet(folder / f"{name}.parquet").to_dicts() for name in names}
 
 
@@ -27,52 +28,60 @@ def test_every_layout_gives_the_tables_worked_out_by_hand(
     out = prepare("movielens", from_path=tmp_path, out=tmp_path / "out", split=SPLIT)
     # Ten events by time: 1000 1000 1000 1010 1020 | 1030 1030 | 1040 1050 1060.
     # Train counts: movies 10: 2, 20: 2, 30: 1; genres Comedy 2, Drama 2, Horror 1.
-    assert tables(out)["items"] == [
-        {"item_id": None, "category": 0, "category_id": None, "train_count": 0},
-        {"item_id": 10, "category": 1, "category_id": "Comedy", "train_count": 2},
-        {"item_id": 20, "category": 2, "category_id": "Drama", "train_count": 2},
-        {"item_id": 30, "category": 3, "category_id": "Horror", "train_count": 1},
+    # Movies 40 and 50 are not in the training period: new items. So is the genre War not, but
+    # Comedy is.
+    rows = [
+        (None, 0, 0, None),
+        (10, 2, 1, "Comedy"),
+        (20, 2, 2, "Drama"),
+        (30, 1, 3, "Horror"),
+        (40, 0, 1, "Comedy"),
+        (50, 0, 0, "War"),
     ]
-    # Movies 40 and 50 are not in the training period: unknown. So is genre War, but not Comedy.
+    names = ("item_id", "train_count", "category", "original category")
+    assert tables(out)["items"] == [dict(zip(names, row, strict=True)) for row in rows]
     assert tables(out)["histories"] == [
         {
             "user_id": 2,
-            "item": [2, 1, 3, 0],
-            "category": [2, 1, 3, 1],
+            "item": [2, 1, 3, 4],
             "time": [1000, 1010, 1030, 1050],
             "label": [0, 1, 0, 0],
             "rating": [3.0, 4.0, 1.0, 2.0],
         },
         {
             "user_id": 7,
-            "item": [1, 3, 2, 0],
-            "category": [1, 3, 2, 0],
+            "item": [1, 3, 2, 5],
             "time": [1000, 1000, 1020, 1060],
             "label": [0, 1, 1, 0],
             "rating": [2.0, 5.0, 4.0, 3.0],
         },
         {
             "user_id": 9,
-            "item": [1, 0],
-            "category": [1, 1],
+            "item": [1, 4],
             "time": [1030, 1040],
             "label": [1, 1],
             "rating": [5.0, 4.0],
         },
     ]
-    columns = ("split", "time", "user", "prefix", "item", "category", "label")
-    assert [tuple(row[c] for c in columns) for row in tables(out)["samples"]] == [
-        ("train", 1000, 0, 0, 2, 2, 0),
-        ("train", 1000, 1, 0, 1, 1, 0),  # the twin of the same second sees nothing either
-        ("train", 1000, 1, 0, 3, 3, 1),
-        ("train", 1010, 0, 1, 1, 1, 1),
-        ("train", 1020, 1, 2, 2, 2, 1),
-        ("valid", 1030, 0, 2, 3, 3, 0),
-        ("valid", 1030, 2, 0, 1, 1, 1),
-        ("test", 1040, 2, 1, 0, 1, 1),
-        ("test", 1050, 0, 3, 0, 1, 0),
-        ("test", 1060, 1, 3, 0, 0, 0),
+    columns = ("split", "time", "user", "prefix", "item", "label label")
+    assert [tuple(row[c] for c in columns) for row in tables(out)["requests"]] == [
+        ("train", 1000, 0, 0, [2], [0]),
+        ("train", 1000, 1, 0, [1, 3], [0, 1]),  # of one second: neither sees the other
+        ("train", 1010, 0, 1, [1], [1]),
+        ("train", 1020, 1, 2, [2], [1]),
+        ("valid", 1030, 0, 2, [3], [0]),
+        ("valid", 1030, 2, 0, [1], [1]),
+        ("test", 1040, 2, 1, [4], [1]),
+        ("test", 1050, 0, 3, [4], [0]),
+        ("test", 1060, 1, 3, [5], [0]),
     ]
+    # Earlier ratings of the movie, of everybody, and how long ago the first one was.
+    made = [(row["feature popularity"], row["feature age"]) for row in tables(out)["requests"]]
+    expected = [[(0, 0)], [(0, 0), (0, 0)], [(1, 10)], [(1, 20)], [(1, 30)], [(2, 30)], [(0, 0)]]
+    expected += [[(1, 10)], [(0, 0)]]
+    for (popularity, age), of in zip(made, expected, strict=True):
+        assert popularity == pytest.approx([math.log1p(count) for count, _ in of])
+        assert age == pytest.approx([math.log1p(time) for _, time in of])
 
 
 def test_folder_zip_ratings_file_and_nested_folder_are_the_same_data(
@@ -122,18 +131,19 @@ def test_threshold_moves_labels_and_is_recorded(tmp_path: Path) -> None:
     dataset = open_dataset(out)
     assert dataset.name == "five"
     assert dataset.info["options"]["threshold"] == 5
-    assert (dataset.histories.label == (dataset.histories.signals["rating"] >= 5)).all()
-    assert dataset.histories.label.sum() == 2
+    signals = dataset.histories.signals
+    assert (signals["label"] == (signals["rating"] >= 5)).all()
+    assert signals["label"].sum() == 2
 
 
-def test_without_the_list_of_movies_every_category_is_unknown(tmp_path: Path) -> None:
+def test_without_the_list_of_movies_items_have_no_category(tmp_path: Path) -> None:
     ratings_csv(tmp_path)
     (tmp_path / "movies.csv").unlink()
     dataset = open_dataset(
         prepare("movielens", from_path=tmp_path, out=tmp_path / "out", split=SPLIT)
     )
-    assert dataset.num_categories == 1
-    assert not dataset.histories.category.any()
+    assert dataset.item_features == {}
+    assert dataset.item_categories == {}
     assert dataset.num_items == 4
 
 

@@ -25,9 +25,9 @@ def test_nothing_but_the_four_files_is_left(tmp_path: Path) -> None:
 def test_the_same_again_is_kept_and_another_needs_force(tmp_path: Path) -> None:
     out = prepare("synthetic", out=tmp_path / "out", **SMALL)
     before = contents(out)
-    written = (out / "samples.parquet").stat().st_mtime_ns
+    written = (out / "requests.parquet").stat().st_mtime_ns
     prepare("synthetic", out=out, **SMALL)
-    assert (out / "samples.parquet").stat().st_mtime_ns == written
+    assert (out / "requests.parquet").stat().st_mtime_ns == written
     with pytest.raises(DataError, match="--force"):
         prepare("synthetic", out=out, seed=1, **SMALL)
     assert contents(out) == before
@@ -39,7 +39,7 @@ def test_the_same_again_is_kept_and_another_needs_force(tmp_path: Path) -> None:
 def test_a_damaged_one_is_not_taken_for_the_same(tmp_path: Path) -> None:
     out = prepare("synthetic", out=tmp_path / "out", **SMALL)
     good = contents(out)
-    (out / "samples.parquet").write_bytes(good["samples.parquet"][:-10])
+    (out / "requests.parquet").write_bytes(good["requests.parquet"][:-10])
     with pytest.raises(DataError, match="--force"):
         prepare("synthetic", out=out, **SMALL)
     prepare("synthetic", out=out, force=True, **SMALL)
@@ -94,7 +94,7 @@ def test_the_working_directory_as_out(
     before = contents(out)
     monkeypatch.chdir(out)
     if fails:
-        fail_to_move(monkeypatch, "samples.parquet")
+        fail_to_move(monkeypatch, "requests.parquet")
     sizes = [f"--{name}={size}" for name, size in SMALL.items()]
     code, said, err = prepare_command("synthetic", "--seed=1", *sizes, "--out=.", "--force")
     assert code == int(fails), err
@@ -131,7 +131,7 @@ def test_a_mount_point_as_out(
     assert contents(out) != before
     monkeypatch.setattr("os.path.ismount", lambda path: Path(path) == out)
     again = contents(out)
-    fail_to_move(monkeypatch, "samples.parquet")
+    fail_to_move(monkeypatch, "requests.parquet")
     with pytest.raises(DataError, match="cannot be written"):
         prepare("synthetic", out=out, seed=2, force=True, **SMALL)
     assert contents(out) == again
@@ -189,7 +189,7 @@ def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
     place = tmp_path / "mine"
     for left in (_left(place, "new"), place / _left(place, "new").name):
         left.mkdir(parents=True)
-        (left / "samples.parquet").touch()
+        (left / "requests.parquet").touch()
     others = [tmp_path / ".mine.my.new", tmp_path / ".other.12.new"]
     for other in others:
         other.mkdir()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,15 +33,20 @@ def test_dataset_json_describes_the_tables(tmp_path: Path) -> None:
     assert info["counts"] == {
         "users": 3,
         "items": 5,
-        "categories": 4,
         "events": 10,
-        "samples": {"train": 5, "valid": 2, "test": 3},
+        "requests": {"train": 4, "valid": 2, "test": 3},
+        "candidates": {"train": 5, "valid": 2, "test": 3},
         "positives": {"train": 3, "valid": 1, "test": 1},
+        "new_items": {"train": 0.0, "valid": 0.0, "test": 1.0},
     }
+    assert info["format"] == 2
     assert info["split_times"] == {"valid": 1030, "test": 1040}
     assert info["time_unit"] == "s"
-    assert info["signals"] == ["rating"]
-    assert info["num_items"] == 4
+    assert (info["tasks"], info["signals"]) == (["label"], ["label", "rating"])
+    assert info["features"] == ["popularity", "trend", "age"]
+    assert (info["item_features"], info["item_dense"], info["context"]) == ({"category": 4}, [], {})
+    assert (info["timed"], info["candidates"], info["split"]) == ("all", "logged", "time")
+    assert (info["num_items"], info["item_rows"]) == (4, 6)
     assert info["history_length"]["mean"] == 3.333
     assert info["history_length"]["p50"] == info["history_length"]["max"] == 4
     assert info["padding_waste"] == round(1 - (10 / 3) / 4, 4)
@@ -48,21 +54,32 @@ def test_dataset_json_describes_the_tables(tmp_path: Path) -> None:
 
 def test_columns_are_views_of_a_mapped_file_of_the_types_promised(tmp_path: Path) -> None:
     dataset = open_dataset(prepare("synthetic", out=tmp_path / "out", **SMALL))
-    histories, train = dataset.histories, dataset.samples("train")
-    types = {"item": np.int32, "category": np.int32, "time": np.int64, "label": np.int8}
+    histories, train = dataset.histories, dataset.requests("train")
+    mapped = [
+        *((columns.item, np.int32) for columns in (histories, train)),
+        *((columns.time, np.int64) for columns in (histories, train)),
+        *((values, np.int32) for values in (train.user, train.prefix)),
+        *((values, np.int32) for values in dataset.item_categories.values()),
+        *((values, np.float32) for values in histories.signals.values()),
+        *((values, np.float32) for values in train.features.values()),
+        *((values, np.int8) for values in train.labels.values()),
+    ]
+    assert len(mapped) == 6 + 1 + 1 + 3 + 1
+    for values, dtype in mapped:
+        assert values.dtype == dtype
+        assert not values.flags.owndata
+        assert not values.flags.writeable
     for columns in (histories, train):
-        for name, dtype in types.items():
-            values = getattr(columns, name)
-            assert values.dtype == dtype
-            assert not values.flags.owndata
-            assert not values.flags.writeable
-    assert histories.offsets.dtype == np.int64
-    assert train.user.dtype == train.prefix.dtype == np.int32
-    assert len(histories.item) == histories.offsets[-1] == SMALL["events"]
-    assert sum(len(dataset.samples(split)) for split in ("train", "valid", "test")) == 800
-    assert train.time.max() < dataset.samples("valid").time.min()
+        assert columns.offsets.dtype == np.int64
+        assert columns.offsets[0] == 0
+        assert columns.offsets[-1] == len(columns.item)
+        assert not columns.offsets.flags.writeable
+    assert len(histories.item) == SMALL["events"]
+    assert len(train) == len(train.user) == len(train.offsets) - 1
+    assert sum(len(dataset.requests(split).item) for split in ("train", "valid", "test")) == 800
+    assert train.time.max() < dataset.requests("valid").time.min()
     with pytest.raises(ValueError, match="no split 'all'"):
-        dataset.samples("all")
+        dataset.requests("all")
 
 
 def test_opening_writes_beside_the_data_or_where_told_never_in_the_home(tmp_path: Path) -> None:
@@ -73,7 +90,7 @@ def test_opening_writes_beside_the_data_or_where_told_never_in_the_home(tmp_path
     code = (
         "import sys; from click_data import open_dataset\n"
         "dataset = open_dataset(sys.argv[1], cache=sys.argv[2] or None)\n"
-        "print(len(dataset.samples('test')), dataset.histories.item.sum())"
+        "print(len(dataset.requests('test')), dataset.histories.item.sum())"
     )
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "XDG_"))}
     for cache, place in (("", out / ".cache"), (str(elsewhere), elsewhere)):
@@ -93,15 +110,15 @@ def test_a_folder_that_cannot_be_written_can_be_opened(
     out = prepare("synthetic", out=tmp_path / "out", **SMALL)
     (out / ".cache").write_text("a file where the cache would go")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
-    assert len(open_dataset(out).samples("test")) > 0
+    assert len(open_dataset(out).requests("test")) > 0
     assert any((tmp_path / "scratch").rglob("*.arrow"))
 
 
 def test_opening_after_a_replacement_shows_the_new_data(tmp_path: Path) -> None:
     out = prepare("synthetic", out=tmp_path / "out", **SMALL)
-    first = open_dataset(out).samples("train").label.copy()
+    first = open_dataset(out).requests("train").labels["label"].copy()
     prepare("synthetic", out=out, seed=1, force=True, **SMALL)
-    assert not np.array_equal(first, open_dataset(out).samples("train").label)
+    assert not np.array_equal(first, open_dataset(out).requests("train").labels["label"])
 
 
 def test_opening_what_is_not_a_whole_data_set(tmp_path: Path) -> None:
@@ -131,11 +148,11 @@ def test_opening_what_is_not_a_whole_data_set(tmp_path: Path) -> None:
 def test_tables_that_changed_are_refused(tmp_path: Path) -> None:
     out = prepare("synthetic", out=tmp_path / "out", **SMALL)
     other = prepare("synthetic", out=tmp_path / "other", seed=1, **SMALL)
-    samples = pq.read_table(out / "samples.parquet")
-    flipped = pa.array(1 - samples["label"].to_numpy(), pa.int8())
-    at = samples.schema.get_field_index("label")
-    pq.write_table(samples.set_column(at, "label", flipped), out / "samples.parquet")
-    with pytest.raises(DataError, match=r"out: samples.parquet changed since .* --force"):
+    requests = pq.read_table(out / "requests.parquet")
+    earlier = pa.array(requests["prefix"].to_numpy() // 2, pa.int32())
+    at = requests.schema.get_field_index("prefix")
+    pq.write_table(requests.set_column(at, "prefix", earlier), out / "requests.parquet")
+    with pytest.raises(DataError, match=r"out: requests.parquet changed since .* --force"):
         open_dataset(out)
     # One table of another data set, with the same columns.
     good = contents(other)
@@ -152,8 +169,71 @@ def test_tables_that_changed_are_refused(tmp_path: Path) -> None:
     assert open_dataset(other).digest == info["digest"]
     prepare("synthetic", out=other, seed=1, **SMALL)
     (other / "items.parquet").write_bytes((out / "items.parquet").read_bytes())
-    with pytest.raises(DataError, match=r"one of histories.parquet, samples.parquet, items.par"):
+    with pytest.raises(DataError, match=r"one of histories.parquet, requests.parquet, items.par"):
         open_dataset(other)
+
+
+@pytest.mark.parametrize(
+    ("told", "command"),
+    [
+        (
+            {
+                "source": "log",
+                "inputs": [{"file": "clicks.csv", "sha256": "0"}],
+                "options": {
+                    "split": [0.7, 0.1, 0.2],
+                    "min_history": 2,
+                    "columns": {"user_id": "my uid"},
+                    "signals": ["price", "dwell"],
+                    "time_unit": "ms",
+                    "negatives": 1,
+                    "sort": True,
+                    "drop_bad_rows": False,
+                    "separator": None,
+                    "seed": 0,
+                },
+            },
+            "log --from ... --split 0.7 0.1 0.2 --min-history 2 --column 'user_id=my uid' "
+            "--signal price --signal dwell --time-unit ms --negatives 1 --sort",
+        ),
+        (
+            {"source": "synthetic", "inputs": [], "options": {"users": 9, "seed": 3}},
+            "synthetic --users 9 --seed 3",
+        ),
+        ({"source": "log", "sampled": {"of": "x"}, "options": {}}, "SOURCE --from ..."),
+        ({}, "SOURCE --from ..."),
+    ],
+)
+def test_format_1_is_refused_with_the_command_that_renews_it(
+    told: dict[str, Any], command: str, tmp_path: Path
+) -> None:
+    out = prepare("synthetic", out=tmp_path / "out", **SMALL)
+    (out / "dataset.json").write_text(json.dumps({"format": 1, "name": "old", **told}))
+    (out / "samples.parquet").write_bytes((out / "requests.parquet").read_bytes())
+    (out / "requests.parquet").unlink()
+    with pytest.raises(DataError) as refused:
+        open_dataset(out)
+    again = f"jagged prepare {command} --out {out} --force"
+    expected = f"not a data set of format 2; prepare it again: {again}"
+    assert str(refused.value) == f"{out / 'dataset.json'}: {expected}"
+    words = shlex.split(again.replace("...", "clicks.csv"))
+    if "SOURCE" not in words:
+        build_parser(words[1:]).parse_args(words[1:])
+
+
+@pytest.mark.parametrize("mounted", [False, True])
+def test_force_renews_format_1(
+    mounted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = prepare("synthetic", out=tmp_path / "out", **SMALL)
+    good = contents(out)
+    (out / "dataset.json").write_text('{"format": 1}')
+    (out / "requests.parquet").rename(out / "samples.parquet")
+    monkeypatch.setattr("os.path.ismount", lambda path: mounted and Path(path) == out)
+    with pytest.raises(DataError, match="holds another prepared data set; --force"):
+        prepare("synthetic", out=out, **SMALL)
+    prepare("synthetic", out=out, force=True, **SMALL)
+    assert contents(out) == good
 
 
 def test_the_command_says_what_it_made(
@@ -168,12 +248,15 @@ def test_the_command_says_what_it_made(
     )
     assert (code, err) == (0, "")
     assert "mine -> " in out
-    assert "3 users, 4 items, 0 categories, 100 events" in out
+    assert "3 users, 4 items, 100 events" in out
     read = "user_id from uid, item_id, timestamp, label; signals price; separated by comma"
     assert f"  columns: {read}; not read: shop\n" in out
-    assert "train 60 (50.0% positive), valid 20" in out
+    assert "requests: train 60 with 60 candidates (50.0% positive), valid 20 with 20 " in out
+    assert "candidates (logged) not seen in training: train 0.0%, valid 0.0%, test 0.0%\n" in out
+    features = "popularity, trend, age"
+    assert f"tasks: label; candidates' features: {features}; events': label, price\n" in out
     assert "split by time: valid from 1970-01-01 00:01, test from 1970-01-01 00:01\n" in out
-    assert open_dataset(tmp_path / "out").info["signals"] == ["price"]
+    assert open_dataset(tmp_path / "out").info["signals"] == ["label", "price"]
 
 
 def test_the_command_says_it_as_json(
@@ -232,15 +315,16 @@ def test_negatives_that_are_missing_are_counted(
     tmp_path: Path, prepare_command: Callable[..., tuple[int, str, str]]
 ) -> None:
     path = tmp_path / "log.csv"
-    # User 0 touches all ten items, the others one each.
-    rows = [f"{user},{t % 10 if user == 0 else user},{t}" for t in range(100) for user in (0, 1, 2)]
+    # At one time user 0 does what both others do, who do one thing each.
+    rows = [f"{user},{item},{t}" for t in range(100)
+            for user, item in ((0, 1), (0, 2), (1, 1), (2, 2))]  # fmt: skip
     path.write_text("\n".join(["user_id,item_id,timestamp", *rows]) + "\n")
     code, out, _ = prepare_command("log", "--from", path, "--out", tmp_path / "out")
     assert code == 0
-    assert "could not be drawn, since their users touch (nearly) every item: 100\n" in out
+    assert "could not be drawn, since other users did nothing else at that time: 200\n" in out
     info = open_dataset(tmp_path / "out").info
-    assert info["negatives_given_up"] == 100
-    assert sum(info["counts"]["samples"].values()) == 300 + 200
+    assert info["negatives_given_up"] == 200
+    assert sum(info["counts"]["candidates"].values()) == 400 + 200
 
 
 def test_the_list_of_data_sets(tmp_path: Path) -> None:

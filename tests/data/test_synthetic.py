@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from click_data import ClickDataset, SampleColumns, open_dataset, prepare
+from click_data import ClickDataset, RequestColumns, open_dataset, prepare
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def test_a_seed_fixes_every_byte(tmp_path: Path) -> None:
         prepare("synthetic", out=tmp_path / str(number), seed=seed, **sizes)
         for number, seed in enumerate((3, 3, 4))
     ]
-    for name in ("histories.parquet", "samples.parquet", "items.parquet", "dataset.json"):
+    for name in ("histories.parquet", "requests.parquet", "items.parquet", "dataset.json"):
         first, same, other = ((folder / name).read_bytes() for folder in folders)
         assert first == same
         assert first != other
@@ -46,7 +46,7 @@ def test_sizes_are_what_was_asked_for(
     counts = dataset.info["counts"]
     assert (counts["users"], counts["events"]) == (users, events)
     assert counts["items"] <= items
-    assert counts["categories"] <= categories
+    assert dataset.item_features["category"] <= categories + 1
 
 
 def test_lengths_and_popularity_are_skewed_like_real_logs(default: ClickDataset) -> None:
@@ -56,11 +56,11 @@ def test_lengths_and_popularity_are_skewed_like_real_logs(default: ClickDataset)
     lengths = np.sort(np.diff(default.histories.offsets))
     assert np.median(lengths) < 0.75 * lengths.mean()
     assert lengths[-1] > 5 * lengths.mean()
-    item = np.concatenate([default.samples(split).item for split in ("train", "valid", "test")])
+    item = np.concatenate([default.requests(split).item for split in ("train", "valid", "test")])
     popularity = np.sort(np.bincount(item))[::-1]
     assert popularity[: len(popularity) // 10].sum() > 0.25 * popularity.sum()
     for split in ("train", "valid", "test"):
-        assert 0.4 < default.samples(split).label.mean() < 0.6
+        assert 0.4 < default.requests(split).labels["label"].mean() < 0.6
 
 
 def test_some_events_of_a_user_share_a_second_and_none_go_back(default: ClickDataset) -> None:
@@ -72,38 +72,39 @@ def test_some_events_of_a_user_share_a_second_and_none_go_back(default: ClickDat
     assert 0.03 < (gaps == 0).mean() < 0.2
 
 
-def test_an_items_category_is_its_own(default: ClickDataset) -> None:
-    histories = default.histories
-    known = histories.item > 0
-    category = default.items["category"].to_numpy()
-    assert (histories.category[known] == category[histories.item[known]]).all()
-    assert len(np.unique(category)) > 50
+def test_every_category_has_items(default: ClickDataset) -> None:
+    category = default.item_categories["category"]
+    assert default.item_features == {"category": 61}
+    assert len(np.unique(category[1:])) == 60
 
 
-def counts(dataset: ClickDataset, samples: SampleColumns, cap: int) -> NDArray[np.float64]:
-    """[N, 4]: events and positives of the last `cap`, then of those in the target's category."""
-    histories = dataset.histories
-    rows = np.empty((len(samples), 4))
-    for index in range(len(samples)):
-        start = histories.offsets[samples.user[index]]
-        end = start + samples.prefix[index]
+def counts(dataset: ClickDataset, requests: RequestColumns, cap: int) -> NDArray[np.float64]:
+    """[C, 4]: events and positives of the last `cap`, then of those in the target's category."""
+    histories, category = dataset.histories, dataset.item_categories["category"]
+    rows = np.empty((len(requests.item), 4))
+    for index in range(len(requests)):
+        start = histories.offsets[requests.user[index]]
+        end = start + requests.prefix[index]
         window = slice(max(start, end - cap), end)
-        label = histories.label[window]
-        same = histories.category[window] == samples.category[index]
-        rows[index] = len(label), label.sum(), same.sum(), label[same].sum()
+        label = histories.signals["label"][window]
+        for shown in range(*requests.offsets[index : index + 2]):
+            same = category[histories.item[window]] == category[requests.item[shown]]
+            rows[shown] = len(label), label.sum(), same.sum(), label[same].sum()
     return rows
 
 
 def rankings(dataset: ClickDataset, cap: int) -> tuple[float, float]:
     """Test AUC of counts of the item and the user; the same with counts of user x category."""
-    train, test = dataset.samples("train"), dataset.samples("test")
-    shown = np.bincount(train.item, minlength=dataset.num_items)
-    liked = np.bincount(train.item, weights=train.label, minlength=dataset.num_items)
+    train, test = dataset.requests("train"), dataset.requests("test")
+    label = {"train": train.labels["label"], "test": test.labels["label"]}
+    shown = np.bincount(train.item, minlength=dataset.item_rows)
+    liked = np.bincount(train.item, weights=label["train"], minlength=dataset.item_rows)
 
-    def features(samples: SampleColumns, own: int) -> NDArray[np.float64]:
-        # A training sample's own label is taken out of its item's counts.
-        item = (liked[samples.item] - own * samples.label + 1) / (shown[samples.item] - own + 2)
-        events, positives, same, same_positives = counts(dataset, samples, cap).T
+    def features(requests: RequestColumns, own: int) -> NDArray[np.float64]:
+        # A training candidate's own label is taken out of its item's counts.
+        mine = own * requests.labels["label"]
+        item = (liked[requests.item] - mine + 1) / (shown[requests.item] - own + 2)
+        events, positives, same, same_positives = counts(dataset, requests, cap).T
         rates = ((positives + 1) / (events + 2), (same_positives + 0.5) / (same + 1))
         logits = [np.log(rate / (1 - rate)) for rate in (item, *rates)]
         return np.stack([*logits, logits[-1] * np.log1p(same)], axis=1)
@@ -111,8 +112,8 @@ def rankings(dataset: ClickDataset, cap: int) -> tuple[float, float]:
     x_train, x_test = features(train, 1), features(test, 0)
     aucs = []
     for columns in ([0, 1], [0, 1, 2, 3]):
-        model = LogisticRegression().fit(x_train[:, columns], train.label)
-        aucs.append(roc_auc_score(test.label, model.predict_proba(x_test[:, columns])[:, 1]))
+        model = LogisticRegression().fit(x_train[:, columns], label["train"])
+        aucs.append(roc_auc_score(label["test"], model.predict_proba(x_test[:, columns])[:, 1]))
     return aucs[0], aucs[1]
 
 

@@ -98,7 +98,7 @@ _OPEN = """\
 import sys
 from click_data import open_dataset
 dataset = open_dataset(sys.argv[1])
-dataset.histories, dataset.items, dataset.samples("train")
+dataset.histories, dataset.items, dataset.requests("train")
 """
 COMMANDS = {
     "reproduce": Command(

@@ -37,11 +37,11 @@ def _common() -> list[Case]:
                   "24 distinct times cannot be split", "--split", "0.9", "0.01", "0.09"),
         _log_case("a history shorter than none", "min_history must not be negative, not -1",
                   "--min-history", "-1"),
-        _log_case("a history longer than all", "no samples in the train period",
+        _log_case("a history longer than all", "no requests in the train period",
                   "--min-history", "1000"),
         _log_case("a seed below 0", "seed must not be negative, not -1", "--seed", "-1"),
         Case("a source that there is not", prepare("clicks", None), "no source 'clicks'; there "
-             "are: synthetic, log, movielens", _nothing),
+             "are: synthetic, log, movielens, impressions", _nothing),
         Case("a log from nowhere", prepare("log", None), "source log needs --from PATH", _nothing),
         Case("MovieLens from nowhere", prepare("movielens", None), "source movielens needs --from",
              _nothing),
@@ -75,8 +75,12 @@ def _of_a_log() -> list[Case]:
                   "--separator", "\n"),
         _log_case("negatives below none", "--negatives -1: must not be negative",
                   "--negatives", "-1"),
-        _log_case("more negatives than items", "--negatives 9: the training period has only 5",
-                  "--negatives", "9", write=_LIKES),
+        _log_case("more negatives than items", "--negatives 5: the log has only 5 items, one of "
+                  "them the positive", "--negatives", "5", write=_LIKES),
+        _log_case("more negatives than a pool", "--negatives 4: more than one of 4 events can "
+                  "give; see --pool", "--negatives", "4", "--pool", "4", write=_LIKES),
+        _log_case("a pool of one", "--pool 1: must be 2 events at least", "--pool", "1",
+                  write=_LIKES),
         _log_case("a user of everything", "no item could be drawn as label 0", write=one),
         _log_case("a threshold for a log", "source log has no option 'threshold'; it has: ",
                   "--threshold", "4"),

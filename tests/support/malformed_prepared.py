@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow.parquet as pq
 from malformed_inputs import Case, Write
 
-INFO, HISTORIES, SAMPLES, ITEMS = (
+INFO, HISTORIES, REQUESTS, ITEMS = (
     *("dataset.json", "histories.parquet"),
-    *("samples.parquet", "items.parquet"),
+    *("requests.parquet", "items.parquet"),
 )
 
 
@@ -87,28 +87,43 @@ def _descriptions() -> list[Case]:
                _with({INFO: b'{"name": "caf\xe9"}'})),
         _train("dataset.json too deep", f"{info}not readable as JSON",
                _with({INFO: b"[" * 200_000})),
-        _train("dataset.json that is a list", f"{info}not a data set of format 1",
+        _train("dataset.json that is a list", f"{info}not a data set of format 2; prepare it "
+               "again: jagged prepare SOURCE --from ... --out {in}/data --force",
                _with({INFO: b"[1]"})),
-        _train("dataset.json of another format", f"{info}not a data set of format 1; prepare it",
-               _told(lambda told: told.update(format=99))),
+        _train("dataset.json of another format", f"{info}not a data set of format 2; prepare it "
+               "again: jagged prepare synthetic --users 9 --items 9 --categories 3 --events 90 "
+               "--out {in}/data --force", _told(lambda told: told.update(format=99))),
         lacking("digest", lambda told: told.pop("digest")),
         lacking("counts.users", lambda told: told.update(counts=[9])),
         lacking("num_items", lambda told: told.update(num_items="ten")),
+        lacking("counts.requests.train", lambda told: told["counts"].pop("requests")),
+        lacking("tasks", lambda told: told.update(tasks=[])),
+        lacking("context", lambda told: told.update(context={"hour": "24"})),
+        lacking("item_features", lambda told: told.update(item_features={"category": None})),
         lacking("signals", lambda told: told.update(signals=None)),
-        _train("signals that the tables have not", f"{info}names signals that "
+        _train("signals that the tables have not", f"{info}names columns that "
                f"{HISTORIES} has not: price",
                _told(lambda told: told.update(signals=["price"]))),
+        _train("features that the tables have not", f"{info}names columns that {REQUESTS} has "
+               "not: feature mood", _told(lambda told: told["features"].append("mood"))),
+        _train("categories that the tables have not", f"{info}names columns that {ITEMS} has "
+               "not: shop", _told(lambda told: told["item_features"].update(shop=3))),
         _train("signals that are no names", f"{info}says nothing of signals",
                _told(lambda told: told.update(signals=[7]))),
         _train("files in dataset.json that are a list", f"{{in}}/data: one of {HISTORIES}, "
-               f"{SAMPLES}, {ITEMS} changed since",
+               f"{REQUESTS}, {ITEMS} changed since",
                _told(lambda told: told.update(files=["x"], digest="0"))),
         _train("a digest of another data set", f"{{in}}/data: {INFO} changed since",
                _told(lambda told: told.update(digest="0" * 64))),
-        _train("more samples said than there are", f"{info}says 1,000,",
-               _told(lambda told: told["counts"]["samples"].update(train=10**6))),
+        _train("more requests said than there are", f"{info}says 1,000,",
+               _told(lambda told: told["counts"]["requests"].update(train=10**6))),
+        _train("more candidates said than there are", f"{info}says 1,000,018 candidates where "
+               f"{REQUESTS} has 90",
+               _told(lambda told: told["counts"]["candidates"].update(train=10**6))),
         _train("fewer items said than there are", f"{info}says 2 where {ITEMS} has",
-               _told(lambda told: told.update(num_items=2))),
+               _told(lambda told: told.update(item_rows=2))),
+        _train("more items known than there are", f"{info}says 1,000 of 10 items are known",
+               _told(lambda told: told.update(num_items=1000))),
         _train("users below none", f"{info}says -1 where {HISTORIES} has 9 rows",
                _told(lambda told: told["counts"].update(users=-1))),
     ]  # fmt: skip
@@ -129,25 +144,25 @@ def _tables() -> list[Case]:
         return lambda place: _with({name: _prepared(1)[name]})(place)
 
     def one_byte(place: Path) -> None:
-        table = bytearray(_prepared()[SAMPLES])
+        table = bytearray(_prepared()[REQUESTS])
         table[len(table) // 2] ^= 1
-        _with({SAMPLES: bytes(table)})(place)
+        _with({REQUESTS: bytes(table)})(place)
 
     def sorted_otherwise(place: Path) -> None:
         _with({})(place)
-        path = place / "data" / SAMPLES
+        path = place / "data" / REQUESTS
         table = pq.read_table(path)
         pq.write_table(table.take(list(range(len(table)))[::-1]), path)
 
     return [
-        _train("no samples", f"{{in}}/data/{SAMPLES}: missing; prepare the data set again",
-               _with({SAMPLES: None})),
+        _train("no requests", f"{{in}}/data/{REQUESTS}: missing; prepare the data set again",
+               _with({REQUESTS: None})),
         _train("a folder for a table", f"{{in}}/data/{ITEMS}: missing", table_is_folder),
         _train("a dangling link for a table", f"{{in}}/data/{HISTORIES}: missing", table_is_link),
-        _train("a table of no bytes", f"{{in}}/data: {SAMPLES} {changed}", _with({SAMPLES: b""})),
+        _train("a table of no bytes", f"{{in}}/data: {REQUESTS} {changed}", _with({REQUESTS: b""})),
         _train("a table of another data set", f"{{in}}/data: {ITEMS} {changed}", other(ITEMS)),
-        _train("a table with one bit changed", f"{{in}}/data: {SAMPLES} {changed}", one_byte),
-        _train("a table in another order", f"{{in}}/data: {SAMPLES} {changed}", sorted_otherwise),
+        _train("a table with one bit changed", f"{{in}}/data: {REQUESTS} {changed}", one_byte),
+        _train("a table in another order", f"{{in}}/data: {REQUESTS} {changed}", sorted_otherwise),
         _lengths("lengths of a table of another data set", f"{{in}}/data: {HISTORIES} {changed}",
                  other(HISTORIES)),
         _lengths("lengths of a broken dataset.json", f"{{in}}/data/{INFO}: not readable as JSON",

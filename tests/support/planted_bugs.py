@@ -286,9 +286,9 @@ BUGS = (
     # --- data -------------------------------------------------------------------------------------
     Bug(
         "history_at_the_same_time",
-        "click_data.events",
-        "new_time = new_user | (np.diff(time, prepend=time[0]) != 0)",
-        "new_time = np.ones_like(new_user)",
+        "click_data.requests",
+        "new[1:] = (np.diff(user) != 0) | (np.diff(time) != 0)",
+        "new[1:] = True",
         ("data/histories::test_against_a_plain_loop",),
     ),
     Bug(
@@ -299,19 +299,56 @@ BUGS = (
         ("data/histories::test_against_a_plain_loop",),
     ),
     Bug(
-        "negatives_that_were_touched",
+        "draws_of_the_users_own",
         "click_data.negatives",
-        "open_ = open_[touched[found] == pair]",
-        "open_ = open_[:0]",
-        ("data/histories",),
+        "good = (blocks.user[event] != user[todo]) & ~_among(mine[todo] * span + item, own)",
+        "good = ~_among(mine[todo] * span + item, own)",
+        ("data/negatives::test_against_a_plain_loop",),
+    ),
+    Bug(
+        "draws_of_any_time",
+        "click_data.negatives",
+        "event = rng.integers(start[todo], end[todo])",
+        "event = rng.integers(0, len(blocks.item), len(todo))",
+        ("data/negatives::test_nothing_alone_tells_positives_from_draws",),
+    ),
+    Bug(
+        "draws_that_the_user_never_touches",
+        "click_data.negatives",
+        "if per_event > 1:",
+        "touched = np.sort(blocks.user * span + blocks.item)\n"
+        "        good &= ~_among(user[todo] * span + item, touched)\n"
+        "        if per_event > 1:",
+        ("data/negatives::test_being_in_the_history_says_what_returning_users_make_it_say",),
+    ),
+    Bug(
+        "features_of_the_instant_itself",
+        "click_data.candidate_features",
+        "before = np.searchsorted(self.time, as_of)",
+        'before = np.searchsorted(self.time, as_of, side="right")',
+        ("data/candidate_features::test_against_a_plain_loop",),
     ),
     # --- models -----------------------------------------------------------------------------------
     Bug(
         "oldest_events",
-        "jagged_ranking.data.batch",
+        "jagged_ranking.data.store",
         "self.offsets[user.long()] + prefix.long() - length",
         "self.offsets[user.long()]",
         ("ranking/data/batch::test_batches_are_the_naive_slices",),
+    ),
+    Bug(
+        "matches_of_what_comes_later",
+        "jagged_ranking.data.store",
+        "last = torch.searchsorted(places, pair * tokens + end)",
+        "last = torch.searchsorted(places, pair * tokens + end + 1)",
+        ("ranking/data/batch::test_batches_are_the_naive_slices",),
+    ),
+    Bug(
+        "labels_among_the_features",
+        "jagged_ranking.layers.head",
+        "self.features(batch.features.values)]",
+        "self.features(batch.features.values + batch.label.values[:, :1])]",
+        ("ranking/models/models::test_what_is_asked_for_is_not_seen",),
     ),
     Bug(
         "sink",

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 SMALL: dict[str, Any] = {"users": 40, "items": 60, "categories": 6, "events": 800}
-FILES = ["dataset.json", "histories.parquet", "items.parquet", "samples.parquet"]
+FILES = ["dataset.json", "histories.parquet", "items.parquet", "requests.parquet"]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

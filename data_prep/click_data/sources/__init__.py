@@ -5,8 +5,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from click_data.events import EventLog
-from click_data.sources import log, movielens, synthetic
+from click_data.events import ClickLog
+from click_data.sources import (
+    ebnerd,
+    impressions,
+    kuairand,
+    log,
+    mind,
+    movielens,
+    reczoo,
+    sequences,
+    synthetic,
+    yambda,
+)
 
 
 @dataclass(frozen=True)
@@ -23,7 +34,7 @@ class Source:
     licence: str
     needs_path: bool
     options: type[Any]
-    load: Callable[[Path | None, Any, int], EventLog]
+    load: Callable[[Path | None, Any, int], ClickLog]
 
     @property
     def option_names(self) -> tuple[str, ...]:
@@ -59,6 +70,71 @@ SOURCES: dict[str, Source] = {
             needs_path=True,
             options=movielens.MovieLensOptions,
             load=movielens.load,
+        ),
+        Source(
+            name="impressions",
+            summary="lists as they were shown, with the clicks and the histories before them",
+            origin="a folder with impressions.parquet, interactions.parquet or histories.parquet, "
+            "and perhaps items.parquet",
+            licence="whatever yours is",
+            needs_path=True,
+            options=impressions.ImpressionOptions,
+            load=impressions.load,
+        ),
+        Source(
+            name="sequences",
+            summary="what users did in order, the last items held out",
+            origin="a folder with interactions.parquet, and perhaps test.parquet with negatives "
+            "and items.parquet",
+            licence="whatever yours is",
+            needs_path=True,
+            options=sequences.SequenceOptions,
+            load=sequences.load,
+        ),
+        Source(
+            name="mind",
+            summary="MIND, the Microsoft news data set: behaviors.tsv and news.tsv",
+            origin="a folder with train and dev of msnews.github.io, or one of them",
+            licence="non-commercial research, no redistribution: read Microsoft's licence",
+            needs_path=True,
+            options=mind.MindOptions,
+            load=mind.load,
+        ),
+        Source(
+            name="ebnerd",
+            summary="EB-NeRD, the Ekstra Bladet news data set: behaviors.parquet, history.parquet",
+            origin="a folder with train and validation of recsys.eb.dk, or one of them",
+            licence="research use: read the terms at recsys.eb.dk",
+            needs_path=True,
+            options=ebnerd.EbnerdOptions,
+            load=ebnerd.load,
+        ),
+        Source(
+            name="reczoo",
+            summary="AmazonElectronics_x1, TaobaoAd_x1, KuaiVideo_x1 or MicroVideo1.7M_x1",
+            origin="a folder with train.csv and test.csv of reczoo on huggingface.co",
+            licence="research use: read the terms of each set's origin",
+            needs_path=True,
+            options=reczoo.ReczooOptions,
+            load=reczoo.load,
+        ),
+        Source(
+            name="yambda",
+            summary="Yambda, listens of Yandex Music; a positive is a track played to --threshold",
+            origin="a folder with listens.parquet, as flat/50m of yandex/yambda on huggingface.co",
+            licence="Apache 2.0",
+            needs_path=True,
+            options=yambda.YambdaOptions,
+            load=yambda.load,
+        ),
+        Source(
+            name="kuairand",
+            summary="KuaiRand, videos shown in a feed, with clicks, likes, follows and more",
+            origin="a folder with log_standard_*.csv of kuairand.com",
+            licence="CC BY-SA 4.0",
+            needs_path=True,
+            options=kuairand.KuaiRandOptions,
+            load=kuairand.load,
         ),
     )
 }

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 from click_data import columns
 from click_data.checks import note_duplicates, note_unsorted
 from click_data.errors import DataError
-from click_data.events import EventLog, signal_column
+from click_data.events import ClickLog, label_column, signal_column
+from click_data.negatives import POOL
 from click_data.plain import check_encoding, find_encoding, refuse_absent
 from click_data.schema import file_digest
 from click_data.table import UNREADABLE, Table, concatenate, read_parquet
@@ -18,7 +19,7 @@ from click_data.text import read_text, refuse_other
 
 REQUIRED = ("user_id", "item_id", "timestamp")
 OPTIONAL = ("label", "category")
-_RESERVED = ("user_id", "item", "category", "time", "label")  # columns of histories.parquet
+_RESERVED = ("user_id", "item", "time", "label")  # columns of histories.parquet
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _JSON = (".jsonl", ".ndjson", ".json")
 _TOLD = 10  # bad rows that are told one by one where they are left out
@@ -33,10 +34,9 @@ class LogOptions:
     signals: further numeric columns to carry in the histories as float32.
     time_unit: "s", "ms", "us" or "ns": what numeric timestamps count since 1970, and what every
         time is stored in (fractions are cut off). Dates and ISO 8601 text are UTC by default.
-    negatives: label-0 samples to draw for each positive event, uniformly from the training items
-        that the user never touches. Events of items that the training period does not have are
-        then left out of the samples (not out of the histories): no draw is of such an item, so
-        that alone would give the label away. None: 1 if there is no label column, else 0.
+    negatives: label-0 candidates to draw for each positive event, out of what other users did at
+        that time (see `click_data.negatives`). None: 1 if there is no label column, else 0.
+    pool: how many events, at least, are of that time.
     sort: accept times that go backwards within a user.
     drop_duplicates: keep the first of events with the same user, item and time.
     drop_bad_rows: leave out rows that cannot be read, instead of refusing the file.
@@ -49,6 +49,7 @@ class LogOptions:
     signals: tuple[str, ...] = ()
     time_unit: str = "s"
     negatives: int | None = None
+    pool: int = POOL
     sort: bool = False
     drop_duplicates: bool = False
     drop_bad_rows: bool = False
@@ -56,7 +57,7 @@ class LogOptions:
     encoding: str | None = None
 
 
-def load(path: Path | None, options: LogOptions, seed: int) -> EventLog:
+def load(path: Path | None, options: LogOptions, seed: int) -> ClickLog:
     """Read a log; without a label column every event is a positive (label 1).
 
     Rows may mix users in any way, but one user's must be in time order unless `options.sort`;
@@ -76,16 +77,18 @@ def load(path: Path | None, options: LogOptions, seed: int) -> EventLog:
 
     labelled = names["label"] in table.columns
     every_one = pl.repeat(1, len(table.frame), dtype=pl.Int8, eager=True)
-    no_category = pl.repeat(None, len(table.frame), dtype=pl.Int64, eager=True)
+    category = {}
+    if names["category"] in table.columns:
+        category = {"item category": columns.ids(table, names["category"], optional=True)}
     events = pl.DataFrame(
         {
             "user_id": columns.ids(table, names["user_id"]),
             "item_id": columns.ids(table, names["item_id"]),
             "time": columns.times(table, names["timestamp"], unit=options.time_unit),
-            "label": columns.labels(table, names["label"]) if labelled else every_one,
-            "category": columns.ids(table, names["category"], optional=True)
-            if names["category"] in table.columns
-            else no_category,
+            label_column("label"): (
+                columns.labels(table, names["label"]) if labelled else every_one
+            ),
+            **category,
             **{
                 signal_column(name): columns.numbers(table, name).cast(pl.Float32)
                 for name in options.signals
@@ -109,19 +112,20 @@ def load(path: Path | None, options: LogOptions, seed: int) -> EventLog:
     negatives = options.negatives
     if negatives is None:
         negatives = 0 if labelled else 1
-    if negatives == 0 and events["label"].n_unique() == 1:
-        message = f"every label is {events['label'][0]}: nothing to tell apart"
-        if events["label"][0] == 1:
-            message += "; --negatives 1 draws items that the user never touches as label 0"
+    label = events[label_column("label")]
+    if negatives == 0 and label.n_unique() == 1:
+        message = f"every label is {label[0]}: nothing to tell apart"
+        if label[0] == 1:
+            message += "; --negatives 1 draws items of other users at that time as label 0"
         table.fail(message, column=names["label"])
     named = path if path.stem != "interactions" else path.resolve().parent
-    return EventLog(
+    return ClickLog(
         name=named.resolve().name.removesuffix(".gz").rsplit(".", 1)[0],
         events=events.drop("row"),
         time_unit=options.time_unit,
-        signals=options.signals,
         inputs=tuple({"file": file.name, "sha256": file_digest(file)} for file in files),
         negatives=negatives,
+        pool=options.pool,
         options={"negatives": negatives},
         read=_told(table, names, options.signals),
         dropped=dropped,
@@ -145,7 +149,11 @@ def _without_bad(table: Table, events: pl.DataFrame) -> tuple[pl.DataFrame, dict
     table.problems.clear()
     events = events.join(bad.to_frame("row"), on="row", how="anti", maintain_order="left")
     # A word among numbers makes ids text; it may be gone.
-    ids = (columns.as_integers(events[name]) for name in ("user_id", "item_id", "category"))
+    ids = [
+        columns.as_integers(events[name])
+        for name in ("user_id", "item_id", "item category")
+        if name in events.columns
+    ]
     dropped = {"rows": len(table.frame), "bad_rows": len(bad), "first_bad_rows": told}
     return events.with_columns(ids), dropped
 
@@ -173,6 +181,8 @@ def _names(options: LogOptions) -> dict[str, str]:
         raise DataError(f"--time-unit {options.time_unit}: not one of {', '.join(columns.UNITS)}")
     if options.negatives is not None and options.negatives < 0:
         raise DataError(f"--negatives {options.negatives}: must not be negative")
+    if options.pool < 2:
+        raise DataError(f"--pool {options.pool}: must be 2 events at least")
     separator = options.separator
     if separator is not None and (len(separator.encode()) != 1 or separator in '"\r\n'):
         raise DataError(f"--separator {separator!r}: not one character (of ASCII)")

@@ -23,7 +23,7 @@ import polars as pl
 from click_data import columns, plain
 from click_data.checks import note_duplicates
 from click_data.errors import DataError
-from click_data.events import EventLog, signal_column
+from click_data.events import ClickLog, label_column, signal_column
 from click_data.schema import file_digest
 from click_data.table import Table, read_parquet
 from click_data.text import read_text, records, refuse_other
@@ -60,7 +60,7 @@ class _Input:
     movies_shown: str
 
 
-def load(path: Path | None, options: MovieLensOptions, seed: int) -> EventLog:
+def load(path: Path | None, options: MovieLensOptions, seed: int) -> ClickLog:
     """Read ratings as a log: label = rating >= threshold, category = the movie's first genre.
 
     The rating itself is an extra signal. GroupLens' files are in no time order, so any order is
@@ -83,16 +83,17 @@ def load(path: Path | None, options: MovieLensOptions, seed: int) -> EventLog:
                 # The list of movies has integers, which no other id would be found among.
                 "item_id": columns.ids(table, item, integers=source.movies is not None),
                 "time": columns.times(table, timestamp),
-                "label": (stars >= options.threshold).cast(pl.Int8),
+                label_column("label"): (stars >= options.threshold).cast(pl.Int8),
                 signal_column("rating"): stars.cast(pl.Float32),
             }
         ).with_row_index("row")
         note_duplicates(table, events)
         table.refuse()
         events = _with_category(events.drop("row"), table, source).sort("item_id")
-        if events["label"].n_unique() == 1:
+        label = events[label_column("label")]
+        if label.n_unique() == 1:
             raise DataError(
-                f"every rating is {'at least' if events['label'][0] else 'below'} "
+                f"every rating is {'at least' if label[0] else 'below'} "
                 f"{options.threshold:g}, so there is nothing to tell apart; rank likes against "
                 "drawn items instead: jagged prepare log --from FILE --negatives 1 --out DIR",
                 file=source.ratings_shown,
@@ -102,7 +103,7 @@ def load(path: Path | None, options: MovieLensOptions, seed: int) -> EventLog:
         if source.movies:
             files.append((source.movies, source.movies_shown))
         inputs = tuple({"file": Path(s).name, "sha256": file_digest(f)} for f, s in files)
-    return EventLog(name=source.name, events=events, signals=("rating",), inputs=inputs)
+    return ClickLog(name=source.name, events=events, inputs=inputs)
 
 
 @contextmanager
@@ -215,22 +216,22 @@ def _read_parquet(source: _Input) -> tuple[Table, tuple[str, ...]]:
 
 
 def _with_category(events: pl.DataFrame, table: Table, source: _Input) -> pl.DataFrame:
-    """Add the first genre; null where there is no list of movies."""
+    """Add the first genre, where there is a list of movies."""
     if source.ratings.suffix == ".parquet":
         if "category_id" not in table.columns:
-            return events.with_columns(category=pl.lit(None, pl.Int64))
+            return events
         category = columns.ids(table, "category_id", optional=True)
         table.refuse()
         names = _category_names(table)
         if names:
             category = category.replace_strict(range(len(names)), names, default=None)
-        return events.with_columns(category=category)
+        return events.with_columns(category.alias("item category"))
     if source.movies is None:
-        return events.with_columns(category=pl.lit(None, pl.String))
+        return events
     genres = _first_genres(source.movies, source.movies_shown)
     movies = pl.DataFrame(
-        {"item_id": list(genres), "category": list(genres.values())},
-        schema={"item_id": events["item_id"].dtype, "category": pl.String},
+        {"item_id": list(genres), "item category": list(genres.values())},
+        schema={"item_id": events["item_id"].dtype, "item category": pl.String},
     )
     return events.join(movies, on="item_id", how="left", maintain_order="left")
 

@@ -21,7 +21,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from click_data.errors import DataError
-from click_data.events import MAX_EVENTS, EventLog
+from click_data.events import MAX_EVENTS, ClickLog, label_column
 
 _START = 1_700_000_000  # unix seconds
 _SPAN = 180 * 86_400  # the whole log
@@ -48,7 +48,7 @@ class SyntheticOptions:
     events: int = 60_000
 
 
-def load(path: Path | None, options: SyntheticOptions, seed: int) -> EventLog:
+def load(path: Path | None, options: SyntheticOptions, seed: int) -> ClickLog:
     """Draw a log. Options and seed fix every byte of what is prepared from it."""
     assert path is None
     if not 1 <= options.categories <= options.items:
@@ -83,11 +83,11 @@ def load(path: Path | None, options: SyntheticOptions, seed: int) -> EventLog:
             "user_id": user.astype(np.int64),
             "item_id": item.astype(np.int64),
             "time": _times(rng, user, lengths),
-            "label": label.astype(np.int8),
-            "category": category.astype(np.int64),
+            label_column("label"): label.astype(np.int8),
+            "item category": category.astype(np.int64),
         }
     )
-    return EventLog(name="synthetic", events=events)
+    return ClickLog(name="synthetic", events=events)
 
 
 def _lengths(rng: np.random.Generator, users: int, events: int) -> NDArray[np.int64]:

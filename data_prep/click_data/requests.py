@@ -1,0 +1,196 @@
+"""What a ranker is asked: a user, a time, how much of the history it may see, and candidates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from click_data.arrays import encode, frequent_first, lists, rows_of
+from click_data.errors import DataError
+from click_data.histories import Histories
+from click_data.schema import context_column, feature_column, label_column
+from click_data.split import SPLITS
+
+_WHOLE = ("user_id", "time", "split", "prefix")  # what rows of one request agree in
+
+
+@dataclass
+class Requests:
+    """Requests [R] and their candidates [C], flat.
+
+    user, prefix, time int64, period int8 (number of the split) [R]; offsets int64 [R+1];
+    item int64 [C], labels int8 [C] by task, features float32 [C] by name;
+    context [R] by name: as the log has it, and after `coded` int32 or float32; context_codes: how
+        many codes, None of a dense one.
+    """
+
+    user: NDArray[np.int64]
+    prefix: NDArray[np.int64]
+    time: NDArray[np.int64]
+    period: NDArray[np.int8]
+    offsets: NDArray[np.int64]
+    item: NDArray[Any]
+    labels: dict[str, NDArray[np.int8]]
+    features: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    context: dict[str, pl.Series] = field(default_factory=dict)
+    context_codes: dict[str, int | None] = field(default_factory=dict)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Candidates of each request, [R]."""
+        return np.diff(self.offsets)
+
+    def take(self, chosen: NDArray[np.int64]) -> "Requests":
+        """Some requests, in the order given."""
+        rows = rows_of(self.offsets, chosen)
+        return replace(
+            self,
+            user=self.user[chosen],
+            prefix=self.prefix[chosen],
+            time=self.time[chosen],
+            period=self.period[chosen],
+            offsets=_offsets(self.lengths[chosen]),
+            item=self.item[rows],
+            labels={task: values[rows] for task, values in self.labels.items()},
+            features={name: values[rows] for name, values in self.features.items()},
+            context={name: values[chosen] for name, values in self.context.items()},
+        )
+
+    def with_drawn(self, rows: NDArray[np.int64], items: NDArray[np.int64]) -> "Requests":
+        """Candidates of label 0 behind those at `rows`, which ascend."""
+        where = np.concatenate([np.arange(len(self.item)), rows])
+        order = np.argsort(where, kind="stable")
+        request = np.repeat(np.arange(len(self.user)), self.lengths)
+        none = np.zeros(len(rows), np.int8)
+        return replace(
+            self,
+            offsets=_offsets(self.lengths + np.bincount(request[rows], minlength=len(self.user))),
+            item=np.concatenate([self.item, items])[order],
+            labels={t: np.concatenate([of, none])[order] for t, of in self.labels.items()},
+        )
+
+    def coded(self) -> "Requests":
+        """Contexts as codes: 0 unknown, then values of the training requests, most frequent
+        first. Dense ones are 0 where the log says nothing."""
+        context, codes = {}, {}
+        for name, values in self.context.items():
+            if values.dtype.is_float():
+                context[name], codes[name] = values.cast(pl.Float32).fill_null(0.0), None
+                continue
+            weight = (self.period == SPLITS.index("train")).astype(np.int64)
+            coded, codes[name] = frequent_first(values, weight, weight > 0)
+            context[name] = pl.Series(coded)
+        return replace(self, context=context, context_codes=codes)
+
+    def table(self) -> pa.Table:
+        """requests.parquet."""
+        each = {
+            "item": self.item.astype(np.int32),
+            **{label_column(task): values for task, values in self.labels.items()},
+            **{feature_column(name): values for name, values in self.features.items()},
+        }
+        return pa.table(
+            {
+                "user": self.user.astype(np.int32),
+                "prefix": self.prefix.astype(np.int32),
+                "time": self.time,
+                "split": pa.DictionaryArray.from_arrays(pa.array(self.period), list(SPLITS)),
+                **{name: lists(values, self.offsets) for name, values in each.items()},
+                **{context_column(name): of.to_numpy() for name, of in self.context.items()},
+            }
+        )
+
+
+def asked_by_events(histories: Histories, tasks: Sequence[str]) -> Requests:
+    """Every event is a candidate; those of one user and instant are one request."""
+    user, time = histories.user, histories.time
+    new = np.ones(len(time), bool)
+    new[1:] = (np.diff(user) != 0) | (np.diff(time) != 0)
+    first = np.flatnonzero(new)
+    return Requests(
+        user=user[first],
+        prefix=first - histories.offsets[user[first]],
+        time=time[first],
+        period=np.zeros(len(first), np.int8),
+        offsets=np.append(first, len(time)),
+        item=histories.item,
+        labels={task: histories.labels[task] for task in tasks},
+    )
+
+
+def asked_by_candidates(
+    candidates: pl.DataFrame,
+    histories: Histories,
+    items: pl.Series,
+    tasks: Sequence[str],
+    timed: str,
+) -> Requests:
+    """Requests as the log shows them.
+
+    Raises DataError for a given prefix that reaches beyond the history, or (timed "all") into what
+    is later than the request.
+    """
+    rows = candidates.sort("request", maintain_order=True)
+    first = np.flatnonzero(rows.select(pl.col("request").is_first_distinct()).to_series())
+    named = [name for name in rows.columns if name.startswith("context ")]
+    whole = [name for name in _WHOLE if name in rows.columns]
+    asked = rows.select("request", *whole, *named)[first]
+    user, time = encode(asked["user_id"], histories.users), asked["time"].to_numpy()
+    period = np.zeros(len(first), np.int8)
+    if "split" in asked.columns:
+        period = encode(asked["split"], pl.Series(SPLITS)).astype(np.int8)
+        if (period < 0).any():
+            raise ValueError(f"candidates: split is one of {', '.join(SPLITS)}")
+    if "prefix" in asked.columns:
+        prefix = asked["prefix"].to_numpy()
+        _refuse_prefixes(asked, histories, user, prefix, time, timed)
+    elif timed == "requests":
+        prefix = np.diff(histories.offsets)[user]
+    else:
+        prefix = histories.earlier(user, time)
+    features = {
+        name.removeprefix("feature "): rows[name].to_numpy()
+        for name in rows.columns
+        if name.startswith("feature ")
+    }
+    return Requests(
+        user=user,
+        prefix=prefix,
+        time=time,
+        period=period,
+        offsets=np.append(first, len(rows)).astype(np.int64),
+        item=encode(rows["item_id"], items),
+        labels={task: rows[label_column(task)].to_numpy() for task in tasks},
+        features=features,
+        context={name.removeprefix("context "): asked[name] for name in named},
+    )
+
+
+def _refuse_prefixes(
+    asked: pl.DataFrame,
+    histories: Histories,
+    user: NDArray[np.int64],
+    prefix: NDArray[np.int64],
+    time: NDArray[np.int64],
+    timed: str,
+) -> None:
+    whole = np.diff(histories.offsets)[user]
+    bad = (prefix < 0) | (prefix > whole)
+    message = "may see {} events of a user with {}"
+    last = whole
+    if not bad.any() and timed == "all" and len(histories.time):
+        last = histories.time[np.maximum(histories.offsets[user] + prefix - 1, 0)]
+        bad = (prefix > 0) & (last > time)
+        message = "may see {} events, the last of them at {}, which is later"
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        name = f"request {asked['request'][row]} of user {asked['user_id'][row]} at {time[row]}"
+        raise DataError(f"{name} {message.format(prefix[row], last[row])}")
+
+
+def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
