@@ -1,14 +1,19 @@
 """A checkout of its own for each test: small notebooks, presets and a prepared dataset."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
+from doit.exceptions import TaskFailed
+from import_graph import ROOT
 
 from jagged_ranking import results
+from jagged_ranking.cli import main
+from jagged_ranking.reproduce import tasks
 
 PARAMETERS = """\
 out: str | None = None  # where results go
@@ -78,6 +83,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_notebook(root / "notebooks" / "01_good.ipynb", GOOD)
     make_notebook(root / "notebooks" / "02_bad.ipynb", BAD)
     monkeypatch.setenv("JAGGED_HOME", str(root))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/support/without_iris"), prepend=os.pathsep)
     return root
 
 
@@ -85,6 +91,18 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def add_notebook(checkout: Path) -> Callable[[str, list[str]], Path]:
     """Put another notebook into the checkout."""
     return lambda name, sources: make_notebook(checkout / "notebooks" / f"{name}.ipynb", sources)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`jagged reproduce` calls `jagged run` and starts no process for it, which would import torch
+    and papermill again. Kernels are processes still."""
+
+    def run(command: list[str]) -> TaskFailed | None:
+        status = main(command[command.index("jagged_ranking.cli") + 1 :])
+        return TaskFailed(f"returned {status}") if status else None
+
+    monkeypatch.setattr(tasks, "_run", run)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from processes import run_python
 from jagged_ranking import results
 from jagged_ranking.cli import main
 from jagged_ranking.code_roots import code_hash
+from jagged_ranking.figures import style
 
 MARKS = "# A\n\n<!-- results:begin -->\n<!-- results:end -->\n\nafter\n"
 
@@ -52,7 +53,7 @@ def test_a_second_run_changes_nothing(committed, capsys):
 
 
 def test_it_says_when_the_code_behind_results_has_changed(
-    committed: Path, write_quality: Callable[..., None]
+    committed: Path, write_quality: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the caption and in the README, by hashes alone; and only where that code has."""
     roots = ["kernels", "src/models"]
@@ -60,6 +61,7 @@ def test_it_says_when_the_code_behind_results_has_changed(
     code.parent.mkdir()
     code.write_text("x = 1\n")
     made = {"code_roots": roots, "code_hash": code_hash(committed, roots)}
+    monkeypatch.setattr(style, "FORMATS", ("svg",))
     folder = committed / "figures" / "04_quality"
     write_quality(folder, **made)
 
@@ -93,7 +95,7 @@ def test_it_needs_neither_torch_nor_the_kernels(committed: Path) -> None:
         folder = committed / "figures" / name
         results.write(table, folder / "results.parquet")
         (folder / "manifest.json").write_text(json.dumps({**MANIFEST, "id": name}))
-    blocked = (
+    blocked = (  # one format is enough
         "import sys\n"
         "class Block:\n"
         "    def find_spec(self, name, *_):\n"
@@ -101,6 +103,8 @@ def test_it_needs_neither_torch_nor_the_kernels(committed: Path) -> None:
         "            raise ImportError(name)\n"
         "sys.meta_path.insert(0, Block())\n"
         "from jagged_ranking.cli import main\n"
+        "from jagged_ranking.figures import style\n"
+        "style.FORMATS = ('svg',)\n"
         "sys.exit(main(['figures']))"
     )
     done = run_python(blocked, JAGGED_HOME=str(committed), JAGGED_TRACEBACK="1")

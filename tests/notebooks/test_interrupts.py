@@ -17,6 +17,7 @@ import pytest
 
 from jagged_ranking.cli import main
 from jagged_ranking.processes import temporary_folder
+from jagged_ranking.reproduce.run_record import earlier_seconds
 
 RUN = ("run", "01_good", "--quiet")
 REPRODUCE = ("reproduce", "--only", "01")
@@ -24,13 +25,16 @@ SIDE_BY_SIDE = (*REPRODUCE, "-n", "2")
 
 
 # What `compare_models` does, with a worker that never ends.
+BEGIN_WORKER = "jagged_ranking.training.experiment import _begin_worker"
+# The same without torch, for more cases of the ways to tell a command.
+QUICK_WORKER = "jagged_ranking.processes import end_worker_with_parent"
 LONG = """
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from jagged_ranking.training.experiment import _begin_worker
-pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin_worker)
+from WORKER as begin
+pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=begin)
 Path("FILE").touch() if pool.submit(int).result() == 0 else None
 pool.submit(time.sleep, 300).result()
 """
@@ -52,10 +56,10 @@ def begin(
     """Begin a command whose notebook trains for long in a pool of workers."""
     # Not below tmp_path, which may be too long for a kernel's sockets.
     monkeypatch.setenv("TMPDIR", tempfile.mkdtemp(prefix="jt-", dir="/tmp"))
-    cells = ["# A long one", "count = 1", LONG.replace("FILE", str(tmp_path / "worker"))]
-    add_notebook("01_good", cells)
+    long = LONG.replace("FILE", str(tmp_path / "worker"))
 
-    def start(*arguments: str) -> subprocess.Popen:
+    def start(*arguments: str, worker: str = QUICK_WORKER) -> subprocess.Popen:
+        add_notebook("01_good", ["# A long one", "count = 1", long.replace("WORKER", worker)])
         process = subprocess.Popen(
             [sys.executable, "-m", "jagged_ranking.cli", *arguments],
             stdout=subprocess.PIPE,
@@ -88,21 +92,8 @@ def family(process: subprocess.Popen) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
-@pytest.mark.parametrize(
-    ("tell", "number", "command"),
-    [
-        (os.kill, signal.SIGINT, RUN),
-        (os.kill, signal.SIGINT, REPRODUCE),
-        (os.killpg, signal.SIGINT, REPRODUCE),  # a terminal
-        (os.killpg, signal.SIGTERM, RUN),  # `timeout`
-        (os.kill, signal.SIGTERM, SIDE_BY_SIDE),
-    ],
-)
-def test_a_signal_ends_everything_quietly(begin, tell, number, command):
-    process = begin(*command)
-    others = family(process)
-    assert len(others) >= 2  # the kernel and its worker
-    tell(process.pid, number)
+def ends_quietly(process: subprocess.Popen, number: int, others: list[psutil.Process]) -> None:
+    """Wait for a command that was told a signal, and see that nothing is left and nothing said."""
     out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number, out + err
     assert "Traceback" not in out + err, out + err
@@ -111,17 +102,38 @@ def test_a_signal_ends_everything_quietly(begin, tell, number, command):
     assert not list(Path(os.environ["TMPDIR"]).glob("jagged-*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("tell", "number", "command"),
+    [
+        (os.kill, signal.SIGINT, REPRODUCE),
+        (os.killpg, signal.SIGINT, REPRODUCE),  # a terminal
+        (os.killpg, signal.SIGTERM, RUN),  # `timeout`
+        (os.kill, signal.SIGTERM, SIDE_BY_SIDE),
+    ],
+)
+def test_a_signal_ends_everything_quietly(begin, checkout, tell, number, command):
+    process = begin(*command)
+    others = family(process)
+    assert len(others) >= 2  # the kernel and its worker
+    tell(process.pid, number)
+    ends_quietly(process, number, others)
+    (record,) = (checkout / "figures" / "runs").glob("*/01_good/run.json")
+    part = json.loads(record.read_text())
+    assert (part["status"], part["error"]) == ("failed", "interrupted")
+    assert part["seconds"] > 0
+
+
 def test_the_time_of_a_part_that_was_cut_off_is_kept(
-    begin, checkout, add_notebook, whole_cells, capfd, number
+    begin, checkout, add_notebook, whole_cells, capfd
 ):
     slow = SLOW.replace("FILE", str(checkout.parent / "worker"))
     add_notebook("03_whole", [*whole_cells[:2], slow, *whole_cells[2:]])
     record = checkout / "figures" / "runs" / "interactive" / "03_whole" / "run.json"
     command = ["run", "03_whole", "--quiet", "--data", str(checkout / "data")]
     process = begin(*command)
-    process.send_signal(number)
-    process.communicate(timeout=60)
+    others = family(process)
+    process.send_signal(signal.SIGINT)
+    ends_quietly(process, signal.SIGINT, others)
     first = json.loads(record.read_text())
     assert (first["status"], first["error"]) == ("failed", "interrupted")
     assert first["seconds"] > 0
@@ -135,13 +147,16 @@ def test_the_time_of_a_part_that_was_cut_off_is_kept(
     said = f"03_whole: {whole:.0f} s in parts, {last['seconds']:.0f} s the last, results in"
     assert said in capfd.readouterr().out
 
-    assert main(command) == 0
-    assert json.loads(record.read_text())["earlier_seconds"] == 0
+    assert earlier_seconds(record.parent, last["key"]) == 0  # of the next one
 
 
-@pytest.mark.parametrize("command", [RUN, REPRODUCE], ids=" ".join)
-def test_nothing_outlives_a_command_that_is_killed(begin, command):
-    process = begin(*command)
+@pytest.mark.parametrize(
+    ("command", "worker"),
+    [(RUN, BEGIN_WORKER), (REPRODUCE, QUICK_WORKER)],
+    ids=["run", "reproduce"],
+)
+def test_nothing_outlives_a_command_that_is_killed(begin, command, worker):
+    process = begin(*command, worker=worker)
     others = family(process)
     process.kill()
     assert not psutil.wait_procs(others, timeout=30)[1]

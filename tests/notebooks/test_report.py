@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -18,10 +19,16 @@ from jagged_ranking.reproduce.run_record import RunRecord
 ID = "04_quality"
 
 
-@pytest.fixture
-def section(tmp_path: Path) -> Section:
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the report."""
+    return tmp_path_factory.mktemp("report")
+
+
+@pytest.fixture(scope="module")
+def section(base: Path) -> Section:
     """A notebook that ran into a folder whose name needs quoting."""
-    folder = tmp_path / "runs of #1" / ID
+    folder = base / "runs of #1" / ID
     folder.mkdir(parents=True)
     table, manifest = quality_results(), {**MANIFEST, "id": ID}
     results.write(table, folder / results.RESULTS)
@@ -32,33 +39,34 @@ def section(tmp_path: Path) -> Section:
     return Section(ID, RunRecord(ID, "ok", "key"), folder, manifest, table, figures)
 
 
-def test_it_links_the_notebook_the_data_and_every_format(section: Section, tmp_path: Path) -> None:
-    page = render([section], preset="small", base=tmp_path)
+def test_it_links_the_notebook_the_data_and_every_format(section: Section, base: Path) -> None:
+    page = render([section], preset="small", base=base)
     links = [unquote(link) for link in re.findall(r'<a href="([^#"][^"]*)"', page)]
     names = {Path(link).name for link in links}
     assert {f"{ID}.ipynb", results.RESULTS, provenance.MANIFEST} <= names
     for figure in section.figures:
         assert {figure.with_suffix(f".{kind}").name for kind in ("svg", "pdf", "png")} <= names
-    assert all((tmp_path / link).is_file() for link in links)
+    assert all((base / link).is_file() for link in links)
 
 
-def test_a_notebook_that_failed_links_only_itself(section: Section, tmp_path: Path) -> None:
+def test_a_notebook_that_failed_links_only_itself(section: Section, base: Path) -> None:
     record = RunRecord(ID, "failed", "key", error="cell 3: no")
     failed = Section(ID, record, section.folder)
-    page = render([failed], preset="small", base=tmp_path)
+    page = render([failed], preset="small", base=base)
     assert re.findall(r'<a href="([^#"][^"]*)"', page) == [f"runs%20of%20%231/{ID}/{ID}.ipynb"]
 
 
-def test_a_run_in_parts_says_what_all_of_them_took(section: Section, tmp_path: Path) -> None:
-    section.record = RunRecord(ID, "ok", "key", seconds=62.4, earlier_seconds=40.0)
-    page = render([section], preset="small", base=tmp_path)
-    assert '<td data-of="took">102 s in parts, 62 s the last</td>' in page
-    section.record = RunRecord(ID, "ok", "key", seconds=62.4)
-    assert '<td data-of="took">62 s</td>' in render([section], preset="small", base=tmp_path)
+def test_a_run_in_parts_says_what_all_of_them_took(section: Section, base: Path) -> None:
+    def page(earlier: float) -> str:
+        record = RunRecord(ID, "ok", "key", seconds=62.4, earlier_seconds=earlier)
+        return render([replace(section, record=record)], preset="small", base=base)
+
+    assert '<td data-of="took">102 s in parts, 62 s the last</td>' in page(40.0)
+    assert '<td data-of="took">62 s</td>' in page(0.0)
 
 
-def test_every_figure_has_its_words(section: Section, tmp_path: Path) -> None:
-    page = render([section], preset="small", base=tmp_path)
+def test_every_figure_has_its_words(section: Section, base: Path) -> None:
+    page = render([section], preset="small", base=base)
     assert page.count('<figure tabindex="0">') == len(section.figures) == 2
     assert page.count('<svg role="img"') == 2
     for figure in section.figures:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jagged_ranking.cli import main
+from jagged_ranking.figures import style
 from jagged_ranking.reproduce.freshness import is_fresh, run_key
 
 
@@ -23,6 +24,7 @@ def reproduce(checkout: Path, capfd: pytest.CaptureFixture[str]) -> Callable[...
     return run
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_second_run_skips_what_is_fresh(checkout, reproduce):
     status, out, err = reproduce("--only", "01")
     assert status == 0, err
@@ -103,9 +105,11 @@ def test_code_that_only_draws_is_not_in_the_key(checkout, add_notebook, whole_ce
         assert (run_key(notebook, {}, None) == key) == same, room
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_figures_of_a_fresh_run_are_drawn_as_code_draws_today(
-    checkout, reproduce, add_notebook, good_cells, write_quality
+    checkout, reproduce, add_notebook, good_cells, write_quality, monkeypatch
 ):
+    monkeypatch.setattr(style, "FORMATS", ("svg",))
     add_notebook("04_quality", good_cells)
     assert reproduce("--only", "04")[0] == 0
     folder = checkout / "figures" / "runs" / "smoke" / "04_quality"
@@ -124,8 +128,10 @@ def test_figures_of_a_fresh_run_are_drawn_as_code_draws_today(
 def test_a_failed_notebook_is_named_and_the_others_go_on(checkout, reproduce):
     good = (checkout / "notebooks" / "01_good.ipynb").read_text()
     (checkout / "notebooks" / "03_after.ipynb").write_text(good.replace("01_good", "03_after"))
+    assert main(["run", "01", "--preset", "smoke", "--data", str(checkout / "data")]) == 0
     status, out, err = reproduce("-n", "2")
     assert status == 1
+    assert "fresh    01_good" in out  # whoever ran it
     assert "2 of 3 notebooks are good" in out
     assert re.search(r"FAILED 02_bad: cell 5, In \[4\], `raise KeyError.*KeyError", err)
     assert err.count("FAILED") == 1
@@ -142,6 +148,7 @@ def test_a_failed_notebook_is_named_and_the_others_go_on(checkout, reproduce):
     assert "http" not in re.sub(r'xmlns[:\w]*="[^"]*"', "", page)  # nothing is loaded
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_results_of_a_failed_notebook_are_not_shown(checkout, reproduce):
     assert reproduce("--only", "01")[0] == 0
     notebook = checkout / "notebooks" / "01_good.ipynb"

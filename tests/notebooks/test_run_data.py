@@ -28,10 +28,11 @@ def _reproduce(*arguments: str) -> int:
     return main(["reproduce", "--only", "01", *arguments])
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_smoke_takes_some_users_of_larger_data(
     checkout: Path, data: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    _preset(checkout, "{samples: 300, longest: 400}")
+    _preset(checkout, "{requests: 200, longest: 400}")
     assert _reproduce("--data", str(data), "--dry-run") == 0
     assert "make    data: " in (said := capfd.readouterr().out)
     assert f"a sample of the users of {data}" in said
@@ -43,11 +44,12 @@ def test_smoke_takes_some_users_of_larger_data(
     assert record is not None
     sample = open_dataset(record.parameters["data"])
     assert sample.info["sampled"]["of"] == open_dataset(data).digest
-    assert 300 <= sum(sample.info["counts"]["samples"].values()) < 800
+    whole = open_dataset(data).info["counts"]["requests"]
+    assert 200 <= sum(sample.info["counts"]["requests"].values()) < sum(whole.values())
     assert sample.name.endswith("of 40 users)")
 
     assert make_settings(data=data).data.is_there()
-    _preset(checkout, "{samples: 400, longest: 400}")
+    _preset(checkout, "{requests: 300, longest: 400}")
     other = make_settings(data=data).data
     assert not other.is_there()
     other.make()
@@ -55,7 +57,7 @@ def test_smoke_takes_some_users_of_larger_data(
 
 
 def test_data_that_is_no_larger_is_read_itself(checkout: Path, data: Path) -> None:
-    for sample in ("{samples: 10_000, longest: 10}", "{}"):
+    for sample in ("{requests: 10_000, longest: 10}", "{}"):
         _preset(checkout, sample)
         found = make_settings(data=data).data
         assert (found.folder, found.is_there()) == (data, True)
@@ -66,7 +68,7 @@ def test_a_preset_that_says_something_else_of_samples_is_refused(
 ) -> None:
     _preset(checkout, "{users: 10}")
     assert _reproduce("--data", str(data)) == 1
-    line = "jagged: preset smoke: `sample` needs samples and longest, and nothing else\n"
+    line = "jagged: preset smoke: `sample` needs requests and longest, and nothing else\n"
     assert capfd.readouterr().err == line
 
 

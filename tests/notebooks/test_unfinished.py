@@ -22,7 +22,7 @@ def table():
 
 
 @pytest.fixture
-def reproduce(checkout):
+def reproduce(checkout, in_this_process):
     def run(*arguments: str) -> int:
         data = str(checkout / "data")
         return main(["reproduce", "--data", data, "--only", "01", *arguments])

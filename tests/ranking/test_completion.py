@@ -84,7 +84,7 @@ def test_no_command_needs_torch_to_be_completed(command):
     ("line", "offered"),
     [
         ("jagged train --model t", {"target_attention", "transformer"}),
-        ("jagged prepare s", {"synthetic"}),
+        ("jagged prepare s", {"sequences", "synthetic"}),
     ],
 )
 def test_options_of_other_packages_are_completed_without_torch(line, offered):

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from click_data import SOURCES
 from jagged_ranking import paths
 from jagged_ranking.cli import main
 
@@ -34,7 +35,7 @@ def test_datasets_as_json(tmp_path, monkeypatch, capsys):
     (tmp_path / "ml_100k").mkdir()
     assert main(["datasets", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {"synthetic", "movielens", "log"} == {source["name"] for source in found["sources"]}
+    assert set(SOURCES) == {source["name"] for source in found["sources"]}
     here = {known["name"]: known["path"] for known in found["public"] if known["path"]}
     assert here == {"ml-100k": str(tmp_path / "ml_100k")}
     assert found["folder"] == str(tmp_path)

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from click_data import ClickDataset
-from jagged_ranking.data.batch import HistoryStore, SampleTable, make_batch
+from jagged_ranking.data.batch import RequestTable, make_batch
 from jagged_ranking.data.data_shape import DataShape
+from jagged_ranking.data.store import HistoryStore
 from jagged_ranking.models.ranker import MODELS, Ranker
 from jagged_ranking.training.trainer import TrainConfig, train
 
@@ -33,8 +34,8 @@ def test_the_same_answers_as_on_a_cpu(toy: ClickDataset, name: str) -> None:
     torch.manual_seed(0)
     config = TrainConfig.from_dict({**SMALL.to_dict(), "model": name})
     model = Ranker(config, DataShape.of(toy)).eval()
-    samples = SampleTable.from_columns(toy.samples("train"))
-    batch = make_batch(HistoryStore.from_dataset(toy), samples, np.arange(300), max_history=20)
+    requests = RequestTable.from_columns(toy.requests("train"))
+    batch = make_batch(HistoryStore.from_dataset(toy), requests, np.arange(300), max_history=20)
     expected = logits_and_gradients(copy.deepcopy(model), batch)
     found = logits_and_gradients(model.cuda(), batch.to("cuda"))
     assert len(found) == len(expected) > 5

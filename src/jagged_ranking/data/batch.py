@@ -1,153 +1,119 @@
-"""Jagged batches cut out of one flat store of histories.
+"""Batches of requests: a request is a history and the candidates that are to be ranked for it.
 
-A user's whole history is stored once. A sample is `(user, prefix)`: its history is the slice
-`[offsets[user] + max(0, prefix - cap), offsets[user] + prefix)` of the flat token store, so a batch
-costs one gather, and nothing is ever padded. `prefix` counts the events that are strictly earlier
-than the sample, so that a slice cannot hold the target or its twins of the same second.
-
-Each sample carries a slice of its own: impressions of one user do not yet share one history
-inside a batch (that needs attention whose keys belong to a user and whose queries each see a
-prefix of them; the store has everything that it takes).
+A list of impressions, one event with its label, and the next item of a sequence are all requests.
+A request's history is encoded once, however many candidates there are.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from jagged_kernels import JaggedTensor
+from jagged_ranking.data.store import HistoryStore, ranges, stacked, tensor
 
-if TYPE_CHECKING:
-    from click_data import ClickDataset
-
-
-@dataclass(frozen=True)
-class HistoryStore:
-    """All events of all users, user by user and time-ordered; T tokens, U users, on one device.
-
-    offsets: int64 [U+1]; item, category, label: int32 [T]; time: int64 [T] in the data set's
-    time unit; signals: float32 [T, S], the extra signals in the order of `signal_names`.
-    """
-
-    offsets: Tensor
-    item: Tensor
-    category: Tensor
-    label: Tensor
-    time: Tensor
-    signals: Tensor
-    signal_names: tuple[str, ...] = ()
-
-    @classmethod
-    def from_dataset(
-        cls, dataset: ClickDataset, device: torch.device | str = "cpu"
-    ) -> HistoryStore:
-        """Copies the histories of a prepared data set to `device`."""
-        columns = dataset.histories
-        names = tuple(sorted(columns.signals))
-        signals = np.zeros((len(columns.item), len(names)), np.float32)
-        for position, name in enumerate(names):
-            signals[:, position] = columns.signals[name]
-        return cls(
-            offsets=_tensor(columns.offsets, np.int64, device),
-            item=_tensor(columns.item, np.int32, device),
-            category=_tensor(columns.category, np.int32, device),
-            label=_tensor(columns.label, np.int32, device),
-            time=_tensor(columns.time, np.int64, device),
-            signals=torch.from_numpy(signals).to(device),
-            signal_names=names,
-        )
-
-    def prefix_index(
-        self, user: Tensor, prefix: Tensor, *, max_history: int, total: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Token positions of the most recent `max_history` events of each prefix.
-
-        user, prefix: [B] integers on the store's device. Returns `(index int64 [T'], offsets
-        int64 [B+1])`. `total` is T' where the caller knows it; otherwise reading it back is the
-        one synchronisation with the host.
-        """
-        length = prefix.long().clamp(max=max_history)
-        offsets = torch.zeros(len(length) + 1, dtype=torch.int64, device=length.device)
-        torch.cumsum(length, 0, out=offsets[1:])
-        if total is None:
-            total = int(offsets[-1])
-        start = self.offsets[user.long()] + prefix.long() - length
-        shift = torch.repeat_interleave(start - offsets[:-1], length, output_size=total)
-        return torch.arange(total, device=length.device) + shift, offsets
+# Names of the features that come with every candidate: of its earlier events in the history.
+MATCHES = ("matches", "matched", "match_recency")
 
 
 @dataclass(frozen=True)
 class JaggedBatch:
-    """B samples; the history fields share one `offsets` [B+1] and hold T tokens in all.
+    """R requests with T events and C candidates in all.
 
-    Histories: item, category, label int32 [T]; age int64 [T], the sample's time minus the event's
-    (> 0); recency int32 [T], 0 for the user's latest event; signals float32 [T, S].
-    Samples: target_item, target_category, user int32 [B]; target float32 [B] (the label);
-    index int64 [B], the sample's row in its split.
+    Histories, `JaggedTensor`s that share one `offsets` [R+1]: item int32 [T]; categories int32
+    [T, K]; age int64 [T], the request's time minus the event's (0 where there are no times);
+    recency int32 [T], 0 for the latest event; signals float32 [T, S].
+    Candidates, likewise: candidate int32 [C]; candidate_categories int32 [C, K]; features float32
+    [C, F + 3], the data set's and then `MATCHES`; label float32 [C, tasks].
+    item_dense: float32 [T, E] and candidate_dense [C, E], dense features of the items.
+    Of requests: user int32 [R]; context int32 [R, X] and context_dense float32 [R, Y]. request
+    int64 [C] is a candidate's request, index int64 [C] its row among all candidates of its split.
+    pairs: of a candidate and an event of its request, in all.
     """
 
     item: JaggedTensor
-    category: JaggedTensor
-    label: JaggedTensor
+    categories: JaggedTensor
+    item_dense: JaggedTensor
     age: JaggedTensor
     recency: JaggedTensor
     signals: JaggedTensor
-    target_item: Tensor
-    target_category: Tensor
-    target: Tensor
+    candidate: JaggedTensor
+    candidate_categories: JaggedTensor
+    candidate_dense: JaggedTensor
+    features: JaggedTensor
+    label: JaggedTensor
     user: Tensor
+    context: Tensor
+    context_dense: Tensor
+    request: Tensor
     index: Tensor
+    pairs: int
 
     def __len__(self) -> int:
         return len(self.user)
 
     @property
     def offsets(self) -> Tensor:
-        """int64 [B+1], shared by all history fields."""
+        """int64 [R+1], shared by all history fields."""
         return self.item.offsets
 
     def to(self, device: torch.device | str) -> JaggedBatch:
-        """The same batch on another device; the histories go on sharing one `offsets`."""
-        item = self.item.to(device)
+        """The same batch on another device; what shares offsets goes on sharing them."""
+        heads = {id(jagged.offsets): jagged.to(device) for jagged in (self.candidate, self.item)}
         moved: dict[str, Any] = {}
         for spec in fields(self):
             value = getattr(self, spec.name)
-            shared = isinstance(value, JaggedTensor)
-            moved[spec.name] = (
-                item.with_values(value.values.to(device)) if shared else value.to(device)
-            )
+            if isinstance(value, JaggedTensor):
+                head = heads[id(value.offsets)]
+                moved[spec.name] = head.with_values(value.values.to(device))
+            else:
+                moved[spec.name] = value.to(device) if isinstance(value, Tensor) else value
         return JaggedBatch(**moved)
 
 
 @dataclass(frozen=True)
-class SampleTable:
-    """The samples of one split as tensors on the store's device, [N] each."""
+class RequestTable:
+    """The requests of one split as tensors on the store's device: R requests, C candidates.
+
+    user, prefix int32 [R]; time int64 [R]; offsets int64 [R+1], a request's candidates; item int32
+    [C]; label float32 [C, tasks]; features float32 [C, F]; context int32 [R, X]; context_dense
+    float32 [R, Y]. host_prefix and host_offsets are copies that are read without waiting.
+    """
 
     user: Tensor
     prefix: Tensor
-    item: Tensor
-    category: Tensor
-    label: Tensor
     time: Tensor
+    offsets: Tensor
+    item: Tensor
+    label: Tensor
+    features: Tensor
+    context: Tensor
+    context_dense: Tensor
     host_prefix: np.ndarray = field(repr=False)
+    host_offsets: np.ndarray = field(repr=False)
 
     @classmethod
-    def from_columns(cls, columns: Any, device: torch.device | str = "cpu") -> SampleTable:
-        """From click_data's `SampleColumns` (or anything with those arrays)."""
+    def from_columns(cls, columns: Any, device: torch.device | str = "cpu") -> RequestTable:
+        """From click_data's `RequestColumns` (or anything with those arrays)."""
+        requests, candidates = len(columns.user), len(columns.item)
+        codes = {n: c for n, c in columns.context.items() if c.dtype == np.int32}
+        dense = {n: c for n, c in columns.context.items() if c.dtype != np.int32}
         return cls(
-            user=_tensor(columns.user, np.int32, device),
-            prefix=_tensor(columns.prefix, np.int32, device),
-            item=_tensor(columns.item, np.int32, device),
-            category=_tensor(columns.category, np.int32, device),
-            label=_tensor(columns.label, np.float32, device),
-            time=_tensor(columns.time, np.int64, device),
+            user=tensor(columns.user, np.int32, device),
+            prefix=tensor(columns.prefix, np.int32, device),
+            time=tensor(columns.time, np.int64, device),
+            offsets=tensor(columns.offsets, np.int64, device),
+            item=tensor(columns.item, np.int32, device),
+            label=stacked(columns.labels, candidates, np.float32, device),
+            features=stacked(columns.features, candidates, np.float32, device),
+            context=stacked(codes, requests, np.int32, device),
+            context_dense=stacked(dense, requests, np.float32, device),
             host_prefix=np.array(columns.prefix, np.int64),
+            host_offsets=np.array(columns.offsets, np.int64),
         )
 
     def __len__(self) -> int:
@@ -155,83 +121,74 @@ class SampleTable:
 
 
 def make_batch(
-    store: HistoryStore, samples: SampleTable, index: np.ndarray, *, max_history: int
+    store: HistoryStore, requests: RequestTable, index: np.ndarray, *, max_history: int
 ) -> JaggedBatch:
-    """The samples `index` (int64 [B], on the host) with their histories; no synchronisation.
+    """The requests `index` (int64 [R], on the host) with their histories; no synchronisation.
 
-    The lengths are known on the host too, so that the number of tokens need not be read back.
+    All lengths are known on the host too, so that none need be read back.
     """
-    total = int(np.minimum(samples.host_prefix[index], max_history).sum())
-    rows = torch.from_numpy(index).to(store.item.device, non_blocking=True)
-    user = samples.user[rows]
-    token, offsets = store.prefix_index(
-        user, samples.prefix[rows], max_history=max_history, total=total
-    )
+    device = store.item.device
+    seen = np.minimum(requests.host_prefix[index], max_history)
+    asked = requests.host_offsets[index + 1] - requests.host_offsets[index]
+    tokens, candidates = int(seen.sum()), int(asked.sum())
+    rows = torch.from_numpy(index).to(device, non_blocking=True)
+    user, prefix, now = requests.user[rows], requests.prefix[rows], requests.time[rows]
+
+    token, offsets = store.prefix_index(user, prefix, max_history=max_history, total=tokens)
     # offsets just computed need no check, which on a GPU would wait for them
     item = JaggedTensor(store.item[token], offsets, validate=False)
     length = offsets.diff()
-    end, now = (
-        torch.repeat_interleave(x, length, output_size=total)
-        for x in (offsets[1:], samples.time[rows])
+    end, at = (torch.repeat_interleave(x, length, output_size=tokens) for x in (offsets[1:], now))
+    position = torch.arange(tokens, device=device)
+    age = torch.zeros_like(at) if store.time is None else at - store.time[token]
+
+    first = requests.offsets[rows]
+    shown, shown_offsets = ranges(first, requests.offsets[rows + 1] - first, candidates)
+    candidate = JaggedTensor(requests.item[shown], shown_offsets, validate=False)
+    request = torch.repeat_interleave(
+        torch.arange(len(index), device=device), shown_offsets.diff(), output_size=candidates
     )
-    recency = (end - 1 - torch.arange(total, device=end.device)).int()
+    stop = store.offsets[user.long()] + prefix
+    matches = store.matches(
+        user[request], candidate.values, (stop - length)[request], stop[request]
+    )
+    features = torch.cat([requests.features[shown], match_features(*matches)], dim=1)
+    items = store.items
     return JaggedBatch(
         item=item,
-        category=item.with_values(store.category[token]),
-        label=item.with_values(store.label[token]),
-        age=item.with_values(now - store.time[token]),
-        recency=item.with_values(recency),
+        categories=item.with_values(items.categories[item.values.long()]),
+        item_dense=item.with_values(items.dense[item.values.long()]),
+        age=item.with_values(age),
+        recency=item.with_values((end - 1 - position).int()),
         signals=item.with_values(store.signals[token]),
-        target_item=samples.item[rows],
-        target_category=samples.category[rows],
-        target=samples.label[rows],
+        candidate=candidate,
+        candidate_categories=candidate.with_values(items.categories[candidate.values.long()]),
+        candidate_dense=candidate.with_values(items.dense[candidate.values.long()]),
+        features=candidate.with_values(features),
+        label=candidate.with_values(requests.label[shown]),
         user=user,
-        index=rows,
+        context=requests.context[rows],
+        context_dense=requests.context_dense[rows],
+        request=request,
+        index=shown,
+        pairs=int((seen * asked).sum()),
     )
 
 
-class SampleLoader:
-    """Batches of one split, in an order that depends on `(seed, epoch)` alone.
-
-    There is no state to save: `batches(epoch, start=k)` goes on exactly where an interrupted
-    epoch stopped. Batch size is in samples; the last batch may be smaller.
-    """
-
-    def __init__(
-        self,
-        store: HistoryStore,
-        samples: SampleTable,
-        *,
-        batch_size: int,
-        max_history: int,
-        shuffle: bool = False,
-        seed: int = 0,
-    ) -> None:
-        if batch_size < 1 or max_history < 1:
-            raise ValueError(
-                f"batch_size and max_history must be at least 1, got {batch_size}, {max_history}"
-            )
-        self.store, self.samples = store, samples
-        self.batch_size, self.max_history = batch_size, max_history
-        self.shuffle, self.seed = shuffle, seed
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.samples) / self.batch_size)
-
-    def order(self, epoch: int) -> np.ndarray:
-        """Sample rows in the order of `epoch`, int64 [N]."""
-        if not self.shuffle:
-            return np.arange(len(self.samples))
-        return np.random.default_rng((self.seed, epoch)).permutation(len(self.samples))
-
-    def batches(self, epoch: int = 0, *, start: int = 0) -> Iterator[JaggedBatch]:
-        """Batches `start`, `start + 1`, ... of `epoch`."""
-        order = self.order(epoch)
-        for first in range(start * self.batch_size, len(order), self.batch_size):
-            index = order[first : first + self.batch_size]
-            yield make_batch(self.store, self.samples, index, max_history=self.max_history)
+def match_features(count: Tensor, since: Tensor) -> Tensor:
+    """`MATCHES` [C, 3]: log(1 + how often), whether at all, 1 / (1 + events since the last)."""
+    recency = torch.where(since < 0, 0.0, 1 / (1 + since.clamp(min=0).float()))
+    return torch.stack([count.float().log1p(), (count > 0).float(), recency], dim=1)
 
 
-def _tensor(array: np.ndarray, dtype: Any, device: torch.device | str) -> Tensor:
-    # np.array copies: memory-mapped columns are read-only, and torch wants writable memory
-    return torch.from_numpy(np.array(array, dtype=dtype)).to(device)
+def whole_matches(store: HistoryStore, columns: Any) -> Tensor:
+    """`MATCHES` [C, 3] of the candidates of click_data's `RequestColumns`, in all of the history
+    that each request may see; on the store's device."""
+    device = store.item.device
+    user, prefix = (tensor(of, np.int64, device) for of in (columns.user, columns.prefix))
+    asked = tensor(np.diff(columns.offsets), np.int64, device)
+    request = torch.repeat_interleave(torch.arange(len(user), device=device), asked)
+    start = store.offsets[user]
+    item = tensor(columns.item, np.int64, device)
+    found = store.matches(user[request], item, start[request], (start + prefix)[request])
+    return match_features(*found)

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 
 from click_data.split import SPLITS
-from jagged_ranking.data.batch import HistoryStore, SampleLoader, SampleTable
+from jagged_ranking.data.batch import RequestTable
+from jagged_ranking.data.loader import RequestLoader
+from jagged_ranking.data.store import HistoryStore
 from jagged_ranking.evaluation.metrics import evaluate_metrics
 from jagged_ranking.models.ranker import Ranker
 
@@ -19,16 +21,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Predictions of one split, in the order of its samples, and their metrics.
+    """Predictions of the first task for the candidates of one split, in order, and their metrics.
 
-    probability: float64 [N]; user, label: [N]; metrics: auc, gauc, ne, log_loss.
+    probability: float64 [C]; user, request, label: [C]; metrics: those of `evaluate_metrics`.
     """
 
     split: str
     probability: np.ndarray
     user: np.ndarray
+    request: np.ndarray
     label: np.ndarray
     metrics: dict[str, float]
+
+    @classmethod
+    def of(
+        cls, split: str, columns: Any, probability: np.ndarray, *, train_ctr: float
+    ) -> Evaluation:
+        """Judge predictions for click_data's `RequestColumns` of this split."""
+        asked = np.diff(columns.offsets)
+        label = np.asarray(next(iter(columns.labels.values())))
+        of = {
+            "user": np.repeat(np.asarray(columns.user), asked),
+            "request": np.repeat(np.arange(len(asked)), asked),
+            "label": label,
+            "probability": probability,
+        }
+        return cls(split=split, metrics=evaluate_metrics(**of, train_ctr=train_ctr), **of)
 
 
 def autocast(device: torch.device) -> torch.autocast:
@@ -37,21 +55,15 @@ def autocast(device: torch.device) -> torch.autocast:
 
 
 @torch.no_grad()
-def predict(model: torch.nn.Module, loader: SampleLoader) -> np.ndarray:
-    """Probabilities float64 [N] in the loader's order, with the model in eval mode."""
+def predict(model: torch.nn.Module, loader: RequestLoader) -> np.ndarray:
+    """Probabilities of the first task, float64 [C] in the loader's order, in eval mode."""
     model.eval()
     device = loader.store.item.device
     parts = []
     for batch in loader.batches():
         with autocast(device):
-            parts.append(model(batch).double().sigmoid())
+            parts.append(model(batch)[:, 0].double().sigmoid())
     return torch.cat(parts).cpu().numpy() if parts else np.zeros(0)
-
-
-def split_metrics(columns: Any, probability: np.ndarray, *, train_ctr: float) -> dict[str, float]:
-    """The metrics of predictions for click_data's `SampleColumns`."""
-    user, label = np.asarray(columns.user), np.asarray(columns.label)
-    return evaluate_metrics(user, label, probability, train_ctr=train_ctr)
 
 
 def evaluate_model(
@@ -65,21 +77,15 @@ def evaluate_model(
     """Scores one split with a trained model; NE is over the CTR that the model was trained on."""
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
-    columns = dataset.samples(split)
-    if len(columns.label) == 0:
-        raise ValueError(f"{dataset.name}: there are no {split} samples")
+    columns = dataset.requests(split)
+    if len(columns.item) == 0:
+        raise ValueError(f"{dataset.name}: there are no {split} requests")
     device = torch.device(device or next(model.parameters()).device)
-    loader = SampleLoader(
+    loader = RequestLoader(
         HistoryStore.from_dataset(dataset, device),
-        SampleTable.from_columns(columns, device),
+        RequestTable.from_columns(columns, device),
         batch_size=batch_size,
         max_history=model.max_history,
     )
     probability = predict(model.to(device), loader)
-    return Evaluation(
-        split=split,
-        probability=probability,
-        user=np.asarray(columns.user),
-        label=np.asarray(columns.label),
-        metrics=split_metrics(columns, probability, train_ctr=model.head.positive_rate),
-    )
+    return Evaluation.of(split, columns, probability, train_ctr=model.head.positive_rate)

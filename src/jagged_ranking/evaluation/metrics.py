@@ -1,10 +1,14 @@
-"""Metrics of binary ranking, and the uncertainty of their differences.
+"""Metrics of ranking, and the uncertainty of their differences.
 
 AUC and log loss are scikit-learn's. gAUC is the AUC inside each user, weighted by the user's
 impressions, over the users who have both labels (the others have no AUC and are left out, of the
 weights too). NE is the log loss over the entropy of the *training* CTR: below 1 means better than
 always answering that rate (He et al., ADKDD 2014, section 3; they divide by the CTR of the data
 that is scored, we by the one that was known when the model was made).
+
+Metrics of lists look at one request at a time, and are means over the requests that have a
+positive candidate (for their AUC: and another). They are taken where requests have `LIST` or more
+candidates on average. Candidates of equal score share the mean of their ranks.
 """
 
 from __future__ import annotations
@@ -18,6 +22,9 @@ from sklearn.metrics import log_loss as sklearn_log_loss
 from sklearn.metrics import roc_auc_score
 
 METRICS = ("auc", "gauc", "ne", "log_loss")
+LIST_METRICS = ("list_auc", "mrr", "hr@10", "ndcg@10")
+LIST = 5  # candidates a request, from which on the requests are called lists
+TOP = 10
 CHUNK = 2**22  # bootstrap weights held at a time
 
 
@@ -81,16 +88,71 @@ def user_auc(
         ), impressions
 
 
-def evaluate_metrics(
-    user: np.ndarray, label: np.ndarray, probability: np.ndarray, *, train_ctr: float
-) -> dict[str, float]:
-    """All of `METRICS` of one set of predictions [N]."""
+def request_metrics(
+    request: np.ndarray, label: np.ndarray, score: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Each of `LIST_METRICS` of each request, [R] in ascending order of the request numbers.
+
+    NaN for a request without a positive candidate, or, of its AUC, without both labels. mrr: one
+    over the rank of the best positive; hr@10: whether one is among the first ten; ndcg@10: their
+    discounted gain over that of the best order.
+    """
+    value, _ = user_auc(request, label, score)
+    _, group = np.unique(request, return_inverse=True)
+    positive = np.asarray(label) > 0
+    by_group, rank = group[positive], _ranks(group, score)[positive]
+    positives = np.bincount(group, positive).astype(np.int64)
+    best = np.full(len(positives), np.inf)
+    np.minimum.at(best, by_group, rank)
+    gain = np.bincount(by_group, (rank <= TOP) / np.log2(1 + rank), minlength=len(positives))
+    ideal = np.cumsum(1 / np.log2(np.arange(2, TOP + 2)))
+    with np.errstate(invalid="ignore"):
+        asked = np.where(positives > 0, 1.0, np.nan)
     return {
+        "list_auc": value,
+        "mrr": asked / best,
+        "hr@10": asked * (best <= TOP),
+        "ndcg@10": asked * gain / ideal[np.clip(positives, 1, TOP) - 1],
+    }
+
+
+def _ranks(group: np.ndarray, score: np.ndarray) -> np.ndarray:
+    """Rank of each score in its group, the highest 1; equal ones share their mean rank."""
+    order = np.lexsort((-np.asarray(score), group))
+    by_group, by_score = group[order], np.asarray(score)[order]
+    fresh = (np.diff(by_group, prepend=-1) != 0) | np.r_[True, by_score[1:] != by_score[:-1]]
+    tie = np.cumsum(fresh) - 1
+    place = np.arange(len(order)) - np.flatnonzero(np.diff(by_group, prepend=-1) != 0)[by_group]
+    rank = np.empty(len(order))
+    rank[order] = 1 + (np.bincount(tie, place) / np.bincount(tie))[tie]
+    return rank
+
+
+def are_lists(request: np.ndarray) -> bool:
+    """Whether requests have `LIST` or more candidates on average."""
+    return len(request) >= LIST * len(np.unique(request)) > 0
+
+
+def evaluate_metrics(
+    user: np.ndarray,
+    request: np.ndarray,
+    label: np.ndarray,
+    probability: np.ndarray,
+    *,
+    train_ctr: float,
+) -> dict[str, float]:
+    """All of `METRICS`, and of `LIST_METRICS` for lists, of one set of predictions [C]."""
+    found = {
         "auc": auc(label, probability),
         "gauc": gauc(user, label, probability),
         "ne": normalized_entropy(label, probability, train_ctr=train_ctr),
         "log_loss": log_loss(label, probability),
     }
+    if are_lists(request):
+        for name, values in request_metrics(request, label, probability).items():
+            rated = values[~np.isnan(values)]
+            found[name] = float(rated.mean()) if len(rated) else float("nan")
+    return found
 
 
 @dataclass(frozen=True)
@@ -105,6 +167,7 @@ class Difference:
 def paired_bootstrap(
     metric: str,
     user: np.ndarray,
+    request: np.ndarray,
     label: np.ndarray,
     a: np.ndarray,
     b: np.ndarray,
@@ -116,40 +179,57 @@ def paired_bootstrap(
 ) -> Difference:
     """Percentile interval of metric(a) - metric(b), resampling whole users.
 
-    a, b: probabilities [N], or [seeds, N]: then the mean of the metric over seeds is compared, and
-    the interval says what other users would do to it, not what other seeds would. A replicate
-    draws the same users for a and b. `train_ctr` is needed for "ne".
+    a, b: probabilities [C], or [seeds, C]: then the mean of the metric over seeds is compared, and
+    a replicate draws the seeds of each anew, too: the interval says what other users and other
+    seeds would do to it. A replicate draws the same users for a and b. `train_ctr` is needed for
+    "ne".
 
     The impressions of a user share the user, so that resampling single rows would give intervals
     that are too narrow.
     """
-    if metric not in METRICS:
-        raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {metric!r}")
+    if metric not in (*METRICS, *LIST_METRICS):
+        known = ", ".join((*METRICS, *LIST_METRICS))
+        raise ValueError(f"metric must be one of {known}, got {metric!r}")
     if metric == "ne" and train_ctr is None:
         raise ValueError('metric "ne" needs train_ctr')
     divisor = entropy(train_ctr) if metric == "ne" and train_ctr is not None else 1.0
     _, group = np.unique(user, return_inverse=True)
     users = int(group.max()) + 1
-    make = {"auc": _weighted_auc, "gauc": _weighted_gauc}.get(metric, _weighted_log_loss)
-    scores_a = [make(group, label, row) for row in np.atleast_2d(a)]
-    scores_b = [make(group, label, row) for row in np.atleast_2d(b)]
+    scores = [
+        [_weighted(metric, group, request, label, row) for row in np.atleast_2d(of)]
+        for of in (a, b)
+    ]
+    rng = np.random.default_rng(seed)
 
-    def difference(weight: np.ndarray) -> np.ndarray:
-        mean_a = np.mean([score(weight) for score in scores_a], axis=0)
-        return (mean_a - np.mean([score(weight) for score in scores_b], axis=0)) / divisor
+    def difference(weight: np.ndarray, seeds: list[np.ndarray]) -> np.ndarray:
+        means = [
+            np.einsum("sr,rs->r", np.stack([one(weight) for one in of]), drawn)
+            for of, drawn in zip(scores, seeds, strict=True)
+        ]
+        return (means[0] - means[1]) / divisor
 
-    value = difference(np.ones((1, users)))[0]
+    every = [np.full((1, len(of)), 1 / len(of)) for of in scores]
+    value = difference(np.ones((1, users)), every)[0]
     drawn = np.concatenate(
-        [difference(w) for w in _resampled(users, len(group), replicates=replicates, seed=seed)]
+        [
+            difference(weight, [_shares(rng, len(of), len(weight)) for of in scores])
+            for weight in _resampled(users, len(group), replicates=replicates, rng=rng)
+        ]
     )
     tail = 100 * (1 - level) / 2
     low, high = np.nanpercentile(drawn, [tail, 100 - tail])
     return Difference(float(value), float(low), float(high))
 
 
-def _resampled(users: int, rows: int, *, replicates: int, seed: int) -> Iterator[np.ndarray]:
+def _shares(rng: np.random.Generator, count: int, replicates: int) -> np.ndarray:
+    """The share of each of `count` seeds in each replicate, [R', count]."""
+    return rng.multinomial(count, np.full(count, 1 / count), size=replicates) / count
+
+
+def _resampled(
+    users: int, rows: int, *, replicates: int, rng: np.random.Generator
+) -> Iterator[np.ndarray]:
     """How often each user is drawn, [R', users] a chunk, R' adding up to `replicates`."""
-    rng = np.random.default_rng(seed)
     step = max(1, CHUNK // max(rows, users))
     for first in range(0, replicates, step):
         size = min(step, replicates - first)
@@ -157,6 +237,25 @@ def _resampled(users: int, rows: int, *, replicates: int, seed: int) -> Iterator
 
 
 _Weighted = Callable[[np.ndarray], np.ndarray]  # user weights [R, U] -> metric [R]
+
+
+def _weighted(
+    metric: str, group: np.ndarray, request: np.ndarray, label: np.ndarray, score: np.ndarray
+) -> _Weighted:
+    if metric in LIST_METRICS:
+        return _weighted_lists(group, request, request_metrics(request, label, score)[metric])
+    make = {"auc": _weighted_auc, "gauc": _weighted_gauc}.get(metric, _weighted_log_loss)
+    return make(group, label, score)
+
+
+def _weighted_lists(group: np.ndarray, request: np.ndarray, value: np.ndarray) -> _Weighted:
+    """The mean over requests, of which each belongs to one user."""
+    _, first = np.unique(request, return_index=True)
+    rated, users = ~np.isnan(value), int(group.max()) + 1
+    owner = group[first][rated]
+    total = np.bincount(owner, value[rated], minlength=users)
+    count = np.bincount(owner, minlength=users)
+    return lambda weight: (weight @ total) / (weight @ count)
 
 
 def _weighted_auc(group: np.ndarray, label: np.ndarray, score: np.ndarray) -> _Weighted:

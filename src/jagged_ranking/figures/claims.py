@@ -9,6 +9,7 @@ from jagged_ranking.figures.memory import CLAIMS as MEMORY_CLAIMS
 from jagged_ranking.figures.memory import TOTAL
 from jagged_ranking.figures.panels import Claim
 from jagged_ranking.figures.points import ratios
+from jagged_ranking.figures.quality import FLOORS
 from jagged_ranking.figures.speed import CLAIMS as SPEED_CLAIMS
 from jagged_ranking.figures.sweeps import BASELINES
 from jagged_ranking.results import select, with_config
@@ -115,7 +116,7 @@ def _quality_rows(results: pd.DataFrame) -> list[dict[str, str]]:
     gains = select(results, op="ranking", mode="test", status="ok")
     gains = with_config(gains[gains["metric"] == "gauc_difference"], "low", "high", "device")
     rows = []
-    for row in gains[gains["provider"] != "counts"].itertuples():
+    for row in gains[~gains["provider"].isin(FLOORS)].itertuples():
         low, high = float(str(row.low)), float(str(row.high))
         holds = "yes" if low > 0 else "no" if high < 0 else "undecided"
         rows.append(

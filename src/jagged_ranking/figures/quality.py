@@ -15,23 +15,37 @@ from matplotlib.ticker import MaxNLocator
 from jagged_ranking.figures import style
 from jagged_ranking.results import select, with_config
 
-FLOOR = "counts"
+# What needs no model of a history: beside every model, and no model itself.
+FLOORS = ("counts", "popularity", "repeats")
+FLOOR = FLOORS[0]  # that a model should not lie below
 METRICS = {
     "auc": "AUC (higher is better)",
     "gauc": "gAUC (higher is better)",
     "ne": "NE (lower is better)",
 }
-DIFFERENCES = {
-    "auc_difference": "AUC",
-    "gauc_difference": "gAUC",
-    "ne_difference": "NE (negative is better)",
+# Of data whose requests are lists of candidates, these in the place of those.
+LIST_METRICS = {
+    "list_auc": "AUC in a list (higher is better)",
+    "mrr": "MRR (higher is better)",
+    "ndcg@10": "nDCG@10 (higher is better)",
 }
+NAMES = {
+    "auc": "AUC",
+    "gauc": "gAUC",
+    "ne": "NE",
+    "log_loss": "log loss",
+    "list_auc": "list AUC",
+    "mrr": "MRR",
+    "hr@10": "HR@10",
+    "ndcg@10": "nDCG@10",
+}
+LOWER_IS_BETTER = ("ne", "log_loss")
 
 TITLES = {
-    "scores": "AUC, gAUC and normalised entropy of each model and seed on the test split of {}, "
-    "with the floor of a logistic regression on counts",
-    "difference": "Differences of AUC, gAUC and normalised entropy to mean-pool on the test split "
-    "of {}, with bootstrap intervals over users",
+    "scores": "{} of each model and seed on the test split of {}, with what counts, popularity and "
+    "repeats give without a model",
+    "difference": "Differences to mean-pool of {} on the test split of {}, with bootstrap "
+    "intervals over users and seeds",
 }
 
 
@@ -48,20 +62,30 @@ def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) ->
         for dataset in datasets:
             rows = table[table["workload"] == dataset]
             suffix = f"_{dataset}" if len(datasets) > 1 else ""
-            for name, metrics, figure_of in (
-                ("scores", METRICS, _scores_figure),
-                ("difference", DIFFERENCES, _difference_figure),
+            metrics = shown_metrics(rows)
+            said = ", ".join(NAMES[metric] for metric in metrics)
+            for name, ending, figure_of in (
+                ("scores", "", _scores_figure),
+                ("difference", "_difference", _difference_figure),
             ):
-                if present := [m for m in metrics if m in set(rows["metric"])]:
+                present = [m for m in metrics if f"{m}{ending}" in set(rows["metric"])]
+                if present:
                     figure = figure_of(rows, present, dataset, manifest)
-                    stem, title = f"{manifest['id']}_{name}{suffix}", TITLES[name].format(dataset)
+                    stem = f"{manifest['id']}_{name}{suffix}"
+                    title = TITLES[name].format(said, dataset)
                     written += style.save(figure, Path(out), stem, title)
     return written
 
 
+def shown_metrics(rows: pd.DataFrame) -> list[str]:
+    """The metrics that a data set is judged by in figures: of lists where it has lists."""
+    lists = "list_auc" in set(rows["metric"])
+    return list(LIST_METRICS if lists else METRICS)
+
+
 def summary(results: pd.DataFrame) -> pd.DataFrame:
     """One row a dataset and model: mean and sd over seeds of every test metric."""
-    rows = select(results, op="ranking", mode="test", status="ok", metric=[*METRICS, "log_loss"])
+    rows = select(results, op="ranking", mode="test", status="ok", metric=list(NAMES))
     keys = ["workload", "provider", "metric"]
     grouped = rows.groupby(keys, sort=False)["value"].agg(["mean", "std", "count"])
     return grouped.reset_index()
@@ -71,7 +95,7 @@ def _scores_figure(
     rows: pd.DataFrame, metrics: list[str], dataset: str, manifest: Mapping[str, Any]
 ) -> Figure:
     rows = rows[rows["metric"].isin(metrics)]
-    models = [name for name in style.ordered(list(rows["provider"].unique())) if name != FLOOR]
+    models = [name for name in style.ordered(list(rows["provider"].unique())) if name not in FLOORS]
     figure, axes = style.new_figure(1, len(metrics), height=2.55)
     for panel, metric in zip(axes[0], metrics, strict=True):
         mine = rows[rows["metric"] == metric]
@@ -79,44 +103,52 @@ def _scores_figure(
             _seeds(panel, place, style.look_of(model), mine[mine["provider"] == model]["value"])
         _model_axis(panel, models)
         panel.margins(y=0.18)
-        floor = mine[mine["provider"] == FLOOR]["value"]
-        if len(floor):
-            _floor_line(panel, float(floor.iloc[0]))
+        floors = mine[mine["provider"].isin(FLOORS)].set_index("provider")["value"]
+        _floor_lines(panel, floors)
         panel.yaxis.set_major_locator(MaxNLocator(5))
-        panel.set_title(METRICS[metric])
+        panel.set_title({**METRICS, **LIST_METRICS}[metric])
     handles: dict[str, Any] = {
         "one seed": Line2D([], [], color="#777777", marker="o", linestyle="none", markersize=3),
         "mean ± sd over seeds": Line2D(
             [], [], color="#333333", marker="_", linestyle="none", markersize=10
         ),
     }
-    if (rows["provider"] == FLOOR).any():
-        handles["floor: logistic regression on running counts"] = Line2D([], [], **_FLOOR_LINE)
+    for name in FLOORS:
+        if (rows["provider"] == name).any():
+            handles[style.look_of(name).label] = Line2D([], [], **_floor_look(name))
     axes[0][0].set_ylabel(f"test split of {dataset}")
     style.legend(figure, handles)
     style.finish(figure, manifest)
     return figure
 
 
-def _floor_line(panel: Axes, floor: float) -> None:
-    """The floor, where it does not press the models into a corner of the panel: else its number,
-    at the edge that it lies behind."""
+def _floor_lines(panel: Axes, floors: pd.Series) -> None:
+    """The floors, where they do not press the models into a corner of the panel: else their
+    numbers, at the edge that they lie behind."""
     low, high = panel.get_ylim()
     reach = _FLOOR_REACH * (high - low)
-    if low - reach <= floor <= high + reach:
-        panel.axhline(floor, **_FLOOR_LINE, zorder=2)
-        return
-    above = floor > high
-    panel.text(
-        0.5,
-        0.99 if above else 0.01,
-        f"floor: {floor:.3f} {'↑' if above else '↓'}",
-        transform=panel.transAxes,
-        ha="center",
-        va="top" if above else "bottom",
-        color=_FLOOR_LINE["color"],
-        fontsize=6,
-    )
+    behind: dict[bool, list[str]] = {False: [], True: []}
+    for name, floor in floors.items():
+        if low - reach <= floor <= high + reach:
+            panel.axhline(float(floor), **_floor_look(str(name)), zorder=2)
+        else:
+            behind[floor > high].append(f"{style.look_of(str(name)).label} {floor:.3f}")
+    for above, said in behind.items():
+        if said:
+            panel.text(
+                0.5,
+                0.99 if above else 0.01,
+                "\n".join(f"{one} {'↑' if above else '↓'}" for one in said),
+                transform=panel.transAxes,
+                ha="center",
+                va="top" if above else "bottom",
+                color=_FLOOR_COLOR,
+                fontsize=6,
+            )
+
+
+def _floor_look(name: str) -> dict[str, Any]:
+    return {"color": _FLOOR_COLOR, "linewidth": 1.0, "linestyle": style.look_of(name).line}
 
 
 def _seeds(panel: Axes, place: int, looks: style.Look, values: pd.Series) -> None:
@@ -152,21 +184,22 @@ def _box(place: int, mean: float, sd: float, color: str) -> Rectangle:
 def _difference_figure(
     rows: pd.DataFrame, metrics: list[str], dataset: str, manifest: Mapping[str, Any]
 ) -> Figure:
-    rows = rows[rows["metric"].isin(metrics)]
+    rows = rows[rows["metric"].isin([f"{metric}_difference" for metric in metrics])]
     models = style.ordered(list(rows["provider"].unique()))
     figure, axes = style.new_figure(1, len(metrics), height=0.95 + 0.32 * len(models), sharey=True)
     for panel, metric in zip(axes[0], metrics, strict=True):
-        mine = rows[rows["metric"] == metric].set_index("provider")
-        rankers = [model for model in models if model in mine.index and model != FLOOR]
+        mine = rows[rows["metric"] == f"{metric}_difference"].set_index("provider")
+        rankers = [model for model in models if model in mine.index and model not in FLOORS]
         low, high = min([0.0, *mine.loc[rankers, "low"]]), max([0.0, *mine.loc[rankers, "high"]])
         reach = _FLOOR_REACH * (high - low)
+        beyond: list[tuple[int, str, float]] = []
         for place, model in enumerate(models):
             if model not in mine.index:
                 continue
             row, looks = mine.loc[model], style.look_of(model)
             value = float(row["value"])
             if rankers and not low - reach <= value <= high + reach:
-                _beyond(panel, place, value, low if value < low else high, looks.color)
+                beyond.append((place, looks.color, value))
                 continue
             panel.plot([row["low"], row["high"]], [place, place], color=looks.color, linewidth=1.8)
             panel.plot(
@@ -175,20 +208,25 @@ def _difference_figure(
                 marker=looks.marker,
                 color=looks.color,
                 markersize=5,
-                markeredgecolor="white" if looks.marker != "x" else looks.color,
-                markeredgewidth=0.4 if looks.marker != "x" else 1.2,
+                markeredgecolor=looks.color if model in FLOORS else "white",
+                markeredgewidth=1.2 if model in FLOORS else 0.4,
             )
         panel.axvline(0.0, color="#888888", linewidth=0.8, zorder=1)
+        edges = panel.get_xlim()
+        for place, color, value in beyond:
+            _beyond(panel, place, value, edges[0] if value < low else edges[1], color)
+        panel.set_xlim(edges)
         panel.grid(axis="x")
         panel.grid(visible=False, axis="y")
         panel.xaxis.set_major_locator(MaxNLocator(3))
         panel.set_yticks(range(len(models)), [style.look_of(m).label for m in models])
         panel.set_ylim(len(models) - 0.5, -0.5)
         panel.tick_params(axis="y", length=0)
-        panel.set_title(DIFFERENCES[metric])
+        better = " (negative is better)" if metric in LOWER_IS_BETTER else ""
+        panel.set_title(NAMES[metric] + better)
         panel.set_xlabel("difference to mean-pool")
     figure.suptitle(
-        f"{dataset}, test split: means over seeds, 95% user-clustered bootstrap intervals",
+        f"{dataset}, test split: means over seeds, 95% bootstrap intervals over users and seeds",
         fontsize=7,
     )
     style.finish(figure, manifest)
@@ -211,6 +249,6 @@ def _model_axis(panel: Axes, models: list[str]) -> None:
     panel.tick_params(axis="x", length=0)
 
 
-_FLOOR_LINE: dict[str, Any] = {"color": "#4d4d4d", "linewidth": 1.0, "linestyle": (0, (4, 2))}
+_FLOOR_COLOR = "#4d4d4d"
 # How far from the models the floor may lie, in parts of what they span.
 _FLOOR_REACH = 4.0

@@ -9,7 +9,6 @@ import pandas as pd
 
 from jagged_ranking import provenance, results
 from jagged_ranking.code_roots import has_changed
-from jagged_ranking.models.model_config import FORMER_NAMES
 
 
 @dataclass(frozen=True)
@@ -17,8 +16,7 @@ class Results:
     """What one run left behind.
 
     manifest: with a key "code_changed" besides: whether the code that the results depend on is
-    another today, see `style.code_of`. table: in the form of `results`, models by the names that
-    they have today (`FORMER_NAMES`); the file keeps those of the run.
+    another today, see `style.code_of`. table: in the form of `results`.
     """
 
     manifest: Mapping[str, Any]
@@ -38,10 +36,7 @@ def read_results(folder: Path) -> Results:
     """
     manifest = provenance.read_manifest(folder / provenance.MANIFEST)
     manifest["code_changed"] = has_changed(manifest)
-    table = results.read(folder / results.RESULTS)
-    models = table["op"] == "ranking"
-    table.loc[models, "provider"] = table.loc[models, "provider"].replace(FORMER_NAMES)
-    return Results(manifest, table)
+    return Results(manifest, results.read(folder / results.RESULTS))
 
 
 def result_folders(figures_dir: Path | str) -> list[Path]:

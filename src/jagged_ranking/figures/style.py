@@ -66,7 +66,10 @@ LOOKS: dict[str, Look] = {
     "mean_pool": Look("mean-pool", _COLORS[7], "s"),
     "target_attention": Look("target attention", _COLORS[1], "^"),
     "transformer": Look("transformer", _COLORS[0], "o"),
-    "counts": Look("count floor", "#4d4d4d", "x"),
+    "din": Look("DIN", _COLORS[4], "v"),
+    "counts": Look("floor: counts", "#4d4d4d", "x", (0, (4, 2))),
+    "popularity": Look("floor: popularity", "#4d4d4d", "+", (0, (1, 1.5))),
+    "repeats": Look("floor: repeats", "#4d4d4d", "|", (0, (6, 1.5, 1, 1.5))),
 }
 # That stand beside each other in the narrowest panel.
 _MOST_LABELS = 7

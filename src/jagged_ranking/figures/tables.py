@@ -9,7 +9,7 @@ from jagged_ranking.figures.claims import claims
 from jagged_ranking.figures.memory import BEYOND
 from jagged_ranking.figures.operation_points import largest, main_dtype, operations, standing
 from jagged_ranking.figures.points import attention, modes_of, ours_of, schedule_ms
-from jagged_ranking.figures.quality import FLOOR, METRICS, summary
+from jagged_ranking.figures.quality import FLOOR, FLOORS, LOWER_IS_BETTER, NAMES, summary
 
 __all__ = [
     "claims",
@@ -23,7 +23,6 @@ __all__ = [
 ]
 
 LIMIT = "limit, forward"
-_METRIC_TITLES = {"auc": "AUC", "gauc": "gAUC", "ne": "NE", "log_loss": "log loss"}
 _SHORT = {"out_of_memory": "OOM", "missing": "–", "unsupported": "n/a", "error": "wrong"}
 
 
@@ -129,14 +128,15 @@ def quality(results: pd.DataFrame) -> pd.DataFrame:
     """Test metrics of each model: mean ± sd over seeds, and where they fall short of the floor."""
     found = summary(results)
     floors = found[found["provider"] == FLOOR].set_index(["workload", "metric"])["mean"]
+    shown = set(found["metric"])
     rows = []
     for (dataset, model), mine in found.groupby(["workload", "provider"], sort=False):
         row = {"dataset": str(dataset), "model": style.look_of(str(model)).label}
-        for metric in (*METRICS, "log_loss"):
+        for metric in (name for name in NAMES if name in shown):
             cell = mine[mine["metric"] == metric]
-            row[_METRIC_TITLES[metric]] = "" if cell.empty else _mean_sd(cell.iloc[0])
-        row["seeds"] = "" if model == FLOOR else str(int(mine["count"].max()))
-        row["below the floor"] = _below(mine, floors)
+            row[NAMES[metric]] = "" if cell.empty else _mean_sd(cell.iloc[0])
+        row["seeds"] = "" if model in FLOORS else str(int(mine["count"].max()))
+        row["below the floor"] = "" if model in FLOORS else _below(mine, floors)
         rows.append(row)
     table = pd.DataFrame(rows)
     none = len(table) and not table["below the floor"].any()
@@ -148,9 +148,9 @@ def _below(mine: pd.DataFrame, floors: pd.Series) -> str:
     worse = []
     for row in mine.itertuples():
         floor = floors.get((row.workload, row.metric))
-        higher_is_better = row.metric in ("auc", "gauc")
-        if floor is not None and (row.mean < floor if higher_is_better else row.mean > floor):
-            worse.append(_METRIC_TITLES[row.metric])
+        lower_is_better = row.metric in LOWER_IS_BETTER
+        if floor is not None and (row.mean > floor if lower_is_better else row.mean < floor):
+            worse.append(NAMES[str(row.metric)])
     return ", ".join(worse)
 
 

@@ -1,9 +1,9 @@
 """From ids to vectors: what all models share before they differ.
 
-A history token is `f(item, category, label, signals, recency, age)` and a target is
-`f(item, category)`; both read the same item and category rows. Row 0 is the unknown bucket and
-an ordinary row: in training a share of the ids is shown as unknown, so that the row learns
-what an unseen item is worth.
+A history token is `f(item, its features, signals, recency, age)` and a candidate is
+`f(item, its features)`; both read the same tables. Row 0 is the unknown item and an ordinary row:
+items that training has not seen read it, and in training a share of the ids is shown as unknown,
+so that the row learns what an unseen item is worth.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from jagged_kernels import JaggedTensor
+from jagged_kernels import JaggedTensor, jagged_embedding
 from jagged_ranking.data.batch import JaggedBatch
+from jagged_ranking.data.data_shape import DataShape
+from jagged_ranking.layers.scaling import Standard
 
 BUCKETS = 32  # of log2(1 + x): enough for a position, and for a century of seconds
 INITIAL_STD = 0.05
@@ -29,65 +31,76 @@ def log_bucket(x: Tensor) -> Tensor:
 
 
 class EventEmbedding(nn.Module):
-    """History tokens [T, dim] and targets [B, dim] of a batch.
+    """History tokens [T, dim] and candidates [C, dim] of a batch.
 
     What an event says is what was met times how it was liked: a token is the content of the item,
-    scaled feature by feature by a gate made of label and signals, plus what they, the event's
-    position and its age say by themselves. A plain sum would leave mean-pooling no way to tell
-    a liked comedy and a disliked drama from the reverse.
+    scaled feature by feature by a gate made of signals (labels are among them), plus what they,
+    the event's position and its age say by themselves. A plain sum would leave mean-pooling no way
+    to tell a liked comedy and a disliked drama from the reverse.
 
     Args:
-        num_items, num_categories: vocabulary sizes, with the unknown bucket 0.
-        dim: width of a token and of a target.
-        signal_mean, signal_std: of each extra signal in the train period; signals enter
-            standardised. As many as there are signals, perhaps none.
+        shape: vocabulary sizes, and the scales of signals and of dense features.
+        dim: width of a token and of a candidate.
         id_dropout: share of the item ids shown as unknown in training.
         dropout: on the vectors.
     """
 
-    signal_mean: Tensor
-    signal_std: Tensor
-
     def __init__(
-        self,
-        *,
-        num_items: int,
-        num_categories: int,
-        dim: int,
-        signal_mean: tuple[float, ...] = (),
-        signal_std: tuple[float, ...] = (),
-        id_dropout: float = 0.0,
-        dropout: float = 0.0,
+        self, shape: DataShape, *, dim: int, id_dropout: float = 0.0, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        self.item = nn.Embedding(num_items, dim)
-        self.category = nn.Embedding(num_categories, dim)
+        self.num_items = shape.num_items
+        self.item = nn.Embedding(shape.num_items, dim)
+        self.categories = nn.ParameterList(
+            nn.Parameter(torch.empty(codes, dim)) for codes in shape.categories.values()
+        )
         self.recency = nn.Embedding(BUCKETS, dim)
         self.age = nn.Embedding(BUCKETS, dim)
-        self.reaction = nn.Linear(1 + len(signal_mean), 2 * dim)  # a gate, and a vector
-        self.register_buffer("signal_mean", torch.tensor(signal_mean))
-        self.register_buffer("signal_std", torch.tensor(signal_std))
+        self.signals = Standard(shape.signals.values())
+        self.reaction = nn.Linear(len(shape.signals), 2 * dim) if shape.signals else None
+        self.item_dense = Standard(shape.item_dense.values())
+        self.describe = nn.Linear(len(shape.item_dense), dim) if shape.item_dense else None
         self.id_dropout = id_dropout
         self.dropout = nn.Dropout(dropout)
         for table in (self.item, self.recency, self.age):
             nn.init.normal_(table.weight, std=INITIAL_STD)
-        nn.init.normal_(self.category.weight, std=CATEGORY_STD)
+        for table in self.categories:
+            nn.init.normal_(table, std=CATEGORY_STD)
 
-    def forward(self, batch: JaggedBatch) -> tuple[JaggedTensor, Tensor]:
-        """The batch's histories as one JaggedTensor of tokens, and its targets."""
-        standard = (batch.signals.values - self.signal_mean) / self.signal_std
-        label = batch.label.values.to(standard.dtype)[:, None]
-        gate, reaction = self.reaction(torch.cat([label, standard], dim=1)).chunk(2, dim=1)
+    @property
+    def tables(self) -> list[Tensor]:
+        """The tables of ids, most of whose rows are rare."""
+        return [self.item.weight, *self.categories]
+
+    def forward(self, batch: JaggedBatch) -> tuple[JaggedTensor, JaggedTensor]:
+        """The batch's histories as tokens, and its candidates."""
+        token = self._content(batch.item, batch.categories, batch.item_dense).values
+        if self.reaction is not None:
+            standard = self.signals(batch.signals.values)
+            gate, reaction = self.reaction(standard).chunk(2, dim=1)
+            token = token * (1 + gate) + reaction
         # every pair of buckets, a small table, so that each token is one lookup instead of two
         places = (self.recency.weight[:, None] + self.age.weight).flatten(0, 1)
         place = log_bucket(batch.recency.values) * BUCKETS + log_bucket(batch.age.values)
-        content = self._content(batch.item.values, batch.category.values)
-        token = content * (1 + gate) + reaction + nn.functional.embedding(place, places)
-        target = self._content(batch.target_item, batch.target_category)
-        return batch.item.with_values(self.dropout(token)), self.dropout(target)
+        token = token + nn.functional.embedding(place, places)
+        candidate = self._content(
+            batch.candidate, batch.candidate_categories, batch.candidate_dense
+        )
+        return (
+            batch.item.with_values(self.dropout(token)),
+            candidate.with_values(self.dropout(candidate.values)),
+        )
 
-    def _content(self, item: Tensor, category: Tensor) -> Tensor:
+    def _content(
+        self, item: JaggedTensor, categories: JaggedTensor, dense: JaggedTensor
+    ) -> JaggedTensor:
+        ids = item.values
+        unknown = ids >= self.num_items
         if self.training and self.id_dropout:
-            hidden = torch.rand(item.shape, device=item.device) < self.id_dropout
-            item = item.masked_fill(hidden, 0)
-        return self.item(item) + self.category(category)
+            unknown = unknown | (torch.rand(ids.shape, device=ids.device) < self.id_dropout)
+        features = [item.with_values(ids.masked_fill(unknown, 0)), *categories.values.unbind(1)]
+        content = jagged_embedding(features, self.tables)
+        if self.describe is not None:
+            described = self.describe(self.item_dense(dense.values))
+            content = content.with_values(content.values + described)
+        return content

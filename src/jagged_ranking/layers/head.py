@@ -1,4 +1,4 @@
-"""From a pooled history and a target to a logit, with the features that all models share."""
+"""From a pooled history and a candidate to logits, with the features that all models share."""
 
 from __future__ import annotations
 
@@ -7,59 +7,85 @@ from torch import Tensor, nn
 
 from jagged_kernels import jagged_sum
 from jagged_ranking.data.batch import JaggedBatch
+from jagged_ranking.data.data_shape import DataShape, Scale
+from jagged_ranking.layers.scaling import Standard
 
-FEATURES = 2
 PRIOR_EVENTS = 5.0
 
 
-def history_features(batch: JaggedBatch, *, positive_rate: float) -> Tensor:
-    """float32 [B, 2]: log(1 + history length), and the logit of the user's smoothed positive rate.
+def history_features(batch: JaggedBatch, *, positive_rate: float, signal: int | None) -> Tensor:
+    """float32 [R, 2]: log(1 + history length), and the logit of the user's smoothed positive rate.
 
-    Both look at the slice of history that the sample sees, no further. The rate counts
+    signal: which one is the label of past events; without one the second column is not there.
+    Both look at the slice of history that the request sees, no further. The rate counts
     `PRIOR_EVENTS` events at the train split's rate besides, which is all that a user without
     history has.
     """
     length = batch.item.lengths.float()
-    positive = jagged_sum(batch.label.with_values(batch.label.values.float()))
+    if signal is None:
+        return length.log1p()[:, None]
+    positive = jagged_sum(batch.signals.with_values(batch.signals.values[:, signal].float()))
     rate = (positive + PRIOR_EVENTS * positive_rate) / (length + PRIOR_EVENTS)
     return torch.stack([length.log1p(), torch.logit(rate)], dim=1)
 
 
 class RankingHead(nn.Module):
-    """An MLP on [pooled, target, pooled * target, features], plus the item's own bias.
+    """An MLP on [pooled, candidate, pooled * candidate, features], plus the item's own bias.
+
+    Features: of the history (`history_features`), of the candidate (the data set's and `MATCHES`),
+    of the request (embedded codes, standardised numbers).
 
     Args:
-        num_items: for the bias.
-        dim: width of `pooled` and of `target`.
+        shape: what features there are, vocabulary sizes, and positive rates by task.
+        dim: width of `pooled` and of a candidate.
         hidden: widths of the MLP's layers.
         dropout: behind each of them.
-        positive_rate: of the train split, the prior of a user's rate.
     """
 
     def __init__(
-        self,
-        *,
-        num_items: int,
-        dim: int,
-        hidden: tuple[int, ...],
-        dropout: float,
-        positive_rate: float,
+        self, shape: DataShape, *, dim: int, hidden: tuple[int, ...], dropout: float
     ) -> None:
         super().__init__()
-        self.positive_rate = positive_rate
-        self.item_bias = nn.Embedding(num_items, 1)
-        self.linear = nn.Linear(FEATURES, 1)
+        self.num_items, self.positive_rate = shape.num_items, shape.positive_rate
+        names = list(shape.signals)
+        self.label_signal = names.index(shape.tasks[0]) if shape.tasks[0] in names else None
+        self.features = Standard(shape.features.values())
+        numbers = [scale for scale in shape.context.values() if isinstance(scale, Scale)]
+        self.context_dense = Standard(numbers)
+        self.context = nn.ModuleList(
+            nn.Embedding(codes, dim) for codes in shape.context.values() if isinstance(codes, int)
+        )
+        self.item_bias = nn.Embedding(shape.num_items, len(shape.tasks))
+        linear = (1 if self.label_signal is None else 2) + len(numbers) + len(shape.features)
+        self.linear = nn.Linear(linear, len(shape.tasks))
         layers: list[nn.Module] = []
-        width = 3 * dim + FEATURES
+        width = 3 * dim + linear + (dim if self.context else 0)
         for units in hidden:
             layers += [nn.Linear(width, units), nn.GELU(), nn.Dropout(dropout)]
             width = units
-        self.mlp = nn.Sequential(*layers, nn.Linear(width, 1))
+        self.mlp = nn.Sequential(*layers, nn.Linear(width, len(shape.tasks)))
         nn.init.zeros_(self.item_bias.weight)
 
-    def forward(self, pooled: Tensor, target: Tensor, batch: JaggedBatch) -> Tensor:
-        """pooled, target [B, D] -> logits [B]."""
-        features = history_features(batch, positive_rate=self.positive_rate)
-        mixed = torch.cat([pooled, target, pooled * target, features], dim=1)
-        logit = self.mlp(mixed) + self.linear(features) + self.item_bias(batch.target_item)
-        return logit.squeeze(1)
+    @property
+    def tables(self) -> list[Tensor]:
+        """The tables of ids, most of whose rows are rare."""
+        return [self.item_bias.weight]
+
+    def forward(self, pooled: Tensor, candidate: Tensor, batch: JaggedBatch) -> Tensor:
+        """pooled, candidate [C, D] -> logits [C, tasks]."""
+        numbers = [self._of_request(batch)[batch.request], self.features(batch.features.values)]
+        linear = torch.cat(numbers, dim=1)
+        mixed = [pooled, candidate, pooled * candidate, linear]
+        if self.context:
+            codes = batch.context.unbind(1)
+            embedded = [table(code) for table, code in zip(self.context, codes, strict=True)]
+            mixed.append(torch.stack(embedded).sum(0)[batch.request])
+        item = batch.candidate.values
+        known = item.masked_fill(item >= self.num_items, 0)
+        return self.mlp(torch.cat(mixed, dim=1)) + self.linear(linear) + self.item_bias(known)
+
+    def _of_request(self, batch: JaggedBatch) -> Tensor:
+        of_history = history_features(
+            batch, positive_rate=self.positive_rate, signal=self.label_signal
+        )
+        return torch.cat([of_history, self.context_dense(batch.context_dense)], dim=1)

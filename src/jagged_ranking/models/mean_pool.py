@@ -1,4 +1,4 @@
-"""Mean pooling: the user is the mean of the history, whatever the target.
+"""Mean pooling: the user is the mean of the history, whatever the candidate.
 
 The baseline of the tables that we are held against (the "DNN" of BARS, YouTube's candidate model:
 Covington et al., RecSys 2016). It sees the same tokens, features and head as the other models, so
@@ -10,6 +10,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from jagged_kernels import JaggedTensor, jagged_mean
+from jagged_ranking.data.batch import JaggedBatch
 
 
 class MeanPool(nn.Module):
@@ -23,7 +24,9 @@ class MeanPool(nn.Module):
         del heads, layers, dropout
         self.out = nn.Linear(dim, dim)
 
-    def forward(self, history: JaggedTensor, target: Tensor) -> Tensor:
-        """history [T, D], target [B, D] -> [B, D]."""
-        del target
-        return self.out(jagged_mean(history))
+    def forward(
+        self, history: JaggedTensor, candidates: JaggedTensor, batch: JaggedBatch
+    ) -> Tensor:
+        """history [T, D], candidates [C, D] -> [C, D]."""
+        del candidates
+        return self.out(jagged_mean(history))[batch.request]

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-MODEL_NAMES = ("mean_pool", "target_attention", "transformer")
-# What a model was called before, in results and in people's command lines -> its name.
-FORMER_NAMES = {"din": "target_attention"}
+MODEL_NAMES = ("mean_pool", "din", "target_attention", "transformer")
+LOSSES = ("pointwise", "listwise")
 
 
 def check_model(name: str) -> str:
-    """The name of a model; ValueError for any other, which says what it is called now."""
-    if name in FORMER_NAMES:
-        raise ValueError(f"the model {name!r} is called {FORMER_NAMES[name]!r}")
+    """The name of a model; ValueError for any other."""
     if name not in MODEL_NAMES:
         raise ValueError(f"model must be one of {', '.join(MODEL_NAMES)}, got {name!r}")
     return name
@@ -39,7 +36,7 @@ class ModelConfig:
     dropout: float = option(0.2, "dropout inside the model and the head")
     embedding_dropout: float = option(0.3, "dropout on tokens and targets")
     id_dropout: float = option(0.05, "share of item ids shown as unknown in training")
-    max_history: int = option(50, "most recent events that a sample sees")
+    max_history: int = option(50, "most recent events that a request sees")
 
     def __post_init__(self) -> None:
         check_model(self.model)

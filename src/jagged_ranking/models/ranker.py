@@ -1,4 +1,4 @@
-"""The whole model: batch -> embeddings -> pooled history -> head -> logit."""
+"""The whole model: batch -> embeddings -> history as each candidate sees it -> head -> logits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.layers.embeddings import EventEmbedding
 from jagged_ranking.layers.head import RankingHead
+from jagged_ranking.models.din import DIN
 from jagged_ranking.models.mean_pool import MeanPool
 from jagged_ranking.models.model_config import ModelConfig
 from jagged_ranking.models.target_attention import TargetAttention
@@ -17,6 +18,7 @@ from jagged_ranking.models.transformer import Transformer
 
 MODELS = {
     "mean_pool": MeanPool,
+    "din": DIN,
     "target_attention": TargetAttention,
     "transformer": Transformer,
 }
@@ -29,29 +31,18 @@ class Ranker(nn.Module):
         super().__init__()
         self.max_history = config.max_history
         self.embedding = EventEmbedding(
-            num_items=shape.num_items,
-            num_categories=shape.num_categories,
-            dim=config.dim,
-            signal_mean=shape.signal_mean,
-            signal_std=shape.signal_std,
-            id_dropout=config.id_dropout,
-            dropout=config.embedding_dropout,
+            shape, dim=config.dim, id_dropout=config.id_dropout, dropout=config.embedding_dropout
         )
-        self.pooler = MODELS[config.model](
+        self.encoder = MODELS[config.model](
             config.dim, heads=config.heads, layers=config.layers, dropout=config.dropout
         )
-        self.head = RankingHead(
-            num_items=shape.num_items,
-            dim=config.dim,
-            hidden=config.hidden,
-            dropout=config.dropout,
-            positive_rate=shape.positive_rate,
-        )
+        self.head = RankingHead(shape, dim=config.dim, hidden=config.hidden, dropout=config.dropout)
 
     def forward(self, batch: JaggedBatch) -> Tensor:
-        """Logits float32 [B]."""
-        history, target = self.embedding(batch)
-        return self.head(self.pooler(history, target), target, batch).float()
+        """Logits float32 [C, tasks]."""
+        history, candidates = self.embedding(batch)
+        answer = self.encoder(history, candidates, batch)
+        return self.head(answer, candidates.values, batch).float()
 
     def parameter_groups(
         self, *, weight_decay: float, embedding_weight_decay: float
@@ -60,8 +51,7 @@ class Ranker(nn.Module):
 
         Most ids are rare, and a rare id's row is little but noise unless something holds it back.
         """
-        tables = [self.embedding.item.weight, self.embedding.category.weight]
-        tables.append(self.head.item_bias.weight)
+        tables = [*self.embedding.tables, *self.head.tables]
         of_ids = {id(table) for table in tables}
         others = [p for p in self.parameters() if id(p) not in of_ids]
         return [

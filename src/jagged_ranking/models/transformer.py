@@ -1,8 +1,7 @@
 """A transformer encoder over the history, pooled by target attention.
 
-The layers see the history alone; the target, which is no part of the sequence, asks their output.
-So what is computed for a history does not depend on the target, and candidates (and, the layers
-being causal, a user's samples) can share it.
+The layers see the history alone; a candidate, which is no part of the sequence, asks their output.
+So what is computed for a history is shared by all candidates of its request.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from jagged_kernels import (
     JaggedTensor,
     attention_schedule,
 )
+from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.models.target_attention import TargetAttention
 
 
@@ -61,11 +61,13 @@ class Transformer(nn.Module):
         )
         self.pool = TargetAttention(dim, heads=heads, dropout=dropout)
 
-    def forward(self, history: JaggedTensor, target: Tensor) -> Tensor:
-        """history [T, D], target [B, D] -> [B, D]."""
+    def forward(
+        self, history: JaggedTensor, candidates: JaggedTensor, batch: JaggedBatch
+    ) -> Tensor:
+        """history [T, D], candidates [C, D] -> [C, D]."""
         schedule = None
         if history.values.is_cuda:  # only the kernels read it; all layers share one
             schedule = attention_schedule(history, causal=True, head_dim=self.head_dim)
         for layer in self.layers:
             history = layer(history, schedule)
-        return self.pool(history, target)
+        return self.pool(history, candidates, batch)

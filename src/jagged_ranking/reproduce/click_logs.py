@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from click_data import history_lengths
-from click_data.schema import INFO
+from click_data.schema import INFO, is_prepared
 from jagged_ranking import paths
 from jagged_ranking.reproduce.errors import RunError
 
@@ -54,6 +54,32 @@ def find_histories(name: str) -> Path | None:
         return path
     places = (paths.DATA / name, paths.DATA / f"{name}.parquet")
     return next((place for place in places if place.exists()), None)
+
+
+def find_prepared(names: Iterable[str]) -> list[Path]:
+    """The prepared data sets of these names that are at hand: paths, or folders in `paths.DATA`.
+
+    One that is not there is left out, and said.
+
+    Raises:
+        RunError: a path that is no prepared data set.
+    """
+    found = []
+    for name in names:
+        folder = Path(name).expanduser() if os.sep in name else paths.DATA / name
+        if os.sep in name or is_prepared(folder):
+            describe_data(folder)
+            found.append(folder)
+        else:
+            print(f"no prepared {name} in {paths.DATA}: left out")
+    return found
+
+
+def prepared_digests(names: Iterable[str]) -> dict[str, str]:
+    """name -> digest of each of these prepared data sets that is at hand."""
+    places = (Path(name) if os.sep in name else paths.DATA / name for name in names)
+    described = [describe_data(place) for place in places if is_prepared(place)]
+    return {found["name"]: found["digest"] for found in described}
 
 
 def histories_digests(names: Iterable[str]) -> dict[str, str]:

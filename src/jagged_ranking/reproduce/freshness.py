@@ -10,7 +10,7 @@ from jagged_ranking import provenance
 from jagged_ranking.code_roots import FIGURES, code_hash, has_changed, roots_of
 from jagged_ranking.devices import default_device, device_name
 from jagged_ranking.figures.result_folder import read_results
-from jagged_ranking.reproduce.click_logs import describe_data, histories_digests
+from jagged_ranking.reproduce.click_logs import describe_data, histories_digests, prepared_digests
 from jagged_ranking.reproduce.notebook_files import source_digest
 from jagged_ranking.reproduce.run_record import read_record
 
@@ -38,6 +38,7 @@ def run_key(notebook: Path, parameters: Mapping[str, Any], data: Path | str | No
             "parameters": counted,
             "code": code_hash(roots=roots_of(notebook.stem)),
             "data": None if data is None else [describe_data(data)[k] for k in ("name", "digest")],
+            "datasets": prepared_digests(parameters.get("datasets") or ()),
             "histories": histories_digests(parameters.get("histories") or ()),
             "versions": provenance.versions(),
             "device": device_name(default_device()),

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import yaml
 
 from jagged_ranking.reproduce.errors import RunError
@@ -37,6 +36,8 @@ class _MismatchError(Exception):
 
 def read_cells(notebook: Path) -> list[Any]:
     """The cells of a stored notebook; RunError when it is none."""
+    import nbformat  # a second, and the kernel of a notebook reads none
+
     try:
         return nbformat.read(notebook, as_version=4).cells
     except Exception as error:  # nbformat raises whatever it stumbles over

@@ -17,7 +17,6 @@ from jagged_ranking.reproduce.freshness import (
     drawing_key,
     run_key,
 )
-from jagged_ranking.reproduce.notebook import execute
 from jagged_ranking.reproduce.notebook_files import find_notebook
 from jagged_ranking.reproduce.parameters import (
     check_values,
@@ -104,13 +103,13 @@ def make_plan(
 def _from_here(name: str, value: Any) -> Any:
     """A parameter's value, paths as the user meant them: from where the user stood.
 
-    The notebook runs in a folder of its own, which is deleted behind it. Of `histories`, which
-    may be names too, those are paths that `find_histories` takes for paths.
+    The notebook runs in a folder of its own, which is deleted behind it. Of `histories` and
+    `datasets`, which may be names too, those are paths that hold a separator.
     """
     match name, value:
         case (("out" | "data"), str()) if value:
             return str(Path(value).expanduser().resolve())
-        case "histories", list():
+        case (("histories" | "datasets"), list()):
             return [_from_here("data", entry) if os.sep in entry else entry for entry in value]
     return value
 
@@ -142,6 +141,8 @@ def run_plan(plan: Plan, *, command: str, progress: bool = True) -> RunRecord:
 
 
 def _run(plan: Plan, key: str, command: str, progress: bool) -> RunRecord:
+    from jagged_ranking.reproduce.notebook import execute  # papermill: only where one runs
+
     record = RunRecord(
         id=plan.id,
         status="failed",

@@ -57,9 +57,9 @@ def find_run_data(preset: str, entries: dict[str, dict[str, Any]], data: Path | 
         return RunData(folder, paths.shown(folder), there, partial(_synthesise, options, name))
     data_digest(data)
     sample = entries.get(SAMPLE)
-    if sample and set(sample) != {"samples", "longest"}:
-        raise RunError(f"preset {preset}: `{SAMPLE}` needs samples and longest, and nothing else")
-    if sample and _is_larger(data, sample["samples"]):
+    if sample and set(sample) != {"requests", "longest"}:
+        raise RunError(f"preset {preset}: `{SAMPLE}` needs requests and longest, and nothing else")
+    if sample and _is_larger(data, sample["requests"]):
         key = digest([sample, data_digest(data), code_hash(roots=DATA)])
         folder = paths.BUILD / "data" / f"{SAMPLE}-{key[:16]}"
         title = f"{paths.shown(folder)}, a sample of the users of {paths.shown(data)}"
@@ -69,9 +69,9 @@ def find_run_data(preset: str, entries: dict[str, dict[str, Any]], data: Path | 
     return RunData(data, paths.shown(data), lambda: True, lambda: None)
 
 
-def _is_larger(data: Path, samples: int) -> bool:
-    counts = describe_data(data).get("counts", {}).get("samples", {})
-    return sum(counts.values()) > samples
+def _is_larger(data: Path, requests: int) -> bool:
+    counts = describe_data(data).get("counts", {}).get("requests", {})
+    return sum(counts.values()) > requests
 
 
 def _is_prepared(folder: Path) -> bool:

@@ -14,7 +14,7 @@ from tqdm import TqdmWarning
 from jagged_ranking import paths, provenance, results
 from jagged_ranking.devices import default_device
 from jagged_ranking.reproduce.cache import kept_tables
-from jagged_ranking.reproduce.click_logs import describe_data, histories_digests
+from jagged_ranking.reproduce.click_logs import describe_data, histories_digests, prepared_digests
 from jagged_ranking.reproduce.freshness import COMMAND_VARIABLE, KEY_VARIABLE
 from jagged_ranking.reproduce.run_record import read_record
 
@@ -74,6 +74,7 @@ def begin(
     out: str | None,
     preset: str,
     data: str | None = None,
+    datasets: Sequence[str] = (),
     histories: Sequence[str] = (),
     seed: int | None = None,
     device: str = "auto",
@@ -86,12 +87,13 @@ def begin(
         out: the folder for its results; None is PRESET/ID in `paths.RUNS`.
         preset: the name of the preset.
         data: the folder of the prepared dataset that the notebook reads, if any.
+        datasets: further ones, see `find_prepared`.
         histories: data sets of which it reads the history lengths, see `find_histories`.
         seed: the seed of everything random in it.
         device: "cpu", "cuda" or "auto" (CUDA where there is one).
         parameters: the other parameters of the notebook, for the manifest.
     """
-    digests = histories_digests(histories)  # a clear error before hours of work
+    digests = {**histories_digests(histories), **prepared_digests(datasets)}  # errors come first
     if data:
         described = describe_data(data)
         digests[described["name"]] = described["digest"]

@@ -22,7 +22,7 @@ from doit.exceptions import TaskFailed
 from jagged_ranking import paths
 from jagged_ranking.processes import PARENT_VARIABLE, BusyError, alone_in, among_others, sweep
 from jagged_ranking.reproduce.freshness import is_fresh
-from jagged_ranking.reproduce.report import write_report
+from jagged_ranking.reproduce.run_record import read_record
 from jagged_ranking.reproduce.settings import Settings
 
 END_SECONDS = 30.0  # a kernel that is busy takes some
@@ -130,11 +130,14 @@ def is_notebook_fresh(settings: Settings, notebook: str) -> bool:
     if settings.force:
         return False
     chosen = settings.plan(notebook)
-    return is_fresh(chosen.folder, chosen.key())
+    # The key needs torch: only where there is something to compare it with.
+    return read_record(chosen.folder) is not None and is_fresh(chosen.folder, chosen.key())
 
 
 def report(settings: Settings) -> None:
     """Write the report, in a folder of results that this process holds."""
+    from jagged_ranking.reproduce.report import write_report  # matplotlib: not to look at a plan
+
     folder = settings.report.parent
     if folder == settings.out:
         sweep(folder, settings.report.name)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from jagged_ranking.models.model_config import ModelConfig, option
+from jagged_ranking.models.model_config import LOSSES, ModelConfig, option
 
-SELECT = ("log_loss", "auc", "gauc")
+SELECT = ("log_loss", "auc", "gauc", "list_auc", "mrr", "ndcg@10")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,8 @@ class TrainConfig(ModelConfig):
 
     seed: int = option(0, "decides initial weights, order and dropout")
     epochs: int = option(10, "at most so many")
-    batch_size: int = option(512, "samples in a step")
+    batch_size: int = option(512, "requests in a step")
+    loss: str = option("pointwise", f"what is trained: {', '.join(LOSSES)}")
     learning_rate: float = option(3e-3, "AdamW's, at the start")
     weight_decay: float = option(0.1, "AdamW's, decoupled")
     embedding_weight_decay: float = option(0.1, "the same for the tables of ids")
@@ -41,6 +42,8 @@ class TrainConfig(ModelConfig):
         super().__post_init__()
         if self.select not in SELECT:
             raise ValueError(f"select must be one of {', '.join(SELECT)}, got {self.select!r}")
+        if self.loss not in LOSSES:
+            raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
         self.check_least(1, "epochs", "batch_size", "patience")
         self.check_shares("average_decay")
         for name in ("learning_rate", "clip_norm"):

@@ -20,17 +20,17 @@ from tqdm import tqdm
 
 from click_data import ClickDataset, open_dataset
 from jagged_ranking import results
+from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.devices import default_device
-from jagged_ranking.evaluation.count_floor import evaluate_counts
 from jagged_ranking.evaluation.evaluate import Evaluation, evaluate_model
-from jagged_ranking.evaluation.metrics import METRICS, paired_bootstrap
+from jagged_ranking.evaluation.floors import FLOORS, evaluate_floor
+from jagged_ranking.evaluation.metrics import paired_bootstrap
 from jagged_ranking.models.model_config import MODEL_NAMES, check_model
 from jagged_ranking.processes import end_worker_with_parent
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.outcome import Outcome, Store
 from jagged_ranking.training.trainer import train
 
-COUNTS = "counts"
 REPORTED = ("valid", "test")
 UNITS = {"log_loss": "nats"}
 
@@ -54,12 +54,13 @@ def compare_models(
     validation split; the test split is scored once, at the end. On a CPU up to `workers` runs
     (one a core when None) go side by side, on a GPU one after another. What `store` has is not
     trained again, and each training is put there as soon as it is done. Rows, op "ranking":
-    - provider a model, mode "valid" or "test", metric auc, gauc, ne or log_loss, one a seed;
-    - provider "counts", likewise: the floor, which has no seed;
+    - provider a model, mode "valid" or "test", metric auc, gauc, ne or log_loss, and for lists of
+      candidates list_auc, mrr, hr@10 or ndcg@10, one a seed;
+    - provider "counts", "popularity" or "repeats", likewise: the floors, which have no seed;
     - provider a model, mode "train", metric "seconds", one a seed;
     - mode "test", metric "auc_difference", ...: the mean over seeds minus the baseline's, with
-      the bounds of its 95% user-clustered paired bootstrap interval as "low" and "high" in
-      config; for every model but the baseline, and for the counts.
+      the bounds of its 95% paired bootstrap interval over users and seeds as "low" and "high" in
+      config; for every model but the baseline, and for the floors.
 
     Raises ValueError for an unknown model, no seed or no replicate, DataError for data that is not
     prepared: before anything is trained.
@@ -74,12 +75,13 @@ def compare_models(
     configs = [replace(config, model=m, seed=s) for m, s in itertools.product(models, seeds)]
     dataset = open_dataset(dataset_dir)
     device = device or default_device()
-    counted = evaluate_counts(dataset, splits=REPORTED)
-    tested = {COUNTS: [counted[-1]]}
+    floors = {name: evaluate_floor(name, dataset, splits=REPORTED) for name in FLOORS}
+    tested = {name: [found[-1]] for name, found in floors.items()}
     rows = [
         row
-        for found in counted
-        for row in _metric_rows(dataset, COUNTS, found, {"digest": dataset.digest})
+        for name, found in floors.items()
+        for one in found
+        for row in _metric_rows(dataset, name, one, {"digest": dataset.digest})
     ]
     found_before = {one: store.get(one) for one in configs} if store is not None else {}
     outcomes = {one: outcome for one, outcome in found_before.items() if outcome}
@@ -183,8 +185,8 @@ def _cores() -> int:
 def _metric_rows(
     dataset: ClickDataset, provider: str, found: Evaluation, facts: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    for metric in METRICS:
-        yield _row(dataset, provider, found.split, metric, found.metrics[metric], facts)
+    for metric, value in found.metrics.items():
+        yield _row(dataset, provider, found.split, metric, value, facts)
 
 
 def _difference_rows(
@@ -195,13 +197,14 @@ def _difference_rows(
     replicates: int,
 ) -> Iterator[dict[str, Any]]:
     reference = tested[baseline]
-    train_ctr = float(np.mean(dataset.samples("train").label))
-    for provider, metric in itertools.product(tested, METRICS):
+    train_ctr = DataShape.of(dataset).positive_rate
+    for provider, metric in itertools.product(tested, reference[0].metrics):
         if provider == baseline:
             continue
         found = paired_bootstrap(
             metric,
             reference[0].user,
+            reference[0].request,
             reference[0].label,
             np.stack([one.probability for one in tested[provider]]),
             np.stack([one.probability for one in reference]),
@@ -240,6 +243,6 @@ def _row(
         unit=unit or UNITS.get(metric.removesuffix("_difference"), "1"),
         value=value,
         status="ok" if known else "unsupported",
-        message="" if known else "needs both labels, in one user for gAUC",
+        message="" if known else "needs both labels, of one user or one request",
         config=facts,
     )

@@ -14,7 +14,7 @@ from jagged_ranking.evaluation.evaluate import Evaluation
 from jagged_ranking.results import atomic
 from jagged_ranking.training.config import TrainConfig
 
-ARRAYS = ("probability", "user", "label")
+ARRAYS = ("probability", "user", "request", "label")
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,6 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
 def run_train(args: argparse.Namespace) -> int:
     """Trains, printing one line an epoch at the end; the run's state is in --out."""
     from click_data import open_dataset
-    from jagged_ranking.evaluation.metrics import METRICS
     from jagged_ranking.training import checkpoint
     from jagged_ranking.training.trainer import CHECKPOINT, train
 
@@ -59,7 +58,8 @@ def run_train(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.out} already holds a run: --resume goes on with it")
     config = TrainConfig.from_dict(given)
     result = train(config, dataset, out=args.out, resume=args.resume, device=_device(args))
-    columns = ("epoch", "train_loss", *(f"valid_{name}" for name in METRICS), "seconds")
+    metrics = [name for name in result.history[0] if name.startswith("valid_")]
+    columns = ("epoch", "train_loss", *metrics, "seconds")
     print(_table(columns, [[row[name] for name in columns] for row in result.history]))
     print(f"best epoch: {result.best_epoch}, in {args.out}")
     return 0
@@ -69,7 +69,7 @@ EVALUATION_KEYS = {
     "dataset": "its name",
     "digest": "of the data set",
     "split": "that was scored",
-    "samples": "how many it has",
+    "candidates": "how many it has",
     "metrics": "name -> value",
     "config": "of the model and its training",
 }
@@ -91,7 +91,6 @@ def run_evaluate(args: argparse.Namespace) -> int:
     metrics_valid.json and metrics_train.json for the others, so that none replaces another."""
     from click_data import open_dataset
     from jagged_ranking.evaluation.evaluate import evaluate_model
-    from jagged_ranking.evaluation.metrics import METRICS
     from jagged_ranking.facts import say
     from jagged_ranking.processes import among_others
     from jagged_ranking.results import atomic
@@ -104,15 +103,15 @@ def run_evaluate(args: argparse.Namespace) -> int:
         "dataset": dataset.name,
         "digest": dataset.digest,
         "split": args.split,
-        "samples": len(found.label),
+        "candidates": len(found.label),
         "metrics": found.metrics,
         "config": config.to_dict(),
     }
     name = "metrics.json" if args.split == "test" else f"metrics_{args.split}.json"
     with among_others(args.run, name), atomic(args.run / name) as path:
         path.write_text(json.dumps(written, indent=1, sort_keys=True) + "\n")
-    columns = ("model", "split", "samples", *METRICS)
-    values = [config.model, args.split, len(found.label), *(found.metrics[m] for m in METRICS)]
+    columns = ("model", "split", "candidates", *found.metrics)
+    values = [config.model, args.split, len(found.label), *found.metrics.values()]
     say(args, written, [_table(columns, [values])])
     return 0
 

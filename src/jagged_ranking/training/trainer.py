@@ -1,6 +1,6 @@
 """Training: one loop, decided by a `TrainConfig`, exact to the bit when it is interrupted.
 
-Nothing random is left in a state: the order of the samples follows from `(seed, epoch)`, and
+Nothing random is left in a state: the order of the requests follows from `(seed, epoch)`, and
 dropout is seeded anew at each step from `(seed, step)`. A checkpoint is therefore the parameters,
 their average, the optimiser, the scheduler, the early-stopping state and the position. A run that
 resumes at the end of an epoch or inside one has the losses of a run that never stopped, to the
@@ -21,19 +21,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
-from jagged_ranking.data.batch import HistoryStore, JaggedBatch, SampleLoader, SampleTable
+from jagged_ranking.data.batch import JaggedBatch, RequestTable
 from jagged_ranking.data.data_shape import DataShape
+from jagged_ranking.data.loader import RequestLoader
+from jagged_ranking.data.store import HistoryStore
 from jagged_ranking.devices import default_device
-from jagged_ranking.evaluation.evaluate import autocast, predict, split_metrics
+from jagged_ranking.evaluation.evaluate import Evaluation, autocast, predict
 from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.processes import alone_in, sweep
 from jagged_ranking.training import checkpoint
 from jagged_ranking.training.config import TrainConfig
+from jagged_ranking.training.losses import loss_of
 
 if TYPE_CHECKING:
     from click_data import ClickDataset
@@ -78,7 +80,7 @@ class TrainResult:
     """The model with the averaged weights of its best epoch, and how it came about.
 
     losses: of every step. history: one dict an epoch: epoch, train_loss, learning_rate, seconds
-    and the validation metrics as valid_auc, valid_gauc, valid_ne, valid_log_loss.
+    and the validation metrics as valid_auc, valid_gauc, ....
     """
 
     model: Ranker
@@ -138,7 +140,7 @@ def load_model(
     """The best model in a run's folder; its ids mean nothing on data of another digest."""
     saved = checkpoint.load(run / MODEL, device=device, digest=digest)
     config = TrainConfig.from_dict(saved.config)
-    model = Ranker(config, DataShape(**saved.content["shape"])).to(device)
+    model = Ranker(config, DataShape.from_dict(saved.content["shape"])).to(device)
     model.load_state_dict(saved.content["model"])
     return model.eval(), config
 
@@ -205,9 +207,9 @@ class _Run:
     ) -> None:
         self.config, self.dataset, self.device, self.out = config, dataset, device, out
         self.shape = DataShape.of(dataset)
-        self.valid = dataset.samples("valid")
-        if len(self.valid.label) == 0:
-            raise ValueError(f"{dataset.name}: there are no validation samples to stop on")
+        self.valid = dataset.requests("valid")
+        if len(self.valid.item) == 0:
+            raise ValueError(f"{dataset.name}: there are no validation requests to stop on")
         torch.manual_seed(config.seed)
         self.model = Ranker(config, self.shape).to(device)
         self.optimizer = torch.optim.AdamW(
@@ -227,17 +229,17 @@ class _Run:
         self.progress = Progress()
         self.best_state: dict[str, Tensor] = {}
         store = HistoryStore.from_dataset(dataset, device)
-        self.loader = SampleLoader(
+        self.loader = RequestLoader(
             store,
-            SampleTable.from_columns(dataset.samples("train"), device),
+            RequestTable.from_columns(dataset.requests("train"), device),
             batch_size=config.batch_size,
             max_history=config.max_history,
             shuffle=True,
             seed=config.seed,
         )
-        self.valid_loader = SampleLoader(
+        self.valid_loader = RequestLoader(
             store,
-            SampleTable.from_columns(self.valid, device),
+            RequestTable.from_columns(self.valid, device),
             batch_size=config.batch_size,
             max_history=config.max_history,
         )
@@ -275,11 +277,17 @@ class _Run:
                 self.save()
             if after_step:
                 after_step(now.step)
-        valid = split_metrics(
+        valid = Evaluation.of(
+            "valid",
             self.valid,
             predict(self.average, self.valid_loader),
             train_ctr=self.shape.positive_rate,
-        )
+        ).metrics
+        if self.config.select not in valid:
+            raise TrainingError(
+                f"{self.dataset.name}: select is {self.config.select}, which needs lists of "
+                f"candidates; there are: {', '.join(valid)}"
+            )
         value = valid[self.config.select] * (1 if self.config.select == "log_loss" else -1)
         row = {
             "epoch": now.epoch,
@@ -302,7 +310,7 @@ class _Run:
         torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1))
         with autocast(self.device):
             logit = self.model(batch)
-        loss = binary_cross_entropy_with_logits(logit, batch.target)
+        loss = loss_of(self.config.loss, logit, batch)
         value = loss.item()
         if not math.isfinite(value):
             raise TrainingError(

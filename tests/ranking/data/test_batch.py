@@ -1,6 +1,8 @@
-"""Prefix slices and batches against plain loops."""
+"""Prefix slices, candidates and batches against plain loops."""
 
 from __future__ import annotations
+
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -9,59 +11,89 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from click_data import ClickDataset
-from jagged_ranking.data.batch import (
-    HistoryStore,
-    JaggedBatch,
-    SampleLoader,
-    SampleTable,
-    make_batch,
-)
+from jagged_kernels import JaggedTensor
+from jagged_ranking.data.batch import JaggedBatch, RequestTable, make_batch
+from jagged_ranking.data.loader import RequestLoader
+from jagged_ranking.data.store import HistoryStore, ItemTable
 
-HISTORY_FIELDS = ("item", "category", "label", "age", "recency", "signals")
+HISTORY_FIELDS = ("item", "categories", "item_dense", "age", "recency", "signals")
+CANDIDATE_FIELDS = ("candidate", "candidate_categories", "candidate_dense", "features", "label")
+ITEMS = 7  # so few that candidates often are in the history
 
 
 @st.composite
-def stores(draw: st.DrawFn) -> tuple[HistoryStore, SampleTable, int]:
-    """A random store (empty users too), samples of it, and a cap."""
+def stores(draw: st.DrawFn) -> tuple[HistoryStore, RequestTable, int]:
+    """A random store (empty users too), requests of it (without candidates too), and a cap."""
     lengths = draw(st.lists(st.integers(0, 9), min_size=1, max_size=8))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     tokens = sum(lengths)
+    timed = draw(st.booleans())
     store = HistoryStore(
         offsets=torch.tensor([0, *np.cumsum(lengths)]),
-        item=torch.from_numpy(rng.integers(0, 50, tokens, np.int32)),
-        category=torch.from_numpy(rng.integers(0, 5, tokens, np.int32)),
-        label=torch.from_numpy(rng.integers(0, 2, tokens, np.int32)),
-        time=torch.from_numpy(rng.integers(0, 10**9, tokens)),
+        item=torch.from_numpy(rng.integers(0, ITEMS, tokens, np.int32)),
+        time=torch.from_numpy(rng.integers(0, 10**9, tokens)) if timed else None,
         signals=torch.from_numpy(rng.normal(size=(tokens, 2)).astype(np.float32)),
+        items=ItemTable(
+            categories=torch.from_numpy(rng.integers(0, 5, (ITEMS, 2), np.int32)),
+            dense=torch.from_numpy(rng.normal(size=(ITEMS, 1)).astype(np.float32)),
+        ),
     )
     size = draw(st.integers(0, 12))
     user = rng.integers(0, len(lengths), size, np.int32)
     prefix = np.array([rng.integers(0, lengths[u] + 1) for u in user], np.int32)
-    samples = SampleTable(
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(0, 4, size))])
+    candidates = int(offsets[-1])
+    requests = RequestTable(
         user=torch.from_numpy(user),
         prefix=torch.from_numpy(prefix),
-        item=torch.from_numpy(rng.integers(0, 50, size, np.int32)),
-        category=torch.from_numpy(rng.integers(0, 5, size, np.int32)),
-        label=torch.from_numpy(rng.integers(0, 2, size).astype(np.float32)),
         time=torch.from_numpy(rng.integers(10**9, 2 * 10**9, size)),
+        offsets=torch.from_numpy(offsets),
+        item=torch.from_numpy(rng.integers(0, ITEMS, candidates, np.int32)),
+        label=torch.from_numpy(rng.integers(0, 2, (candidates, 2)).astype(np.float32)),
+        features=torch.from_numpy(rng.normal(size=(candidates, 3)).astype(np.float32)),
+        context=torch.from_numpy(rng.integers(0, 5, (size, 1), np.int32)),
+        context_dense=torch.from_numpy(rng.normal(size=(size, 2)).astype(np.float32)),
         host_prefix=prefix.astype(np.int64),
+        host_offsets=offsets,
     )
-    return store, samples, draw(st.integers(1, 12))
+    return store, requests, draw(st.integers(1, 12))
 
 
-def naive(store: HistoryStore, samples: SampleTable, row: int, cap: int) -> dict[str, list]:
-    """The history of one sample, event by event."""
-    user, prefix = int(samples.user[row]), int(samples.prefix[row])
+def naive_history(store: HistoryStore, requests: RequestTable, row: int, cap: int) -> dict:
+    """The history of one request, event by event."""
+    user, prefix = int(requests.user[row]), int(requests.prefix[row])
     first = int(store.offsets[user])
     events = list(range(first, first + prefix))[-cap:]
-    now = int(samples.time[row])
+    items = [int(store.item[e]) for e in events]
+    now = int(requests.time[row])
     return {
-        "item": [int(store.item[e]) for e in events],
-        "category": [int(store.category[e]) for e in events],
-        "label": [int(store.label[e]) for e in events],
-        "age": [now - int(store.time[e]) for e in events],
+        "item": items,
+        "categories": [store.items.categories[i].tolist() for i in items],
+        "item_dense": [store.items.dense[i].tolist() for i in items],
+        "age": [0 if store.time is None else now - int(store.time[e]) for e in events],
         "recency": [len(events) - 1 - i for i in range(len(events))],
         "signals": [store.signals[e].tolist() for e in events],
+    }
+
+
+def naive_candidates(
+    store: HistoryStore, requests: RequestTable, row: int, history: list[int]
+) -> dict:
+    """The candidates of one request, one by one."""
+    shown = range(int(requests.offsets[row]), int(requests.offsets[row + 1]))
+    items = [int(requests.item[c]) for c in shown]
+    features = []
+    for candidate, item in zip(shown, items, strict=True):
+        places = [place for place, seen in enumerate(history) if seen == item]
+        recency = 1 / (len(history) - places[-1]) if places else 0.0
+        met = [float(np.log1p(np.float32(len(places)))), float(bool(places)), recency]
+        features.append(requests.features[candidate].tolist() + met)
+    return {
+        "candidate": items,
+        "candidate_categories": [store.items.categories[i].tolist() for i in items],
+        "candidate_dense": [store.items.dense[i].tolist() for i in items],
+        "features": features,
+        "label": [requests.label[c].tolist() for c in shown],
     }
 
 
@@ -72,49 +104,62 @@ def rows_of(batch: JaggedBatch, name: str) -> list[list]:
 @settings(max_examples=100, deadline=None)
 @given(stores(), st.randoms(use_true_random=False))
 def test_batches_are_the_naive_slices(case, random) -> None:
-    store, samples, cap = case
-    index = np.array([random.randrange(len(samples)) for _ in range(len(samples))], np.int64)
-    batch = make_batch(store, samples, index, max_history=cap)
-    expected = [naive(store, samples, int(row), cap) for row in index]
+    store, requests, cap = case
+    index = np.array([random.randrange(len(requests)) for _ in range(len(requests))], np.int64)
+    batch = make_batch(store, requests, index, max_history=cap)
+    histories = [naive_history(store, requests, int(row), cap) for row in index]
     for name in HISTORY_FIELDS:
-        assert rows_of(batch, name) == [e[name] for e in expected], name
+        assert rows_of(batch, name) == [h[name] for h in histories], name
         assert getattr(batch, name).offsets is batch.offsets
-    for name, source in (
-        ("target_item", "item"),
-        ("target_category", "category"),
-        ("target", "label"),
-        ("user", "user"),
-    ):
-        assert getattr(batch, name).tolist() == getattr(samples, source)[index].tolist()
-    assert batch.index.tolist() == index.tolist()
+    candidates = [
+        naive_candidates(store, requests, int(row), history["item"])
+        for row, history in zip(index, histories, strict=True)
+    ]
+    for name in CANDIDATE_FIELDS:
+        found, expected = rows_of(batch, name), [c[name] for c in candidates]
+        if name == "features":
+            assert [len(row) for row in found] == [len(row) for row in expected]
+            flat = [one for row in expected for one in row]
+            assert [one for row in found for one in row] == [pytest.approx(e) for e in flat]
+        else:
+            assert found == expected, name
+        assert getattr(batch, name).offsets is batch.candidate.offsets
+    asked = [len(c["candidate"]) for c in candidates]
+    assert batch.request.tolist() == np.repeat(np.arange(len(index)), asked).tolist()
+    assert batch.user.tolist() == requests.user[index].tolist()
+    assert batch.context.tolist() == requests.context[index].tolist()
+    assert batch.context_dense.tolist() == requests.context_dense[index].tolist()
+    rows = [c for row in index for c in range(*requests.offsets[row : row + 2].tolist())]
+    assert batch.index.tolist() == rows
+    assert batch.pairs == sum(len(h["item"]) * n for h, n in zip(histories, asked, strict=True))
     assert len(batch) == len(index)
 
 
 @settings(max_examples=50, deadline=None)
 @given(stores())
 def test_prefix_index_finds_its_own_total(case) -> None:
-    store, samples, cap = case
-    found, offsets = store.prefix_index(samples.user, samples.prefix, max_history=cap)
-    total = int(samples.prefix.clamp(max=cap).sum())
+    store, requests, cap = case
+    found, offsets = store.prefix_index(requests.user, requests.prefix, max_history=cap)
+    total = int(requests.prefix.clamp(max=cap).sum())
     given_total, same = store.prefix_index(
-        samples.user, samples.prefix, max_history=cap, total=total
+        requests.user, requests.prefix, max_history=cap, total=total
     )
     assert torch.equal(found, given_total)
     assert torch.equal(offsets, same)
     assert len(found) == int(offsets[-1]) == total
 
 
-def test_a_history_is_strictly_earlier_than_its_sample(toy: ClickDataset) -> None:
+def test_a_history_is_strictly_earlier_than_its_request(toy: ClickDataset) -> None:
     store = HistoryStore.from_dataset(toy)
     empty = 0
     for split in ("train", "valid", "test"):
-        samples = SampleTable.from_columns(toy.samples(split))
-        batch = make_batch(store, samples, np.arange(len(samples)), max_history=1000)
+        columns = toy.requests(split)
+        requests = RequestTable.from_columns(columns)
+        batch = make_batch(store, requests, np.arange(len(requests)), max_history=1000)
         assert (batch.age.values > 0).all()
         # and nothing strictly earlier is left out
-        columns = toy.samples(split)
         histories = toy.histories
-        for row in range(0, len(samples), 17):
+        for row in range(0, len(requests), 17):
             user = columns.user[row]
             times = histories.time[histories.offsets[user] : histories.offsets[user + 1]]
             assert batch.item.lengths[row] == (times < columns.time[row]).sum()
@@ -122,50 +167,64 @@ def test_a_history_is_strictly_earlier_than_its_sample(toy: ClickDataset) -> Non
     assert empty > 0  # first events exist, and are no special case
 
 
-def test_signals_keep_their_names_and_values(toy: ClickDataset) -> None:
+def test_what_the_data_set_has_arrives_in_its_order(toy: ClickDataset) -> None:
     store = HistoryStore.from_dataset(toy)
-    assert store.signal_names == ("rating",)
-    assert store.signals[:, 0].tolist() == toy.histories.signals["rating"].tolist()
-    assert ((store.signals[:, 0] >= 4) == (store.label == 1)).all()
+    names = list(toy.histories.signals)
+    assert set(names) == {"label", "rating"}
+    for position, name in enumerate(names):
+        assert store.signals[:, position].tolist() == toy.histories.signals[name].tolist()
+    columns = toy.requests("test")
+    requests = RequestTable.from_columns(columns)
+    for position, values in enumerate(columns.features.values()):
+        assert requests.features[:, position].tolist() == values.tolist()
+    assert requests.label[:, 0].tolist() == columns.labels["label"].tolist()
 
 
 def test_loader_order(toy: ClickDataset) -> None:
     store = HistoryStore.from_dataset(toy)
-    samples = SampleTable.from_columns(toy.samples("train"))
+    requests = RequestTable.from_columns(toy.requests("train"))
 
-    def loader(**options) -> SampleLoader:
-        return SampleLoader(store, samples, batch_size=100, max_history=5, **options)
+    def loader(**options) -> RequestLoader:
+        return RequestLoader(store, requests, batch_size=100, max_history=5, **options)
 
     def order(batches) -> list[int]:
         return torch.cat([b.index for b in batches]).tolist()
 
+    def rows(loader: RequestLoader, epoch: int) -> list[int]:
+        return loader.order(epoch).tolist()
+
     plain = loader()
-    assert order(plain.batches()) == list(range(len(samples)))
-    assert len(list(plain.batches())) == len(plain) == -(-len(samples) // 100)
+    assert order(plain.batches()) == list(range(len(requests.item)))
+    assert len(list(plain.batches())) == len(plain) == -(-len(requests) // 100)
     shuffled = loader(shuffle=True, seed=3)
     first = order(shuffled.batches(0))
-    assert sorted(first) == list(range(len(samples)))
-    assert first != list(range(len(samples)))
+    assert sorted(first) == list(range(len(requests.item)))
+    assert first != sorted(first)
     assert first == order(loader(shuffle=True, seed=3).batches(0))
-    assert first != order(shuffled.batches(1))
-    assert first != order(loader(shuffle=True, seed=4).batches(0))
-    assert order(shuffled.batches(0, start=3)) == first[300:]
+    assert rows(shuffled, 0) != rows(shuffled, 1) != rows(loader(shuffle=True, seed=4), 0)
+    rest = order(shuffled.batches(0, start=3))
+    assert rest == first[-len(rest) :]
+    assert len(list(shuffled.batches(0, start=3))) == len(shuffled) - 3
 
 
 def test_batch_moves_whole(toy: ClickDataset) -> None:
     store = HistoryStore.from_dataset(toy)
-    samples = SampleTable.from_columns(toy.samples("valid"))
-    batch = make_batch(store, samples, np.arange(7), max_history=5)
+    requests = RequestTable.from_columns(toy.requests("valid"))
+    batch = make_batch(store, requests, np.arange(7), max_history=5)
     moved = batch.to("meta")
-    assert moved.offsets.device.type == "meta"
-    for name in HISTORY_FIELDS:
-        assert getattr(moved, name).values.device.type == "meta"
-        assert getattr(moved, name).offsets is moved.offsets
-    assert moved.target.device.type == "meta"
+    for spec in fields(JaggedBatch):
+        value = getattr(moved, spec.name)
+        if isinstance(value, JaggedTensor):
+            assert value.values.device.type == value.offsets.device.type == "meta", spec.name
+        elif spec.name != "pairs":
+            assert value.device.type == "meta", spec.name
+    for names in (HISTORY_FIELDS, CANDIDATE_FIELDS):
+        assert len({id(getattr(moved, name).offsets) for name in names}) == 1
+    assert moved.pairs == batch.pairs
 
 
 def test_loader_arguments(toy: ClickDataset) -> None:
     store = HistoryStore.from_dataset(toy)
-    samples = SampleTable.from_columns(toy.samples("valid"))
+    requests = RequestTable.from_columns(toy.requests("valid"))
     with pytest.raises(ValueError, match="at least 1, got 0, 5"):
-        SampleLoader(store, samples, batch_size=0, max_history=5)
+        RequestLoader(store, requests, batch_size=0, max_history=5)

@@ -3,18 +3,25 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
+import matplotlib
 import pandas as pd
 import pytest
-from made_up_results import MANIFEST, attention_results, quality_results, target_results
+from kept_figures import keep_figures
+from made_up_results import (
+    MANIFEST,
+    attention_results,
+    list_results,
+    quality_results,
+    target_results,
+)
 
 from jagged_ranking import provenance, results
 from jagged_ranking.devices import device_name
 from jagged_ranking.figures import goals, memory, quality, redraw, speed, style, tables, target
 from jagged_ranking.figures.points import ratios
-from jagged_ranking.figures.result_folder import read_results
 
 SWEEPS = ("waste", "length", "head_dim")
 LATENCY = tuple(f"latency_by_{sweep}" for sweep in SWEEPS)
@@ -27,6 +34,36 @@ QUALITY = ("scores", "difference")
 @pytest.fixture(scope="module")
 def measured() -> pd.DataFrame:
     return attention_results()
+
+
+class Drawn(NamedTuple):
+    """What the studies draw of their results, by file stem."""
+
+    figures: dict[str, Any]
+    titles: dict[str, str]
+    font_size: float  # of everybody's settings, which was 23 before
+
+    def of(self, study: str) -> dict[str, Any]:
+        """Figures of one study."""
+        return {k.removeprefix(study): v for k, v in self.figures.items() if k.startswith(study)}
+
+
+def _draw_all(measured: pd.DataFrame, preset: str) -> None:
+    manifest = {**MANIFEST, "preset": preset}
+    speed.draw(measured, manifest, Path("nowhere"))
+    memory.draw(measured, {**manifest, "id": "02_memory"}, Path("nowhere"))
+    target.draw(target_results(), {**manifest, "id": "03"}, Path("nowhere"))
+    quality.draw(quality_results(), {**manifest, "id": "04_quality"}, Path("nowhere"))
+
+
+@pytest.fixture(scope="module")
+def all_drawn(measured: pd.DataFrame) -> Drawn:
+    """Every figure of the preset `paper`: for who only looks."""
+    with pytest.MonkeyPatch.context() as monkeypatch, matplotlib.rc_context():
+        kept, titles = keep_figures(monkeypatch)
+        matplotlib.rcParams["font.size"] = 23
+        _draw_all(measured, "paper")
+        return Drawn(kept, titles, matplotlib.rcParams["font.size"])
 
 
 def _stems(paths: list[Path]) -> list[str]:
@@ -48,32 +85,32 @@ def _text(figure: Any) -> str:
 
 
 def test_redraw_gives_the_same_bytes_as_drawing_what_was_measured(
-    measured: pd.DataFrame, tmp_path: Path
+    measured: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # One sweep in one mode is enough here, and quicker to draw.
+    # One sweep in one mode and one format are enough here, and quicker to draw: a second
+    # `jagged figures` writes nothing in any format (test_figures_command).
+    monkeypatch.setattr(style, "FORMATS", ("svg",))
     wasteful = [name for name in measured["workload"].unique() if name.startswith("waste")]
     table = results.select(measured, mode="forward", workload=wasteful)
     folder = _save(tmp_path / "figures" / "01_speed", table)
     first = speed.draw(table, MANIFEST, folder) + memory.draw(table, MANIFEST, folder)
     bytes_of = {path: path.read_bytes() for path in first}
     times = {path: path.stat().st_mtime_ns for path in first}
-    for path in first[::3]:
+    for path in first[::2]:
         path.unlink()
     again = redraw.redraw_all(tmp_path / "figures")
     assert sorted(again) == sorted(first)
     assert {path: path.read_bytes() for path in again} == bytes_of
-    untouched = [path for number, path in enumerate(first) if number % 3]
+    untouched = first[1::2]
     assert {path: path.stat().st_mtime_ns for path in untouched} == {
         path: times[path] for path in untouched
     }
     drawn = ("latency_by_waste", "speedup", "throughput", "memory_by_waste", "memory_ratio")
-    assert _stems(first) == [f"01_speed_{name}" for name in drawn]
+    assert [path.stem for path in first] == [f"01_speed_{name}" for name in drawn]
 
 
-def test_speed_figures_show_claims_limits_failures_and_device(
-    measured: pd.DataFrame, drawn: dict[str, Any]
-) -> None:
-    speed.draw(measured, MANIFEST, Path("nowhere"))
+def test_speed_figures_show_claims_limits_failures_and_device(all_drawn: Drawn) -> None:
+    drawn = {name: figure for name, figure in all_drawn.figures.items() if name[:2] == "01"}
     assert list(drawn) == [f"01_speed_{name}" for name in SPEED]
     for figure in drawn.values():
         said = _text(figure)
@@ -113,60 +150,50 @@ def test_a_peer_that_is_ahead_of_us_is_below_the_line(
     assert high > max(heights)
 
 
-def test_target_figures_show_policies_limits_and_peers(drawn: dict[str, Any]) -> None:
-    target.draw(target_results(), {**MANIFEST, "id": "03"}, Path("nowhere"))
-    assert list(drawn) == [f"03_{name}" for name in TARGET]
-    skew = _text(drawn["03_skew"])
+def test_target_figures_show_policies_limits_and_peers(
+    all_drawn: Drawn, drawn: dict[str, Any]
+) -> None:
+    shown = all_drawn.of("03_")
+    assert tuple(shown) == TARGET
+    skew = _text(shown["skew"])
     for said in ("stream-K", "split-K", "one program a row", "FA2", "whale", "131,072 events"):
         assert said in skew
-    assert "limit of the device" in _text(drawn["03_latency"])
-    assert "64 users x 8" in _text(drawn["03_latency"])
+    assert "limit of the device" in _text(shown["latency"])
+    assert "64 users x 8" in _text(shown["latency"])
     # Their groups are their own: results of one study draw nothing of the other.
     assert speed.draw(target_results(), MANIFEST, Path("nowhere")) == []
-    assert len(drawn) == len(TARGET)
+    assert not drawn
 
 
-def test_memory_figures_show_claims(measured: pd.DataFrame, drawn: dict[str, Any]) -> None:
-    memory.draw(measured, {**MANIFEST, "id": "02_memory"}, Path("nowhere"))
-    assert list(drawn) == [f"02_memory_{name}" for name in MEMORY]
-    said = _text(drawn["02_memory_memory_ratio"])
+def test_memory_figures_show_claims(all_drawn: Drawn) -> None:
+    shown = all_drawn.of("02_memory_")
+    assert tuple(shown) == MEMORY
+    said = _text(shown["memory_ratio"])
     assert "paper: up to 22x" in said
     assert "53%" in said
 
 
-def test_quality_figures_show_every_seed_and_the_floor(drawn: dict[str, Any]) -> None:
-    quality.draw(quality_results(), {**MANIFEST, "id": "04_quality"}, Path("nowhere"))
-    assert list(drawn) == [f"04_quality_{name}" for name in QUALITY]
-    auc = drawn["04_quality_scores"].axes[0]
-    shown = [len(line.get_xdata()) for line in auc.lines if line.get_marker() in "so^"]
-    assert shown == [3, 3, 3]
-    assert "floor" in _text(drawn["04_quality_scores"])
+def test_quality_figures_show_every_seed_and_the_floor(all_drawn: Drawn) -> None:
+    shown = all_drawn.of("04_quality_")
+    assert tuple(shown) == QUALITY
+    auc = shown["scores"].axes[0]
+    seeds = [len(line.get_xdata()) for line in auc.lines if line.get_marker() in "so^"]
+    assert seeds == [3, 3, 3]
+    assert "floor" in _text(shown["scores"])
 
 
-@pytest.mark.parametrize("preset", ["smoke", "paper"])
 def test_a_smoke_run_is_marked_on_every_figure(
-    measured: pd.DataFrame, drawn: dict[str, Any], preset: str
+    measured: pd.DataFrame, all_drawn: Drawn, drawn: dict[str, Any]
 ) -> None:
-    manifest = {**MANIFEST, "preset": preset}
-    speed.draw(measured, manifest, Path("nowhere"))
-    memory.draw(measured, manifest, Path("nowhere"))
-    quality.draw(quality_results(), manifest, Path("nowhere"))
-    target.draw(target_results(), {**manifest, "id": "03"}, Path("nowhere"))
+    _draw_all(measured, "smoke")
     assert len(drawn) == len(SPEED) + len(MEMORY) + len(QUALITY) + len(TARGET)
-    for figure in drawn.values():
-        assert ("smoke run" in _text(figure)) == (preset == "smoke")
+    for name, figure in drawn.items():
+        assert "smoke run" in _text(figure)
+        assert "smoke run" not in _text(all_drawn.figures[name])
 
 
-def test_drawing_leaves_the_settings_of_others_alone(
-    measured: pd.DataFrame, drawn: dict[str, Any]
-) -> None:
-    import matplotlib
-
-    before = dict(matplotlib.rcParams)
-    matplotlib.rcParams["font.size"] = 23
-    speed.draw(measured, MANIFEST, Path("nowhere"))
-    assert matplotlib.rcParams["font.size"] == 23
-    matplotlib.rcParams.update(before)
+def test_drawing_leaves_the_settings_of_others_alone(all_drawn: Drawn) -> None:
+    assert all_drawn.font_size == 23
 
 
 @pytest.mark.parametrize("module", [speed, memory, target, quality])
@@ -239,43 +266,33 @@ def _with_floor(metric: str, value: float, difference: float) -> pd.DataFrame:
     return table
 
 
-def test_a_floor_far_away_does_not_stretch_the_axes(drawn: dict[str, Any]) -> None:
-    quality.draw(quality_results(), MANIFEST, Path("nowhere"))
-    near = dict(drawn)
+def test_a_floor_far_away_does_not_stretch_the_axes(
+    all_drawn: Drawn, drawn: dict[str, Any]
+) -> None:
+    near = all_drawn.of("04_quality_")
     quality.draw(_with_floor("ne", 9.09, 8.23), MANIFEST, Path("nowhere"))
     scores, differences = (drawn[f"{MANIFEST['id']}_{name}"] for name in QUALITY)
-    assert "floor: 9.090 ↑" in _text(scores)
+    assert "floor: counts 9.090 ↑" in _text(scores)
     assert "+8.230 ▸" in _text(differences)
     assert scores.axes[2].get_ylim()[1] < 0.9
     assert differences.axes[2].get_xlim()[1] < 0.1
     # Where it is near, it is drawn among the models.
-    assert "floor: 0" not in _text(near[f"{MANIFEST['id']}_scores"])
-    assert "▸" not in _text(near[f"{MANIFEST['id']}_difference"])
+    assert "floor: 0" not in _text(near["scores"])
+    assert "▸" not in _text(near["difference"])
 
 
-def test_every_figure_says_what_it_shows(measured: pd.DataFrame, tmp_path: Path) -> None:
-    """Screen readers and pages that link it have no other words for it."""
-    tables_of = [measured, target_results(), quality_results()]
-    modules = (speed, memory, target, quality)
-    written = [
-        path
-        for module in modules
-        for table in tables_of
-        for path in module.draw(table, MANIFEST, tmp_path)
-    ]
-    drawn = [path for path in written if path.suffix == ".svg"]
-    titles = {path: style.title_of(path) for path in drawn}
-    assert len(drawn) == len(set(titles.values())) > 10
-    for path, title in titles.items():
+def test_every_figure_says_what_it_shows(all_drawn: Drawn) -> None:
+    """Screen readers and pages that link it have no other words for it; files hold them, see
+    `test_a_data_set_may_have_any_name`."""
+    titles = all_drawn.titles
+    assert len(titles) == len(set(titles.values())) > 10
+    for stem, title in titles.items():
         assert len(title.split()) > 5
-        assert path.stem not in title
-        root = ElementTree.parse(path).getroot()
-        assert root[0].tag.endswith("title")
-        assert root[0].text == title
+        assert stem not in title
 
 
-def test_a_sweep_says_what_it_holds_fixed(measured: pd.DataFrame, drawn: dict[str, Any]) -> None:
-    speed.draw(measured, MANIFEST, Path("nowhere"))
+def test_a_sweep_says_what_it_holds_fixed(all_drawn: Drawn) -> None:
+    drawn = all_drawn.figures
     for sweep, axis in (("waste", "waste)"), ("length", "longest"), ("head_dim", "head_dim")):
         text = _text(drawn[f"{MANIFEST['id']}_latency_by_{sweep}"])
         (note,) = [line for line in text.splitlines() if line.startswith("held fixed: ")]
@@ -296,20 +313,31 @@ def test_memory_from_kilobytes_to_gigabytes_is_read_off(drawn: dict[str, Any]) -
     assert all(re.fullmatch(r"[\d.]+ [kMG]?B|", label) for label in said), said
 
 
-@pytest.mark.parametrize("name", ["a$b$c", "^x_$", "50% & <b>", "$^$"])
-def test_a_data_set_may_have_any_name(name: str, tmp_path: Path) -> None:
-    named = quality_results().assign(workload=name)
-    written = quality.draw(named, MANIFEST, tmp_path)
-    assert len(_stems(written)) == len(QUALITY)
-    drawn = next(path for path in written if path.suffix == ".svg" and "scores" in path.stem)
-    assert ElementTree.parse(drawn).getroot() is not None
+@pytest.mark.parametrize("name", ["a$b$c", "^x_$", "50% & <b> $^$"])
+def test_a_data_set_may_have_any_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every_format = "&" in name  # the others are nothing special in any format
+    if not every_format:
+        monkeypatch.setattr(style, "FORMATS", ("svg",))
+    written = quality.draw(quality_results().assign(workload=name), MANIFEST, tmp_path)
+    if every_format:
+        assert len(_stems(written)) == len(QUALITY)
+    drawn = [path for path in written if path.suffix == ".svg"]
+    assert len(drawn) == len(QUALITY)
+    for path in drawn:
+        title = style.title_of(path)
+        assert name in title
+        root = ElementTree.parse(path).getroot()
+        assert root[0].tag.endswith("title")
+        assert root[0].text == title
 
 
 def test_the_table_says_which_model_counting_beats() -> None:
     assert "below the floor" not in tables.quality(quality_results())
     table = tables.quality(_with_floor("auc", 0.76, 0.0)).set_index("model")
     assert table["below the floor"].to_dict() == {
-        "count floor": "",
+        "floor: counts": "",
         "mean-pool": "AUC",
         "target attention": "",
         "transformer": "",
@@ -467,18 +495,24 @@ def test_table_of_quality() -> None:
     table = tables.quality(quality_results()).set_index("model")
     assert table.loc["transformer", "seeds"] == "3"
     assert "±" in table.loc["target attention", "gAUC"]
-    assert table.loc["count floor", "AUC"] == "0.7460"
+    assert table.loc["floor: counts", "AUC"] == "0.7460"
 
 
-def test_results_of_a_model_under_its_former_name(tmp_path: Path) -> None:
-    """They are read under today's; what the run wrote stays."""
-    table = quality_results()
-    table["provider"] = table["provider"].replace("target_attention", "din")
-    folder = _save(tmp_path / "figures" / "04_quality", table, id="04_quality")
-    read = read_results(folder).table
-    pd.testing.assert_frame_equal(read, quality_results())
-    assert "din" in set(results.read(folder / "results.parquet")["provider"])
-    assert "| target attention |" in redraw.readme_block(tmp_path / "figures")
+def test_lists_are_shown_by_their_metrics(drawn: dict[str, Any]) -> None:
+    table = pd.concat([quality_results(), list_results()])
+    quality.draw(table, MANIFEST, Path("nowhere"))
+    shown = drawn[f"{MANIFEST['id']}_scores_shown"]
+    assert [axes.get_title().split(" (")[0] for axes in shown.axes] == [
+        "AUC in a list",
+        "MRR",
+        "nDCG@10",
+    ]
+    assert "floor: repeats" in _text(shown)
+    rated = drawn[f"{MANIFEST['id']}_scores_ml_100k"]
+    assert [axes.get_title().split(" (")[0] for axes in rated.axes] == ["AUC", "gAUC", "NE"]
+    words = tables.quality(table).set_index(["dataset", "model"])
+    assert words.loc[("shown", "DIN"), "MRR"]
+    assert not words.loc[("ml_100k", "mean-pool"), "MRR"]
 
 
 def test_readme_block(tmp_path: Path, measured: pd.DataFrame) -> None:

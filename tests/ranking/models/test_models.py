@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import cast
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import Tensor, nn
 
-from click_data import ClickDataset
+from click_data import ClickDataset, open_dataset, prepare
 from jagged_kernels import JaggedTensor, jagged_attention
-from jagged_ranking.data.batch import HistoryStore, JaggedBatch, SampleTable, make_batch
-from jagged_ranking.data.data_shape import DataShape
+from jagged_ranking.data.batch import MATCHES, JaggedBatch, RequestTable, make_batch
+from jagged_ranking.data.data_shape import DataShape, Scale
+from jagged_ranking.data.store import HistoryStore
 from jagged_ranking.layers.embeddings import BUCKETS, log_bucket
 from jagged_ranking.layers.head import PRIOR_EVENTS, history_features
+from jagged_ranking.models.din import DIN
 from jagged_ranking.models.model_config import MODEL_NAMES, ModelConfig
 from jagged_ranking.models.ranker import MODELS, Ranker
 from jagged_ranking.models.target_attention import TargetAttention
-from jagged_ranking.models.transformer import TransformerLayer
+from jagged_ranking.models.transformer import Transformer, TransformerLayer
 from jagged_ranking.training.config import TrainConfig
 
-HISTORY_FIELDS = ("item", "category", "label", "age", "recency", "signals")
+HISTORY_FIELDS = ("item", "categories", "age", "recency", "signals")
 
 
 def batch_of(dataset: ClickDataset, index: np.ndarray, *, max_history: int = 20) -> JaggedBatch:
     store = HistoryStore.from_dataset(dataset)
     return make_batch(
-        store, SampleTable.from_columns(dataset.samples("train")), index, max_history=max_history
+        store, RequestTable.from_columns(dataset.requests("train")), index, max_history=max_history
     )
 
 
@@ -47,10 +52,12 @@ def changed(batch: JaggedBatch, name: str, values: Tensor) -> JaggedBatch:
 
 
 def mixed_rows(dataset: ClickDataset) -> np.ndarray:
-    """Rows with an empty, a one-event and longer histories."""
-    prefix = dataset.samples("train").prefix
-    rows = [int(np.flatnonzero(prefix == n)[0]) for n in (0, 1)]
-    return np.array([*rows, *np.flatnonzero(prefix > 5)[:5]])
+    """Requests with an empty, a one-event and longer histories, some with several candidates."""
+    train = dataset.requests("train")
+    several = np.diff(train.offsets) > 1
+    rows = [int(np.flatnonzero(train.prefix == n)[0]) for n in (0, 1)]
+    long = train.prefix > 5
+    return np.array([*rows, *np.flatnonzero(long)[:3], *np.flatnonzero(long & several)[:3]])
 
 
 def test_log_bucket() -> None:
@@ -60,21 +67,47 @@ def test_log_bucket() -> None:
 
 def test_history_features(toy: ClickDataset) -> None:
     batch = batch_of(toy, mixed_rows(toy))
-    found = history_features(batch, positive_rate=0.3)
-    for row, labels in zip(found.tolist(), batch.label.unbind(), strict=True):
+    signal = list(toy.histories.signals).index("label")
+    found = history_features(batch, positive_rate=0.3, signal=signal)
+    for row, signals in zip(found.tolist(), batch.signals.unbind(), strict=True):
+        labels = signals[:, signal]
         rate = (float(labels.sum()) + 0.3 * PRIOR_EVENTS) / (len(labels) + PRIOR_EVENTS)
         assert row == pytest.approx([np.log1p(len(labels)), np.log(rate / (1 - rate))], rel=1e-5)
+    unlabelled = history_features(batch, positive_rate=0.3, signal=None)
+    assert torch.equal(unlabelled, found[:, :1])
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_user_does_not_depend_on_the_neighbours(toy: ClickDataset, model: str) -> None:
+def test_a_request_does_not_depend_on_its_neighbours(toy: ClickDataset, model: str) -> None:
     made, rows = ranker(toy, model, layers=2), mixed_rows(toy)
-    together = made(batch_of(toy, rows))
-    assert together.isfinite().all()
-    alone = torch.cat([made(batch_of(toy, rows[[i]])) for i in range(len(rows))])
-    torch.testing.assert_close(together, alone)
-    backwards = made(batch_of(toy, rows[::-1].copy()))
-    torch.testing.assert_close(together, backwards.flip(0))
+    together = batch_of(toy, rows)
+    logits = together.label.with_values(made(together)).unbind()
+    assert all(part.isfinite().all() for part in logits)
+    for row, part in zip(rows, logits, strict=True):
+        torch.testing.assert_close(made(batch_of(toy, np.array([row]))), part)
+    backwards = batch_of(toy, rows[::-1].copy())
+    turned = backwards.label.with_values(made(backwards)).unbind()
+    torch.testing.assert_close(turned[::-1], logits)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_candidate_does_not_depend_on_the_others(toy: ClickDataset, model: str) -> None:
+    made, batch = ranker(toy, model), batch_of(toy, mixed_rows(toy))
+    asked = batch.candidate.lengths
+    assert (asked > 1).any()
+    logits = made(batch)
+    other = (batch.candidate.values % 7 + 1).int()
+    first = batch.candidate.offsets[:-1]
+    other[first] = batch.candidate.values[first]
+    categories = batch.candidate_categories.values.clone()
+    features = batch.features.values * 2 + 1
+    features[first] = batch.features.values[first]
+    moved = changed(changed(batch, "candidate", other), "features", features)
+    found = made(changed(moved, "candidate_categories", categories))
+    torch.testing.assert_close(found[first], logits[first])
+    rest = torch.ones(len(logits), dtype=torch.bool)
+    rest[first] = False
+    assert ((found - logits)[rest].abs() > 1e-6).all()
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -82,13 +115,22 @@ def test_a_user_does_not_depend_on_the_neighbours(toy: ClickDataset, model: str)
 def test_every_field_of_the_history_matters(toy: ClickDataset, model: str, name: str) -> None:
     made, batch = ranker(toy, model), batch_of(toy, mixed_rows(toy))
     values = getattr(batch, name).values
-    other = 1 - values if name == "label" else values * 4 + 1
-    if name in ("item", "category"):
+    other = 1 - values if name == "signals" else values * 4 + 1  # a label stays one
+    if name in ("item", "categories"):
         other = torch.where(values == 1, 2, 1).int()
     difference = (made(changed(batch, name, other)) - made(batch)).detach().abs()
-    empty = batch.item.lengths == 0
+    empty = (batch.item.lengths == 0)[batch.request]
     assert (difference[~empty] > 1e-6).all()
     assert (difference[empty] == 0).all()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_asked_for_is_not_seen(toy: ClickDataset, model: str) -> None:
+    """Neither the candidates' labels nor which rows of the data set they are."""
+    made, batch = ranker(toy, model), batch_of(toy, mixed_rows(toy))
+    moved = changed(batch, "label", 1 - batch.label.values)
+    moved = dataclasses.replace(moved, index=batch.index + 7, user=batch.user + 7)
+    assert torch.equal(made(moved), made(batch))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -103,37 +145,53 @@ def test_every_parameter_learns(toy: ClickDataset, model: str) -> None:
             assert parameter.grad.abs().max() > 0, name
 
 
-def test_only_attention_weighs_the_history_by_the_target(toy: ClickDataset) -> None:
-    """What a target does to the pooled vector: nothing for the mean, something for the others."""
-    batch = batch_of(toy, np.flatnonzero(toy.samples("train").prefix > 5)[:4])
+def test_only_attention_weighs_the_history_by_the_candidate(toy: ClickDataset) -> None:
+    """What a candidate does to the answer: nothing for the mean, something for the others."""
+    batch = batch_of(toy, np.flatnonzero(toy.requests("train").prefix > 5)[:4])
     for model in MODELS:
         made = ranker(toy, model)
-        history, target = made.embedding(batch)
-        moved = (made.pooler(history, target.flip(0)) - made.pooler(history, target)).abs().max()
-        assert (moved == 0) == (model == "mean_pool")
+        history, candidates = made.embedding(batch)
+        turned = candidates.with_values(candidates.values.flip(0))
+        answers = [made.encoder(history, asked, batch) for asked in (candidates, turned)]
+        assert ((answers[1] - answers[0]).abs().max() == 0) == (model == "mean_pool")
 
 
 def test_target_attention_is_softmax_with_a_sink(toy: ClickDataset) -> None:
     batch, made = batch_of(toy, mixed_rows(toy)), ranker(toy, "target_attention")
-    history, target = made.embedding(batch)
-    pooler = cast("TargetAttention", made.pooler)
+    history, candidates = made.embedding(batch)
+    encoder = cast("TargetAttention", made.encoder)
     expected = []
-    for tokens, one in zip(history.unbind(), target, strict=True):
-        query = pooler.query(one).unflatten(0, (2, 8))
-        key, value = pooler.key_value(tokens).unflatten(1, (2, 2, 8)).unbind(1)
-        score = torch.einsum("hd,nhd->hn", query, key) / 8**0.5
-        weight = torch.cat([score, pooler.sink[:, None]], dim=1).softmax(1)[:, :-1]
-        expected.append(pooler.out(torch.einsum("hn,nhd->hd", weight, value).flatten()))
-    torch.testing.assert_close(pooler(history, target), torch.stack(expected))
+    for tokens, asked in zip(history.unbind(), candidates.unbind(), strict=True):
+        key, value = encoder.key_value(tokens).unflatten(1, (2, 2, 8)).unbind(1)
+        for one in asked:
+            query = encoder.query(one).unflatten(0, (2, 8))
+            score = torch.einsum("hd,nhd->hn", query, key) / 8**0.5
+            weight = torch.cat([score, encoder.sink[:, None]], dim=1).softmax(1)[:, :-1]
+            expected.append(encoder.out(torch.einsum("hn,nhd->hd", weight, value).flatten()))
+    torch.testing.assert_close(encoder(history, candidates, batch), torch.stack(expected))
 
 
-def test_attention_starts_with_the_targets_own_category(toy: ClickDataset) -> None:
-    """Of two events that differ in the category alone, the target's own gets more weight."""
+def test_din_is_an_unnormalised_sum_over_pairs(toy: ClickDataset) -> None:
+    batch, made = batch_of(toy, mixed_rows(toy)), ranker(toy, "din")
+    history, candidates = made.embedding(batch)
+    encoder = cast("DIN", made.encoder)
+    expected = []
+    for tokens, asked in zip(history.unbind(), candidates.unbind(), strict=True):
+        for one in asked:
+            q = one.expand_as(tokens)
+            pairs = torch.cat([tokens, q, tokens - q, tokens * q], dim=1)
+            weight = encoder.score(nn.functional.silu(encoder.first(pairs)))
+            expected.append(encoder.out((weight * tokens).sum(0)))
+    torch.testing.assert_close(encoder(history, candidates, batch), torch.stack(expected))
+
+
+def test_attention_starts_with_the_candidates_own_category(toy: ClickDataset) -> None:
+    """Of two events that differ in the category alone, the candidate's own gets more weight."""
     torch.manual_seed(0)
     made = Ranker(TrainConfig(model="target_attention", dim=32), DataShape.of(toy)).eval()
-    pooler = cast("TargetAttention", made.pooler)
-    category = made.embedding.category.weight
-    score = pooler.query(category) @ pooler.key_value(category)[:, :32].T
+    encoder = cast("TargetAttention", made.encoder)
+    _, category = made.embedding.tables
+    score = encoder.query(category) @ encoder.key_value(category)[:, :32].T
     assert (score.argmax(1) == torch.arange(len(category))).all()
 
 
@@ -141,33 +199,104 @@ def test_transformer_starts_as_target_attention(toy: ClickDataset) -> None:
     batch = batch_of(toy, mixed_rows(toy))
     torch.manual_seed(0)
     made = Ranker(TrainConfig(model="transformer", dim=16, layers=2), DataShape.of(toy)).eval()
-    history, target = made.embedding(batch)
-    torch.testing.assert_close(made.pooler(history, target), made.pooler.pool(history, target))
+    history, candidates = made.embedding(batch)
+    encoder = cast("Transformer", made.encoder)
+    torch.testing.assert_close(
+        encoder(history, candidates, batch), encoder.pool(history, candidates, batch)
+    )
 
 
 def test_id_dropout_shows_the_unknown_row(toy: ClickDataset) -> None:
     made = ranker(toy, "target_attention", id_dropout=0.5, embedding_dropout=0.0)
-    ids = torch.full((4000,), 3, dtype=torch.int32)
-    nothing = torch.zeros_like(ids)
-    assert (
-        made.embedding._content(ids, nothing)
-        == made.embedding.item.weight[3] + made.embedding.category.weight[0]
-    ).all()
+    item = JaggedTensor(torch.full((4000,), 3, dtype=torch.int32), torch.tensor([0, 4000]))
+    nothing = item.with_values(torch.zeros(4000, 1, dtype=torch.int32))
+    dense = item.with_values(torch.zeros(4000, 0))
+    items, categories = made.embedding.tables
+    content = made.embedding._content(item, nothing, dense).values
+    assert (content == items[3] + categories[0]).all()
     made.train()
-    shown = made.embedding._content(ids, nothing) - made.embedding.category.weight[0]
-    unknown = (shown - made.embedding.item.weight[0]).abs().amax(1) < 1e-6
+    shown = made.embedding._content(item, nothing, dense).values - categories[0]
+    unknown = (shown - items[0]).abs().amax(1) < 1e-6
     assert 0.45 < unknown.float().mean() < 0.55
 
 
-def test_signals_enter_standardised_over_the_train_period(toy: ClickDataset) -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_items_that_training_has_not_seen_are_the_unknown_one(
+    toy: ClickDataset, model: str
+) -> None:
+    made, batch = ranker(toy, model), batch_of(toy, mixed_rows(toy))
+    new = made.embedding.num_items + 5
+    logits = [
+        made(changed(batch, "candidate", torch.full_like(batch.candidate.values, id_)))
+        for id_ in (0, new, 1)
+    ]
+    assert torch.equal(logits[0], logits[1])
+    assert not torch.equal(logits[0], logits[2])
+
+
+def test_signals_are_standardised_over_what_train_requests_see(toy: ClickDataset) -> None:
     shape = DataShape.of(toy)
-    train = toy.samples("train")
-    events = toy.histories.time <= train.time.max()
-    ratings = toy.histories.signals["rating"][events]
-    assert len(ratings) == len(train.label)  # every event of the train period is a train sample
-    assert shape.signal_mean == pytest.approx((ratings.mean(),))
-    assert shape.signal_std == pytest.approx((ratings.std(),))
-    assert shape.positive_rate == pytest.approx((ratings >= 4).mean())
+    train, histories = toy.requests("train"), toy.histories
+    seen = np.zeros(len(histories.item), bool)
+    for user, prefix in zip(train.user, train.prefix, strict=True):
+        first = histories.offsets[user]
+        seen[first : first + prefix] = True
+    ratings = histories.signals["rating"][seen]
+    assert shape.signals["rating"].mean == pytest.approx(ratings.mean())
+    assert shape.signals["rating"].std == pytest.approx(ratings.std())
+    assert shape.positive_rate == pytest.approx(train.labels["label"].mean())
+    assert shape.features["popularity"].mean == pytest.approx(train.features["popularity"].mean())
+    assert DataShape.from_dict(shape.to_dict()) == shape
+
+
+def test_next_items_alone_are_not_trained_on(tmp_path: Path) -> None:
+    rows = [(user, item, time) for user in range(4) for time, item in enumerate("abcd"[user:] * 3)]
+    table = pa.table(
+        dict(zip(("user_id", "item_id", "timestamp"), zip(*rows, strict=True), strict=True))
+    )
+    (tmp_path / "log").mkdir()
+    pq.write_table(table, tmp_path / "log" / "interactions.parquet")
+    out = prepare("sequences", from_path=tmp_path / "log", out=tmp_path / "songs", holdout=1)
+    with pytest.raises(ValueError, match="the label 1: next items, for which training does not"):
+        DataShape.of(open_dataset(out))
+
+
+def test_features_and_context_enter(toy: ClickDataset) -> None:
+    """Context by codes and by numbers, several tasks, dense features of items."""
+    shape = dataclasses.replace(
+        DataShape.of(toy),
+        context={"device": 3, "hour": Scale(12.0, 7.0)},
+        positive_rates={"label": 0.4, "long": 0.1},
+        item_dense={"price": Scale(5.0, 2.0)},
+    )
+    torch.manual_seed(0)
+    made = Ranker(TrainConfig(dim=16), shape).eval()
+    batch = batch_of(toy, mixed_rows(toy))
+    requests, events, asked = len(batch), len(batch.item.values), len(batch.candidate.values)
+    batch = dataclasses.replace(
+        batch,
+        context=torch.ones(requests, 1, dtype=torch.int32),
+        context_dense=torch.full((requests, 1), 13.0),
+        item_dense=batch.item.with_values(torch.ones(events, 1)),
+        candidate_dense=batch.candidate.with_values(torch.ones(asked, 1)),
+    )
+    logits = made(batch)
+    assert logits.shape == (asked, 2)
+    moved = {
+        "context": batch.context + 1,
+        "context_dense": batch.context_dense + 1,
+        "candidate_dense": batch.candidate.with_values(torch.zeros(asked, 1)),
+    }
+    for name, values in moved.items():
+        other = made(dataclasses.replace(batch, **{name: values}))
+        assert ((other - logits).abs() > 1e-6).all(), name
+    features = batch.features.values
+    for column in range(features.shape[1]):
+        other = features.clone()
+        other[:, column] += 1
+        assert ((made(changed(batch, "features", other)) - logits).abs() > 1e-6).all()
+    assert features.shape[1] == len(shape.features)
+    assert tuple(shape.features)[-len(MATCHES) :] == MATCHES
 
 
 def test_every_name_has_a_model() -> None:
@@ -178,14 +307,9 @@ def test_id_tables_decay_at_their_own_rate(toy: ClickDataset) -> None:
     made = Ranker(ModelConfig(dim=16), DataShape.of(toy))
     others, tables = made.parameter_groups(weight_decay=0.25, embedding_weight_decay=0.5)
     assert (others["weight_decay"], tables["weight_decay"]) == (0.25, 0.5)
-    assert {id(p) for p in tables["params"]} == {
-        id(p)
-        for p in (
-            made.embedding.item.weight,
-            made.embedding.category.weight,
-            made.head.item_bias.weight,
-        )
-    }
+    named = dict(made.named_parameters())
+    expected = ("embedding.item.weight", "embedding.categories.0", "head.item_bias.weight")
+    assert {id(p) for p in tables["params"]} == {id(named[name]) for name in expected}
     assert len(others["params"]) + len(tables["params"]) == len(list(made.parameters()))
 
 
@@ -194,12 +318,16 @@ def test_id_tables_decay_at_their_own_rate(toy: ClickDataset) -> None:
     [
         (
             {"model": "dnn"},
-            "model must be one of mean_pool, target_attention, transformer, got 'dnn'",
+            "model must be one of mean_pool, din, target_attention, transformer, got 'dnn'",
         ),
         ({"dim": 10, "heads": 4}, "divisible by heads, got 10 and 4"),
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
+        ({"loss": "hinge"}, "loss must be one of pointwise, listwise, got 'hinge'"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"select": "ndcg"}, "select must be one of log_loss, auc, gauc, got .ndcg."),
+        (
+            {"select": "ndcg"},
+            "select must be one of log_loss, auc, gauc, list_auc, mrr, ndcg@10, got .ndcg.",
+        ),
     ],
 )
 def test_config_errors(options: dict, message: str) -> None:

@@ -3,12 +3,15 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
+from small_log import SMALL
 
-from click_data import ClickDataset
+from click_data import ClickDataset, open_dataset, prepare
 from jagged_ranking import paths
+from jagged_ranking.reproduce.errors import RunError
 from jagged_ranking.reproduce.lab import compared
 from jagged_ranking.training import experiment
 from jagged_ranking.training.config import TrainConfig
@@ -39,9 +42,17 @@ def trained(
     return found
 
 
-def compare(data: Path, *, seeds: tuple[int, ...] = (0, 1), config: TrainConfig = TINY):
+def compare(
+    data: Path, *, seeds: tuple[int, ...] = (0, 1), config: TrainConfig = TINY, **more: Any
+):
     return compared(
-        str(data), models=["mean_pool"], seeds=seeds, config=config, replicates=20, device="cpu"
+        str(data),
+        models=["mean_pool"],
+        seeds=seeds,
+        options=config.to_dict(),
+        replicates=20,
+        device="cpu",
+        **more,
     )
 
 
@@ -71,6 +82,25 @@ def test_rows_name_the_data_set_that_is_given(trained, toy, tmp_path):
     (again / "dataset.json").write_text(json.dumps({**described, "name": "renamed"}))
     assert set(compare(again)["workload"]) == {"renamed"}
     assert len(trained) == 2  # of the first
+
+
+def test_several_data_sets_with_options_of_their_own(trained, toy, tmp_path, monkeypatch, capsys):
+    other = prepare("synthetic", out=tmp_path / "logs" / "other", **SMALL)
+    monkeypatch.setenv("CLICK_DATA_DIR", str(tmp_path / "logs"))
+    table = compare(
+        toy.folder,
+        seeds=(0,),
+        datasets=["other", "absent", str(toy.folder)],
+        options_of={"synthetic": {"dim": 4}},
+    )
+    assert list(dict.fromkeys(table["workload"])) == [toy.name, "synthetic"]
+    assert [config.dim for config in trained] == [8, 4]
+    assert f"no prepared absent in {tmp_path / 'logs'}: left out" in capsys.readouterr().out
+    assert open_dataset(other).digest in table["config"].iloc[-1]
+    with pytest.raises(RunError, match="nowhere does not exist"):
+        compare(toy.folder, datasets=[str(tmp_path / "nowhere")])
+    with pytest.raises(ValueError, match="unknown option 'depth'"):
+        compare(toy.folder, options_of={toy.name: {"depth": 3}})
 
 
 def test_a_damaged_training_is_done_again(trained, toy, capsys):

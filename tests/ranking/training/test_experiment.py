@@ -1,4 +1,4 @@
-"""The count floor, the comparison of models, and the two commands."""
+"""The floors, the comparison of models, and the two commands."""
 
 from __future__ import annotations
 
@@ -19,9 +19,14 @@ from hypothesis import strategies as st
 from click_data import ClickDataset
 from click_data.split import SPLITS
 from jagged_ranking import results
-from jagged_ranking.evaluation import count_floor
-from jagged_ranking.evaluation.count_floor import count_features, evaluate_counts, running_counts
 from jagged_ranking.evaluation.evaluate import Evaluation
+from jagged_ranking.evaluation.floors import (
+    FLOORS,
+    count_features,
+    evaluate_floor,
+    repeat_features,
+    running_counts,
+)
 from jagged_ranking.evaluation.metrics import METRICS
 from jagged_ranking.training import experiment, train_commands
 from jagged_ranking.training.config import TrainConfig
@@ -48,31 +53,45 @@ def test_running_counts_are_strictly_earlier(events: list[tuple[int, int, int]])
     assert positive.tolist() == [sum(label for *_, label in e) for e in earlier]
 
 
-def test_count_floor(toy: ClickDataset) -> None:
-    features = count_features(toy)
-    for split, values in features.items():
-        columns = toy.samples(split)
-        assert values.shape == (len(columns), 6)
-        # in a data set where every event is a sample, a user's count is the prefix
-        np.testing.assert_allclose(values[:, 1], np.log1p(columns.prefix))
-    (found,) = evaluate_counts(toy)
-    assert found.metrics["auc"] > 0.6
-    assert evaluate_counts(toy)[0].probability.tolist() == found.probability.tolist()
+def test_floors(toy: ClickDataset) -> None:
+    for split, values in count_features(toy).items():
+        columns = toy.requests(split)
+        assert values.shape == (len(columns.item), 6)
+        # in a data set where every event is a candidate, a user's count is the prefix
+        prefix = np.repeat(columns.prefix, np.diff(columns.offsets))
+        np.testing.assert_allclose(values[:, 1], np.log1p(prefix))
+    for name in FLOORS:
+        (found,) = evaluate_floor(name, toy)
+        assert evaluate_floor(name, toy)[0].probability.tolist() == found.probability.tolist()
+        assert found.metrics["auc"] > (0.6 if name == "counts" else 0.4)
 
 
-def test_the_count_floor_does_not_extrapolate(
-    toy: ClickDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeats_are_of_the_whole_prefix(toy: ClickDataset) -> None:
+    histories = toy.histories
+    for split, values in repeat_features(toy).items():
+        columns = toy.requests(split)
+        for row in range(0, len(columns), 29):
+            first = histories.offsets[columns.user[row]]
+            seen = histories.item[first : first + columns.prefix[row]]
+            for candidate in range(*columns.offsets[row : row + 2]):
+                places = np.flatnonzero(seen == columns.item[candidate])
+                recency = 1 / (len(seen) - places[-1]) if len(places) else 0
+                expected = [np.log1p(len(places)), float(len(places) > 0), recency]
+                assert values[candidate] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_floor_does_not_extrapolate(toy: ClickDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts that tell everything of the train period, and later lie far beyond it."""
 
     def drifting(dataset: ClickDataset) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(0)
-        label = np.asarray(dataset.samples("train").label)[:, None]
-        later = {s: 20 * rng.standard_normal((len(dataset.samples(s)), 6)) for s in SPLITS[1:]}
+        label = np.asarray(dataset.requests("train").labels["label"])[:, None]
+        sizes = {split: len(dataset.requests(split).item) for split in SPLITS[1:]}
+        later = {s: 20 * rng.standard_normal((size, 6)) for s, size in sizes.items()}
         return {"train": label + 0.2 * rng.standard_normal((len(label), 6)), **later}
 
-    monkeypatch.setattr(count_floor, "count_features", drifting)
-    assert evaluate_counts(toy)[0].metrics["ne"] < 1.1
+    monkeypatch.setitem(FLOORS, "counts", drifting)
+    assert evaluate_floor("counts", toy)[0].metrics["ne"] < 1.1
 
 
 def test_counts_reach_the_published_floor(data_dir: Path, tmp_path: Path) -> None:
@@ -82,7 +101,7 @@ def test_counts_reach_the_published_floor(data_dir: Path, tmp_path: Path) -> Non
     if not source.is_dir():
         pytest.skip(f"{source} is not there")
     dataset = open_dataset(prepare("movielens", from_path=source, out=tmp_path / "ml_100k"))
-    metrics = evaluate_counts(dataset)[0].metrics
+    metrics = evaluate_floor("counts", dataset)[0].metrics
     assert metrics["auc"] == pytest.approx(0.7446, abs=0.002)
     assert metrics["gauc"] == pytest.approx(0.7042, abs=0.002)
 
@@ -125,7 +144,7 @@ def test_compare_models_is_tidy_and_complete(compared: pd.DataFrame, tmp_path: P
     for provider, seeds in (
         ("mean_pool", [0, 1]),
         ("target_attention", [0, 1]),
-        ("counts", [None]),
+        *((floor, [None]) for floor in FLOORS),
     ):
         for mode in ("valid", "test"):
             for metric in METRICS:
@@ -133,8 +152,8 @@ def test_compare_models_is_tidy_and_complete(compared: pd.DataFrame, tmp_path: P
                 assert [None if pd.isna(s) else int(s) for s in rows["seed"]] == seeds
     names = [f"{metric}_difference" for metric in METRICS]
     differences = results.select(table, metric=names).to_dict("records")
-    assert len(differences) == 2 * len(METRICS)
-    assert {row["provider"] for row in differences} == {"target_attention", "counts"}
+    assert len(differences) == 4 * len(METRICS)
+    assert {row["provider"] for row in differences} == {"target_attention", *FLOORS}
     for row in differences:
         assert row["low"] <= row["value"] <= row["high"]
         metric = row["metric"].removesuffix("_difference")
@@ -150,11 +169,10 @@ def test_compare_models_is_tidy_and_complete(compared: pd.DataFrame, tmp_path: P
 
 def test_compare_models_arguments(toy: ClickDataset) -> None:
     with pytest.raises(
-        ValueError, match="model must be one of mean_pool, target_attention, transformer, got 'bst'"
+        ValueError,
+        match="model must be one of mean_pool, din, target_attention, transformer, got 'dnn'",
     ):
-        compare_models(toy.folder, models=("bst",))
-    with pytest.raises(ValueError, match="the model 'din' is called 'target_attention'"):
-        compare_models(toy.folder, models=("din",))
+        compare_models(toy.folder, models=("dnn",))
     with pytest.raises(ValueError, match="at least one model and one seed"):
         compare_models(toy.folder, seeds=())
 
@@ -163,7 +181,7 @@ def test_a_metric_that_does_not_exist_is_a_row_that_says_so(toy: ClickDataset) -
     from jagged_ranking.training.experiment import _metric_rows
 
     one = np.zeros(1)
-    found = Evaluation("test", one, one, one, dict.fromkeys(METRICS, float("nan")))
+    found = Evaluation("test", one, one, one, one, dict.fromkeys(METRICS, float("nan")))
     rows = list(_metric_rows(toy, "target_attention", found, {}))
     assert {row["status"] for row in rows} == {"unsupported"}
 
@@ -175,16 +193,12 @@ def command(name: str, *arguments: str | Path) -> int:
     return getattr(train_commands, f"run_{name}")(parsed)
 
 
-def test_a_former_name_of_a_model_is_answered_by_its_name(
+def test_an_unknown_model_is_answered_by_the_known_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name, said in (
-        ("din", "is called 'target_attention'"),
-        ("dnn", "must be one of mean_pool"),
-    ):
-        with pytest.raises(SystemExit):
-            command("train", "--data", "data", "--out", "run", "--model", name)
-        assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command("train", "--data", "data", "--out", "run", "--model", "dnn")
+    assert "must be one of mean_pool, din" in capsys.readouterr().err
 
 
 def test_train_and_evaluate_commands(
@@ -209,14 +223,14 @@ def test_train_and_evaluate_commands(
     capsys.readouterr()
     assert command("evaluate", "--data", toy.folder, "--run", out, "--split", "valid") == 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0].split() == ["model", "split", "samples", *METRICS]
+    assert printed[0].split() == ["model", "split", "candidates", *METRICS]
     assert json.loads((out / "metrics.json").read_text())["split"] == "test"
     written = json.loads((out / "metrics_valid.json").read_text())
     assert written["split"] == "valid"
     assert written["digest"] == toy.digest
     shown = [float(x) for x in printed[1].split()[3:]]
     assert shown == pytest.approx([written["metrics"][m] for m in METRICS], abs=5e-5)
-    assert written["samples"] == len(toy.samples("valid"))
+    assert written["candidates"] == len(toy.requests("valid").item)
     assert (
         command("evaluate", "--data", toy.folder, "--run", out, "--split", "valid", "--json") == 0
     )
@@ -344,7 +358,7 @@ def test_an_outcome_is_read_as_it_was_written(toy: ClickDataset, tmp_path: Path)
 def test_wrong_options_are_said_before_anything_is_done(
     toy: ClickDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(experiment, "evaluate_counts", lambda *given, **options: pytest.fail("ran"))
+    monkeypatch.setattr(experiment, "evaluate_floor", lambda *given, **options: pytest.fail("ran"))
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"replicates": -5}, "replicates must be at least 1, got -5"),
         ({"replicates": 0}, "replicates must be at least 1, got 0"),

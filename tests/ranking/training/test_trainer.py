@@ -68,7 +68,7 @@ def test_torchs_generator_is_left_alone(toy: ClickDataset) -> None:
 
 def test_it_learns(toy: ClickDataset) -> None:
     result = quick(toy, dataclasses.replace(SMALL, epochs=8))
-    label = toy.samples("valid").label
+    label = toy.requests("valid").labels["label"]
     assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
     found = evaluate_model(result.model, toy, batch_size=SMALL.batch_size, split="valid")
     assert found.metrics["auc"] > 0.65
@@ -92,7 +92,7 @@ def test_it_can_select_what_is_better_when_higher(toy: ClickDataset, select: str
         assert (rates[epoch] < rates[epoch - 1]) == (not improved)
 
 
-@pytest.mark.parametrize("model", ["mean_pool", "target_attention", "transformer"])
+@pytest.mark.parametrize("model", ["mean_pool", "din", "target_attention", "transformer"])
 def test_resume_inside_an_epoch_is_exact(toy: ClickDataset, tmp_path: Path, model: str) -> None:
     config = dataclasses.replace(SMALL, model=model, checkpoint_steps=2, lr_patience=0)
     whole = quick(toy, config)

@@ -1,0 +1,29 @@
+"""Numbers as models want them: with mean 0 and deviation 1 in the train period."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from jagged_ranking.data.data_shape import Scale
+
+LARGEST = 10.0  # deviations; beyond, a number says only that it is far away
+
+
+class Standard(nn.Module):
+    """(x - mean) / std of the columns of x [N, S], clipped to `LARGEST` deviations."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, scales: Iterable[Scale]) -> None:
+        super().__init__()
+        scales = list(scales)
+        self.register_buffer("mean", torch.tensor([scale.mean for scale in scales]))
+        self.register_buffer("std", torch.tensor([scale.std for scale in scales]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, S] -> [N, S]."""
+        return ((x - self.mean) / self.std).clamp(-LARGEST, LARGEST)
