@@ -133,6 +133,8 @@ def _floor_lines(panel: Axes, floors: pd.Series) -> None:
             panel.axhline(float(floor), **_floor_look(str(name)), zorder=2)
         else:
             behind[floor > high].append(f"{style.look_of(str(name)).label} {floor:.3f}")
+    room = {above: _FLOOR_LINE_ROOM * len(said) * (high - low) for above, said in behind.items()}
+    panel.set_ylim(low - room[False], high + room[True])  # numbers stand where no seed does
     for above, said in behind.items():
         if said:
             panel.text(
@@ -250,5 +252,6 @@ def _model_axis(panel: Axes, models: list[str]) -> None:
 
 
 _FLOOR_COLOR = "#4d4d4d"
+_FLOOR_LINE_ROOM = 0.09  # of the panel's height, for a line of text
 # How far from the models the floor may lie, in parts of what they span.
 _FLOOR_REACH = 4.0
