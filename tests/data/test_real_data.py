@@ -128,9 +128,11 @@ def test_nothing_known_before_tells_clicks_from_draws(
 ) -> None:
     if not (data_dir / name).is_dir():
         pytest.skip(f"no {name} in {data_dir}")
-    unit = {"globo_clicks": "ms", "foursquare_nyc_stan": "s"}[name]
+    unit, share = {"globo_clicks": ("ms", 10), "foursquare_nyc_stan": ("s", 1)}[name]
+    log = pl.scan_parquet(data_dir / name / "interactions.parquet")
+    log.filter(pl.col("user_id") % share == 0).sink_parquet(tmp_path / "some.parquet")
     options = {"time_unit": unit, "drop_duplicates": True}
-    out = prepare("log", from_path=data_dir / name, out=tmp_path / name, **options)
+    out = prepare("log", from_path=tmp_path / "some.parquet", out=tmp_path / name, **options)
     dataset = open_dataset(out)
     test = dataset.requests("test")
     label = test.labels["label"]
