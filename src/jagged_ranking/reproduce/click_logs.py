@@ -66,9 +66,7 @@ def find_prepared(names: Iterable[str]) -> list[Path]:
     """
     found = []
     for name in names:
-        folder = Path(name).expanduser() if os.sep in name else paths.DATA / name
-        if os.sep in name or is_prepared(folder):
-            describe_data(folder)
+        if (folder := _prepared_place(name)) is not None:
             found.append(folder)
         else:
             print(f"no prepared {name} in {paths.DATA}: left out")
@@ -76,10 +74,20 @@ def find_prepared(names: Iterable[str]) -> list[Path]:
 
 
 def prepared_digests(names: Iterable[str]) -> dict[str, str]:
-    """name -> digest of each of these prepared data sets that is at hand."""
-    places = (Path(name) if os.sep in name else paths.DATA / name for name in names)
-    described = [describe_data(place) for place in places if is_prepared(place)]
-    return {found["name"]: found["digest"] for found in described}
+    """name -> digest of each of these prepared data sets that is at hand; RunError as
+    `find_prepared`."""
+    places = filter(None, map(_prepared_place, names))
+    return {found["name"]: found["digest"] for found in map(describe_data, places)}
+
+
+def _prepared_place(name: str) -> Path | None:
+    """Where a prepared data set is: a path, which must be one, or a folder of this name."""
+    if os.sep in name:
+        folder = Path(name).expanduser()
+        describe_data(folder)
+        return folder
+    folder = paths.DATA / name
+    return folder if is_prepared(folder) else None
 
 
 def histories_digests(names: Iterable[str]) -> dict[str, str]:
