@@ -133,6 +133,7 @@ def _floor_lines(panel: Axes, floors: pd.Series) -> None:
             panel.axhline(float(floor), **_floor_look(str(name)), zorder=2)
         else:
             behind[floor > high].append(f"{style.look_of(str(name)).label} {floor:.3f}")
+    low, high = panel.get_ylim()  # with the floors that are lines
     room = {above: _FLOOR_LINE_ROOM * len(said) * (high - low) for above, said in behind.items()}
     panel.set_ylim(low - room[False], high + room[True])  # numbers stand where no seed does
     for above, said in behind.items():

@@ -498,6 +498,20 @@ def test_table_of_quality() -> None:
     assert table.loc["floor: counts", "AUC"] == "0.7460"
 
 
+def test_a_floor_is_a_line_in_view_or_a_number(drawn: dict[str, Any]) -> None:
+    quality.draw(pd.concat([quality_results(), list_results()]), MANIFEST, Path("nowhere"))
+    for dataset, floors in (("ml_100k", 1), ("shown", 3)):
+        for panel in drawn[f"{MANIFEST['id']}_scores_{dataset}"].axes:
+            low, high = panel.get_ylim()
+            lines = [line for line in panel.lines if len(set(line.get_xdata())) == 2]
+            heights = [line.get_ydata()[0] for line in lines if line.get_xdata()[1] == 1]
+            numbers = sum(
+                "floor: " in line for t in panel.texts for line in t.get_text().split("\n")
+            )
+            assert all(low < height < high for height in heights)
+            assert len(heights) + numbers == floors
+
+
 def test_lists_are_shown_by_their_metrics(drawn: dict[str, Any]) -> None:
     table = pd.concat([quality_results(), list_results()])
     quality.draw(table, MANIFEST, Path("nowhere"))
