@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from jagged_kernels import JaggedTensor, jagged_max, jagged_sum
 from jagged_ranking.data.batch import JaggedBatch
+from jagged_ranking.evaluation.evaluate import autocast
 from jagged_ranking.models.model_config import LOSSES
 
 
-def loss_of(name: str, logit: Tensor, batch: JaggedBatch) -> Tensor:
-    """The mean loss of logits [C, tasks]; one of `LOSSES`.
+def loss_of(name: str, model: Callable[[JaggedBatch], Tensor], batch: JaggedBatch) -> Tensor:
+    """The mean loss of a model's logits [C, tasks] for a batch, float32; one of `LOSSES`.
 
     pointwise: binary cross-entropy of every candidate and task. listwise: of each request and task
     with a positive candidate, the cross-entropy of the softmax over the request's candidates, its
     positives sharing the target evenly.
     """
+    with autocast(batch.label.values.device):
+        logit = model(batch)
     if name == "pointwise":
         return binary_cross_entropy_with_logits(logit, batch.label.values)
     if name == "listwise":

@@ -30,7 +30,7 @@ from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.data.loader import RequestLoader
 from jagged_ranking.data.store import HistoryStore
 from jagged_ranking.devices import default_device
-from jagged_ranking.evaluation.evaluate import Evaluation, autocast, predict
+from jagged_ranking.evaluation.evaluate import Evaluation, predict
 from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.processes import alone_in, sweep
 from jagged_ranking.training import checkpoint
@@ -308,9 +308,7 @@ class _Run:
         # dropout's seed is a function of the step, so that no generator state need be saved
         entropy = (self.config.seed, self.progress.step)
         torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1))
-        with autocast(self.device):
-            logit = self.model(batch)
-        loss = loss_of(self.config.loss, logit, batch)
+        loss = loss_of(self.config.loss, self.model, batch)
         value = loss.item()
         if not math.isfinite(value):
             raise TrainingError(

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from click_data import ClickDataset
 from jagged_ranking.data.batch import JaggedBatch, RequestTable, make_batch
 from jagged_ranking.data.store import HistoryStore
 from jagged_ranking.training.losses import loss_of
+
+
+def answering(logit: Tensor) -> Callable[[JaggedBatch], Tensor]:
+    """A model that answers every batch so."""
+    return lambda batch: logit
 
 
 @pytest.fixture
@@ -33,7 +40,7 @@ def test_pointwise_is_the_mean_over_candidates_and_tasks(batch: JaggedBatch) -> 
     logit = torch.randn(label.shape, generator=torch.Generator().manual_seed(0))
     p = logit.sigmoid()
     expected = -(label * p.log() + (1 - label) * (1 - p).log()).mean()
-    torch.testing.assert_close(loss_of("pointwise", logit, batch), expected)
+    torch.testing.assert_close(loss_of("pointwise", answering(logit), batch), expected)
 
 
 @pytest.mark.parametrize("scale", [1.0, 300.0])  # far beyond what exp can hold
@@ -48,13 +55,13 @@ def test_listwise_is_a_softmax_over_each_request(batch: JaggedBatch, scale: floa
             if mine.any():
                 losses.append(-log_p[mine, task].mean())
     assert 0 < len(losses) < 2 * len(batch)  # some requests have no positive
-    found = loss_of("listwise", logit, batch)
+    found = loss_of("listwise", answering(logit), batch)
     torch.testing.assert_close(found.double(), torch.stack(losses).mean())
 
 
 def test_listwise_gradients_are_those_of_softmax(batch: JaggedBatch) -> None:
     logit = torch.randn(batch.label.values.shape, requires_grad=True)
-    loss_of("listwise", logit, batch).backward()
+    loss_of("listwise", answering(logit), batch).backward()
     assert logit.grad is not None
     positive = batch.label.unbind()
     asked = sum(int((one > 0).any(0).sum()) for one in positive)
@@ -74,7 +81,7 @@ def test_without_a_positive_there_is_nothing_to_learn(batch: JaggedBatch) -> Non
         batch, label=batch.label.with_values(torch.zeros_like(batch.label.values))
     )
     logit = torch.randn(batch.label.values.shape, requires_grad=True)
-    loss = loss_of("listwise", logit, none)
+    loss = loss_of("listwise", answering(logit), none)
     loss.backward()
     assert loss.item() == 0
     assert logit.grad is not None
@@ -83,4 +90,4 @@ def test_without_a_positive_there_is_nothing_to_learn(batch: JaggedBatch) -> Non
 
 def test_an_unknown_loss_is_answered_by_the_known_ones(batch: JaggedBatch) -> None:
     with pytest.raises(ValueError, match="loss must be one of pointwise, listwise, got 'hinge'"):
-        loss_of("hinge", batch.label.values, batch)
+        loss_of("hinge", answering(batch.label.values), batch)
