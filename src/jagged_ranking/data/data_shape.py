@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jagged_ranking.data.batch import MATCHES, whole_matches
-from jagged_ranking.data.store import HistoryStore
+from jagged_ranking.data.store import HistoryStore, once
 
 if TYPE_CHECKING:
     from click_data import ClickDataset
@@ -62,8 +62,9 @@ class DataShape:
         return next(iter(self.positive_rates.values()))
 
     @classmethod
+    @once
     def of(cls, dataset: ClickDataset) -> DataShape:
-        """Measured on the train split.
+        """Measured on the train split, once.
 
         Signals are measured over the events that train requests see: those before each user's
         longest prefix.

@@ -8,9 +8,11 @@ hold a candidate's own event.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -18,6 +20,27 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from click_data import ClickDataset
+
+
+Built = TypeVar("Built")
+
+
+def once(build: Callable[..., Built]) -> Callable[..., Built]:
+    """`build(cls, dataset, *others)` is done once for each open data set and others.
+
+    What it built is kept as long as the data set: the shape, the floors, every training and every
+    evaluation of a process read the same.
+    """
+    kept: WeakKeyDictionary[ClickDataset, dict[tuple[Any, ...], Built]] = WeakKeyDictionary()
+
+    @wraps(build)
+    def found(cls: type[Built], dataset: ClickDataset, *others: Any) -> Built:
+        of_dataset = kept.setdefault(dataset, {})
+        if others not in of_dataset:
+            of_dataset[others] = build(cls, dataset, *others)
+        return of_dataset[others]
+
+    return found
 
 
 @dataclass(frozen=True)
@@ -59,7 +82,12 @@ class HistoryStore:
     def from_dataset(
         cls, dataset: ClickDataset, device: torch.device | str = "cpu"
     ) -> HistoryStore:
-        """Copies histories and items of a prepared data set to `device`."""
+        """Histories and items of a prepared data set on `device`, copied there once."""
+        return cls._copied(dataset, torch.empty(0, device=device).device)
+
+    @classmethod
+    @once
+    def _copied(cls, dataset: ClickDataset, device: torch.device) -> HistoryStore:
         columns = dataset.histories
         timed = dataset.info["timed"] == "all"
         return cls(

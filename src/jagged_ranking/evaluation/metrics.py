@@ -17,9 +17,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import rankdata
-from sklearn.metrics import log_loss as sklearn_log_loss
-from sklearn.metrics import roc_auc_score
 
 METRICS = ("auc", "gauc", "ne", "log_loss")
 LIST_METRICS = ("list_auc", "mrr", "hr@10", "ndcg@10")
@@ -32,11 +29,15 @@ def auc(label: np.ndarray, score: np.ndarray) -> float:
     """Area under the ROC curve; NaN unless both labels occur."""
     if len(np.unique(label)) < 2:
         return float("nan")
+    from sklearn.metrics import roc_auc_score  # slow to import
+
     return float(roc_auc_score(label, score))
 
 
 def log_loss(label: np.ndarray, probability: np.ndarray) -> float:
     """Mean negative log likelihood, in nats."""
+    from sklearn.metrics import log_loss as sklearn_log_loss  # slow to import
+
     return float(sklearn_log_loss(label, np.asarray(probability, np.float64), labels=[0, 1]))
 
 
@@ -259,6 +260,8 @@ def _weighted_lists(group: np.ndarray, request: np.ndarray, value: np.ndarray) -
 
 
 def _weighted_auc(group: np.ndarray, label: np.ndarray, score: np.ndarray) -> _Weighted:
+    from scipy.stats import rankdata  # slow to import
+
     order = np.argsort(score, kind="stable")
     tie = rankdata(score, method="dense")[order] - 1
     first, last = np.searchsorted(tie, tie), np.searchsorted(tie, tie, side="right")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import fields
 
 import numpy as np
@@ -10,9 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from click_data import ClickDataset
+from click_data import ClickDataset, open_dataset
 from jagged_kernels import JaggedTensor
 from jagged_ranking.data.batch import JaggedBatch, RequestTable, make_batch
+from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.data.loader import RequestLoader
 from jagged_ranking.data.store import HistoryStore, ItemTable
 
@@ -228,3 +231,22 @@ def test_loader_arguments(toy: ClickDataset) -> None:
     requests = RequestTable.from_columns(toy.requests("valid"))
     with pytest.raises(ValueError, match="at least 1, got 0, 5"):
         RequestLoader(store, requests, batch_size=0, max_history=5)
+
+
+def test_a_data_set_is_copied_and_measured_once(
+    toy: ClickDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, shape = HistoryStore.from_dataset(toy), DataShape.of(toy)
+    monkeypatch.setattr(HistoryStore, "__init__", lambda *given, **named: pytest.fail("copied"))
+    assert HistoryStore.from_dataset(toy, torch.device("cpu")) is store
+    assert DataShape.of(toy) is shape
+
+
+def test_what_was_built_of_a_data_set_goes_with_it(toy: ClickDataset) -> None:
+    again = open_dataset(toy.folder)
+    store = weakref.ref(HistoryStore.from_dataset(again))
+    assert store() is not None
+    assert store() is not HistoryStore.from_dataset(toy)
+    del again
+    gc.collect()
+    assert store() is None
