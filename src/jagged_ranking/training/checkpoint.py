@@ -10,7 +10,7 @@ import torch
 
 from jagged_ranking.results import atomic
 
-FORMAT = 2
+FORMAT = 3
 CONTENTS = ("content", "config", "digest")
 
 

@@ -9,12 +9,11 @@ bit. Torch's global generators are put back as they were when training ends.
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.optim.swa_utils import AveragedModel
 from tqdm import tqdm
 
 from jagged_ranking.data.batch import JaggedBatch, RequestTable
@@ -34,8 +32,10 @@ from jagged_ranking.evaluation.evaluate import Evaluation, predict
 from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.processes import alone_in, sweep
 from jagged_ranking.training import checkpoint
+from jagged_ranking.training.average import Average
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.losses import loss_of
+from jagged_ranking.training.progress import Progress, StepNumbers, TrainingError
 
 if TYPE_CHECKING:
     from click_data import ClickDataset
@@ -46,33 +46,8 @@ MODEL = "model.pt"  # the weights of the best epoch so far
 
 # options that a resumed run may change: how long it may go on, and how often it saves
 MAY_DIFFER = ("epochs", "checkpoint_steps")
-
-
-class TrainingError(ValueError):
-    """Training cannot go on; the message is one line for the user."""
-
-
-@dataclass
-class Progress:
-    """Where a run stands: the part of its state that is plain numbers."""
-
-    epoch: int = 0  # the epoch in progress
-    step: int = 0  # optimiser steps done in all
-    losses: list[float] = field(default_factory=list)  # of each step
-    history: list[dict[str, float]] = field(default_factory=list)  # of each finished epoch
-    best_epoch: int = -1
-    best_value: float = math.inf  # of the select metric, lower is better
-    stopped: bool = False
-
-    def record(self, row: dict[str, float], *, value: float, patience: int) -> bool:
-        """Ends an epoch; says whether it is the best so far."""
-        self.history.append(row)
-        better = value < self.best_value
-        if better:
-            self.best_value, self.best_epoch = value, self.epoch
-        self.epoch += 1
-        self.stopped = self.epoch - 1 - self.best_epoch >= patience
-        return better
+# Losses are read at the end of an epoch, before a checkpoint, and every so many steps.
+READ_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -183,22 +158,6 @@ def _deterministic(device: torch.device) -> Iterator[None]:
             memory.fill_uninitialized_memory = fills
 
 
-def _ema(decay: float) -> Callable[[Any, Any, Any], None]:
-    """Exponential moving average of the weights, over few steps at first and more as they come.
-
-    It is what is validated and kept: on little data single steps still move the metrics by more
-    than models differ.
-    """
-
-    @torch.no_grad()
-    def update(average: Any, current: Any, updates: Any) -> None:
-        share = 1 - min(decay, (1 + int(updates)) / (10 + int(updates)))
-        for kept, latest in zip(average, current, strict=True):
-            kept.lerp_(latest, share)
-
-    return update
-
-
 class _Run:
     """A run's parts, made from the configuration alone and then perhaps restored."""
 
@@ -225,8 +184,8 @@ class _Run:
             patience=config.lr_patience,
             threshold=0,  # the default, relative, has the wrong sign for an AUC
         )
-        self.average = AveragedModel(self.model, multi_avg_fn=_ema(config.average_decay))
-        self.progress = Progress()
+        self.average = Average(self.model, decay=config.average_decay)
+        self.progress, self.numbers = Progress(), StepNumbers()
         self.best_state: dict[str, Tensor] = {}
         store = HistoryStore.from_dataset(dataset, device)
         self.loader = RequestLoader(
@@ -267,20 +226,21 @@ class _Run:
         now, steps = self.progress, len(self.loader)
         started = time.perf_counter()
         self.model.train()
-        done = now.step - now.epoch * steps
-        for batch in self.loader.batches(now.epoch, start=done):
-            now.losses.append(self._step(batch))
-            now.step += 1
+        for batch in self.loader.batches(now.epoch, start=now.epoch_step):
+            self._step(batch)
             bar.update()
             every = self.config.checkpoint_steps
-            if every and now.step % every == 0 and now.step % steps:
+            if every and now.step % every == 0 and now.epoch_step < steps:
                 self.save()
+            elif len(self.numbers) >= READ_STEPS:
+                self.read_numbers()
             if after_step:
                 after_step(now.step)
+        self.read_numbers()
         valid = Evaluation.of(
             "valid",
             self.valid,
-            predict(self.average, self.valid_loader),
+            predict(self.average.model, self.valid_loader),
             train_ctr=self.shape.positive_rate,
         ).metrics
         if self.config.select not in valid:
@@ -291,7 +251,7 @@ class _Run:
         value = valid[self.config.select] * (1 if self.config.select == "log_loss" else -1)
         row = {
             "epoch": now.epoch,
-            "train_loss": float(np.mean(now.losses[now.epoch * steps :])),
+            "train_loss": float(np.mean(now.losses[-now.epoch_step :])),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "seconds": time.perf_counter() - started,
             **{f"valid_{name}": metric for name, metric in valid.items()},
@@ -299,30 +259,32 @@ class _Run:
         self.scheduler.step(value)
         if now.record(row, value=value, patience=self.config.patience):
             self.best_state = {
-                name: value.clone() for name, value in self.average.module.state_dict().items()
+                name: value.clone() for name, value in self.average.model.state_dict().items()
             }
             self.save_model()
         self.save()
 
-    def _step(self, batch: JaggedBatch) -> float:
+    def _step(self, batch: JaggedBatch) -> None:
+        """One step, which the device may still be at when this returns."""
+        now = self.progress
         # dropout's seed is a function of the step, so that no generator state need be saved
-        entropy = (self.config.seed, self.progress.step)
+        entropy = (self.config.seed, now.step)
         torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1))
         loss = loss_of(self.config.loss, self.model, batch)
-        value = loss.item()
-        if not math.isfinite(value):
-            raise TrainingError(
-                f"{self.config.model}: the loss is {value} at step {self.progress.step} "
-                f"(epoch {self.progress.epoch}); a smaller learning_rate may help"
-            )
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
         self.optimizer.step()
-        self.average.update_parameters(self.model)
-        return value
+        self.average.update(now.step)
+        self.numbers.add(loss, norm)
+        now.step += 1
+        now.epoch_step += 1
+
+    def read_numbers(self) -> None:
+        self.numbers.read(self.progress, model=self.config.model)
 
     def save(self) -> None:
+        self.read_numbers()  # behind a checkpoint there is no loss that is none
         if self.out is not None:
             content = {
                 "model": self.model.state_dict(),

@@ -18,14 +18,8 @@ from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.training import checkpoint
 from jagged_ranking.training.checkpoint import CheckpointError
 from jagged_ranking.training.config import TrainConfig
-from jagged_ranking.training.trainer import (
-    CHECKPOINT,
-    Progress,
-    TrainingError,
-    TrainResult,
-    load_model,
-    train,
-)
+from jagged_ranking.training.progress import Progress, StepNumbers, TrainingError
+from jagged_ranking.training.trainer import CHECKPOINT, TrainResult, _Run, load_model, train
 
 SMALL = TrainConfig(
     dim=8, heads=2, hidden=(8,), max_history=10, batch_size=256, epochs=4, learning_rate=0.01
@@ -137,6 +131,48 @@ def test_progress_stops_after_patience() -> None:
     better = [progress.record({}, value=v, patience=2) for v in (0.7, 0.6, 0.6, 0.65)]
     assert better == [True, True, False, False]
     assert (progress.stopped, progress.best_epoch, progress.best_value) == (True, 1, 0.6)
+
+
+def test_numbers_of_steps_are_read_in_bulk() -> None:
+    numbers, progress = StepNumbers(), Progress(epoch=2, losses=[0.5])
+    for loss, norm in ((0.25, 3.0), (0.125, math.inf), (math.nan, math.nan)):
+        numbers.add(torch.tensor(loss, requires_grad=True), torch.tensor(norm))
+    with pytest.raises(
+        TrainingError, match=r"^din: the gradient's norm is inf at step 2 \(epoch 2"
+    ):
+        numbers.read(progress, model="din")
+    assert progress.losses == [0.5, 0.25]
+    assert len(numbers) == 0
+
+
+def test_no_checkpoint_has_a_loss_behind_it_that_is_none(
+    toy: ClickDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = iter(range(100))
+    forward = Ranker.forward
+
+    def poisoned(self: Ranker, batch):
+        return forward(self, batch) * (math.nan if next(calls) == 3 else 1.0)
+
+    monkeypatch.setattr(Ranker, "forward", poisoned)
+    with pytest.raises(TrainingError, match=r"the loss is nan at step 3 \(epoch 0\)"):
+        quick(toy, dataclasses.replace(SMALL, checkpoint_steps=2), out=tmp_path)
+    # the one of step 2 stands, the one of step 4 was never written
+    assert checkpoint.load(tmp_path / CHECKPOINT).content["progress"]["step"] == 2
+    monkeypatch.setattr(Ranker, "forward", forward)
+    config = dataclasses.replace(SMALL, checkpoint_steps=2)
+    same(quick(toy, config, out=tmp_path, resume=True), quick(toy, config))
+
+
+def test_a_step_leaves_its_loss_on_the_device(
+    toy: ClickDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = _Run(SMALL, toy, device=torch.device("cpu"), out=None)
+    batch = next(run.loader.batches())
+    for name in ("item", "__float__"):  # each waits, where there is a device
+        monkeypatch.setattr(torch.Tensor, name, lambda *given, of=name: pytest.fail(of))
+    run._step(batch)
+    assert len(run.numbers) == 1
 
 
 def test_nan_stops_with_step_and_loss(
