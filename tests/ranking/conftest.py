@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -31,6 +33,30 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> ClickDataset:
     folder = tmp_path_factory.mktemp("ratings")
     write_ratings(folder, seed=0)
     return open_dataset(prepare("movielens", from_path=folder, out=folder / "prepared"))
+
+
+@pytest.fixture(scope="session")
+def songs(tmp_path_factory: pytest.TempPathFactory) -> ClickDataset:
+    """40 users' sequences of 30 items, none twice: each goes round a circle in steps of 1 or 2.
+
+    The held out items stand among 12 given negatives.
+    """
+    rng = np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("songs")
+    events, given = [], []
+    for user in range(40):
+        places = rng.integers(30) + np.cumsum(rng.integers(1, 3, rng.integers(6, 13)))
+        sequence = places % 30
+        events += [(user, item + 1, time) for time, item in enumerate(sequence)]
+        negatives = rng.permutation(np.setdiff1d(np.arange(30), sequence))[:12] + 1
+        given.append((user, negatives.tolist()))
+    _write(folder / "interactions.parquet", ("user_id", "item_id", "timestamp"), events)
+    _write(folder / "test.parquet", ("user_id", "negatives"), given)
+    return open_dataset(prepare("sequences", from_path=folder, out=folder / "prepared"))
+
+
+def _write(path: Path, names: tuple[str, ...], rows: list[tuple]) -> None:
+    pq.write_table(pa.table(dict(zip(names, zip(*rows, strict=True), strict=True))), path)
 
 
 def write_ratings(folder: Path, *, seed: int, users: int = 60, items: int = 80) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels import JaggedTensor
-from jagged_ranking.data.store import HistoryStore, ranges, stacked, tensor
+from jagged_ranking.data.store import HistoryStore, ItemTable, ranges, stacked, tensor
 
 # Names of the features that come with every candidate: of its earlier events in the history.
 MATCHES = ("matches", "matched", "match_recency")
@@ -32,7 +32,7 @@ class JaggedBatch:
     item_dense: float32 [T, E] and candidate_dense [C, E], dense features of the items.
     Of requests: user int32 [R]; context int32 [R, X] and context_dense float32 [R, Y]. request
     int64 [C] is a candidate's request, index int64 [C] its row among all candidates of its split.
-    pairs: of a candidate and an event of its request, in all.
+    pairs: of a candidate and an event of its request, in all. items: the features of all items.
     """
 
     item: JaggedTensor
@@ -52,6 +52,7 @@ class JaggedBatch:
     request: Tensor
     index: Tensor
     pairs: int
+    items: ItemTable
 
     def __len__(self) -> int:
         return len(self.user)
@@ -71,7 +72,8 @@ class JaggedBatch:
                 head = heads[id(value.offsets)]
                 moved[spec.name] = head.with_values(value.values.to(device))
             else:
-                moved[spec.name] = value.to(device) if isinstance(value, Tensor) else value
+                moves = isinstance(value, (Tensor, ItemTable))
+                moved[spec.name] = value.to(device) if moves else value
         return JaggedBatch(**moved)
 
 
@@ -118,6 +120,13 @@ class RequestTable:
 
     def __len__(self) -> int:
         return len(self.host_prefix)
+
+    def longest(self) -> np.ndarray:
+        """Of each user the request that sees most, the later of equals; ascending, int64."""
+        user = self.user.cpu().numpy()
+        order = np.lexsort((np.arange(len(user)), self.host_prefix, user))
+        last = np.diff(user[order], append=-1) != 0
+        return np.sort(order[last])
 
 
 def make_batch(
@@ -172,6 +181,7 @@ def make_batch(
         request=request,
         index=shown,
         pairs=int((seen * asked).sum()),
+        items=items,
     )
 
 

@@ -15,6 +15,17 @@ if TYPE_CHECKING:
     from click_data import ClickDataset
 
 
+# The positive rate of next items, of which none is negative until others are drawn.
+NEXT_ITEM_RATE = 0.5
+
+
+def is_next_items(dataset: ClickDataset) -> bool:
+    """Whether train requests have one candidate each, the item that came next."""
+    if dataset.info["timed"] != "none":
+        return False
+    return all((np.asarray(of) == 1).all() for of in dataset.requests("train").labels.values())
+
+
 @dataclass(frozen=True)
 class Scale:
     """Mean and standard deviation of numbers in the train period, by which they enter."""
@@ -73,14 +84,13 @@ class DataShape:
         if len(train.item) == 0:
             raise ValueError(f"{dataset.name}: there are no train requests")
         rates = {task: float(np.mean(label)) for task, label in train.labels.items()}
+        if is_next_items(dataset):
+            rates = dict.fromkeys(rates, NEXT_ITEM_RATE)
         for task, rate in rates.items():
             if not 0 < rate < 1:
                 which = "" if len(rates) == 1 else f" of {task}"
-                hint = ""
-                if dataset.info["timed"] == "none" and rate == 1:
-                    hint = ": next items, for which training does not draw others yet"
                 raise ValueError(
-                    f"{dataset.name}: train candidates all have the label {rate:.0f}{which}{hint}"
+                    f"{dataset.name}: train candidates all have the label {rate:.0f}{which}"
                 )
         columns = dataset.histories
         matches = whole_matches(HistoryStore.from_dataset(dataset), train).numpy().T

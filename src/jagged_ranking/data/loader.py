@@ -15,7 +15,8 @@ class RequestLoader:
     """Batches of one split, in an order that depends on `(seed, epoch)` alone.
 
     There is no state to save: `batches(epoch, start=k)` goes on exactly where an interrupted
-    epoch stopped. Batch size is in requests; the last batch may be smaller.
+    epoch stopped. Batch size is in requests; the last batch may be smaller. `rows`: which requests
+    (int64), all when None.
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class RequestLoader:
         max_history: int,
         shuffle: bool = False,
         seed: int = 0,
+        rows: np.ndarray | None = None,
     ) -> None:
         if batch_size < 1 or max_history < 1:
             raise ValueError(
@@ -35,15 +37,16 @@ class RequestLoader:
         self.store, self.requests = store, requests
         self.batch_size, self.max_history = batch_size, max_history
         self.shuffle, self.seed = shuffle, seed
+        self.rows = np.arange(len(requests)) if rows is None else rows
 
     def __len__(self) -> int:
-        return math.ceil(len(self.requests) / self.batch_size)
+        return math.ceil(len(self.rows) / self.batch_size)
 
     def order(self, epoch: int) -> np.ndarray:
-        """Requests in the order of `epoch`, int64 [R]."""
+        """The requests in the order of `epoch`, int64."""
         if not self.shuffle:
-            return np.arange(len(self.requests))
-        return np.random.default_rng((self.seed, epoch)).permutation(len(self.requests))
+            return self.rows
+        return np.random.default_rng((self.seed, epoch)).permutation(self.rows)
 
     def batches(self, epoch: int = 0, *, start: int = 0) -> Iterator[JaggedBatch]:
         """Batches `start`, `start + 1`, ... of `epoch`."""

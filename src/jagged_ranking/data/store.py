@@ -53,6 +53,10 @@ class ItemTable:
     categories: Tensor
     dense: Tensor
 
+    def to(self, device: torch.device | str) -> ItemTable:
+        """The same table on another device."""
+        return ItemTable(self.categories.to(device), self.dense.to(device))
+
     @classmethod
     def from_dataset(cls, dataset: ClickDataset, device: torch.device | str = "cpu") -> ItemTable:
         """Copies the item table of a prepared data set to `device`."""

@@ -10,8 +10,10 @@ import torch
 
 from click_data.split import SPLITS
 from jagged_ranking.data.batch import RequestTable
+from jagged_ranking.data.data_shape import is_next_items
 from jagged_ranking.data.loader import RequestLoader
 from jagged_ranking.data.store import HistoryStore
+from jagged_ranking.evaluation.all_items import all_item_metrics, ranks_among_all
 from jagged_ranking.evaluation.metrics import evaluate_metrics
 from jagged_ranking.models.ranker import Ranker
 
@@ -88,4 +90,7 @@ def evaluate_model(
         max_history=model.max_history,
     )
     probability = predict(model.to(device), loader)
-    return Evaluation.of(split, columns, probability, train_ctr=model.head.positive_rate)
+    found = Evaluation.of(split, columns, probability, train_ctr=model.head.positive_rate)
+    if model.follows_sequences and is_next_items(dataset):
+        found.metrics.update(all_item_metrics(ranks_among_all(model, loader)))
+    return found

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from jagged_kernels import JaggedTensor, jagged_embedding
 from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.data.data_shape import DataShape
+from jagged_ranking.data.store import ItemTable
 from jagged_ranking.layers.scaling import Standard
 
 BUCKETS = 32  # of log2(1 + x): enough for a position, and for a century of seconds
@@ -43,10 +44,17 @@ class EventEmbedding(nn.Module):
         dim: width of a token and of a candidate.
         id_dropout: share of the item ids shown as unknown in training.
         dropout: on the vectors.
+        category_std: of the vectors of categories at the start.
     """
 
     def __init__(
-        self, shape: DataShape, *, dim: int, id_dropout: float = 0.0, dropout: float = 0.0
+        self,
+        shape: DataShape,
+        *,
+        dim: int,
+        id_dropout: float = 0.0,
+        dropout: float = 0.0,
+        category_std: float = CATEGORY_STD,
     ) -> None:
         super().__init__()
         self.num_items = shape.num_items
@@ -65,7 +73,7 @@ class EventEmbedding(nn.Module):
         for table in (self.item, self.recency, self.age):
             nn.init.normal_(table.weight, std=INITIAL_STD)
         for table in self.categories:
-            nn.init.normal_(table, std=CATEGORY_STD)
+            nn.init.normal_(table, std=category_std)
 
     @property
     def tables(self) -> list[Tensor]:
@@ -74,6 +82,14 @@ class EventEmbedding(nn.Module):
 
     def forward(self, batch: JaggedBatch) -> tuple[JaggedTensor, JaggedTensor]:
         """The batch's histories as tokens, and its candidates."""
+        history = self.history(batch)
+        candidate = self._content(
+            batch.candidate, batch.candidate_categories, batch.candidate_dense
+        )
+        return history, candidate.with_values(self.dropout(candidate.values))
+
+    def history(self, batch: JaggedBatch) -> JaggedTensor:
+        """The batch's histories as tokens [T, dim]."""
         token = self._content(batch.item, batch.categories, batch.item_dense).values
         if self.reaction is not None:
             standard = self.signals(batch.signals.values)
@@ -83,20 +99,31 @@ class EventEmbedding(nn.Module):
         places = (self.recency.weight[:, None] + self.age.weight).flatten(0, 1)
         place = log_bucket(batch.recency.values) * BUCKETS + log_bucket(batch.age.values)
         token = token + nn.functional.embedding(place, places)
-        candidate = self._content(
-            batch.candidate, batch.candidate_categories, batch.candidate_dense
+        return batch.item.with_values(self.dropout(token))
+
+    def all_items(self, items: ItemTable) -> Tensor:
+        """All items that training knows as candidates [num_items, dim], none of them dropped."""
+        device = items.categories.device
+        item = JaggedTensor(
+            torch.arange(self.num_items, dtype=torch.int32, device=device),
+            torch.tensor([0, self.num_items], device=device),
+            validate=False,
         )
-        return (
-            batch.item.with_values(self.dropout(token)),
-            candidate.with_values(self.dropout(candidate.values)),
-        )
+        categories = item.with_values(items.categories[: self.num_items])
+        dense = item.with_values(items.dense[: self.num_items])
+        return self._content(item, categories, dense, drop=False).values
 
     def _content(
-        self, item: JaggedTensor, categories: JaggedTensor, dense: JaggedTensor
+        self,
+        item: JaggedTensor,
+        categories: JaggedTensor,
+        dense: JaggedTensor,
+        *,
+        drop: bool = True,
     ) -> JaggedTensor:
         ids = item.values
         unknown = ids >= self.num_items
-        if self.training and self.id_dropout:
+        if drop and self.training and self.id_dropout:
             unknown = unknown | (torch.rand(ids.shape, device=ids.device) < self.id_dropout)
         features = [item.with_values(ids.masked_fill(unknown, 0)), *categories.values.unbind(1)]
         content = jagged_embedding(features, self.tables)

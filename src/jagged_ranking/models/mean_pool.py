@@ -7,6 +7,7 @@ that a difference from it is what attention adds.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from jagged_kernels import JaggedTensor, jagged_mean
@@ -30,3 +31,16 @@ class MeanPool(nn.Module):
         """history [T, D], candidates [C, D] -> [C, D]."""
         del candidates
         return self.out(jagged_mean(history))[batch.request]
+
+    def states(self, history: JaggedTensor, batch: JaggedBatch) -> JaggedTensor:
+        """[T, D] -> [T, D]: what it would answer after each of the events."""
+        del batch
+        values, lengths = history.values, history.lengths
+        sums = torch.cat([values.new_zeros(1, values.shape[1]), values]).double().cumsum(0)
+        before, events = (
+            torch.repeat_interleave(of, lengths, dim=0, output_size=len(values))
+            for of in (sums[history.offsets[:-1]], history.offsets[:-1])
+        )
+        count = torch.arange(1, len(values) + 1, device=values.device) - events
+        mean = (sums[1:] - before) / count[:, None]
+        return history.with_values(self.out(mean.to(values.dtype)))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-MODEL_NAMES = ("mean_pool", "din", "target_attention", "transformer")
-LOSSES = ("pointwise", "listwise")
+MODEL_NAMES = ("mean_pool", "din", "target_attention", "transformer", "sasrec")
+HEADS = ("mlp", "dot")
+LOSSES = ("pointwise", "listwise", "next_item")
 
 
 def check_model(name: str) -> str:
@@ -32,6 +33,7 @@ class ModelConfig:
     dim: int = option(32, "width of a history token and of a target")
     heads: int = option(2, "attention heads")
     layers: int = option(1, "layers of the transformer")
+    head: str = option("mlp", f"one of {', '.join(HEADS)}")
     hidden: tuple[int, ...] = option((64,), "widths of the head's hidden layers")
     dropout: float = option(0.2, "dropout inside the model and the head")
     embedding_dropout: float = option(0.3, "dropout on tokens and targets")
@@ -40,6 +42,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_model(self.model)
+        if self.head not in HEADS:
+            raise ValueError(f"head must be one of {', '.join(HEADS)}, got {self.head!r}")
         self.check_least(1, "dim", "heads", "layers", "max_history")
         self.check_shares("dropout", "embedding_dropout", "id_dropout")
         if self.dim % self.heads:

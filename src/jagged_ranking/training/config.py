@@ -23,6 +23,9 @@ class TrainConfig(ModelConfig):
     epochs: int = option(10, "at most so many")
     batch_size: int = option(512, "requests in a step")
     loss: str = option("pointwise", f"what is trained: {', '.join(LOSSES)}")
+    negatives: int = option(
+        0, "items drawn a step, for the loss next_item, which each next item is told from; 0 = all"
+    )
     learning_rate: float = option(3e-3, "AdamW's, at the start")
     weight_decay: float = option(0.1, "AdamW's, decoupled")
     embedding_weight_decay: float = option(0.1, "the same for the tables of ids")
@@ -44,12 +47,15 @@ class TrainConfig(ModelConfig):
             raise ValueError(f"select must be one of {', '.join(SELECT)}, got {self.select!r}")
         if self.loss not in LOSSES:
             raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
+        if self.loss == "next_item" and self.head != "dot":
+            raise ValueError(f"loss next_item needs head dot, got head {self.head}")
         self.check_least(1, "epochs", "batch_size", "patience")
         self.check_shares("average_decay")
         for name in ("learning_rate", "clip_norm"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("weight_decay", "embedding_weight_decay", "lr_patience", "checkpoint_steps"):
+        self.check_least(0, "lr_patience", "checkpoint_steps", "negatives")
+        for name in ("weight_decay", "embedding_weight_decay"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if not 0 <= self.seed < 2**63:

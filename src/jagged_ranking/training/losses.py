@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from jagged_kernels import JaggedTensor, jagged_max, jagged_sum
 from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.evaluation.evaluate import autocast
 from jagged_ranking.models.model_config import LOSSES
+from jagged_ranking.models.ranker import Ranker
+
+NO_ITEM = -100  # a target that is not known; cross_entropy's own mark
 
 
-def loss_of(name: str, model: Callable[[JaggedBatch], Tensor], batch: JaggedBatch) -> Tensor:
-    """The mean loss of a model's logits [C, tasks] for a batch, float32; one of `LOSSES`.
+def loss_of(name: str, model: Ranker, batch: JaggedBatch, *, negatives: int = 0) -> Tensor:
+    """The mean loss of a model for a batch, float32; one of `LOSSES`.
 
     pointwise: binary cross-entropy of every candidate and task. listwise: of each request and task
     with a positive candidate, the cross-entropy of the softmax over the request's candidates, its
-    positives sharing the target evenly.
+    positives sharing the target evenly. next_item: of each event of the histories, the
+    cross-entropy of the item that comes next, told from `negatives` drawn items, or from all.
     """
+    if name == "next_item":
+        return _next_item(model, batch, negatives)
     with autocast(batch.label.values.device):
         logit = model(batch)
     if name == "pointwise":
@@ -37,3 +42,47 @@ def _listwise(logit: JaggedTensor, batch: JaggedBatch) -> Tensor:
     positives = jagged_sum(batch.label.with_values(positive))
     share = positive / positives.clamp(min=1)[batch.request]
     return (share * (log_sum - logit.values)).sum() / (positives > 0).sum().clamp(min=1)
+
+
+def _next_item(model: Ranker, batch: JaggedBatch, negatives: int) -> Tensor:
+    """Where the next item is not of the training vocabulary, nothing is asked.
+
+    Items are drawn uniformly, the same for all events of a batch; one that is the next item is not
+    told from itself.
+    """
+    with autocast(batch.label.values.device):
+        state = model.states(batch).values
+        vectors, bias = model.all_items(batch.items)
+        target = following(batch, num_items=len(vectors))
+        if negatives == 0:
+            logit = state @ vectors.T + bias
+        else:
+            drawn = torch.randint(1, len(vectors), (negatives,), device=state.device)
+            known = target.clamp(min=0)
+            own = (state * vectors[known]).sum(1) + bias[known]
+            others = state @ vectors[drawn].T + bias[drawn]
+            others = others.masked_fill(drawn == target[:, None], -torch.inf)
+            logit = torch.cat([own[:, None], others], dim=1)
+            target = torch.where(target == NO_ITEM, NO_ITEM, 0)
+    count = (target != NO_ITEM).sum().clamp(min=1)
+    return cross_entropy(logit.float(), target, ignore_index=NO_ITEM, reduction="sum") / count
+
+
+def following(batch: JaggedBatch, *, num_items: int) -> Tensor:
+    """The item that comes after each event of the histories, int64 [T].
+
+    After a request's last event it is the first candidate, if that is positive. `NO_ITEM` where it
+    is none of the `num_items` that training knows.
+    """
+    item, candidate = batch.item, batch.candidate
+    after = item.values.roll(-1).long()
+    asked = candidate.lengths > 0
+    # of a request without candidates any row will do, since `asked` masks it
+    first = candidate.offsets[:-1].clamp(max=max(len(candidate.values) - 1, 0))
+    wanted = asked & (batch.label.values[first, 0] > 0)
+    answer = torch.where(wanted, candidate.values[first].long(), 0)
+    ends = item.offsets[1:] - 1
+    # a request without history has no last event: its write goes to a place of its own, behind
+    place = torch.where(item.lengths > 0, ends, len(after))
+    after = torch.cat([after, after.new_zeros(1)]).index_copy(0, place, answer)[:-1]
+    return torch.where((after > 0) & (after < num_items), after, NO_ITEM)

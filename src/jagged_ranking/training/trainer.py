@@ -24,12 +24,12 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from tqdm import tqdm
 
 from jagged_ranking.data.batch import JaggedBatch, RequestTable
-from jagged_ranking.data.data_shape import DataShape
+from jagged_ranking.data.data_shape import DataShape, is_next_items
 from jagged_ranking.data.loader import RequestLoader
 from jagged_ranking.data.store import HistoryStore
 from jagged_ranking.devices import default_device
 from jagged_ranking.evaluation.evaluate import Evaluation, predict
-from jagged_ranking.models.ranker import Ranker
+from jagged_ranking.models.ranker import MODELS, Ranker
 from jagged_ranking.processes import alone_in, sweep
 from jagged_ranking.training import checkpoint
 from jagged_ranking.training.average import Average
@@ -109,6 +109,19 @@ def train(
     )
 
 
+def _check_loss(loss: str, model: Ranker, dataset: ClickDataset) -> None:
+    if loss == "next_item" and not model.follows_sequences:
+        able = [name for name, encoder in MODELS.items() if hasattr(encoder, "states")]
+        raise ValueError(
+            f"loss next_item needs a model that answers after every event: {', '.join(able)}"
+        )
+    if loss != "next_item" and is_next_items(dataset):
+        raise ValueError(
+            f"{dataset.name}: has next items alone, without others to tell them from: "
+            "loss next_item draws these, with head dot"
+        )
+
+
 def load_model(
     run: Path, *, digest: str, device: torch.device | str = "cpu"
 ) -> tuple[Ranker, TrainConfig]:
@@ -171,6 +184,7 @@ class _Run:
             raise ValueError(f"{dataset.name}: there are no validation requests to stop on")
         torch.manual_seed(config.seed)
         self.model = Ranker(config, self.shape).to(device)
+        _check_loss(config.loss, self.model, dataset)
         self.optimizer = torch.optim.AdamW(
             self.model.parameter_groups(
                 weight_decay=config.weight_decay,
@@ -188,13 +202,16 @@ class _Run:
         self.progress, self.numbers = Progress(), StepNumbers()
         self.best_state: dict[str, Tensor] = {}
         store = HistoryStore.from_dataset(dataset, device)
+        requests = RequestTable.from_columns(dataset.requests("train"), device)
         self.loader = RequestLoader(
             store,
-            RequestTable.from_columns(dataset.requests("train"), device),
+            requests,
             batch_size=config.batch_size,
             max_history=config.max_history,
             shuffle=True,
             seed=config.seed,
+            # every event of a history is asked about: that of the last request holds all others'
+            rows=requests.longest() if config.loss == "next_item" else None,
         )
         self.valid_loader = RequestLoader(
             store,
@@ -270,7 +287,7 @@ class _Run:
         # dropout's seed is a function of the step, so that no generator state need be saved
         entropy = (self.config.seed, now.step)
         torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1))
-        loss = loss_of(self.config.loss, self.model, batch)
+        loss = loss_of(self.config.loss, self.model, batch, negatives=self.config.negatives)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)

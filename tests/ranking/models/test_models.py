@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import Tensor, nn
 
-from click_data import ClickDataset, open_dataset, prepare
+from click_data import ClickDataset
 from jagged_kernels import JaggedTensor, jagged_attention
 from jagged_ranking.data.batch import MATCHES, JaggedBatch, RequestTable, make_batch
 from jagged_ranking.data.data_shape import DataShape, Scale
@@ -146,14 +144,14 @@ def test_every_parameter_learns(toy: ClickDataset, model: str) -> None:
 
 
 def test_only_attention_weighs_the_history_by_the_candidate(toy: ClickDataset) -> None:
-    """What a candidate does to the answer: nothing for the mean, something for the others."""
+    """What a candidate does to the answer: nothing where one vector is for all of them."""
     batch = batch_of(toy, np.flatnonzero(toy.requests("train").prefix > 5)[:4])
     for model in MODELS:
         made = ranker(toy, model)
         history, candidates = made.embedding(batch)
         turned = candidates.with_values(candidates.values.flip(0))
         answers = [made.encoder(history, asked, batch) for asked in (candidates, turned)]
-        assert ((answers[1] - answers[0]).abs().max() == 0) == (model == "mean_pool")
+        assert ((answers[1] - answers[0]).abs().max() == 0) == (model in ("mean_pool", "sasrec"))
 
 
 def test_target_attention_is_softmax_with_a_sink(toy: ClickDataset) -> None:
@@ -249,18 +247,6 @@ def test_signals_are_standardised_over_what_train_requests_see(toy: ClickDataset
     assert DataShape.from_dict(shape.to_dict()) == shape
 
 
-def test_next_items_alone_are_not_trained_on(tmp_path: Path) -> None:
-    rows = [(user, item, time) for user in range(4) for time, item in enumerate("abcd"[user:] * 3)]
-    table = pa.table(
-        dict(zip(("user_id", "item_id", "timestamp"), zip(*rows, strict=True), strict=True))
-    )
-    (tmp_path / "log").mkdir()
-    pq.write_table(table, tmp_path / "log" / "interactions.parquet")
-    out = prepare("sequences", from_path=tmp_path / "log", out=tmp_path / "songs", holdout=1)
-    with pytest.raises(ValueError, match="the label 1: next items, for which training does not"):
-        DataShape.of(open_dataset(out))
-
-
 def test_features_and_context_enter(toy: ClickDataset) -> None:
     """Context by codes and by numbers, several tasks, dense features of items."""
     shape = dataclasses.replace(
@@ -318,11 +304,11 @@ def test_id_tables_decay_at_their_own_rate(toy: ClickDataset) -> None:
     [
         (
             {"model": "dnn"},
-            "model must be one of mean_pool, din, target_attention, transformer, got 'dnn'",
+            "model must be one of mean_pool, din, target_attention, transformer, sasrec, got 'dnn'",
         ),
         ({"dim": 10, "heads": 4}, "divisible by heads, got 10 and 4"),
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
-        ({"loss": "hinge"}, "loss must be one of pointwise, listwise, got 'hinge'"),
+        ({"loss": "hinge"}, "loss must be one of pointwise, listwise, next_item, got 'hinge'"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         (
             {"select": "ndcg"},
