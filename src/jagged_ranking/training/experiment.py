@@ -20,11 +20,13 @@ from tqdm import tqdm
 
 from click_data import ClickDataset, open_dataset
 from jagged_ranking import results
-from jagged_ranking.data.data_shape import DataShape
+from jagged_ranking.data.data_shape import DataShape, is_next_items
 from jagged_ranking.devices import default_device
+from jagged_ranking.evaluation.all_items import ALL_ITEM_METRICS
 from jagged_ranking.evaluation.evaluate import Evaluation, evaluate_model
 from jagged_ranking.evaluation.floors import FLOORS, evaluate_floor
 from jagged_ranking.evaluation.metrics import paired_bootstrap
+from jagged_ranking.evaluation.popularity import NEXT_ITEM_FLOORS, evaluate_next_item_floor
 from jagged_ranking.models.model_config import MODEL_NAMES, check_model
 from jagged_ranking.processes import end_worker_with_parent
 from jagged_ranking.training.config import TrainConfig
@@ -56,7 +58,9 @@ def compare_models(
     trained again, and each training is put there as soon as it is done. Rows, op "ranking":
     - provider a model, mode "valid" or "test", metric auc, gauc, ne or log_loss, and for lists of
       candidates list_auc, mrr, hr@10 or ndcg@10, one a seed;
-    - provider "counts", "popularity" or "repeats", likewise: the floors, which have no seed;
+    - provider "counts", "popularity" or "repeats", likewise, and of next items "popularity" and
+      "popularity_leak": the floors, which have no seed;
+    - of next items also metric all_hr@10 and all_ndcg@10, among all items;
     - provider a model, mode "train", metric "seconds", one a seed;
     - mode "test", metric "auc_difference", ...: the mean over seeds minus the baseline's, with
       the bounds of its 95% paired bootstrap interval over users and seeds as "low" and "high" in
@@ -75,7 +79,7 @@ def compare_models(
     configs = [replace(config, model=m, seed=s) for m, s in itertools.product(models, seeds)]
     dataset = open_dataset(dataset_dir)
     device = device or default_device()
-    floors = {name: evaluate_floor(name, dataset, splits=REPORTED) for name in FLOORS}
+    floors = _floors(dataset)
     tested = {name: [found[-1]] for name, found in floors.items()}
     rows = [
         row
@@ -108,6 +112,13 @@ def compare_models(
     if baseline in tested:
         rows += _difference_rows(dataset, tested, baseline=baseline, replicates=replicates)
     return results.frame(rows)
+
+
+def _floors(dataset: ClickDataset) -> dict[str, list[Evaluation]]:
+    of = dict.fromkeys(FLOORS, evaluate_floor)
+    if is_next_items(dataset):
+        of = dict.fromkeys(NEXT_ITEM_FLOORS, evaluate_next_item_floor)
+    return {name: scored(name, dataset, splits=REPORTED) for name, scored in of.items()}
 
 
 def _train_one(
@@ -199,7 +210,7 @@ def _difference_rows(
     reference = tested[baseline]
     train_ctr = DataShape.of(dataset).positive_rate
     for provider, metric in itertools.product(tested, reference[0].metrics):
-        if provider == baseline:
+        if provider == baseline or metric in ALL_ITEM_METRICS:
             continue
         found = paired_bootstrap(
             metric,

@@ -16,6 +16,7 @@ from jagged_ranking.data.loader import RequestLoader
 from jagged_ranking.data.store import HistoryStore
 from jagged_ranking.evaluation.all_items import all_item_metrics, ranks_among_all
 from jagged_ranking.evaluation.evaluate import evaluate_model
+from jagged_ranking.evaluation.popularity import NEXT_ITEM_FLOORS, evaluate_next_item_floor
 from jagged_ranking.models.ranker import MODELS, Ranker
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.losses import NO_ITEM, following, loss_of
@@ -182,3 +183,26 @@ def test_what_cannot_be_trained_is_said(songs: ClickDataset) -> None:
         TrainConfig(loss="next_item")
     with pytest.raises(ValueError, match="head must be one of mlp, dot, got 'dots'"):
         TrainConfig(head="dots")
+
+
+@pytest.mark.parametrize("name", NEXT_ITEM_FLOORS)
+def test_popularity_among_all_items(songs: ClickDataset, name: str) -> None:
+    """Held out events count in the one that published tables have, and nowhere else."""
+    histories = songs.histories
+    count = np.zeros(songs.item_rows)
+    for user in range(songs.num_users):
+        items = histories.item[histories.offsets[user] : histories.offsets[user + 1]]
+        for item in items if name == "popularity_leak" else items[:-2]:
+            count[item] += 1
+    (found,) = evaluate_next_item_floor(name, songs, splits=("test",))
+    columns = songs.requests("test")
+    np.testing.assert_allclose(found.probability, count[columns.item] / (count.max() + 1))
+    hits = []
+    for user, prefix, first in zip(columns.user, columns.prefix, columns.offsets, strict=False):
+        start, target = histories.offsets[user], columns.item[first]
+        met = histories.item[start : start + prefix]
+        left = np.setdiff1d(np.arange(1, songs.item_rows), [*met, target])
+        rank = 1 + (count[left] > count[target]).sum() + (count[left] == count[target]).sum() / 2
+        hits.append(rank <= 10)
+    assert 0 < np.mean(hits) < 1
+    assert found.metrics["all_hr@10"] == np.mean(hits)

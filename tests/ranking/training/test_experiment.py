@@ -152,7 +152,7 @@ def test_compare_models_is_tidy_and_complete(compared: pd.DataFrame, tmp_path: P
 def test_compare_models_arguments(toy: ClickDataset) -> None:
     with pytest.raises(
         ValueError,
-        match="model must be one of mean_pool, din, target_attention, transformer, got 'dnn'",
+        match="model must be one of mean_pool, din, target_attention, transformer, sasrec, got 'dnn'",
     ):
         compare_models(toy.folder, models=("dnn",))
     with pytest.raises(ValueError, match="at least one model and one seed"):

@@ -89,5 +89,6 @@ def test_without_a_positive_there_is_nothing_to_learn(batch: JaggedBatch) -> Non
 
 
 def test_an_unknown_loss_is_answered_by_the_known_ones(batch: JaggedBatch) -> None:
-    with pytest.raises(ValueError, match="loss must be one of pointwise, listwise, next_item, got 'hinge'"):
+    known = "loss must be one of pointwise, listwise, next_item, got 'hinge'"
+    with pytest.raises(ValueError, match=known):
         loss_of("hinge", answering(batch.label.values), batch)
