@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
-import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-from tqdm import tqdm
 
 from click_data import ClickDataset, open_dataset
 from jagged_ranking import results
 from jagged_ranking.data.data_shape import DataShape, is_next_items
 from jagged_ranking.devices import default_device
 from jagged_ranking.evaluation.all_items import ALL_ITEM_METRICS
-from jagged_ranking.evaluation.evaluate import Evaluation, evaluate_model
+from jagged_ranking.evaluation.evaluate import Evaluation
 from jagged_ranking.evaluation.floors import FLOORS, evaluate_floor
 from jagged_ranking.evaluation.metrics import paired_bootstrap
 from jagged_ranking.evaluation.popularity import NEXT_ITEM_FLOORS, evaluate_next_item_floor
 from jagged_ranking.models.model_config import MODEL_NAMES, check_model
-from jagged_ranking.processes import end_worker_with_parent
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.outcome import Outcome, Store
-from jagged_ranking.training.trainer import train
+from jagged_ranking.training.runs import train_all
+from jagged_ranking.training.search import Search, best_of
 
 REPORTED = ("valid", "test")
 UNITS = {"log_loss": "nats"}
@@ -49,13 +44,15 @@ def compare_models(
     workers: int | None = None,
     progress: bool = True,
     store: Store | None = None,
+    search: Search | None = None,
 ) -> pd.DataFrame:
     """Trains every model with every seed and returns their quality in the form of `results`.
 
-    All models share `config` (its model and seed are replaced). The epoch is chosen on the
-    validation split; the test split is scored once, at the end. On a CPU up to `workers` runs
-    (one a core when None) go side by side, on a GPU one after another. What `store` has is not
-    trained again, and each training is put there as soon as it is done. Rows, op "ranking":
+    All models share `config` (its model and seed are replaced), or, with `search`, the list of
+    trials around it, of which each then has its best, by `config.select` on the validation split.
+    The epoch is chosen on the validation split, too; the test split is scored once, at the end.
+    `workers`, `store`: see `train_all`. Rows, op "ranking":
+    - provider a model, mode "trial", metric `config.select`, one a trial: what it came to;
     - provider a model, mode "valid" or "test", metric auc, gauc, ne or log_loss, and for lists of
       candidates list_auc, mrr, hr@10 or ndcg@10, one a seed;
     - provider "counts", "popularity" or "repeats", likewise, and of next items "popularity" and
@@ -66,7 +63,8 @@ def compare_models(
       the bounds of its 95% paired bootstrap interval over users and seeds as "low" and "high" in
       config; for every model but the baseline, and for the floors.
 
-    Raises ValueError for an unknown model, no seed or no replicate, DataError for data that is not
+    Raises ValueError for an unknown model, no seed or no replicate, a search space that does not
+    fit `config`, DataError for data that is not
     prepared: before anything is trained.
     """
     config = config or TrainConfig()
@@ -76,7 +74,8 @@ def compare_models(
         raise ValueError("there must be at least one model and one seed")
     if replicates < 1:
         raise ValueError(f"replicates must be at least 1, got {replicates}")
-    configs = [replace(config, model=m, seed=s) for m, s in itertools.product(models, seeds)]
+    seeded = [replace(config, seed=seed) for seed in seeds]  # refuses what is none
+    drawn = search.drawn(config) if search is not None else []
     dataset = open_dataset(dataset_dir)
     device = device or default_device()
     floors = _floors(dataset)
@@ -87,24 +86,21 @@ def compare_models(
         for one in found
         for row in _metric_rows(dataset, name, one, {"digest": dataset.digest})
     ]
-    found_before = {one: store.get(one) for one in configs} if store is not None else {}
-    outcomes = {one: outcome for one, outcome in found_before.items() if outcome}
-    missing = [one for one in dict.fromkeys(configs) if one not in outcomes]
-    runs = _in_turn if device != "cpu" or workers == 1 else _side_by_side
-    bar = tqdm(total=len(missing), desc="models", unit="run", disable=not progress)
-    with bar:
-        for one in runs(dataset, missing, device, bar, workers or _cores()):
-            outcomes[one.config] = one
-            if store is not None:
-                store.put(one)
-    for one in map(outcomes.__getitem__, configs):
-        facts = {
-            **one.config.to_dict(),
-            "best_epoch": one.best_epoch,
-            "device": device,
-            "digest": dataset.digest,
-        }
-        model = one.config.model
+    run = partial(
+        train_all, dataset, device=device, workers=workers, progress=progress, store=store
+    )
+    chosen = dict.fromkeys(models, config)
+    if search is not None:
+        trials = [replace(one, model=model) for model in models for one in drawn]
+        scored = run(trials, splits=REPORTED[:1], what="trials")
+        for one in scored:
+            value = one.evaluations[0].metrics[config.select]
+            facts = _facts(one, device, dataset.digest)
+            rows.append(_row(dataset, one.config.model, "trial", config.select, value, facts))
+        chosen = {model: _best(config.select, model, scored) for model in models}
+    finals = [replace(chosen[m], model=m, seed=s.seed) for m in models for s in seeded]
+    for one in run(finals, splits=REPORTED):
+        facts, model = _facts(one, device, dataset.digest), one.config.model
         rows.append(_row(dataset, model, "train", "seconds", one.seconds, facts, unit="s"))
         for found in one.evaluations:
             rows += _metric_rows(dataset, model, found, facts)
@@ -114,83 +110,26 @@ def compare_models(
     return results.frame(rows)
 
 
+def _best(select: str, model: str, scored: Sequence[Outcome]) -> TrainConfig:
+    sign = -1 if select == "log_loss" else 1
+    mine = [one for one in scored if one.config.model == model]
+    return best_of([(one.config, sign * one.evaluations[0].metrics[select]) for one in mine])
+
+
+def _facts(one: Outcome, device: str, digest: str) -> dict[str, Any]:
+    return {
+        **one.config.to_dict(),
+        "best_epoch": one.best_epoch,
+        "device": device,
+        "digest": digest,
+    }
+
+
 def _floors(dataset: ClickDataset) -> dict[str, list[Evaluation]]:
     of = dict.fromkeys(FLOORS, evaluate_floor)
     if is_next_items(dataset):
         of = dict.fromkeys(NEXT_ITEM_FLOORS, evaluate_next_item_floor)
     return {name: scored(name, dataset, splits=REPORTED) for name, scored in of.items()}
-
-
-def _train_one(
-    dataset: ClickDataset, config: TrainConfig, device: str, *, progress: bool
-) -> Outcome:
-    started = time.perf_counter()
-    trained = train(config, dataset, device=device, progress=progress)
-    seconds = time.perf_counter() - started
-    evaluations = [
-        evaluate_model(trained.model, dataset, batch_size=config.batch_size, split=split)
-        for split in REPORTED
-    ]
-    return Outcome(config, evaluations, trained.best_epoch, seconds)
-
-
-def _in_turn(
-    dataset: ClickDataset, configs: list[TrainConfig], device: str, bar: tqdm, workers: int
-) -> Iterator[Outcome]:
-    del workers
-    for config in configs:
-        yield _train_one(dataset, config, device, progress=not bar.disable)
-        bar.update()
-
-
-def _side_by_side(
-    dataset: ClickDataset, configs: list[TrainConfig], device: str, bar: tqdm, workers: int
-) -> Iterator[Outcome]:
-    """One process a run and one thread a process: in models this small, threads mostly wait.
-
-    Outcomes come as they are done. When a run fails, those that have begun are waited for.
-    """
-    if not configs:
-        return
-    pool = ProcessPoolExecutor(
-        min(workers, len(configs)), mp_context=get_context("spawn"), initializer=_begin_worker
-    )
-    with pool:
-        waiting = [pool.submit(_train_folder, dataset.folder, config, device) for config in configs]
-        failed: Exception | None = None
-        try:
-            for future in as_completed(waiting):
-                bar.update()
-                if future.cancelled():
-                    continue
-                if (error := future.exception()) is None:
-                    yield future.result()
-                elif isinstance(error, Exception):
-                    failed = failed or error
-                    for other in waiting:
-                        other.cancel()
-                else:
-                    raise error
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-        if failed:
-            raise failed
-
-
-def _begin_worker() -> None:
-    end_worker_with_parent()
-    torch.set_num_threads(1)
-
-
-def _train_folder(folder: Path, config: TrainConfig, device: str) -> Outcome:
-    """`_train_one` in another process, which opens the data for itself."""
-    return _train_one(open_dataset(folder), config, device, progress=False)
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _metric_rows(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
@@ -10,21 +13,26 @@ from jagged_kernels import JaggedTensor, jagged_max, jagged_sum
 from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.evaluation.evaluate import autocast
 from jagged_ranking.models.model_config import LOSSES
-from jagged_ranking.models.ranker import Ranker
+
+if TYPE_CHECKING:
+    from jagged_ranking.models.ranker import Ranker
 
 NO_ITEM = -100  # a target that is not known; cross_entropy's own mark
 
 
-def loss_of(name: str, model: Ranker, batch: JaggedBatch, *, negatives: int = 0) -> Tensor:
+def loss_of(
+    name: str, model: Callable[[JaggedBatch], Tensor], batch: JaggedBatch, *, negatives: int = 0
+) -> Tensor:
     """The mean loss of a model for a batch, float32; one of `LOSSES`.
 
     pointwise: binary cross-entropy of every candidate and task. listwise: of each request and task
     with a positive candidate, the cross-entropy of the softmax over the request's candidates, its
     positives sharing the target evenly. next_item: of each event of the histories, the
-    cross-entropy of the item that comes next, told from `negatives` drawn items, or from all.
+    cross-entropy of the item that comes next, told from `negatives` drawn items, or from all; for
+    a `Ranker` that follows sequences.
     """
     if name == "next_item":
-        return _next_item(model, batch, negatives)
+        return _next_item(cast("Ranker", model), batch, negatives)
     with autocast(batch.label.values.device):
         logit = model(batch)
     if name == "pointwise":

@@ -30,8 +30,9 @@ class Outcome:
 class Store(Protocol):
     """Where outcomes are kept, all of one data set."""
 
-    def get(self, config: TrainConfig, /) -> Outcome | None:
-        """The outcome of a training that was done before; None where there is none."""
+    def get(self, config: TrainConfig, splits: tuple[str, ...], /) -> Outcome | None:
+        """The outcome of a training that was done before, scored on these splits; None where there
+        is none."""
 
     def put(self, outcome: Outcome, /) -> None:
         """Keep an outcome."""

@@ -13,7 +13,7 @@ from click_data import ClickDataset, open_dataset, prepare
 from jagged_ranking import paths
 from jagged_ranking.reproduce.errors import RunError
 from jagged_ranking.reproduce.lab import compared
-from jagged_ranking.training import experiment
+from jagged_ranking.training import runs
 from jagged_ranking.training.config import TrainConfig
 
 TINY = TrainConfig(dim=8, hidden=(8,), max_history=10, batch_size=512, epochs=1)
@@ -28,17 +28,17 @@ def trained(
     (home / "notebooks").mkdir(parents=True)
     (home / "pyproject.toml").touch()
     monkeypatch.setenv("JAGGED_HOME", str(home))
-    monkeypatch.setattr(experiment, "_side_by_side", experiment._in_turn)  # in this process
+    monkeypatch.setattr(runs, "_cores", lambda: 1)  # in this process
     found: list[TrainConfig] = []
-    train = experiment._train_one
+    train = runs._train_one
 
-    def note(dataset, config, device, *, progress):
+    def note(dataset, config, splits, device, *, progress):
         if config.seed == 13:
             raise InterruptedError("cut off")
         found.append(config)
-        return train(dataset, config, device, progress=False)
+        return train(dataset, config, splits, device, progress=False)
 
-    monkeypatch.setattr(experiment, "_train_one", note)
+    monkeypatch.setattr(runs, "_train_one", note)
     return found
 
 

@@ -28,7 +28,7 @@ from jagged_ranking.evaluation.floors import (
     running_counts,
 )
 from jagged_ranking.evaluation.metrics import METRICS
-from jagged_ranking.training import experiment, train_commands
+from jagged_ranking.training import experiment, runs, train_commands
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.experiment import compare_models
 from jagged_ranking.training.outcome import Outcome, read_outcome, write_outcome
@@ -150,10 +150,8 @@ def test_compare_models_is_tidy_and_complete(compared: pd.DataFrame, tmp_path: P
 
 
 def test_compare_models_arguments(toy: ClickDataset) -> None:
-    with pytest.raises(
-        ValueError,
-        match="model must be one of mean_pool, din, target_attention, transformer, sasrec, got 'dnn'",
-    ):
+    known = "model must be one of mean_pool, din, target_attention, transformer, sasrec, got 'dnn'"
+    with pytest.raises(ValueError, match=known):
         compare_models(toy.folder, models=("dnn",))
     with pytest.raises(ValueError, match="at least one model and one seed"):
         compare_models(toy.folder, seeds=())
@@ -244,17 +242,20 @@ def test_command_errors_are_one_line(
     assert not (tmp_path / "a").exists()
 
 
-class Kept(dict[TrainConfig, Outcome]):
+class Kept:
     """A store that may be cut off behind so many outcomes."""
 
-    def __init__(self, most: int = 9) -> None:
-        super().__init__()
+    def __init__(self, most: int = 99) -> None:
         self.most = most
+        self.outcomes: dict[tuple[TrainConfig, tuple[str, ...]], Outcome] = {}
 
     def put(self, outcome: Outcome) -> None:
-        if len(self) == self.most:
+        if len(self.outcomes) == self.most:
             raise InterruptedError("cut off")
-        self[outcome.config] = outcome
+        self.outcomes[outcome.config, tuple(one.split for one in outcome.evaluations)] = outcome
+
+    def get(self, config: TrainConfig, splits: tuple[str, ...]) -> Outcome | None:
+        return self.outcomes.get((config, splits))
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -272,17 +273,17 @@ def test_a_comparison_that_was_cut_off_goes_on_where_it_stopped(
     store = Kept(most=2)
     with pytest.raises(InterruptedError):
         compare_models(toy.folder, **options, store=store)
-    assert len(store) == 2
-    first = dict(store)
+    assert len(store.outcomes) == 2
+    first = dict(store.outcomes)
     store.most = 4
     table = compare_models(toy.folder, **options, store=store)
-    assert len(store) == 4
-    assert all(store[config] is outcome for config, outcome in first.items())
+    assert len(store.outcomes) == 4
+    assert all(store.outcomes[key] is outcome for key, outcome in first.items())
     # Two side by side give what one after another gave.
     numbers = [t.query("metric != 'seconds'").reset_index(drop=True) for t in (table, compared)]
     pd.testing.assert_frame_equal(numbers[0], numbers[1])
 
-    monkeypatch.setattr(experiment, "_train_one", lambda *given, **options: pytest.fail("trained"))
+    monkeypatch.setattr(runs, "_train_one", lambda *given, **options: pytest.fail("trained"))
     again = compare_models(toy.folder, **options, store=store)
     pd.testing.assert_frame_equal(again, table)  # the seconds, too
 
@@ -292,18 +293,18 @@ def test_what_runs_beside_a_training_that_fails_is_kept(
 ) -> None:
     good = threading.Event()
 
-    def train(folder: Path, config: TrainConfig, device: str) -> Outcome:
+    def train(folder: Path, config: TrainConfig, splits: tuple[str, ...], device: str) -> Outcome:
         if config.seed == 0:
             good.wait(60)  # it fails while the other is at work
             raise ValueError("no good")
         good.set()
         time.sleep(0.5)
-        return experiment._train_one(toy, config, device, progress=False)
+        return runs._train_one(toy, config, splits, device, progress=False)
 
-    monkeypatch.setattr(experiment, "_train_folder", train)
+    monkeypatch.setattr(runs, "_train_folder", train)
     # Threads, which see what is patched.
     monkeypatch.setattr(
-        experiment, "ProcessPoolExecutor", lambda most, **options: ThreadPoolExecutor(most)
+        runs, "ProcessPoolExecutor", lambda most, **options: ThreadPoolExecutor(most)
     )
     store = Kept()
     with pytest.raises(ValueError, match="no good"):
@@ -311,7 +312,7 @@ def test_what_runs_beside_a_training_that_fails_is_kept(
             toy.folder, models=("mean_pool",), seeds=(0, 1), config=TINY, workers=2,
             device="cpu", progress=False, store=store,
         )  # fmt: skip
-    assert [config.seed for config in store] == [1]
+    assert [config.seed for config, _ in store.outcomes] == [1]
 
 
 def test_an_outcome_is_read_as_it_was_written(toy: ClickDataset, tmp_path: Path) -> None:
@@ -320,7 +321,7 @@ def test_an_outcome_is_read_as_it_was_written(toy: ClickDataset, tmp_path: Path)
         toy.folder, models=("mean_pool",), seeds=(3,), config=TINY, workers=1, device="cpu",
         progress=False, store=store,
     )  # fmt: skip
-    ((config, outcome),) = store.items()
+    (((config, _), outcome),) = store.outcomes.items()
     path = tmp_path / "one.npz"
     write_outcome(outcome, path)
     found = read_outcome(path)

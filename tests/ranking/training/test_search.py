@@ -1,0 +1,93 @@
+"""Equal budgets: the same trials for every model, the best by validation, the test split once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from click_data import ClickDataset
+from jagged_ranking import results
+from jagged_ranking.training import runs
+from jagged_ranking.training.config import TrainConfig
+from jagged_ranking.training.experiment import compare_models
+from jagged_ranking.training.search import Search, best_of
+
+TINY = TrainConfig(dim=8, hidden=(8,), max_history=10, batch_size=512, epochs=1, seed=4)
+SPACE: dict[str, list[Any]] = {"learning_rate": [1e-4, 0.03], "hidden": [[8], [4, 4]]}
+
+
+def test_trials_are_drawn_once_around_the_start() -> None:
+    search = Search(trials=3, space=SPACE)
+    drawn = search.drawn(TINY)
+    assert drawn[0] == replace(TINY, seed=0)
+    assert drawn == search.drawn(TINY)
+    assert len(set(drawn)) == 3
+    for one in drawn[1:]:
+        assert one.learning_rate in SPACE["learning_rate"]
+        assert [*one.hidden] in SPACE["hidden"]
+        assert replace(one, learning_rate=TINY.learning_rate, hidden=TINY.hidden) == drawn[0]
+    assert Search(trials=3, space=SPACE, seed=1).drawn(TINY) != drawn
+    # the space and the start, and no more than there are
+    assert len(Search(trials=99, space=SPACE).drawn(TINY)) == 5
+    assert Search(trials=5, space={}).drawn(TINY) == drawn[:1]
+
+
+def test_best_is_the_first_of_the_largest() -> None:
+    one, two, three = (replace(TINY, dim=dim) for dim in (8, 16, 32))
+    assert best_of([(one, 0.5), (two, 0.7), (three, 0.7)]) == two
+    assert best_of([(one, float("nan")), (two, -3.0)]) == two
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"trials": 0, "space": {}}, "trials must be at least 1, got 0"),
+        ({"trials": 1, "space": {"seed": [1, 2]}}, "a search does not choose seed"),
+        ({"trials": 1, "space": {"depth": [1]}}, "unknown option 'depth'"),
+        ({"trials": 1, "space": {"dim": []}}, "search space of dim: must be a list of values"),
+        ({"trials": 1, "space": {"dropout": [0.1, 2.0]}}, "dropout must lie in"),
+    ],
+)
+def test_what_makes_no_sense_is_said_first(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Search(**options)
+
+
+def test_every_model_has_the_best_of_the_same_trials(
+    toy: ClickDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored: list[tuple[TrainConfig, tuple[str, ...]]] = []
+    train_one = runs._train_one
+
+    def note(
+        dataset: ClickDataset,
+        config: TrainConfig,
+        splits: tuple[str, ...],
+        device: str,
+        **more: Any,
+    ) -> Any:
+        scored.append((config, splits))
+        return train_one(dataset, config, splits, device, **more)
+
+    monkeypatch.setattr(runs, "_train_one", note)
+    models, search = ("mean_pool", "target_attention"), Search(trials=2, space=SPACE)
+    table = compare_models(
+        toy.folder, models=models, seeds=(7,), config=TINY, search=search, replicates=20,
+        device="cpu", workers=1, progress=False,
+    )  # fmt: skip
+    drawn = search.drawn(TINY)
+    trials = [(replace(one, model=model), ("valid",)) for model in models for one in drawn]
+    assert scored[:4] == trials
+    found = results.with_config(table, "learning_rate", "hidden", "seed")
+    for place, model in enumerate(models):
+        mine = results.select(found, provider=model, mode="trial", metric="log_loss")
+        assert len(mine) == 2
+        best = drawn[int(mine["value"].argmin())]
+        assert scored[4 + place] == (replace(best, model=model, seed=7), ("valid", "test"))
+        tested = results.select(found, provider=model, mode="test", metric="auc")
+        assert tested["learning_rate"].tolist() == [best.learning_rate]
+    assert len(scored) == 6
+    assert not pd.isna(found["value"]).any()
