@@ -13,22 +13,16 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from jagged_ranking.figures import style
+from jagged_ranking.figures.published import PUBLISHED
 from jagged_ranking.results import select, with_config
 
 # What needs no model of a history: beside every model, and no model itself.
-FLOORS = ("counts", "popularity", "repeats")
+FLOORS = ("counts", "popularity", "repeats", "popularity_leak")
 FLOOR = FLOORS[0]  # that a model should not lie below
-METRICS = {
-    "auc": "AUC (higher is better)",
-    "gauc": "gAUC (higher is better)",
-    "ne": "NE (lower is better)",
-}
-# Of data whose requests are lists of candidates, these in the place of those.
-LIST_METRICS = {
-    "list_auc": "AUC in a list (higher is better)",
-    "mrr": "MRR (higher is better)",
-    "ndcg@10": "nDCG@10 (higher is better)",
-}
+# By what the requests of a data set are, the metrics that it is judged by in figures.
+METRICS = ("auc", "gauc", "ne")
+LIST_METRICS = ("list_auc", "mrr", "ndcg@10")
+NEXT_ITEM_METRICS = ("hr@10", "ndcg@10", "all_hr@10")
 NAMES = {
     "auc": "AUC",
     "gauc": "gAUC",
@@ -38,6 +32,8 @@ NAMES = {
     "mrr": "MRR",
     "hr@10": "HR@10",
     "ndcg@10": "nDCG@10",
+    "all_hr@10": "HR@10 of all items",
+    "all_ndcg@10": "nDCG@10 of all items",
 }
 LOWER_IS_BETTER = ("ne", "log_loss")
 
@@ -78,9 +74,11 @@ def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) ->
 
 
 def shown_metrics(rows: pd.DataFrame) -> list[str]:
-    """The metrics that a data set is judged by in figures: of lists where it has lists."""
-    lists = "list_auc" in set(rows["metric"])
-    return list(LIST_METRICS if lists else METRICS)
+    """The metrics that a data set is judged by in figures."""
+    found = set(rows["metric"])
+    if "all_hr@10" in found:
+        return list(NEXT_ITEM_METRICS)
+    return list(LIST_METRICS if "list_auc" in found else METRICS)
 
 
 def summary(results: pd.DataFrame) -> pd.DataFrame:
@@ -96,57 +94,68 @@ def _scores_figure(
 ) -> Figure:
     rows = rows[rows["metric"].isin(metrics)]
     models = [name for name in style.ordered(list(rows["provider"].unique())) if name not in FLOORS]
-    figure, axes = style.new_figure(1, len(metrics), height=2.55)
+    published = PUBLISHED.get(dataset)
+    figure, axes = style.new_figure(1, len(metrics), height=1.35 + 0.2 * len(models), sharey=True)
     for panel, metric in zip(axes[0], metrics, strict=True):
         mine = rows[rows["metric"] == metric]
         for place, model in enumerate(models):
             _seeds(panel, place, style.look_of(model), mine[mine["provider"] == model]["value"])
+            if published and (model, metric) in published.scores:
+                panel.plot([published.scores[model, metric]], [place], **_PUBLISHED_LOOK)
         _model_axis(panel, models)
-        panel.margins(y=0.18)
+        panel.margins(x=0.1)
         floors = mine[mine["provider"].isin(FLOORS)].set_index("provider")["value"]
         _floor_lines(panel, floors)
-        panel.yaxis.set_major_locator(MaxNLocator(5))
-        panel.set_title({**METRICS, **LIST_METRICS}[metric])
+        panel.set_title(_title(metric))
     handles: dict[str, Any] = {
         "one seed": Line2D([], [], color="#777777", marker="o", linestyle="none", markersize=3),
         "mean ± sd over seeds": Line2D(
-            [], [], color="#333333", marker="_", linestyle="none", markersize=10
+            [], [], color="#333333", marker="|", linestyle="none", markersize=8
         ),
     }
     for name in FLOORS:
         if (rows["provider"] == name).any():
             handles[style.look_of(name).label] = Line2D([], [], **_floor_look(name))
-    axes[0][0].set_ylabel(f"test split of {dataset}")
+    if published:
+        handles[f"published: {published.source}"] = Line2D([], [], **_PUBLISHED_LOOK)
+    axes[0][0].set_ylabel(f"test split of\n{style.broken(dataset, 14)}")
     style.legend(figure, handles)
     style.finish(figure, manifest)
     return figure
 
 
+def _title(metric: str) -> str:
+    better = "lower" if metric in LOWER_IS_BETTER else "higher"
+    return f"{NAMES[metric]} ({better} is better)"
+
+
 def _floor_lines(panel: Axes, floors: pd.Series) -> None:
     """The floors, where they do not press the models into a corner of the panel: else their
     numbers, at the edge that they lie behind."""
-    low, high = panel.get_ylim()
+    low, high = panel.get_xlim()
     reach = _FLOOR_REACH * (high - low)
     behind: dict[bool, list[str]] = {False: [], True: []}
     for name, floor in floors.items():
         if low - reach <= floor <= high + reach:
-            panel.axhline(float(floor), **_floor_look(str(name)), zorder=2)
+            panel.axvline(float(floor), **_floor_look(str(name)), zorder=2)
         else:
             behind[floor > high].append(f"{style.look_of(str(name)).label} {floor:.3f}")
-    low, high = panel.get_ylim()  # with the floors that are lines
-    room = {above: _FLOOR_LINE_ROOM * len(said) * (high - low) for above, said in behind.items()}
-    panel.set_ylim(low - room[False], high + room[True])  # numbers stand where no seed does
-    for above, said in behind.items():
-        if said:
+    bottom, top = panel.get_ylim()  # models from the top down, as numbers on the axis grow
+    said = max(map(len, behind.values()))
+    panel.set_ylim(bottom + _FLOOR_TEXT * said, top)  # numbers stand where no model does
+    for above, lines in behind.items():
+        if lines:
             panel.text(
-                0.5,
                 0.99 if above else 0.01,
-                "\n".join(f"{one} {'↑' if above else '↓'}" for one in said),
+                0.01,
+                "\n".join(f"{one} ▸" if above else f"◂ {one}" for one in lines),
                 transform=panel.transAxes,
-                ha="center",
-                va="top" if above else "bottom",
+                ha="right" if above else "left",
+                va="bottom",
                 color=_FLOOR_COLOR,
                 fontsize=6,
+                backgroundcolor="white",
+                zorder=3,
             )
 
 
@@ -158,15 +167,15 @@ def _seeds(panel: Axes, place: int, looks: style.Look, values: pd.Series) -> Non
     numbers = values.to_numpy(float)
     if not len(numbers):
         return
-    # Side by side in a fixed order, so that seeds that agree do not hide each other.
-    spread = np.linspace(-0.16, 0.16, len(numbers)) if len(numbers) > 1 else np.zeros(1)
+    # Below each other in a fixed order, so that seeds that agree do not hide each other.
+    spread = np.linspace(-0.22, 0.22, len(numbers)) if len(numbers) > 1 else np.zeros(1)
     panel.plot(
-        place + spread,
         numbers,
+        place + spread,
         marker=looks.marker,
         linestyle="none",
         color=looks.color,
-        markersize=3.5,
+        markersize=3,
         alpha=0.75,
         markeredgecolor="white",
         markeredgewidth=0.3,
@@ -174,13 +183,10 @@ def _seeds(panel: Axes, place: int, looks: style.Look, values: pd.Series) -> Non
     )
     sd = float(numbers.std(ddof=1)) if len(numbers) > 1 else 0.0
     mean = float(numbers.mean())
-    panel.plot([place - 0.28, place + 0.28], [mean, mean], color=looks.color, linewidth=1.6)
-    panel.add_patch(_box(place, mean, sd, looks.color))
-
-
-def _box(place: int, mean: float, sd: float, color: str) -> Rectangle:
-    return Rectangle(
-        (place - 0.28, mean - sd), 0.56, 2 * sd, color=color, alpha=0.16, linewidth=0, zorder=2
+    panel.plot([mean, mean], [place - 0.34, place + 0.34], color=looks.color, linewidth=1.6)
+    corner, width = (mean - sd, place - 0.34), 2 * sd
+    panel.add_patch(
+        Rectangle(corner, width, 0.68, color=looks.color, alpha=0.16, linewidth=0, zorder=2)
     )
 
 
@@ -189,7 +195,7 @@ def _difference_figure(
 ) -> Figure:
     rows = rows[rows["metric"].isin([f"{metric}_difference" for metric in metrics])]
     models = style.ordered(list(rows["provider"].unique()))
-    figure, axes = style.new_figure(1, len(metrics), height=0.95 + 0.32 * len(models), sharey=True)
+    figure, axes = style.new_figure(1, len(metrics), height=0.95 + 0.2 * len(models), sharey=True)
     for panel, metric in zip(axes[0], metrics, strict=True):
         mine = rows[rows["metric"] == f"{metric}_difference"].set_index("provider")
         rankers = [model for model in models if model in mine.index and model not in FLOORS]
@@ -219,12 +225,7 @@ def _difference_figure(
         for place, color, value in beyond:
             _beyond(panel, place, value, edges[0] if value < low else edges[1], color)
         panel.set_xlim(edges)
-        panel.grid(axis="x")
-        panel.grid(visible=False, axis="y")
-        panel.xaxis.set_major_locator(MaxNLocator(3))
-        panel.set_yticks(range(len(models)), [style.look_of(m).label for m in models])
-        panel.set_ylim(len(models) - 0.5, -0.5)
-        panel.tick_params(axis="y", length=0)
+        _model_axis(panel, models)
         better = " (negative is better)" if metric in LOWER_IS_BETTER else ""
         panel.set_title(NAMES[metric] + better)
         panel.set_xlabel("difference to mean-pool")
@@ -246,13 +247,24 @@ def _beyond(panel: Axes, place: int, value: float, edge: float, color: str) -> N
 
 
 def _model_axis(panel: Axes, models: list[str]) -> None:
-    labels = [style.look_of(model).label.replace(" ", "\n") for model in models]
-    panel.set_xticks(range(len(models)), labels)
-    panel.set_xlim(-0.6, len(models) - 0.4)
-    panel.tick_params(axis="x", length=0)
+    """A line for each model, the first at the top, and numbers along x."""
+    panel.grid(axis="x")
+    panel.grid(visible=False, axis="y")
+    panel.xaxis.set_major_locator(MaxNLocator(4))
+    panel.set_yticks(range(len(models)), [style.look_of(model).label for model in models])
+    panel.set_ylim(len(models) - 0.5, -0.5)
+    panel.tick_params(axis="y", length=0)
 
 
 _FLOOR_COLOR = "#4d4d4d"
-_FLOOR_LINE_ROOM = 0.09  # of the panel's height, for a line of text
+_FLOOR_TEXT = 0.75  # the height of a line of text, in lines of models
 # How far from the models the floor may lie, in parts of what they span.
 _FLOOR_REACH = 4.0
+_PUBLISHED_LOOK: dict[str, Any] = {
+    "marker": "D",
+    "color": style.PAPER_COLOR,
+    "markerfacecolor": "none",
+    "markersize": 5,
+    "linestyle": "none",
+    "zorder": 5,
+}

@@ -67,9 +67,11 @@ LOOKS: dict[str, Look] = {
     "din": Look("DIN", _COLORS[4], "v"),
     "target_attention": Look("target attention", _COLORS[1], "^"),
     "transformer": Look("transformer", _COLORS[0], "o"),
+    "sasrec": Look("SASRec", _COLORS[2], "P"),
     "counts": Look("floor: counts", "#4d4d4d", "x", (0, (4, 2))),
     "popularity": Look("floor: popularity", "#4d4d4d", "+", (0, (1, 1.5))),
     "repeats": Look("floor: repeats", "#4d4d4d", "|", (0, (6, 1.5, 1, 1.5))),
+    "popularity_leak": Look("popularity, test items counted", "#4d4d4d", "1", "-"),
 }
 # That stand beside each other in the narrowest panel.
 _MOST_LABELS = 7

@@ -9,9 +9,10 @@ from jagged_ranking.figures.claims import claims
 from jagged_ranking.figures.memory import BEYOND
 from jagged_ranking.figures.operation_points import largest, main_dtype, operations, standing
 from jagged_ranking.figures.points import attention, modes_of, ours_of, schedule_ms
-from jagged_ranking.figures.quality import FLOOR, FLOORS, LOWER_IS_BETTER, NAMES, summary
+from jagged_ranking.figures.quality_tables import budgets, quality
 
 __all__ = [
+    "budgets",
     "claims",
     "interaction",
     "memory",
@@ -119,39 +120,9 @@ def summaries(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
         ("Peak memory beyond the inputs, forward / forward+backward", memory(results)),
         (f"Target attention. {latency}", target(results)),
         (f"Interaction operations. {latency}", interaction(results)),
-        ("Test split, mean ± sd over seeds", quality(results)),
+        *quality(results),
     ]
     return [(caption, table) for caption, table in found if len(table)]
-
-
-def quality(results: pd.DataFrame) -> pd.DataFrame:
-    """Test metrics of each model: mean ± sd over seeds, and where they fall short of the floor."""
-    found = summary(results)
-    floors = found[found["provider"] == FLOOR].set_index(["workload", "metric"])["mean"]
-    shown = set(found["metric"])
-    rows = []
-    for (dataset, model), mine in found.groupby(["workload", "provider"], sort=False):
-        row = {"dataset": str(dataset), "model": style.look_of(str(model)).label}
-        for metric in (name for name in NAMES if name in shown):
-            cell = mine[mine["metric"] == metric]
-            row[NAMES[metric]] = "" if cell.empty else _mean_sd(cell.iloc[0])
-        row["seeds"] = "" if model in FLOORS else str(int(mine["count"].max()))
-        row["below the floor"] = "" if model in FLOORS else _below(mine, floors)
-        rows.append(row)
-    table = pd.DataFrame(rows)
-    none = len(table) and not table["below the floor"].any()
-    return table.drop(columns="below the floor") if none else table
-
-
-def _below(mine: pd.DataFrame, floors: pd.Series) -> str:
-    """The metrics in which a model's mean is worse than counting."""
-    worse = []
-    for row in mine.itertuples():
-        floor = floors.get((row.workload, row.metric))
-        lower_is_better = row.metric in LOWER_IS_BETTER
-        if floor is not None and (row.mean > floor if lower_is_better else row.mean < floor):
-            worse.append(NAMES[str(row.metric)])
-    return ", ".join(worse)
 
 
 def to_markdown(table: pd.DataFrame) -> str:
@@ -205,11 +176,6 @@ def number(value: float, digits: int | None = None) -> str:
     if digits is None:
         digits = min(max(0, 2 - math.floor(math.log10(abs(value)))), 4) if value else 0
     return f"{value:.{digits}f}"
-
-
-def _mean_sd(row: pd.Series) -> str:
-    spread = "" if math.isnan(row["std"]) else f" ± {row['std']:.4f}"
-    return f"{row['mean']:.4f}{spread}"
 
 
 def _pipe(cells: list[str]) -> str:

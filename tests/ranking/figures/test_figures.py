@@ -14,6 +14,7 @@ from made_up_results import (
     MANIFEST,
     attention_results,
     list_results,
+    next_item_results,
     quality_results,
     target_results,
 )
@@ -272,9 +273,9 @@ def test_a_floor_far_away_does_not_stretch_the_axes(
     near = all_drawn.of("04_quality_")
     quality.draw(_with_floor("ne", 9.09, 8.23), MANIFEST, Path("nowhere"))
     scores, differences = (drawn[f"{MANIFEST['id']}_{name}"] for name in QUALITY)
-    assert "floor: counts 9.090 ↑" in _text(scores)
+    assert "floor: counts 9.090 ▸" in _text(scores)
     assert "+8.230 ▸" in _text(differences)
-    assert scores.axes[2].get_ylim()[1] < 0.9
+    assert scores.axes[2].get_xlim()[1] < 0.9
     assert differences.axes[2].get_xlim()[1] < 0.1
     # Where it is near, it is drawn among the models.
     assert "floor: 0" not in _text(near["scores"])
@@ -334,8 +335,10 @@ def test_a_data_set_may_have_any_name(
 
 
 def test_the_table_says_which_model_counting_beats() -> None:
-    assert "below the floor" not in tables.quality(quality_results())
-    table = tables.quality(_with_floor("auc", 0.76, 0.0)).set_index("model")
+    ((_, table),) = tables.quality(quality_results())
+    assert "below the floor" not in table
+    ((_, table),) = tables.quality(_with_floor("auc", 0.76, 0.0))
+    table = table.set_index("model")
     assert table["below the floor"].to_dict() == {
         "floor: counts": "",
         "mean-pool": "AUC",
@@ -492,7 +495,9 @@ def test_the_page_of_goals_keeps_its_prose(tmp_path: Path) -> None:
 
 
 def test_table_of_quality() -> None:
-    table = tables.quality(quality_results()).set_index("model")
+    ((said, table),) = tables.quality(quality_results())
+    assert said.startswith("Single candidates: test split")
+    table = table.set_index("model")
     assert table.loc["transformer", "seeds"] == "3"
     assert "±" in table.loc["target attention", "gAUC"]
     assert table.loc["floor: counts", "AUC"] == "0.7460"
@@ -502,14 +507,14 @@ def test_a_floor_is_a_line_in_view_or_a_number(drawn: dict[str, Any]) -> None:
     quality.draw(pd.concat([quality_results(), list_results()]), MANIFEST, Path("nowhere"))
     for dataset, floors in (("ml_100k", 1), ("shown", 3)):
         for panel in drawn[f"{MANIFEST['id']}_scores_{dataset}"].axes:
-            low, high = panel.get_ylim()
-            lines = [line for line in panel.lines if len(set(line.get_xdata())) == 2]
-            heights = [line.get_ydata()[0] for line in lines if line.get_xdata()[1] == 1]
+            low, high = panel.get_xlim()
+            lines = [line for line in panel.lines if list(line.get_ydata()) == [0, 1]]
+            places = [line.get_xdata()[0] for line in lines]
             numbers = sum(
                 "floor: " in line for t in panel.texts for line in t.get_text().split("\n")
             )
-            assert all(low < height < high for height in heights)
-            assert len(heights) + numbers == floors
+            assert all(low < place < high for place in places)
+            assert len(places) + numbers == floors
 
 
 def test_lists_are_shown_by_their_metrics(drawn: dict[str, Any]) -> None:
@@ -517,16 +522,57 @@ def test_lists_are_shown_by_their_metrics(drawn: dict[str, Any]) -> None:
     quality.draw(table, MANIFEST, Path("nowhere"))
     shown = drawn[f"{MANIFEST['id']}_scores_shown"]
     assert [axes.get_title().split(" (")[0] for axes in shown.axes] == [
-        "AUC in a list",
+        "list AUC",
         "MRR",
         "nDCG@10",
     ]
     assert "floor: repeats" in _text(shown)
     rated = drawn[f"{MANIFEST['id']}_scores_ml_100k"]
     assert [axes.get_title().split(" (")[0] for axes in rated.axes] == ["AUC", "gAUC", "NE"]
-    words = tables.quality(table).set_index(["dataset", "model"])
-    assert words.loc[("shown", "DIN"), "MRR"]
-    assert not words.loc[("ml_100k", "mean-pool"), "MRR"]
+    (_, single), (_, lists) = tables.quality(table)
+    assert set(single["dataset"]) == {"ml_100k"}
+    assert "MRR" not in single
+    assert lists.set_index(["dataset", "model"]).loc[("shown", "DIN"), "MRR"]
+    assert "gAUC" not in lists
+
+
+def test_published_scores_stand_beside_ours(drawn: dict[str, Any]) -> None:
+    """And nowhere else; next items are judged by their own metrics."""
+    table = next_item_results()
+    quality.draw(table, MANIFEST, Path("nowhere"))
+    shown = drawn[f"{MANIFEST['id']}_scores"]
+    assert [axes.get_title().split(" (")[0] for axes in shown.axes] == [
+        "HR@10",
+        "nDCG@10",
+        "HR@10 of all items",
+    ]
+    labels = [label.get_text() for label in shown.axes[0].get_yticklabels()]
+    for axes, value in zip(shown.axes, (0.4706, 0.2755, 0.0688), strict=True):
+        (mark,) = [line for line in axes.lines if line.get_marker() == "D"]
+        assert mark.get_xdata()[0] == value
+        assert labels[int(mark.get_ydata()[0])] == "SASRec"
+    assert "published: Zhou et al." in _text(shown)
+    ((said, words),) = tables.quality(table)
+    assert said.startswith("Next items")
+    rows = words.set_index("model")["HR@10"]
+    assert rows["SASRec, published (Zhou et al., S3-Rec, CIKM 2020)"] == "0.4706"
+    assert "±" in rows["SASRec"]
+    quality.draw(table.assign(workload="another"), MANIFEST, Path("nowhere"))
+    assert "published" not in _text(drawn[f"{MANIFEST['id']}_scores"])
+
+
+def test_budgets_say_what_was_tried_and_chosen() -> None:
+    def trial(model: str, rate: float, loss: float) -> dict[str, Any]:
+        config = {"model": model, "learning_rate": rate, "dim": 32, "best_epoch": 1}
+        common = {"op": "ranking", "workload": "w", "mode": "trial", "metric": "log_loss"}
+        return results.row(provider=model, value=loss, unit="nats", config=config, **common)
+
+    rows = [trial("din", 0.1, 0.5), trial("din", 0.2, 0.4), trial("mean_pool", 0.1, 0.3)]
+    found = tables.budgets(results.frame([*rows, trial("mean_pool", 0.2, 0.6)]))
+    assert found["best options"].tolist() == ["learning_rate 0.2", "learning_rate 0.1"]
+    assert found["trials"].tolist() == ["2", "2"]
+    assert found["validation log loss"].tolist() == ["0.4000", "0.3000"]
+    assert tables.budgets(quality_results()).empty
 
 
 def test_readme_block(tmp_path: Path, measured: pd.DataFrame) -> None:
