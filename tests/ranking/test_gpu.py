@@ -12,7 +12,8 @@ from click_data import ClickDataset
 from jagged_ranking.data.batch import RequestTable, make_batch
 from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.data.store import HistoryStore
-from jagged_ranking.models.ranker import MODELS, Ranker
+from jagged_ranking.models.model_config import MODEL_NAMES
+from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.training.trainer import TrainConfig, train
 
 pytestmark = pytest.mark.gpu
@@ -29,7 +30,7 @@ def logits_and_gradients(model: Ranker, batch) -> list[torch.Tensor]:
     return [t.detach().cpu() for t in (logits, *gradients)]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODEL_NAMES)
 def test_the_same_answers_as_on_a_cpu(toy: ClickDataset, name: str) -> None:
     torch.manual_seed(0)
     config = TrainConfig.from_dict({**SMALL.to_dict(), "model": name})
@@ -43,7 +44,7 @@ def test_the_same_answers_as_on_a_cpu(toy: ClickDataset, name: str) -> None:
         torch.testing.assert_close(ours, exact, atol=1e-3 * float(exact.abs().max()), rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODEL_NAMES)
 def test_training_learns_and_repeats(toy: ClickDataset, name: str) -> None:
     config = TrainConfig.from_dict({**SMALL.to_dict(), "model": name})
     first, second = (train(config, toy, progress=False, device="cuda") for _ in range(2))

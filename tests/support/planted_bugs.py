@@ -352,7 +352,7 @@ BUGS = (
     ),
     Bug(
         "sink",
-        "jagged_ranking.models.target_attention",
+        "jagged_ranking.layers.target_pooling",
         "(lse - self.sink).sigmoid()",
         "lse.sigmoid()",
         ("ranking/models/models::test_target_attention_is_softmax_with_a_sink",),

@@ -1,20 +1,54 @@
-"""The options of a model. Its names are here and not with their classes, which need torch."""
+"""The options of a model, and its name. Nothing here needs torch but the model itself."""
 
 from __future__ import annotations
 
+import importlib
+import os
+import pkgutil
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-MODEL_NAMES = ("mean_pool", "din", "target_attention", "transformer", "sasrec")
+_ENCODERS = "encoders"
+MODEL_NAMES = tuple(
+    sorted(found.name for found in pkgutil.iter_modules([str(Path(__file__).with_name(_ENCODERS))]))
+)
+_KNOWN = f"one of {', '.join(MODEL_NAMES)}, or package.module of a file with an ENCODER"
 HEADS = ("mlp", "dot")
 LOSSES = ("pointwise", "listwise", "next_item")
 
 
 def check_model(name: str) -> str:
-    """The name of a model; ValueError for any other."""
+    """The name of a model; ValueError for any other. Only a user's own file is imported."""
     if name not in MODEL_NAMES:
-        raise ValueError(f"model must be one of {', '.join(MODEL_NAMES)}, got {name!r}")
+        encoder_of(name)
     return name
+
+
+def encoder_of(name: str) -> Callable[[ModelConfig], Any]:
+    """The class behind a name: `ENCODER` of the file in `encoders`, or of a user's own module
+    package.module, which Python finds as any other, or below the current folder.
+
+    Raises ValueError for a name that is none, and for a module that does not work.
+    """
+    if name in MODEL_NAMES:
+        module = importlib.import_module(f"{__package__}.{_ENCODERS}.{name}")
+        return module.ENCODER
+    refused = f"model must be {_KNOWN}, got {name!r}"
+    if not all(part.isidentifier() for part in name.split(".")) or "." not in name:
+        raise ValueError(refused)
+    if (here := os.getcwd()) not in sys.path:  # a console script has its own folder there instead
+        sys.path.append(here)
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:  # a user's own code
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"{refused}: {type(error).__name__}: {reason}") from error
+    if not callable(encoder := getattr(module, "ENCODER", None)):
+        raise ValueError(f"{refused}: {module.__file__} has no class ENCODER")
+    return encoder
 
 
 def option(default: Any, meaning: str) -> Any:
@@ -29,7 +63,7 @@ class ModelConfig:
     Raises ValueError for values that make no sense.
     """
 
-    model: str = option("target_attention", f"one of {', '.join(MODEL_NAMES)}")
+    model: str = option("target_attention", _KNOWN)
     dim: int = option(32, "width of a history token and of a target")
     heads: int = option(2, "attention heads")
     layers: int = option(1, "layers of the transformer")

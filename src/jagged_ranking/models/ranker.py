@@ -13,24 +13,11 @@ from jagged_ranking.data.store import ItemTable
 from jagged_ranking.layers.dot_head import DotHead
 from jagged_ranking.layers.embeddings import CATEGORY_STD, INITIAL_STD, EventEmbedding
 from jagged_ranking.layers.head import RankingHead
-from jagged_ranking.models.din import DIN
-from jagged_ranking.models.mean_pool import MeanPool
-from jagged_ranking.models.model_config import ModelConfig
-from jagged_ranking.models.sasrec import SASRec
-from jagged_ranking.models.target_attention import TargetAttention
-from jagged_ranking.models.transformer import Transformer
-
-MODELS = {
-    "mean_pool": MeanPool,
-    "din": DIN,
-    "target_attention": TargetAttention,
-    "transformer": Transformer,
-    "sasrec": SASRec,
-}
+from jagged_ranking.models.model_config import ModelConfig, encoder_of
 
 
 class Ranker(nn.Module):
-    """One of MODELS between the shared embeddings and the shared head."""
+    """An encoder between the shared embeddings and the shared head."""
 
     def __init__(self, config: ModelConfig, shape: DataShape) -> None:
         super().__init__()
@@ -43,9 +30,7 @@ class Ranker(nn.Module):
             # far apart, they would be the whole of a plain dot product
             category_std=INITIAL_STD if config.head == "dot" else CATEGORY_STD,
         )
-        self.encoder = MODELS[config.model](
-            config.dim, heads=config.heads, layers=config.layers, dropout=config.dropout
-        )
+        self.encoder = encoder_of(config.model)(config)
         self.head = (
             DotHead(shape)
             if config.head == "dot"

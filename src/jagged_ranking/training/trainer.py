@@ -29,7 +29,8 @@ from jagged_ranking.data.loader import RequestLoader
 from jagged_ranking.data.store import HistoryStore
 from jagged_ranking.devices import default_device
 from jagged_ranking.evaluation.evaluate import Evaluation, predict
-from jagged_ranking.models.ranker import MODELS, Ranker
+from jagged_ranking.models.model_config import MODEL_NAMES, encoder_of
+from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.processes import alone_in, sweep
 from jagged_ranking.training import checkpoint
 from jagged_ranking.training.average import Average
@@ -111,7 +112,7 @@ def train(
 
 def _check_loss(loss: str, model: Ranker, dataset: ClickDataset) -> None:
     if loss == "next_item" and not model.follows_sequences:
-        able = [name for name, encoder in MODELS.items() if hasattr(encoder, "states")]
+        able = [name for name in MODEL_NAMES if hasattr(encoder_of(name), "states")]
         raise ValueError(
             f"loss next_item needs a model that answers after every event: {', '.join(able)}"
         )

@@ -8,53 +8,26 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from small_rankers import batch_of, changed, mixed_rows, ranker
+from torch import nn
 
 from click_data import ClickDataset
 from jagged_kernels import JaggedTensor, jagged_attention
-from jagged_ranking.data.batch import MATCHES, JaggedBatch, RequestTable, make_batch
+from jagged_ranking.data.batch import MATCHES
 from jagged_ranking.data.data_shape import DataShape, Scale
-from jagged_ranking.data.store import HistoryStore
 from jagged_ranking.layers.embeddings import BUCKETS, log_bucket
 from jagged_ranking.layers.head import PRIOR_EVENTS, history_features
-from jagged_ranking.models.din import DIN
+from jagged_ranking.layers.self_attention import TransformerLayer
+from jagged_ranking.models.encoders.din import DIN
+from jagged_ranking.models.encoders.target_attention import TargetAttention
+from jagged_ranking.models.encoders.transformer import Transformer
 from jagged_ranking.models.model_config import MODEL_NAMES, ModelConfig
-from jagged_ranking.models.ranker import MODELS, Ranker
-from jagged_ranking.models.target_attention import TargetAttention
-from jagged_ranking.models.transformer import Transformer, TransformerLayer
+from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.training.config import TrainConfig
 
+# Models whose answer is the same for all candidates.
+ALIKE_FOR_ALL = {"mean_pool", "sasrec"}
 HISTORY_FIELDS = ("item", "categories", "age", "recency", "signals")
-
-
-def batch_of(dataset: ClickDataset, index: np.ndarray, *, max_history: int = 20) -> JaggedBatch:
-    store = HistoryStore.from_dataset(dataset)
-    return make_batch(
-        store, RequestTable.from_columns(dataset.requests("train")), index, max_history=max_history
-    )
-
-
-def ranker(dataset: ClickDataset, model: str, **options) -> Ranker:
-    """A model away from its start, where some branches are zero."""
-    torch.manual_seed(0)
-    made = Ranker(TrainConfig(model=model, dim=16, **options), DataShape.of(dataset))
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return made.eval()
-
-
-def changed(batch: JaggedBatch, name: str, values: Tensor) -> JaggedBatch:
-    return dataclasses.replace(batch, **{name: getattr(batch, name).with_values(values)})
-
-
-def mixed_rows(dataset: ClickDataset) -> np.ndarray:
-    """Requests with an empty, a one-event and longer histories, some with several candidates."""
-    train = dataset.requests("train")
-    several = np.diff(train.offsets) > 1
-    rows = [int(np.flatnonzero(train.prefix == n)[0]) for n in (0, 1)]
-    long = train.prefix > 5
-    return np.array([*rows, *np.flatnonzero(long)[:3], *np.flatnonzero(long & several)[:3]])
 
 
 def test_log_bucket() -> None:
@@ -74,7 +47,7 @@ def test_history_features(toy: ClickDataset) -> None:
     assert torch.equal(unlabelled, found[:, :1])
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", MODEL_NAMES)
 def test_a_request_does_not_depend_on_its_neighbours(toy: ClickDataset, model: str) -> None:
     made, rows = ranker(toy, model, layers=2), mixed_rows(toy)
     together = batch_of(toy, rows)
@@ -87,7 +60,7 @@ def test_a_request_does_not_depend_on_its_neighbours(toy: ClickDataset, model: s
     torch.testing.assert_close(turned[::-1], logits)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", MODEL_NAMES)
 def test_a_candidate_does_not_depend_on_the_others(toy: ClickDataset, model: str) -> None:
     made, batch = ranker(toy, model), batch_of(toy, mixed_rows(toy))
     asked = batch.candidate.lengths
@@ -107,7 +80,7 @@ def test_a_candidate_does_not_depend_on_the_others(toy: ClickDataset, model: str
     assert ((found - logits)[rest].abs() > 1e-6).all()
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", MODEL_NAMES)
 @pytest.mark.parametrize("name", HISTORY_FIELDS)
 def test_every_field_of_the_history_matters(toy: ClickDataset, model: str, name: str) -> None:
     made, batch = ranker(toy, model), batch_of(toy, mixed_rows(toy))
@@ -121,7 +94,7 @@ def test_every_field_of_the_history_matters(toy: ClickDataset, model: str, name:
     assert (difference[empty] == 0).all()
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", MODEL_NAMES)
 def test_what_is_asked_for_is_not_seen(toy: ClickDataset, model: str) -> None:
     """Neither the candidates' labels nor which rows of the data set they are."""
     made, batch = ranker(toy, model), batch_of(toy, mixed_rows(toy))
@@ -130,7 +103,7 @@ def test_what_is_asked_for_is_not_seen(toy: ClickDataset, model: str) -> None:
     assert torch.equal(made(moved), made(batch))
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", MODEL_NAMES)
 def test_every_parameter_learns(toy: ClickDataset, model: str) -> None:
     made = ranker(toy, model)
     made(batch_of(toy, np.arange(200))).square().sum().backward()
@@ -143,20 +116,20 @@ def test_every_parameter_learns(toy: ClickDataset, model: str) -> None:
 
 
 def test_only_attention_weighs_the_history_by_the_candidate(toy: ClickDataset) -> None:
-    """What a candidate does to the answer: nothing where one vector is for all of them."""
+    """What a candidate does to the answer: nothing where it is not asked."""
     batch = batch_of(toy, np.flatnonzero(toy.requests("train").prefix > 5)[:4])
-    for model in MODELS:
+    for model in MODEL_NAMES:
         made = ranker(toy, model)
         history, candidates = made.embedding(batch)
         turned = candidates.with_values(candidates.values.flip(0))
         answers = [made.encoder(history, asked, batch) for asked in (candidates, turned)]
-        assert ((answers[1] - answers[0]).abs().max() == 0) == (model in ("mean_pool", "sasrec"))
+        assert ((answers[1] - answers[0]).abs().max() == 0) == (model in ALIKE_FOR_ALL)
 
 
 def test_target_attention_is_softmax_with_a_sink(toy: ClickDataset) -> None:
     batch, made = batch_of(toy, mixed_rows(toy)), ranker(toy, "target_attention")
     history, candidates = made.embedding(batch)
-    encoder = cast("TargetAttention", made.encoder)
+    encoder = cast("TargetAttention", made.encoder).pool
     expected = []
     for tokens, asked in zip(history.unbind(), candidates.unbind(), strict=True):
         key, value = encoder.key_value(tokens).unflatten(1, (2, 2, 8)).unbind(1)
@@ -165,7 +138,7 @@ def test_target_attention_is_softmax_with_a_sink(toy: ClickDataset) -> None:
             score = torch.einsum("hd,nhd->hn", query, key) / 8**0.5
             weight = torch.cat([score, encoder.sink[:, None]], dim=1).softmax(1)[:, :-1]
             expected.append(encoder.out(torch.einsum("hn,nhd->hd", weight, value).flatten()))
-    torch.testing.assert_close(encoder(history, candidates, batch), torch.stack(expected))
+    torch.testing.assert_close(encoder(history, candidates), torch.stack(expected))
 
 
 def test_din_is_an_unnormalised_sum_over_pairs(toy: ClickDataset) -> None:
@@ -186,7 +159,7 @@ def test_attention_starts_with_the_candidates_own_category(toy: ClickDataset) ->
     """Of two events that differ in the category alone, the candidate's own gets more weight."""
     torch.manual_seed(0)
     made = Ranker(TrainConfig(model="target_attention", dim=32), DataShape.of(toy)).eval()
-    encoder = cast("TargetAttention", made.encoder)
+    encoder = cast("TargetAttention", made.encoder).pool
     _, category = made.embedding.tables
     score = encoder.query(category) @ encoder.key_value(category)[:, :32].T
     assert (score.argmax(1) == torch.arange(len(category))).all()
@@ -199,7 +172,7 @@ def test_transformer_starts_as_target_attention(toy: ClickDataset) -> None:
     history, candidates = made.embedding(batch)
     encoder = cast("Transformer", made.encoder)
     torch.testing.assert_close(
-        encoder(history, candidates, batch), encoder.pool(history, candidates, batch)
+        encoder(history, candidates, batch), encoder.pool(history, candidates)
     )
 
 
@@ -217,7 +190,7 @@ def test_id_dropout_shows_the_unknown_row(toy: ClickDataset) -> None:
     assert 0.45 < unknown.float().mean() < 0.55
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", MODEL_NAMES)
 def test_items_that_training_has_not_seen_are_the_unknown_one(
     toy: ClickDataset, model: str
 ) -> None:
@@ -284,10 +257,6 @@ def test_features_and_context_enter(toy: ClickDataset) -> None:
     assert tuple(shape.features)[-len(MATCHES) :] == MATCHES
 
 
-def test_every_name_has_a_model() -> None:
-    assert tuple(MODELS) == MODEL_NAMES
-
-
 def test_id_tables_decay_at_their_own_rate(toy: ClickDataset) -> None:
     made = Ranker(ModelConfig(dim=16), DataShape.of(toy))
     others, tables = made.parameter_groups(weight_decay=0.25, embedding_weight_decay=0.5)
@@ -301,10 +270,6 @@ def test_id_tables_decay_at_their_own_rate(toy: ClickDataset) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"model": "dnn"},
-            "model must be one of mean_pool, din, target_attention, transformer, sasrec, got 'dnn'",
-        ),
         ({"dim": 10, "heads": 4}, "divisible by heads, got 10 and 4"),
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
         ({"loss": "hinge"}, "loss must be one of pointwise, listwise, next_item, got 'hinge'"),
@@ -359,15 +324,18 @@ def test_a_transformer_layer_is_its_products() -> None:
     drawn: what was trained and measured with the one is so with the other."""
     x = JaggedTensor(torch.randn(9, 16), torch.tensor([0, 4, 4, 9]))
     found = []
-    for kind, more in ((TransformerLayer, {"schedule": None}), (LayerOfProducts, {})):
+    for kind, more in (
+        (TransformerLayer, {"causal": True}),
+        (LayerOfProducts, {}),
+    ):
         torch.manual_seed(5)
-        layer = kind(16, heads=2, dropout=0.5)
+        layer = kind(16, heads=2, dropout=0.5, **more)
         parameters = list(layer.parameters())
         found.append([parameter.detach().clone() for parameter in parameters])
         with torch.no_grad():
             for parameter in parameters:  # away from the branches' zeros
                 parameter.add_(torch.randn_like(parameter))
-        values = layer(x, **more).values
+        values = layer(x).values
         found[-1] += [values, *torch.autograd.grad(values.square().sum(), parameters)]
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)

@@ -17,12 +17,13 @@ from jagged_ranking.data.store import HistoryStore
 from jagged_ranking.evaluation.all_items import all_item_metrics, ranks_among_all
 from jagged_ranking.evaluation.evaluate import evaluate_model
 from jagged_ranking.evaluation.popularity import NEXT_ITEM_FLOORS, evaluate_next_item_floor
-from jagged_ranking.models.ranker import MODELS, Ranker
+from jagged_ranking.models.model_config import MODEL_NAMES, encoder_of
+from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.losses import NO_ITEM, following, loss_of
 from jagged_ranking.training.trainer import train
 
-FOLLOWING = [name for name, encoder in MODELS.items() if hasattr(encoder, "states")]
+FOLLOWING = [name for name in MODEL_NAMES if hasattr(encoder_of(name), "states")]
 OPTIONS = {"head": "dot", "loss": "next_item", "dim": 8, "id_dropout": 0.0}
 
 

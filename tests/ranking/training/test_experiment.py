@@ -150,8 +150,7 @@ def test_compare_models_is_tidy_and_complete(compared: pd.DataFrame, tmp_path: P
 
 
 def test_compare_models_arguments(toy: ClickDataset) -> None:
-    known = "model must be one of mean_pool, din, target_attention, transformer, sasrec, got 'dnn'"
-    with pytest.raises(ValueError, match=known):
+    with pytest.raises(ValueError, match=r"model must be one of .*, mean_pool, .*, got 'dnn'"):
         compare_models(toy.folder, models=("dnn",))
     with pytest.raises(ValueError, match="at least one model and one seed"):
         compare_models(toy.folder, seeds=())
@@ -178,7 +177,7 @@ def test_an_unknown_model_is_answered_by_the_known_ones(
 ) -> None:
     with pytest.raises(SystemExit):
         command("train", "--data", "data", "--out", "run", "--model", "dnn")
-    assert "must be one of mean_pool, din" in capsys.readouterr().err
+    assert "model must be one of " in capsys.readouterr().err
 
 
 def test_train_and_evaluate_commands(

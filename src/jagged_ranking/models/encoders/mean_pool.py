@@ -12,18 +12,15 @@ from torch import Tensor, nn
 
 from jagged_kernels import JaggedTensor, jagged_mean
 from jagged_ranking.data.batch import JaggedBatch
+from jagged_ranking.models.model_config import ModelConfig
 
 
 class MeanPool(nn.Module):
-    """`linear(mean(history))`; a user without history is the linear layer's bias.
+    """`linear(mean(history))`; a user without history is the linear layer's bias."""
 
-    `heads`, `layers` and `dropout` are accepted for the common signature and have no meaning here.
-    """
-
-    def __init__(self, dim: int, *, heads: int = 1, layers: int = 1, dropout: float = 0.0) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        del heads, layers, dropout
-        self.out = nn.Linear(dim, dim)
+        self.out = nn.Linear(config.dim, config.dim)
 
     def forward(
         self, history: JaggedTensor, candidates: JaggedTensor, batch: JaggedBatch
@@ -44,3 +41,5 @@ class MeanPool(nn.Module):
         count = torch.arange(1, len(values) + 1, device=values.device) - events
         mean = (sums[1:] - before) / count[:, None]
         return history.with_values(self.out(mean.to(values.dtype)))
+
+ENCODER = MeanPool

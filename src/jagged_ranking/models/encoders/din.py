@@ -19,20 +19,20 @@ from jagged_kernels import (
     target_interaction,
 )
 from jagged_ranking.data.batch import JaggedBatch
+from jagged_ranking.models.model_config import ModelConfig
 
 HIDDEN = 36  # units of the MLP's first layer, as in figure 2 of the paper
 
 
 class DIN(nn.Module):
-    """`heads` and `layers` are accepted for the common signature and have no meaning here."""
+    """A weight for each pair of a candidate and an event, and the sum that they weigh."""
 
-    def __init__(self, dim: int, *, heads: int = 1, layers: int = 1, dropout: float = 0.0) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        del heads, layers
-        self.first = nn.Linear(4 * dim, HIDDEN)
+        self.first = nn.Linear(4 * config.dim, HIDDEN)
         self.score = nn.Linear(HIDDEN, 1)
-        self.out = nn.Linear(dim, dim)
-        self.dropout = nn.Dropout(dropout)
+        self.out = nn.Linear(config.dim, config.dim)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self, history: JaggedTensor, candidates: JaggedTensor, batch: JaggedBatch
@@ -44,3 +44,6 @@ class DIN(nn.Module):
         )
         weight = self.score(hidden.values).squeeze(1)
         return self.dropout(self.out(jagged_weighted_sum(seen, weight.to(seen.values.dtype))))
+
+
+ENCODER = DIN

@@ -1,7 +1,7 @@
 """Target attention: a candidate asks the history, by scaled dot products and a softmax.
 
 That the weight of each past event depends on the candidate is the idea of DIN (Zhou et al., Deep
-Interest Network, KDD 2018). This is not DIN (`models/din.py`):
+Interest Network, KDD 2018). This is not DIN (`models/encoders/din.py`):
 - the score is the scaled dot product of two projections; DIN's activation unit (section 4.3) is an
   MLP on event, candidate and what they have in common. Several heads give back some of that;
 - weights are normalised by a softmax. DIN leaves them unnormalised, so that the size of the sum
@@ -17,20 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from jagged_kernels import JaggedTensor, jagged_attention
-from jagged_ranking.data.batch import JaggedBatch
 
 SINK = 2.0  # the sink's score at the start: as much as a handful of unrelated events
 
 
-class TargetAttention(nn.Module):
-    """A query for each candidate over the history of its request.
+class TargetPooling(nn.Module):
+    """A query for each candidate over the history of its request."""
 
-    `layers` is accepted for the common signature and has no meaning here.
-    """
-
-    def __init__(self, dim: int, *, heads: int = 1, layers: int = 1, dropout: float = 0.0) -> None:
+    def __init__(self, dim: int, *, heads: int, dropout: float) -> None:
         super().__init__()
-        del layers
         self.heads = heads
         self.query = nn.Linear(dim, dim)
         self.key_value = nn.Linear(dim, 2 * dim)
@@ -43,11 +38,8 @@ class TargetAttention(nn.Module):
         with torch.no_grad():
             self.key_value.weight[:dim] = self.query.weight
 
-    def forward(
-        self, history: JaggedTensor, candidates: JaggedTensor, batch: JaggedBatch
-    ) -> Tensor:
+    def forward(self, history: JaggedTensor, candidates: JaggedTensor) -> Tensor:
         """history [T, D], candidates [C, D] -> [C, D]."""
-        del batch
         query = self.query(candidates.values).unflatten(1, (self.heads, -1))
         key, value = self.key_value(history.values).unflatten(1, (2, self.heads, -1)).unbind(1)
         pooled, lse = jagged_attention(

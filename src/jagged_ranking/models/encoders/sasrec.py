@@ -1,4 +1,4 @@
-"""SASRec: self-attention over the sequence, and the item that follows from its last state.
+"""SASRec: self-attention over the sequence, and what its last state says comes next.
 
 Kang and McAuley, ICDM 2018 (arXiv 1808.09781, section III). What differs: the loss is chosen by
 the options (the paper's is a binary cross-entropy with one drawn negative); an event's place is
@@ -11,9 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from jagged_kernels import JaggedTensor, attention_schedule, jagged_last_k
+from jagged_kernels import JaggedTensor, jagged_last_k
 from jagged_ranking.data.batch import JaggedBatch
-from jagged_ranking.models.transformer import TransformerLayer
+from jagged_ranking.layers.self_attention import TransformerLayers
+from jagged_ranking.models.model_config import ModelConfig
 
 
 class SASRec(nn.Module):
@@ -22,24 +23,23 @@ class SASRec(nn.Module):
     A request without history is answered by a learned vector.
     """
 
-    def __init__(self, dim: int, *, heads: int = 1, layers: int = 1, dropout: float = 0.0) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.head_dim = dim // heads
-        self.layers = nn.ModuleList(
-            TransformerLayer(dim, heads=heads, dropout=dropout) for _ in range(layers)
+        self.layers = TransformerLayers(
+            config.dim,
+            layers=config.layers,
+            heads=config.heads,
+            dropout=config.dropout,
+            causal=True,
         )
-        self.norm = nn.LayerNorm(dim)
-        self.start = nn.Parameter(torch.zeros(dim))
+        self.norm = nn.LayerNorm(config.dim)
+        self.start = nn.Parameter(torch.zeros(config.dim))
 
     def states(self, history: JaggedTensor, batch: JaggedBatch) -> JaggedTensor:
         """[T, D] -> [T, D]: what is known of a user after each of the events."""
         del batch
-        schedule = None
-        if history.values.is_cuda:  # only the kernels read it; all layers share one
-            schedule = attention_schedule(history, causal=True, head_dim=self.head_dim)
-        for layer in self.layers:
-            history = layer(history, schedule)
-        return history.with_values(self.norm(history.values))
+        encoded = self.layers(history)
+        return encoded.with_values(self.norm(encoded.values))
 
     def forward(
         self, history: JaggedTensor, candidates: JaggedTensor, batch: JaggedBatch
@@ -48,3 +48,6 @@ class SASRec(nn.Module):
         del candidates
         last, events = jagged_last_k(self.states(history, batch), 1)
         return torch.where(events[:, None] > 0, last[:, 0], self.start)[batch.request]
+
+
+ENCODER = SASRec

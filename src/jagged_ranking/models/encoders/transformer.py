@@ -1,0 +1,40 @@
+"""A transformer encoder over the history, pooled by target attention.
+
+The layers see the history alone; a candidate, which is no part of the sequence, asks their output.
+So what is computed for a history is shared by all candidates of its request.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from jagged_kernels import JaggedTensor
+from jagged_ranking.data.batch import JaggedBatch
+from jagged_ranking.layers.self_attention import TransformerLayers
+from jagged_ranking.layers.target_pooling import TargetPooling
+from jagged_ranking.models.model_config import ModelConfig
+
+
+class Transformer(nn.Module):
+    """`layers` causal layers over the history, then target attention."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.layers = TransformerLayers(
+            config.dim,
+            layers=config.layers,
+            heads=config.heads,
+            dropout=config.dropout,
+            causal=True,
+        )
+        self.pool = TargetPooling(config.dim, heads=config.heads, dropout=config.dropout)
+
+    def forward(
+        self, history: JaggedTensor, candidates: JaggedTensor, batch: JaggedBatch
+    ) -> Tensor:
+        """history [T, D], candidates [C, D] -> [C, D]."""
+        del batch
+        return self.pool(self.layers(history), candidates)
+
+
+ENCODER = Transformer
