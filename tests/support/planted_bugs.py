@@ -352,8 +352,8 @@ BUGS = (
     ),
     Bug(
         "sink",
-        "jagged_ranking.layers.target_pooling",
-        "(lse - self.sink).sigmoid()",
+        "jagged_ranking.layers.attention",
+        "(lse - sink).sigmoid()",
         "lse.sigmoid()",
         ("ranking/models/models::test_target_attention_is_softmax_with_a_sink",),
     ),

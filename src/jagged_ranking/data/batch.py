@@ -32,7 +32,9 @@ class JaggedBatch:
     item_dense: float32 [T, E] and candidate_dense [C, E], dense features of the items.
     Of requests: user int32 [R]; context int32 [R, X] and context_dense float32 [R, Y]. request
     int64 [C] is a candidate's request, index int64 [C] its row among all candidates of its split.
-    pairs: of a candidate and an event of its request, in all. items: the features of all items.
+    items: the features of all items.
+    events, asked: numpy int64 [R], lengths of the histories and numbers of candidates, which stay
+    on the host: what depends on them is sized without waiting for a GPU.
     """
 
     item: JaggedTensor
@@ -51,11 +53,22 @@ class JaggedBatch:
     context_dense: Tensor
     request: Tensor
     index: Tensor
-    pairs: int
     items: ItemTable
+    events: np.ndarray
+    asked: np.ndarray
 
     def __len__(self) -> int:
         return len(self.user)
+
+    @property
+    def pairs(self) -> int:
+        """Of a candidate and an event of its request, in all."""
+        return int((self.events * self.asked).sum())
+
+    def latest(self, k: int, *, each_candidate: bool = False) -> int:
+        """Events among the k latest of each request, in all; or of each candidate's request."""
+        events = np.minimum(self.events, k)
+        return int((events * self.asked if each_candidate else events).sum())
 
     @property
     def offsets(self) -> Tensor:
@@ -180,8 +193,9 @@ def make_batch(
         context_dense=requests.context_dense[rows],
         request=request,
         index=shown,
-        pairs=int((seen * asked).sum()),
         items=items,
+        events=seen,
+        asked=asked,
     )
 
 

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from jagged_kernels import (
-    AttentionSchedule,
-    JaggedMultiheadAttention,
-    JaggedTensor,
-    attention_schedule,
-)
+from jagged_kernels import AttentionSchedule, JaggedTensor, attention_schedule
+from jagged_ranking.layers.attention import attend
 
 
 class TransformerLayer(nn.Module):
@@ -21,25 +17,26 @@ class TransformerLayer(nn.Module):
 
     def __init__(self, dim: int, *, heads: int, dropout: float, causal: bool) -> None:
         super().__init__()
+        self.heads, self.causal = heads, causal
         self.attention_norm = nn.LayerNorm(dim)
-        self.attention = nn.utils.skip_init(JaggedMultiheadAttention, dim, heads, causal=causal)
-        # Projections start as those of nn.Linear do, smaller than in nn.MultiheadAttention.
-        start = nn.Linear(dim, 3 * dim)
-        self.attention.in_proj_weight, self.attention.in_proj_bias = start.weight, start.bias
-        self.attention.out_proj = nn.Linear(dim, dim)
+        self.query_key_value = nn.Linear(dim, 3 * dim)
+        self.out = nn.Linear(dim, dim)
         self.forward_norm = nn.LayerNorm(dim)
         self.widen = nn.Linear(dim, 2 * dim)
         self.narrow = nn.Linear(2 * dim, dim)
         self.activation = nn.GELU()
         self.dropout = nn.Dropout(dropout)
-        for last in (self.attention.out_proj, self.narrow):
+        for last in (self.out, self.narrow):
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
 
     def forward(self, x: JaggedTensor, schedule: AttentionSchedule | None = None) -> JaggedTensor:
         """[T, D] -> [T, D]."""
-        normed = x.with_values(self.attention_norm(x.values))
-        values = x.values + self.dropout(self.attention(normed, schedule=schedule).values)
+        projected = self.query_key_value(self.attention_norm(x.values))
+        parts = projected.unflatten(1, (3, self.heads, -1)).unbind(1)
+        q, k, v = (x.with_values(part) for part in parts)
+        attended = attend(q, k, v, causal=self.causal, schedule=schedule).values.flatten(1)
+        values = x.values + self.dropout(self.out(attended))
         hidden = self.activation(self.widen(self.forward_norm(values)))
         return x.with_values(values + self.dropout(self.narrow(hidden)))
 

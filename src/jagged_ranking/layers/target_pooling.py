@@ -6,8 +6,7 @@ Interest Network, KDD 2018). This is not DIN (`models/encoders/din.py`):
   MLP on event, candidate and what they have in common. Several heads give back some of that;
 - weights are normalised by a softmax. DIN leaves them unnormalised, so that the size of the sum
   says how strong an interest is. Here a learned sink takes part in the softmax, a key whose value
-  is zero: where nothing in the history speaks about the candidate, little comes out. It needs no
-  kernel of its own, since softmax over one more score s is the old result times sigmoid(lse - s);
+  is zero: where nothing in the history speaks about the candidate, little comes out;
 - an empty history gives zeros, as DIN's empty sum does.
 """
 
@@ -16,7 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from jagged_kernels import JaggedTensor, jagged_attention
+from jagged_kernels import JaggedTensor
+from jagged_ranking.layers.attention import attend
 
 SINK = 2.0  # the sink's score at the start: as much as a handful of unrelated events
 
@@ -42,12 +42,10 @@ class TargetPooling(nn.Module):
         """history [T, D], candidates [C, D] -> [C, D]."""
         query = self.query(candidates.values).unflatten(1, (self.heads, -1))
         key, value = self.key_value(history.values).unflatten(1, (2, self.heads, -1)).unbind(1)
-        pooled, lse = jagged_attention(
+        answer = attend(
             candidates.with_values(query),
             history.with_values(key),
             history.with_values(value),
-            return_lse=True,
+            sink=self.sink,
         )
-        kept = (lse - self.sink).sigmoid()[..., None]  # 0 for an empty history, whose lse is -inf
-        answer = pooled.values * kept.to(pooled.values.dtype)
-        return self.dropout(self.out(answer.flatten(1)))
+        return self.dropout(self.out(answer.values.flatten(1)))

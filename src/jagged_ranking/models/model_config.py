@@ -66,19 +66,20 @@ class ModelConfig:
     model: str = option("target_attention", _KNOWN)
     dim: int = option(32, "width of a history token and of a target")
     heads: int = option(2, "attention heads")
-    layers: int = option(1, "layers of the transformer")
+    layers: int = option(1, "layers of what encodes a history before it is pooled")
     head: str = option("mlp", f"one of {', '.join(HEADS)}")
     hidden: tuple[int, ...] = option((64,), "widths of the head's hidden layers")
     dropout: float = option(0.2, "dropout inside the model and the head")
     embedding_dropout: float = option(0.3, "dropout on tokens and targets")
     id_dropout: float = option(0.05, "share of item ids shown as unknown in training")
+    top_k: int = option(16, "events that a search for the candidate keeps (sim)")
     max_history: int = option(50, "most recent events that a request sees")
 
     def __post_init__(self) -> None:
         check_model(self.model)
         if self.head not in HEADS:
             raise ValueError(f"head must be one of {', '.join(HEADS)}, got {self.head!r}")
-        self.check_least(1, "dim", "heads", "layers", "max_history")
+        self.check_least(1, "dim", "heads", "layers", "top_k", "max_history")
         self.check_shares("dropout", "embedding_dropout", "id_dropout")
         if self.dim % self.heads:
             raise ValueError(f"dim must be divisible by heads, got {self.dim} and {self.heads}")

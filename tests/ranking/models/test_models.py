@@ -12,7 +12,7 @@ from small_rankers import batch_of, changed, mixed_rows, ranker
 from torch import nn
 
 from click_data import ClickDataset
-from jagged_kernels import JaggedTensor, jagged_attention
+from jagged_kernels import JaggedTensor
 from jagged_ranking.data.batch import MATCHES
 from jagged_ranking.data.data_shape import DataShape, Scale
 from jagged_ranking.layers.embeddings import BUCKETS, log_bucket
@@ -26,7 +26,7 @@ from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.training.config import TrainConfig
 
 # Models whose answer is the same for all candidates.
-ALIKE_FOR_ALL = {"mean_pool", "sasrec"}
+ALIKE_FOR_ALL = {"mean_pool", "pma", "sasrec"}
 HISTORY_FIELDS = ("item", "categories", "age", "recency", "signals")
 
 
@@ -292,50 +292,35 @@ def test_config_round_trip() -> None:
         TrainConfig.from_dict({"depth": 3})
 
 
-class LayerOfProducts(nn.Module):
-    """What `TransformerLayer` is, written out with nn.Linear and `jagged_attention`."""
-
-    def __init__(self, dim: int, *, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.heads = heads
-        self.attention_norm = nn.LayerNorm(dim)
-        self.query_key_value = nn.Linear(dim, 3 * dim)
-        self.out = nn.Linear(dim, dim)
-        self.forward_norm = nn.LayerNorm(dim)
-        self.widen = nn.Linear(dim, 2 * dim)
-        self.narrow = nn.Linear(2 * dim, dim)
-        self.dropout = nn.Dropout(dropout)
-        for last in (self.out, self.narrow):
-            nn.init.zeros_(last.weight)
-            nn.init.zeros_(last.bias)
-
-    def forward(self, x: JaggedTensor) -> JaggedTensor:
-        projected = self.query_key_value(self.attention_norm(x.values))
-        q, k, v = projected.unflatten(1, (3, self.heads, -1)).unbind(1)
-        parts = (x.with_values(part) for part in (q, k, v))
-        attended = jagged_attention(*parts, causal=True).values.flatten(1)
-        values = x.values + self.dropout(self.out(attended))
-        hidden = nn.functional.gelu(self.widen(self.forward_norm(values)))
-        return x.with_values(values + self.dropout(self.narrow(hidden)))
-
-
-def test_a_transformer_layer_is_its_products() -> None:
-    """From one seed the same parameters in the same order, results, gradients and random numbers
-    drawn: what was trained and measured with the one is so with the other."""
-    x = JaggedTensor(torch.randn(9, 16), torch.tensor([0, 4, 4, 9]))
-    found = []
-    for kind, more in (
-        (TransformerLayer, {"causal": True}),
-        (LayerOfProducts, {}),
-    ):
-        torch.manual_seed(5)
-        layer = kind(16, heads=2, dropout=0.5, **more)
-        parameters = list(layer.parameters())
-        found.append([parameter.detach().clone() for parameter in parameters])
-        with torch.no_grad():
-            for parameter in parameters:  # away from the branches' zeros
-                parameter.add_(torch.randn_like(parameter))
-        values = layer(x).values
-        found[-1] += [values, *torch.autograd.grad(values.square().sum(), parameters)]
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_transformer_layer_is_that_of_torch(causal: bool) -> None:
+    """User by user, with the weights of `nn.TransformerEncoderLayer`."""
+    torch.manual_seed(5)
+    x = JaggedTensor(torch.randn(9, 16).double(), torch.tensor([0, 4, 4, 9]))
+    layer = TransformerLayer(16, heads=2, dropout=0.5, causal=causal).eval().double()
+    assert torch.equal(layer(x).values, x.values)  # as it starts
+    theirs = nn.TransformerEncoderLayer(
+        16, 2, 32, activation=nn.functional.gelu, batch_first=True, norm_first=True
+    )
+    theirs.eval().double()
+    mine = dict(layer.named_parameters())
+    names = {
+        "self_attn.in_proj_": "query_key_value.",
+        "self_attn.out_proj.": "out.",
+        "linear1.": "widen.",
+        "linear2.": "narrow.",
+        "norm1.": "attention_norm.",
+        "norm2.": "forward_norm.",
+    }
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            parameter.copy_(torch.randn_like(parameter))
+            start = next(start for start in names if name.startswith(start))
+            mine.pop(name.replace(start, names[start])).copy_(parameter)
+    assert not mine
+    for found, tokens in zip(layer(x), x, strict=True):
+        if len(tokens):
+            hidden = nn.Transformer.generate_square_subsequent_mask(len(tokens)).double()
+            torch.testing.assert_close(
+                found, theirs(tokens[None], src_mask=hidden if causal else None)[0]
+            )
