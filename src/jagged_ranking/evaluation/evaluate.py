@@ -90,7 +90,7 @@ def evaluate_model(
         max_history=model.max_history,
     )
     probability = predict(model.to(device), loader)
-    found = Evaluation.of(split, columns, probability, train_ctr=model.head.positive_rate)
+    found = Evaluation.of(split, columns, probability, train_ctr=model.positive_rate)
     if model.follows_sequences and is_next_items(dataset):
         found.metrics.update(all_item_metrics(ranks_among_all(model, loader)))
     return found

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from jagged_kernels import jagged_sum
 from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.data.data_shape import DataShape, Scale
+from jagged_ranking.layers.heads.dcn_v2 import DCNv2
+from jagged_ranking.layers.heads.dhen import DHEN
+from jagged_ranking.layers.heads.mlp import MLP
+from jagged_ranking.layers.heads.mmoe import MMoE
 from jagged_ranking.layers.scaling import Standard
 
+MIXERS = {"mlp": MLP, "dcn_v2": DCNv2, "dhen": DHEN}
 PRIOR_EVENTS = 5.0
 
 
@@ -30,7 +37,8 @@ def history_features(batch: JaggedBatch, *, positive_rate: float, signal: int | 
 
 
 class RankingHead(nn.Module):
-    """An MLP on [pooled, candidate, pooled * candidate, features], plus the item's own bias.
+    """A mixer of the fields [pooled, candidate, pooled * candidate, features], one of `MIXERS` or
+    `MMoE`, plus a linear layer on the features and the item's own bias.
 
     Features: of the history (`history_features`), of the candidate (the data set's and `MATCHES`),
     of the request (embedded codes, standardised numbers).
@@ -38,12 +46,21 @@ class RankingHead(nn.Module):
     Args:
         shape: what features there are, vocabulary sizes, and positive rates by task.
         dim: width of `pooled` and of a candidate.
-        hidden: widths of the MLP's layers.
+        hidden: widths of the layers of MLPs.
         dropout: behind each of them.
+        mixer: its name.
+        experts: MLPs that a gate of each task mixes; 0 for `mixer` itself.
     """
 
     def __init__(
-        self, shape: DataShape, *, dim: int, hidden: tuple[int, ...], dropout: float
+        self,
+        shape: DataShape,
+        *,
+        dim: int,
+        hidden: tuple[int, ...],
+        dropout: float,
+        mixer: str = "mlp",
+        experts: int = 0,
     ) -> None:
         super().__init__()
         self.num_items, self.positive_rate = shape.num_items, shape.positive_rate
@@ -58,12 +75,13 @@ class RankingHead(nn.Module):
         self.item_bias = nn.Embedding(shape.num_items, len(shape.tasks))
         linear = (1 if self.label_signal is None else 2) + len(numbers) + len(shape.features)
         self.linear = nn.Linear(linear, len(shape.tasks))
-        layers: list[nn.Module] = []
-        width = 3 * dim + linear + (dim if self.context else 0)
-        for units in hidden:
-            layers += [nn.Linear(width, units), nn.GELU(), nn.Dropout(dropout)]
-            width = units
-        self.mlp = nn.Sequential(*layers, nn.Linear(width, len(shape.tasks)))
+        widths = [dim, dim, dim, linear] + ([dim] if self.context else [])
+        options: Any = {"hidden": hidden, "tasks": len(shape.tasks), "dropout": dropout}
+        self.mixer = (
+            MMoE(widths, experts=experts, **options)
+            if experts
+            else MIXERS[mixer](widths, **options)
+        )
         nn.init.zeros_(self.item_bias.weight)
 
     @property
@@ -82,7 +100,7 @@ class RankingHead(nn.Module):
             mixed.append(torch.stack(embedded).sum(0)[batch.request])
         item = batch.candidate.values
         known = item.masked_fill(item >= self.num_items, 0)
-        return self.mlp(torch.cat(mixed, dim=1)) + self.linear(linear) + self.item_bias(known)
+        return self.mixer(mixed) + self.linear(linear) + self.item_bias(known)
 
     def _of_request(self, batch: JaggedBatch) -> Tensor:
         of_history = history_features(

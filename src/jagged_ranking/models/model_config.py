@@ -16,7 +16,7 @@ MODEL_NAMES = tuple(
     sorted(found.name for found in pkgutil.iter_modules([str(Path(__file__).with_name(_ENCODERS))]))
 )
 _KNOWN = f"one of {', '.join(MODEL_NAMES)}, or package.module of a file with an ENCODER"
-HEADS = ("mlp", "dot")
+HEADS = ("mlp", "dcn_v2", "dhen", "dot")
 LOSSES = ("pointwise", "listwise", "next_item")
 
 
@@ -67,7 +67,10 @@ class ModelConfig:
     dim: int = option(32, "width of a history token and of a target")
     heads: int = option(2, "attention heads")
     layers: int = option(1, "layers of what encodes a history before it is pooled")
-    head: str = option("mlp", f"one of {', '.join(HEADS)}")
+    head: str = option("mlp", f"what makes logits: {', '.join(HEADS)}")
+    experts: int = option(
+        0, "MLPs that a gate of each task mixes (MMoE), with the head mlp; 0 = no"
+    )
     hidden: tuple[int, ...] = option((64,), "widths of the head's hidden layers")
     dropout: float = option(0.2, "dropout inside the model and the head")
     embedding_dropout: float = option(0.3, "dropout on tokens and targets")
@@ -77,12 +80,19 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_model(self.model)
-        if self.head not in HEADS:
-            raise ValueError(f"head must be one of {', '.join(HEADS)}, got {self.head!r}")
         self.check_least(1, "dim", "heads", "layers", "top_k", "max_history")
         self.check_shares("dropout", "embedding_dropout", "id_dropout")
         if self.dim % self.heads:
             raise ValueError(f"dim must be divisible by heads, got {self.dim} and {self.heads}")
+        if self.head not in HEADS:
+            raise ValueError(f"head must be one of {', '.join(HEADS)}, got {self.head!r}")
+        if self.experts < 0:
+            raise ValueError(f"experts must not be negative, got {self.experts}")
+        if self.experts and (self.head != "mlp" or not self.hidden):
+            raise ValueError(
+                "experts need the head mlp and hidden layers, "
+                f"got {self.head!r} and hidden {self.hidden}"
+            )
         if any(units < 1 for units in self.hidden):
             raise ValueError(f"hidden must be positive widths, got {self.hidden}")
 

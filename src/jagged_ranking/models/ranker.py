@@ -10,9 +10,9 @@ from jagged_kernels import JaggedTensor
 from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.data.store import ItemTable
-from jagged_ranking.layers.dot_head import DotHead
 from jagged_ranking.layers.embeddings import CATEGORY_STD, INITIAL_STD, EventEmbedding
 from jagged_ranking.layers.head import RankingHead
+from jagged_ranking.layers.heads.dot import DotHead
 from jagged_ranking.models.model_config import ModelConfig, encoder_of
 
 
@@ -21,7 +21,7 @@ class Ranker(nn.Module):
 
     def __init__(self, config: ModelConfig, shape: DataShape) -> None:
         super().__init__()
-        self.max_history = config.max_history
+        self.max_history, self.positive_rate = config.max_history, shape.positive_rate
         self.embedding = EventEmbedding(
             shape,
             dim=config.dim,
@@ -31,10 +31,17 @@ class Ranker(nn.Module):
             category_std=INITIAL_STD if config.head == "dot" else CATEGORY_STD,
         )
         self.encoder = encoder_of(config.model)(config)
-        self.head = (
+        self.head: RankingHead | DotHead = (
             DotHead(shape)
             if config.head == "dot"
-            else RankingHead(shape, dim=config.dim, hidden=config.hidden, dropout=config.dropout)
+            else RankingHead(
+                shape,
+                dim=config.dim,
+                hidden=config.hidden,
+                dropout=config.dropout,
+                mixer=config.head,
+                experts=config.experts,
+            )
         )
 
     def forward(self, batch: JaggedBatch) -> Tensor:

@@ -219,7 +219,10 @@ def test_signals_are_standardised_over_what_train_requests_see(toy: ClickDataset
     assert DataShape.from_dict(shape.to_dict()) == shape
 
 
-def test_features_and_context_enter(toy: ClickDataset) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"head": "dcn_v2"}, {"head": "dhen"}, {"experts": 3}], ids=str
+)
+def test_features_and_context_enter(toy: ClickDataset, options: dict) -> None:
     """Context by codes and by numbers, several tasks, dense features of items."""
     shape = dataclasses.replace(
         DataShape.of(toy),
@@ -228,7 +231,7 @@ def test_features_and_context_enter(toy: ClickDataset) -> None:
         item_dense={"price": Scale(5.0, 2.0)},
     )
     torch.manual_seed(0)
-    made = Ranker(TrainConfig(dim=16), shape).eval()
+    made = Ranker(TrainConfig(dim=16, **options), shape).eval()
     batch = batch_of(toy, mixed_rows(toy))
     requests, events, asked = len(batch), len(batch.item.values), len(batch.candidate.values)
     batch = dataclasses.replace(

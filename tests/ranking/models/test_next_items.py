@@ -182,7 +182,7 @@ def test_what_cannot_be_trained_is_said(songs: ClickDataset) -> None:
         train(TrainConfig(model="sasrec"), songs, progress=False)
     with pytest.raises(ValueError, match="loss next_item needs head dot, got head mlp"):
         TrainConfig(loss="next_item")
-    with pytest.raises(ValueError, match="head must be one of mlp, dot, got 'dots'"):
+    with pytest.raises(ValueError, match="head must be one of mlp, dcn_v2, dhen, dot, got 'dots'"):
         TrainConfig(head="dots")
 
 

@@ -1,11 +1,9 @@
-"""The plainest head: a candidate's score is its dot product with the answer, plus a bias.
-
-It sees no features. Its worth is that all items can be scored by one product, so that a model can
-be trained on, and judged by, which of all items is next.
-"""
+"""The dot product of answer and candidate, plus the item's own bias: what a model of next items
+has in common with retrieval. No feature enters, so that scores of other items are as good."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from jagged_ranking.data.batch import JaggedBatch
@@ -13,13 +11,15 @@ from jagged_ranking.data.data_shape import DataShape
 
 
 class DotHead(nn.Module):
-    """answer . candidate + the item's own bias; for one task."""
+    """One score. Raises ValueError for a data set of several tasks."""
 
     def __init__(self, shape: DataShape) -> None:
         super().__init__()
-        if len(shape.tasks) > 1:
-            raise ValueError(f"head dot is for one task, the data has {', '.join(shape.tasks)}")
-        self.num_items, self.positive_rate = shape.num_items, shape.positive_rate
+        if len(shape.tasks) != 1:
+            raise ValueError(
+                f"head dot has one score and the data several tasks: {', '.join(shape.tasks)}"
+            )
+        self.num_items = shape.num_items
         self.item_bias = nn.Embedding(shape.num_items, 1)
         nn.init.zeros_(self.item_bias.weight)
 
@@ -32,4 +32,6 @@ class DotHead(nn.Module):
         """pooled, candidate [C, D] -> logits [C, 1]."""
         item = batch.candidate.values
         known = item.masked_fill(item >= self.num_items, 0)
-        return (pooled * candidate).sum(1, keepdim=True) + self.item_bias(known)
+        return torch.linalg.vecdot(pooled.float(), candidate.float())[:, None] + self.item_bias(
+            known
+        )
