@@ -65,6 +65,11 @@ class JaggedBatch:
         """Of a candidate and an event of its request, in all."""
         return int((self.events * self.asked).sum())
 
+    @property
+    def longest(self) -> tuple[int, int]:
+        """The most candidates, and the most events, of one request."""
+        return int(self.asked.max(initial=0)), int(self.events.max(initial=0))
+
     def latest(self, k: int, *, each_candidate: bool = False) -> int:
         """Events among the k latest of each request, in all; or of each candidate's request."""
         events = np.minimum(self.events, k)

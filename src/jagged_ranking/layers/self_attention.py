@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 
 from jagged_kernels import AttentionSchedule, JaggedTensor, attention_schedule
@@ -15,9 +17,11 @@ class TransformerLayer(nn.Module):
     it, which on few data is a better place to start than a random mixture of the events.
     """
 
-    def __init__(self, dim: int, *, heads: int, dropout: float, causal: bool) -> None:
+    def __init__(
+        self, dim: int, *, heads: int, dropout: float, causal: bool, attention: str = "jagged"
+    ) -> None:
         super().__init__()
-        self.heads, self.causal = heads, causal
+        self.heads, self.causal, self.attention = heads, causal, attention
         self.attention_norm = nn.LayerNorm(dim)
         self.query_key_value = nn.Linear(dim, 3 * dim)
         self.out = nn.Linear(dim, dim)
@@ -30,13 +34,27 @@ class TransformerLayer(nn.Module):
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
 
-    def forward(self, x: JaggedTensor, schedule: AttentionSchedule | None = None) -> JaggedTensor:
-        """[T, D] -> [T, D]."""
+    def forward(
+        self,
+        x: JaggedTensor,
+        *,
+        longest: int | None = None,
+        schedule: AttentionSchedule | None = None,
+    ) -> JaggedTensor:
+        """[T, D] -> [T, D]; of `attend`, whose `longest` is that of x twice."""
         projected = self.query_key_value(self.attention_norm(x.values))
         parts = projected.unflatten(1, (3, self.heads, -1)).unbind(1)
         q, k, v = (x.with_values(part) for part in parts)
-        attended = attend(q, k, v, causal=self.causal, schedule=schedule).values.flatten(1)
-        values = x.values + self.dropout(self.out(attended))
+        attended = attend(
+            q,
+            k,
+            v,
+            kind=self.attention,
+            causal=self.causal,
+            longest=None if longest is None else (longest, longest),
+            schedule=schedule,
+        )
+        values = x.values + self.dropout(self.out(attended.values.flatten(1)))
         hidden = self.activation(self.widen(self.forward_norm(values)))
         return x.with_values(values + self.dropout(self.narrow(hidden)))
 
@@ -44,18 +62,25 @@ class TransformerLayer(nn.Module):
 class TransformerLayers(nn.ModuleList):
     """`layers` of them, which share one schedule."""
 
-    def __init__(self, dim: int, *, layers: int, heads: int, dropout: float, causal: bool) -> None:
-        super().__init__(
-            TransformerLayer(dim, heads=heads, dropout=dropout, causal=causal)
-            for _ in range(layers)
-        )
-        self.head_dim, self.causal = dim // heads, causal
+    def __init__(
+        self,
+        dim: int,
+        *,
+        layers: int,
+        heads: int,
+        dropout: float,
+        causal: bool,
+        attention: str = "jagged",
+    ) -> None:
+        options: Any = {"dropout": dropout, "causal": causal, "attention": attention}
+        super().__init__(TransformerLayer(dim, heads=heads, **options) for _ in range(layers))
+        self.head_dim, self.causal, self.attention = dim // heads, causal, attention
 
-    def forward(self, x: JaggedTensor) -> JaggedTensor:
+    def forward(self, x: JaggedTensor, *, longest: int | None = None) -> JaggedTensor:
         """[T, D] -> [T, D]."""
         schedule = None
-        if x.values.is_cuda:  # only the kernels read it
+        if x.values.is_cuda and self.attention == "jagged":  # only the kernels read it
             schedule = attention_schedule(x, causal=self.causal, head_dim=self.head_dim)
         for layer in self:
-            x = layer(x, schedule)
+            x = layer(x, longest=longest, schedule=schedule)
         return x

@@ -24,9 +24,9 @@ SINK = 2.0  # the sink's score at the start: as much as a handful of unrelated e
 class TargetPooling(nn.Module):
     """A query for each candidate over the history of its request."""
 
-    def __init__(self, dim: int, *, heads: int, dropout: float) -> None:
+    def __init__(self, dim: int, *, heads: int, dropout: float, attention: str = "jagged") -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.attention = heads, attention
         self.query = nn.Linear(dim, dim)
         self.key_value = nn.Linear(dim, 2 * dim)
         self.sink = nn.Parameter(torch.full((heads,), SINK))
@@ -38,14 +38,22 @@ class TargetPooling(nn.Module):
         with torch.no_grad():
             self.key_value.weight[:dim] = self.query.weight
 
-    def forward(self, history: JaggedTensor, candidates: JaggedTensor) -> Tensor:
-        """history [T, D], candidates [C, D] -> [C, D]."""
+    def forward(
+        self,
+        history: JaggedTensor,
+        candidates: JaggedTensor,
+        *,
+        longest: tuple[int, int] | None = None,
+    ) -> Tensor:
+        """history [T, D], candidates [C, D] -> [C, D]; `longest` as in `attend`."""
         query = self.query(candidates.values).unflatten(1, (self.heads, -1))
         key, value = self.key_value(history.values).unflatten(1, (2, self.heads, -1)).unbind(1)
         answer = attend(
             candidates.with_values(query),
             history.with_values(key),
             history.with_values(value),
+            kind=self.attention,
             sink=self.sink,
+            longest=longest,
         )
         return self.dropout(self.out(answer.values.flatten(1)))

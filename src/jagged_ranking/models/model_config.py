@@ -17,6 +17,7 @@ MODEL_NAMES = tuple(
 )
 _KNOWN = f"one of {', '.join(MODEL_NAMES)}, or package.module of a file with an ENCODER"
 HEADS = ("mlp", "dcn_v2", "dhen", "dot")
+ATTENTIONS = ("jagged", "padded_sdpa", "padded_flash", "nested")
 LOSSES = ("pointwise", "listwise", "next_item")
 
 
@@ -67,6 +68,7 @@ class ModelConfig:
     dim: int = option(32, "width of a history token and of a target")
     heads: int = option(2, "attention heads")
     layers: int = option(1, "layers of what encodes a history before it is pooled")
+    attention: str = option("jagged", f"what computes attention: {', '.join(ATTENTIONS)}")
     head: str = option("mlp", f"what makes logits: {', '.join(HEADS)}")
     experts: int = option(
         0, "MLPs that a gate of each task mixes (MMoE), with the head mlp; 0 = no"
@@ -84,8 +86,9 @@ class ModelConfig:
         self.check_shares("dropout", "embedding_dropout", "id_dropout")
         if self.dim % self.heads:
             raise ValueError(f"dim must be divisible by heads, got {self.dim} and {self.heads}")
-        if self.head not in HEADS:
-            raise ValueError(f"head must be one of {', '.join(HEADS)}, got {self.head!r}")
+        for name, known in (("head", HEADS), ("attention", ATTENTIONS)):
+            if (got := getattr(self, name)) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {got!r}")
         if self.experts < 0:
             raise ValueError(f"experts must not be negative, got {self.experts}")
         if self.experts and (self.head != "mlp" or not self.hidden):

@@ -33,6 +33,7 @@ class BST(nn.Module):
             heads=config.heads,
             dropout=config.dropout,
             causal=False,
+            attention=config.attention,
         )
         self.out = nn.Linear(2 * config.dim, config.dim)
         self.dropout = nn.Dropout(config.dropout)
@@ -43,7 +44,8 @@ class BST(nn.Module):
         """history [T, D], candidates [C, D] -> [C, D]."""
         seen = jagged_index_select(history, batch.request, total=batch.pairs)
         target = (candidates.values + self.mark).to(seen.values.dtype)
-        encoded = self.layers(jagged_cat([seen, target[:, None]]))
+        sequences = jagged_cat([seen, target[:, None]])
+        encoded = self.layers(sequences, longest=batch.longest[1] + 1)
         last, _ = jagged_last_k(encoded, 1)
         return self.dropout(self.out(torch.cat([last[:, 0], jagged_mean(encoded)], dim=1)))
 

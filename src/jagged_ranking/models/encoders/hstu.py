@@ -119,7 +119,9 @@ class HSTU(nn.Module):
         super().__init__()
         self.heads, self.longest = config.heads, config.max_history
         self.layers = nn.ModuleList(HSTULayer(config) for _ in range(config.layers))
-        self.pool = TargetPooling(config.dim, heads=config.heads, dropout=config.dropout)
+        self.pool = TargetPooling(
+            config.dim, heads=config.heads, dropout=config.dropout, attention=config.attention
+        )
 
     def forward(
         self, history: JaggedTensor, candidates: JaggedTensor, batch: JaggedBatch
@@ -128,7 +130,7 @@ class HSTU(nn.Module):
         pairs = Pairs.of(history, batch, heads=self.heads, longest=self.longest)
         for layer in self.layers:
             history = layer(history, pairs)
-        return self.pool(history, candidates)
+        return self.pool(history, candidates, longest=batch.longest)
 
 
 ENCODER = HSTU

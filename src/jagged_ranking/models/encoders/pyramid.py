@@ -30,7 +30,9 @@ class Pyramid(nn.Module):
         self.stages = LearnedPooling(
             config.dim, heads=config.heads, queries=QUERIES, kinds=1 + len(RECENT)
         )
-        self.pool = TargetPooling(config.dim, heads=config.heads, dropout=config.dropout)
+        self.pool = TargetPooling(
+            config.dim, heads=config.heads, dropout=config.dropout, attention=config.attention
+        )
 
     def forward(
         self, history: JaggedTensor, candidates: JaggedTensor, batch: JaggedBatch
@@ -46,7 +48,7 @@ class Pyramid(nn.Module):
         summaries = summaries.transpose(0, 1).flatten(1, 2)
         offsets = requests * summaries.shape[1]
         found = JaggedTensor(summaries.flatten(0, 1), offsets, validate=False)
-        return self.pool(found, candidates)
+        return self.pool(found, candidates, longest=(batch.longest[0], summaries.shape[1]))
 
 
 def _one_batch(parts: list[JaggedTensor]) -> JaggedTensor:

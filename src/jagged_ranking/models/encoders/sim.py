@@ -35,6 +35,7 @@ class SIM(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads, self.top_k = config.heads, config.top_k
+        self.attention = config.attention
         self.query = nn.Linear(config.dim, config.dim)
         self.key_value = nn.Linear(config.dim, 2 * config.dim)
         self.sink = nn.Parameter(torch.full((config.heads,), SINK))
@@ -54,9 +55,12 @@ class SIM(nn.Module):
         events = history.with_values(self.key_value(history.values))
         each = torch.arange(len(query) + 1, device=query.device)
         one_by_one = JaggedTensor(query, each, validate=False)
-        found = self._attend(one_by_one, self._found(events, query, batch))
+        most, longest = batch.longest
+        kept = self._found(events, query, batch)
+        found = self._attend(one_by_one, kept, (1, min(longest, self.top_k)))
         latest = jagged_recent(events, RECENT, total=batch.latest(RECENT))
-        recent = self._attend(candidates.with_values(query), latest)
+        asked = candidates.with_values(query)
+        recent = self._attend(asked, latest, (most, min(longest, RECENT)))
         return self.dropout(self.out(torch.cat([found, recent], dim=1)))
 
     @torch.no_grad()
@@ -77,12 +81,15 @@ class SIM(nn.Module):
     def _found(self, events: JaggedTensor, query: Tensor, batch: JaggedBatch) -> JaggedTensor:
         return jagged_embedding([self._search(events, query, batch)], [events.values])
 
-    def _attend(self, query: JaggedTensor, events: JaggedTensor) -> Tensor:
+    def _attend(
+        self, query: JaggedTensor, events: JaggedTensor, longest: tuple[int, int]
+    ) -> Tensor:
         """[C, D]; events [N, 2 D] are keys and values."""
         key, value = events.values.unflatten(1, (2, self.heads, -1)).unbind(1)
         heads = query.values.unflatten(1, (self.heads, -1))
         parts = query.with_values(heads), events.with_values(key), events.with_values(value)
-        return attend(*parts, sink=self.sink).values.flatten(1)
+        attended = attend(*parts, kind=self.attention, sink=self.sink, longest=longest)
+        return attended.values.flatten(1)
 
 
 ENCODER = SIM

@@ -15,14 +15,15 @@ class TargetAttention(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.pool = TargetPooling(config.dim, heads=config.heads, dropout=config.dropout)
+        self.pool = TargetPooling(
+            config.dim, heads=config.heads, dropout=config.dropout, attention=config.attention
+        )
 
     def forward(
         self, history: JaggedTensor, candidates: JaggedTensor, batch: JaggedBatch
     ) -> Tensor:
         """history [T, D], candidates [C, D] -> [C, D]."""
-        del batch
-        return self.pool(history, candidates)
+        return self.pool(history, candidates, longest=batch.longest)
 
 
 ENCODER = TargetAttention

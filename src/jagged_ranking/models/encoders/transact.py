@@ -35,6 +35,7 @@ class TransAct(nn.Module):
             heads=config.heads,
             dropout=config.dropout,
             causal=False,
+            attention=config.attention,
         )
         self.out = nn.Linear((LATEST + 1) * config.dim, config.dim)
         self.dropout = nn.Dropout(config.dropout)
@@ -45,7 +46,8 @@ class TransAct(nn.Module):
         """history [T, D], candidates [C, D] -> [C, D]."""
         events = history.with_values(self.event(history.values))
         seen = jagged_index_select(events, batch.request, total=batch.pairs)
-        encoded = self.layers(jagged_add(seen, self.candidate(candidates.values)))
+        fused = jagged_add(seen, self.candidate(candidates.values))
+        encoded = self.layers(fused, longest=batch.longest[1])
         latest, _ = jagged_last_k(encoded, LATEST)
         kept = torch.cat([latest.flatten(1), jagged_max(encoded)], dim=1)
         return self.dropout(self.out(kept))

@@ -26,15 +26,18 @@ class Transformer(nn.Module):
             heads=config.heads,
             dropout=config.dropout,
             causal=True,
+            attention=config.attention,
         )
-        self.pool = TargetPooling(config.dim, heads=config.heads, dropout=config.dropout)
+        self.pool = TargetPooling(
+            config.dim, heads=config.heads, dropout=config.dropout, attention=config.attention
+        )
 
     def forward(
         self, history: JaggedTensor, candidates: JaggedTensor, batch: JaggedBatch
     ) -> Tensor:
         """history [T, D], candidates [C, D] -> [C, D]."""
-        del batch
-        return self.pool(self.layers(history), candidates)
+        encoded = self.layers(history, longest=batch.longest[1])
+        return self.pool(encoded, candidates, longest=batch.longest)
 
 
 ENCODER = Transformer
