@@ -139,7 +139,7 @@ class RequestTable:
     def __len__(self) -> int:
         return len(self.host_prefix)
 
-    def longest(self) -> np.ndarray:
+    def last_of_users(self) -> np.ndarray:
         """Of each user the request that sees most, the later of equals; ascending, int64."""
         user = self.user.cpu().numpy()
         order = np.lexsort((np.arange(len(user)), self.host_prefix, user))

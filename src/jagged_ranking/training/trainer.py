@@ -212,7 +212,7 @@ class _Run:
             shuffle=True,
             seed=config.seed,
             # every event of a history is asked about: that of the last request holds all others'
-            rows=requests.longest() if config.loss == "next_item" else None,
+            rows=requests.last_of_users() if config.loss == "next_item" else None,
         )
         self.valid_loader = RequestLoader(
             store,

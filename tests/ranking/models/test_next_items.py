@@ -54,7 +54,7 @@ def test_a_state_is_the_answer_to_a_request_that_ends_there(
 ) -> None:
     """Given the places that the events have in the longer history."""
     made = ranker(songs, model, layers=2)
-    rows = RequestTable.from_columns(songs.requests("train")).longest()[:3].tolist()
+    rows = RequestTable.from_columns(songs.requests("train")).last_of_users()[:3].tolist()
     whole = batch_of(songs, "train", rows)
     history, candidates = made.embedding(whole)
     states = made.states(whole)
@@ -69,7 +69,7 @@ def test_a_state_is_the_answer_to_a_request_that_ends_there(
 def test_the_longest_requests_hold_all_others(songs: ClickDataset, toy: ClickDataset) -> None:
     for dataset in (songs, toy):
         columns = dataset.requests("train")
-        rows = RequestTable.from_columns(columns).longest()
+        rows = RequestTable.from_columns(columns).last_of_users()
         assert (np.diff(rows) > 0).all()
         user, prefix = np.asarray(columns.user), np.asarray(columns.prefix)
         assert sorted(user[rows]) == sorted(set(user.tolist()))

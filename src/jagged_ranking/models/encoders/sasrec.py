@@ -31,14 +31,14 @@ class SASRec(nn.Module):
             heads=config.heads,
             dropout=config.dropout,
             causal=True,
+            attention=config.attention,
         )
         self.norm = nn.LayerNorm(config.dim)
         self.start = nn.Parameter(torch.zeros(config.dim))
 
     def states(self, history: JaggedTensor, batch: JaggedBatch) -> JaggedTensor:
         """[T, D] -> [T, D]: what is known of a user after each of the events."""
-        del batch
-        encoded = self.layers(history)
+        encoded = self.layers(history, longest=batch.longest[1])
         return encoded.with_values(self.norm(encoded.values))
 
     def forward(
