@@ -15,6 +15,7 @@ from jagged_kernels import JaggedTensor, jagged_embedding
 from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.data.store import ItemTable
+from jagged_ranking.layers.id_table import IdTable
 from jagged_ranking.layers.scaling import Standard
 
 BUCKETS = 32  # of log2(1 + x): enough for a position, and for a century of seconds
@@ -58,10 +59,8 @@ class EventEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         self.num_items = shape.num_items
-        self.item = nn.Embedding(shape.num_items, dim)
-        self.categories = nn.ParameterList(
-            nn.Parameter(torch.empty(codes, dim)) for codes in shape.categories.values()
-        )
+        self.item = IdTable(shape.num_items, dim)
+        self.categories = nn.ModuleList(IdTable(codes, dim) for codes in shape.categories.values())
         self.recency = nn.Embedding(BUCKETS, dim)
         self.age = nn.Embedding(BUCKETS, dim)
         self.signals = Standard(shape.signals.values())
@@ -72,13 +71,17 @@ class EventEmbedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
         for table in (self.item, self.recency, self.age):
             nn.init.normal_(table.weight, std=INITIAL_STD)
-        for table in self.categories:
-            nn.init.normal_(table, std=category_std)
+        for table in self._categories:
+            nn.init.normal_(table.weight, std=category_std)
 
     @property
     def tables(self) -> list[Tensor]:
         """The tables of ids, most of whose rows are rare."""
-        return [self.item.weight, *self.categories]
+        return [table.weight for table in (self.item, *self._categories)]
+
+    @property
+    def _categories(self) -> list[IdTable]:
+        return [table for table in self.categories if isinstance(table, IdTable)]
 
     def forward(self, batch: JaggedBatch) -> tuple[JaggedTensor, JaggedTensor]:
         """The batch's histories as tokens, and its candidates."""
@@ -125,8 +128,13 @@ class EventEmbedding(nn.Module):
         unknown = ids >= self.num_items
         if drop and self.training and self.id_dropout:
             unknown = unknown | (torch.rand(ids.shape, device=ids.device) < self.id_dropout)
-        features = [item.with_values(ids.masked_fill(unknown, 0)), *categories.values.unbind(1)]
-        content = jagged_embedding(features, self.tables)
+        known, codes = ids.masked_fill(unknown, 0), categories.values.unbind(1)
+        if self.item.collects:
+            content = item.with_values(self.item(known))
+            for table, code in zip(self._categories, codes, strict=True):
+                content = content.with_values(content.values + table(code))
+        else:
+            content = jagged_embedding([item.with_values(known), *codes], self.tables)
         if self.describe is not None:
             described = self.describe(self.item_dense(dense.values))
             content = content.with_values(content.values + described)

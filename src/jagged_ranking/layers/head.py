@@ -14,6 +14,7 @@ from jagged_ranking.layers.heads.dcn_v2 import DCNv2
 from jagged_ranking.layers.heads.dhen import DHEN
 from jagged_ranking.layers.heads.mlp import MLP
 from jagged_ranking.layers.heads.mmoe import MMoE
+from jagged_ranking.layers.id_table import IdTable
 from jagged_ranking.layers.scaling import Standard
 
 MIXERS = {"mlp": MLP, "dcn_v2": DCNv2, "dhen": DHEN}
@@ -72,7 +73,7 @@ class RankingHead(nn.Module):
         self.context = nn.ModuleList(
             nn.Embedding(codes, dim) for codes in shape.context.values() if isinstance(codes, int)
         )
-        self.item_bias = nn.Embedding(shape.num_items, len(shape.tasks))
+        self.item_bias = IdTable(shape.num_items, len(shape.tasks))
         linear = (1 if self.label_signal is None else 2) + len(numbers) + len(shape.features)
         self.linear = nn.Linear(linear, len(shape.tasks))
         widths = [dim, dim, dim, linear] + ([dim] if self.context else [])

@@ -8,7 +8,11 @@ from typing import Any
 
 from jagged_ranking.models.model_config import LOSSES, ModelConfig, option
 
+TABLE_OPTIMIZERS = ("adamw", "rowwise_adagrad")
 SELECT = ("log_loss", "auc", "gauc", "list_auc", "mrr", "ndcg@10")
+
+# What an option may be, where it is a word.
+CHOICES = {"select": SELECT, "loss": LOSSES, "table_optimizer": TABLE_OPTIMIZERS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +33,12 @@ class TrainConfig(ModelConfig):
     learning_rate: float = option(3e-3, "AdamW's, at the start")
     weight_decay: float = option(0.1, "AdamW's, decoupled")
     embedding_weight_decay: float = option(0.1, "the same for the tables of ids")
+    table_optimizer: str = option(
+        "adamw",
+        f"of the tables of ids: {', '.join(TABLE_OPTIMIZERS)}, whose steps do not depend on the "
+        "number of ids, without decay and average",
+    )
+    table_learning_rate: float = option(0.0, "of the tables of ids; 0 = learning_rate")
     clip_norm: float = option(1.0, "largest norm of a step's gradient")
     average_decay: float = option(
         0.99, "of the moving average of the weights, which is what is validated and kept; 0 = none"
@@ -43,10 +53,9 @@ class TrainConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.select not in SELECT:
-            raise ValueError(f"select must be one of {', '.join(SELECT)}, got {self.select!r}")
-        if self.loss not in LOSSES:
-            raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {self.loss!r}")
+        for name, known in CHOICES.items():
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
         if self.loss == "next_item" and self.head != "dot":
             raise ValueError(f"loss next_item needs head dot, got head {self.head}")
         self.check_least(1, "epochs", "batch_size", "patience")
@@ -54,8 +63,14 @@ class TrainConfig(ModelConfig):
         for name in ("learning_rate", "clip_norm"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        self.check_least(0, "lr_patience", "checkpoint_steps", "negatives")
-        for name in ("weight_decay", "embedding_weight_decay"):
+        for name in (
+            "weight_decay",
+            "embedding_weight_decay",
+            "table_learning_rate",
+            "lr_patience",
+            "checkpoint_steps",
+            "negatives",
+        ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if not 0 <= self.seed < 2**63:

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from click_data.split import SPLITS
 from jagged_ranking.models.model_config import check_model
-from jagged_ranking.training.config import SELECT, TrainConfig
+from jagged_ranking.training.config import CHOICES, TrainConfig
 
 if TYPE_CHECKING:
     import torch
-
-CHOICES = {"select": SELECT}
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch import Tensor
 from tqdm import tqdm
 
 from jagged_ranking.data.batch import JaggedBatch, RequestTable
@@ -36,7 +35,9 @@ from jagged_ranking.training import checkpoint
 from jagged_ranking.training.average import Average
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.losses import loss_of
-from jagged_ranking.training.progress import Progress, StepNumbers, TrainingError
+from jagged_ranking.training.optimisers import Optimisers
+from jagged_ranking.training.run_progress import Progress, StepNumbers, TrainingError
+from jagged_ranking.training.schedule import lower_on_plateau
 
 if TYPE_CHECKING:
     from click_data import ClickDataset
@@ -186,19 +187,7 @@ class _Run:
         torch.manual_seed(config.seed)
         self.model = Ranker(config, self.shape).to(device)
         _check_loss(config.loss, self.model, dataset)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameter_groups(
-                weight_decay=config.weight_decay,
-                embedding_weight_decay=config.embedding_weight_decay,
-            ),
-            lr=config.learning_rate,
-        )
-        self.scheduler = ReduceLROnPlateau(
-            self.optimizer,
-            factor=config.lr_factor,
-            patience=config.lr_patience,
-            threshold=0,  # the default, relative, has the wrong sign for an AUC
-        )
+        self.optimisers = Optimisers(self.model, config)
         self.average = Average(self.model, decay=config.average_decay)
         self.progress, self.numbers = Progress(), StepNumbers()
         self.best_state: dict[str, Tensor] = {}
@@ -270,12 +259,13 @@ class _Run:
         row = {
             "epoch": now.epoch,
             "train_loss": float(np.mean(now.losses[-now.epoch_step :])),
-            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "learning_rate": self.config.learning_rate * now.lr_scale,
             "seconds": time.perf_counter() - started,
             **{f"valid_{name}": metric for name, metric in valid.items()},
         }
-        self.scheduler.step(value)
-        if now.record(row, value=value, patience=self.config.patience):
+        better = now.record(row, value=value, patience=self.config.patience)
+        lower_on_plateau(self.config, now, better=better)
+        if better:
             self.best_state = {
                 name: value.clone() for name, value in self.average.model.state_dict().items()
             }
@@ -289,10 +279,9 @@ class _Run:
         entropy = (self.config.seed, now.step)
         torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1))
         loss = loss_of(self.config.loss, self.model, batch, negatives=self.config.negatives)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimisers.zero_grad()
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
-        self.optimizer.step()
+        norm = self.optimisers.step(scale=now.lr_scale)
         self.average.update(now.step)
         self.numbers.add(loss, norm)
         now.step += 1
@@ -306,8 +295,7 @@ class _Run:
         if self.out is not None:
             content = {
                 "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "scheduler": self.scheduler.state_dict(),
+                "optimisers": self.optimisers.state_dict(),
                 "average": self.average.state_dict(),
                 "best": self.best_state,
                 "progress": asdict(self.progress),
@@ -339,8 +327,7 @@ class _Run:
             may_differ=MAY_DIFFER,
         ).content
         self.model.load_state_dict(content["model"])
-        self.optimizer.load_state_dict(content["optimizer"])
-        self.scheduler.load_state_dict(content["scheduler"])
+        self.optimisers.load_state_dict(content["optimisers"])
         self.average.load_state_dict(content["average"])
         self.best_state = content["best"]
         self.progress = Progress(**content["progress"])

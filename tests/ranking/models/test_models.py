@@ -265,7 +265,7 @@ def test_id_tables_decay_at_their_own_rate(toy: ClickDataset) -> None:
     others, tables = made.parameter_groups(weight_decay=0.25, embedding_weight_decay=0.5)
     assert (others["weight_decay"], tables["weight_decay"]) == (0.25, 0.5)
     named = dict(made.named_parameters())
-    expected = ("embedding.item.weight", "embedding.categories.0", "head.item_bias.weight")
+    expected = ("embedding.item.weight", "embedding.categories.0.weight", "head.item_bias.weight")
     assert {id(p) for p in tables["params"]} == {id(named[name]) for name in expected}
     assert len(others["params"]) + len(tables["params"]) == len(list(made.parameters()))
 

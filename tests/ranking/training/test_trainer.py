@@ -18,8 +18,8 @@ from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.training import checkpoint
 from jagged_ranking.training.checkpoint import CheckpointError
 from jagged_ranking.training.config import TrainConfig
-from jagged_ranking.training.progress import Progress, StepNumbers, TrainingError
-from jagged_ranking.training.trainer import CHECKPOINT, TrainResult, load_model, train
+from jagged_ranking.training.run_progress import Progress, StepNumbers, TrainingError
+from jagged_ranking.training.trainer import CHECKPOINT, TrainResult, _Run, load_model, train
 
 SMALL = TrainConfig(
     dim=8, heads=2, hidden=(8,), max_history=10, batch_size=256, epochs=4, learning_rate=0.01
@@ -162,6 +162,16 @@ def test_no_checkpoint_has_a_loss_behind_it_that_is_none(
     monkeypatch.setattr(Ranker, "forward", forward)
     config = dataclasses.replace(SMALL, checkpoint_steps=2)
     same(quick(toy, config, out=tmp_path, resume=True), quick(toy, config))
+
+
+def test_a_step_leaves_its_loss_on_the_device(
+    toy: ClickDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = _Run(SMALL, toy, device=torch.device("cpu"), out=None)
+    batch = next(run.loader.batches())
+    monkeypatch.setattr(torch.Tensor, "item", lambda *given: pytest.fail("a step waited"))
+    run._step(batch)
+    assert len(run.numbers) == 1
 
 
 def test_nan_stops_with_step_and_loss(

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.data.data_shape import DataShape
+from jagged_ranking.layers.id_table import IdTable
 
 
 class DotHead(nn.Module):
@@ -20,7 +21,7 @@ class DotHead(nn.Module):
                 f"head dot has one score and the data several tasks: {', '.join(shape.tasks)}"
             )
         self.num_items = shape.num_items
-        self.item_bias = nn.Embedding(shape.num_items, 1)
+        self.item_bias = IdTable(shape.num_items, 1)
         nn.init.zeros_(self.item_bias.weight)
 
     @property

@@ -25,6 +25,8 @@ class Progress:
     best_epoch: int = -1
     best_value: float = math.inf  # of the select metric, lower is better
     stopped: bool = False
+    lr_scale: float = 1.0  # what plateaus made of the learning rates
+    lr_waited: int = 0  # epochs without a better one, since the last or since it was lowered
 
     def record(self, row: dict[str, float], *, value: float, patience: int) -> bool:
         """Ends an epoch; says whether it is the best so far."""

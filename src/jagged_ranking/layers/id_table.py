@@ -1,0 +1,82 @@
+"""A table of ids that can be trained without a gradient as large as itself.
+
+`nn.Embedding` gives its weight a dense gradient [V, D], which the optimiser then walks through: a
+step costs as much as the vocabulary is large. Where a table is trained `by_row`, each lookup is a
+leaf of its own, [N, D]; what came back to the leaves is summed by id (sorted ids, then sums of
+segments, so that a rerun gives the same bits), and only those rows are updated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jagged_kernels import JaggedTensor, jagged_sum
+
+
+@dataclass(frozen=True)
+class RowGradient:
+    """The gradient of the rows of a table that were looked up, M at most.
+
+    rows: int64 [M], distinct but for the end, where the last one may be repeated: how many there
+    are is known to the device alone. sums: float [M, D], their gradients, 0 where a row is
+    repeated. place: int64 [M], where in `sums` the gradient of each of `rows` is.
+    """
+
+    rows: Tensor
+    sums: Tensor
+    place: Tensor
+
+
+class IdTable(nn.Embedding):
+    """Rows [V, D] of ids: an `nn.Embedding` until it is trained `by_row`."""
+
+    def __init__(self, rows: int, dim: int) -> None:
+        super().__init__(rows, dim)
+        self.by_row = False
+        self._lookups: list[tuple[Tensor, Tensor]] = []  # ids [N], what was looked up [N, D]
+
+    def train_by_row(self) -> None:
+        """From here on the weight has no gradient; `take_gradient` says what its rows got."""
+        self.by_row = True
+        self.weight.requires_grad_(False)
+
+    @property
+    def collects(self) -> bool:
+        """Whether a lookup now is one to learn from."""
+        return self.by_row and self.training and torch.is_grad_enabled()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """int [N] -> [N, D]."""
+        look_up: Any = self._collect if self.collects else super().forward
+        return look_up(input)
+
+    @torch.compiler.disable
+    def _collect(self, ids: Tensor) -> Tensor:
+        found = super().forward(ids).detach().requires_grad_()
+        self._lookups.append((ids, found))
+        return found
+
+    def take_gradient(self) -> RowGradient | None:
+        """Sums by row what came back to all lookups since the last call, and forgets them; None
+        where nothing did. Does not wait for the device."""
+        used = [(ids, found.grad) for ids, found in self._lookups if found.grad is not None]
+        self._lookups.clear()
+        gradients = [gradient for _, gradient in used if gradient is not None]
+        ids = torch.cat([ids.long() for ids, _ in used]) if used else self.weight.new_empty(0)
+        if len(ids) == 0:
+            return None
+        ids, order = ids.sort(stable=True)
+        segment = (ids.diff(prepend=ids[:1]) != 0).cumsum(0)
+        # A bound that the host knows; on a CPU the number itself costs nothing.
+        most = min(len(ids), len(self.weight))
+        if not ids.is_cuda:
+            most = int(segment[-1]) + 1
+        numbers = torch.arange(most + 1, device=ids.device)
+        offsets = torch.searchsorted(segment, numbers)
+        by_id = JaggedTensor(torch.cat(gradients)[order], offsets, validate=False)
+        place = torch.minimum(numbers[:-1], segment[-1])
+        return RowGradient(ids[offsets[place]], jagged_sum(by_id), place)

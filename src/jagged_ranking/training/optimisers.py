@@ -1,0 +1,111 @@
+"""How weights are updated: AdamW, and for tables of ids, on request, row-wise Adagrad."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jagged_ranking.layers.id_table import IdTable, RowGradient
+from jagged_ranking.models.ranker import Ranker
+from jagged_ranking.training.config import TrainConfig
+
+EPSILON = 1e-8
+
+
+class RowwiseAdagrad:
+    """Adagrad (Duchi et al., JMLR 2011) with one accumulator a row instead of one a number.
+
+    As FBGEMM's EXACT_ROWWISE_ADAGRAD: a row's accumulator adds up the mean square of its gradient,
+    and its step is the gradient times rate / (sqrt(accumulator) + `EPSILON`). A row without a
+    gradient does not change, nor is it read: a step costs as much as the batch has ids. No weight
+    decay, which would concern all rows.
+    """
+
+    def __init__(self, tables: dict[str, IdTable], *, learning_rate: float) -> None:
+        self.tables, self.learning_rate = tables, learning_rate
+        self._squares = {
+            name: torch.zeros(len(table.weight), device=table.weight.device)
+            for name, table in tables.items()
+        }
+
+    def gradients(self) -> dict[str, RowGradient]:
+        """Of each table that was looked up."""
+        found = {name: table.take_gradient() for name, table in self.tables.items()}
+        return {name: gradient for name, gradient in found.items() if gradient is not None}
+
+    @torch.no_grad()
+    def step(self, gradients: dict[str, RowGradient], *, scale: float) -> None:
+        """Updates the rows in place, at `scale` times the learning rate."""
+        for name, gradient in gradients.items():
+            weight, squares, rows = self.tables[name].weight, self._squares[name], gradient.rows
+            # A row that is repeated is written again with the same number.
+            sums = gradient.sums[gradient.place]
+            total = squares[rows] + sums.square().mean(1)
+            squares[rows] = total
+            step = self.learning_rate * scale / (total.sqrt() + EPSILON)
+            weight[rows] = weight[rows] - step[:, None] * sums
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The accumulators, float32 [V] a table."""
+        return self._squares
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """The inverse of `state_dict`."""
+        for name, squares in self._squares.items():
+            squares.copy_(state[name])
+
+
+class Optimisers:
+    """All that updates a model's weights in a step, behind one clipping of the whole gradient."""
+
+    def __init__(self, model: Ranker, config: TrainConfig) -> None:
+        self.clip_norm = config.clip_norm
+        table_rate = config.table_learning_rate or config.learning_rate
+        tables: dict[str, IdTable] = {}
+        if config.table_optimizer == "rowwise_adagrad":
+            tables = {n: m for n, m in model.named_modules() if isinstance(m, IdTable)}
+            for table in tables.values():
+                table.train_by_row()
+        self.by_row = RowwiseAdagrad(tables, learning_rate=table_rate)
+        dense, of_ids = model.parameter_groups(
+            weight_decay=config.weight_decay,
+            embedding_weight_decay=config.embedding_weight_decay,
+        )
+        groups: list[dict[str, Any]] = [{**dense, "lr": config.learning_rate}]
+        if not tables:
+            groups.append({**of_ids, "lr": table_rate})
+        fused = next(model.parameters()).device.type in ("cpu", "cuda")
+        self.adamw = torch.optim.AdamW(groups, fused=fused)
+        self._rates = [group["lr"] for group in groups]
+        self._dense = [p for group in groups for p in group["params"]]
+
+    def zero_grad(self) -> None:
+        """Forgets the gradients."""
+        self.adamw.zero_grad(set_to_none=True)
+
+    def step(self, *, scale: float) -> Tensor:
+        """Clips, updates at `scale` times the learning rates, and returns the norm [] that the
+        gradient had. Does not wait for the device."""
+        by_row = self.by_row.gradients()
+        gradients = [p.grad for p in self._dense if p.grad is not None]
+        gradients += [gradient.sums for gradient in by_row.values()]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        share = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        multiply: Any = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
+        multiply(gradients, share)
+        for group, rate in zip(self.adamw.param_groups, self._rates, strict=True):
+            group["lr"] = rate * scale
+        self.adamw.step()
+        self.by_row.step(by_row, scale=scale)
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of both."""
+        return {"adamw": self.adamw.state_dict(), "by_row": self.by_row.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        self.adamw.load_state_dict(state["adamw"])
+        self.by_row.load_state_dict(state["by_row"])
