@@ -24,7 +24,7 @@ from click_data import schema
 from click_data.errors import DataError
 from jagged_ranking import results
 from jagged_ranking.training import checkpoint
-from jagged_ranking.training.trainer import CHECKPOINT, MODEL
+from jagged_ranking.training.run_files import CHECKPOINT, MODEL
 
 # As `results.atomic`, `prepare` and `datasets` call what is not whole yet.
 _TEMPORARY = re.compile(r"\..+-[a-z0-9_]{8}\.\w+|\..+\.\d+\.(new|old)|.+\.incomplete")

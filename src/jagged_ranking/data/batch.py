@@ -158,7 +158,10 @@ def make_batch(
     seen = np.minimum(requests.host_prefix[index], max_history)
     asked = requests.host_offsets[index + 1] - requests.host_offsets[index]
     tokens, candidates = int(seen.sum()), int(asked.sum())
-    rows = torch.from_numpy(index).to(device, non_blocking=True)
+    rows = torch.from_numpy(index)
+    if device.type == "cuda":  # from other memory a copy would wait
+        rows = rows.pin_memory()
+    rows = rows.to(device, non_blocking=True)
     user, prefix, now = requests.user[rows], requests.prefix[rows], requests.time[rows]
 
     token, offsets = store.prefix_index(user, prefix, max_history=max_history, total=tokens)

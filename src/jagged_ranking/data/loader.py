@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
 
 from jagged_ranking.data.batch import JaggedBatch, RequestTable, make_batch
+from jagged_ranking.data.prefetch import beside_the_step
 from jagged_ranking.data.store import HistoryStore
 
 
@@ -15,8 +15,10 @@ class RequestLoader:
     """Batches of one split, in an order that depends on `(seed, epoch)` alone.
 
     There is no state to save: `batches(epoch, start=k)` goes on exactly where an interrupted
-    epoch stopped. Batch size is in requests; the last batch may be smaller. `rows`: which requests
-    (int64), all when None.
+    epoch stopped. Batches hold `batch_size` requests, or, where `batch_tokens` is given, the
+    requests that begin within so many tokens: events that they see and candidates, at most one
+    request more than `batch_tokens`. The last batch may be smaller. `rows`: which requests (int64),
+    all when None.
     """
 
     def __init__(
@@ -26,6 +28,7 @@ class RequestLoader:
         *,
         batch_size: int,
         max_history: int,
+        batch_tokens: int = 0,
         shuffle: bool = False,
         seed: int = 0,
         rows: np.ndarray | None = None,
@@ -34,13 +37,12 @@ class RequestLoader:
             raise ValueError(
                 f"batch_size and max_history must be at least 1, got {batch_size}, {max_history}"
             )
+        if batch_tokens < 0:
+            raise ValueError(f"batch_tokens must not be negative, got {batch_tokens}")
         self.store, self.requests = store, requests
-        self.batch_size, self.max_history = batch_size, max_history
+        self.batch_size, self.batch_tokens, self.max_history = batch_size, batch_tokens, max_history
         self.shuffle, self.seed = shuffle, seed
         self.rows = np.arange(len(requests)) if rows is None else rows
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.rows) / self.batch_size)
 
     def order(self, epoch: int) -> np.ndarray:
         """The requests in the order of `epoch`, int64."""
@@ -48,9 +50,22 @@ class RequestLoader:
             return self.rows
         return np.random.default_rng((self.seed, epoch)).permutation(self.rows)
 
+    def cuts(self, order: np.ndarray) -> np.ndarray:
+        """Where the batches of an order begin, and where the last one ends: int64 [batches + 1]."""
+        if self.batch_tokens:
+            seen = np.minimum(self.requests.host_prefix, self.max_history)
+            tokens = (seen + np.diff(self.requests.host_offsets))[order]
+            batch = (np.cumsum(tokens) - tokens) // self.batch_tokens
+        else:
+            batch = np.arange(len(order)) // self.batch_size
+        return np.append(np.flatnonzero(np.diff(batch, prepend=-1)), len(order))
+
     def batches(self, epoch: int = 0, *, start: int = 0) -> Iterator[JaggedBatch]:
         """Batches `start`, `start + 1`, ... of `epoch`."""
         order = self.order(epoch)
-        for first in range(start * self.batch_size, len(order), self.batch_size):
-            index = order[first : first + self.batch_size]
-            yield make_batch(self.store, self.requests, index, max_history=self.max_history)
+        cuts = self.cuts(order)
+        made = (
+            make_batch(self.store, self.requests, order[first:end], max_history=self.max_history)
+            for first, end in zip(cuts[start:-1], cuts[start + 1 :], strict=True)
+        )
+        return beside_the_step(made, self.store.item.device)

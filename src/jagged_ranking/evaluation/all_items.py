@@ -25,7 +25,8 @@ def ranks_among_all(model: Ranker, loader: RequestLoader) -> np.ndarray:
     order; of equal scores the mean."""
     model.eval()
     store, requests, order = loader.store, loader.requests, loader.order(0)
-    vectors, bias = model.all_items(store.items)
+    every = torch.arange(model.num_items, device=store.item.device)
+    vectors, bias = model.items(every, store.items)
     ranks, done = [], 0
     for batch in loader.batches():
         rows = torch.from_numpy(order[done : done + len(batch)]).to(vectors.device)

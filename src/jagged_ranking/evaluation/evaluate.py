@@ -51,20 +51,11 @@ class Evaluation:
         return cls(split=split, metrics=evaluate_metrics(**of, train_ctr=train_ctr), **of)
 
 
-def autocast(device: torch.device) -> torch.autocast:
-    """bf16 on a GPU; on a CPU nothing, where it would be slower than float32."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
-
-
 @torch.no_grad()
 def predict(model: torch.nn.Module, loader: RequestLoader) -> np.ndarray:
     """Probabilities of the first task, float64 [C] in the loader's order, in eval mode."""
     model.eval()
-    device = loader.store.item.device
-    parts = []
-    for batch in loader.batches():
-        with autocast(device):
-            parts.append(model(batch)[:, 0].double().sigmoid())
+    parts = [model(batch)[:, 0].double().sigmoid() for batch in loader.batches()]
     return torch.cat(parts).cpu().numpy() if parts else np.zeros(0)
 
 

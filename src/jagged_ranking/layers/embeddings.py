@@ -104,16 +104,12 @@ class EventEmbedding(nn.Module):
         token = token + nn.functional.embedding(place, places)
         return batch.item.with_values(self.dropout(token))
 
-    def all_items(self, items: ItemTable) -> Tensor:
-        """All items that training knows as candidates [num_items, dim], none of them dropped."""
-        device = items.categories.device
-        item = JaggedTensor(
-            torch.arange(self.num_items, dtype=torch.int32, device=device),
-            torch.tensor([0, self.num_items], device=device),
-            validate=False,
-        )
-        categories = item.with_values(items.categories[: self.num_items])
-        dense = item.with_values(items.dense[: self.num_items])
+    def items(self, ids: Tensor, items: ItemTable) -> Tensor:
+        """Items that training knows, int [N], as candidates [N, dim], none of them dropped."""
+        alone = torch.tensor([0, len(ids)], device=ids.device)
+        item = JaggedTensor(ids, alone, validate=False)
+        categories = item.with_values(items.categories[ids])
+        dense = item.with_values(items.dense[ids])
         return self._content(item, categories, dense, drop=False).values
 
     def _content(

@@ -19,6 +19,7 @@ _KNOWN = f"one of {', '.join(MODEL_NAMES)}, or package.module of a file with an 
 HEADS = ("mlp", "dcn_v2", "dhen", "dot")
 ATTENTIONS = ("jagged", "padded_sdpa", "padded_flash", "nested")
 LOSSES = ("pointwise", "listwise", "next_item")
+PRECISIONS = ("bfloat16", "float32")
 
 
 def check_model(name: str) -> str:
@@ -79,11 +80,18 @@ class ModelConfig:
     id_dropout: float = option(0.05, "share of item ids shown as unknown in training")
     top_k: int = option(16, "events that a search for the candidate keeps (sim)")
     max_history: int = option(50, "most recent events that a request sees")
+    precision: str = option(
+        "bfloat16", f"of products on a GPU, the head's apart: {', '.join(PRECISIONS)}"
+    )
 
     def __post_init__(self) -> None:
         check_model(self.model)
         self.check_least(1, "dim", "heads", "layers", "top_k", "max_history")
         self.check_shares("dropout", "embedding_dropout", "id_dropout")
+        if self.precision not in PRECISIONS:
+            raise ValueError(
+                f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}"
+            )
         if self.dim % self.heads:
             raise ValueError(f"dim must be divisible by heads, got {self.dim} and {self.heads}")
         for name, known in (("head", HEADS), ("attention", ATTENTIONS)):

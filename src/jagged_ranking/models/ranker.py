@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from jagged_kernels import JaggedTensor
@@ -21,7 +22,9 @@ class Ranker(nn.Module):
 
     def __init__(self, config: ModelConfig, shape: DataShape) -> None:
         super().__init__()
-        self.max_history, self.positive_rate = config.max_history, shape.positive_rate
+        self.max_history = config.max_history
+        self.num_items, self.positive_rate = shape.num_items, shape.positive_rate
+        self.lower_precision = config.precision == "bfloat16"
         self.embedding = EventEmbedding(
             shape,
             dim=config.dim,
@@ -46,32 +49,42 @@ class Ranker(nn.Module):
 
     def forward(self, batch: JaggedBatch) -> Tensor:
         """Logits float32 [C, tasks]."""
-        history, candidates = self.embedding(batch)
-        answer = self.encoder(history, candidates, batch)
-        return self.head(answer, candidates.values, batch).float()
+        with self._lower(batch.user.device):
+            history, candidates = self.embedding(batch)
+            answer = self.encoder(history, candidates, batch)
+        with torch.autocast(batch.user.device.type, enabled=False):
+            return self.head(answer.float(), candidates.values.float(), batch)
 
     @property
     def follows_sequences(self) -> bool:
-        """Whether it can say after every event which item is next: `states`, `all_items`."""
+        """Whether it can say after every event which item is next: `states`, `answers`, `items`."""
         return hasattr(self.encoder, "states") and isinstance(self.head, DotHead)
 
     def states(self, batch: JaggedBatch) -> JaggedTensor:
-        """What is known of a user after each event of the history [T, D]."""
+        """What is known of a user after each event of the history, float32 [T, D]."""
         encoder: Any = self.encoder
-        return encoder.states(self.embedding.history(batch), batch)
+        with self._lower(batch.user.device):
+            states = encoder.states(self.embedding.history(batch), batch)
+        return states.with_values(states.values.float())
 
     def answers(self, batch: JaggedBatch) -> Tensor:
-        """What each request is answered [R, D], of encoders to whom all candidates are alike."""
-        history, candidates = self.embedding(batch)
-        answer = self.encoder(history, candidates, batch)
-        return answer[candidates.offsets[:-1]]
+        """What each request is answered, float32 [R, D]; for encoders to whom all candidates are
+        alike, and requests that have some."""
+        with self._lower(batch.user.device):
+            answer = self.encoder(*self.embedding(batch), batch)
+        return answer[batch.candidate.offsets[:-1]].float()
 
-    def all_items(self, items: ItemTable) -> tuple[Tensor, Tensor]:
-        """Vectors [V, D] and biases [V] of the items that training knows; row 0 is the unknown.
+    def items(self, ids: Tensor, items: ItemTable) -> tuple[Tensor, Tensor]:
+        """Vectors [N, D] and biases [N] of items that training knows, int [N], 0 the unknown.
 
-        Item i scores state @ vectors[i] + biases[i], as it would as a candidate.
+        Item i scores answer @ vectors[i] + biases[i], as it would as a candidate.
         """
-        return self.embedding.all_items(items), self.head.item_bias.weight[:, 0]
+        return self.embedding.items(ids, items), self.head.item_bias(ids)[:, 0]
+
+    def _lower(self, device: torch.device) -> torch.autocast:
+        """The precision of all but the head; on a CPU a lower one would be slower."""
+        lower = self.lower_precision and device.type == "cuda"
+        return torch.autocast(device.type, torch.bfloat16, enabled=lower)
 
     def parameter_groups(
         self, *, weight_decay: float, embedding_weight_decay: float

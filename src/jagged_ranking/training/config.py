@@ -11,8 +11,16 @@ from jagged_ranking.models.model_config import LOSSES, ModelConfig, option
 TABLE_OPTIMIZERS = ("adamw", "rowwise_adagrad")
 SELECT = ("log_loss", "auc", "gauc", "list_auc", "mrr", "ndcg@10")
 
+SCHEDULES = ("constant", "cosine")
+COMPILERS = ("off", "inductor", "aot_eager", "eager")
 # What an option may be, where it is a word.
-CHOICES = {"select": SELECT, "loss": LOSSES, "table_optimizer": TABLE_OPTIMIZERS}
+CHOICES = {
+    "select": SELECT,
+    "loss": LOSSES,
+    "table_optimizer": TABLE_OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "compile": COMPILERS,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +33,11 @@ class TrainConfig(ModelConfig):
 
     seed: int = option(0, "decides initial weights, order and dropout")
     epochs: int = option(10, "at most so many")
-    batch_size: int = option(512, "requests in a step")
+    batch_size: int = option(512, "requests in a batch")
+    batch_tokens: int = option(
+        0, "instead: events and candidates in a batch, about; 0 = by requests"
+    )
+    accumulate: int = option(1, "batches in a step, which takes the mean of their gradients")
     loss: str = option("pointwise", f"what is trained: {', '.join(LOSSES)}")
     negatives: int = option(
         0, "items drawn a step, for the loss next_item, which each next item is told from; 0 = all"
@@ -45,10 +57,17 @@ class TrainConfig(ModelConfig):
     )
     select: str = option("log_loss", f"validation metric to stop on: {', '.join(SELECT)}")
     patience: int = option(2, "stop after so many epochs without a better one")
+    schedule: str = option(
+        "constant",
+        "of the learning rates: constant, but for plateaus (lr_patience, lr_factor); or cosine, to "
+        "0 over all epochs, whatever plateaus there are",
+    )
+    warmup_steps: int = option(0, "over which learning rates rise from 0, with either schedule")
     lr_patience: int = option(
         0, "lower the learning rate after more than so many without a better one"
     )
     lr_factor: float = option(0.3, "by this factor")
+    compile: str = option("off", f"the model by torch.compile, with {', '.join(COMPILERS)}")
     checkpoint_steps: int = option(0, "save inside epochs too, every so many steps; 0 = no")
 
     def __post_init__(self) -> None:
@@ -58,7 +77,7 @@ class TrainConfig(ModelConfig):
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
         if self.loss == "next_item" and self.head != "dot":
             raise ValueError(f"loss next_item needs head dot, got head {self.head}")
-        self.check_least(1, "epochs", "batch_size", "patience")
+        self.check_least(1, "epochs", "batch_size", "accumulate", "patience")
         self.check_shares("average_decay")
         for name in ("learning_rate", "clip_norm"):
             if not getattr(self, name) > 0:
@@ -67,6 +86,8 @@ class TrainConfig(ModelConfig):
             "weight_decay",
             "embedding_weight_decay",
             "table_learning_rate",
+            "batch_tokens",
+            "warmup_steps",
             "lr_patience",
             "checkpoint_steps",
             "negatives",

@@ -11,7 +11,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from jagged_kernels import JaggedTensor, jagged_max, jagged_sum
 from jagged_ranking.data.batch import JaggedBatch
-from jagged_ranking.evaluation.evaluate import autocast
 from jagged_ranking.models.model_config import LOSSES
 
 if TYPE_CHECKING:
@@ -33,8 +32,7 @@ def loss_of(
     """
     if name == "next_item":
         return _next_item(cast("Ranker", model), batch, negatives)
-    with autocast(batch.label.values.device):
-        logit = model(batch)
+    logit = model(batch)
     if name == "pointwise":
         return binary_cross_entropy_with_logits(logit, batch.label.values)
     if name == "listwise":
@@ -58,22 +56,22 @@ def _next_item(model: Ranker, batch: JaggedBatch, negatives: int) -> Tensor:
     Items are drawn uniformly, the same for all events of a batch; one that is the next item is not
     told from itself.
     """
-    with autocast(batch.label.values.device):
-        state = model.states(batch).values
-        vectors, bias = model.all_items(batch.items)
-        target = following(batch, num_items=len(vectors))
-        if negatives == 0:
-            logit = state @ vectors.T + bias
-        else:
-            drawn = torch.randint(1, len(vectors), (negatives,), device=state.device)
-            known = target.clamp(min=0)
-            own = (state * vectors[known]).sum(1) + bias[known]
-            others = state @ vectors[drawn].T + bias[drawn]
-            others = others.masked_fill(drawn == target[:, None], -torch.inf)
-            logit = torch.cat([own[:, None], others], dim=1)
-            target = torch.where(target == NO_ITEM, NO_ITEM, 0)
+    state, items = model.states(batch).values, batch.items
+    target = following(batch, num_items=model.num_items)
+    if negatives == 0:
+        vectors, bias = model.items(torch.arange(model.num_items, device=state.device), items)
+        logit = state @ vectors.T + bias
+    else:
+        drawn = torch.randint(1, model.num_items, (negatives,), device=state.device)
+        # one look-up of both, so that a table that is trained by row collects once
+        vectors, bias = model.items(torch.cat([target.clamp(min=0), drawn]), items)
+        own = (state * vectors[: len(target)]).sum(1) + bias[: len(target)]
+        others = state @ vectors[len(target) :].T + bias[len(target) :]
+        others = others.masked_fill(drawn == target[:, None], -torch.inf)
+        logit = torch.cat([own[:, None], others], dim=1)
+        target = torch.where(target == NO_ITEM, NO_ITEM, 0)
     count = (target != NO_ITEM).sum().clamp(min=1)
-    return cross_entropy(logit.float(), target, ignore_index=NO_ITEM, reduction="sum") / count
+    return cross_entropy(logit, target, ignore_index=NO_ITEM, reduction="sum") / count
 
 
 def following(batch: JaggedBatch, *, num_items: int) -> Tensor:

@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
-    """--data, --out, --resume, and every option of `TrainConfig`."""
+    """--data, --out, --resume, --tensorboard, and every option of `TrainConfig`."""
     parser.add_argument("--data", type=Path, required=True, help="a folder `jagged prepare` wrote")
     parser.add_argument("--out", type=Path, required=True, help="folder for the run")
     parser.add_argument(
         "--resume",
         action="store_true",
         help="go on with the run in --out, with its options where none are given",
+    )
+    parser.add_argument(
+        "--tensorboard", action="store_true", help="write curves to OUT/tensorboard"
     )
     _add_device(parser)
     for spec in fields(TrainConfig):
@@ -45,7 +48,9 @@ def run_train(args: argparse.Namespace) -> int:
     """Trains, printing one line an epoch at the end; the run's state is in --out."""
     from click_data import open_dataset
     from jagged_ranking.training import checkpoint
-    from jagged_ranking.training.trainer import CHECKPOINT, train
+    from jagged_ranking.training.board import FOLDER, check_tensorboard
+    from jagged_ranking.training.run_files import CHECKPOINT
+    from jagged_ranking.training.trainer import train
 
     dataset = open_dataset(args.data)
     saved = args.out / CHECKPOINT
@@ -55,7 +60,11 @@ def run_train(args: argparse.Namespace) -> int:
     elif saved.exists():
         raise ValueError(f"{args.out} already holds a run: --resume goes on with it")
     config = TrainConfig.from_dict(given)
-    result = train(config, dataset, out=args.out, resume=args.resume, device=_device(args))
+    board = args.out / FOLDER if args.tensorboard else None
+    if board is not None:
+        check_tensorboard()
+    device = _device(args)
+    result = train(config, dataset, out=args.out, resume=args.resume, device=device, board=board)
     metrics = [name for name in result.history[0] if name.startswith("valid_")]
     columns = ("epoch", "train_loss", *metrics, "seconds")
     print(_table(columns, [[row[name] for name in columns] for row in result.history]))
@@ -92,7 +101,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
     from jagged_ranking.facts import say
     from jagged_ranking.processes import among_others
     from jagged_ranking.results import atomic
-    from jagged_ranking.training.trainer import load_model
+    from jagged_ranking.training.run_files import load_model
 
     dataset = open_dataset(args.data)
     model, config = load_model(args.run, digest=dataset.digest, device=_device(args))

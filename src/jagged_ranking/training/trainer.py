@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,23 +32,19 @@ from jagged_ranking.evaluation.evaluate import Evaluation, predict
 from jagged_ranking.models.model_config import MODEL_NAMES, encoder_of
 from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.processes import alone_in, sweep
-from jagged_ranking.training import checkpoint
 from jagged_ranking.training.average import Average
+from jagged_ranking.training.board import Board
+from jagged_ranking.training.checkpoint import CheckpointError
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.losses import loss_of
 from jagged_ranking.training.optimisers import Optimisers
+from jagged_ranking.training.run_files import CHECKPOINT, MODEL, RunFiles, load_weights
 from jagged_ranking.training.run_progress import Progress, StepNumbers, TrainingError
-from jagged_ranking.training.schedule import lower_on_plateau
+from jagged_ranking.training.schedule import lower_on_plateau, rate_scale
 
 if TYPE_CHECKING:
     from click_data import ClickDataset
 
-# In a run's folder.
-CHECKPOINT = "checkpoint.pt"  # where to go on
-MODEL = "model.pt"  # the weights of the best epoch so far
-
-# options that a resumed run may change: how long it may go on, and how often it saves
-MAY_DIFFER = ("epochs", "checkpoint_steps")
 # Losses are read at the end of an epoch, before a checkpoint, and every so many steps.
 READ_STEPS = 100
 
@@ -77,12 +74,14 @@ def train(
     progress: bool = True,
     device: torch.device | str | None = None,
     after_step: Callable[[int], None] | None = None,
+    board: Path | None = None,
 ) -> TrainResult:
     """Trains on the train split, choosing the epoch on the validation split.
 
     With `out`, the state is saved there after each epoch (and each `config.checkpoint_steps`);
     `resume` goes on from it, and starts afresh when there is none yet. `device` is the GPU where
     there is one. `after_step(step)` is called behind each optimiser step and its checkpoint.
+    `board` is a folder for TensorBoard: the loss of each step, and what is known of each epoch.
 
     Raises TrainingError when `out` cannot be a folder, before anything is trained, and when the
     loss is NaN or infinite, or a checkpoint cannot be written; CheckpointError where the checkpoint
@@ -99,10 +98,10 @@ def train(
         run = _Run(config, dataset, device=device, out=out)
         if resume:
             run.restore()
-        run.go(progress=progress, after_step=after_step)
-    run.model.load_state_dict(run.best_state)
+        run.go(progress=progress, after_step=after_step, board=board)
+        model = run.best_model()
     return TrainResult(
-        model=run.model.eval(),
+        model=model,
         shape=run.shape,
         config=config,
         losses=run.progress.losses,
@@ -122,17 +121,6 @@ def _check_loss(loss: str, model: Ranker, dataset: ClickDataset) -> None:
             f"{dataset.name}: has next items alone, without others to tell them from: "
             "loss next_item draws these, with head dot"
         )
-
-
-def load_model(
-    run: Path, *, digest: str, device: torch.device | str = "cpu"
-) -> tuple[Ranker, TrainConfig]:
-    """The best model in a run's folder; its ids mean nothing on data of another digest."""
-    saved = checkpoint.load(run / MODEL, device=device, digest=digest)
-    config = TrainConfig.from_dict(saved.config)
-    model = Ranker(config, DataShape.from_dict(saved.content["shape"])).to(device)
-    model.load_state_dict(saved.content["model"])
-    return model.eval(), config
 
 
 @contextmanager
@@ -179,7 +167,8 @@ class _Run:
     def __init__(
         self, config: TrainConfig, dataset: ClickDataset, *, device: torch.device, out: Path | None
     ) -> None:
-        self.config, self.dataset, self.device, self.out = config, dataset, device, out
+        self.config, self.dataset, self.device = config, dataset, device
+        self.files = RunFiles(out, config, dataset.digest) if out is not None else None
         self.shape = DataShape.of(dataset)
         self.valid = dataset.requests("valid")
         if len(self.valid.item) == 0:
@@ -189,14 +178,18 @@ class _Run:
         _check_loss(config.loss, self.model, dataset)
         self.optimisers = Optimisers(self.model, config)
         self.average = Average(self.model, decay=config.average_decay)
+        if config.compile != "off":
+            self.model.compile(backend=config.compile, dynamic=True)
         self.progress, self.numbers = Progress(), StepNumbers()
-        self.best_state: dict[str, Tensor] = {}
+        self.best_weights: dict[str, Tensor] = {}
+        self.board = Board(None)
         store = HistoryStore.from_dataset(dataset, device)
         requests = RequestTable.from_columns(dataset.requests("train"), device)
         self.loader = RequestLoader(
             store,
             requests,
             batch_size=config.batch_size,
+            batch_tokens=config.batch_tokens,
             max_history=config.max_history,
             shuffle=True,
             seed=config.seed,
@@ -207,36 +200,51 @@ class _Run:
             store,
             RequestTable.from_columns(self.valid, device),
             batch_size=config.batch_size,
+            batch_tokens=config.batch_tokens,
             max_history=config.max_history,
         )
 
-    def go(self, *, progress: bool, after_step: Callable[[int], None] | None) -> None:
-        steps = len(self.loader)
+    def go(
+        self, *, progress: bool, after_step: Callable[[int], None] | None, board: Path | None
+    ) -> None:
+        now, requests = self.progress, len(self.loader.requests)
+        self.board = Board(board, step=now.step)
         bar = tqdm(
-            total=self.config.epochs * steps,
-            initial=self.progress.step,
+            total=self.config.epochs * requests,
+            initial=now.epoch * requests,
             desc=f"{self.config.model} seed {self.config.seed}",
-            unit="step",
+            unit=" requests",
             disable=not progress,
             leave=False,
         )
-        with bar:
-            while self.progress.epoch < self.config.epochs and not self.progress.stopped:
-                self._epoch(bar, after_step)
-                row = self.progress.history[-1]
-                bar.set_postfix_str(
-                    f"epoch {self.progress.epoch} loss {row['train_loss']:.4f} "
-                    f"valid auc {row['valid_auc']:.4f} gauc {row['valid_gauc']:.4f}"
-                )
+        try:
+            with bar:
+                while now.epoch < self.config.epochs and not now.stopped:
+                    self._epoch(bar, after_step)
+                    row = now.history[-1]
+                    bar.set_postfix_str(
+                        f"epoch {now.epoch} loss {row['train_loss']:.4f} "
+                        f"valid auc {row['valid_auc']:.4f} gauc {row['valid_gauc']:.4f}"
+                    )
+        finally:
+            self.board.close()
 
     def _epoch(self, bar: tqdm, after_step: Callable[[int], None] | None) -> None:
-        now, steps = self.progress, len(self.loader)
+        now, config = self.progress, self.config
         started = time.perf_counter()
         self.model.train()
-        for batch in self.loader.batches(now.epoch, start=now.epoch_step):
-            self._step(batch)
-            bar.update()
-            every = self.config.checkpoint_steps
+        cuts = self.loader.cuts(self.loader.order(now.epoch))
+        # where each step begins, and the last one ends, in batches
+        places = [*range(0, len(cuts) - 1, config.accumulate), len(cuts) - 1]
+        steps = len(places) - 1
+        batches = self.loader.batches(now.epoch, start=places[now.epoch_step])
+        bar.update(int(cuts[places[now.epoch_step]]))
+        scale = 1.0
+        for first, end in pairwise(places[now.epoch_step :]):
+            scale = rate_scale(config, now, epoch_steps=steps)
+            self._step(batches, count=end - first, scale=scale)
+            bar.update(int(cuts[end] - cuts[first]))
+            every = config.checkpoint_steps
             if every and now.step % every == 0 and now.epoch_step < steps:
                 self.save()
             elif len(self.numbers) >= READ_STEPS:
@@ -250,84 +258,90 @@ class _Run:
             predict(self.average.model, self.valid_loader),
             train_ctr=self.shape.positive_rate,
         ).metrics
-        if self.config.select not in valid:
+        if config.select not in valid:
             raise TrainingError(
-                f"{self.dataset.name}: select is {self.config.select}, which needs lists of "
+                f"{self.dataset.name}: select is {config.select}, which needs lists of "
                 f"candidates; there are: {', '.join(valid)}"
             )
-        value = valid[self.config.select] * (1 if self.config.select == "log_loss" else -1)
+        value = valid[config.select] * (1 if config.select == "log_loss" else -1)
         row = {
             "epoch": now.epoch,
             "train_loss": float(np.mean(now.losses[-now.epoch_step :])),
-            "learning_rate": self.config.learning_rate * now.lr_scale,
+            "learning_rate": config.learning_rate * scale,
             "seconds": time.perf_counter() - started,
             **{f"valid_{name}": metric for name, metric in valid.items()},
         }
-        better = now.record(row, value=value, patience=self.config.patience)
-        lower_on_plateau(self.config, now, better=better)
+        self.board.add(now.step, {name: row[name] for name in row if name != "epoch"})
+        better = now.record(row, value=value, patience=config.patience)
+        lower_on_plateau(config, now, better=better)
         if better:
-            self.best_state = {
-                name: value.clone() for name, value in self.average.model.state_dict().items()
-            }
-            self.save_model()
+            self.keep_best()
         self.save()
 
-    def _step(self, batch: JaggedBatch) -> None:
-        """One step, which the device may still be at when this returns."""
+    def _step(self, batches: Iterator[JaggedBatch], *, count: int = 1, scale: float = 1.0) -> None:
+        """One step on the next `count` batches, which the device may still be at when this
+        returns."""
         now = self.progress
         # dropout's seed is a function of the step, so that no generator state need be saved
         entropy = (self.config.seed, now.step)
         torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1))
-        loss = loss_of(self.config.loss, self.model, batch, negatives=self.config.negatives)
         self.optimisers.zero_grad()
-        loss.backward()
-        norm = self.optimisers.step(scale=now.lr_scale)
+        losses = []
+        for batch in islice(batches, count):
+            negatives = self.config.negatives
+            loss = loss_of(self.config.loss, self.model, batch, negatives=negatives) / count
+            loss.backward()
+            losses.append(loss.detach())
+        norm = self.optimisers.step(scale=scale)
         self.average.update(now.step)
-        self.numbers.add(loss, norm)
+        self.numbers.add(torch.stack(losses).sum(), norm)
         now.step += 1
         now.epoch_step += 1
 
     def read_numbers(self) -> None:
+        known = len(self.progress.losses)
         self.numbers.read(self.progress, model=self.config.model)
+        for step, loss in enumerate(self.progress.losses[known:], start=known):
+            self.board.add(step, {"loss": loss})
 
     def save(self) -> None:
         self.read_numbers()  # behind a checkpoint there is no loss that is none
-        if self.out is not None:
+        if self.files is not None:
             content = {
                 "model": self.model.state_dict(),
-                "optimisers": self.optimisers.state_dict(),
                 "average": self.average.state_dict(),
-                "best": self.best_state,
+                "optimisers": self.optimisers.state_dict(),
                 "progress": asdict(self.progress),
             }
-            self._write(CHECKPOINT, content)
+            self.files.save(content)
 
-    def save_model(self) -> None:
-        if self.out is not None:
-            self._write(MODEL, {"model": self.best_state, "shape": self.shape.to_dict()})
+    def keep_best(self) -> None:
+        weights = self.average.model.state_dict()
+        if self.files is not None:
+            self.files.save_model(weights, self.shape, epoch=self.progress.best_epoch)
+        else:
+            self.best_weights = {name: value.clone() for name, value in weights.items()}
 
-    def _write(self, name: str, content: dict[str, Any]) -> None:
-        assert self.out is not None
-        path = self.out / name
-        try:
-            checkpoint.save(path, content, config=self.config.to_dict(), digest=self.dataset.digest)
-        except (OSError, RuntimeError) as error:  # torch raises the latter where a disk is full
-            raise TrainingError(f"{path}: cannot be written ({error})") from error
+    def best_model(self) -> Ranker:
+        """The model, with the weights of its best epoch."""
+        if self.progress.best_epoch < 0:
+            raise TrainingError(
+                f"{self.dataset.name}: {self.config.select} was no number in any epoch"
+            )
+        if self.files is not None:
+            self.best_weights = self.files.best(self.device, epoch=self.progress.best_epoch)
+        self.model.load_state_dict(self.best_weights)
+        return self.model.eval()
 
     def restore(self) -> None:
         """Goes on from the checkpoint in `out`; stays at the start when there is none."""
-        path = (self.out or Path()) / CHECKPOINT
-        if self.out is None or not path.exists():
+        content = self.files.load(self.device) if self.files is not None else None
+        if content is None or self.files is None:
             return
-        content = checkpoint.load(
-            path,
-            device=self.device,
-            config=self.config.to_dict(),
-            digest=self.dataset.digest,
-            may_differ=MAY_DIFFER,
-        ).content
-        self.model.load_state_dict(content["model"])
-        self.optimisers.load_state_dict(content["optimisers"])
-        self.average.load_state_dict(content["average"])
-        self.best_state = content["best"]
+        path = self.files.folder / CHECKPOINT
+        load_weights(self.model, content["model"], path)
+        load_weights(self.average, content["average"], path)
+        load_weights(self.optimisers, content["optimisers"], path)
         self.progress = Progress(**content["progress"])
+        if self.progress.best_epoch >= 0 and not (self.files.folder / MODEL).is_file():
+            raise CheckpointError(f"{self.files.folder / MODEL}: no such checkpoint")

@@ -198,7 +198,7 @@ def test_loader_order(toy: ClickDataset) -> None:
 
     plain = loader()
     assert order(plain.batches()) == list(range(len(requests.item)))
-    assert len(list(plain.batches())) == len(plain) == -(-len(requests) // 100)
+    assert len(list(plain.batches())) == -(-len(requests) // 100)
     shuffled = loader(shuffle=True, seed=3)
     first = order(shuffled.batches(0))
     assert sorted(first) == list(range(len(requests.item)))
@@ -207,7 +207,36 @@ def test_loader_order(toy: ClickDataset) -> None:
     assert rows(shuffled, 0) != rows(shuffled, 1) != rows(loader(shuffle=True, seed=4), 0)
     rest = order(shuffled.batches(0, start=3))
     assert rest == first[-len(rest) :]
-    assert len(list(shuffled.batches(0, start=3))) == len(shuffled) - 3
+    assert len(list(shuffled.batches(0, start=3))) == len(list(shuffled.batches(0))) - 3
+
+
+@pytest.mark.parametrize("tokens", [1, 40, 700, 10**9])
+def test_batches_of_about_so_many_tokens(toy: ClickDataset, tokens: int) -> None:
+    store = HistoryStore.from_dataset(toy)
+    requests = RequestTable.from_columns(toy.requests("train"))
+    loader = RequestLoader(
+        store, requests, batch_size=1, batch_tokens=tokens, max_history=9, shuffle=True, seed=5
+    )
+    # the same by a loop: a request goes to the batch that its first token lies in
+    wanted: dict[int, list[int]] = {}
+    before = 0
+    for row in loader.order(2):
+        wanted.setdefault(before // tokens, []).append(int(row))
+        asked = requests.host_offsets[row + 1] - requests.host_offsets[row]
+        before += min(int(requests.host_prefix[row]), 9) + int(asked)
+    cuts = loader.cuts(loader.order(2))
+    assert cuts[0] == 0
+    assert np.diff(cuts).tolist() == [len(rows) for rows in wanted.values()]
+    largest = max(min(9, int(requests.host_prefix.max())) + 20, 1)
+    made = []
+    for rows, batch in zip(wanted.values(), loader.batches(2), strict=False):
+        assert batch.user.tolist() == requests.user[rows].tolist()
+        made.append(batch.index.tolist())
+        assert len(batch.item.values) + len(batch.candidate.values) < tokens + largest
+        if len(made) == 12:
+            break
+    rest = [batch.index.tolist() for batch, _ in zip(loader.batches(2, start=3), range(9))]  # noqa: B905
+    assert rest == made[3:]
 
 
 def test_batch_moves_whole(toy: ClickDataset) -> None:
@@ -231,6 +260,8 @@ def test_loader_arguments(toy: ClickDataset) -> None:
     requests = RequestTable.from_columns(toy.requests("valid"))
     with pytest.raises(ValueError, match="at least 1, got 0, 5"):
         RequestLoader(store, requests, batch_size=0, max_history=5)
+    with pytest.raises(ValueError, match="batch_tokens must not be negative, got -1"):
+        RequestLoader(store, requests, batch_size=1, batch_tokens=-1, max_history=5)
 
 
 def test_a_data_set_is_copied_and_measured_once(

@@ -100,7 +100,7 @@ def test_nothing_follows_where_the_candidate_was_not_taken(songs: ClickDataset) 
 def test_the_loss_is_a_softmax_over_all_items(songs: ClickDataset, model: str) -> None:
     made = ranker(songs, model)
     batch = batch_of(songs, "train", [0, 3, 9, 20])
-    vectors, bias = made.all_items(batch.items)
+    vectors, bias = made.items(torch.arange(songs.num_items), batch.items)
     target = following(batch, num_items=songs.num_items)
     losses = []
     for state, item in zip(made.states(batch).values, target, strict=True):
@@ -114,7 +114,7 @@ def test_drawn_items_are_told_apart_but_never_from_themselves(songs: ClickDatase
     the others, which is the number of draws of each."""
     made = ranker(songs, "sasrec")
     batch = batch_of(songs, "train", [0, 3, 9, 20])
-    vectors, bias = made.all_items(batch.items)
+    vectors, bias = made.items(torch.arange(songs.num_items), batch.items)
     target = following(batch, num_items=songs.num_items)
     torch.manual_seed(5)
     found = loss_of("next_item", made, batch, negatives=500)
@@ -134,7 +134,7 @@ def test_ranks_among_all_items(songs: ClickDataset) -> None:
     table = RequestTable.from_columns(columns)
     loader = RequestLoader(store, table, batch_size=7, max_history=4)
     found = ranks_among_all(made, loader)
-    vectors, bias = made.all_items(store.items)
+    vectors, bias = made.items(torch.arange(songs.num_items), store.items)
     for row in range(0, len(columns), 5):
         batch = make_batch(store, table, np.array([row]), max_history=4)
         score = made.answers(batch)[0] @ vectors.T + bias

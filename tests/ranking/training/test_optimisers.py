@@ -144,7 +144,7 @@ def test_what_is_validated_has_the_latest_rows(toy: ClickDataset) -> None:
     run, batch = run_on(toy)
     run.model.train()
     for _ in range(3):
-        run._step(batch)
+        run._step(iter([batch]))
     average = run.average.model
     assert isinstance(average, Ranker)
     for table, kept in zip(run.model.embedding.tables, average.embedding.tables, strict=True):

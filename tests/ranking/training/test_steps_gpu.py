@@ -20,10 +20,10 @@ def test_a_step_does_not_wait_for_the_device(toy: ClickDataset, model: str) -> N
     run = _Run(config, toy, device=torch.device("cuda"), out=None)
     batches = run.loader.batches()
     run.model.train()
-    run._step(next(batches))  # the first step compiles, and makes the optimiser's state
+    run._step(batches)  # the first step compiles, and makes the optimiser's state
     torch.cuda.set_sync_debug_mode("error")
     try:
-        run._step(next(batches))
+        run._step(batches)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     run.read_numbers()

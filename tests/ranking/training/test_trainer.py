@@ -18,8 +18,9 @@ from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.training import checkpoint
 from jagged_ranking.training.checkpoint import CheckpointError
 from jagged_ranking.training.config import TrainConfig
+from jagged_ranking.training.run_files import CHECKPOINT, load_model
 from jagged_ranking.training.run_progress import Progress, StepNumbers, TrainingError
-from jagged_ranking.training.trainer import CHECKPOINT, TrainResult, _Run, load_model, train
+from jagged_ranking.training.trainer import TrainResult, _Run, train
 
 SMALL = TrainConfig(
     dim=8, heads=2, hidden=(8,), max_history=10, batch_size=256, epochs=4, learning_rate=0.01
@@ -168,9 +169,9 @@ def test_a_step_leaves_its_loss_on_the_device(
     toy: ClickDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = _Run(SMALL, toy, device=torch.device("cpu"), out=None)
-    batch = next(run.loader.batches())
+    batches = run.loader.batches()
     monkeypatch.setattr(torch.Tensor, "item", lambda *given: pytest.fail("a step waited"))
-    run._step(batch)
+    run._step(batches)
     assert len(run.numbers) == 1
 
 

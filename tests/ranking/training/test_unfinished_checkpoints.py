@@ -9,7 +9,8 @@ import pytest
 from click_data import ClickDataset
 from jagged_ranking.processes import BusyError, alone_in
 from jagged_ranking.training.config import TrainConfig
-from jagged_ranking.training.trainer import CHECKPOINT, MODEL, train
+from jagged_ranking.training.run_files import CHECKPOINT, MODEL
+from jagged_ranking.training.trainer import train
 
 SMALL = TrainConfig(dim=8, heads=2, hidden=(8,), max_history=10, epochs=1)
 

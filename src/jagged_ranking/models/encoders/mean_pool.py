@@ -42,4 +42,5 @@ class MeanPool(nn.Module):
         mean = (sums[1:] - before) / count[:, None]
         return history.with_values(self.out(mean.to(values.dtype)))
 
+
 ENCODER = MeanPool

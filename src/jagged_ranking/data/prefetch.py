@@ -1,0 +1,61 @@
+"""Batches made on a GPU while it is at work on the batch before."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jagged_kernels import JaggedTensor
+from jagged_ranking.data.batch import JaggedBatch
+
+# Batches that may wait for the device: the memory of each is free again only behind its step.
+AHEAD = 8
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def beside_the_step(batches: Iterator[JaggedBatch], device: torch.device) -> Iterator[JaggedBatch]:
+    """The same batches; on a GPU, what makes them runs in a stream of its own.
+
+    The host is done with a step long before the device: by then the next batch is asked for, and
+    its copies and gathers run beside the step. Whoever asks gets batches that are ordered before
+    whatever he launches in his current stream.
+    """
+    if device.type != "cuda":
+        yield from batches
+        return
+    side, behind_steps = _side_stream(device), deque[Any]()
+    side.wait_stream(torch.cuda.current_stream(device))
+    while True:
+        with torch.cuda.stream(side):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        main = torch.cuda.current_stream(device)
+        main.wait_stream(side)
+        for tensor in tensors_of(batch):
+            tensor.record_stream(main)
+        yield batch
+        behind_steps.append(main.record_event())
+        if len(behind_steps) > AHEAD:
+            behind_steps.popleft().synchronize()
+
+
+def tensors_of(batch: JaggedBatch) -> Iterator[Tensor]:
+    """All tensors of a batch, those that share offsets once for each."""
+    for spec in fields(batch):
+        value = getattr(batch, spec.name)
+        if isinstance(value, JaggedTensor):
+            yield value.values
+            yield value.offsets
+        elif isinstance(value, Tensor):
+            yield value
