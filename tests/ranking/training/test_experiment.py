@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -236,6 +237,9 @@ def test_command_errors_are_one_line(
         with pytest.raises(ValueError, match=message) as why:
             command("train", *arguments)
         assert "\n" not in str(why.value)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match="--tensorboard needs the package tensorboard: pip inst"):
+        command("train", "--data", toy.folder, "--out", tmp_path / "a", "--tensorboard")
     with pytest.raises(ValueError, match=r"model\.pt: no such checkpoint"):
         command("evaluate", "--data", toy.folder, "--run", tmp_path)
     assert not (tmp_path / "a").exists()

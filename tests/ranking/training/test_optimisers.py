@@ -54,8 +54,9 @@ def test_a_row_gets_what_its_lookups_got(rows: int) -> None:
     assert not table.eval()(ids).requires_grad
 
 
-def test_steps_are_those_of_a_dense_gradient(toy: ClickDataset) -> None:
-    run, batch = run_on(toy)
+@pytest.mark.parametrize("clip_norm", [0.01, 100.0])
+def test_steps_are_those_of_a_dense_gradient(toy: ClickDataset, clip_norm: float) -> None:
+    run, batch = run_on(toy, dataclasses.replace(CONFIG, clip_norm=clip_norm))
     weights = {n: p.detach().clone() for n, p in run.model.named_parameters()}
     run.model.train()
     tables = {n: m for n, m in run.model.named_modules() if isinstance(m, IdTable)}
@@ -69,7 +70,7 @@ def test_steps_are_those_of_a_dense_gradient(toy: ClickDataset) -> None:
         for model in (run.model, dense):
             torch.manual_seed(seed)
             loss_of("pointwise", model, batch).backward()
-        norm = nn.utils.clip_grad_norm_(dense.parameters(), CONFIG.clip_norm)
+        norm = nn.utils.clip_grad_norm_(dense.parameters(), clip_norm)
         torch.testing.assert_close(run.optimisers.step(scale=0.5), norm)
         run.optimisers.zero_grad()
         with torch.no_grad():
@@ -78,6 +79,8 @@ def test_steps_are_those_of_a_dense_gradient(toy: ClickDataset) -> None:
                 assert isinstance(weight, nn.Parameter)
                 assert weight.grad is not None
                 squares[name] += weight.grad.square().mean(1)
+                kept = run.optimisers.by_row.state_dict()[name]
+                torch.testing.assert_close(kept, squares[name], rtol=1e-3, atol=1e-12)
                 weight -= rate * weight.grad / (squares[name].sqrt() + EPSILON)[:, None]
             dense_state = dense.state_dict()
             for name, value in run.model.state_dict().items():

@@ -2,29 +2,79 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 
 from click_data import ClickDataset
+from jagged_ranking.data import loader as loader_module
+from jagged_ranking.data.prefetch import AHEAD, tensors_of
 from jagged_ranking.training.config import TrainConfig
-from jagged_ranking.training.trainer import _Run
+from jagged_ranking.training.trainer import _Run, train
 
 pytestmark = pytest.mark.gpu
 
 MODELS = ("mean_pool", "din", "target_attention", "transformer")
+SMALL = TrainConfig(dim=32, max_history=20, batch_size=64, epochs=1)
 
 
+@pytest.mark.parametrize("table_optimizer", ["adamw", "rowwise_adagrad"])
 @pytest.mark.parametrize("model", MODELS)
-def test_a_step_does_not_wait_for_the_device(toy: ClickDataset, model: str) -> None:
-    config = TrainConfig(model=model, dim=32, max_history=20, batch_size=64)
+def test_a_step_does_not_wait_for_the_device(
+    toy: ClickDataset, model: str, table_optimizer: str
+) -> None:
+    config = dataclasses.replace(SMALL, model=model, table_optimizer=table_optimizer)
     run = _Run(config, toy, device=torch.device("cuda"), out=None)
     batches = run.loader.batches()
     run.model.train()
-    run._step(batches)  # the first step compiles, and makes the optimiser's state
+    for _ in range(2):  # the first steps compile, and make the optimiser's state
+        run._step(batches)
     torch.cuda.set_sync_debug_mode("error")
     try:
         run._step(batches)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     run.read_numbers()
-    assert len(run.progress.losses) == 2
+    assert len(run.progress.losses) == 3
+
+
+@pytest.mark.parametrize("table_optimizer", ["adamw", "rowwise_adagrad"])
+def test_a_seed_decides_everything(toy: ClickDataset, table_optimizer: str) -> None:
+    config = dataclasses.replace(SMALL, table_optimizer=table_optimizer, accumulate=2)
+    runs = [train(config, toy, progress=False, device="cuda") for _ in range(2)]
+    assert runs[0].losses == runs[1].losses
+    for name, value in runs[0].model.state_dict().items():
+        assert torch.equal(value, runs[1].model.state_dict()[name]), name
+
+
+def test_batches_made_beside_steps_are_the_same(
+    toy: ClickDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = _Run(SMALL, toy, device=torch.device("cuda"), out=None)
+    with monkeypatch.context() as patched:
+        patched.setattr(loader_module, "beside_the_step", lambda batches, device: batches)
+        wanted = list(run.loader.batches())
+    assert len(wanted) > AHEAD + 2
+    busy = torch.randn(4096, 4096, device="cuda")
+    sums: list[Any] = []
+    for batch in run.loader.batches():
+        for _ in range(20):  # the device is far behind the host
+            busy = (busy @ busy).clamp(-1, 1)
+        sums.append([tensor.clone() for tensor in tensors_of(batch)])
+        del batch
+    for found, batch in zip(sums, wanted, strict=True):
+        for one, other in zip(found, tensors_of(batch), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_the_products_are_as_precise_as_asked(toy: ClickDataset) -> None:
+    logits = []
+    for precision in ("bfloat16", "float32"):
+        config = dataclasses.replace(SMALL, precision=precision)
+        run = _Run(config, toy, device=torch.device("cuda"), out=None)
+        with torch.no_grad():
+            logits.append(run.model.eval()(next(run.loader.batches())))
+    assert not torch.equal(*logits)
+    torch.testing.assert_close(*logits, atol=0.05, rtol=0.05)
