@@ -35,7 +35,7 @@ def results(kind: str, given: Mapping[str, Tensor], offsets: tuple[Tensor, Tenso
         q, k, k.with_values(leaves["v"]), kind=kind, sink=leaves.get("sink"), **options
     ).values
     weight = torch.linspace(-1, 1, found.numel()).view_as(found)
-    return [found, *torch.autograd.grad((found * weight).sum(), leaves.values())]
+    return [found, *torch.autograd.grad((found * weight).sum(), list(leaves.values()))]
 
 
 @pytest.mark.parametrize("longest", [None, (4, 5)])

@@ -42,7 +42,7 @@ class Pyramid(nn.Module):
         for length in RECENT:
             slices.append(jagged_recent(history, length, total=batch.latest(length)))
         requests = torch.arange(len(batch) + 1, device=batch.request.device)
-        stage = requests.new_tensor(range(len(slices))).repeat_interleave(len(batch))
+        stage = torch.arange(len(slices), device=history.device).repeat_interleave(len(batch))
         summaries = self.stages(_one_batch(slices), stage).unflatten(0, (len(slices), -1))
         # [R, stages * queries, D]: the summaries of a request side by side, as its history
         summaries = summaries.transpose(0, 1).flatten(1, 2)
