@@ -50,3 +50,18 @@ def test_training_learns_and_repeats(toy: ClickDataset, name: str) -> None:
     first, second = (train(config, toy, progress=False, device="cuda") for _ in range(2))
     assert first.losses == second.losses
     assert first.history[-1]["train_loss"] < first.history[0]["train_loss"]
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_no_model_waits_for_the_gpu(toy: ClickDataset, name: str) -> None:
+    config = TrainConfig.from_dict({**SMALL.to_dict(), "model": name})
+    model = Ranker(config, DataShape.of(toy)).cuda()
+    requests = RequestTable.from_columns(toy.requests("train"))
+    batch = make_batch(HistoryStore.from_dataset(toy), requests, np.arange(300), max_history=20)
+    batch = batch.to("cuda")
+    logits_and_gradients(model, batch)  # compiles what it needs
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        model(batch).square().sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

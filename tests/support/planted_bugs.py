@@ -357,6 +357,27 @@ BUGS = (
         "lse.sigmoid()",
         ("ranking/models/models::test_target_attention_is_softmax_with_a_sink",),
     ),
+    Bug(
+        "hstu_sees_the_next_event",
+        "jagged_ranking.models.encoders.hstu",
+        "(distance >= 0)",
+        "(distance >= -1)",
+        ("ranking/models/encoders::test_an_encoder_is_its_formula",),
+    ),
+    Bug(
+        "the_search_keeps_one_less",
+        "jagged_ranking.models.encoders.sim",
+        "rank = torch.arange(total, device=query.device) - offsets[candidate]",
+        "rank = (torch.arange(total, device=query.device) - offsets[candidate] - 1).clamp(min=0)",
+        ("ranking/models/encoders::test_an_encoder_is_its_formula",),
+    ),
+    Bug(
+        "padding_takes_part",
+        "jagged_ranking.layers.peer_attention",
+        "torch.where(visible, 0.0, HIDDEN)",
+        "torch.where(visible, 0.0, 0.0)",
+        ("ranking/models/attentions::test_cross_attention_of_a_peer_is_ours",),
+    ),
     # --- metrics and provenance -------------------------------------------------------------------
     Bug(
         "gauc_without_weights",

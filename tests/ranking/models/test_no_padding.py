@@ -150,6 +150,17 @@ def test_padding_would_be_seen(toy: ClickDataset) -> None:
     assert seen.numbers >= REQUESTS * LONGEST * DIM
 
 
+@pytest.mark.parametrize("attention", ["jagged", "padded_sdpa", "padded_flash"])
+@pytest.mark.parametrize("model", MODEL_NAMES)
+def test_the_host_knows_every_size(toy: ClickDataset, model: str, attention: str) -> None:
+    """On "meta" there are no contents that a size could be read from, and so waited for."""
+    made = ranker(toy, model, layers=2, attention=attention).to("meta")
+    batch = batch_of(toy, mixed_rows(toy))
+    logits = made(batch.to("meta"))
+    assert logits.shape == batch.label.values.shape
+    logits.sum().backward()
+
+
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Names of the public operations that are called, wherever they were imported to."""
