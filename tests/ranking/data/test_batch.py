@@ -135,6 +135,13 @@ def test_batches_are_the_naive_slices(case, random) -> None:
     rows = [c for row in index for c in range(*requests.offsets[row : row + 2].tolist())]
     assert batch.index.tolist() == rows
     assert batch.pairs == sum(len(h["item"]) * n for h, n in zip(histories, asked, strict=True))
+    events = [len(h["item"]) for h in histories]
+    assert (batch.events.tolist(), batch.asked.tolist()) == (events, list(asked))
+    assert batch.longest == (max(asked, default=0), max(events, default=0))
+    assert batch.latest(3) == sum(min(n, 3) for n in events)
+    assert batch.latest(3, each_candidate=True) == sum(
+        min(n, 3) * m for n, m in zip(events, asked, strict=True)
+    )
     assert len(batch) == len(index)
 
 

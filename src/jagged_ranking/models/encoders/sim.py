@@ -56,7 +56,7 @@ class SIM(nn.Module):
         each = torch.arange(len(query) + 1, device=query.device)
         one_by_one = JaggedTensor(query, each, validate=False)
         most, longest = batch.longest
-        kept = self._found(events, query, batch)
+        kept = jagged_embedding([self._search(events, query, batch)], [events.values])
         found = self._attend(one_by_one, kept, (1, min(longest, self.top_k)))
         latest = jagged_recent(events, RECENT, total=batch.latest(RECENT))
         asked = candidates.with_values(query)
@@ -77,9 +77,6 @@ class SIM(nn.Module):
         rank = torch.arange(total, device=query.device) - offsets[candidate]
         row = events.offsets[batch.request[candidate]] + place[candidate, rank]
         return JaggedTensor(row, offsets, validate=False)
-
-    def _found(self, events: JaggedTensor, query: Tensor, batch: JaggedBatch) -> JaggedTensor:
-        return jagged_embedding([self._search(events, query, batch)], [events.values])
 
     def _attend(
         self, query: JaggedTensor, events: JaggedTensor, longest: tuple[int, int]
