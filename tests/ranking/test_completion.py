@@ -83,7 +83,7 @@ def test_no_command_needs_torch_to_be_completed(command):
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("jagged train --model t", {"target_attention", "transformer"}),
+        ("jagged train --model t", {"target_attention", "transact", "transformer"}),
         ("jagged prepare s", {"sequences", "synthetic"}),
     ],
 )

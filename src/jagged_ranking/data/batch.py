@@ -34,7 +34,9 @@ class JaggedBatch:
     int64 [C] is a candidate's request, index int64 [C] its row among all candidates of its split.
     items: the features of all items.
     events, asked: numpy int64 [R], lengths of the histories and numbers of candidates, which stay
-    on the host: what depends on them is sized without waiting for a GPU.
+    on the host: what depends on them is sized without waiting for a GPU. So do pairs, of a
+    candidate and an event of its request, in all; and longest, the most candidates, and the most
+    events, of one request.
     """
 
     item: JaggedTensor
@@ -56,19 +58,17 @@ class JaggedBatch:
     items: ItemTable
     events: np.ndarray
     asked: np.ndarray
+    pairs: int = field(init=False)
+    longest: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # numbers, since arrays of NumPy cannot be read in a compiled graph
+        longest = int(self.asked.max(initial=0)), int(self.events.max(initial=0))
+        object.__setattr__(self, "pairs", int((self.events * self.asked).sum()))
+        object.__setattr__(self, "longest", longest)
 
     def __len__(self) -> int:
         return len(self.user)
-
-    @property
-    def pairs(self) -> int:
-        """Of a candidate and an event of its request, in all."""
-        return int((self.events * self.asked).sum())
-
-    @property
-    def longest(self) -> tuple[int, int]:
-        """The most candidates, and the most events, of one request."""
-        return int(self.asked.max(initial=0)), int(self.events.max(initial=0))
 
     def latest(self, k: int, *, each_candidate: bool = False) -> int:
         """Events among the k latest of each request, in all; or of each candidate's request."""
@@ -84,7 +84,7 @@ class JaggedBatch:
         """The same batch on another device; what shares offsets goes on sharing them."""
         heads = {id(jagged.offsets): jagged.to(device) for jagged in (self.candidate, self.item)}
         moved: dict[str, Any] = {}
-        for spec in fields(self):
+        for spec in (spec for spec in fields(self) if spec.init):
             value = getattr(self, spec.name)
             if isinstance(value, JaggedTensor):
                 head = heads[id(value.offsets)]

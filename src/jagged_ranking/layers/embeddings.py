@@ -60,7 +60,9 @@ class EventEmbedding(nn.Module):
         super().__init__()
         self.num_items = shape.num_items
         self.item = IdTable(shape.num_items, dim)
-        self.categories = nn.ModuleList(IdTable(codes, dim) for codes in shape.categories.values())
+        self.categories = nn.ModuleList(
+            nn.utils.skip_init(IdTable, codes, dim) for codes in shape.categories.values()
+        )
         self.recency = nn.Embedding(BUCKETS, dim)
         self.age = nn.Embedding(BUCKETS, dim)
         self.signals = Standard(shape.signals.values())

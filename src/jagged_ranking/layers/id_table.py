@@ -34,8 +34,8 @@ class RowGradient:
 class IdTable(nn.Embedding):
     """Rows [V, D] of ids: an `nn.Embedding` until it is trained `by_row`."""
 
-    def __init__(self, rows: int, dim: int) -> None:
-        super().__init__(rows, dim)
+    def __init__(self, rows: int, dim: int, *, device: torch.device | str | None = None) -> None:
+        super().__init__(rows, dim, device=device)
         self.by_row = False
         self._lookups: list[tuple[Tensor, Tensor]] = []  # ids [N], what was looked up [N, D]
 

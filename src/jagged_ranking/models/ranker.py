@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -49,10 +50,10 @@ class Ranker(nn.Module):
 
     def forward(self, batch: JaggedBatch) -> Tensor:
         """Logits float32 [C, tasks]."""
-        with self._lower(batch.user.device):
+        with self._precision(batch.user.device):
             history, candidates = self.embedding(batch)
             answer = self.encoder(history, candidates, batch)
-        with torch.autocast(batch.user.device.type, enabled=False):
+        with _full_precision(batch.user.device):
             return self.head(answer.float(), candidates.values.float(), batch)
 
     @property
@@ -63,14 +64,14 @@ class Ranker(nn.Module):
     def states(self, batch: JaggedBatch) -> JaggedTensor:
         """What is known of a user after each event of the history, float32 [T, D]."""
         encoder: Any = self.encoder
-        with self._lower(batch.user.device):
+        with self._precision(batch.user.device):
             states = encoder.states(self.embedding.history(batch), batch)
         return states.with_values(states.values.float())
 
     def answers(self, batch: JaggedBatch) -> Tensor:
         """What each request is answered, float32 [R, D]; for encoders to whom all candidates are
         alike, and requests that have some."""
-        with self._lower(batch.user.device):
+        with self._precision(batch.user.device):
             answer = self.encoder(*self.embedding(batch), batch)
         return answer[batch.candidate.offsets[:-1]].float()
 
@@ -81,10 +82,11 @@ class Ranker(nn.Module):
         """
         return self.embedding.items(ids, items), self.head.item_bias(ids)[:, 0]
 
-    def _lower(self, device: torch.device) -> torch.autocast:
-        """The precision of all but the head; on a CPU a lower one would be slower."""
-        lower = self.lower_precision and device.type == "cuda"
-        return torch.autocast(device.type, torch.bfloat16, enabled=lower)
+    def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
+        """That of all but the head; on a CPU a lower one would be slower."""
+        if self.lower_precision and device.type == "cuda":
+            return torch.autocast("cuda", torch.bfloat16)
+        return nullcontext()
 
     def parameter_groups(
         self, *, weight_decay: float, embedding_weight_decay: float
@@ -100,3 +102,10 @@ class Ranker(nn.Module):
             {"params": others, "weight_decay": weight_decay},
             {"params": tables, "weight_decay": embedding_weight_decay},
         ]
+
+
+def _full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Whatever is around it."""
+    if device.type == "meta":  # which has no precision
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)

@@ -67,7 +67,7 @@ class TrainConfig(ModelConfig):
         0, "lower the learning rate after more than so many without a better one"
     )
     lr_factor: float = option(0.3, "by this factor")
-    compile: str = option("off", f"the model by torch.compile, with {', '.join(COMPILERS)}")
+    compile: str = option("off", f"torch.compile of the model: {', '.join(COMPILERS)}")
     checkpoint_steps: int = option(0, "save inside epochs too, every so many steps; 0 = no")
 
     def __post_init__(self) -> None:

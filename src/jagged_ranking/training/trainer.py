@@ -2,9 +2,12 @@
 
 Nothing random is left in a state: the order of the requests follows from `(seed, epoch)`, and
 dropout is seeded anew at each step from `(seed, step)`. A checkpoint is therefore the parameters,
-their average, the optimiser, the scheduler, the early-stopping state and the position. A run that
-resumes at the end of an epoch or inside one has the losses of a run that never stopped, to the
-bit. Torch's global generators are put back as they were when training ends.
+their average, the optimisers, the early-stopping state and the position; the best weights have a
+file of their own. A run that resumes at the end of an epoch or inside one has the losses of a run
+that never stopped, to the bit. Torch's global generators are put back as they were when training
+ends.
+
+No step waits for the device: losses stay there until a checkpoint or the end of an epoch.
 """
 
 from __future__ import annotations

@@ -564,8 +564,10 @@ def test_published_scores_stand_beside_ours(drawn: dict[str, Any]) -> None:
 def test_budgets_say_what_was_tried_and_chosen() -> None:
     def trial(model: str, rate: float, loss: float) -> dict[str, Any]:
         config = {"model": model, "learning_rate": rate, "dim": 32, "best_epoch": 1}
-        common = {"op": "ranking", "workload": "w", "mode": "trial", "metric": "log_loss"}
-        return results.row(provider=model, value=loss, unit="nats", config=config, **common)
+        return results.row(
+            op="ranking", provider=model, workload="w", mode="trial", metric="log_loss",
+            value=loss, unit="nats", config=config,
+        )  # fmt: skip
 
     rows = [trial("din", 0.1, 0.5), trial("din", 0.2, 0.4), trial("mean_pool", 0.1, 0.3)]
     found = tables.budgets(results.frame([*rows, trial("mean_pool", 0.2, 0.6)]))

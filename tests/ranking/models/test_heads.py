@@ -11,6 +11,7 @@ from small_rankers import batch_of, changed, mixed_rows, ranker
 
 from click_data import ClickDataset
 from jagged_ranking.data.data_shape import DataShape
+from jagged_ranking.evaluation.evaluate import evaluate_model
 from jagged_ranking.layers.head import MIXERS
 from jagged_ranking.layers.heads.dcn_v2 import DCNv2
 from jagged_ranking.layers.heads.dhen import DHEN
@@ -84,6 +85,13 @@ def test_every_parameter_learns_and_features_enter(toy: ClickDataset, options: d
         assert parameter.grad.abs().max() > 0, name
     other = made(changed(batch, "features", batch.features.values + 1))
     assert torch.equal(other, logits) == (options == {"head": "dot"})
+
+
+@pytest.mark.parametrize("options", KINDS, ids=str)
+def test_a_head_is_evaluated(toy: ClickDataset, options: dict) -> None:
+    made = ranker(toy, "mean_pool", **options)
+    found = evaluate_model(made, toy, batch_size=512, split="valid")
+    assert 0 < found.metrics["auc"] < 1
 
 
 def test_dot_is_a_dot_product(toy: ClickDataset) -> None:

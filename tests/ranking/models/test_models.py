@@ -104,6 +104,23 @@ def test_what_is_asked_for_is_not_seen(toy: ClickDataset, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", MODEL_NAMES)
+def test_a_model_runs_in_bfloat16(toy: ClickDataset, model: str) -> None:
+    """As it is trained on a GPU; before it is trained, when no branch makes much of rounding."""
+    torch.manual_seed(0)
+    made = Ranker(TrainConfig(model=model, dim=16), DataShape.of(toy)).eval()
+    batch = batch_of(toy, mixed_rows(toy))
+    expected = made(batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = made(batch)
+    assert logits.dtype == torch.float32
+    # a rounding is of 2 ** -8, and a handful of them stand behind one another
+    torch.testing.assert_close(logits, expected, atol=0.03 * float(expected.abs().max()), rtol=0.03)
+    assert not torch.equal(logits, expected)
+    logits.square().sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in made.parameters())
+
+
+@pytest.mark.parametrize("model", MODEL_NAMES)
 def test_every_parameter_learns(toy: ClickDataset, model: str) -> None:
     made = ranker(toy, model)
     made(batch_of(toy, np.arange(200))).square().sum().backward()

@@ -20,6 +20,7 @@ from click_data import ClickDataset
 from jagged_kernels import JaggedTensor
 from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.data.data_shape import DataShape
+from jagged_ranking.data.store import ItemTable
 from jagged_ranking.layers import peer_attention
 from jagged_ranking.models.model_config import MODEL_NAMES, encoder_of
 
@@ -31,6 +32,7 @@ OPERATIONS = {
     "din": {"jagged_index_select", "target_interaction", "jagged_weighted_sum"},
     "target_attention": {"jagged_attention"},
     "transformer": {"jagged_attention"},
+    "sasrec": {"jagged_attention", "jagged_last_k"},
     "pma": {"jagged_linear", "jagged_softmax", "jagged_weighted_sum"},
     "pyramid": {
         *("jagged_linear", "jagged_softmax", "jagged_weighted_sum"),
@@ -111,6 +113,7 @@ def skewed(dataset: ClickDataset) -> JaggedBatch:
         context_dense=torch.zeros(REQUESTS, 0),
         request=torch.from_numpy(np.repeat(np.arange(REQUESTS), asked)),
         index=torch.arange(candidates),
+        items=ItemTable.from_dataset(dataset),
         events=events,
         asked=asked,
     )
