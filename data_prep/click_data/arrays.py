@@ -1,18 +1,80 @@
-"""Columns of lists, and values by their place in a sorted list of them."""
+"""Columns of lists, order and places of values: in pieces, so that a long log needs little memory
+beside its columns."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
+PIECE = 2**22  # rows that are worked on at once
+_T = TypeVar("_T", bound=np.generic)
 
-def encode(values: pl.Series, known: pl.Series) -> NDArray[np.int64]:
+
+def pieces(rows: int) -> Iterator[slice]:
+    """All rows, `PIECE` at a time."""
+    for start in range(0, rows, PIECE):
+        yield slice(start, min(start + PIECE, rows))
+
+
+def pieces_of(offsets: NDArray[np.int64]) -> Iterator[slice]:
+    """All lists, so many at a time that they hold about `PIECE` values; offsets: int64 [N+1]."""
+    marks = np.arange(offsets[0] + PIECE, offsets[-1], PIECE)
+    cuts = [0, *np.unique(np.searchsorted(offsets, marks)).tolist(), len(offsets) - 1]
+    for start, stop in pairwise(cuts):
+        if start < stop:
+            yield slice(start, stop)
+
+
+def encode(values: pl.Series, known: pl.Series) -> NDArray[np.int32]:
     """The place of each value among the `known` distinct ones; -1 for what is not there."""
     places = pl.DataFrame({"value": known, "place": pl.int_range(len(known), eager=True)})
-    joined = values.alias("value").to_frame().join(
-        places, on="value", how="left", maintain_order="left"
-    )  # fmt: skip
-    return joined["place"].fill_null(-1).to_numpy()
+    found = np.empty(len(values), np.int32)
+    for some in pieces(len(values)):
+        piece = values.slice(some.start, some.stop - some.start).alias("value").to_frame()
+        joined = piece.join(places, on="value", how="left", maintain_order="left")
+        found[some] = joined["place"].fill_null(-1).to_numpy()
+    return found
+
+
+def gather(values: NDArray[_T], index: NDArray[np.integer]) -> NDArray[_T]:
+    """values[index] of a long index, which NumPy would copy as int64."""
+    found = np.empty(len(index), values.dtype)
+    for some in pieces(len(index)):
+        found[some] = values[index[some]]
+    return found
+
+
+def stable_order(*keys: NDArray[np.integer]) -> NDArray[np.int64]:
+    """The order that sorts by the last key, then by the one before it, and so on: `np.lexsort`.
+
+    Faster, and with one array of work beside the order: a key and its row are sorted as one number
+    where they fit into 63 bits.
+    """
+    order: NDArray[np.int64] | None = None
+    for key in keys:
+        key = key if order is None else key[order]
+        if len(key) == 0 or not (key[1:] < key[:-1]).any():
+            continue
+        again = _order_of(key)
+        order = again if order is None else order[again]
+    return np.arange(len(keys[0])) if order is None else order
+
+
+def _order_of(key: NDArray[np.integer]) -> NDArray[np.int64]:
+    least, bits = int(key.min()), (len(key) - 1).bit_length()
+    if (int(key.max()) - least) >> (63 - bits):
+        return np.argsort(key, kind="stable")
+    packed = key.astype(np.int64)
+    packed -= least
+    packed <<= bits
+    packed |= np.arange(len(key))
+    packed.sort()
+    packed &= (1 << bits) - 1
+    return packed
 
 
 def frequent_first(
@@ -27,21 +89,20 @@ def frequent_first(
     counted = frame.filter(pl.col("known") & pl.col("value").is_not_null())
     counted = counted.group_by("value").agg(pl.col("weight").sum())
     counted = counted.sort("weight", "value", descending=[True, False])
-    return (encode(values, counted["value"]) + 1).astype(np.int32), len(counted) + 1
+    return encode(values, counted["value"]) + np.int32(1), len(counted) + 1
 
 
 def rows_of(offsets: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
     """The rows of some lists, one list after the other: `offsets` say where each begins."""
-    lengths = np.diff(offsets)[chosen]
+    starts = offsets[chosen]
+    lengths = offsets[chosen + 1] - starts
     ends = np.cumsum(lengths)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(
-        offsets[chosen] - ends + lengths, lengths
-    )
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
 
 
-def lists(values: NDArray, offsets: NDArray[np.int64]) -> pa.ListArray:
-    """Values cut into lists at `offsets`."""
-    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values))
+def lists(values: NDArray, offsets: pa.Array) -> pa.ListArray:
+    """Values cut into lists at `offsets`, int32."""
+    return pa.ListArray.from_arrays(offsets, pa.array(values))
 
 
 def as_arrow(series: pl.Series) -> pa.Array:

@@ -1,12 +1,13 @@
 """From a checked log to histories, requests and items: the path that all sources take."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from click_data.arrays import gather, stable_order
 from click_data.candidate_features import MADE, SHOWN, Clicks
 from click_data.errors import DataError
 from click_data.histories import Histories, histories_of
@@ -98,6 +99,10 @@ def build(
         raise DataError(f"{rows} events: more than {MAX_EVENTS} are not supported")
     items = order_items(log.events, log.candidates)
     histories = histories_of(log.events, log.candidates, items, log.tasks)
+    # Histories hold all else, and a long log does not fit into memory twice.
+    said = [name for name in log.events.columns if name.startswith("item ")]
+    kept = log.events.select("item_id", "user_id", "time", *said) if said else log.events.clear()
+    log = replace(log, events=kept)
     given_split = log.candidates is not None and "split" in log.candidates.columns
     if log.candidates is None:
         asked = asked_by_events(histories, log.tasks)
@@ -106,10 +111,11 @@ def build(
         asked = asked_by_candidates(log.candidates, histories, items, log.tasks, log.timed)
         bounds = None if given_split else split_times(asked.time, split)
     if bounds is not None:
-        asked.period = np.digitize(asked.time, bounds).astype(np.int8)
+        asked.period = np.searchsorted(bounds, asked.time, side="right").astype(np.int8)
     before = np.bincount(asked.period, minlength=len(SPLITS))
-    asked = asked.take(np.flatnonzero(asked.prefix >= min_history))
-    asked = asked.take(np.lexsort((asked.user, asked.time, asked.period))).coded()
+    order = stable_order(asked.user, asked.time, asked.period)
+    asked = asked.take(order[gather(asked.prefix, order) >= min_history]).coded()
+    del order
     _refuse_empty(asked, before)
     as_of, given_up = asked.time, 0
     if log.negatives:
@@ -118,10 +124,13 @@ def build(
 
     clicks_before = bounds[0] if bounds is not None and log.timed == "all" else None
     seen = items_seen(histories, asked, clicks_before)
-    vocabulary = Vocabulary.of(histories, asked, seen, len(items), log.timed)
+    given = log.candidates is not None
+    vocabulary = Vocabulary.of(histories, asked, seen, len(items), log.timed, given=given)
+    del seen
     features = _features(log, histories, asked, as_of, vocabulary)
+    del as_of
     asked.features = {**features, **asked.features}
-    asked.item = vocabulary.id_of[asked.item]
+    asked.item = gather(vocabulary.id_of, asked.item)
     table, categories, dense = item_table(items, vocabulary, log.events, log.items)
 
     lengths = np.diff(histories.offsets)
@@ -194,6 +203,9 @@ def _features(
         known = np.log1p(vocabulary.train_count[asked.item]).astype(np.float32)
         return {name: known if name == "popularity" else np.zeros_like(known) for name in MADE}
     item, time = histories.item, histories.time
+    items = len(vocabulary.id_of)
+    if log.candidates is None:
+        return Clicks.of(item, time, items).features(asked.item, as_of, asked.offsets)
     shown_at = np.repeat(asked.time, asked.lengths)
     if log.timed == "requests":
         # Events precede every request, nobody knows by how much.
@@ -201,12 +213,9 @@ def _features(
         positive = asked.labels[log.tasks[0]] == 1
         item = np.concatenate([item, asked.item[positive]])
         time = np.concatenate([np.full(len(time), start), shown_at[positive]])
-    items = len(vocabulary.id_of)
-    made = Clicks.of(item, time, items).features(asked.item, as_of, asked.lengths)
-    if log.candidates is None:
-        return made
-    shown = Clicks.of(asked.item, shown_at, items).earlier(asked.item, as_of, asked.lengths)
-    return {**made, SHOWN: shown}
+    made = Clicks.of(item, time, items).features(asked.item, as_of, asked.offsets)
+    shown = Clicks.of(asked.item, shown_at, items).features(asked.item, as_of, asked.offsets)
+    return {**made, SHOWN: shown["popularity"]}
 
 
 def _refuse_empty(asked: Requests, before: NDArray[np.int64]) -> None:

@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from click_data.arrays import gather, pieces, rows_of, stable_order
 from click_data.errors import DataError
 from click_data.histories import Histories
 from click_data.requests import Requests
@@ -20,7 +21,7 @@ from click_data.requests import Requests
 POOL = 1000  # events
 _ROUNDS = 32
 _LARGEST = 2**31 - 1  # candidates
-_BYTES = 140  # of memory at the peak for each candidate, measured: drawn, joined, given features
+_BYTES = 80  # of memory at the peak for each candidate, measured: drawn, joined, given features
 
 
 def refuse_draws(per_event: int, *, pool: int, total: int, items: int) -> None:
@@ -47,11 +48,11 @@ def refuse_draws(per_event: int, *, pool: int, total: int, items: int) -> None:
 class Blocks:
     """Events in time order, cut into blocks.
 
-    user, item, time: int64 [T]; starts: int64 [N+1], where each block begins.
+    user, item int32, time int64 [T]; starts: int64 [N+1], where each block begins.
     """
 
-    user: NDArray[np.int64]
-    item: NDArray[np.int64]
+    user: NDArray[np.int32]
+    item: NDArray[np.int32]
     time: NDArray[np.int64]
     starts: NDArray[np.int64]
 
@@ -62,8 +63,8 @@ class Blocks:
         None reaches over a bound of the splits (or training would see items of later), and none
         ends within an instant.
         """
-        order = np.argsort(histories.time, kind="stable")
-        time = histories.time[order]
+        order = stable_order(histories.time)
+        time = gather(histories.time, order)
         cuts = [0, *np.searchsorted(time, bounds).tolist(), len(time)]
         starts = []
         for begin, end in pairwise(cuts):
@@ -75,7 +76,8 @@ class Blocks:
                     start = int(np.searchsorted(time, time[start - 1], side="right"))
                 if end - start < pool:
                     start = end
-        return cls(histories.user[order], histories.item[order], time, np.append(starts, len(time)))
+        user, item = (gather(values, order) for values in (histories.user, histories.item))
+        return cls(user, item, time, np.append(starts, len(time)))
 
     def at(self, time: NDArray[np.int64]) -> NDArray[np.int64]:
         """The block of each of some times of events."""
@@ -88,52 +90,69 @@ class Blocks:
 
 def draw(
     asked: Requests, blocks: Blocks, task: str, per_event: int, rng: np.random.Generator
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Draw `per_event` distinct items for every positive of a task, uniformly over the events of
     other users in its block: never an item of its own request.
 
     Returns the candidate row each draw belongs to, ascending, and the item. What a block does not
     have is missing.
     """
-    request = np.repeat(np.arange(len(asked.user)), asked.lengths)
     positives = np.flatnonzero(asked.labels[task] == 1)
-    rows = np.repeat(positives, per_event)
-    mine = request[rows]
-    user = asked.user[mine]
-    block = blocks.at(asked.time)[mine]
-    start, end = blocks.starts[block], blocks.starts[block + 1]
-    span = int(max(blocks.item.max(), asked.item.max())) + 1
-    own = np.sort(request * span + asked.item)
-
-    drawn = np.full(len(rows), -1, np.int64)
-    taken = np.empty(0, np.int64)  # (positive, item) that were drawn, ascending
-    todo = np.arange(len(rows))
+    drawn = np.full(len(positives) * per_event, -1, np.int32)
+    todo = np.arange(len(drawn))
     for _ in range(_ROUNDS):
-        if len(todo) == 0:
-            break
-        event = rng.integers(start[todo], end[todo])
-        item = blocks.item[event]
-        pair = rows[todo] * span + item
-        good = (blocks.user[event] != user[todo]) & ~_among(mine[todo] * span + item, own)
-        if per_event > 1:
-            good &= ~_among(pair, taken)
-            good[good] = _first_of_each(pair[good])
-            taken = np.sort(np.concatenate([taken, pair[good]]))
-        drawn[todo[good]] = item[good]
-        todo = todo[~good]
-    for left in np.split(todo, np.flatnonzero(np.diff(rows[todo])) + 1) if len(todo) else ():
-        one = left[0]
-        inside = slice(start[one], end[one])
-        others = blocks.item[inside][blocks.user[inside] != user[one]]
-        row = slice(asked.offsets[mine[one]], asked.offsets[mine[one] + 1])
-        slots = slice(one - one % per_event, one - one % per_event + per_event)
-        used = np.concatenate([asked.item[row], drawn[slots]])
-        others = rng.permutation(others[~np.isin(others, used)])
-        _, first = np.unique(others, return_index=True)
-        rest = others[np.sort(first)][: len(left)]
-        drawn[left[: len(rest)]] = rest
-    kept = drawn >= 0
-    return rows[kept], drawn[kept]
+        left = [
+            _draw_some(asked, blocks, positives, drawn, todo[some], per_event, rng)
+            for some in pieces(len(todo))
+        ]
+        todo = np.concatenate([todo[:0], *left])
+    for first in todo[np.r_[True, np.diff(todo // per_event) != 0]] if len(todo) else ():
+        slots = slice(first - first % per_event, first - first % per_event + per_event)
+        row = positives[first // per_event]
+        request = np.searchsorted(asked.offsets, row, side="right") - 1
+        block = blocks.at(asked.time[request])
+        inside = slice(blocks.starts[block], blocks.starts[block + 1])
+        others = blocks.item[inside][blocks.user[inside] != asked.user[request]]
+        own = asked.item[asked.offsets[request] : asked.offsets[request + 1]]
+        others = rng.permutation(others[~np.isin(others, [*own, *drawn[slots]])])
+        _, place = np.unique(others, return_index=True)
+        empty = np.flatnonzero(drawn[slots] < 0) + slots.start
+        rest = others[np.sort(place)][: len(empty)]
+        drawn[empty[: len(rest)]] = rest
+    kept = np.flatnonzero(drawn >= 0)
+    return positives[kept // per_event], drawn[kept]
+
+
+def _draw_some(
+    asked: Requests,
+    blocks: Blocks,
+    positives: NDArray[np.int64],
+    drawn: NDArray[np.int32],
+    slots: NDArray[np.int64],
+    per_event: int,
+    rng: np.random.Generator,
+) -> NDArray[np.int64]:
+    """Fill some of the `drawn` slots, of which each positive has `per_event`; those that are left.
+
+    An item that is no candidate leaves its slot as it is.
+    """
+    positive = slots // per_event
+    request = np.searchsorted(asked.offsets, positives[positive], side="right") - 1
+    user, block = asked.user[request], blocks.at(asked.time[request])
+    event = rng.integers(blocks.starts[block], blocks.starts[block + 1])
+    item = blocks.item[event]
+    span = 2**31
+    mine = request[np.append(True, request[1:] != request[:-1])]
+    rows = rows_of(asked.offsets, mine)
+    lengths = asked.offsets[mine + 1] - asked.offsets[mine]
+    own = np.sort(np.repeat(mine, lengths) * span + asked.item[rows])
+    good = (blocks.user[event] != user) & ~_among(request * span + item, own)
+    if per_event > 1:
+        others = drawn.reshape(-1, per_event)[positive]
+        good &= ~(others == item[:, None]).any(axis=1)
+        good[good] = _first_of_each(positive[good] * span + item[good])
+    drawn[slots[good]] = item[good]
+    return slots[~good]
 
 
 def _among(values: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.bool_]:

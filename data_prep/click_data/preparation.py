@@ -56,22 +56,25 @@ def prepare(
 
     try:
         log = chosen.load(None if from_path is None else Path(from_path), settings, seed)
-        prepared = build(log, split=fractions, min_history=min_history, seed=seed)
+        drawn = log.negatives > 0 or not chosen.needs_path
+        description = {
+            "name": name or log.name,
+            "source": source,
+            "inputs": list(log.inputs),
+            "options": {
+                "split": list(fractions),
+                "min_history": min_history,
+                **asdict(settings),
+                **log.options,
+                **({"seed": seed} if drawn else {}),
+            },
+        }
+        # `build` lets go of rows that it is done with, if nobody else holds them.
+        held = [log]
+        del log
+        prepared = build(held.pop(), split=fractions, min_history=min_history, seed=seed)
     except MemoryError as error:
         raise DataError(f"does not fit into memory ({error})", file=from_path) from error
-    drawn = log.negatives > 0 or not chosen.needs_path
-    description = {
-        "name": name or log.name,
-        "source": source,
-        "inputs": list(log.inputs),
-        "options": {
-            "split": list(fractions),
-            "min_history": min_history,
-            **asdict(settings),
-            **log.options,
-            **({"seed": seed} if drawn else {}),
-        },
-    }
     write_whole(folder, force, lambda new: schema.write(prepared, new, description))
     return folder
 

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from click_data.arrays import encode, frequent_first, lists, rows_of
+from click_data.arrays import encode, frequent_first, gather, lists, pieces_of, rows_of
 from click_data.errors import DataError
 from click_data.histories import Histories
 from click_data.schema import context_column, feature_column, label_column
@@ -22,18 +21,18 @@ _WHOLE = ("user_id", "time", "split", "prefix")  # what rows of one request agre
 class Requests:
     """Requests [R] and their candidates [C], flat.
 
-    user, prefix, time int64, period int8 (number of the split) [R]; offsets int64 [R+1];
-    item int64 [C], labels int8 [C] by task, features float32 [C] by name;
+    user, prefix int32, time int64, period int8 (number of the split) [R]; offsets int64 [R+1];
+    item int32 [C], labels int8 [C] by task, features float32 [C] by name;
     context [R] by name: as the log has it, and after `coded` int32 or float32; context_codes: how
         many codes, None of a dense one.
     """
 
-    user: NDArray[np.int64]
-    prefix: NDArray[np.int64]
+    user: NDArray[np.int32]
+    prefix: NDArray[np.int32]
     time: NDArray[np.int64]
     period: NDArray[np.int8]
     offsets: NDArray[np.int64]
-    item: NDArray[Any]
+    item: NDArray[np.int32]
     labels: dict[str, NDArray[np.int8]]
     features: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     context: dict[str, pl.Series] = field(default_factory=dict)
@@ -46,32 +45,44 @@ class Requests:
 
     def take(self, chosen: NDArray[np.int64]) -> "Requests":
         """Some requests, in the order given."""
-        rows = rows_of(self.offsets, chosen)
+        offsets = _offsets(self.offsets[chosen + 1] - self.offsets[chosen])
+        total = offsets[-1]
+        item = np.empty(total, self.item.dtype)
+        labels = {task: np.empty(total, values.dtype) for task, values in self.labels.items()}
+        features = {name: np.empty(total, np.float32) for name in self.features}
+        for some in pieces_of(offsets):
+            rows = rows_of(self.offsets, chosen[some])
+            shown = slice(offsets[some.start], offsets[some.stop])
+            item[shown] = self.item[rows]
+            for new, old in ((labels, self.labels), (features, self.features)):
+                for name in new:
+                    new[name][shown] = old[name][rows]
         return replace(
             self,
-            user=self.user[chosen],
-            prefix=self.prefix[chosen],
-            time=self.time[chosen],
-            period=self.period[chosen],
-            offsets=_offsets(self.lengths[chosen]),
-            item=self.item[rows],
-            labels={task: values[rows] for task, values in self.labels.items()},
-            features={name: values[rows] for name, values in self.features.items()},
+            user=gather(self.user, chosen),
+            prefix=gather(self.prefix, chosen),
+            time=gather(self.time, chosen),
+            period=gather(self.period, chosen),
+            offsets=offsets,
+            item=item,
+            labels=labels,
+            features=features,
             context={name: values[chosen] for name, values in self.context.items()},
         )
 
-    def with_drawn(self, rows: NDArray[np.int64], items: NDArray[np.int64]) -> "Requests":
+    def with_drawn(self, rows: NDArray[np.int64], items: NDArray[np.int32]) -> "Requests":
         """Candidates of label 0 behind those at `rows`, which ascend."""
-        where = np.concatenate([np.arange(len(self.item)), rows])
-        order = np.argsort(where, kind="stable")
-        request = np.repeat(np.arange(len(self.user)), self.lengths)
-        none = np.zeros(len(rows), np.int8)
-        return replace(
-            self,
-            offsets=_offsets(self.lengths + np.bincount(request[rows], minlength=len(self.user))),
-            item=np.concatenate([self.item, items])[order],
-            labels={t: np.concatenate([of, none])[order] for t, of in self.labels.items()},
-        )
+        # What is drawn for a row lies behind it and all that is drawn for rows before.
+        new = np.zeros(len(self.item) + len(rows), bool)
+        new[rows + np.arange(1, len(rows) + 1)] = True
+        old = ~new
+        item = np.empty(len(new), np.int32)
+        item[old], item[new] = self.item, items
+        labels = {task: np.zeros(len(new), np.int8) for task in self.labels}
+        for task, values in labels.items():
+            values[old] = self.labels[task]
+        offsets = self.offsets + np.searchsorted(rows, self.offsets)
+        return replace(self, offsets=offsets, item=item, labels=labels)
 
     def coded(self) -> "Requests":
         """Contexts as codes: 0 unknown, then values of the training requests, most frequent
@@ -89,17 +100,18 @@ class Requests:
     def table(self) -> pa.Table:
         """requests.parquet."""
         each = {
-            "item": self.item.astype(np.int32),
+            "item": self.item,
             **{label_column(task): values for task, values in self.labels.items()},
             **{feature_column(name): values for name, values in self.features.items()},
         }
+        offsets = pa.array(self.offsets.astype(np.int32))
         return pa.table(
             {
-                "user": self.user.astype(np.int32),
-                "prefix": self.prefix.astype(np.int32),
+                "user": self.user,
+                "prefix": self.prefix,
                 "time": self.time,
                 "split": pa.DictionaryArray.from_arrays(pa.array(self.period), list(SPLITS)),
-                **{name: lists(values, self.offsets) for name, values in each.items()},
+                **{name: lists(values, offsets) for name, values in each.items()},
                 **{context_column(name): of.to_numpy() for name, of in self.context.items()},
             }
         )
@@ -109,11 +121,12 @@ def asked_by_events(histories: Histories, tasks: Sequence[str]) -> Requests:
     """Every event is a candidate; those of one user and instant are one request."""
     user, time = histories.user, histories.time
     new = np.ones(len(time), bool)
-    new[1:] = (np.diff(user) != 0) | (np.diff(time) != 0)
+    new[1:] = (user[1:] != user[:-1]) | (time[1:] != time[:-1])
     first = np.flatnonzero(new)
+    whose = user[first]
     return Requests(
-        user=user[first],
-        prefix=first - histories.offsets[user[first]],
+        user=whose,
+        prefix=(first - gather(histories.offsets, whose)).astype(np.int32),
         time=time[first],
         period=np.zeros(len(first), np.int8),
         offsets=np.append(first, len(time)),
@@ -159,7 +172,7 @@ def asked_by_candidates(
     }
     return Requests(
         user=user,
-        prefix=prefix,
+        prefix=prefix.astype(np.int32),
         time=time,
         period=period,
         offsets=np.append(first, len(rows)).astype(np.int64),
@@ -173,7 +186,7 @@ def asked_by_candidates(
 def _refuse_prefixes(
     asked: pl.DataFrame,
     histories: Histories,
-    user: NDArray[np.int64],
+    user: NDArray[np.int32],
     prefix: NDArray[np.int64],
     time: NDArray[np.int64],
     timed: str,
@@ -193,4 +206,6 @@ def _refuse_prefixes(
 
 
 def _offsets(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets

@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from click_data.arrays import as_arrow, frequent_first
+from click_data.checks import parts
 from click_data.histories import Histories
 from click_data.requests import Requests
 from click_data.split import SPLITS
@@ -58,17 +59,21 @@ class Vocabulary:
         seen: NDArray[np.bool_],
         items: int,
         timed: str,
+        *,
+        given: bool,
     ) -> "Vocabulary":
         """Ids by how often an item is in the training period.
 
-        seen: the events of that period. Positives of its requests count as well, but for those
-        that are among these; where all events have times, only those that are events at all.
+        seen: the events of that period. Where the log has `given` candidates, positives of the
+        period's requests count as well, but for those that are among these events; where all
+        events have times, only those that are events at all.
         """
         count = np.bincount(histories.item[seen], minlength=items).astype(np.int64)
         shown = np.repeat(asked.period, asked.lengths) == _TRAIN
-        positive = shown & (next(iter(asked.labels.values())) == 1)
-        more = _unseen(histories, asked, seen, positive, events_only=timed == "all")
-        count += np.bincount(more, minlength=items)
+        if given:
+            positive = shown & (next(iter(asked.labels.values())) == 1)
+            more = _unseen(histories, asked, seen, positive, events_only=timed == "all")
+            count += np.bincount(more, minlength=items)
         known = count > 0
         known[asked.item[shown]] = True
         order = np.lexsort((np.arange(items), -count, ~known))
@@ -84,7 +89,7 @@ def _unseen(
     positive: NDArray[np.bool_],
     *,
     events_only: bool,
-) -> NDArray[np.int64]:
+) -> NDArray[np.int32]:
     """Items of those positives that are no events of the training period."""
     keys = ("user", "item", "time")
     user, time = (np.repeat(of, asked.lengths)[positive] for of in (asked.user, asked.time))
@@ -119,6 +124,7 @@ def item_table(
     for column in () if told is None else told.columns:
         if column.startswith("dense "):
             dense.append(column.removeprefix("dense "))
+            assert told is not None
             values = _of_items(items, told, column).fill_null(0.0).to_numpy()
             columns[dense[-1]] = pa.array(np.concatenate([[0], values[order]]).astype(np.float32))
     return pa.table(columns), codes, dense
@@ -129,9 +135,8 @@ def _categories(
 ) -> dict[str, pl.Series]:
     """Each categorical feature's value of each item, null where nobody says it."""
     found: dict[str, pl.Series] = {}
-    in_order = events.sort("time", "user_id", maintain_order=True)  # whatever the order of rows
-    for frame in (told, in_order):
-        for column in () if frame is None else frame.columns:
+    for frame in (events,) if told is None else (told, events):
+        for column in frame.columns:
             if column.startswith("item "):
                 name = column.removeprefix("item ")
                 values = _of_items(items, frame, column)
@@ -139,13 +144,17 @@ def _categories(
     return found
 
 
-def _of_items(items: pl.Series, frame: pl.DataFrame | None, column: str) -> pl.Series:
-    """The first value of a column that is not null, of each item."""
-    assert frame is not None
-    said = frame.select("item_id", column).drop_nulls()
-    said = said.unique("item_id", keep="first", maintain_order=True)
+def _of_items(items: pl.Series, frame: pl.DataFrame, column: str) -> pl.Series:
+    """The value of a column of each item: the first in time that is not null, of events."""
+    order = [name for name in ("time", "user_id") if name in frame.columns]
+    first = []
+    for part in parts(frame, "item_id", "item_id", column, *order):
+        said = part.drop_nulls(("item_id", column))
+        said = said.sort(order, maintain_order=True) if order else said
+        said = said.unique("item_id", keep="first", maintain_order=True)
+        first.append(said.select("item_id", column))
     each = items.alias("item_id").to_frame()
-    return each.join(said, on="item_id", how="left", maintain_order="left")[column]
+    return each.join(pl.concat(first), on="item_id", how="left", maintain_order="left")[column]
 
 
 def _under_unknown(values: pa.Array) -> pa.Array:

@@ -8,7 +8,7 @@ import polars as pl
 import pyarrow.parquet as pq
 
 from click_data import columns
-from click_data.checks import note_duplicates, note_unsorted
+from click_data.checks import note_duplicates, note_unsorted, without_duplicates
 from click_data.errors import DataError
 from click_data.events import ClickLog, label_column, signal_column
 from click_data.negatives import POOL
@@ -106,7 +106,7 @@ def load(path: Path | None, options: LogOptions, seed: int) -> ClickLog:
     table.refuse(hint=hint)
     if options.drop_duplicates:
         before = len(events)
-        events = events.unique(("user_id", "item_id", "time"), keep="first", maintain_order=True)
+        events = without_duplicates(events)
         dropped |= {"rows": len(table.frame), "duplicates": before - len(events)}
 
     negatives = options.negatives
