@@ -111,7 +111,7 @@ class ClickDataset:
     def histories(self) -> HistoryColumns:
         table = self._open(schema.HISTORIES)
         lists = {name: _whole(table, name) for name in ("item", "time", *self.signals)}
-        values = {name: column.values.to_numpy() for name, column in lists.items()}
+        values = {name: _values(column) for name, column in lists.items()}
         return HistoryColumns(
             offsets=_offsets(lists["item"]),
             item=values["item"],
@@ -138,29 +138,9 @@ class ClickDataset:
         """Requests of "train", "valid" or "test", in time order."""
         if split not in SPLITS:
             raise ValueError(f"no split {split!r}; there are {', '.join(SPLITS)}")
-        every = self._requests
         counts = self.info["counts"]["requests"]
         start = sum(counts[name] for name in SPLITS[: SPLITS.index(split)])
-        rows = slice(start, start + counts[split])
-        offsets = every.offsets[start : start + counts[split] + 1]
-        shown = slice(offsets[0], offsets[-1])
-        offsets = offsets - offsets[0]
-        offsets.flags.writeable = False
-        return RequestColumns(
-            user=every.user[rows],
-            prefix=every.prefix[rows],
-            time=every.time[rows],
-            offsets=offsets,
-            item=every.item[shown],
-            labels={task: values[shown] for task, values in every.labels.items()},
-            features={name: values[shown] for name, values in every.features.items()},
-            context={name: values[rows] for name, values in every.context.items()},
-        )
-
-    @cached_property
-    def _requests(self) -> RequestColumns:
-        """Those of all splits."""
-        table = self._open(schema.REQUESTS)
+        table = self._requests.slice(start, counts[split])
         labels = {task: schema.label_column(task) for task in self.tasks}
         features = {name: schema.feature_column(name) for name in self.features}
         context = {name: schema.context_column(name) for name in self.context}
@@ -171,11 +151,16 @@ class ClickDataset:
             prefix=prefix,
             time=time,
             offsets=_offsets(item),
-            item=item.values.to_numpy(),
-            labels={task: _whole(table, of).values.to_numpy() for task, of in labels.items()},
-            features={name: _whole(table, of).values.to_numpy() for name, of in features.items()},
+            item=_values(item),
+            labels={task: _values(_whole(table, of)) for task, of in labels.items()},
+            features={name: _values(_whole(table, of)) for name, of in features.items()},
             context={name: _whole(table, of).to_numpy() for name, of in context.items()},
         )
+
+    @cached_property
+    def _requests(self) -> pa.Table:
+        """Those of all splits."""
+        return self._open(schema.REQUESTS)
 
     def _open(self, name: str) -> pa.Table:
         import datasets  # slow to import, and only reading needs it
@@ -226,10 +211,16 @@ def _cache_in(folder: Path, digest: str) -> Path:
 
 
 def _offsets(lists: Any) -> NDArray[np.int64]:
-    """Where each list of a column begins, int64."""
+    """Where each list of a column begins, int64, from 0."""
     offsets = lists.offsets.to_numpy().astype(np.int64)
+    offsets -= offsets[0]
     offsets.flags.writeable = False
     return offsets
+
+
+def _values(lists: Any) -> NDArray[Any]:
+    """What the lists of a column hold, one behind the other, without a copy."""
+    return lists.flatten().to_numpy()
 
 
 def _whole(table: pa.Table, name: str) -> Any:
