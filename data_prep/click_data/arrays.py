@@ -92,7 +92,7 @@ def frequent_first(
     return encode(values, counted["value"]) + np.int32(1), len(counted) + 1
 
 
-def rows_of(offsets: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+def rows_of(offsets: NDArray[np.int64], chosen: NDArray[np.integer]) -> NDArray[np.int64]:
     """The rows of some lists, one list after the other: `offsets` say where each begins."""
     starts = offsets[chosen]
     lengths = offsets[chosen + 1] - starts

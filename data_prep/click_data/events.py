@@ -11,6 +11,7 @@ from click_data.arrays import gather, stable_order
 from click_data.candidate_features import MADE, SHOWN, Clicks
 from click_data.errors import DataError
 from click_data.histories import Histories, histories_of
+from click_data.leaks import leaks
 from click_data.negatives import POOL, Blocks, draw, refuse_draws
 from click_data.requests import Requests, asked_by_candidates, asked_by_events
 from click_data.schema import Prepared, feature_column, label_column, signal_column
@@ -75,7 +76,7 @@ class ClickLog:
         if self.candidates is not None and self.negatives:
             raise ValueError("negatives are drawn for events, not beside candidates that are given")
         if self.candidates is not None and (taken := {*self._given_features} & {*MADE, SHOWN}):
-            raise ValueError(f"candidate features of taken names: {', '.join(sorted(taken))}")
+            raise DataError(f"feature {min(taken)}: the name is taken by what is made of clicks")
 
     @property
     def _given_features(self) -> list[str]:
@@ -121,6 +122,7 @@ def build(
     if log.negatives:
         asked, as_of, given_up = _with_draws(log, histories, asked, bounds, len(items), seed)
     _refuse_one_label(asked, log)
+    warnings = leaks(asked, histories)
 
     clicks_before = bounds[0] if bounds is not None and log.timed == "all" else None
     seen = items_seen(histories, asked, clicks_before)
@@ -163,6 +165,7 @@ def build(
         **({"read": log.read} if log.read else {}),
         **({"dropped": log.dropped} if log.dropped else {}),
         **({"negatives_given_up": given_up} if given_up else {}),
+        **({"warnings": warnings} if warnings else {}),
         "split": "given" if given_split else "time",
         **({} if bounds is None else {"split_times": {"valid": bounds[0], "test": bounds[1]}}),
         "time_unit": log.time_unit,

@@ -12,7 +12,8 @@ items.parquet      row i describes item id i; row 0 is the unknown item
     item_id (original), train_count int64; an int32 column of codes for each categorical feature,
     by its name, with its values in "original NAME"; a float32 column for each dense one
 dataset.json       what it is, how it was made, what was read and what was dropped of the input,
-    counts, and the sha256 of each table; a function of input and options alone
+    counts, warnings of what seems to leak, and the sha256 of each table; a function of input and
+    options alone
 
 Item ids: 0 is unknown, 1 to V the training vocabulary, most frequent first (num_items is V + 1),
 and from V + 1 on the new items, which first occur later: a candidate of these can be found in a

@@ -40,6 +40,7 @@ def summary(info: dict[str, Any], folder: Path) -> str:
             f"  history: mean {lengths['mean']:.0f}, median {lengths['p50']:.0f}, "
             f"longest {lengths['max']:,} events; "
             f"padding waste {info['padding_waste']:.1%} in batches of 256",
+            *(f"  warning: {line}" for line in info.get("warnings", [])),
         )
     )
 

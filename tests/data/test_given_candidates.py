@@ -256,7 +256,7 @@ def test_what_a_log_cannot_be() -> None:
         replace(log, candidates=None, timed="none")
     with pytest.raises(ValueError, match="not beside candidates"):
         replace(log, negatives=1)
-    with pytest.raises(ValueError, match="taken names: age"):
+    with pytest.raises(DataError, match="feature age: the name is taken"):
         replace(log, candidates=log.candidates.rename({"feature price": "feature age"}))
     with pytest.raises(ValueError, match="split is one of train, valid, test"):
         built(replace(log, candidates=log.candidates.with_columns(split=pl.lit("dev"))))
