@@ -12,9 +12,10 @@ from click_data.errors import DataError
 
 if TYPE_CHECKING:
     from click_data.lengths import history_lengths
+    from click_data.opening import open_dataset
     from click_data.preparation import prepare
     from click_data.sources import SOURCES
-    from click_data.store import ClickDataset, HistoryColumns, RequestColumns, open_dataset
+    from click_data.store import ClickDataset, HistoryColumns, RequestColumns
 
 __all__ = [
     "SOURCES",
@@ -30,8 +31,9 @@ __all__ = [
 _ROOMS = {
     "SOURCES": "sources",
     "history_lengths": "lengths",
+    "open_dataset": "opening",
     "prepare": "preparation",
-    **dict.fromkeys(("ClickDataset", "HistoryColumns", "RequestColumns", "open_dataset"), "store"),
+    **dict.fromkeys(("ClickDataset", "HistoryColumns", "RequestColumns"), "store"),
 }
 
 

@@ -1,8 +1,6 @@
 """Columns of lists, order and places of values: in pieces, so that a long log needs little memory
 beside its columns."""
 
-from collections.abc import Iterator
-from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -10,23 +8,9 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-PIECE = 2**22  # rows that are worked on at once
+from click_data.pieces import pieces
+
 _T = TypeVar("_T", bound=np.generic)
-
-
-def pieces(rows: int) -> Iterator[slice]:
-    """All rows, `PIECE` at a time."""
-    for start in range(0, rows, PIECE):
-        yield slice(start, min(start + PIECE, rows))
-
-
-def pieces_of(offsets: NDArray[np.int64]) -> Iterator[slice]:
-    """All lists, so many at a time that they hold about `PIECE` values; offsets: int64 [N+1]."""
-    marks = np.arange(offsets[0] + PIECE, offsets[-1], PIECE)
-    cuts = [0, *np.unique(np.searchsorted(offsets, marks)).tolist(), len(offsets) - 1]
-    for start, stop in pairwise(cuts):
-        if start < stop:
-            yield slice(start, stop)
 
 
 def encode(values: pl.Series, known: pl.Series) -> NDArray[np.int32]:

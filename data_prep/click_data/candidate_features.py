@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from click_data.arrays import gather, pieces_of, stable_order
+from click_data.arrays import gather, stable_order
+from click_data.pieces import pieces_of
 
 MADE = ("popularity", "trend", "age")
 SHOWN = "shown"  # of what a log shows, how often it did

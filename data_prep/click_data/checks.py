@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from click_data.arrays import PIECE
+from click_data.pieces import PIECE
 from click_data.table import Table
 
 _EVENT = ("user_id", "item_id", "time")

@@ -13,9 +13,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from click_data.arrays import gather, pieces, rows_of, stable_order
+from click_data.arrays import gather, rows_of, stable_order
 from click_data.errors import DataError
 from click_data.histories import Histories
+from click_data.pieces import pieces
 from click_data.requests import Requests
 
 POOL = 1000  # events

@@ -8,9 +8,10 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from click_data.arrays import encode, frequent_first, gather, lists, pieces_of, rows_of
+from click_data.arrays import encode, frequent_first, gather, lists, rows_of
 from click_data.errors import DataError
 from click_data.histories import Histories
+from click_data.pieces import pieces_of
 from click_data.schema import context_column, feature_column, label_column
 from click_data.split import SPLITS
 

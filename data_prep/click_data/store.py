@@ -1,7 +1,6 @@
 """A prepared data set, opened as memory-mapped columns."""
 
 import glob
-import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -185,29 +184,6 @@ class ClickDataset:
             if not quiet:
                 datasets.enable_progress_bars()
         return dataset.data.table  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def open_dataset(folder: str | Path, *, cache: str | Path | None = None) -> ClickDataset:
-    """Open a folder that `prepare` wrote.
-
-    `datasets` maps an uncompressed copy of the Parquet files into memory; that copy is kept in
-    `cache`: by default FOLDER/.cache, or a temporary folder where FOLDER cannot be written.
-    Raises DataError if the folder is not a whole prepared data set, or if its tables are not those
-    that were written: all of them are read for that, a GB or so a second.
-    """
-    info = schema.read_info(Path(folder))
-    schema.verify(Path(folder), info)
-    folder = Path(folder).absolute()  # columns are mapped later, perhaps from another directory
-    return ClickDataset(folder, Path(cache) if cache else _cache_in(folder, info["digest"]), info)
-
-
-def _cache_in(folder: Path, digest: str) -> Path:
-    cache = folder / ".cache"
-    try:
-        cache.mkdir(exist_ok=True)
-    except OSError:
-        return Path(tempfile.gettempdir()) / f"click_data-{digest[:16]}"
-    return cache
 
 
 def _offsets(lists: Any) -> NDArray[np.int64]:
