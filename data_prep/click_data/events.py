@@ -32,7 +32,9 @@ class ClickLog:
     events: user_id and item_id (Int64 or String), time (Int64; a position among the user's events
         where they have no times). Optionally `label_column(task)` (Int8, 0 or 1) for tasks that
         events carry, `signal_column(name)` (Float32), and "item NAME" (Int64 or String, null =
-        unknown): what an event says of its item, of which the first that is not null is taken.
+        unknown): what an event says of its item, of which the first that is not null is taken;
+        and, where events are asked about, "context NAME" (as of candidates), of which a request
+        has that of its first event.
         Events of one user at one time keep their order.
     candidates: None, where each event is a candidate; or one row a shown candidate: request (Int64,
         one a list), user_id, time, item_id, `label_column(task)` for each task; optionally
@@ -45,6 +47,7 @@ class ClickLog:
     time_unit: "s", "ms", "us" or "ns".
     timed: "all"; "requests": events have an order but no times, and precede every request; "none":
         there are positions alone.
+    counted: how much was read, by what sets are published with (see `sources.published`).
     inputs: files read, as {"file": name, "sha256": ...}.
     negatives: items to draw per positive event as label 0, out of what other users did at the time;
         pool: of how many events at least.
@@ -61,6 +64,7 @@ class ClickLog:
     tasks: tuple[str, ...] = ("label",)
     time_unit: str = "s"
     timed: str = "all"
+    counted: dict[str, int] = field(default_factory=dict)
     inputs: tuple[dict[str, str], ...] = ()
     negatives: int = 0
     pool: int = POOL

@@ -19,7 +19,8 @@ class Histories:
     users: distinct ids [U], ascending; offsets int64 [U+1] into the events.
     user, item int32 (a number in the order of item ids, see `vocabulary`), time int64 [T].
     labels: int8 [T] by task, where events carry them; signals: float32 [T] by name, labels that
-        are not all the same among them.
+        are not all the same among them; contexts [T] by name, as the log has them, for requests
+        about the events.
     """
 
     users: pl.Series
@@ -29,6 +30,7 @@ class Histories:
     time: NDArray[np.int64]
     labels: dict[str, NDArray[np.int8]]
     signals: dict[str, NDArray[np.float32]]
+    contexts: dict[str, pl.Series]
 
     def table(self, id_of: NDArray[np.int32]) -> pa.Table:
         """histories.parquet; id_of: the id of each item."""
@@ -82,4 +84,9 @@ def histories_of(
         time=gather(time, order),
         labels=labels,
         signals=signals,
+        contexts={
+            name.removeprefix("context "): events[name].gather(order)
+            for name in events.columns
+            if name.startswith("context ")
+        },
     )

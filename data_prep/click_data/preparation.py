@@ -10,6 +10,7 @@ from click_data.errors import DataError
 from click_data.events import build
 from click_data.output import refuse_foreign, write_whole
 from click_data.sources import SOURCES, Source
+from click_data.sources.published import check_counts
 from click_data.split import check_fractions
 
 
@@ -32,7 +33,8 @@ def prepare(
     split: shares of all events (or of the requests that a log brings), in time order, for train,
         valid and test.
     min_history: leave out requests that may see fewer events.
-    name: what to call the data set (default: the source's choice).
+    name: what to call the data set (default: the source's choice). What is called as a published
+        set is must have its counts.
     force: replace a different prepared data set in `out`. An identical one is always kept.
     options: the source's own, see the option classes in `click_data.sources`.
 
@@ -56,6 +58,8 @@ def prepare(
 
     try:
         log = chosen.load(None if from_path is None else Path(from_path), settings, seed)
+        if from_path is not None:
+            check_counts(name or log.name, log.counted, Path(from_path))
         drawn = log.negatives > 0 or not chosen.needs_path
         description = {
             "name": name or log.name,

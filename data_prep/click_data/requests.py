@@ -133,6 +133,7 @@ def asked_by_events(histories: Histories, tasks: Sequence[str]) -> Requests:
         offsets=np.append(first, len(time)),
         item=histories.item,
         labels={task: histories.labels[task] for task in tasks},
+        context={name: values.gather(first) for name, values in histories.contexts.items()},
     )
 
 

@@ -1,12 +1,14 @@
 """Histories, requests, split and items of random logs against a plain Python loop."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from toy_logs import frequent, toy_log
+from toy_logs import frequent, requests_of, toy_log
 
 from click_data.errors import DataError
 from click_data.events import build
@@ -103,6 +105,25 @@ def test_an_items_category_is_one_even_where_events_differ() -> None:
     prepared = build(toy_log(rows), split=(0.6, 0.2, 0.2), min_history=0, seed=0)
     said = {row["item_id"]: row["original category"] for row in prepared.items.to_pylist()}
     assert said == {None: None, **{t % 5: "abc"[t % 3] for t in range(5, 10)}}
+
+
+def test_contexts_of_events_are_those_of_their_requests() -> None:
+    # Two events an instant, of which the first says what the request is about.
+    rows = [(t % 3, t % 5, t // 6, t % 2, None, 0.0) for t in range(120)]
+    log = toy_log(rows)
+    said = pl.Series("context tab", [f"{t}"[-1] for t in range(120)])
+    hour = pl.Series("context hour", [float(t) for t in range(120)], pl.Float32)
+    log = replace(log, events=log.events.with_columns(said, hour))
+    prepared = build(log, split=(0.6, 0.2, 0.2), min_history=0, seed=0)
+    assert prepared.info["context"] == {"tab": 11, "hour": None}
+    codes: dict[int, set[str]] = {}
+    for request in requests_of(prepared):
+        whose = (request["user"], request["time"])
+        first = next(n for n, row in enumerate(rows) if (row[0], row[2]) == whose)
+        assert request["context hour"] == first
+        codes.setdefault(request["context tab"], set()).add(said[first])
+    assert sorted(codes) == [*range(1, len(codes) + 1)]
+    assert all(len(values) == 1 for values in codes.values())
 
 
 def test_labels_are_signals_unless_all_are_the_same() -> None:

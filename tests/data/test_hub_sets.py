@@ -235,7 +235,7 @@ def kuairand_1k(folder: Path) -> Path:
     for name, first in (("4_08_to_4_21", 0), ("4_22_to_5_08", 20)):
         lines = [
             f"{n % 3},{n % 5},20220408,1500,{1_649_400_000_000 + 60_000 * n},{n % 2},"
-            f"{int(n % 4 == 1)},0,0,0,0,{n % 2},{1500 * n},9000,0,0,0,0,1"
+            f"{int(n % 4 == 1)},0,0,0,0,{n % 2},{1500 * n},9000,0,0,0,0,{n // 2 % 3}"
             for n in range(first, first + 20)
         ]
         text(data / f"log_standard_{name}_1k.csv", KUAIRAND, lines)
@@ -265,6 +265,18 @@ def test_kuairand_has_several_tasks(tmp_path: Path, prepare_command: Command) ->
     dataset = open_dataset(tmp_path / "out")
     assert set(dataset.requests("test").labels) == set(kuairand.TASKS)
     assert {"is_click", "is_like", "long_view"} <= {*dataset.signals}
+    # Tabs 0, 0, 1, 1: of 32 events of training, 0 has 12 and the others 10 each.
+    assert dataset.context == {"tab": 4}
+    assert dataset.requests("test").context["tab"].tolist() == [1, 1, 2, 2]
+    assert "tab" not in dataset.info["read"]["unread"]
+
+
+def test_kuairand_without_tabs(tmp_path: Path) -> None:
+    folder = kuairand_1k(tmp_path / "KuaiRand-1K")
+    for file in (folder / "data").glob("log_standard_*.csv"):
+        file.write_text("\n".join(line.rpartition(",")[0] for line in file.read_text().split()))
+    log = kuairand.load(folder, KuaiRandOptions(), 0)
+    assert not [name for name in log.events.columns if name.startswith("context ")]
 
 
 def test_kuairand_bad_rows_are_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from impression_logs import Frames, listed_log, timed_log, write
 
-from click_data import DataError, open_dataset
+from click_data import DataError, open_dataset, prepare
 from click_data.events import ClickLog
 from click_data.sources import impressions
 from click_data.sources.impressions import ImpressionOptions
@@ -123,9 +123,16 @@ def test_ids_are_text_everywhere_if_they_are_somewhere(tmp_path: Path) -> None:
 
 
 def test_a_set_of_a_known_name_has_its_counts(tmp_path: Path) -> None:
-    line = "has 24 rows, and the set of this name 312,539: it is not whole, or another"
-    with pytest.raises(DataError, match=line):
-        load(timed_log(), tmp_path / "trivago_val100k")
+    known, mine = (write(timed_log(), tmp_path / name) for name in ("trivago_val100k", "mine"))
+    line = (
+        "has 24 rows, and trivago_val100k is published with 312,539: it is not whole, or another "
+        "set, which --name calls by another name"
+    )
+    for folder, name in ((known, None), (mine, "trivago_val100k")):
+        with pytest.raises(DataError, match=f"{folder}: {line}"):
+            prepare("impressions", from_path=folder, out=tmp_path / "out", name=name)
+    prepared = prepare("impressions", from_path=known, out=tmp_path / "out", name="mine")
+    assert open_dataset(prepared).name == "mine"
 
 
 def test_two_kinds_of_histories_are_refused(tmp_path: Path) -> None:

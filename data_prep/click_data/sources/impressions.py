@@ -32,7 +32,6 @@ from click_data.sources.candidates import (
     with_clicks,
 )
 from click_data.sources.lists import elements
-from click_data.sources.published import check_counts
 from click_data.table import Table, read_parquet
 
 _REQUIRED = ("impression_id", "user_id", "timestamp", "item_id", "label")
@@ -89,13 +88,12 @@ def load(path: Path | None, options: ImpressionOptions, seed: int) -> ClickLog:
         held = events.group_by("user_id").agg(pl.len().cast(pl.Int64).alias("prefix"))
         candidates = candidates.join(held, on="user_id", how="left", maintain_order="left")
         candidates = candidates.with_columns(pl.col("prefix").fill_null(0))
-    check_counts(
-        path,
-        rows=len(candidates),
-        requests=candidates["request"].n_unique(),
-        positives=int(candidates["label label"].sum()),
-        users=candidates["user_id"].n_unique(),
-    )
+    counted = {
+        "rows": len(candidates),
+        "requests": candidates["request"].n_unique(),
+        "positives": int(candidates["label label"].sum()),
+        "users": candidates["user_id"].n_unique(),
+    }
     read = {name: name for name in table.frame.columns if name != split}
     read |= {"split": split} if split else {}
     return ClickLog(
@@ -105,6 +103,7 @@ def load(path: Path | None, options: ImpressionOptions, seed: int) -> ClickLog:
         items=items,
         time_unit=options.time_unit,
         timed="all" if timed else "requests",
+        counted=counted,
         inputs=tuple({"file": f.name, "sha256": file_digest(f)} for f in (shown, *inputs)),
         read={"columns": read, "unread": [n for n in table.columns if n not in read.values()]},
     )

@@ -1,6 +1,7 @@
 """KuaiRand (Gao et al., CIKM 2022): videos that a feed showed, and all that users did about them.
 
-log_standard_*.csv     user_id, video_id, time_ms, play_time_ms, and 0/1 columns for each task
+log_standard_*.csv     user_id, video_id, time_ms, play_time_ms, 0/1 columns for each task; and tab,
+    where in the app the video was shown, a context; may be absent
 video_features_basic_*.csv   video_id, author_id, video_type, upload_type, music_type, tag; may be
     absent
 
@@ -23,6 +24,7 @@ from click_data.text import read_text
 
 TASKS = ("is_click", "is_like", "is_follow", "is_comment", "is_forward", "long_view")
 _LOGGED = ("user_id", "video_id", "time_ms", *TASKS, "play_time_ms")
+_TAB = "tab"
 _VIDEO = ("author_id", "video_type", "upload_type", "music_type", "tag")
 
 
@@ -40,16 +42,19 @@ def load(path: Path | None, options: KuaiRandOptions, seed: int) -> ClickLog:
     files = sorted(folder.glob("log_standard_*.csv"))
     if not files:
         raise DataError("no log_standard_*.csv in this folder", file=path)
-    tables = [read_text(file, wanted=_LOGGED) for file in files]
+    tables = [read_text(file, wanted=(*_LOGGED, _TAB)) for file in files]
     for table in tables:
         table.require(*_LOGGED)
     table = concatenate(tables)
+    tabbed = _TAB in table.columns
+    read = (*_LOGGED, *((_TAB,) if tabbed else ()))
     events = pl.DataFrame(
         {
             "user_id": columns.ids(table, "user_id"),
             "item_id": columns.ids(table, "video_id"),
             "time": columns.times(table, "time_ms", unit="ms"),
             **{f"label {task}": columns.labels(table, task) for task in TASKS},
+            **({f"context {_TAB}": features.ids(table, _TAB)} if tabbed else {}),
             "signal play_time_s": (columns.numbers(table, "play_time_ms") / 1000).cast(pl.Float32),
         }
     )
@@ -63,8 +68,8 @@ def load(path: Path | None, options: KuaiRandOptions, seed: int) -> ClickLog:
         time_unit="ms",
         inputs=tuple({"file": f.name, "sha256": file_digest(f)} for f in (*files, *described)),
         read={
-            "columns": {name: name for name in _LOGGED},
-            "unread": [name for name in table.columns if name not in _LOGGED],
+            "columns": {name: name for name in read},
+            "unread": [name for name in table.columns if name not in read],
         },
     )
 

@@ -1,5 +1,6 @@
 """What sets of known names hold, as their makers count: a damaged or other copy is told at once."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from click_data.errors import DataError
@@ -16,13 +17,12 @@ _COUNTS = {
 }
 
 
-def check_counts(path: Path, **counted: int) -> None:
-    """Raise if the folder has the name of a known set and other counts than that."""
-    known = _COUNTS.get(path.resolve().name, {})
-    for what, number in known.items():
-        if counted[what] != number:
+def check_counts(name: str, counted: Mapping[str, int], path: Path) -> None:
+    """Raise if what is to have the name of a known set has other counts than that."""
+    for what, number in _COUNTS.get(name, {}).items():
+        if counted.get(what, number) != number:
             raise DataError(
-                f"has {counted[what]:,} {what}, and the set of this name {number:,}: it is not "
-                "whole, or another; of another set rename the folder",
+                f"has {counted[what]:,} {what}, and {name} is published with {number:,}: it is "
+                f"not whole, or another set, which --name calls by another name",
                 file=path,
             )

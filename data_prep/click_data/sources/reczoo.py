@@ -25,7 +25,6 @@ from click_data.plain import refuse_absent
 from click_data.schema import file_digest
 from click_data.sources import features
 from click_data.sources.candidates import same_ids
-from click_data.sources.published import check_counts
 from click_data.sources.windows import put_together
 from click_data.split import SPLITS
 from click_data.table import Table, concatenate, read_parquet
@@ -146,7 +145,6 @@ def load(path: Path | None, options: ReczooOptions, seed: int) -> ClickLog:
     events, rows = _histories(table, rows, layout)
     told = pl.DataFrame(items).unique("item_id", keep="first", maintain_order=True)
     candidates, events, told = same_ids(_requests(rows, layout), events, told)
-    check_counts(path, rows=len(rows), users=rows["user_id"].n_unique())
     return ClickLog(
         name=path.resolve().name,
         events=events,
@@ -154,6 +152,7 @@ def load(path: Path | None, options: ReczooOptions, seed: int) -> ClickLog:
         items=told,
         tasks=layout.labels,
         timed="none",
+        counted={"rows": len(rows), "users": rows["user_id"].n_unique()},
         inputs=tuple({"file": f.name, "sha256": file_digest(f)} for f in files.values()),
         read={"columns": {name: name for name in (*layout.needed, *contexts)}, "unread": []},
     )

@@ -26,7 +26,6 @@ from click_data.schema import file_digest
 from click_data.sources import features
 from click_data.sources.candidates import same_ids
 from click_data.sources.lists import elements
-from click_data.sources.published import check_counts
 from click_data.table import read_parquet
 
 _EVENT = ("user_id", "item_id", "timestamp")
@@ -83,12 +82,11 @@ def load(path: Path | None, options: SequenceOptions, seed: int) -> ClickLog:
     items = features.items(path / "items.parquet")
     inputs += [path / "items.parquet"] * (items is not None)
     requests, events, items = same_ids(requests, events, items)
-    check_counts(
-        path,
-        rows=len(events),
-        users=events["user_id"].n_unique(),
-        items=events["item_id"].n_unique(),
-    )
+    counted = {
+        "rows": len(events),
+        "users": events["user_id"].n_unique(),
+        "items": events["item_id"].n_unique(),
+    }
     read = dict(zip(_EVENT, _EVENT, strict=True))
     return ClickLog(
         name=path.resolve().name,
@@ -96,6 +94,7 @@ def load(path: Path | None, options: SequenceOptions, seed: int) -> ClickLog:
         candidates=requests,
         items=items,
         timed="none",
+        counted=counted,
         inputs=tuple({"file": f.name, "sha256": file_digest(f)} for f in inputs),
         read={"columns": read, "unread": [n for n in table.columns if n not in read]},
     )
