@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from click_data.pieces import PIECE
+from click_data import pieces
 from click_data.table import Table
 
 _EVENT = ("user_id", "item_id", "time")
@@ -44,7 +44,7 @@ def parts(frame: pl.DataFrame, by: str, *names: str) -> Iterator[pl.DataFrame]:
 
     What groups or compares rows needs several times their memory, and so only that of a part.
     """
-    some, number = frame.select(names), -(-len(frame) // PIECE)
+    some, number = frame.select(names), -(-len(frame) // pieces.PIECE)
     if number <= 1:
         yield some
         return
