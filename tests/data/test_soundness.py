@@ -1,17 +1,14 @@
 """Prepared folders that hold what cannot be, or know what they must not, are refused at once."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import polars as pl
 import pytest
 from impression_logs import listed_log, timed_log, write
+from planted_rows import Row, planted, put, rows_of
 
 from click_data import DataError, open_dataset, prepare, schema
 
-Row = dict[str, Any]
 LISTS = {"contexts": ("device",), "features": ("price",)}
 
 
@@ -32,25 +29,6 @@ def given(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return prepare("impressions", from_path=write(frames, folder / "log"), out=folder / "data")
 
 
-def planted(
-    source: Path, folder: Path, table: str, change: Callable[[list[Row]], object], **told: Any
-) -> Path:
-    """The data set with other rows in one table, told by dataset.json as if it were made so."""
-    folder.mkdir()
-    for name in schema.TABLES:
-        frame = pl.read_parquet(source / name)
-        if name == table:
-            rows = frame.to_dicts()
-            change(rows)
-            frame = pl.DataFrame(rows, schema=frame.schema)
-        frame.write_parquet(folder / name)
-    files = schema.file_digests(folder)
-    info = json.loads((source / schema.INFO).read_text()) | told
-    info |= {"files": files, "digest": schema.digest(files)}
-    (folder / schema.INFO).write_text(json.dumps(info))
-    return folder
-
-
 def refused(folder: Path) -> str:
     with pytest.raises(DataError) as caught:
         open_dataset(folder)
@@ -58,20 +36,6 @@ def refused(folder: Path) -> str:
     assert line.startswith(str(folder))
     assert "\n" not in line
     return line.removeprefix(f"{folder}/")
-
-
-def put(row: int, column: str, value: Any, place: int | None = None) -> Callable[[list[Row]], None]:
-    def change(rows: list[Row]) -> None:
-        if place is None:
-            rows[row][column] = value
-        else:
-            rows[row][column][place] = value
-
-    return change
-
-
-def rows_of(folder: Path, table: str) -> list[Row]:
-    return pl.read_parquet(folder / table).to_dicts()
 
 
 CASES = {
