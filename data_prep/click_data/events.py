@@ -17,7 +17,7 @@ from click_data.requests import Requests, asked_by_candidates, asked_by_events
 from click_data.schema import Prepared, feature_column, label_column, signal_column
 from click_data.split import SPLITS, split_times
 from click_data.statistics import count_splits, length_quantiles, padding_waste
-from click_data.vocabulary import Vocabulary, item_table, items_seen, order_items
+from click_data.vocabulary import Vocabulary, item_categories, item_table, items_seen, order_items
 
 MAX_EVENTS = 2**31 - 1  # list offsets in the tables are int32
 TIMED = ("all", "requests", "none")
@@ -104,10 +104,9 @@ def build(
         raise DataError(f"{rows} events: more than {MAX_EVENTS} are not supported")
     items = order_items(log.events, log.candidates)
     histories = histories_of(log.events, log.candidates, items, log.tasks)
+    said = item_categories(items, log.events, log.items)
     # Histories hold all else, and a long log does not fit into memory twice.
-    said = [name for name in log.events.columns if name.startswith("item ")]
-    kept = log.events.select("item_id", "user_id", "time", *said) if said else log.events.clear()
-    log = replace(log, events=kept)
+    log = replace(log, events=log.events.clear())
     given_split = log.candidates is not None and "split" in log.candidates.columns
     if log.candidates is None:
         asked = asked_by_events(histories, log.tasks)
@@ -137,7 +136,7 @@ def build(
     del as_of
     asked.features = {**features, **asked.features}
     asked.item = gather(vocabulary.id_of, asked.item)
-    table, categories, dense = item_table(items, vocabulary, log.events, log.items)
+    table, categories, dense = item_table(items, vocabulary, said, log.items)
 
     lengths = np.diff(histories.offsets)
     info = {

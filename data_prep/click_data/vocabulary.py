@@ -103,11 +103,14 @@ def _unseen(
 
 
 def item_table(
-    items: pl.Series, vocabulary: Vocabulary, events: pl.DataFrame, told: pl.DataFrame | None
+    items: pl.Series,
+    vocabulary: Vocabulary,
+    categories: dict[str, pl.Series],
+    told: pl.DataFrame | None,
 ) -> tuple[pa.Table, dict[str, int], list[str]]:
     """items.parquet, the number of codes of each categorical feature, and the dense ones' names.
 
-    told: what the log says of items; what it does not, the first event that says it does.
+    categories: what `item_categories` found; told: what the log says of items.
     """
     order = np.argsort(vocabulary.id_of)
     known = vocabulary.id_of <= vocabulary.known
@@ -116,7 +119,7 @@ def item_table(
         "train_count": pa.array(np.concatenate([[0], vocabulary.train_count[order]])),
     }
     codes: dict[str, int] = {}
-    for name, values in _categories(items, events, told).items():
+    for name, values in categories.items():
         coded, codes[name] = frequent_first(values, vocabulary.train_count, known)
         columns[name] = pa.array(np.concatenate([[0], coded[order]]).astype(np.int32))
         columns[f"original {name}"] = _under_unknown(as_arrow(values[order]))
@@ -130,10 +133,13 @@ def item_table(
     return pa.table(columns), codes, dense
 
 
-def _categories(
+def item_categories(
     items: pl.Series, events: pl.DataFrame, told: pl.DataFrame | None
 ) -> dict[str, pl.Series]:
-    """Each categorical feature's value of each item, null where nobody says it."""
+    """Each categorical feature's value of each item, null where nobody says it.
+
+    told: what the log says of items; what it does not, the first event that says it does.
+    """
     found: dict[str, pl.Series] = {}
     for frame in (events,) if told is None else (told, events):
         for column in frame.columns:
