@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from jagged_ranking.data.batch import MATCHES, whole_matches
 from jagged_ranking.data.store import HistoryStore, once
@@ -28,10 +29,13 @@ def is_next_items(dataset: ClickDataset) -> bool:
 
 @dataclass(frozen=True)
 class Scale:
-    """Mean and standard deviation of numbers in the train period, by which they enter."""
+    """Mean and standard deviation of numbers in the train period, by which they enter, and those
+    of their `symmetric_log`."""
 
     mean: float
     std: float
+    log_mean: float = 0.0
+    log_std: float = 1.0
 
     @classmethod
     def of(cls, numbers: Any) -> Scale:
@@ -39,9 +43,17 @@ class Scale:
         if len(numbers) == 0:
             return cls(0.0, 1.0)
         values = np.asarray(numbers)
-        return cls(
-            float(values.mean(dtype=np.float64)), max(float(values.std(dtype=np.float64)), 1e-6)
-        )
+        return cls(*_moments(values), *_moments(np.sign(values) * np.log1p(np.abs(values))))
+
+
+def _moments(values: np.ndarray) -> tuple[float, float]:
+    mean, std = float(values.mean(dtype=np.float64)), float(values.std(dtype=np.float64))
+    return mean, max(std, 1e-6)
+
+
+def symmetric_log(x: Tensor) -> Tensor:
+    """sign(x) log(1 + |x|)."""
+    return x.sign() * x.abs().log1p()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,10 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
-
 from click_data.split import SPLITS
 from jagged_ranking.data.batch import whole_matches
 from jagged_ranking.data.store import HistoryStore
@@ -120,6 +116,11 @@ def evaluate_floor(
 ) -> list[Evaluation]:
     """Fits one of `FLOORS` on the train split, the penalty chosen by log loss on the validation
     split, and scores the splits; nothing is random."""
+    # Processes that train need none of this, and it takes a second to import.
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     features, train = FLOORS[name](dataset), dataset.requests("train")
     label, valid = _label(train), _label(dataset.requests("valid"))
     fitted = [

@@ -15,7 +15,7 @@ from jagged_ranking.layers.heads.dhen import DHEN
 from jagged_ranking.layers.heads.mlp import MLP
 from jagged_ranking.layers.heads.mmoe import MMoE
 from jagged_ranking.layers.id_table import IdTable
-from jagged_ranking.layers.scaling import Standard
+from jagged_ranking.layers.scaling import Standard, StandardWithLog
 
 MIXERS = {"mlp": MLP, "dcn_v2": DCNv2, "dhen": DHEN}
 PRIOR_EVENTS = 5.0
@@ -67,14 +67,14 @@ class RankingHead(nn.Module):
         self.num_items, self.positive_rate = shape.num_items, shape.positive_rate
         names = list(shape.signals)
         self.label_signal = names.index(shape.tasks[0]) if shape.tasks[0] in names else None
-        self.features = Standard(shape.features.values())
+        self.features = StandardWithLog(shape.features.values())
         numbers = [scale for scale in shape.context.values() if isinstance(scale, Scale)]
         self.context_dense = Standard(numbers)
         self.context = nn.ModuleList(
             nn.Embedding(codes, dim) for codes in shape.context.values() if isinstance(codes, int)
         )
         self.item_bias = IdTable(shape.num_items, len(shape.tasks))
-        linear = (1 if self.label_signal is None else 2) + len(numbers) + len(shape.features)
+        linear = (1 if self.label_signal is None else 2) + len(numbers) + 2 * len(shape.features)
         self.linear = nn.Linear(linear, len(shape.tasks))
         widths = [dim, dim, dim, linear] + ([dim] if self.context else [])
         options: Any = {"hidden": hidden, "tasks": len(shape.tasks), "dropout": dropout}

@@ -18,6 +18,8 @@ from jagged_ranking.reproduce.cache import circumstances, read_kept
 from jagged_ranking.reproduce.click_logs import data_digest, describe_data, find_prepared
 from jagged_ranking.reproduce.freshness import digest
 
+OWN = ("models", "seeds", "options", "search")  # what a data set may have of its own
+
 if TYPE_CHECKING:
     from jagged_ranking.training.config import TrainConfig
     from jagged_ranking.training.outcome import Outcome
@@ -30,9 +32,8 @@ def compared(
     models: Sequence[str],
     seeds: Sequence[int],
     options: Mapping[str, Any],
-    options_of: Mapping[str, Mapping[str, Any]] | None = None,
-    models_of: Mapping[str, Sequence[str]] | None = None,
     search: Mapping[str, Any] | None = None,
+    own: Mapping[str, Mapping[str, Any]] | None = None,
     replicates: int,
     device: str,
     workers: int | None = None,
@@ -45,41 +46,55 @@ def compared(
     Args:
         data: a prepared data set.
         datasets: further ones, see `find_prepared`; one that is there already counts once.
-        models, seeds, replicates, device, workers: see `compare_models`.
+        models: every one that there is where none is named.
+        seeds, replicates, device, workers: see `compare_models`.
         options: of `TrainConfig`, of all models.
-        options_of: and, before those, of the data set of this name, of all models.
-        models_of: the models of the data set of this name, in the place of `models`.
-        search: fields of `Search`: trials, space, seed; none without.
+        search: fields of `Search`: trials, space, seed; {} and None are without.
+        own: of the data set of this name, `OWN` in the place of those given for all; of options
+            and search only what differs.
 
     Raises:
-        ValueError: an option that `TrainConfig` does not have.
+        ValueError: an option that `TrainConfig` or `Search` does not have, or `own` another than
+            `OWN`; before anything is trained.
     """
+    from jagged_ranking.models.model_config import MODEL_NAMES
     from jagged_ranking.training.config import TrainConfig
     from jagged_ranking.training.experiment import compare_models
     from jagged_ranking.training.search import Search
 
-    budget = Search(**search) if search else None
     folders: dict[str | None, Path] = {}
     for folder in (Path(data), *find_prepared(datasets)):
         folders.setdefault(data_digest(folder), folder)
-    tables = []
+    planned: list[tuple[Path, dict[str, Any]]] = []
     for folder in folders.values():
-        name = describe_data(folder)["name"]
-        own = (options_of or {}).get(name, {})
-        tables.append(
-            compare_models(
-                folder,
-                models=(models_of or {}).get(name, models),
-                seeds=seeds,
-                config=TrainConfig.from_dict({**options, **own}),
-                replicates=replicates,
-                device=device,
-                workers=workers,
-                search=budget,
-                store=_Trainings(folder, compare_models.__module__, device),
-            )
+        mine = _own(own or {}, describe_data(folder)["name"])
+        tried = {**(search or {}), **mine.get("search", {})}
+        plan = {
+            "models": mine.get("models", models) or MODEL_NAMES,
+            "seeds": mine.get("seeds", seeds),
+            "config": TrainConfig.from_dict({**options, **mine.get("options", {})}),
+            "search": Search.from_dict(tried) if tried else None,
+        }
+        planned.append((folder, plan))
+    tables = [
+        compare_models(
+            folder,
+            **plan,
+            replicates=replicates,
+            device=device,
+            workers=workers,
+            store=_Trainings(folder, compare_models.__module__, device),
         )
+        for folder, plan in planned
+    ]
     return pd.concat(tables, ignore_index=True)
+
+
+def _own(own: Mapping[str, Mapping[str, Any]], name: str) -> Mapping[str, Any]:
+    mine = own.get(name, {})
+    if unknown := sorted(set(mine) - set(OWN)):
+        raise ValueError(f"own of {name}: unknown {unknown[0]!r}; known: {', '.join(OWN)}")
+    return mine
 
 
 class _Trainings:

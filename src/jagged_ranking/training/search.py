@@ -8,7 +8,7 @@ the test split is not scored. The first trial is the options as they are without
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,16 @@ class Search:
                 raise ValueError(f"search space of {name}: must be a list of values, got {values}")
             for value in values:
                 TrainConfig.from_dict({name: value} if name != "loss" else {})
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Search:
+        """From plain values; ValueError for one that is no field, or without one that has to be."""
+        known = [spec.name for spec in fields(cls)]
+        if unknown := sorted(set(values) - set(known)):
+            raise ValueError(f"search has no {unknown[0]!r}; it has {', '.join(known)}")
+        if missing := {"trials", "space"} - set(values):
+            raise ValueError(f"search needs {min(missing)}")
+        return cls(**values)
 
     def drawn(self, start: TrainConfig) -> list[TrainConfig]:
         """`start`, then other points of the space around it, none twice; fewer than `trials` only

@@ -17,6 +17,7 @@ from jagged_ranking.data.batch import MATCHES
 from jagged_ranking.data.data_shape import DataShape, Scale
 from jagged_ranking.layers.embeddings import BUCKETS, log_bucket
 from jagged_ranking.layers.head import PRIOR_EVENTS, history_features
+from jagged_ranking.layers.scaling import StandardWithLog
 from jagged_ranking.layers.self_attention import TransformerLayer
 from jagged_ranking.models.encoders.din import DIN
 from jagged_ranking.models.encoders.target_attention import TargetAttention
@@ -233,7 +234,22 @@ def test_signals_are_standardised_over_what_train_requests_see(toy: ClickDataset
     assert shape.signals["rating"].std == pytest.approx(ratings.std())
     assert shape.positive_rate == pytest.approx(train.labels["label"].mean())
     assert shape.features["popularity"].mean == pytest.approx(train.features["popularity"].mean())
+    logs = np.log1p(train.features["popularity"])
+    scale = shape.features["popularity"]
+    assert (scale.log_mean, scale.log_std) == pytest.approx((logs.mean(), logs.std()))
     assert DataShape.from_dict(shape.to_dict()) == shape
+
+
+def test_numbers_enter_with_their_logarithms() -> None:
+    x = np.array([[-9.0], [0.0], [3.0], [200.0]], np.float32)
+    made = StandardWithLog([Scale.of(x[:, 0])])
+    found = made(torch.from_numpy(x)).numpy().T
+    for row, values in zip(
+        found, (x[:, 0], np.sign(x[:, 0]) * np.log1p(abs(x[:, 0]))), strict=True
+    ):
+        np.testing.assert_allclose(
+            row, (values - values.mean()) / values.std(), rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize(

@@ -91,16 +91,33 @@ def test_several_data_sets_with_options_of_their_own(trained, toy, tmp_path, mon
         toy.folder,
         seeds=(0,),
         datasets=["other", "absent", str(toy.folder)],
-        options_of={"synthetic": {"dim": 4}},
+        own={"synthetic": {"options": {"dim": 4}, "models": ["din"]}},
     )
     assert list(dict.fromkeys(table["workload"])) == [toy.name, "synthetic"]
-    assert [config.dim for config in trained] == [8, 4]
+    assert [(config.model, config.dim) for config in trained] == [("mean_pool", 8), ("din", 4)]
     assert f"no prepared absent in {tmp_path / 'logs'}: left out" in capsys.readouterr().out
     assert open_dataset(other).digest in table["config"].iloc[-1]
     with pytest.raises(RunError, match="nowhere does not exist"):
         compare(toy.folder, datasets=[str(tmp_path / "nowhere")])
     with pytest.raises(ValueError, match="unknown option 'depth'"):
-        compare(toy.folder, options_of={toy.name: {"depth": 3}})
+        compare(toy.folder, own={toy.name: {"options": {"depth": 3}}})
+    with pytest.raises(ValueError, match=f"own of {toy.name}: unknown 'epochs'; known: models, "):
+        compare(toy.folder, own={toy.name: {"epochs": 3}})
+
+
+def test_a_data_set_may_have_a_search_of_its_own(trained, toy):
+    space = {"dim": [4, 16]}
+    own = {toy.name: {"search": {"trials": 3}}}
+    table = compare(toy.folder, seeds=(5,), search={"trials": 1, "space": space}, own=own)
+    assert [config.seed for config in trained] == [0, 0, 0, 5]
+    assert {config.dim for config in trained[:3]} == {4, 8, 16}
+    assert (table["mode"] == "trial").sum() == 3
+    compare(toy.folder, seeds=(5,), search={"trials": 3, "space": space})
+    assert len(trained) == 4  # all of it was kept
+    with pytest.raises(ValueError, match="search needs space"):
+        compare(toy.folder, search={"trials": 3})
+    with pytest.raises(ValueError, match="search has no 'tries'"):
+        compare(toy.folder, search={"tries": 3})
 
 
 def test_a_damaged_training_is_done_again(trained, toy, capsys):
