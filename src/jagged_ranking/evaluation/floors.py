@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+
 from click_data.split import SPLITS
 from jagged_ranking.data.batch import whole_matches
 from jagged_ranking.data.store import HistoryStore

@@ -8,7 +8,7 @@ from jagged_ranking.reproduce.attention_study import (
 )
 from jagged_ranking.reproduce.interaction_study import interaction_batches, measured_interaction
 from jagged_ranking.reproduce.quality_study import compared
-from jagged_ranking.reproduce.session import Session, begin, show
+from jagged_ranking.reproduce.session import Session, begin, show, show_tables
 from jagged_ranking.reproduce.synthetic_log import synthetic_log
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "measured",
     "measured_interaction",
     "show",
+    "show_tables",
     "study_batches",
     "synthetic_log",
     "target_batches",

@@ -113,6 +113,13 @@ def begin(
     )
 
 
+def show_tables(tables: Iterable[tuple[str, pd.DataFrame]]) -> None:
+    """Show tables in the notebook, each below what it is."""
+    for said, table in tables:
+        print(said)
+        display(table)
+
+
 def show(figures: Iterable[Path]) -> None:
     """Show the figures in the notebook (the PNG of each)."""
     for path in figures:
