@@ -188,8 +188,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _group(parser, "kuairand")
 
     add = _group(parser, "synthetic").add_argument
-    for size in SOURCES["synthetic"].option_names:
-        add(f"--{size}", type=int, metavar="N", help=f"number of {size}")
+    for name in SOURCES["synthetic"].option_names:
+        meaning = f"number of {name}"
+        if name == "gap":
+            meaning = (
+                "events that pass before a user returns to a category, so that only what lies "
+                "farther back tells a taste (default: 0, which plants no such gap)"
+            )
+        add(f"--{name}", type=int, metavar="N", help=meaning)
 
 
 def _group(

@@ -3,6 +3,7 @@
 What is planted is checked with counts and logistic regression, which need no model of ours.
 """
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-from click_data import ClickDataset, RequestColumns, open_dataset, prepare
+from click_data import ClickDataset, DataError, RequestColumns, open_dataset, prepare
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +128,51 @@ def test_the_targets_category_in_the_history_tells_most_and_far_back_still_more(
     assert everything > plain + 0.1
     assert ten + 0.04 < fifty
     assert fifty + 0.015 < everything
+
+
+GAP = 20
+
+
+@pytest.fixture(scope="module")
+def far(tmp_path_factory: pytest.TempPathFactory) -> ClickDataset:
+    """A log where longer histories are better by construction."""
+    sizes: dict[str, Any] = {"users": 100, "items": 150, "categories": 30, "events": 12_000}
+    return open_dataset(
+        prepare("synthetic", out=tmp_path_factory.mktemp("log") / "far", gap=GAP, **sizes)
+    )
+
+
+def test_with_a_gap_nobody_returns_to_a_category_sooner(far: ClickDataset) -> None:
+    assert far.name == "synthetic_far"
+    category = far.item_categories["category"][far.histories.item]
+    returns = 0
+    for start, end in pairwise(far.histories.offsets):
+        for one in range(1, far.item_features["category"]):
+            distances = np.diff(np.flatnonzero(category[start:end] == one))
+            returns += len(distances)
+            assert (distances > GAP).all()
+    assert returns > 5000
+
+
+def test_with_a_gap_only_what_lies_far_back_tells_the_label(far: ClickDataset) -> None:
+    """No model of ours: counts in the last events, and a logistic regression on them."""
+    test = far.requests("test")
+    near, all_of_it = (counts(far, test, cap) for cap in (10, 10_000))
+    assert not near[:, 2].any()
+    assert (all_of_it[:, 2] > 0).mean() > 0.9
+    plain, ten = rankings(far, 10)
+    _, twice = rankings(far, 2 * GAP)
+    _, everything = rankings(far, 10_000)
+    assert ten < plain + 0.005
+    assert twice > ten + 0.05
+    assert everything > twice + 0.02
+
+
+def test_a_gap_needs_as_many_other_categories(tmp_path: Path) -> None:
+    for gap in (-1, 4):
+        with pytest.raises(DataError, match=f"gap must lie between 0 and 3, .* not {gap}"):
+            prepare("synthetic", out=tmp_path / "out", categories=4, gap=gap)
+    sizes: dict[str, Any] = {"users": 3, "items": 8, "categories": 4, "events": 60}
+    dataset = open_dataset(prepare("synthetic", out=tmp_path / "out", gap=3, **sizes))
+    category = dataset.item_categories["category"][dataset.histories.item[:4]]
+    assert len(set(category.tolist())) == 4

@@ -11,6 +11,11 @@ What is planted, so that models can be told apart on it:
 - Item quality and user bias are planted too, weaker: what any model can learn.
 - Lengths of histories and popularity of items follow power laws. The longest history is many times
   the mean, which gives padded batches the waste of real logs.
+
+With `gap` longer histories are better by construction: a user returns to a category only when at
+least `gap` events of others have passed. So whatever tells of a taste lies farther back than that,
+the last `gap` events (at a request for several events of one second, fewer by those) say nothing of
+it, and since labels are noisy, every earlier return tells something more.
 """
 
 from dataclasses import dataclass
@@ -40,12 +45,17 @@ _BIAS = 0.7
 
 @dataclass(frozen=True)
 class SyntheticOptions:
-    """Sizes of the log. Every user has at least one event."""
+    """Sizes of the log. Every user has at least one event.
+
+    gap: events that pass, at least, before a user returns to a category; 0 = visits know nothing of
+    each other.
+    """
 
     users: int = 1000
     items: int = 1000
     categories: int = 60
     events: int = 60_000
+    gap: int = 0
 
 
 def load(path: Path | None, options: SyntheticOptions, seed: int) -> ClickLog:
@@ -55,6 +65,11 @@ def load(path: Path | None, options: SyntheticOptions, seed: int) -> ClickLog:
         raise DataError(f"synthetic: between 1 and {options.items} categories are needed")
     if not 1 <= options.users <= options.events:
         raise DataError(f"synthetic: between 1 and {options.events} users are needed")
+    if not 0 <= options.gap < options.categories:
+        raise DataError(
+            f"synthetic: gap must lie between 0 and {options.categories - 1}, one less than the "
+            f"categories, not {options.gap}"
+        )
     for size in (options.events, options.items):
         if size > MAX_EVENTS:
             raise DataError(f"synthetic: at most {MAX_EVENTS} events and items, not {size}")
@@ -69,7 +84,10 @@ def load(path: Path | None, options: SyntheticOptions, seed: int) -> ClickLog:
             rng.integers(options.categories, size=options.items - options.categories),
         ]
     )
-    category = _visits(rng, user, options.users, options.categories)
+    if options.gap:
+        category = _spaced_visits(rng, lengths, options.categories, options.gap)
+    else:
+        category = _visits(rng, user, options.users, options.categories)
     item = _items(rng, category, item_category)
 
     taste = rng.standard_normal((options.users, options.categories))
@@ -87,7 +105,7 @@ def load(path: Path | None, options: SyntheticOptions, seed: int) -> ClickLog:
             "item category": category.astype(np.int64),
         }
     )
-    return ClickLog(name="synthetic", events=events)
+    return ClickLog(name="synthetic_far" if options.gap else "synthetic", events=events)
 
 
 def _lengths(rng: np.random.Generator, users: int, events: int) -> NDArray[np.int64]:
@@ -111,6 +129,26 @@ def _visits(
     edges = (cumulative + np.arange(users)[:, None]).ravel()
     found = np.searchsorted(edges, user + rng.random(len(user)), side="right")
     return np.clip(found - user * categories, 0, categories - 1)
+
+
+def _spaced_visits(
+    rng: np.random.Generator, lengths: NDArray[np.int64], categories: int, gap: int
+) -> NDArray[np.int64]:
+    """As `_visits`, but out of the categories that the user's last `gap` events are not of."""
+    preference = _FOCUS * rng.standard_normal((len(lengths), categories))
+    latest = np.full((len(lengths), categories), -gap - 1)
+    first = np.cumsum(lengths) - lengths
+    order = np.argsort(-lengths, kind="stable")
+    found = np.empty(lengths.sum(), np.int64)
+    for place in range(lengths.max()):
+        users = order[: np.count_nonzero(lengths > place)]
+        # The largest of preferences with Gumbel noise is a draw from their softmax.
+        draw = preference[users] + rng.gumbel(size=(len(users), categories))
+        draw[place - latest[users] <= gap] = -np.inf
+        category = draw.argmax(axis=1)
+        latest[users, category] = place
+        found[first[users] + place] = category
+    return found
 
 
 def _items(
