@@ -33,7 +33,7 @@ def logits_and_gradients(model: Ranker, batch) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_the_same_answers_as_on_a_cpu(toy: ClickDataset, name: str) -> None:
     torch.manual_seed(0)
-    config = TrainConfig.from_dict({**SMALL.to_dict(), "model": name})
+    config = TrainConfig.from_dict({**SMALL.to_dict(), "model": name, "precision": "float32"})
     model = Ranker(config, DataShape.of(toy)).eval()
     requests = RequestTable.from_columns(toy.requests("train"))
     batch = make_batch(HistoryStore.from_dataset(toy), requests, np.arange(300), max_history=20)
