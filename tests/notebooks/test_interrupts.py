@@ -25,7 +25,7 @@ SIDE_BY_SIDE = (*REPRODUCE, "-n", "2")
 
 
 # What `compare_models` does, with a worker that never ends.
-BEGIN_WORKER = "jagged_ranking.training.experiment import _begin_worker"
+BEGIN_WORKER = "jagged_ranking.training.runs import _begin_worker"
 # The same without torch, for more cases of the ways to tell a command.
 QUICK_WORKER = "jagged_ranking.processes import end_worker_with_parent"
 LONG = """

@@ -287,7 +287,7 @@ BUGS = (
     Bug(
         "history_at_the_same_time",
         "click_data.requests",
-        "new[1:] = (np.diff(user) != 0) | (np.diff(time) != 0)",
+        "new[1:] = (user[1:] != user[:-1]) | (time[1:] != time[:-1])",
         "new[1:] = True",
         ("data/histories::test_against_a_plain_loop",),
     ),
@@ -301,24 +301,24 @@ BUGS = (
     Bug(
         "draws_of_the_users_own",
         "click_data.negatives",
-        "good = (blocks.user[event] != user[todo]) & ~_among(mine[todo] * span + item, own)",
-        "good = ~_among(mine[todo] * span + item, own)",
+        "good = (blocks.user[event] != user) & ~_among(request * span + item, own)",
+        "good = ~_among(request * span + item, own)",
         ("data/negatives::test_against_a_plain_loop",),
     ),
     Bug(
         "draws_of_any_time",
         "click_data.negatives",
-        "event = rng.integers(start[todo], end[todo])",
-        "event = rng.integers(0, len(blocks.item), len(todo))",
+        "event = rng.integers(blocks.starts[block], blocks.starts[block + 1])",
+        "event = rng.integers(0, len(blocks.item), len(slots))",
         ("data/negatives::test_nothing_alone_tells_positives_from_draws",),
     ),
     Bug(
         "draws_that_the_user_never_touches",
         "click_data.negatives",
         "if per_event > 1:",
-        "touched = np.sort(blocks.user * span + blocks.item)\n"
-        "        good &= ~_among(user[todo] * span + item, touched)\n"
-        "        if per_event > 1:",
+        "touched = np.sort(blocks.user.astype(np.int64) * span + blocks.item)\n"
+        "    good &= ~_among(user.astype(np.int64) * span + item, touched)\n"
+        "    if per_event > 1:",
         ("data/negatives::test_being_in_the_history_says_what_returning_users_make_it_say",),
     ),
     Bug(
@@ -377,6 +377,36 @@ BUGS = (
         "torch.where(visible, 0.0, HIDDEN)",
         "torch.where(visible, 0.0, 0.0)",
         ("ranking/models/attentions::test_cross_attention_of_a_peer_is_ours",),
+    ),
+    # --- training and ranking ---------------------------------------------------------------------
+    Bug(
+        "the_target_among_the_drawn_items",
+        "jagged_ranking.training.losses",
+        "others = others.masked_fill(drawn == target[:, None], -torch.inf)",
+        "pass",
+        ("ranking/models/next_items::test_drawn_items_are_told_apart_but_never_from_themselves",),
+    ),
+    Bug(
+        "ranks_among_met_items",
+        "jagged_ranking.evaluation.all_items",
+        "met[row, item.masked_fill(item >= num_items, 0)] = True",
+        "pass",
+        ("ranking/models/next_items::test_ranks_among_all_items",),
+    ),
+    Bug(
+        "other_trials_for_one_model",
+        "jagged_ranking.training.experiment",
+        "trials = [replace(one, model=model) for model in models for one in drawn]",
+        "trials = [replace(one, model=model) for model in models\n"
+        "                  for one in (drawn if model == baseline else drawn[:1])]",
+        ("ranking/training/search::test_every_model_has_the_best_of_the_same_trials",),
+    ),
+    Bug(
+        "a_row_is_updated_twice",
+        "jagged_ranking.training.optimisers",
+        "weight[rows] = weight[rows] - step[:, None] * sums",
+        "weight.index_add_(0, rows, -2 * step[:, None] * sums)",
+        ("ranking/training/optimisers::test_steps_are_those_of_a_dense_gradient",),
     ),
     # --- metrics and provenance -------------------------------------------------------------------
     Bug(
