@@ -1,5 +1,6 @@
 """What all tests share: the interpreter without a GPU, the click logs, the suite's status."""
 
+import gc
 import json
 import os
 import tempfile
@@ -33,6 +34,17 @@ from jagged_ranking import provenance
 from jagged_ranking.code_roots import code_hash
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_collection() -> None:
+    """What is imported and collected stays: there is no garbage until tests run."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Nobody looks through modules and tests again for garbage: they are millions of objects."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

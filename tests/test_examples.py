@@ -29,7 +29,10 @@ def _examples() -> Iterator[tuple[str, doctest.DocTest]]:
     for package, folder in FOLDERS.items():
         for path in sorted((ROOT / folder / package).rglob("*.py")):
             where = path.relative_to(ROOT).as_posix()
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            source = path.read_text(encoding="utf-8")
+            if ">>>" not in source:
+                continue
+            for node in ast.walk(ast.parse(source)):
                 if not isinstance(node, DOCUMENTED) or not (text := ast.get_docstring(node, False)):
                     continue
                 name = f"{where}:{getattr(node, 'name', '')}"

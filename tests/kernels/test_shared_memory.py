@@ -23,9 +23,22 @@ import torch
 import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import compiler
 from triton.compiler import ASTSource
 
 from jagged_kernels.attention.plans import AttentionShape
+
+
+class NoOptimisation:  # of what has no code: shared memory is laid out before
+    def __getattr__(self, name):
+        return getattr(llvm, name)
+
+    def optimize_module(self, *arguments, **options):
+        if dtype != "fp32":
+            llvm.optimize_module(*arguments, **options)
+
+
+llvm, compiler.llvm = compiler.llvm, NoOptimisation()
 
 
 def no_code_of_fp32(_backend=None, stages=None, *_):

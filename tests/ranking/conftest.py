@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from click_data import ClickDataset, open_dataset, prepare
+from jagged_ranking.measure import timing
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -21,6 +23,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def objects_apart() -> Iterator[None]:
+    """What was imported and collected is not looked through for garbage at each measurement."""
+    with timing.earlier_objects_apart():
+        yield
+    gc.freeze()  # as it was, see tests/conftest.py
 
 
 @pytest.fixture(scope="session")

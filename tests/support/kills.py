@@ -168,7 +168,8 @@ def adopt(yes: bool) -> None:
 def start(command: Command, place: Place) -> MarkedProcess:
     """Start a command in its place."""
     folders = {"DATA": str(place.data), "OUT": str(place.out)}
-    code = [str(ROOT / folder) for folder in ("kernels", "src", "data_prep")]
+    folders_of_code = ("tests/support/without_iris", "kernels", "src", "data_prep")
+    code = [str(ROOT / folder) for folder in folders_of_code]
     return MarkedProcess(
         [folders.get(word, word) for word in command.arguments],
         mark=place.root.name,

@@ -30,6 +30,8 @@ from jagged_ranking.measure.timing import Effort
 from jagged_ranking.measure.workload_sets import with_options
 from jagged_ranking.measure.workloads import Batch, Workload, setup
 
+pytestmark = pytest.mark.usefixtures("objects_apart")
+
 CPU = torch.device("cpu")
 QUICK = Effort(rounds=2, inner=1, warmup=1, seconds=0.05)
 CEILINGS = Ceilings(1e10, 1e11, "float32")

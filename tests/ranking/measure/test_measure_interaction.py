@@ -26,6 +26,8 @@ from jagged_ranking.measure.timing import Effort
 from jagged_ranking.measure.workload_sets import token_sweep
 from jagged_ranking.measure.workloads import Workload
 
+pytestmark = pytest.mark.usefixtures("objects_apart")
+
 CPU = torch.device("cpu")
 QUICK = Effort(rounds=1, inner=1, warmup=1, seconds=0.01)
 CEILINGS = Ceilings(1e10, 1e11, "float32")

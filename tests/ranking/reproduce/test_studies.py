@@ -26,6 +26,8 @@ from jagged_ranking.reproduce.lab import (
     target_batches,
 )
 
+pytestmark = pytest.mark.usefixtures("objects_apart")
+
 QUICK = Effort(rounds=2, inner=1, warmup=1, seconds=0.02)
 
 

@@ -261,25 +261,27 @@ class Kept:
         return self.outcomes.get((config, splits))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
 def test_a_comparison_that_was_cut_off_goes_on_where_it_stopped(
-    compared: pd.DataFrame, toy: ClickDataset, monkeypatch: pytest.MonkeyPatch, workers: int
+    compared: pd.DataFrame,
+    toy: ClickDataset,
+    monkeypatch: pytest.MonkeyPatch,
+    before: int,
+    after: int,
 ) -> None:
+    """Side by side (2) first in a thread of this process, later in processes, which take long to
+    start."""
     options: dict[str, Any] = {"models": ("mean_pool", "target_attention"), "seeds": (0, 1)}
-    options |= {
-        "config": TINY,
-        "replicates": 200,
-        "device": "cpu",
-        "workers": workers,
-        "progress": False,
-    }
+    options |= {"config": TINY, "replicates": 200, "device": "cpu", "progress": False}
     store = Kept(most=2)
-    with pytest.raises(InterruptedError):
-        compare_models(toy.folder, **options, store=store)
+    with monkeypatch.context() as patched:
+        patched.setattr(runs, "ProcessPoolExecutor", one_thread)
+        with pytest.raises(InterruptedError):
+            compare_models(toy.folder, **options, workers=before, store=store)
     assert len(store.outcomes) == 2
     first = dict(store.outcomes)
     store.most = 4
-    table = compare_models(toy.folder, **options, store=store)
+    table = compare_models(toy.folder, **options, workers=after, store=store)
     assert len(store.outcomes) == 4
     assert all(store.outcomes[key] is outcome for key, outcome in first.items())
     # Two side by side give what one after another gave.
@@ -287,8 +289,13 @@ def test_a_comparison_that_was_cut_off_goes_on_where_it_stopped(
     pd.testing.assert_frame_equal(numbers[0], numbers[1])
 
     monkeypatch.setattr(runs, "_train_one", lambda *given, **options: pytest.fail("trained"))
-    again = compare_models(toy.folder, **options, store=store)
+    again = compare_models(toy.folder, **options, workers=after, store=store)
     pd.testing.assert_frame_equal(again, table)  # the seconds, too
+
+
+def one_thread(most: int, **options: Any) -> ThreadPoolExecutor:
+    """In the place of a pool of `most` processes."""
+    return ThreadPoolExecutor(1)
 
 
 def test_what_runs_beside_a_training_that_fails_is_kept(

@@ -105,13 +105,12 @@ def test_all_options_together_resume_to_the_bit(
         quick(toy, dataclasses.replace(config, epochs=3), out=tmp_path, resume=True)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_losses_are_the_same(toy: ClickDataset, backend: str) -> None:
+def test_compiled_losses_are_the_same(toy: ClickDataset) -> None:
     torch.compiler.reset()
     counters.clear()
     config = changed(epochs=1, model="target_attention", batch_size=512)
     plain = quick(toy, config)
-    found = quick(toy, dataclasses.replace(config, compile=backend))
+    found = quick(toy, dataclasses.replace(config, compile="aot_eager"))
     assert found.losses == pytest.approx(plain.losses, rel=1e-5)
     assert counters["stats"]["unique_graphs"] > 0
     assert not counters["graph_break"]
