@@ -24,16 +24,14 @@ REPRODUCE = ("reproduce", "--only", "01")
 SIDE_BY_SIDE = (*REPRODUCE, "-n", "2")
 
 
-# What `compare_models` does, with a worker that never ends.
-BEGIN_WORKER = "jagged_ranking.training.runs import _begin_worker"
-# The same without torch, for more cases of the ways to tell a command.
-QUICK_WORKER = "jagged_ranking.processes import end_worker_with_parent"
+# What `compare_models` does, with a worker that never ends, and without torch: that its workers
+# begin so is in tests/ranking/training/test_experiment.py.
 LONG = """
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from WORKER as begin
+from jagged_ranking.processes import end_worker_with_parent as begin
 pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=begin)
 Path("FILE").touch() if pool.submit(int).result() == 0 else None
 pool.submit(time.sleep, 300).result()
@@ -58,8 +56,8 @@ def begin(
     monkeypatch.setenv("TMPDIR", tempfile.mkdtemp(prefix="jt-", dir="/tmp"))
     long = LONG.replace("FILE", str(tmp_path / "worker"))
 
-    def start(*arguments: str, worker: str = QUICK_WORKER) -> subprocess.Popen:
-        add_notebook("01_good", ["# A long one", "count = 1", long.replace("WORKER", worker)])
+    def start(*arguments: str) -> subprocess.Popen:
+        add_notebook("01_good", ["# A long one", "count = 1", long])
         process = subprocess.Popen(
             [sys.executable, "-m", "jagged_ranking.cli", *arguments],
             stdout=subprocess.PIPE,
@@ -150,13 +148,9 @@ def test_the_time_of_a_part_that_was_cut_off_is_kept(
     assert earlier_seconds(record.parent, last["key"]) == 0  # of the next one
 
 
-@pytest.mark.parametrize(
-    ("command", "worker"),
-    [(RUN, BEGIN_WORKER), (REPRODUCE, QUICK_WORKER)],
-    ids=["run", "reproduce"],
-)
-def test_nothing_outlives_a_command_that_is_killed(begin, command, worker):
-    process = begin(*command, worker=worker)
+@pytest.mark.parametrize("command", [RUN, REPRODUCE], ids=["run", "reproduce"])
+def test_nothing_outlives_a_command_that_is_killed(begin, command):
+    process = begin(*command)
     others = family(process)
     process.kill()
     assert not psutil.wait_procs(others, timeout=30)[1]

@@ -293,9 +293,19 @@ def test_a_comparison_that_was_cut_off_goes_on_where_it_stopped(
     pd.testing.assert_frame_equal(again, table)  # the seconds, too
 
 
-def one_thread(most: int, **options: Any) -> ThreadPoolExecutor:
+def one_thread(most: int, *, mp_context: Any, initializer: Any) -> ThreadPoolExecutor:
     """In the place of a pool of `most` processes."""
+    assert initializer is runs._begin_worker
     return ThreadPoolExecutor(1)
+
+
+def test_a_worker_ends_with_its_parent_and_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How it ends is in tests/notebooks/test_interrupts.py."""
+    begun: list[object] = []
+    monkeypatch.setattr(runs, "end_worker_with_parent", lambda: begun.append("with its parent"))
+    monkeypatch.setattr(runs.torch, "set_num_threads", begun.append)
+    runs._begin_worker()
+    assert begun == ["with its parent", 1]
 
 
 def test_what_runs_beside_a_training_that_fails_is_kept(
