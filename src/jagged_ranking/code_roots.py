@@ -26,6 +26,13 @@ TRAINING = (
     f"{_RANKING}/results.py",
 )
 _ATTENTION = (*MEASURE, f"{_RANKING}/reproduce/attention_study.py")
+_HISTORY = (
+    *TRAINING,
+    f"{_RANKING}/measure",
+    f"{_RANKING}/reproduce/quality_study.py",
+    f"{_RANKING}/reproduce/history_study.py",
+    f"{_RANKING}/reproduce/step_cost.py",
+)
 _INTERACTION = (*_ATTENTION, f"{_RANKING}/reproduce/interaction_study.py")
 
 # Of each notebook, by its id, and of what is called in it, by the room; files and folders.
@@ -35,6 +42,7 @@ ROOTS: Mapping[str, tuple[str, ...]] = {
     "03_target_attention": _ATTENTION,
     "04_quality": TRAINING,
     "05_interaction_kernels": _INTERACTION,
+    "06_history_length": _HISTORY,
     "jagged_ranking.measure": MEASURE,
     "jagged_ranking.training": TRAINING,
 }

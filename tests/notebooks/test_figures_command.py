@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_up_results import MANIFEST, interaction_results, target_results
+from made_up_results import MANIFEST, history_results, interaction_results, target_results
 from processes import run_python
 
 from jagged_ranking import results
@@ -90,6 +90,7 @@ def test_it_needs_neither_torch_nor_the_kernels(committed: Path) -> None:
     made = {
         "03_target_attention": results.select(target_results(), workload=["T1", "T2"]),
         "05_interaction_kernels": results.select(interaction_results(), op="jagged_sum"),
+        "06_history_length": results.select(history_results(), workload="synthetic_far"),
     }
     for name, table in made.items():
         folder = committed / "figures" / name
@@ -111,7 +112,8 @@ def test_it_needs_neither_torch_nor_the_kernels(committed: Path) -> None:
     assert done.returncode == 0, done.stderr
     for name in ("README.md", "docs/performance.md"):
         assert "jagged_sum" in (committed / name).read_text()
-    for name in ("03_target_attention_ratios", "05_interaction_kernels_limit"):
+    drawn = ("03_target_attention_ratios", "05_interaction_kernels_limit")
+    for name in (*drawn, "06_history_length_transformer"):
         assert list(committed.glob(f"figures/*/{name}.svg"))
 
 

@@ -30,6 +30,7 @@ def test_the_notebooks_are_there():
         "03_target_attention",
         "04_quality",
         "05_interaction_kernels",
+        "06_history_length",
     ]
     assert sorted(path.stem for path in (FOLDER / "params").glob("*")) == PRESETS
 

@@ -166,6 +166,73 @@ def next_item_results() -> pd.DataFrame:
     return _quality("lastfm_s3rec", level, floors, {**base, **every})
 
 
+HISTORY_CAPS = {
+    "trivago_val100k": (10, 20, 50, 100, 200, 500, 885),
+    "ml_latest_small": (10, 20, 50, 100, 200, 500, 1000, 2698),
+    "synthetic_far": (10, 20, 50, 100, 200, 500, 1000, 3143),
+}
+
+
+def history_results() -> pd.DataFrame:
+    """Quality over the cap, of a transformer, and a step's costs: of jagged attention a line in the
+    events that there are, of what pads one in the square of the cap; the masked one runs out of
+    memory at the longest."""
+    rng = np.random.default_rng(2)
+    rows = []
+    for dataset, caps in HISTORY_CAPS.items():
+        metrics = ("list_auc", "mrr", "auc") if "trivago" in dataset else ("gauc", "auc")
+        longest, gap = caps[-1], 60 if dataset == "synthetic_far" else 1
+        for cap in caps:
+            gain = 0.02 * math.log1p(max(0.0, cap - gap) / 40)
+            config = {"model": "transformer", "cap": cap, "longest": longest}
+            ranked: dict[str, Any] = {"op": "ranking_by_cap", "provider": "transformer"}
+            ranked |= {"workload": dataset, "mode": "test", "unit": "1"}
+            for metric in metrics:
+                for seed in range(_SEEDS):
+                    value = 0.6 + gain + 0.002 * float(rng.standard_normal())
+                    facts = {**config, "seed": seed}
+                    rows.append(results.row(metric=metric, value=value, config=facts, **ranked))
+                if metric != "auc" and cap > caps[0]:
+                    facts = {**config, "low": gain - 0.006, "high": gain + 0.006}
+                    ranked_gain = {**ranked, "metric": f"{metric}_gain", "value": gain}
+                    rows.append(results.row(config=facts, **ranked_gain))
+            rows += _step_rows(dataset, cap, longest)
+        for metric, unit in (("latency", "ms"), ("peak_memory", "bytes")):
+            value = _step_cost("padded_flash", 100, metric)
+            config = {"model": "transformer", "cap": 100, "device": MANIFEST["device"]}
+            budget: dict[str, Any] = {"op": "budget", "provider": "padded_flash", "mode": "train"}
+            budget |= {"workload": dataset, "metric": metric, "unit": unit, "config": config}
+            rows.append(results.row(value=value, **budget))
+    return results.frame(rows)
+
+
+def _step_rows(dataset: str, cap: int, longest: int) -> list[dict[str, Any]]:
+    config = {"model": "transformer", "cap": cap, "longest": longest, "B": 1024, "waste": 0.85}
+    config["device"] = MANIFEST["device"]
+    rows = []
+    for kind in ("jagged", "padded_sdpa", "padded_flash", "nested"):
+        one: dict[str, Any] = {"op": "training_step", "provider": kind, "workload": dataset}
+        one |= {"mode": "train", "config": config}
+        for metric, unit in (("latency", "ms"), ("peak_memory", "bytes")):
+            cost = _step_cost(kind, cap, metric)
+            if kind == "padded_sdpa" and cap == longest:
+                numbers: dict[str, Any] = {"status": "out_of_memory", "message": "refused"}
+            else:
+                numbers = {"samples": [0.97 * cost, cost, 1.03 * cost]}
+            rows.append(results.row(metric=metric, unit=unit, **numbers, **one))
+    return rows
+
+
+def _step_cost(kind: str, cap: int, metric: str) -> float:
+    tokens = 1024 * 400 * (1 - math.exp(-cap / 400))
+    padded = 1024 * cap
+    scores = {"jagged": 0.0, "nested": 0.0, "padded_flash": 1.0, "padded_sdpa": 3.0}[kind]
+    if metric == "latency":
+        real = {"jagged": 1.0, "nested": 1.6}.get(kind, 1.2)
+        return 1.5 + real * tokens * 8e-5 + scores * padded * (1e-5 + cap * 2e-8)
+    return 2e8 + tokens * 1500.0 + scores * padded * 1000.0
+
+
 def _quality(
     dataset: str, level: dict[str, float], floors: dict[str, float], base: dict[str, float]
 ) -> pd.DataFrame:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from jagged_ranking.devices import CPU
+from jagged_ranking.figures import style
+from jagged_ranking.figures.affordability import COSTS, longest_caps, said_cap
 from jagged_ranking.figures.memory import CLAIMS as MEMORY_CLAIMS
 from jagged_ranking.figures.memory import TOTAL
 from jagged_ranking.figures.panels import Claim
@@ -12,6 +14,7 @@ from jagged_ranking.figures.points import ratios
 from jagged_ranking.figures.quality import FLOORS
 from jagged_ranking.figures.speed import CLAIMS as SPEED_CLAIMS
 from jagged_ranking.figures.sweeps import BASELINES
+from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.results import select, with_config
 
 COLUMNS = ("claim", "paper", "mode", "this run", "holds", "where", "device")
@@ -44,7 +47,8 @@ def claims(results: pd.DataFrame) -> pd.DataFrame:
         rows += _attention_rows(
             results, _Wanted(f"less memory than {title}, with inputs", paper, TOTAL, name, memory)
         )
-    return pd.DataFrame([*rows, *_quality_rows(results)], columns=list(COLUMNS))
+    rows += _quality_rows(results) + _history_rows(results)
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def _attention_rows(results: pd.DataFrame, wanted: _Wanted) -> list[dict[str, str]]:
@@ -128,6 +132,46 @@ def _quality_rows(results: pd.DataFrame) -> list[dict[str, str]]:
                 "holds": holds,
                 "where": str(row.workload),
                 "device": str(row.device or ""),
+            }
+        )
+    return rows
+
+
+def _history_rows(results: pd.DataFrame) -> list[dict[str, str]]:
+    """What the paper is for, without a number of it: longer histories at the same cost."""
+    found = longest_caps(results)
+    rows = []
+    for kind, model, metric in (
+        dict.fromkeys(zip(found["attention"], found["model"], found["metric"], strict=True))
+        if len(found)
+        else ()
+    ):
+        mine = select(found, model=model, metric=metric, status="ok")
+        pairs = select(mine, attention=OURS).merge(
+            select(mine, attention=kind), on="workload", suffixes=("", "_theirs")
+        )
+        # where all of the history is within reach, the budget is no bound
+        pairs = pairs[~pairs["whole_theirs"].astype(bool)]
+        if kind == OURS or pairs.empty:
+            continue
+        said, longer = [], []
+        for row in pairs.to_dict("records"):
+            theirs = {name: row[f"{name}_theirs"] for name in ("status", "cap", "whole")}
+            said.append(f"{said_cap(row)} against {said_cap(theirs)} ({row['workload']})")
+            if row["cap"] > theirs["cap"]:
+                longer.append(row["workload"])
+        share = len(longer) / len(pairs)
+        holds = "yes" if share == 1 else "in part" if share else "no"
+        label = style.look_of(kind).label
+        rows.append(
+            {
+                "claim": f"{model} affords longer histories than with {label}",
+                "paper": "",
+                "mode": f"same {COSTS[metric]}",
+                "this run": "; ".join(said),
+                "holds": holds if _on_gpu(pairs) else "n/a: not on a GPU",
+                "where": ", ".join(longer),
+                "device": _device(pairs),
             }
         )
     return rows

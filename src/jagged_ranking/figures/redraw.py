@@ -8,6 +8,7 @@ import pandas as pd
 from jagged_ranking import paths, provenance
 from jagged_ranking.figures import (
     goals,
+    history_length,
     memory,
     operation_figures,
     quality,
@@ -66,7 +67,7 @@ def redraw(folder: Path | str) -> list[Path]:
     """
     folder = Path(folder)
     run = read_results(folder)
-    modules = (speed, memory, target, operation_figures, quality)
+    modules = (speed, memory, target, operation_figures, quality, history_length)
     return [path for module in modules for path in module.draw(run.table, run.manifest, folder)]
 
 

@@ -5,6 +5,7 @@ import math
 import pandas as pd
 
 from jagged_ranking.figures import style
+from jagged_ranking.figures.affordability import SHORT, history_table
 from jagged_ranking.figures.claims import claims
 from jagged_ranking.figures.memory import BEYOND
 from jagged_ranking.figures.operation_points import largest, main_dtype, operations, standing
@@ -14,6 +15,7 @@ from jagged_ranking.figures.quality_tables import budgets, quality
 __all__ = [
     "budgets",
     "claims",
+    "history_table",
     "interaction",
     "memory",
     "quality",
@@ -24,7 +26,11 @@ __all__ = [
 ]
 
 LIMIT = "limit, forward"
-_SHORT = {"out_of_memory": "OOM", "missing": "–", "unsupported": "n/a", "error": "wrong"}
+HISTORY = (
+    "The longest history cap that each kind of attention affords at a fixed cost of a training "
+    "step, and the quality at the longest cap within it that was trained (gain over the shortest "
+    "cap, 95% interval over users and seeds)"
+)
 
 
 def speed(results: pd.DataFrame) -> pd.DataFrame:
@@ -121,6 +127,7 @@ def summaries(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
         (f"Target attention. {latency}", target(results)),
         (f"Interaction operations. {latency}", interaction(results)),
         *quality(results),
+        (HISTORY, history_table(results)),
     ]
     return [(caption, table) for caption, table in found if len(table)]
 
@@ -155,7 +162,7 @@ def _by_workload(
                 for mode in modes
             ]
             # One word is enough where the reason is the same for both.
-            same = len(set(cells)) == 1 and cells[0] in {*_SHORT.values(), ""}
+            same = len(set(cells)) == 1 and cells[0] in {*SHORT.values(), ""}
             row[style.look_of(provider).label] = cells[0] if same else " / ".join(cells)
         rows.append(row)
     return pd.DataFrame(rows)
@@ -165,7 +172,7 @@ def _cell(rows: pd.DataFrame, size: float) -> str:
     if rows.empty:
         return ""
     row = rows.iloc[0]
-    return number(row["value"] / size) if row["status"] == "ok" else _SHORT[str(row["status"])]
+    return number(row["value"] / size) if row["status"] == "ok" else SHORT[str(row["status"])]
 
 
 def number(value: float, digits: int | None = None) -> str:

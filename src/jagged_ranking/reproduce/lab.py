@@ -6,6 +6,12 @@ from jagged_ranking.reproduce.attention_study import (
     study_batches,
     target_batches,
 )
+from jagged_ranking.reproduce.history_study import (
+    costs_by_cap,
+    history_folders,
+    joined,
+    quality_by_cap,
+)
 from jagged_ranking.reproduce.interaction_study import interaction_batches, measured_interaction
 from jagged_ranking.reproduce.quality_study import compared
 from jagged_ranking.reproduce.session import Session, begin, show, show_tables
@@ -15,10 +21,14 @@ __all__ = [
     "Session",
     "begin",
     "compared",
+    "costs_by_cap",
     "describe_batches",
+    "history_folders",
     "interaction_batches",
+    "joined",
     "measured",
     "measured_interaction",
+    "quality_by_cap",
     "show",
     "show_tables",
     "study_batches",

@@ -6,7 +6,7 @@ scikit-learn, is imported by the functions that need it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,11 +62,8 @@ def compared(
     from jagged_ranking.training.experiment import compare_models
     from jagged_ranking.training.search import Search
 
-    folders: dict[str | None, Path] = {}
-    for folder in (Path(data), *find_prepared(datasets)):
-        folders.setdefault(data_digest(folder), folder)
     planned: list[tuple[Path, dict[str, Any]]] = []
-    for folder in folders.values():
+    for folder in distinct_folders([data, *find_prepared(datasets)]):
         mine = _own(own or {}, describe_data(folder)["name"])
         tried = {**(search or {}), **mine.get("search", {})}
         plan = {
@@ -83,7 +80,7 @@ def compared(
             replicates=replicates,
             device=device,
             workers=workers,
-            store=_Trainings(folder, compare_models.__module__, device),
+            store=Trainings(folder, compare_models.__module__, device),
         )
         for folder, plan in planned
     ]
@@ -97,7 +94,15 @@ def _own(own: Mapping[str, Mapping[str, Any]], name: str) -> Mapping[str, Any]:
     return mine
 
 
-class _Trainings:
+def distinct_folders(folders: Iterable[str | Path]) -> list[Path]:
+    """Prepared data sets, each once, whatever its folders."""
+    found: dict[str | None, Path] = {}
+    for folder in folders:
+        found.setdefault(data_digest(folder), Path(folder))
+    return list(found.values())
+
+
+class Trainings:
     """The trainings on one data set that lie in `build/cache`."""
 
     def __init__(self, data: str | Path, module: str, device: str) -> None:

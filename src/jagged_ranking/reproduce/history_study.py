@@ -1,0 +1,339 @@
+"""Quality over the history cap, beside what a training step costs there.
+
+Every notebook imports this module, and one of them trains: what does, and so scikit-learn, is
+imported by the functions that need it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from jagged_ranking import results
+from jagged_ranking.figures.affordability import BUDGET, BY_CAP, COSTS, STEP
+from jagged_ranking.reproduce.cache import cached
+from jagged_ranking.reproduce.click_logs import describe_data, find_prepared
+from jagged_ranking.reproduce.quality_study import Trainings, distinct_folders
+
+if TYPE_CHECKING:
+    from click_data import ClickDataset
+    from jagged_ranking.measure.timing import Effort
+    from jagged_ranking.training.config import TrainConfig
+    from jagged_ranking.training.outcome import Outcome
+
+SPLITS = ("valid", "test")
+# Metrics whose gain over the shortest cap gets an interval; that of AUC takes a sort a replicate.
+GAINS = ("list_auc", "mrr", "gauc")
+LEVEL = 0.95
+
+
+def history_folders(data: str | None, far: str | None, datasets: Sequence[str] = ()) -> list[Path]:
+    """The prepared data sets of the study, each once: `data`, the synthetic log `far`, and those
+    of `datasets` that are at hand, see `find_prepared`.
+
+    Raises:
+        ValueError: none at all.
+    """
+    given = [folder for folder in (data, far) if folder]
+    folders = distinct_folders([*given, *find_prepared(datasets)])
+    if not folders:
+        raise ValueError("no data set: nothing in any of data, far, datasets")
+    return folders
+
+
+def quality_by_cap(
+    folders: Sequence[Path],
+    *,
+    models: Sequence[str],
+    models_of: Mapping[str, Sequence[str]] | None = None,
+    caps: Sequence[int],
+    caps_of: Mapping[str, Sequence[int]] | None = None,
+    seeds: Sequence[int],
+    options: Mapping[str, Any],
+    options_of: Mapping[str, Mapping[str, Any]] | None = None,
+    replicates: int,
+    device: str,
+    workers: int | None = None,
+    run_id: str = "",
+) -> pd.DataFrame:
+    """Train every model at every cap with every seed, each training kept in `build/cache`.
+
+    A cap is the most events that a request sees, in training and in scoring. Behind those given
+    comes the longest history of the data set: all of it. All caps share their options.
+
+    Args:
+        folders: prepared data sets.
+        models: names of rankers.
+        models_of: and of the data set of this name, in the place of `models`.
+        caps: those below the longest history of a data set count.
+        caps_of: and of the data set of this name, in the place of `caps`.
+        seeds: one training each.
+        options: of `TrainConfig`, of all models and data sets.
+        options_of: and, before those, of the data set of this name.
+        replicates: of the bootstrap over users and seeds.
+        device: "cuda" or "cpu".
+        workers: trainings side by side; None is one a core on a CPU, and one on a GPU.
+        run_id: for the column `id`.
+
+    Returns:
+        Rows of op "ranking_by_cap", provider the model, workload the data set, config that of the
+        training with the cap and the longest history:
+        - mode "valid" or "test", metrics as `compare_models` has them, one a seed;
+        - mode "train", metric "seconds", one a seed;
+        - mode "test", metric "list_auc_gain", "mrr_gain" or "gauc_gain": the mean over seeds minus
+          that at the shortest cap, with the bounds of its 95% paired bootstrap interval over users
+          and seeds as "low" and "high" in config.
+
+    Raises:
+        ValueError: an unknown model or option, no model, seed or replicate, a cap below 1: before
+            anything is trained.
+    """
+    from click_data import open_dataset
+    from jagged_ranking.reproduce.step_cost import longest_history
+    from jagged_ranking.training import experiment
+    from jagged_ranking.training.config import TrainConfig
+    from jagged_ranking.training.runs import train_all
+
+    if not seeds or not models:
+        raise ValueError("there must be at least one model and one seed")
+    if replicates < 1:
+        raise ValueError(f"replicates must be at least 1, got {replicates}")
+    plans = []
+    for folder in folders:
+        name = describe_data(folder)["name"]
+        own = {**options, **(options_of or {}).get(name, {})}
+        dataset = open_dataset(folder)
+        chosen = used_caps((caps_of or {}).get(name, caps), longest_history(dataset))
+        configs = [
+            TrainConfig.from_dict({**own, "model": model, "seed": seed, "max_history": cap})
+            for cap in reversed(chosen)  # the longest take longest: side by side, they begin first
+            for model in (models_of or {}).get(name, models)
+            for seed in seeds
+        ]
+        plans.append((dataset, configs))
+    rows: list[dict[str, Any]] = []
+    for dataset, configs in plans:
+        outcomes = train_all(
+            dataset,
+            configs,
+            splits=SPLITS,
+            device=device,
+            workers=workers,
+            store=Trainings(dataset.folder, experiment.__name__, device),
+            what=f"{dataset.name}, caps",
+        )
+        rows += _Scored(dataset, outcomes, device, run_id).rows(replicates)
+    return results.frame(rows)
+
+
+def used_caps(caps: Sequence[int], longest: int) -> list[int]:
+    """The caps below the longest history, ascending, and behind them that, which is all of it.
+
+    Raises:
+        ValueError: a cap below 1.
+    """
+    for cap in caps:
+        if cap < 1:
+            raise ValueError(f"caps must be at least 1, got {cap}")
+    return [*sorted({cap for cap in caps if cap < longest}), longest]
+
+
+class _Scored:
+    """The trainings on one data set, as rows of results."""
+
+    def __init__(
+        self, dataset: ClickDataset, outcomes: Sequence[Outcome], device: str, run_id: str
+    ) -> None:
+        from jagged_ranking.reproduce.step_cost import longest_history
+
+        self.dataset, self.device, self.run_id = dataset, device, run_id
+        self.longest = longest_history(dataset)
+        self.of: dict[str, dict[int, list[Outcome]]] = {}
+        for one in sorted(outcomes, key=lambda one: one.config.max_history):
+            by_cap = self.of.setdefault(one.config.model, {})
+            by_cap.setdefault(one.config.max_history, []).append(one)
+
+    def rows(self, replicates: int) -> Iterator[dict[str, Any]]:
+        for by_cap in self.of.values():
+            for outcomes in by_cap.values():
+                for one in outcomes:
+                    facts = {**one.config.to_dict(), "best_epoch": one.best_epoch}
+                    seconds = {"mode": "train", "unit": "s", "value": one.seconds}
+                    yield self._row(one.config, "seconds", facts=facts, **seconds)
+                    for found in one.evaluations:
+                        for metric, value in found.metrics.items():
+                            yield self._row(
+                                one.config, metric, facts=facts, mode=found.split, value=value
+                            )
+            yield from self._gains(by_cap, replicates)
+
+    def _gains(
+        self, by_cap: Mapping[int, Sequence[Outcome]], replicates: int
+    ) -> Iterator[dict[str, Any]]:
+        """Of every cap over the shortest."""
+        import numpy as np
+
+        from jagged_ranking.evaluation.metrics import paired_bootstrap
+
+        shortest, *longer = by_cap
+        test = by_cap[shortest][0].evaluations[-1]
+        probability = {
+            cap: np.stack([one.evaluations[-1].probability for one in outcomes])
+            for cap, outcomes in by_cap.items()
+        }
+        for metric in (name for name in GAINS if name in test.metrics):
+            for cap in longer:
+                gain = paired_bootstrap(
+                    metric,
+                    test.user,
+                    test.request,
+                    test.label,
+                    probability[cap],
+                    probability[shortest],
+                    replicates=replicates,
+                    level=LEVEL,
+                )
+                facts = {
+                    "baseline_cap": shortest,
+                    "level": LEVEL,
+                    "low": None if math.isnan(gain.low) else gain.low,
+                    "high": None if math.isnan(gain.high) else gain.high,
+                    "replicates": replicates,
+                    "seeds": len(by_cap[cap]),
+                }
+                config = by_cap[cap][0].config
+                yield self._row(
+                    config, f"{metric}_gain", facts=facts, mode="test", value=gain.value
+                )
+
+    def _row(
+        self,
+        config: TrainConfig,
+        metric: str,
+        *,
+        facts: Mapping[str, Any],
+        mode: str,
+        value: float,
+        unit: str | None = None,
+    ) -> dict[str, Any]:
+        known = not math.isnan(value)
+        of_run = {"device": self.device, "digest": self.dataset.digest, "longest": self.longest}
+        return results.row(
+            op=BY_CAP,
+            provider=config.model,
+            workload=self.dataset.name,
+            mode=mode,
+            metric=metric,
+            unit=unit or {"log_loss": "nats"}.get(metric, "1"),
+            value=value,
+            status="ok" if known else "unsupported",
+            message="" if known else "needs both labels, of one user or one request",
+            config={**facts, **of_run, "cap": config.max_history},
+            run_id=self.run_id,
+        )
+
+
+def costs_by_cap(
+    folders: Sequence[Path],
+    *,
+    models: Sequence[str],
+    attentions: Sequence[str],
+    caps: Sequence[int],
+    caps_of: Mapping[str, Sequence[int]] | None = None,
+    options: Mapping[str, Any],
+    options_of: Mapping[str, Mapping[str, Any]] | None = None,
+    requests: int,
+    device: str,
+    effort: Effort,
+    seed: int = 0,
+    cpu_threads: int = 1,
+    budget_of: str = "padded_flash",
+    budget_cap: int = 100,
+    budget_ms: float | None = None,
+    budget_gb: float | None = None,
+    run_id: str = "",
+) -> pd.DataFrame:
+    """`step_costs` of each data set, each kept in `build/cache`, and the `budget_rows` of all.
+
+    Args:
+        folders, models, caps, caps_of, options, options_of: as for `quality_by_cap`.
+        attentions, requests, device, effort, seed, cpu_threads, run_id: see `step_costs`.
+        budget_of, budget_cap, budget_ms, budget_gb: see `budget_rows`.
+    """
+    from click_data import open_dataset
+    from jagged_ranking.reproduce.step_cost import longest_history, step_costs
+
+    tables = []
+    for number, folder in enumerate(folders, 1):
+        name = describe_data(folder)["name"]
+        print(f"{number} of {len(folders)}, {name}", end=": ")
+        table = cached(
+            step_costs,
+            folder,
+            models=list(models),
+            attentions=list(attentions),
+            caps=used_caps((caps_of or {}).get(name, caps), longest_history(open_dataset(folder))),
+            options={**options, **(options_of or {}).get(name, {})},
+            requests=requests,
+            device=device,
+            effort=effort,
+            seed=seed,
+            cpu_threads=cpu_threads,
+            run_id=run_id,
+        )
+        tables.append(table)
+    measured = joined(*tables)
+    numbers = {"latency": budget_ms, "peak_memory": budget_gb and budget_gb * 1e9}
+    rows = budget_rows(measured, of=budget_of, cap=budget_cap, given=numbers)
+    return joined(measured, results.frame(rows))
+
+
+def joined(*tables: pd.DataFrame) -> pd.DataFrame:
+    """Several tables of results as one."""
+    return pd.concat(tables, ignore_index=True)
+
+
+def budget_rows(
+    measured: pd.DataFrame, *, of: str, cap: int, given: Mapping[str, float | None]
+) -> list[dict[str, Any]]:
+    """What a training step may cost, for each data set and model: rows of op "budget".
+
+    Args:
+        measured: rows of `step_costs`.
+        of: the kind of attention whose cost is the budget; one that could not be measured gives
+            none.
+        cap: at this cap, or where it was not measured at the longest below it, or at the shortest.
+        given: budgets by the metric of the cost, in its unit, in the place of that; None for none.
+    """
+    rows = []
+    for metric in COSTS:
+        costs = results.select(measured, op=STEP, metric=metric, status="ok")
+        costs = results.with_config(costs, "model", "cap", "device")
+        for dataset, model in dict.fromkeys(zip(costs["workload"], costs["model"], strict=True)):
+            mine = results.select(costs, workload=dataset, model=model)
+            value, at = given.get(metric), None
+            if value is None:
+                theirs = results.select(mine, provider=of).sort_values(by="cap")
+                if theirs.empty:
+                    continue
+                below = theirs[theirs["cap"] <= cap]
+                place = below.iloc[-1] if len(below) else theirs.iloc[0]
+                value, at = float(place["value"]), int(place["cap"])
+            rows.append(
+                results.row(
+                    op=BUDGET,
+                    provider=of,
+                    workload=str(dataset),
+                    mode="train",
+                    metric=metric,
+                    unit=str(mine["unit"].iloc[0]),
+                    value=value,
+                    config={"model": model, "cap": at, "device": str(mine["device"].iloc[0])},
+                    run_id=str(mine["id"].iloc[0]),
+                )
+            )
+    return rows

@@ -1,0 +1,189 @@
+"""The figure and the table of what longer histories are worth and who affords them."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from made_up_results import HISTORY_CAPS, MANIFEST, history_results
+from matplotlib.text import Text
+
+from jagged_ranking import results
+from jagged_ranking.figures import history_length, quality, speed, tables
+from jagged_ranking.figures.affordability import (
+    Afforded,
+    afforded,
+    by_cap,
+    history_table,
+    longest_caps,
+)
+
+HISTORY = {**MANIFEST, "id": "06_history_length"}
+KINDS = ("jagged", "padded_sdpa", "padded_flash", "nested")
+
+
+@pytest.fixture(scope="module")
+def measured() -> pd.DataFrame:
+    return history_results()
+
+
+def hand_made(
+    costs: dict[str, list[float]], *, budget: float, device: str = "Imaginary GPU"
+) -> pd.DataFrame:
+    """A step's times at the caps 10, 100 and 1000 (all), and scores of 0.5, 0.6, 0.7 there."""
+    rows = []
+    for place, cap in enumerate((10, 100, 1000)):
+        config = {"model": "transformer", "cap": cap, "longest": 1000, "device": device}
+        where: dict[str, Any] = {"workload": "log", "config": config}
+        for kind, times in costs.items():
+            lost = math.isnan(times[place])
+            step: dict[str, Any] = {"op": "training_step", "provider": kind, "mode": "train"}
+            step |= {"status": "out_of_memory", "message": "full"} if lost else {}
+            ms = times[place]
+            rows.append(results.row(metric="latency", unit="ms", value=ms, **step, **where))
+        scored: dict[str, Any] = {"op": "ranking_by_cap", "provider": "transformer", "unit": "1"}
+        value = 0.5 + place / 10
+        rows.append(results.row(metric="gauc", mode="test", value=value, **scored, **where))
+    bound: dict[str, Any] = {"op": "budget", "provider": "padded_flash", "mode": "train"}
+    config = {"model": "transformer", "cap": 100, "device": device}
+    bound |= {"workload": "log", "config": config}
+    rows.append(results.row(metric="latency", unit="ms", value=budget, **bound))
+    return results.frame(rows)
+
+
+def test_the_longest_cap_within_a_budget() -> None:
+    caps, costs = [10, 100, 1000], [1.0, 2.0, 32.0]
+    assert afforded(caps, costs, 2.0, whole=1000) == Afforded(100.0)  # the budget's own point
+    assert afforded(caps, costs, 0.9, whole=1000) == Afforded(0.0)
+    assert afforded(caps, costs, 32.0, whole=1000) == Afforded(1000.0, whole=True)
+    assert afforded(caps, costs, 99.0, whole=4000) == Afforded(1000.0)
+    # Between 100 and 1000 the cost grows 16-fold: half way, in logarithms, it is 4-fold.
+    assert afforded(caps, costs, 8.0, whole=1000).cap == pytest.approx(100 * 10**0.5)
+    shuffled = afforded([1000, 10, 100], [32.0, 1.0, 2.0], 8.0, whole=1000)
+    assert shuffled == afforded(caps, costs, 8.0, whole=1000)
+
+
+def test_what_could_not_be_measured_is_not_afforded() -> None:
+    assert afforded([10, 100, 1000], [1.0, 2.0, math.nan], 99.0, whole=1000) == Afforded(100.0)
+    assert afforded([10, 100], [math.nan, 1.0], 99.0, whole=100) == Afforded(0.0)
+    # Nor is what comes behind a cap that is above the budget.
+    assert afforded([10, 100, 1000], [1.0, 4.0, 1.5], 2.0, whole=1000).cap < 100
+
+
+def test_the_table_says_cap_and_quality() -> None:
+    lost = math.nan
+    costs = {
+        "jagged": [1.0, 1.5, 2.0],
+        "nested": [1.0, 2.0, 32.0],
+        "padded_flash": [1.0, 4.0, 64.0],
+        "padded_sdpa": [9.0, lost, lost],
+    }
+    table = history_table(hand_made(costs, budget=4.0)).set_index("attention")
+    assert set(table["budget"]) == {"4 ms (padded flash (SDPA) at 100)"}
+    assert set(table["fixed"]) == {"step time"}
+    assert table["longest cap"].to_dict() == {
+        "jagged (ours)": "all (1,000)",
+        "nested tensor + SDPA": "177",
+        "padded flash (SDPA)": "100",
+        "padded, masked (SDPA)": "none",
+    }
+    assert table["quality there"].to_dict() == {
+        "jagged (ours)": "gAUC 0.7000 at 1000",
+        "nested tensor + SDPA": "gAUC 0.6000 at 100",
+        "padded flash (SDPA)": "gAUC 0.6000 at 100",
+        "padded, masked (SDPA)": "",
+    }
+    never = {"jagged": [1.0, 1.5, 2.0], "padded_sdpa": [lost, lost, lost]}
+    table = history_table(hand_made(never, budget=4.0)).set_index("attention")
+    assert table["longest cap"].loc["padded, masked (SDPA)"] == "OOM"
+
+
+def test_claims_are_made_on_a_gpu_alone() -> None:
+    costs = {"jagged": [1.0, 1.5, 2.0], "padded_flash": [1.0, 4.0, 64.0]}
+    (claim,) = tables.claims(hand_made(costs, budget=4.0)).to_dict("records")
+    assert claim["claim"] == "transformer affords longer histories than with padded flash (SDPA)"
+    assert claim["mode"] == "same step time"
+    assert claim["this run"] == "all (1,000) against 100 (log)"
+    assert (claim["holds"], claim["where"]) == ("yes", "log")
+    swapped = {"jagged": costs["padded_flash"], "padded_flash": [1.0, 2.0, 8.0]}
+    (claim,) = tables.claims(hand_made(swapped, budget=4.0)).to_dict("records")
+    assert (claim["holds"], claim["where"]) == ("no", "")
+    (claim,) = tables.claims(hand_made(costs, budget=4.0, device="CPU (some)")).to_dict("records")
+    assert claim["holds"] == "n/a: not on a GPU"
+    # A budget within which both have all of the history bounds nobody.
+    assert tables.claims(hand_made(costs, budget=99.0)).empty
+
+
+def test_scores_are_those_a_data_set_is_judged_by(measured: pd.DataFrame) -> None:
+    found = by_cap(measured)
+    judged = dict(zip(found["workload"], found["metric"], strict=True))
+    assert judged == {
+        "trivago_val100k": "list_auc",
+        "ml_latest_small": "gauc",
+        "synthetic_far": "gauc",
+    }
+    for dataset, caps in HISTORY_CAPS.items():
+        mine = results.select(found, workload=dataset)
+        assert mine["cap"].tolist() == list(caps)
+        assert mine["seeds"].map(len).eq(3).all()
+        assert mine["mean"].tolist() == pytest.approx([sum(s) / 3 for s in mine["seeds"]])
+        shortest, *longer = mine["gain"].tolist()
+        assert math.isnan(shortest)
+        assert not any(map(math.isnan, longer))
+
+
+def test_the_figure_shows_quality_costs_budgets_and_failures(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    history_length.draw(measured, HISTORY, Path("nowhere"))
+    assert list(drawn) == ["06_history_length_transformer"]
+    (figure,) = drawn.values()
+    said = "\n".join(text.get_text() for text in figure.findobj(Text))
+    for wanted in (
+        *HISTORY_CAPS,
+        "list AUC, gain over cap 10",
+        "gAUC, gain over cap 10",
+        "time of a step (ms)",
+        "peak memory of a step (GB)",
+        "out of memory",
+        "budget: padded flash (SDPA) at cap 100",
+        "history cap, events (all: 2,698)",
+        "Imaginary GPU 80GB",
+    ):
+        assert wanted in said
+    assert "CPU" not in said
+    top = figure.axes[: len(HISTORY_CAPS)]
+    marked = longest_caps(measured)
+    for panel, dataset in zip(top, HISTORY_CAPS, strict=True):
+        mine = results.select(marked, workload=dataset)
+        shown = [
+            float(line.get_xdata()[0])
+            for line in panel.lines
+            if len(line.get_xdata()) == 1 and line.get_marker() != "."
+        ]
+        assert sorted(shown) == pytest.approx(sorted(mine["cap"]))
+
+
+def test_costs_on_a_cpu_are_marked_and_quality_may_be_missing(drawn: dict[str, Any]) -> None:
+    costs = {"jagged": [1.0, 1.5, 2.0], "padded_flash": [1.0, 4.0, 64.0]}
+    table = hand_made(costs, budget=4.0, device="CPU (some)")
+    table = results.select(table, op=["training_step", "budget"])
+    manifest = {**HISTORY, "device": "CPU (some)", "device_type": "cpu", "preset": "smoke"}
+    history_length.draw(table, manifest, Path("nowhere"))
+    said = "\n".join(
+        text.get_text() for text in drawn[f"{HISTORY['id']}_transformer"].findobj(Text)
+    )
+    assert "costs on a CPU" in said
+    assert "not trained" in said
+    assert "SMOKE RUN" in said
+
+
+def test_other_studies_draw_nothing_of_it_nor_it_of_them(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    quality.draw(measured, HISTORY, Path("nowhere"))
+    speed.draw(measured, HISTORY, Path("nowhere"))
+    assert not drawn
+    ((caption, _),) = tables.summaries(measured)
+    assert caption == tables.HISTORY
