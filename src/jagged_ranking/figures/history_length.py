@@ -220,4 +220,4 @@ def _cap_axis(bottom: Axes, tables: list[pd.DataFrame], axes: Any) -> None:
     shown = {cap for place, cap in enumerate(reversed(caps)) if place % every == 0}
     names = {cap: "all" if cap == longest else f"{cap:g}" for cap in caps}
     bottom.set_xticks(caps, [names[cap] if cap in shown else "" for cap in caps])
-    bottom.set_xlabel(f"history cap, events (all: {longest:,})")
+    bottom.set_xlabel(f"cap, events (all: {longest:,})")

@@ -148,7 +148,7 @@ def test_the_figure_shows_quality_costs_budgets_and_failures(
         "peak memory of a step (GB)",
         "out of memory",
         "budget: padded flash (SDPA) at cap 100",
-        "history cap, events (all: 2,698)",
+        "cap, events (all: 2,698)",
         "Imaginary GPU 80GB",
     ):
         assert wanted in said
