@@ -125,8 +125,7 @@ def _scores_figure(
 
 
 def _title(metric: str) -> str:
-    better = "lower" if metric in LOWER_IS_BETTER else "higher"
-    return f"{NAMES[metric]} ({better} is better)"
+    return f"{NAMES[metric]} (lower is better)" if metric in LOWER_IS_BETTER else NAMES[metric]
 
 
 def _floor_lines(panel: Axes, floors: pd.Series) -> None:
