@@ -146,14 +146,14 @@ def _floor_lines(panel: Axes, floors: pd.Series) -> None:
         if lines:
             panel.text(
                 0.99 if above else 0.01,
-                0.01,
+                0.03,
                 "\n".join(f"{one} ▸" if above else f"◂ {one}" for one in lines),
                 transform=panel.transAxes,
                 ha="right" if above else "left",
                 va="bottom",
                 color=_FLOOR_COLOR,
                 fontsize=6,
-                backgroundcolor="white",
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
                 zorder=3,
             )
 

@@ -176,7 +176,8 @@ def legend(figure: Figure, handles: Mapping[str, Any], *, columns: int = 4) -> N
     """One legend above all axes, outside of the data. `handles` maps label -> artist; providers
     come first, in the order of LOOKS."""
     if handles:
-        places = {one.label: place for place, one in enumerate(LOOKS.values())}
+        # of a label that two have, the first place
+        places = {one.label: place for place, one in reversed([*enumerate(LOOKS.values())])}
         handles = dict(sorted(handles.items(), key=lambda item: places.get(item[0], len(places))))
         rows = math.ceil(len(handles) / columns)
         figure.legend(
