@@ -146,9 +146,8 @@ def test_numbers_of_steps_are_read_in_bulk() -> None:
     assert len(numbers) == 0
 
 
-def test_no_checkpoint_has_a_loss_behind_it_that_is_none(
-    toy: ClickDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def nan_at_step_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fourth batch that any model sees from here on gets logits that are no numbers."""
     calls = iter(range(100))
     forward = Ranker.forward
 
@@ -156,11 +155,17 @@ def test_no_checkpoint_has_a_loss_behind_it_that_is_none(
         return forward(self, batch) * (math.nan if next(calls) == 3 else 1.0)
 
     monkeypatch.setattr(Ranker, "forward", poisoned)
+
+
+def test_no_checkpoint_has_a_loss_behind_it_that_is_none(
+    toy: ClickDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nan_at_step_3(monkeypatch)
     with pytest.raises(TrainingError, match=r"the loss is nan at step 3 \(epoch 0\)"):
         quick(toy, dataclasses.replace(SMALL, checkpoint_steps=2), out=tmp_path)
     # the one of step 2 stands, the one of step 4 was never written
     assert checkpoint.load(tmp_path / CHECKPOINT).content["progress"]["step"] == 2
-    monkeypatch.setattr(Ranker, "forward", forward)
+    monkeypatch.undo()
     config = dataclasses.replace(SMALL, checkpoint_steps=2)
     same(quick(toy, config, out=tmp_path, resume=True), quick(toy, config))
 
@@ -178,13 +183,7 @@ def test_a_step_leaves_its_loss_on_the_device(
 def test_nan_stops_with_step_and_loss(
     toy: ClickDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = iter(range(100))
-    forward = Ranker.forward
-
-    def poisoned(self: Ranker, batch):
-        return forward(self, batch) * (math.nan if next(calls) == 3 else 1.0)
-
-    monkeypatch.setattr(Ranker, "forward", poisoned)
+    nan_at_step_3(monkeypatch)
     with pytest.raises(
         TrainingError, match=r"^target_attention: the loss is nan at step 3 \(epoch 0\)"
     ) as why:
