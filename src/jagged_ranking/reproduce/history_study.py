@@ -107,16 +107,17 @@ def quality_by_cap(
         name = describe_data(folder)["name"]
         own = {**options, **(options_of or {}).get(name, {})}
         dataset = open_dataset(folder)
-        chosen = used_caps((caps_of or {}).get(name, caps), longest_history(dataset))
+        longest = longest_history(dataset)
+        chosen = used_caps((caps_of or {}).get(name, caps), longest)
         configs = [
             TrainConfig.from_dict({**own, "model": model, "seed": seed, "max_history": cap})
             for cap in reversed(chosen)  # the longest take longest: side by side, they begin first
             for model in (models_of or {}).get(name, models)
             for seed in seeds
         ]
-        plans.append((dataset, configs))
+        plans.append((dataset, configs, longest))
     rows: list[dict[str, Any]] = []
-    for dataset, configs in plans:
+    for dataset, configs, longest in plans:
         outcomes = train_all(
             dataset,
             configs,
@@ -126,7 +127,7 @@ def quality_by_cap(
             store=Trainings(dataset.folder, experiment.__name__, device),
             what=f"{dataset.name}, caps",
         )
-        rows += _Scored(dataset, outcomes, device, run_id).rows(replicates)
+        rows += _Scored(dataset, outcomes, device, longest, run_id).rows(replicates)
     return results.frame(rows)
 
 
@@ -146,12 +147,15 @@ class _Scored:
     """The trainings on one data set, as rows of results."""
 
     def __init__(
-        self, dataset: ClickDataset, outcomes: Sequence[Outcome], device: str, run_id: str
+        self,
+        dataset: ClickDataset,
+        outcomes: Sequence[Outcome],
+        device: str,
+        longest: int,
+        run_id: str,
     ) -> None:
-        from jagged_ranking.reproduce.step_cost import longest_history
-
-        self.dataset, self.device, self.run_id = dataset, device, run_id
-        self.longest = longest_history(dataset)
+        self.dataset, self.device = dataset, device
+        self.longest, self.run_id = longest, run_id
         self.of: dict[str, dict[int, list[Outcome]]] = {}
         for one in sorted(outcomes, key=lambda one: one.config.max_history):
             by_cap = self.of.setdefault(one.config.model, {})

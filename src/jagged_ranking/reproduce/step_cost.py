@@ -103,10 +103,10 @@ def step_costs(
     with timing.threads(where, cpu_threads), timing.earlier_objects_apart():
         table = RequestTable.from_columns(dataset.requests("train"), where)
         drawn = np.random.default_rng(seed).permutation(len(table))[:requests]
-        store = HistoryStore.from_dataset(dataset, where)
+        store, longest = HistoryStore.from_dataset(dataset, where), longest_history(dataset)
         for of_kinds in configs:
             batch = make_batch(store, table, drawn, max_history=of_kinds[0].max_history)
-            rows += _Measurement(dataset, of_kinds, batch, effort, run_id).rows()
+            rows += _Measurement(dataset, of_kinds, batch, effort, longest, run_id).rows()
     return results.frame(rows)
 
 
@@ -168,20 +168,20 @@ class _Measurement:
         configs: Sequence[TrainConfig],
         batch: JaggedBatch,
         effort: Effort,
+        longest: int,
         run_id: str,
     ) -> None:
         self.dataset, self.batch, self.effort, self.run_id = dataset, batch, effort, run_id
         self.configs = {config.attention: config for config in configs}
         self.shape, self.device = DataShape.of(dataset), batch.user.device
         self.failed: dict[str, tuple[str, str]] = {}
-        longest = max(1, batch.longest[1])
         self.facts = {
             "cap": configs[0].max_history,
-            "longest": longest_history(dataset),
+            "longest": longest,
             "B": len(batch),
             "tokens": int(batch.events.sum()),
             "candidates": int(batch.asked.sum()),
-            "waste": 1 - float(batch.events.mean()) / longest,
+            "waste": 1 - float(batch.events.mean()) / max(1, batch.longest[1]),
             "device": device_name(self.device),
             "digest": dataset.digest,
         }
