@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -24,31 +25,39 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def beside_the_step(batches: Iterator[JaggedBatch], device: torch.device) -> Iterator[JaggedBatch]:
-    """The same batches; on a GPU, what makes them runs in a stream of its own.
+    """The same batches; on a GPU, each is made while the one before is trained on.
 
-    The host is done with a step long before the device: by then the next batch is asked for, and
-    its copies and gathers run beside the step. Whoever asks gets batches that are ordered before
-    whatever he launches in his current stream. Making them takes no matrix products, which cuBLAS
-    would not repeat to the bit in two streams.
+    A thread of the host makes it, in a stream of its own: a step of a small model is over on the
+    device before the host has launched the next, and then all that the host does beside that is
+    waited for. PyTorch leaves Python's lock in every operation and in most of a backward pass.
+    Whoever asks gets batches that are ordered before whatever he launches in his current stream.
+    Making them takes no matrix products, which cuBLAS would not repeat to the bit in two streams,
+    and draws no random numbers.
     """
     if device.type != "cuda":
         yield from batches
         return
     side, behind_steps = _side_stream(device), deque[Any]()
     side.wait_stream(torch.cuda.current_stream(device))
-    while True:
-        with torch.cuda.stream(side):
+
+    def make() -> tuple[JaggedBatch, Any] | None:
+        with torch.cuda.stream(side):  # streams are a thread's own
             batch = next(batches, None)
-        if batch is None:
-            return
-        main = torch.cuda.current_stream(device)
-        main.wait_stream(side)
-        for tensor in tensors_of(batch):
-            tensor.record_stream(main)
-        yield batch
-        behind_steps.append(main.record_event())
-        if len(behind_steps) > AHEAD:
-            behind_steps.popleft().synchronize()
+            return None if batch is None else (batch, side.record_event())
+
+    with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
+        coming = thread.submit(make)
+        while (made := coming.result()) is not None:
+            coming = thread.submit(make)
+            batch, ready = made
+            main = torch.cuda.current_stream(device)
+            main.wait_event(ready)
+            for tensor in tensors_of(batch):
+                tensor.record_stream(main)
+            yield batch
+            behind_steps.append(main.record_event())
+            if len(behind_steps) > AHEAD:
+                behind_steps.popleft().synchronize()
 
 
 def tensors_of(batch: JaggedBatch) -> Iterator[Tensor]:

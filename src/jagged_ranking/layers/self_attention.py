@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from jagged_kernels import AttentionSchedule, JaggedTensor, attention_schedule
 from jagged_ranking.layers.attention import attend
+from jagged_ranking.layers.layer_options import LayerOptions
 
 
 class TransformerLayer(nn.Module):
@@ -17,11 +16,10 @@ class TransformerLayer(nn.Module):
     it, which on few data is a better place to start than a random mixture of the events.
     """
 
-    def __init__(
-        self, dim: int, *, heads: int, dropout: float, causal: bool, attention: str = "jagged"
-    ) -> None:
+    def __init__(self, config: LayerOptions, *, causal: bool) -> None:
         super().__init__()
-        self.heads, self.causal, self.attention = heads, causal, attention
+        dim, self.heads = config.dim, config.heads
+        self.causal, self.attention = causal, config.attention
         self.attention_norm = nn.LayerNorm(dim)
         self.query_key_value = nn.Linear(dim, 3 * dim)
         self.out = nn.Linear(dim, dim)
@@ -29,7 +27,7 @@ class TransformerLayer(nn.Module):
         self.widen = nn.Linear(dim, 2 * dim)
         self.narrow = nn.Linear(2 * dim, dim)
         self.activation = nn.GELU()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(config.dropout)
         for last in (self.out, self.narrow):
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
@@ -60,21 +58,12 @@ class TransformerLayer(nn.Module):
 
 
 class TransformerLayers(nn.ModuleList):
-    """`layers` of them, which share one schedule."""
+    """`config.layers` of them, which share one schedule."""
 
-    def __init__(
-        self,
-        dim: int,
-        *,
-        layers: int,
-        heads: int,
-        dropout: float,
-        causal: bool,
-        attention: str = "jagged",
-    ) -> None:
-        options: Any = {"dropout": dropout, "causal": causal, "attention": attention}
-        super().__init__(TransformerLayer(dim, heads=heads, **options) for _ in range(layers))
-        self.head_dim, self.causal, self.attention = dim // heads, causal, attention
+    def __init__(self, config: LayerOptions, *, causal: bool) -> None:
+        super().__init__(TransformerLayer(config, causal=causal) for _ in range(config.layers))
+        self.head_dim, self.causal = config.dim // config.heads, causal
+        self.attention = config.attention
 
     def forward(self, x: JaggedTensor, *, longest: int | None = None) -> JaggedTensor:
         """[T, D] -> [T, D]."""

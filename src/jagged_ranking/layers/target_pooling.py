@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from jagged_kernels import JaggedTensor
 from jagged_ranking.layers.attention import attend
+from jagged_ranking.layers.layer_options import LayerOptions
 
 SINK = 2.0  # the sink's score at the start: as much as a handful of unrelated events
 
@@ -24,14 +25,14 @@ SINK = 2.0  # the sink's score at the start: as much as a handful of unrelated e
 class TargetPooling(nn.Module):
     """A query for each candidate over the history of its request."""
 
-    def __init__(self, dim: int, *, heads: int, dropout: float, attention: str = "jagged") -> None:
+    def __init__(self, config: LayerOptions) -> None:
         super().__init__()
-        self.heads, self.attention = heads, attention
+        dim, self.heads, self.attention = config.dim, config.heads, config.attention
         self.query = nn.Linear(dim, dim)
         self.key_value = nn.Linear(dim, 2 * dim)
-        self.sink = nn.Parameter(torch.full((heads,), SINK))
+        self.sink = nn.Parameter(torch.full((config.heads,), SINK))
         self.out = nn.Linear(dim, dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(config.dropout)
         # the same rotation for queries and keys: attention starts as likeness to the candidate
         nn.init.orthogonal_(self.query.weight)
         nn.init.zeros_(self.query.bias)

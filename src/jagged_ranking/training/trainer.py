@@ -164,6 +164,15 @@ def _deterministic(device: torch.device) -> Iterator[None]:
             memory.fill_uninitialized_memory = fills
 
 
+def _generators(device: torch.device) -> list[torch.Generator]:
+    """What dropout may draw from. torch.manual_seed, which seeds them and those of all devices
+    there could be, takes a twentieth of a small model's step."""
+    if device.type != "cuda":
+        return [torch.default_generator]
+    number = torch.cuda.current_device() if device.index is None else device.index
+    return [torch.default_generator, torch.cuda.default_generators[number]]
+
+
 class _Run:
     """A run's parts, made from the configuration alone and then perhaps restored."""
 
@@ -184,6 +193,7 @@ class _Run:
         if config.compile != "off":
             self.model.compile(backend=config.compile, dynamic=True)
         self.progress, self.numbers = Progress(), StepNumbers()
+        self.generators = _generators(device)
         self.best_weights: dict[str, Tensor] = {}
         self.board = Board(None)
         store = HistoryStore.from_dataset(dataset, device)
@@ -210,7 +220,7 @@ class _Run:
     def go(
         self, *, progress: bool, after_step: Callable[[int], None] | None, board: Path | None
     ) -> None:
-        now, requests = self.progress, len(self.loader.requests)
+        now, requests = self.progress, len(self.loader.rows)
         self.board = Board(board, step=now.step)
         bar = tqdm(
             total=self.config.epochs * requests,
@@ -287,7 +297,9 @@ class _Run:
         now = self.progress
         # dropout's seed is a function of the step, so that no generator state need be saved
         entropy = (self.config.seed, now.step)
-        torch.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1))
+        seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
+        for generator in self.generators:
+            generator.manual_seed(seed)
         self.optimisers.zero_grad()
         losses = []
         for batch in islice(batches, count):

@@ -20,6 +20,7 @@ from jagged_ranking.layers.self_attention import TransformerLayer, TransformerLa
 from jagged_ranking.layers.target_pooling import TargetPooling
 from jagged_ranking.models.encoders import pyramid, sim, transact
 from jagged_ranking.models.encoders.hstu import HSTULayer
+from jagged_ranking.models.model_config import ModelConfig
 
 HEADS, DIM, LAYERS = 2, 16, 2
 
@@ -160,7 +161,7 @@ def test_a_search_of_everything_is_target_attention(toy: ClickDataset) -> None:
     made = ranker(toy, "sim", top_k=100)
     batch = batch_of(toy, mixed_rows(toy))
     history, candidates = made.embedding(batch)
-    whole = TargetPooling(DIM, heads=HEADS, dropout=0.0)
+    whole = TargetPooling(ModelConfig(dim=DIM, heads=HEADS, dropout=0.0))
     encoder: Any = made.encoder
     mine = {name: value for name, value in encoder.state_dict().items() if "out" not in name}
     whole.load_state_dict({**mine, "out.weight": torch.eye(DIM), "out.bias": torch.zeros(DIM)})

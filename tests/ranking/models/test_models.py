@@ -333,7 +333,7 @@ def test_a_transformer_layer_is_that_of_torch(causal: bool) -> None:
     """User by user, with the weights of `nn.TransformerEncoderLayer`."""
     torch.manual_seed(5)
     x = JaggedTensor(torch.randn(9, 16).double(), torch.tensor([0, 4, 4, 9]))
-    layer = TransformerLayer(16, heads=2, dropout=0.5, causal=causal).eval().double()
+    layer = TransformerLayer(ModelConfig(dim=16, dropout=0.5), causal=causal).eval().double()
     assert torch.equal(layer(x).values, x.values)  # as it starts
     theirs = nn.TransformerEncoderLayer(
         16, 2, 32, activation=nn.functional.gelu, batch_first=True, norm_first=True

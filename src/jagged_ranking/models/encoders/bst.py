@@ -27,14 +27,7 @@ class BST(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.mark = nn.Parameter(torch.zeros(config.dim))
-        self.layers = TransformerLayers(
-            config.dim,
-            layers=config.layers,
-            heads=config.heads,
-            dropout=config.dropout,
-            causal=False,
-            attention=config.attention,
-        )
+        self.layers = TransformerLayers(config, causal=False)
         self.out = nn.Linear(2 * config.dim, config.dim)
         self.dropout = nn.Dropout(config.dropout)
 

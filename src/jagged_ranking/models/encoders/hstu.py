@@ -119,9 +119,7 @@ class HSTU(nn.Module):
         super().__init__()
         self.heads, self.longest = config.heads, config.max_history
         self.layers = nn.ModuleList(HSTULayer(config) for _ in range(config.layers))
-        self.pool = TargetPooling(
-            config.dim, heads=config.heads, dropout=config.dropout, attention=config.attention
-        )
+        self.pool = TargetPooling(config)
 
     def forward(
         self, history: JaggedTensor, candidates: JaggedTensor, batch: JaggedBatch

@@ -30,9 +30,7 @@ class Pyramid(nn.Module):
         self.stages = LearnedPooling(
             config.dim, heads=config.heads, queries=QUERIES, kinds=1 + len(RECENT)
         )
-        self.pool = TargetPooling(
-            config.dim, heads=config.heads, dropout=config.dropout, attention=config.attention
-        )
+        self.pool = TargetPooling(config)
 
     def forward(
         self, history: JaggedTensor, candidates: JaggedTensor, batch: JaggedBatch

@@ -25,14 +25,7 @@ class SASRec(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.layers = TransformerLayers(
-            config.dim,
-            layers=config.layers,
-            heads=config.heads,
-            dropout=config.dropout,
-            causal=True,
-            attention=config.attention,
-        )
+        self.layers = TransformerLayers(config, causal=True)
         self.norm = nn.LayerNorm(config.dim)
         self.start = nn.Parameter(torch.zeros(config.dim))
 

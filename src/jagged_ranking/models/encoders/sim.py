@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding, pad
 
 from jagged_kernels import (
     JaggedTensor,
     jagged_dense_bmm,
-    jagged_embedding,
     jagged_index_select,
     jagged_recent,
     jagged_top_k,
@@ -56,7 +56,8 @@ class SIM(nn.Module):
         each = torch.arange(len(query) + 1, device=query.device)
         one_by_one = JaggedTensor(query, each, validate=False)
         most, longest = batch.longest
-        kept = jagged_embedding([self._search(events, query, batch)], [events.values])
+        rows = self._search(events, query, batch)
+        kept = rows.with_values(embedding(rows.values, events.values))
         found = self._attend(one_by_one, kept, (1, min(longest, self.top_k)))
         latest = jagged_recent(events, RECENT, total=batch.latest(RECENT))
         asked = candidates.with_values(query)
@@ -71,7 +72,7 @@ class SIM(nn.Module):
         score = jagged_dense_bmm(seen, query[:, :, None].to(key.values.dtype))
         _, place = jagged_top_k(score.with_values(score.values[:, 0]), self.top_k)
         kept = seen.lengths.clamp(max=self.top_k)
-        offsets = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
+        offsets = pad(kept.cumsum(0), (1, 0))
         total = batch.latest(self.top_k, each_candidate=True)
         candidate = torch.repeat_interleave(kept, output_size=total)
         rank = torch.arange(total, device=query.device) - offsets[candidate]

@@ -15,9 +15,7 @@ class TargetAttention(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.pool = TargetPooling(
-            config.dim, heads=config.heads, dropout=config.dropout, attention=config.attention
-        )
+        self.pool = TargetPooling(config)
 
     def forward(
         self, history: JaggedTensor, candidates: JaggedTensor, batch: JaggedBatch

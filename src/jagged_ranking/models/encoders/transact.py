@@ -29,14 +29,7 @@ class TransAct(nn.Module):
         super().__init__()
         self.event = nn.Linear(config.dim, config.dim)
         self.candidate = nn.Linear(config.dim, config.dim, bias=False)
-        self.layers = TransformerLayers(
-            config.dim,
-            layers=config.layers,
-            heads=config.heads,
-            dropout=config.dropout,
-            causal=False,
-            attention=config.attention,
-        )
+        self.layers = TransformerLayers(config, causal=False)
         self.out = nn.Linear((LATEST + 1) * config.dim, config.dim)
         self.dropout = nn.Dropout(config.dropout)
 

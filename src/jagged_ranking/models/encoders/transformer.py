@@ -20,17 +20,8 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.layers = TransformerLayers(
-            config.dim,
-            layers=config.layers,
-            heads=config.heads,
-            dropout=config.dropout,
-            causal=True,
-            attention=config.attention,
-        )
-        self.pool = TargetPooling(
-            config.dim, heads=config.heads, dropout=config.dropout, attention=config.attention
-        )
+        self.layers = TransformerLayers(config, causal=True)
+        self.pool = TargetPooling(config)
 
     def forward(
         self, history: JaggedTensor, candidates: JaggedTensor, batch: JaggedBatch
