@@ -30,30 +30,31 @@ def beside_the_step(batches: Iterator[JaggedBatch], device: torch.device) -> Ite
     A thread of the host makes it, in a stream of its own: a step of a small model is over on the
     device before the host has launched the next, and then all that the host does beside that is
     waited for. PyTorch leaves Python's lock in every operation and in most of a backward pass.
-    Whoever asks gets batches that are ordered before whatever he launches in his current stream.
-    Making them takes no matrix products, which cuBLAS would not repeat to the bit in two streams,
-    and draws no random numbers.
+    A batch is ordered before whatever is launched, once it is there, in the stream that was current
+    when the first was asked for. Making it takes no matrix products, which cuBLAS would not repeat
+    to the bit in two streams, and draws no random numbers.
     """
     if device.type != "cuda":
         yield from batches
         return
-    side, behind_steps = _side_stream(device), deque[Any]()
-    side.wait_stream(torch.cuda.current_stream(device))
+    side, main, behind_steps = _side_stream(device), torch.cuda.current_stream(device), deque[Any]()
+    side.wait_stream(main)
 
     def make() -> tuple[JaggedBatch, Any] | None:
         with torch.cuda.stream(side):  # streams are a thread's own
             batch = next(batches, None)
-            return None if batch is None else (batch, side.record_event())
+            if batch is None:
+                return None
+            for tensor in tensors_of(batch):
+                tensor.record_stream(main)
+            return batch, side.record_event()
 
     with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
         coming = thread.submit(make)
         while (made := coming.result()) is not None:
             coming = thread.submit(make)
             batch, ready = made
-            main = torch.cuda.current_stream(device)
             main.wait_event(ready)
-            for tensor in tensors_of(batch):
-                tensor.record_stream(main)
             yield batch
             behind_steps.append(main.record_event())
             if len(behind_steps) > AHEAD:

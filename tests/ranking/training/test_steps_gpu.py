@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -10,7 +13,8 @@ import torch
 
 from click_data import ClickDataset
 from jagged_ranking.data import loader as loader_module
-from jagged_ranking.data.prefetch import AHEAD, tensors_of
+from jagged_ranking.data.batch import JaggedBatch
+from jagged_ranking.data.prefetch import AHEAD, beside_the_step, tensors_of
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.trainer import _Run, train
 
@@ -67,6 +71,30 @@ def test_batches_made_beside_steps_are_the_same(
     for found, batch in zip(sums, wanted, strict=True):
         for one, other in zip(found, tensors_of(batch), strict=True):
             assert torch.equal(one, other)
+
+
+def test_a_batch_that_cannot_be_made_stops_whoever_asks_for_it(toy: ClickDataset) -> None:
+    run = _Run(SMALL, toy, device=torch.device("cuda"), out=None)
+    good = list(islice(run.loader.batches(), 2))
+
+    def broken() -> Iterator[JaggedBatch]:
+        yield from good
+        raise ValueError("no third batch")
+
+    batches = beside_the_step(broken(), torch.device("cuda"))
+    assert next(batches) is good[0]
+    assert next(batches) is good[1]
+    with pytest.raises(ValueError, match="no third batch"):
+        next(batches)
+
+
+def test_no_thread_is_left_where_an_epoch_is_not_finished(toy: ClickDataset) -> None:
+    run = _Run(SMALL, toy, device=torch.device("cuda"), out=None)
+    batches: Any = run.loader.batches()
+    next(batches)
+    assert any(thread.name.startswith("batches") for thread in threading.enumerate())
+    batches.close()
+    assert not any(thread.name.startswith("batches") for thread in threading.enumerate())
 
 
 def test_the_products_are_as_precise_as_asked(toy: ClickDataset) -> None:
