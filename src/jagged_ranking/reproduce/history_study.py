@@ -16,8 +16,8 @@ import pandas as pd
 from jagged_ranking import results
 from jagged_ranking.figures.affordability import BUDGET, BY_CAP, COSTS, STEP
 from jagged_ranking.reproduce.cache import cached
-from jagged_ranking.reproduce.click_logs import describe_data, find_prepared
-from jagged_ranking.reproduce.quality_study import Trainings, distinct_folders
+from jagged_ranking.reproduce.click_logs import find_prepared
+from jagged_ranking.reproduce.quality_study import Trainings, distinct_folders, with_own
 
 if TYPE_CHECKING:
     from click_data import ClickDataset
@@ -49,12 +49,10 @@ def quality_by_cap(
     folders: Sequence[Path],
     *,
     models: Sequence[str],
-    models_of: Mapping[str, Sequence[str]] | None = None,
     caps: Sequence[int],
-    caps_of: Mapping[str, Sequence[int]] | None = None,
     seeds: Sequence[int],
     options: Mapping[str, Any],
-    options_of: Mapping[str, Mapping[str, Any]] | None = None,
+    own: Mapping[str, Mapping[str, Any]] | None = None,
     replicates: int,
     device: str,
     workers: int | None = None,
@@ -68,12 +66,10 @@ def quality_by_cap(
     Args:
         folders: prepared data sets.
         models: names of rankers.
-        models_of: and of the data set of this name, in the place of `models`.
         caps: those below the longest history of a data set count.
-        caps_of: and of the data set of this name, in the place of `caps`.
         seeds: one training each.
-        options: of `TrainConfig`, of all models and data sets.
-        options_of: and, before those, of the data set of this name.
+        options: of `TrainConfig`, of all models.
+        own: models, caps, seeds and options that a data set has of its own, see `with_own`.
         replicates: of the bootstrap over users and seeds.
         device: "cuda" or "cpu".
         workers: trainings side by side; None is one a core on a CPU, and one on a GPU.
@@ -89,35 +85,17 @@ def quality_by_cap(
           and seeds as "low" and "high" in config.
 
     Raises:
-        ValueError: an unknown model or option, no model, seed or replicate, a cap below 1: before
-            anything is trained.
+        ValueError: an unknown model or option, no model, seed or replicate, a cap below 1, or what
+            `with_own` does not take: before anything is trained.
     """
-    from click_data import open_dataset
-    from jagged_ranking.reproduce.step_cost import longest_history
     from jagged_ranking.training import experiment
-    from jagged_ranking.training.config import TrainConfig
     from jagged_ranking.training.runs import train_all
 
-    if not seeds or not models:
-        raise ValueError("there must be at least one model and one seed")
     if replicates < 1:
         raise ValueError(f"replicates must be at least 1, got {replicates}")
-    plans = []
-    for folder in folders:
-        name = describe_data(folder)["name"]
-        own = {**options, **(options_of or {}).get(name, {})}
-        dataset = open_dataset(folder)
-        longest = longest_history(dataset)
-        chosen = used_caps((caps_of or {}).get(name, caps), longest)
-        configs = [
-            TrainConfig.from_dict({**own, "model": model, "seed": seed, "max_history": cap})
-            for cap in reversed(chosen)  # the longest take longest: side by side, they begin first
-            for model in (models_of or {}).get(name, models)
-            for seed in seeds
-        ]
-        plans.append((dataset, configs, longest))
+    shared = {"models": models, "caps": caps, "seeds": seeds, "options": options}
     rows: list[dict[str, Any]] = []
-    for dataset, configs, longest in plans:
+    for dataset, mine, configs in _planned(folders, shared, own):
         outcomes = train_all(
             dataset,
             configs,
@@ -127,8 +105,37 @@ def quality_by_cap(
             store=Trainings(dataset.folder, experiment.__name__, device),
             what=f"{dataset.name}, caps",
         )
+        longest = mine["caps"][-1]
         rows += _Scored(dataset, outcomes, device, longest, run_id).rows(replicates)
     return results.frame(rows)
+
+
+def _planned(
+    folders: Sequence[Path],
+    shared: Mapping[str, Any],
+    own: Mapping[str, Mapping[str, Any]] | None,
+) -> list[tuple[ClickDataset, dict[str, Any], list[TrainConfig]]]:
+    """Each data set with what holds for it, its caps those of `used_caps`, and its trainings."""
+    from click_data import open_dataset
+    from jagged_ranking.reproduce.step_cost import longest_history
+    from jagged_ranking.training.config import TrainConfig
+
+    plans = []
+    for folder in folders:
+        dataset = open_dataset(folder)
+        mine = with_own(shared, own, dataset.name)
+        if not mine["seeds"] or not mine["models"]:
+            raise ValueError("there must be at least one model and one seed")
+        mine["caps"] = used_caps(mine["caps"], longest_history(dataset))
+        of_all = [
+            {**mine["options"], "model": model, "seed": seed, "max_history": cap}
+            # the longest take longest: side by side, they begin first
+            for cap in reversed(mine["caps"])
+            for model in mine["models"]
+            for seed in mine["seeds"]
+        ]
+        plans.append((dataset, mine, [TrainConfig.from_dict(one) for one in of_all]))
+    return plans
 
 
 def used_caps(caps: Sequence[int], longest: int) -> list[int]:
@@ -247,13 +254,12 @@ def costs_by_cap(
     models: Sequence[str],
     attentions: Sequence[str],
     caps: Sequence[int],
-    caps_of: Mapping[str, Sequence[int]] | None = None,
+    seeds: Sequence[int] = (0,),
     options: Mapping[str, Any],
-    options_of: Mapping[str, Mapping[str, Any]] | None = None,
+    own: Mapping[str, Mapping[str, Any]] | None = None,
     requests: int,
     device: str,
     effort: Effort,
-    seed: int = 0,
     cpu_threads: int = 1,
     budget_of: str = "padded_flash",
     budget_cap: int = 100,
@@ -264,28 +270,31 @@ def costs_by_cap(
     """`step_costs` of each data set, each kept in `build/cache`, and the `budget_rows` of all.
 
     Args:
-        folders, models, caps, caps_of, options, options_of: as for `quality_by_cap`.
-        attentions, requests, device, effort, seed, cpu_threads, run_id: see `step_costs`.
+        folders, models, caps, options, own: as for `quality_by_cap`.
+        seeds: the first is that of the requests and of the weights.
+        attentions, requests, device, effort, cpu_threads, run_id: see `step_costs`.
         budget_of, budget_cap, budget_ms, budget_gb: see `budget_rows`.
-    """
-    from click_data import open_dataset
-    from jagged_ranking.reproduce.step_cost import longest_history, step_costs
 
+    Raises:
+        ValueError: as `quality_by_cap`, before anything is measured.
+    """
+    from jagged_ranking.reproduce.step_cost import step_costs
+
+    shared = {"models": models, "caps": caps, "seeds": seeds, "options": options}
     tables = []
-    for number, folder in enumerate(folders, 1):
-        name = describe_data(folder)["name"]
-        print(f"{number} of {len(folders)}, {name}", end=": ")
+    for number, (dataset, mine, _) in enumerate(_planned(folders, shared, own), 1):
+        print(f"{number} of {len(folders)}, {dataset.name}", end=": ")
         table = cached(
             step_costs,
-            folder,
-            models=list(models),
+            dataset.folder,
+            models=list(mine["models"]),
             attentions=list(attentions),
-            caps=used_caps((caps_of or {}).get(name, caps), longest_history(open_dataset(folder))),
-            options={**options, **(options_of or {}).get(name, {})},
+            caps=mine["caps"],
+            options=mine["options"],
             requests=requests,
             device=device,
             effort=effort,
-            seed=seed,
+            seed=mine["seeds"][0],
             cpu_threads=cpu_threads,
             run_id=run_id,
         )

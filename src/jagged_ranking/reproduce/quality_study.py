@@ -18,8 +18,6 @@ from jagged_ranking.reproduce.cache import circumstances, read_kept
 from jagged_ranking.reproduce.click_logs import data_digest, describe_data, find_prepared
 from jagged_ranking.reproduce.freshness import digest
 
-OWN = ("models", "seeds", "options", "search")  # what a data set may have of its own
-
 if TYPE_CHECKING:
     from jagged_ranking.training.config import TrainConfig
     from jagged_ranking.training.outcome import Outcome
@@ -50,27 +48,26 @@ def compared(
         seeds, replicates, device, workers: see `compare_models`.
         options: of `TrainConfig`, of all models.
         search: fields of `Search`: trials, space, seed; {} and None are without.
-        own: of the data set of this name, `OWN` in the place of those given for all; of options
-            and search only what differs.
+        own: models, seeds, options and search that a data set has of its own, see `with_own`.
 
     Raises:
-        ValueError: an option that `TrainConfig` or `Search` does not have, or `own` another than
-            `OWN`; before anything is trained.
+        ValueError: an option that `TrainConfig` or `Search` does not have, or what `with_own` does
+            not take; before anything is trained.
     """
     from jagged_ranking.models.model_config import MODEL_NAMES
     from jagged_ranking.training.config import TrainConfig
     from jagged_ranking.training.experiment import compare_models
     from jagged_ranking.training.search import Search
 
+    shared = {"models": models, "seeds": seeds, "options": options, "search": search or {}}
     planned: list[tuple[Path, dict[str, Any]]] = []
     for folder in distinct_folders([data, *find_prepared(datasets)]):
-        mine = _own(own or {}, describe_data(folder)["name"])
-        tried = {**(search or {}), **mine.get("search", {})}
+        mine = with_own(shared, own, describe_data(folder)["name"])
         plan = {
-            "models": mine.get("models", models) or MODEL_NAMES,
-            "seeds": mine.get("seeds", seeds),
-            "config": TrainConfig.from_dict({**options, **mine.get("options", {})}),
-            "search": Search.from_dict(tried) if tried else None,
+            "models": mine["models"] or MODEL_NAMES,
+            "seeds": mine["seeds"],
+            "config": TrainConfig.from_dict(mine["options"]),
+            "search": Search.from_dict(mine["search"]) if mine["search"] else None,
         }
         planned.append((folder, plan))
     tables = [
@@ -87,11 +84,37 @@ def compared(
     return pd.concat(tables, ignore_index=True)
 
 
-def _own(own: Mapping[str, Mapping[str, Any]], name: str) -> Mapping[str, Any]:
-    mine = own.get(name, {})
-    if unknown := sorted(set(mine) - set(OWN)):
-        raise ValueError(f"own of {name}: unknown {unknown[0]!r}; known: {', '.join(OWN)}")
-    return mine
+def with_own(
+    shared: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]] | None, name: str
+) -> dict[str, Any]:
+    """What holds for the data set `name`: all of `shared`, and what `own` has of it instead.
+
+    Args:
+        shared: lists, and mappings, of which a data set's own say only what differs.
+        own: by the name of a data set, of the keys of `shared` those that it has of its own; None
+            for none.
+        name: of a data set.
+
+    Raises:
+        ValueError: in `own` of this data set a key that `shared` does not have, or a list where
+            there is a mapping, or the other way round.
+    """
+    mine = (own or {}).get(name, {})
+    if not isinstance(mine, Mapping):
+        raise ValueError(f"own of {name}: must be a mapping, got {mine!r}")
+    if unknown := sorted(set(mine) - set(shared)):
+        raise ValueError(f"own of {name}: unknown {unknown[0]!r}; known: {', '.join(shared)}")
+    found = dict(shared)
+    for key, value in mine.items():
+        if isinstance(shared[key], Mapping):
+            if not isinstance(value, Mapping):
+                raise ValueError(f"own of {name}: {key} must be a mapping, got {value!r}")
+            found[key] = {**shared[key], **value}
+        elif isinstance(value, str | Mapping) or not isinstance(value, Sequence):
+            raise ValueError(f"own of {name}: {key} must be a list, got {value!r}")
+        else:
+            found[key] = value
+    return found
 
 
 def distinct_folders(folders: Iterable[str | Path]) -> list[Path]:

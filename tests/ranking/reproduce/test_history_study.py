@@ -224,11 +224,39 @@ def test_nothing_to_study_is_said_before_any_work(
         ({"replicates": 0}, "replicates must be at least 1"),
         ({"options": {"depth": 3}}, "unknown option 'depth'"),
         ({"models": ["nobody"]}, "model must be one of"),
-        ({"caps_of": {toy.name: [0]}}, "caps must be at least 1"),
+        ({"own": {toy.name: {"caps": [0]}}}, "caps must be at least 1"),
+        ({"own": {toy.name: {"models": []}}}, "at least one model and one seed"),
+        (
+            {"own": {toy.name: {"epochs": 3}}},
+            f"own of {toy.name}: unknown 'epochs'; known: models, caps, seeds, options",
+        ),
     ):
-        with pytest.raises(ValueError, match=said):
-            quality_of(toy.folder, **wrong)
-    assert not list(home.rglob("*.npz"))
+        for study in (quality_of, costs_of):
+            if study is quality_of or "replicates" not in wrong:
+                with pytest.raises(ValueError, match=said):
+                    study(toy.folder, **wrong)
+    assert not [*home.rglob("*.npz"), *home.rglob("*.parquet")]
+
+
+def test_a_data_set_may_have_values_of_its_own(home: Path, toy: ClickDataset) -> None:
+    """Of models, caps and seeds all, of options what differs; another data set's do not count."""
+    own = {
+        toy.name: {"models": ["mean_pool"], "caps": [3], "seeds": [7], "options": {"dim": 4}},
+        "another": {"models": ["nobody"], "caps": [0]},
+    }
+    longest = longest_history(toy)
+    quality = results.with_config(quality_of(toy.folder, own=own), "seed", "cap", "dim", "hidden")
+    scored = results.select(quality, mode="valid", metric="auc")
+    assert scored[["provider", "cap", "seed", "dim"]].values.tolist() == [
+        ["mean_pool", cap, 7, 4] for cap in (3, longest)
+    ]
+    assert scored["hidden"].tolist() == [[8], [8]]
+    table = costs_of(toy.folder, own=own, attentions=["jagged"])
+    steps = results.select(table, op="training_step", metric="latency")
+    steps = results.with_config(steps, "model", "cap", "seed", "dim", "hidden")
+    assert steps[["model", "cap", "seed", "dim", "hidden"]].values.tolist() == [
+        ["mean_pool", cap, 7, 4, [8]] for cap in (3, longest)
+    ]
 
 
 @pytest.mark.gpu

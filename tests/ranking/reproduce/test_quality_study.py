@@ -101,8 +101,15 @@ def test_several_data_sets_with_options_of_their_own(trained, toy, tmp_path, mon
         compare(toy.folder, datasets=[str(tmp_path / "nowhere")])
     with pytest.raises(ValueError, match="unknown option 'depth'"):
         compare(toy.folder, own={toy.name: {"options": {"depth": 3}}})
-    with pytest.raises(ValueError, match=f"own of {toy.name}: unknown 'epochs'; known: models, "):
-        compare(toy.folder, own={toy.name: {"epochs": 3}})
+    for mine, said in (
+        ({"epochs": 3}, "unknown 'epochs'; known: models, seeds, options, search"),
+        ({"seeds": 3}, "seeds must be a list, got 3"),
+        ({"models": "din"}, "models must be a list, got 'din'"),
+        ({"options": ["dim"]}, r"options must be a mapping, got \['dim'\]"),
+        (["din"], r"must be a mapping, got \['din'\]"),
+    ):
+        with pytest.raises(ValueError, match=f"own of {toy.name}: {said}"):
+            compare(toy.folder, own={toy.name: mine})
 
 
 def test_a_data_set_may_have_a_search_of_its_own(trained, toy):
