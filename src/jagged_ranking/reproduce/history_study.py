@@ -6,7 +6,7 @@ imported by the functions that need it.
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 SPLITS = ("valid", "test")
 # Metrics whose gain over the shortest cap gets an interval; that of AUC takes a sort a replicate.
 GAINS = ("list_auc", "mrr", "gauc")
-LEVEL = 0.95
 
 
 def history_folders(data: str | None, far: str | None, datasets: Sequence[str] = ()) -> list[Path]:
@@ -169,83 +168,49 @@ class _Scored:
             by_cap.setdefault(one.config.max_history, []).append(one)
 
     def rows(self, replicates: int) -> Iterator[dict[str, Any]]:
+        from jagged_ranking.evaluation.rows import metric_row
+
         for by_cap in self.of.values():
-            for outcomes in by_cap.values():
-                for one in outcomes:
-                    facts = {**one.config.to_dict(), "best_epoch": one.best_epoch}
-                    seconds = {"mode": "train", "unit": "s", "value": one.seconds}
-                    yield self._row(one.config, "seconds", facts=facts, **seconds)
-                    for found in one.evaluations:
-                        for metric, value in found.metrics.items():
-                            yield self._row(
-                                one.config, metric, facts=facts, mode=found.split, value=value
-                            )
+            for one in itertools.chain.from_iterable(by_cap.values()):
+                facts = {**one.config.to_dict(), "best_epoch": one.best_epoch}
+                trained = self._where(one.config, "train", facts)
+                yield metric_row("seconds", one.seconds, unit="s", **trained)
+                for found in one.evaluations:
+                    where = self._where(one.config, found.split, facts)
+                    for metric, value in found.metrics.items():
+                        yield metric_row(metric, value, **where)
             yield from self._gains(by_cap, replicates)
 
     def _gains(
         self, by_cap: Mapping[int, Sequence[Outcome]], replicates: int
     ) -> Iterator[dict[str, Any]]:
         """Of every cap over the shortest."""
-        import numpy as np
+        from jagged_ranking.evaluation.rows import difference_row
 
-        from jagged_ranking.evaluation.metrics import paired_bootstrap
-
-        shortest, *longer = by_cap
-        test = by_cap[shortest][0].evaluations[-1]
-        probability = {
-            cap: np.stack([one.evaluations[-1].probability for one in outcomes])
-            for cap, outcomes in by_cap.items()
-        }
-        for metric in (name for name in GAINS if name in test.metrics):
+        tested = {cap: [one.evaluations[-1] for one in of] for cap, of in by_cap.items()}
+        shortest, *longer = tested
+        for metric in (name for name in GAINS if name in tested[shortest][0].metrics):
             for cap in longer:
-                gain = paired_bootstrap(
+                where = self._where(by_cap[cap][0].config, "test", {"baseline_cap": shortest})
+                yield difference_row(
                     metric,
-                    test.user,
-                    test.request,
-                    test.label,
-                    probability[cap],
-                    probability[shortest],
+                    f"{metric}_gain",
+                    tested[cap],
+                    tested[shortest],
                     replicates=replicates,
-                    level=LEVEL,
-                )
-                facts = {
-                    "baseline_cap": shortest,
-                    "level": LEVEL,
-                    "low": None if math.isnan(gain.low) else gain.low,
-                    "high": None if math.isnan(gain.high) else gain.high,
-                    "replicates": replicates,
-                    "seeds": len(by_cap[cap]),
-                }
-                config = by_cap[cap][0].config
-                yield self._row(
-                    config, f"{metric}_gain", facts=facts, mode="test", value=gain.value
+                    **where,
                 )
 
-    def _row(
-        self,
-        config: TrainConfig,
-        metric: str,
-        *,
-        facts: Mapping[str, Any],
-        mode: str,
-        value: float,
-        unit: str | None = None,
-    ) -> dict[str, Any]:
-        known = not math.isnan(value)
+    def _where(self, config: TrainConfig, mode: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         of_run = {"device": self.device, "digest": self.dataset.digest, "longest": self.longest}
-        return results.row(
-            op=BY_CAP,
-            provider=config.model,
-            workload=self.dataset.name,
-            mode=mode,
-            metric=metric,
-            unit=unit or {"log_loss": "nats"}.get(metric, "1"),
-            value=value,
-            status="ok" if known else "unsupported",
-            message="" if known else "needs both labels, of one user or one request",
-            config={**facts, **of_run, "cap": config.max_history},
-            run_id=self.run_id,
-        )
+        return {
+            "op": BY_CAP,
+            "provider": config.model,
+            "workload": self.dataset.name,
+            "mode": mode,
+            "config": {**facts, **of_run, "cap": config.max_history},
+            "run_id": self.run_id,
+        }
 
 
 def costs_by_cap(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from click_data import ClickDataset, open_dataset
@@ -20,8 +18,8 @@ from jagged_ranking.devices import default_device
 from jagged_ranking.evaluation.all_items import ALL_ITEM_METRICS
 from jagged_ranking.evaluation.evaluate import Evaluation
 from jagged_ranking.evaluation.floors import FLOORS, evaluate_floor
-from jagged_ranking.evaluation.metrics import paired_bootstrap
 from jagged_ranking.evaluation.popularity import NEXT_ITEM_FLOORS, evaluate_next_item_floor
+from jagged_ranking.evaluation.rows import difference_row, metric_row
 from jagged_ranking.models.model_config import MODEL_NAMES, check_model
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.outcome import Outcome, Store
@@ -29,7 +27,6 @@ from jagged_ranking.training.runs import train_all
 from jagged_ranking.training.search import Search, best_of
 
 REPORTED = ("valid", "test")
-UNITS = {"log_loss": "nats"}
 
 
 def compare_models(
@@ -95,13 +92,14 @@ def compare_models(
         scored = run(trials, splits=REPORTED[:1], what="trials")
         for one in scored:
             value = one.evaluations[0].metrics[config.select]
-            facts = _facts(one, device, dataset.digest)
-            rows.append(_row(dataset, one.config.model, "trial", config.select, value, facts))
+            where = _where(dataset, one.config.model, "trial", _facts(one, device, dataset.digest))
+            rows.append(metric_row(config.select, value, **where))
         chosen = {model: _best(config.select, model, scored) for model in models}
     finals = [replace(chosen[m], model=m, seed=s.seed) for m in models for s in seeded]
     for one in run(finals, splits=REPORTED):
         facts, model = _facts(one, device, dataset.digest), one.config.model
-        rows.append(_row(dataset, model, "train", "seconds", one.seconds, facts, unit="s"))
+        where = _where(dataset, model, "train", facts)
+        rows.append(metric_row("seconds", one.seconds, unit="s", **where))
         for found in one.evaluations:
             rows += _metric_rows(dataset, model, found, facts)
         tested.setdefault(model, []).append(one.evaluations[-1])
@@ -136,7 +134,7 @@ def _metric_rows(
     dataset: ClickDataset, provider: str, found: Evaluation, facts: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
     for metric, value in found.metrics.items():
-        yield _row(dataset, provider, found.split, metric, value, facts)
+        yield metric_row(metric, value, **_where(dataset, provider, found.split, facts))
 
 
 def _difference_rows(
@@ -151,48 +149,25 @@ def _difference_rows(
     for provider, metric in itertools.product(tested, reference[0].metrics):
         if provider == baseline or metric in ALL_ITEM_METRICS:
             continue
-        found = paired_bootstrap(
+        facts = {"baseline": baseline, "digest": dataset.digest}
+        yield difference_row(
             metric,
-            reference[0].user,
-            reference[0].request,
-            reference[0].label,
-            np.stack([one.probability for one in tested[provider]]),
-            np.stack([one.probability for one in reference]),
-            train_ctr=train_ctr,
+            f"{metric}_difference",
+            tested[provider],
+            reference,
             replicates=replicates,
+            train_ctr=train_ctr,
+            **_where(dataset, provider, "test", facts),
         )
-        facts = {
-            "baseline": baseline,
-            "digest": dataset.digest,
-            "level": 0.95,
-            "low": None if math.isnan(found.low) else found.low,
-            "high": None if math.isnan(found.high) else found.high,
-            "replicates": replicates,
-            "seeds": len(tested[provider]),
-        }
-        yield _row(dataset, provider, "test", f"{metric}_difference", found.value, facts)
 
 
-def _row(
-    dataset: ClickDataset,
-    provider: str,
-    mode: str,
-    metric: str,
-    value: float,
-    facts: dict[str, Any],
-    *,
-    unit: str | None = None,
+def _where(
+    dataset: ClickDataset, provider: str, mode: str, facts: dict[str, Any]
 ) -> dict[str, Any]:
-    known = not math.isnan(value)
-    return results.row(
-        op="ranking",
-        provider=provider,
-        workload=dataset.name,
-        mode=mode,
-        metric=metric,
-        unit=unit or UNITS.get(metric.removesuffix("_difference"), "1"),
-        value=value,
-        status="ok" if known else "unsupported",
-        message="" if known else "needs both labels, of one user or one request",
-        config=facts,
-    )
+    return {
+        "op": "ranking",
+        "provider": provider,
+        "workload": dataset.name,
+        "mode": mode,
+        "config": facts,
+    }

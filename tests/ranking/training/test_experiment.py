@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from click_data import ClickDataset
 from click_data.split import SPLITS
 from jagged_ranking import results
-from jagged_ranking.evaluation.evaluate import Evaluation
 from jagged_ranking.evaluation.floors import (
     FLOORS,
     count_features,
@@ -155,15 +154,6 @@ def test_compare_models_arguments(toy: ClickDataset) -> None:
         compare_models(toy.folder, models=("dnn",))
     with pytest.raises(ValueError, match="at least one model and one seed"):
         compare_models(toy.folder, seeds=())
-
-
-def test_a_metric_that_does_not_exist_is_a_row_that_says_so(toy: ClickDataset) -> None:
-    from jagged_ranking.training.experiment import _metric_rows
-
-    one = np.zeros(1)
-    found = Evaluation("test", one, one, one, one, dict.fromkeys(METRICS, float("nan")))
-    rows = list(_metric_rows(toy, "target_attention", found, {}))
-    assert {row["status"] for row in rows} == {"unsupported"}
 
 
 def command(name: str, *arguments: str | Path) -> int:

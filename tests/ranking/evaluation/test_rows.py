@@ -1,0 +1,60 @@
+"""Metrics as rows of results."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jagged_ranking.evaluation.evaluate import Evaluation
+from jagged_ranking.evaluation.metrics import METRICS, paired_bootstrap
+from jagged_ranking.evaluation.rows import difference_row, metric_row
+
+WHERE: dict[str, Any] = {"op": "ranking", "provider": "din", "workload": "log", "mode": "test"}
+NEEDS = "needs both labels, of one user or one request"
+
+
+def scored(rng: np.random.Generator, *, label: np.ndarray) -> Evaluation:
+    user = np.arange(len(label)) // 4
+    return Evaluation("test", rng.random(len(label)), user, user, label, dict.fromkeys(METRICS, 0))
+
+
+def test_a_row_says_its_unit_and_why_there_is_no_number() -> None:
+    row = metric_row("log_loss", 0.5, config={"seed": 3}, **WHERE)
+    assert (row["value"], row["unit"], row["status"], row["message"]) == (0.5, "nats", "ok", "")
+    assert json.loads(row["config"]) == {"seed": 3}
+    assert metric_row("auc", 0.5, **WHERE)["unit"] == "1"
+    assert metric_row("seconds", 0.5, unit="s", **WHERE)["unit"] == "s"
+    row = metric_row("gauc", math.nan, **WHERE)
+    assert (row["status"], row["message"]) == ("unsupported", NEEDS)
+
+
+@pytest.mark.parametrize("metric", ["gauc", "log_loss", "ne"])
+def test_a_difference_is_that_of_the_bootstrap(metric: str) -> None:
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 2, 40)
+    ours, theirs = [scored(rng, label=label) for _ in range(3)], [scored(rng, label=label)]
+    row = difference_row(
+        metric, "gain", ours, theirs, replicates=20, train_ctr=0.3, config={"cap": 5}, **WHERE
+    )
+    expected = paired_bootstrap(
+        metric, ours[0].user, ours[0].request, label, np.stack([one.probability for one in ours]),
+        theirs[0].probability, train_ctr=0.3, replicates=20,
+    )  # fmt: skip
+    assert (row["metric"], row["value"], row["status"]) == ("gain", expected.value, "ok")
+    assert row["unit"] == ("nats" if metric == "log_loss" else "1")
+    assert json.loads(row["config"]) == {
+        "cap": 5, "level": 0.95, "low": expected.low, "high": expected.high, "replicates": 20,
+        "seeds": 3,
+    }  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_difference_of_what_does_not_exist_has_no_bounds() -> None:
+    one = [scored(np.random.default_rng(0), label=np.ones(8, np.int64))]
+    row = difference_row("gauc", "gauc_gain", one, one, replicates=5, config={}, **WHERE)
+    assert math.isnan(row["value"])
+    assert (row["status"], row["message"]) == ("unsupported", NEEDS)
+    said = json.loads(row["config"])
+    assert (said["low"], said["high"]) == (None, None)
