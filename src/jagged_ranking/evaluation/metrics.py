@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 METRICS = ("auc", "gauc", "ne", "log_loss")
+OF_PROBABILITIES = ("ne", "log_loss")  # all others are of order
 LIST_METRICS = ("list_auc", "mrr", "hr@10", "ndcg@10")
 LIST = 5  # candidates a request, from which on the requests are called lists
 TOP = 10

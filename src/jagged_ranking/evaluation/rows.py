@@ -1,40 +1,62 @@
-"""Metrics of ranking, and their differences, as rows of `results`."""
+"""Metrics of ranking, and their differences, as rows of `results`.
+
+What is trained on lists or on next items learns an order: its logits are free up to a constant in
+each list, so that as probabilities they say nothing, and a metric of probabilities is left out.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jagged_ranking import results
 from jagged_ranking.evaluation.evaluate import Evaluation
-from jagged_ranking.evaluation.metrics import paired_bootstrap
+from jagged_ranking.evaluation.metrics import OF_PROBABILITIES, paired_bootstrap
 
 LEVEL = 0.95  # of the intervals
 UNITS = {"log_loss": "nats"}  # of all other metrics "1"
 UNDEFINED = "needs both labels, of one user or one request"
+ORDER_ALONE = "trained on order alone: its scores are no probabilities"
 
 
 def metric_row(
-    metric: str, value: float, *, unit: str | None = None, **where: Any
+    metric: str,
+    value: float,
+    *,
+    unit: str | None = None,
+    losses: Collection[str] = (),
+    **where: Any,
 ) -> dict[str, Any]:
-    """A row of one number: NaN is "unsupported", and says why.
+    """A row of one number: "unsupported", and why, where it is NaN or says nothing.
 
     Args:
         metric: its name in the row.
         value: the number.
         unit: None is that of a metric of this name.
+        losses: that the model behind it was trained with, none of a floor.
         where: the other fields of `results.row`.
     """
+    if metric in OF_PROBABILITIES and order_alone(losses):
+        return _row(metric, math.nan, unit, why=ORDER_ALONE, **where)
+    return _row(metric, value, unit, why=UNDEFINED, **where)
+
+
+def order_alone(losses: Collection[str]) -> bool:
+    """Whether one of these losses, each one of `LOSSES`, teaches an order and no probability."""
+    return any(loss != "pointwise" for loss in losses)
+
+
+def _row(metric: str, value: float, unit: str | None, *, why: str, **where: Any) -> dict[str, Any]:
     known = not math.isnan(value)
     return results.row(
         metric=metric,
         unit=unit or UNITS.get(metric, "1"),
         value=value,
         status="ok" if known else "unsupported",
-        message="" if known else UNDEFINED,
+        message="" if known else why,
         **where,
     )
 
@@ -47,6 +69,7 @@ def difference_row(
     *,
     replicates: int,
     train_ctr: float | None = None,
+    losses: Collection[str] = (),
     config: Mapping[str, Any],
     **where: Any,
 ) -> dict[str, Any]:
@@ -58,10 +81,14 @@ def difference_row(
         ours, theirs: one evaluation a seed, all of the same candidates.
         replicates: of the bootstrap over users and seeds.
         train_ctr: needed for "ne".
-        config: behind it come "level", the bounds of the interval as "low" and "high" (None where
-            there is none), "replicates" and "seeds".
+        losses: that the models behind both were trained with.
+        config: where there is a difference "level", the bounds of its interval as "low" and "high"
+            (None where there is none), "replicates" and "seeds" come behind it.
         where: the other fields of `results.row`.
     """
+    unit = UNITS.get(metric, "1")
+    if metric in OF_PROBABILITIES and order_alone(losses):
+        return _row(name, math.nan, unit, why=ORDER_ALONE, config=config, **where)
     first = theirs[0]
     found = paired_bootstrap(
         metric,
@@ -81,5 +108,4 @@ def difference_row(
         "replicates": replicates,
         "seeds": len(ours),
     }
-    unit = UNITS.get(metric, "1")
-    return metric_row(name, found.value, unit=unit, config={**config, **facts}, **where)
+    return _row(name, found.value, unit, why=UNDEFINED, config={**config, **facts}, **where)

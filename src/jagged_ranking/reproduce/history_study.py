@@ -178,7 +178,7 @@ class _Scored:
                 for found in one.evaluations:
                     where = self._where(one.config, found.split, facts)
                     for metric, value in found.metrics.items():
-                        yield metric_row(metric, value, **where)
+                        yield metric_row(metric, value, losses=[one.config.loss], **where)
             yield from self._gains(by_cap, replicates)
 
     def _gains(

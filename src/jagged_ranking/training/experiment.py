@@ -48,7 +48,8 @@ def compare_models(
     All models share `config` (its model and seed are replaced), or, with `search`, the list of
     trials around it, of which each then has its best, by `config.select` on the validation split.
     The epoch is chosen on the validation split, too; the test split is scored once, at the end.
-    `workers`, `store`: see `train_all`. Rows, op "ranking":
+    `replicates` are those of the bootstrap; `workers`, `store`: see `train_all`. Rows, op
+    "ranking":
     - provider a model, mode "trial", metric `config.select`, one a trial: what it came to;
     - provider a model, mode "valid" or "test", metric auc, gauc, ne or log_loss, and for lists of
       candidates list_auc, mrr, hr@10 or ndcg@10, one a seed;
@@ -58,11 +59,13 @@ def compare_models(
     - provider a model, mode "train", metric "seconds", one a seed;
     - mode "test", metric "auc_difference", ...: the mean over seeds minus the baseline's, with
       the bounds of its 95% paired bootstrap interval over users and seeds as "low" and "high" in
-      config; for every model but the baseline, and for the floors.
+      config; for every model but the baseline, and for the floors, where the baseline is one of
+      `models`.
+    NE and log loss of a model that was trained on lists or next items, and differences to or from
+    them, are "unsupported": see `evaluation/rows.py`.
 
-    Raises ValueError for an unknown model, no seed or no replicate, a search space that does not
-    fit `config`, DataError for data that is not
-    prepared: before anything is trained.
+    Raises ValueError for an unknown model, no model, seed or replicate, or a search space that
+    does not fit `config`, and DataError for data that is not prepared: before anything is trained.
     """
     config = config or TrainConfig()
     for name in models:
@@ -104,7 +107,8 @@ def compare_models(
             rows += _metric_rows(dataset, model, found, facts)
         tested.setdefault(model, []).append(one.evaluations[-1])
     if baseline in tested:
-        rows += _difference_rows(dataset, tested, baseline=baseline, replicates=replicates)
+        losses = {model: one.loss for model, one in chosen.items()}
+        rows += _difference_rows(dataset, tested, losses, baseline=baseline, replicates=replicates)
     return results.frame(rows)
 
 
@@ -133,13 +137,16 @@ def _floors(dataset: ClickDataset) -> dict[str, list[Evaluation]]:
 def _metric_rows(
     dataset: ClickDataset, provider: str, found: Evaluation, facts: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
+    losses = [facts["loss"]] if "loss" in facts else []
     for metric, value in found.metrics.items():
-        yield metric_row(metric, value, **_where(dataset, provider, found.split, facts))
+        where = _where(dataset, provider, found.split, facts)
+        yield metric_row(metric, value, losses=losses, **where)
 
 
 def _difference_rows(
     dataset: ClickDataset,
     tested: dict[str, list[Evaluation]],
+    losses: dict[str, str],
     *,
     baseline: str,
     replicates: int,
@@ -157,6 +164,7 @@ def _difference_rows(
             reference,
             replicates=replicates,
             train_ctr=train_ctr,
+            losses=[losses[one] for one in (provider, baseline) if one in losses],
             **_where(dataset, provider, "test", facts),
         )
 

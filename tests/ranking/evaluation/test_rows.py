@@ -9,7 +9,8 @@ import pytest
 
 from jagged_ranking.evaluation.evaluate import Evaluation
 from jagged_ranking.evaluation.metrics import METRICS, paired_bootstrap
-from jagged_ranking.evaluation.rows import difference_row, metric_row
+from jagged_ranking.evaluation.rows import ORDER_ALONE, difference_row, metric_row
+from jagged_ranking.models.model_config import LOSSES
 
 WHERE: dict[str, Any] = {"op": "ranking", "provider": "din", "workload": "log", "mode": "test"}
 NEEDS = "needs both labels, of one user or one request"
@@ -58,3 +59,22 @@ def test_a_difference_of_what_does_not_exist_has_no_bounds() -> None:
     assert (row["status"], row["message"]) == ("unsupported", NEEDS)
     said = json.loads(row["config"])
     assert (said["low"], said["high"]) == (None, None)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_what_is_trained_on_order_has_no_metric_of_probabilities(metric: str, loss: str) -> None:
+    one = [scored(np.random.default_rng(0), label=np.arange(8) % 2)]
+    rows = [
+        metric_row(metric, 0.5, losses=[loss], **WHERE),
+        difference_row(
+            metric, f"{metric}_difference", one, one, losses=["pointwise", loss],
+            replicates=5, train_ctr=0.5, config={}, **WHERE,
+        ),
+    ]  # fmt: skip
+    left_out = loss != "pointwise" and metric in ("ne", "log_loss")
+    for row in rows:
+        assert row["message"] == (ORDER_ALONE if left_out else "")
+        assert row["status"] == ("unsupported" if left_out else "ok")
+        assert math.isnan(row["value"]) == left_out
+        assert row["unit"] == ("nats" if metric == "log_loss" else "1")

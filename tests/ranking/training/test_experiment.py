@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from jagged_ranking.evaluation.floors import (
     running_counts,
 )
 from jagged_ranking.evaluation.metrics import METRICS
+from jagged_ranking.evaluation.rows import ORDER_ALONE
 from jagged_ranking.training import experiment, runs, train_commands
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.experiment import compare_models
@@ -147,6 +149,22 @@ def test_compare_models_is_tidy_and_complete(compared: pd.DataFrame, tmp_path: P
     assert set(results.select(table, metric="seconds")["unit"]) == {"s"}
     written = results.read(results.write(compared, tmp_path / "results.parquet"))
     pd.testing.assert_frame_equal(written, compared, check_dtype=False)
+
+
+def test_what_is_trained_on_lists_is_not_judged_as_a_probability(toy: ClickDataset) -> None:
+    table = compare_models(
+        toy.folder, models=("mean_pool", "din"), seeds=(0,), replicates=20, device="cpu",
+        config=replace(TINY, epochs=1, loss="listwise", select="gauc"), workers=1, progress=False,
+    )  # fmt: skip
+    of_one, differences = ["ne", "log_loss"], ["ne_difference", "log_loss_difference"]
+    odd = table["metric"].isin(of_one) & ~table["provider"].isin(list(FLOORS))
+    odd |= table["metric"].isin(differences)
+    assert set(table["message"][odd]) == {ORDER_ALONE}
+    assert set(table["status"][odd]) == {"unsupported"}
+    assert set(table["status"][~odd]) == {"ok"}
+    assert {"auc", "auc_difference", "gauc", "gauc_difference", *of_one} <= set(
+        table["metric"][~odd]
+    )
 
 
 def test_compare_models_arguments(toy: ClickDataset) -> None:
