@@ -9,7 +9,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.processes import among_others
 from jagged_ranking.reproduce.click_logs import describe_data
 from jagged_ranking.reproduce.freshness import digest
+from jagged_ranking.reproduce.own_models import own_code
 
 T = TypeVar("T")
 
@@ -35,7 +36,8 @@ def cached(function: Callable[..., pd.DataFrame], /, *args: Any, **options: Any)
     """`function(*args, **options)`, a table of results, or what it was when nothing differed.
 
     The key is the function's name, its arguments, the code that it depends on (see `code_roots`),
-    versions and the device. A folder that holds a prepared dataset counts by its name and digest.
+    versions and the device. A folder that holds a prepared dataset counts by its name and digest,
+    and of the option `models` a user's own also by their code.
     Prints where the result comes from. A table that says that our own kernels failed, or that the
     device broke, is returned but not kept.
     Delete the folder `build/cache` to forget everything.
@@ -51,7 +53,7 @@ def cached(function: Callable[..., pd.DataFrame], /, *args: Any, **options: Any)
             "function": name,
             "arguments": [_stable(value) for value in args],
             "options": _stable(counted),
-            **circumstances(function.__module__, default_device()),
+            **circumstances(function.__module__, default_device(), options.get("models") or ()),
         }
     )
     path = paths.CACHE / f"{function.__name__}-{key[:20]}.parquet"
@@ -67,13 +69,16 @@ def cached(function: Callable[..., pd.DataFrame], /, *args: Any, **options: Any)
     return results.read(path)  # what the next call will return
 
 
-def circumstances(module: str, device: str) -> dict[str, Any]:
-    """What a result of a module depends on besides its arguments: code, versions, the device."""
-    return {
+def circumstances(module: str, device: str, models: Iterable[str] = ()) -> dict[str, Any]:
+    """What a result of a module depends on besides its arguments: code, that of a user's own
+    `models` too, versions, the device."""
+    found = {
         "code": code_hash(roots=roots_of(module)),
         "versions": provenance.versions(),
         "device": device_name(device),
     }
+    of_models = own_code(models)
+    return {**found, "models": of_models} if of_models else found
 
 
 def read_kept(path: Path, read: Callable[[Path], T], *, what: str) -> T | None:

@@ -6,6 +6,7 @@ scikit-learn, is imported by the functions that need it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,8 @@ def compared(
     """`compare_models` on each data set, each training kept in `build/cache` as soon as it is done.
 
     So a comparison that is cut off goes on where it stopped, and one of a seed more trains only
-    that. A training counts by its options, the data's digest, code, versions and the device.
+    that. A training counts by its options, the data's digest, code, that of a user's own model
+    too, versions and the device.
 
     Args:
         data: a prepared data set.
@@ -129,10 +131,11 @@ class Trainings:
     """The trainings on one data set that lie in `build/cache`."""
 
     def __init__(self, data: str | Path, module: str, device: str) -> None:
-        self._shared = {
-            "data": data_digest(data),
-            **circumstances(module, device),
-        }
+        self._data = data_digest(data)
+        # once a model: a training counts by the code that there was when it began
+        self._circumstances = functools.cache(
+            lambda model: circumstances(module, device, models=[model])
+        )
 
     def get(self, config: TrainConfig, splits: tuple[str, ...]) -> Outcome | None:
         from jagged_ranking.training.outcome import read_outcome
@@ -148,5 +151,6 @@ class Trainings:
             write_outcome(outcome, path)
 
     def _path(self, config: TrainConfig, splits: tuple[str, ...]) -> Path:
-        key = digest({"config": config.to_dict(), "splits": splits, **self._shared})
+        around = {"data": self._data, **self._circumstances(config.model)}
+        key = digest({"config": config.to_dict(), "splits": splits, **around})
         return paths.CACHE / f"training-{key[:20]}.npz"

@@ -187,3 +187,14 @@ def test_a_call_that_fails_leaves_nothing(home):
     with pytest.raises(RuntimeError):
         cached(fail)
     assert not list(home.rglob("*.parquet"))
+
+
+def test_a_model_of_the_users_own_counts_by_its_code(ran, monkeypatch):
+    code = {"mine.one": "abc"}
+    monkeypatch.setattr(cache, "own_code", lambda models: {n: code[n] for n in models if n in code})
+    assert ran(models=["din"])
+    assert ran(models=["din", "mine.one"])
+    assert not ran(models=["din", "mine.one"])
+    code["mine.one"] = "def"
+    assert ran(models=["din", "mine.one"])
+    assert not ran(models=["din"])

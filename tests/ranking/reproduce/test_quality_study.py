@@ -1,7 +1,10 @@
 """Each training is kept as soon as it is done, and counts by what decides it."""
 
+import importlib
 import json
 import shutil
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 from small_log import SMALL
 
 from click_data import ClickDataset, open_dataset, prepare
-from jagged_ranking import paths
+from jagged_ranking import paths, results
 from jagged_ranking.reproduce.errors import RunError
 from jagged_ranking.reproduce.lab import compared
 from jagged_ranking.training import runs
@@ -43,11 +46,16 @@ def trained(
 
 
 def compare(
-    data: Path, *, seeds: tuple[int, ...] = (0, 1), config: TrainConfig = TINY, **more: Any
+    data: Path,
+    *,
+    models: Sequence[str] = ("mean_pool",),
+    seeds: tuple[int, ...] = (0, 1),
+    config: TrainConfig = TINY,
+    **more: Any,
 ):
     return compared(
         str(data),
-        models=["mean_pool"],
+        models=models,
         seeds=seeds,
         options=config.to_dict(),
         replicates=20,
@@ -134,3 +142,60 @@ def test_a_damaged_training_is_done_again(trained, toy, capsys):
     compare(toy.folder, seeds=(0,))
     assert len(trained) == 2
     assert f"mean_pool seed 0: made again, since {path}: is damaged" in capsys.readouterr().out
+
+
+OWN_MODEL = """
+from jagged_ranking.models.encoders.mean_pool import ENCODER as MeanPool
+from mine.parts import FACTOR
+
+class Scaled(MeanPool):
+    def forward(self, history, candidates, batch):
+        return FACTOR * super().forward(history, candidates, batch)
+
+ENCODER = Scaled
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a package with a model of the user's own, `mine.scaled`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "scaled.py").write_text(OWN_MODEL)
+    (folder / "parts.py").write_text("FACTOR = 1.0\n")
+    yield folder
+    forget_mine()
+
+
+def forget_mine() -> None:
+    """As in a process that has not imported it."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def own_scores(data: Path) -> list[float]:
+    table = compare(data, seeds=(0,), models=["mine.scaled"])
+    return results.select(table, provider="mine.scaled", mode="test", metric="auc")[
+        "value"
+    ].tolist()
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [("scaled.py", "FACTOR *", "-FACTOR *"), ("parts.py", "1.0", "-1.0")],
+)
+def test_another_model_of_the_users_own_is_trained_again(trained, toy, mine, file, before, after):
+    first = own_scores(toy.folder)
+    forget_mine()
+    assert own_scores(toy.folder) == first
+    assert len(trained) == 1
+    (mine / file).write_text((mine / file).read_text().replace(before, after))
+    with pytest.raises(RunError, match=r"model mine\.scaled: .* changed since it was imported"):
+        own_scores(toy.folder)
+    forget_mine()
+    assert own_scores(toy.folder) != first
+    assert len(trained) == 2
