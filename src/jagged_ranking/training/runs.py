@@ -97,6 +97,8 @@ def _side_by_side(
     """
     if not configs:
         return
+    # One run gets a process, too: here it would have the threads of this process, and on a CPU
+    # another number of threads sums in another order, which changes the last bits of a training.
     pool = ProcessPoolExecutor(
         min(workers, len(configs)), mp_context=get_context("spawn"), initializer=_begin_worker
     )
