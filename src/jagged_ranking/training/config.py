@@ -9,8 +9,10 @@ from typing import Any
 from jagged_ranking.models.model_config import LOSSES, ModelConfig, option
 
 TABLE_OPTIMIZERS = ("adamw", "rowwise_adagrad")
-SELECT = ("log_loss", "auc", "gauc", "list_auc", "mrr", "ndcg@10")
-
+# What an epoch is chosen by where nothing is said, for each of `LOSSES`.
+AUTO = "auto"
+_SELECT_FOR = {"pointwise": "log_loss", "listwise": "list_auc", "next_item": "ndcg@10"}
+SELECT = (AUTO, "log_loss", "auc", "gauc", "list_auc", "mrr", "ndcg@10")
 SCHEDULES = ("constant", "cosine")
 COMPILERS = ("off", "inductor", "aot_eager", "eager")
 # What an option may be, where it is a word.
@@ -55,7 +57,11 @@ class TrainConfig(ModelConfig):
     average_decay: float = option(
         0.99, "of the moving average of the weights, which is what is validated and kept; 0 = none"
     )
-    select: str = option("log_loss", f"validation metric to stop on: {', '.join(SELECT)}")
+    select: str = option(
+        AUTO,
+        f"validation metric to stop on: {', '.join(SELECT)}, by the loss: "
+        + ", ".join(f"{metric} of {loss}" for loss, metric in _SELECT_FOR.items()),
+    )
     patience: int = option(2, "stop after so many epochs without a better one")
     schedule: str = option(
         "constant",
@@ -75,6 +81,13 @@ class TrainConfig(ModelConfig):
         for name, known in CHOICES.items():
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+        if self.select == AUTO:
+            object.__setattr__(self, "select", _SELECT_FOR[self.loss])
+        if self.loss != "pointwise" and self.select == "log_loss":
+            raise ValueError(
+                f"select log_loss says nothing of what the loss {self.loss} trains, which is an "
+                f"order; choose one of {', '.join(SELECT[2:])}"
+            )
         if self.loss == "next_item" and self.head != "dot":
             raise ValueError(f"loss next_item needs head dot, got head {self.head}")
         self.check_least(1, "epochs", "batch_size", "accumulate", "patience")

@@ -42,7 +42,8 @@ def train_all(
     outcomes = {one: outcome for one, outcome in found_before.items() if outcome}
     missing = [one for one in dict.fromkeys(configs) if one not in outcomes]
     workers = workers or (_cores() if device == "cpu" else 1)
-    runs = _in_turn if workers == 1 else partial(_side_by_side, workers=workers)
+    alone = workers == 1 or len(missing) == 1
+    runs = _in_turn if alone else partial(_side_by_side, workers=workers)
     bar = tqdm(total=len(missing), desc=what, unit="run", disable=not progress)
     with bar:
         for one in runs(dataset, missing, splits, device, bar):
@@ -77,9 +78,16 @@ def _in_turn(
     device: str,
     bar: tqdm,
 ) -> Iterator[Outcome]:
+    """In this process; one thread on a CPU, as side by side: of another number come other bits."""
+    threads = torch.get_num_threads()
     for config in configs:
-        yield _train_one(dataset, config, splits, device, progress=not bar.disable)
+        torch.set_num_threads(1 if device == "cpu" else threads)
+        try:
+            outcome = _train_one(dataset, config, splits, device, progress=not bar.disable)
+        finally:
+            torch.set_num_threads(threads)
         bar.update()
+        yield outcome
 
 
 def _side_by_side(
@@ -97,8 +105,6 @@ def _side_by_side(
     """
     if not configs:
         return
-    # One run gets a process, too: here it would have the threads of this process, and on a CPU
-    # another number of threads sums in another order, which changes the last bits of a training.
     pool = ProcessPoolExecutor(
         min(workers, len(configs)), mp_context=get_context("spawn"), initializer=_begin_worker
     )

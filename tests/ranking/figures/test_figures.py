@@ -359,6 +359,16 @@ def test_claims_of_quality_need_an_interval_above_zero() -> None:
     assert tables.claims(results.frame([])).empty
 
 
+def test_claims_of_lists_are_judged_by_lists() -> None:
+    of_users = quality_results()
+    of_lists = of_users.assign(metric=of_users["metric"].str.replace("gauc", "list_auc"))
+    of_lists["value"] += 0.5
+    table = tables.claims(pd.concat([of_users, of_lists]))
+    assert set(table["mode"]) == {"test list AUC"}
+    assert len(table) == len(tables.claims(of_users)) == 2
+    assert table["this run"].str.startswith("+0.5").all()
+
+
 def test_tables_of_workloads(measured: pd.DataFrame) -> None:
     table = tables.speed(measured).set_index("workload")
     assert list(table.index) == ["A", "B", "C", "D", "E", "F", "G", "N"]

@@ -309,16 +309,33 @@ def test_id_tables_decay_at_their_own_rate(toy: ClickDataset) -> None:
         ({"dim": 10, "heads": 4}, "divisible by heads, got 10 and 4"),
         ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
         ({"loss": "hinge"}, "loss must be one of pointwise, listwise, next_item, got 'hinge'"),
+        (
+            {"loss": "listwise", "select": "log_loss"},
+            "select log_loss says nothing of what the loss listwise trains, .* one of auc, gauc, ",
+        ),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         (
             {"select": "ndcg"},
-            "select must be one of log_loss, auc, gauc, list_auc, mrr, ndcg@10, got .ndcg.",
+            "select must be one of auto, log_loss, auc, gauc, list_auc, mrr, ndcg@10, got .ndcg.",
         ),
     ],
 )
 def test_config_errors(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "metric"),
+    [
+        ({}, "log_loss"),
+        ({"loss": "listwise"}, "list_auc"),
+        ({"loss": "next_item", "head": "dot"}, "ndcg@10"),
+        ({"loss": "listwise", "select": "mrr"}, "mrr"),
+    ],
+)
+def test_the_epoch_is_chosen_by_what_the_loss_trains(options: dict, metric: str) -> None:
+    assert TrainConfig(**options).select == metric
 
 
 def test_config_round_trip() -> None:

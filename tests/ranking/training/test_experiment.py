@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -314,6 +315,28 @@ def test_a_worker_ends_with_its_parent_and_has_one_thread(monkeypatch: pytest.Mo
     monkeypatch.setattr(runs.torch, "set_num_threads", begun.append)
     runs._begin_worker()
     assert begun == ["with its parent", 1]
+
+
+def test_a_single_training_has_one_thread_of_this_process(
+    toy: ClickDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else runs with it, its bits are the same."""
+    during: list[int] = []
+
+    def train(*given: Any, **options: Any) -> Outcome:
+        during.append(torch.get_num_threads())
+        return Outcome(TINY, [], 0, 0.0)
+
+    monkeypatch.setattr(runs, "_train_one", train)
+    monkeypatch.setattr(runs, "ProcessPoolExecutor", lambda *given, **options: pytest.fail("made"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        runs.train_all(toy, [TINY], splits=("test",), device="cpu", workers=2, progress=False)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert during == [1]
 
 
 def test_what_runs_beside_a_training_that_fails_is_kept(
