@@ -171,19 +171,16 @@ class ClickDataset:
         quiet = not datasets.is_progress_bar_enabled()
         datasets.disable_progress_bars()
         try:
-            dataset = datasets.load_dataset(
-                "parquet",
-                data_files=glob.escape(str(path)),
-                split="train",
-                cache_dir=str(self._cache),
-                writer_batch_size=one_piece,
+            # `load_dataset` would tell the hub that a packaged reader of files is used.
+            dataset = datasets.Dataset.from_parquet(
+                glob.escape(str(path)), cache_dir=str(self._cache), writer_batch_size=one_piece
             )
         except (pa.ArrowException, OSError, DatasetsError) as error:
             raise DataError(f"not a readable Parquet file ({error})", file=path) from error
         finally:
             if not quiet:
                 datasets.enable_progress_bars()
-        return dataset.data.table  # pyright: ignore[reportAttributeAccessIssue]
+        return dataset.data.table
 
 
 def _offsets(lists: Any) -> NDArray[np.int64]:

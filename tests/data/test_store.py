@@ -1,20 +1,50 @@
 """Reading a prepared dataset needs less than making one."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from small_log import SMALL
+
 from click_data import prepare
 
+_NO_NETWORK = """\
+import sys
+reached = []
+def refuse(event, arguments):
+    if event in ("socket.getaddrinfo", "socket.gethostbyname", "socket.connect", "socket.sendto"):
+        reached.append((event, arguments))
+        raise OSError(f"{event} while a data set is read")
+sys.addaudithook(refuse)
+"""
+_READ = """\
+from click_data import open_dataset
+dataset = open_dataset(sys.argv[1])
+print(dataset.num_users, len(dataset.histories.item), dataset.items.num_rows)
+"""
 
-def test_reading_needs_no_polars(tmp_path: Path) -> None:
-    folder = prepare(
-        "synthetic", out=tmp_path / "log", users=20, items=30, categories=5, events=400
-    )
-    code = (
-        "import sys; sys.modules['polars'] = None\n"
-        "from click_data import open_dataset\n"
-        f"print(open_dataset({str(folder)!r}).num_users)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.stdout.strip() == "20", result.stderr
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return prepare("synthetic", out=tmp_path / "log", **SMALL)
+
+
+def _run(code: str, folder: Path) -> list[str]:
+    """What some code prints in a fresh process, in which nothing says that it is offline."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    command = [sys.executable, "-c", code, str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
+
+
+def test_reading_needs_no_polars(folder: Path) -> None:
+    no_polars = "import sys; sys.modules['polars'] = None\n"
+    assert _run(no_polars + _READ, folder) == ["40 800 61"]
+
+
+def test_reading_asks_nobody_over_a_network(folder: Path) -> None:
+    # Whoever is refused may go on in silence.
+    assert _run(f"{_NO_NETWORK}{_READ}print(reached)", folder) == ["40 800 61", "[]"]
