@@ -5,13 +5,13 @@ import json
 from pathlib import Path
 
 from click_data import public
-from click_data.columns import UNITS
 from click_data.errors import DataError
 from click_data.negatives import POOL
 from click_data.preparation import prepare
 from click_data.schema import read_info
 from click_data.sources import SOURCES
 from click_data.summary import SEPARATORS, summary
+from click_data.time_units import UNITS
 
 _EXAMPLES = """examples:
   jagged prepare synthetic --out data/synthetic

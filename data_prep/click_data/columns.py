@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 import polars as pl
 
 from click_data.table import Table
+from click_data.time_units import UNITS
 
-UNITS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _LAST_YEAR = 2100
 _WEB = datetime(1990, 1, 1, tzinfo=UTC).timestamp()  # no log of clicks is older
 _END = datetime(_LAST_YEAR + 1, 1, 1, tzinfo=UTC).timestamp()

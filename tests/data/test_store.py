@@ -9,6 +9,8 @@ import pytest
 from small_log import SMALL
 
 from click_data import prepare
+from click_data.schema import read_info
+from click_data.summary import summary
 
 _NO_NETWORK = """\
 import sys
@@ -40,9 +42,12 @@ def _run(code: str, folder: Path) -> list[str]:
     return result.stdout.splitlines()
 
 
-def test_reading_needs_no_polars(folder: Path) -> None:
+def test_reading_and_telling_need_no_polars(folder: Path) -> None:
     no_polars = "import sys; sys.modules['polars'] = None\n"
-    assert _run(no_polars + _READ, folder) == ["40 800 61"]
+    tell = "from click_data.summary import summary; print(summary(dataset.info, dataset.folder))"
+    first, *told = _run(no_polars + _READ + tell, folder)
+    assert first == "40 800 61"
+    assert told == summary(read_info(folder), folder).splitlines()
 
 
 def test_reading_asks_nobody_over_a_network(folder: Path) -> None:

@@ -33,6 +33,7 @@ from click_data.sources.candidates import (
 )
 from click_data.sources.lists import elements
 from click_data.table import Table, read_parquet
+from click_data.time_units import UNITS
 
 _REQUIRED = ("impression_id", "user_id", "timestamp", "item_id", "label")
 _EVENT = ("user_id", "item_id", "timestamp")
@@ -67,8 +68,8 @@ def load(path: Path | None, options: ImpressionOptions, seed: int) -> ClickLog:
     """Read impressions and histories. Raises DataError about all bad rows of a file at once."""
     del seed  # nothing here is random
     assert path is not None
-    if options.time_unit not in columns.UNITS:
-        raise DataError(f"--time-unit {options.time_unit}: not one of {', '.join(columns.UNITS)}")
+    if options.time_unit not in UNITS:
+        raise DataError(f"--time-unit {options.time_unit}: not one of {', '.join(UNITS)}")
     refuse_absent(path)
     shown = path / "impressions.parquet"
     if not shown.is_file():

@@ -16,6 +16,7 @@ from click_data.plain import check_encoding, find_encoding, refuse_absent
 from click_data.schema import file_digest
 from click_data.table import UNREADABLE, Table, concatenate, read_parquet
 from click_data.text import read_text, refuse_other
+from click_data.time_units import UNITS
 
 REQUIRED = ("user_id", "item_id", "timestamp")
 OPTIONAL = ("label", "category")
@@ -177,8 +178,8 @@ def _names(options: LogOptions) -> dict[str, str]:
             raise DataError(f"--signal {name}: the name is taken by a column of the histories")
         if options.signals.count(name) > 1:
             raise DataError(f"--signal {name}: given twice")
-    if options.time_unit not in columns.UNITS:
-        raise DataError(f"--time-unit {options.time_unit}: not one of {', '.join(columns.UNITS)}")
+    if options.time_unit not in UNITS:
+        raise DataError(f"--time-unit {options.time_unit}: not one of {', '.join(UNITS)}")
     if options.negatives is not None and options.negatives < 0:
         raise DataError(f"--negatives {options.negatives}: must not be negative")
     if options.pool < 2:
