@@ -92,3 +92,8 @@ def lists(values: NDArray, offsets: pa.Array) -> pa.ListArray:
 def as_arrow(series: pl.Series) -> pa.Array:
     """As a plain int64 or string array (polars exports large or view strings)."""
     return series.to_arrow().cast(pa.string() if series.dtype == pl.String else pa.int64())
+
+
+def give_back() -> None:
+    """Give the system what Arrow keeps of memory that is free: NumPy and polars cannot use it."""
+    pa.default_memory_pool().release_unused()

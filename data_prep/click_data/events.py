@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from click_data.arrays import gather, stable_order
+from click_data.arrays import gather, give_back, stable_order
 from click_data.candidate_features import MADE, SHOWN, Clicks
 from click_data.errors import DataError
 from click_data.histories import Histories, histories_of
@@ -107,6 +107,7 @@ def build(
     said = item_categories(items, log.events, log.items)
     # Histories hold all else, and a long log does not fit into memory twice.
     log = replace(log, events=log.events.clear())
+    give_back()
     given_split = log.candidates is not None and "split" in log.candidates.columns
     if log.candidates is None:
         asked = asked_by_events(histories, log.tasks)

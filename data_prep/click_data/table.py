@@ -9,6 +9,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from click_data import pieces
+from click_data.arrays import give_back
 from click_data.errors import DataError
 
 UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # what broken Parquet raises
@@ -145,11 +147,11 @@ def read_parquet(path: Path, *, wanted: Collection[str], shown: str | None = Non
             schema = file.schema_arrow
             refuse_repeated(schema.names, wanted, shown)
             names = [name for name in schema.names if name in wanted]
-            arrow = file.read(columns=names)
+            frame = pl.DataFrame([_column(file, name, shown) for name in names])
             rows = file.metadata.num_rows
     except UNREADABLE as error:
         raise DataError(f"not a readable Parquet file, truncated? ({error})", file=shown) from error
-    frame = pl.DataFrame([_series(arrow.column(name), name, shown) for name in names])
+    give_back()
     if rows == 0:
         raise DataError("the file is empty: it has no rows", file=shown)
     metadata = {
@@ -160,10 +162,27 @@ def read_parquet(path: Path, *, wanted: Collection[str], shown: str | None = Non
     return Table(frame, (part,), tuple(schema.names), metadata)
 
 
-def _series(column: pa.ChunkedArray, name: str, shown: str) -> pl.Series:
+def _column(file: pq.ParquetFile, name: str, shown: str) -> pl.Series:
+    """One column; text in pieces, so that what is read is not there twice."""
+    if not _is_text(file.schema_arrow.field(name).type):
+        return _series(file.read(columns=[name]).column(name), name, shown)
+    batches = file.iter_batches(pieces.PIECE, columns=[name])
+    parts = [_series(batch.column(name), name, shown) for batch in batches]
+    return pl.concat(parts, rechunk=True) if parts else pl.Series(name, dtype=pl.String)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _series(column: pa.Array | pa.ChunkedArray, name: str, shown: str) -> pl.Series:
     try:
         column.validate(full=True)  # polars trusts that offsets and indices are in range
-        return pl.Series(name, column)
+        if not _is_text(column.type):
+            return pl.Series(name, column)
+        # Ids come again and again: each is held once, and a row is a view of it.
+        coded = column.dictionary_encode()
+        return pl.Series(name, coded.dictionary).gather(pl.Series(coded.indices))
     except (pl.exceptions.PolarsError, pa.ArrowException) as error:
         reason = str(error).partition(".")[0]
         message = f"cannot be read as {column.type} ({reason})"
