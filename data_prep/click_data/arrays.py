@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from click_data.pieces import pieces
 
 _T = TypeVar("_T", bound=np.generic)
+_IN_VIEW = 12  # bytes of text that a view has room for (Arrow's layout of string views)
 
 
 def encode(values: pl.Series, known: pl.Series) -> NDArray[np.int32]:
@@ -87,6 +88,23 @@ def rows_of(offsets: NDArray[np.int64], chosen: NDArray[np.integer]) -> NDArray[
 def lists(values: NDArray, offsets: pa.Array) -> pa.ListArray:
     """Values cut into lists at `offsets`, int32."""
     return pa.ListArray.from_arrays(offsets, pa.array(values))
+
+
+def text_of(name: str, values: pa.Array) -> pl.Series:
+    """Text, of which each distinct value is held once and a row is a view: ids come again."""
+    coded = values.dictionary_encode()
+    return pl.Series(name, coded.dictionary).gather(pl.Series(coded.indices))
+
+
+def held_once(text: pl.Series) -> pl.Series:
+    """The same text, held as `text_of` does, a piece at a time."""
+    if not (text.str.len_bytes() > _IN_VIEW).any():
+        return text
+    parts = [
+        text_of(text.name, text.slice(some.start, some.stop - some.start).to_arrow())
+        for some in pieces(len(text))
+    ]
+    return pl.concat(parts, rechunk=True)
 
 
 def as_arrow(series: pl.Series) -> pa.Array:

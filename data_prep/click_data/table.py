@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from click_data import pieces
-from click_data.arrays import give_back
+from click_data.arrays import give_back, text_of
 from click_data.errors import DataError
 
 UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)  # what broken Parquet raises
@@ -180,9 +180,7 @@ def _series(column: pa.Array | pa.ChunkedArray, name: str, shown: str) -> pl.Ser
         column.validate(full=True)  # polars trusts that offsets and indices are in range
         if not _is_text(column.type):
             return pl.Series(name, column)
-        # Ids come again and again: each is held once, and a row is a view of it.
-        coded = column.dictionary_encode()
-        return pl.Series(name, coded.dictionary).gather(pl.Series(coded.indices))
+        return text_of(name, column)
     except (pl.exceptions.PolarsError, pa.ArrowException) as error:
         reason = str(error).partition(".")[0]
         message = f"cannot be read as {column.type} ({reason})"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import polars as pl
 
+from click_data.arrays import give_back, held_once
 from click_data.errors import DataError
 from click_data.plain import UTF8, as_utf8, find_encoding, first_bytes, garbled, open_text
 from click_data.table import Part, Problem, Table, refuse_repeated
@@ -98,6 +99,9 @@ def read_text(
     columns = tuple(frame.columns)
     part = Part(shown, len(frame), lambda rows: _lines_of(path, separator, rows, header, encoding))
     frame = frame.select(name for name in columns if name in wanted)
+    for name in frame.columns:  # one at a time lets go of what it replaces
+        frame = frame.with_columns(held_once(frame[name]))
+    give_back()
     other = None if encoding == UTF8 else encoding
     return Table(frame, (part,), columns, separator=separator, encoding=other, problems=problems)
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from impression_logs import timed_log, write
-from polars.testing import assert_series_equal
+from polars.testing import assert_frame_equal
 
 from click_data import DataError, pieces, prepare
 from click_data.arrays import encode, gather, stable_order
 from click_data.schema import read_info
-from click_data.table import read_parquet
+from click_data.sources.log import read_log
 
 
 def long_log(path: Path, *, labelled: bool) -> Path:
@@ -49,16 +49,19 @@ def test_a_log_in_pieces(
     assert digest("log", path, tmp_path / "parts", **options) == whole
 
 
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
 def test_text_that_comes_again_is_held_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    path = tmp_path / f"log.{kind}"
     some = [None, "", *(f"{number:064x}" for number in range(9))]  # as sha256 writes them
     ids = pl.Series("user_id", some * 100)
-    ids.to_frame().write_parquet(tmp_path / "log.parquet", row_group_size=500)
+    log = pl.DataFrame([ids, pl.Series("item_id", ["short"] * len(ids))])
+    log.write_parquet(path, row_group_size=500) if kind == "parquet" else log.write_csv(path)
     in_pieces(monkeypatch, 300)
-    read = read_parquet(tmp_path / "log.parquet", wanted={"user_id"}).frame["user_id"]
-    assert_series_equal(read, ids)
-    held = read.to_arrow(compat_level=pl.CompatLevel.newest()).get_total_buffer_size()
+    read = read_log(path, wanted={"user_id", "item_id"}).frame
+    assert_frame_equal(read, log)
+    held = read["user_id"].to_arrow(compat_level=pl.CompatLevel.newest()).get_total_buffer_size()
     views = 16 * len(ids)
     assert views < held < views + 9 * 64 * 10  # of 900 ids
 
