@@ -28,6 +28,8 @@ def test_a_malformed_input(
     folder, scratch, made = (tmp_path / name for name in ("in", "scratch", "made"))
     for place in (folder, scratch, made):
         place.mkdir()
+    # PyTorch's compiler makes a folder for itself when it is first imported
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     case.write(folder)
     before = _listed(tmp_path)

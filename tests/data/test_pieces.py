@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from impression_logs import timed_log, write
 from polars.testing import assert_frame_equal
@@ -93,6 +93,7 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr(pieces, "PIECE", size)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(*[st.integers(-3, 3) | st.integers(-(2**62), 2**62)] * 2), min_size=1),
     st.integers(1, 9),
