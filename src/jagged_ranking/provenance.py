@@ -8,13 +8,15 @@ import importlib.util
 import json
 import os
 import platform
+import re
+import shlex
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,8 @@ PEERS = {
 }
 TEST_STATUS = "build/test-status.json"
 MANIFEST = "manifest.json"  # beside the results
+_OPTION = re.compile(r"--?[A-Za-z]")
+_LONGEST = 80  # of what a parameter was set to, where it is shown
 
 
 def git_state(root: Path | None = None) -> dict[str, Any]:
@@ -139,7 +143,7 @@ def manifest(
         "git_dirty": state["dirty"],
         "code_roots": list(roots),
         "code_hash": code_hash(root, roots),
-        "command": command if command is not None else " ".join(sys.argv),
+        "command": command if command is not None else shlex.join(sys.argv),
         "parameters": json.loads(json.dumps(dict(parameters), default=str)),
         "seed": seed,
         "data_digests": dict(data_digests or {}),
@@ -161,9 +165,25 @@ def utc(seconds: float | None = None) -> str:
 
 
 def changes_of_preset(manifest: Mapping[str, Any]) -> list[str]:
-    """What the command of a run set besides its preset: ["seconds=0.07"]."""
-    pairs = pairwise(str(manifest.get("command", "")).split())
-    return [value for option, value in pairs if option in ("-p", "--parameter")]
+    """What the command of a run set besides its preset: ["seconds=0.07"]; of what is long, the
+    beginning."""
+    changes: list[list[str]] = []
+    inside = False
+    for word in _words(str(manifest.get("command", ""))):
+        if _OPTION.match(word):
+            inside = word in ("-p", "--parameter")
+            if inside:
+                changes.append([])
+        elif inside:  # a value with blanks, in a command that was kept without its quotes
+            changes[-1].append(word)
+    return [textwrap.shorten(" ".join(change), _LONGEST, placeholder=" ...") for change in changes]
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # not one of a shell
+        return command.split()
 
 
 def write_manifest(content: Mapping[str, Any], path: Path | str) -> Path:

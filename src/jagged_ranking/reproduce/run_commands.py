@@ -1,6 +1,7 @@
 """`jagged run` and `jagged reproduce`: their arguments, and what they call."""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -122,4 +123,4 @@ def _command() -> str:
     """What the user typed, for manifests: absolute paths by their last part, which says what was
     meant on any machine."""
     words = (Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:])
-    return " ".join(["jagged", *words])
+    return shlex.join(["jagged", *words])

@@ -479,6 +479,20 @@ def test_what_a_run_set_besides_its_preset_is_said(tmp_path: Path, measured: pd.
     assert " · `seconds=0.07` · `rounds=3`" in redraw.readme_block(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("command", "changes"),
+    [
+        ("jagged run 04 -p 'seeds=[0, 1]' --quiet -p a=b", ["seeds=[0, 1]", "a=b"]),
+        ("jagged run 04 -p seeds=[0, 1] --quiet", ["seeds=[0, 1]"]),  # kept without quotes
+        ("jagged run 04 -p 'a=it", ["'a=it"]),
+        (f"jagged run 04 -p 'own={'word ' * 50}'", ["own=" + "word " * 14 + "..."]),
+        ("jagged run 04 --preset small", []),
+    ],
+)
+def test_what_a_command_set(command: str, changes: list[str]) -> None:
+    assert provenance.changes_of_preset({"command": command}) == changes
+
+
 def test_a_goal_whose_workload_was_left_out_is_not_measured(
     tmp_path: Path, measured: pd.DataFrame
 ) -> None:
