@@ -70,7 +70,7 @@ LOOKS: dict[str, Look] = {
     "pma": Look("PMA", "#8a8a8a", "P"),
     "din": Look("DIN", _COLORS[4], "v"),
     "target_attention": Look("target attention", _COLORS[1], "^"),
-    "sim": Look("SIM", _COLORS[8], "d"),
+    "sim": Look("SIM", "#b59b00", "d"),
     "pyramid": Look("pyramid", _COLORS[5], "p"),
     "transformer": Look("transformer", _COLORS[0], "o"),
     "sasrec": Look("SASRec", "#117733", "h"),
