@@ -128,21 +128,32 @@ def _quality_rows(results: pd.DataFrame) -> list[dict[str, str]]:
     users = users[~users["workload"].isin(lists["workload"])]
     gains = with_config(pd.concat([users, lists]), "low", "high", "device")
     rows = []
-    for row in gains[~gains["provider"].isin(FLOORS)].itertuples():
-        low, high = float(str(row.low)), float(str(row.high))
-        holds = "yes" if low > 0 else "no" if high < 0 else "undecided"
+    for provider, mine in gains[~gains["provider"].isin(FLOORS)].groupby("provider", sort=False):
+        said, found = [], []
+        for row in mine.itertuples():
+            low, high = float(str(row.low)), float(str(row.high))
+            interval = f"{float(str(row.value)):+.4f} [{low:+.4f}, {high:+.4f}]"
+            said.append(f"{interval} ({row.workload})")
+            found.append("yes" if low > 0 else "no" if high < 0 else "undecided")
+        names = mine["workload"].astype(str)
+        kinds = dict.fromkeys(_JUDGED[str(metric)] for metric in mine["metric"])
         rows.append(
             {
-                "claim": f"{row.provider} ranks better than mean_pool (ours, not the paper's)",
+                "claim": f"{provider} ranks better than mean_pool (ours, not the paper's)",
                 "paper": "",
-                "mode": _JUDGED[str(row.metric)],
-                "this run": f"{float(str(row.value)):+.4f} [{low:+.4f}, {high:+.4f}]",
-                "holds": holds,
-                "where": str(row.workload),
-                "device": str(row.device or ""),
+                "mode": ", ".join(kinds),
+                "this run": "; ".join(said),
+                "holds": found[0] if len(set(found)) == 1 else _mixed(found),
+                "where": ", ".join(names[[one == "yes" for one in found]]),
+                "device": _device(mine),
             }
         )
     return rows
+
+
+def _mixed(found: list[str]) -> str:
+    """Of several data sets that do not say the same."""
+    return "in part" if "yes" in found else "undecided"
 
 
 def _history_rows(results: pd.DataFrame) -> list[dict[str, str]]:

@@ -359,6 +359,29 @@ def test_claims_of_quality_need_an_interval_above_zero() -> None:
     assert tables.claims(results.frame([])).empty
 
 
+@pytest.mark.parametrize(
+    ("bounds", "holds", "where"),
+    [
+        ((0.1, 0.2), "yes", "toy, other"),
+        ((-0.2, -0.1), "in part", "toy"),
+        ((-1, 1), "in part", "toy"),
+    ],
+)
+def test_a_model_has_one_claim_of_all_data_sets(
+    bounds: tuple[float, float], holds: str, where: str
+) -> None:
+    one = quality_results().assign(workload="toy")
+    low, high = bounds
+    changed = [
+        json.dumps({**json.loads(text), "low": low, "high": high}) if "low" in text else text
+        for text in one["config"]
+    ]
+    table = tables.claims(pd.concat([one, one.assign(workload="other", config=changed)]))
+    assert table["holds"].tolist() == [holds, holds]
+    assert table["where"].tolist() == [where, where]
+    assert table["this run"].str.contains(r"\(toy\); .* \(other\)$").all()
+
+
 def test_claims_of_lists_are_judged_by_lists() -> None:
     of_users = quality_results()
     of_lists = of_users.assign(metric=of_users["metric"].str.replace("gauc", "list_auc"))
