@@ -8,7 +8,7 @@ cap the budget is), and how well models rank over the cap (`BY_CAP`, provider th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,11 @@ COSTS = {"latency": "step time", "peak_memory": "peak memory"}
 SHORT = {"out_of_memory": "OOM", "missing": "–", "unsupported": "n/a", "error": "wrong"}
 # What a data set is judged by, the first that it has.
 JUDGED_BY = ("list_auc", "gauc")
+
+
+def judged_by(metrics: Collection[str]) -> str | None:
+    """Of the metrics that a data set has the one that it is judged by, None where there is none."""
+    return next((name for name in JUDGED_BY if name in metrics), None)
 
 
 @dataclass(frozen=True)
@@ -91,8 +96,7 @@ def by_cap(results: pd.DataFrame) -> pd.DataFrame:
     rows = with_config(rows, "cap", "longest", "low", "high")
     found = []
     for (dataset, model), mine in rows.groupby(["workload", "provider"], sort=False):
-        metrics = set(mine["metric"])
-        judged = next((name for name in JUDGED_BY if name in metrics), None)
+        judged = judged_by(set(mine["metric"]))
         if judged is None:
             continue
         gains = mine[mine["metric"] == f"{judged}_gain"].set_index("cap")

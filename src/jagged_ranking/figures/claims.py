@@ -1,24 +1,23 @@
 """The claims of the paper, one row each, held against whatever was measured."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pandas as pd
 
 from jagged_ranking.devices import CPU
 from jagged_ranking.figures import style
-from jagged_ranking.figures.affordability import COSTS, longest_caps, said_cap
+from jagged_ranking.figures.affordability import COSTS, judged_by, longest_caps, said_cap
 from jagged_ranking.figures.memory import CLAIMS as MEMORY_CLAIMS
 from jagged_ranking.figures.memory import TOTAL
 from jagged_ranking.figures.panels import Claim
 from jagged_ranking.figures.points import ratios
-from jagged_ranking.figures.quality import FLOORS
+from jagged_ranking.figures.quality import FLOORS, NAMES
 from jagged_ranking.figures.speed import CLAIMS as SPEED_CLAIMS
 from jagged_ranking.figures.sweeps import BASELINES
 from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.results import select, with_config
 
-# Differences that say which ranker is better, of all users and of lists, and what they are of.
-_JUDGED = {"gauc_difference": "test gAUC", "list_auc_difference": "test list AUC"}
 COLUMNS = ("claim", "paper", "mode", "this run", "holds", "where", "device")
 
 
@@ -124,9 +123,12 @@ def _quality_rows(results: pd.DataFrame) -> list[dict[str, str]]:
     lists cannot be compared from one to another.
     """
     gains = select(results, op="ranking", mode="test", status="ok")
-    users, lists = (gains[gains["metric"] == metric] for metric in _JUDGED)
-    users = users[~users["workload"].isin(lists["workload"])]
-    gains = with_config(pd.concat([users, lists]), "low", "high", "device")
+    gains = gains[gains["metric"].str.endswith("_difference")]
+    gains = gains.assign(metric=gains["metric"].str.removesuffix("_difference"))
+    judged = {name: judged_by(set(of)) for name, of in gains.groupby("workload")["metric"]}
+    gains = gains[gains["metric"] == gains["workload"].map(judged)]
+    # those of users first
+    gains = with_config(gains.sort_values("metric", kind="stable"), "low", "high", "device")
     rows = []
     for provider, mine in gains[~gains["provider"].isin(FLOORS)].groupby("provider", sort=False):
         said, found = [], []
@@ -135,25 +137,30 @@ def _quality_rows(results: pd.DataFrame) -> list[dict[str, str]]:
             interval = f"{float(str(row.value)):+.4f} [{low:+.4f}, {high:+.4f}]"
             said.append(f"{interval} ({row.workload})")
             found.append("yes" if low > 0 else "no" if high < 0 else "undecided")
-        names = mine["workload"].astype(str)
-        kinds = dict.fromkeys(_JUDGED[str(metric)] for metric in mine["metric"])
+        kinds = dict.fromkeys(f"test {NAMES[str(metric)]}" for metric in mine["metric"])
         rows.append(
             {
                 "claim": f"{provider} ranks better than mean_pool (ours, not the paper's)",
                 "paper": "",
                 "mode": ", ".join(kinds),
                 "this run": "; ".join(said),
-                "holds": found[0] if len(set(found)) == 1 else _mixed(found),
-                "where": ", ".join(names[[one == "yes" for one in found]]),
+                "holds": _of_all(found),
+                "where": _where_yes(mine["workload"], found),
                 "device": _device(mine),
             }
         )
     return rows
 
 
-def _mixed(found: list[str]) -> str:
-    """Of several data sets that do not say the same."""
+def _of_all(found: list[str]) -> str:
+    """What data sets say together, each "yes", "no" or "undecided"."""
+    if len(set(found)) == 1:
+        return found[0]
     return "in part" if "yes" in found else "undecided"
+
+
+def _where_yes(datasets: Iterable[str], found: list[str]) -> str:
+    return ", ".join(name for name, one in zip(datasets, found, strict=True) if one == "yes")
 
 
 def _history_rows(results: pd.DataFrame) -> list[dict[str, str]]:
@@ -173,14 +180,11 @@ def _history_rows(results: pd.DataFrame) -> list[dict[str, str]]:
         pairs = pairs[~pairs["whole_theirs"].astype(bool)]
         if kind == OURS or pairs.empty:
             continue
-        said, longer = [], []
+        said, holds = [], []
         for row in pairs.to_dict("records"):
             theirs = {name: row[f"{name}_theirs"] for name in ("status", "cap", "whole")}
             said.append(f"{said_cap(row)} against {said_cap(theirs)} ({row['workload']})")
-            if row["cap"] > theirs["cap"]:
-                longer.append(row["workload"])
-        share = len(longer) / len(pairs)
-        holds = "yes" if share == 1 else "in part" if share else "no"
+            holds.append("yes" if row["cap"] > theirs["cap"] else "no")
         label = style.look_of(kind).label
         rows.append(
             {
@@ -188,8 +192,8 @@ def _history_rows(results: pd.DataFrame) -> list[dict[str, str]]:
                 "paper": "",
                 "mode": f"same {COSTS[metric]}",
                 "this run": "; ".join(said),
-                "holds": holds if _on_gpu(pairs) else "n/a: not on a GPU",
-                "where": ", ".join(longer),
+                "holds": _of_all(holds) if _on_gpu(pairs) else "n/a: not on a GPU",
+                "where": _where_yes(pairs["workload"], holds),
                 "device": _device(pairs),
             }
         )

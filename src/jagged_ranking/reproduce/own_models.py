@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
+from jagged_ranking.code_roots import code_hash
 from jagged_ranking.models.model_config import MODEL_NAMES, encoder_of
 from jagged_ranking.reproduce.errors import RunError
 
@@ -16,8 +16,8 @@ _imported: dict[str, tuple[ModuleType, str]] = {}
 
 
 def own_code(models: Iterable[str]) -> dict[str, str]:
-    """Of those models that are a user's own (package.module), by their names, the sha256 over the
-    path and content of every Python file of the package, which a model may import from.
+    """Of those models that are a user's own (package.module), by their names, the hash of every
+    Python file of the package, which a model may import from.
 
     Raises:
         ValueError: a name that is no model, see `encoder_of`.
@@ -30,13 +30,7 @@ def own_code(models: Iterable[str]) -> dict[str, str]:
 def _code_of(name: str) -> str:
     encoder_of(name)
     package = sys.modules[name.partition(".")[0]]
-    found = hashlib.sha256()
-    for folder in map(Path, package.__path__):
-        for path in sorted(folder.rglob("*.py")):
-            content = path.read_bytes()
-            found.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode())
-            found.update(content)
-    now = found.hexdigest()
+    now = "".join(code_hash(Path(folder), ["."]) for folder in package.__path__)
     module, before = _imported.setdefault(package.__name__, (package, now))
     if module is not package:  # imported anew
         _imported[package.__name__] = (package, now)
