@@ -344,6 +344,14 @@ def test_half_precision_has_a_tolerance_of_its_own() -> None:
     assert 0.005 < half < 0.1
 
 
+def latency_where_nobody_was_wrong(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows of latency; whoever has none could not be had."""
+    latency = results.select(table, op="attention", metric="latency")
+    wrong = latency[~latency["status"].isin(["ok", "missing", "unsupported"])]
+    assert wrong.empty, wrong[["provider", "mode", "message"]].to_string()
+    return latency
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("causal", [False, True])
 def test_on_a_gpu_whoever_runs_is_right(causal: bool) -> None:
@@ -351,9 +359,7 @@ def test_on_a_gpu_whoever_runs_is_right(causal: bool) -> None:
     table = measure_attention(
         with_options([workload], causal=causal), device="cuda", effort=QUICK, progress=False
     )
-    latency = results.select(table, op="attention", metric="latency")
-    wrong = latency[~latency["status"].isin(["ok", "missing", "unsupported"])]
-    assert wrong.empty, wrong[["provider", "mode", "message"]].to_string()
+    latency = latency_where_nobody_was_wrong(table)
     ran = set(latency[latency["status"] == "ok"]["provider"])
     assert {"jagged", "dense_eager", "dense_flash", "njt_sdpa", "flex", "varlen_attn"} <= ran
     assert not results.select(table, op="schedule", provider="jagged", status="ok").empty
@@ -366,8 +372,10 @@ def test_on_a_gpu_target_attention_is_right_under_every_policy() -> None:
         "t", [3000, 1, 64, 17, 129], heads=4, head_dim=64, queries=8, group="skew"
     )
     table = measure_attention([workload], device="cuda", effort=QUICK, progress=False)
-    latency = results.select(table, op="attention", metric="latency")
-    names = {"jagged", "jagged_rows", "jagged_split", "jagged_stream", "varlen_attn"}
-    assert set(latency["provider"]) == names
-    bad = latency[latency["status"] != "ok"]
+    latency = latency_where_nobody_was_wrong(table)
+    names = ["jagged", "jagged_rows", "jagged_split", "jagged_stream", "varlen_attn"]
+    # Others are there where somebody installed them; of these, every mode ran.
+    known = latency[latency["provider"].isin(names)]
+    assert set(known["provider"]) == set(names)
+    bad = known[known["status"] != "ok"]
     assert bad.empty, bad[["provider", "mode", "message"]].to_string()
