@@ -373,6 +373,7 @@ def test_on_a_gpu_target_attention_is_right_under_every_policy() -> None:
     )
     table = measure_attention([workload], device="cuda", effort=QUICK, progress=False)
     latency = latency_where_nobody_was_wrong(table)
+    assert set(latency["provider"]) == set(default_providers("cuda", group="skew"))
     names = ["jagged", "jagged_rows", "jagged_split", "jagged_stream", "varlen_attn"]
     # Others are there where somebody installed them; of these, every mode ran.
     known = latency[latency["provider"].isin(names)]
