@@ -1,0 +1,44 @@
+"""docs/data.md: its commands prepare the data sets that the committed results were made from."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jagged_ranking.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+COMMANDS = {
+    command.rpartition("data/")[2]: shlex.split(command)[1:]
+    for command in re.findall(r"^jagged prepare .*$", PAGE, re.MULTILINE)
+}
+READ = json.loads((ROOT / "figures" / "04_quality" / "manifest.json").read_text("utf-8"))
+# Three million events take a third of a minute.
+LARGE = {"globo_clicks"}
+
+
+def test_every_data_set_of_the_presets_has_a_row_and_a_command() -> None:
+    named: set[str] = set()
+    for preset in ("small", "paper"):
+        parameters = yaml.safe_load((ROOT / "notebooks" / "params" / f"{preset}.yaml").read_text())
+        for notebook in ("04_quality", "06_history_length"):
+            named.update(parameters[notebook].get("datasets", ()))
+    assert named
+    assert named | set(READ["data_digests"]) == set(COMMANDS)
+    assert set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - LARGE))
+def test_its_command_prepares_what_was_read(name: str, data_dir: Path, tmp_path: Path) -> None:
+    if not (data_dir / name).is_dir():
+        pytest.skip(f"no {name} in {data_dir}")
+    command = COMMANDS[name].copy()
+    command[command.index("--from") + 1] = str(data_dir / name)
+    command[command.index("--out") + 1] = str(tmp_path / name)
+    assert main(command) == 0
+    made = json.loads((tmp_path / name / "dataset.json").read_text("utf-8"))
+    assert made["digest"] == READ["data_digests"][name]
