@@ -73,7 +73,7 @@ def test_attention_is_held_against_its_best_peer() -> None:
         for place, mode in enumerate(("forward", "forward+backward")):
             times = mine[mine["mode"] == mode].set_index("provider")["value"]
             ours, others = times["jagged"], times[~times.index.str.startswith("jagged")]
-            assert row["jagged (ours), ms"].split(" / ")[place] == tables.number(ours)
+            assert row["jagged (ours), ms"].split(" / ")[place] == tables.number(float(str(ours)))
             assert row["it takes"].split(" / ")[place] == f"{others.min() / ours:.2f}x"
             if "dense_flash" in times:
                 dense = row["dense flash takes"].split(" / ")[place]
