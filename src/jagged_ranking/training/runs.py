@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import lru_cache, partial
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
 
 from click_data import ClickDataset, open_dataset
+from jagged_ranking.devices import usable_cores
 from jagged_ranking.evaluation.evaluate import evaluate_model
 from jagged_ranking.processes import end_worker_with_parent
 from jagged_ranking.training.config import TrainConfig
@@ -21,36 +22,52 @@ from jagged_ranking.training.outcome import Outcome, Store
 from jagged_ranking.training.trainer import train
 
 
+class Run(NamedTuple):
+    """One training: on what, with which options, and where its outcome is kept."""
+
+    dataset: ClickDataset
+    config: TrainConfig
+    store: Store | None = None
+
+    @property
+    def key(self) -> Hashable:
+        return self.dataset.folder, self.config
+
+
 def train_all(
-    dataset: ClickDataset,
-    configs: Sequence[TrainConfig],
+    runs: Sequence[Run],
     *,
     splits: Sequence[str],
     device: str,
     workers: int | None = None,
     progress: bool = True,
-    store: Store | None = None,
     what: str = "models",
 ) -> list[Outcome]:
-    """Trains each of `configs` and scores these splits, in their order.
+    """Trains each and scores these splits; their outcomes, in their order.
 
-    Up to `workers` side by side; None is one a core on a CPU, and one after another on a GPU. What
-    `store` has is not trained again, and each training is put there as soon as it is done.
+    Up to `workers` side by side, whatever their data sets; None is one a core on a CPU, and one
+    after another on a GPU. What a store has is not trained again, and each training is put there as
+    soon as it is done.
     """
     splits = tuple(splits)
-    found_before = {one: store.get(one, splits) for one in configs} if store is not None else {}
-    outcomes = {one: outcome for one, outcome in found_before.items() if outcome}
-    missing = [one for one in dict.fromkeys(configs) if one not in outcomes]
-    workers = workers or (_cores() if device == "cpu" else 1)
+    wanted = {run.key: run for run in runs}
+    found_before = {
+        key: run.store.get(run.config, splits)
+        for key, run in wanted.items()
+        if run.store is not None
+    }
+    outcomes = {key: outcome for key, outcome in found_before.items() if outcome}
+    missing = [run for key, run in wanted.items() if key not in outcomes]
+    workers = workers or (usable_cores() if device == "cpu" else 1)
     alone = workers == 1 or len(missing) == 1
-    runs = _in_turn if alone else partial(_side_by_side, workers=workers)
+    train_them = _in_turn if alone else partial(_side_by_side, workers=workers)
     bar = tqdm(total=len(missing), desc=what, unit="run", disable=not progress)
     with bar:
-        for one in runs(dataset, missing, splits, device, bar):
-            outcomes[one.config] = one
-            if store is not None:
-                store.put(one)
-    return [outcomes[one] for one in configs]
+        for run, outcome in train_them(missing, splits, device, bar):
+            outcomes[run.key] = outcome
+            if run.store is not None:
+                run.store.put(outcome)
+    return [outcomes[run.key] for run in runs]
 
 
 def _train_one(
@@ -72,46 +89,37 @@ def _train_one(
 
 
 def _in_turn(
-    dataset: ClickDataset,
-    configs: list[TrainConfig],
-    splits: tuple[str, ...],
-    device: str,
-    bar: tqdm,
-) -> Iterator[Outcome]:
+    runs: list[Run], splits: tuple[str, ...], device: str, bar: tqdm
+) -> Iterator[tuple[Run, Outcome]]:
     """In this process; one thread on a CPU, as side by side: of another number come other bits."""
     threads = torch.get_num_threads()
-    for config in configs:
+    for run in runs:
         torch.set_num_threads(1 if device == "cpu" else threads)
         try:
-            outcome = _train_one(dataset, config, splits, device, progress=not bar.disable)
+            outcome = _train_one(run.dataset, run.config, splits, device, progress=not bar.disable)
         finally:
             torch.set_num_threads(threads)
         bar.update()
-        yield outcome
+        yield run, outcome
 
 
 def _side_by_side(
-    dataset: ClickDataset,
-    configs: list[TrainConfig],
-    splits: tuple[str, ...],
-    device: str,
-    bar: tqdm,
-    *,
-    workers: int,
-) -> Iterator[Outcome]:
+    runs: list[Run], splits: tuple[str, ...], device: str, bar: tqdm, *, workers: int
+) -> Iterator[tuple[Run, Outcome]]:
     """One process a run and one thread a process: in models this small, threads mostly wait.
 
     Outcomes come as they are done. When a run fails, those that have begun are waited for.
     """
-    if not configs:
+    if not runs:
         return
     pool = ProcessPoolExecutor(
-        min(workers, len(configs)), mp_context=get_context("spawn"), initializer=_begin_worker
+        min(workers, len(runs)), mp_context=get_context("spawn"), initializer=_begin_worker
     )
     with pool:
-        waiting = [
-            pool.submit(_train_folder, dataset.folder, config, splits, device) for config in configs
-        ]
+        waiting = {
+            pool.submit(_train_folder, run.dataset.folder, run.config, splits, device): run
+            for run in sorted(runs, key=_work, reverse=True)
+        }
         failed: Exception | None = None
         try:
             for future in as_completed(waiting):
@@ -119,7 +127,7 @@ def _side_by_side(
                 if future.cancelled():
                     continue
                 if (error := future.exception()) is None:
-                    yield future.result()
+                    yield waiting[future], future.result()
                 elif isinstance(error, Exception):
                     failed = failed or error
                     for other in waiting:
@@ -133,12 +141,17 @@ def _side_by_side(
             raise failed
 
 
+def _work(run: Run) -> int:
+    """Requests that it sees, at most: what is long begins first, so that nothing ends alone."""
+    return run.config.epochs * run.dataset.info["counts"]["requests"]["train"]
+
+
 def _begin_worker() -> None:
     end_worker_with_parent()
     torch.set_num_threads(1)
 
 
-@lru_cache(maxsize=1)
+@cache
 def _opened(folder: Path) -> ClickDataset:
     """Opened once a process, which has several of its trainings."""
     return open_dataset(folder)
@@ -149,8 +162,3 @@ def _train_folder(
 ) -> Outcome:
     """`_train_one` in another process, which opens the data for itself."""
     return _train_one(_opened(folder), config, splits, device, progress=False)
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -31,7 +31,7 @@ def trained(
     (home / "notebooks").mkdir(parents=True)
     (home / "pyproject.toml").touch()
     monkeypatch.setenv("JAGGED_HOME", str(home))
-    monkeypatch.setattr(runs, "_cores", lambda: 1)  # in this process
+    monkeypatch.setattr(runs, "usable_cores", lambda: 1)  # in this process
     found: list[TrainConfig] = []
     train = runs._train_one
 
