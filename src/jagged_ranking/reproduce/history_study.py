@@ -71,7 +71,7 @@ def quality_by_cap(
         own: models, caps, seeds and options that a data set has of its own, see `with_own`.
         replicates: of the bootstrap over users and seeds.
         device: "cuda" or "cpu".
-        workers: trainings side by side; None is one a core on a CPU, and one on a GPU.
+        workers: trainings side by side; see `train_all`.
         run_id: for the column `id`.
 
     Returns:

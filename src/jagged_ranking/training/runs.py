@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache, partial
+from itertools import cycle, islice
 from multiprocessing import get_context
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,9 +48,9 @@ def train_all(
 ) -> list[Outcome]:
     """Trains each and scores these splits; their outcomes, in their order.
 
-    Up to `workers` side by side, whatever their data sets; None is one a core on a CPU, and one
-    after another on a GPU. What a store has is not trained again, and each training is put there as
-    soon as it is done.
+    Up to `workers` side by side, whatever their data sets; None is one a core on a CPU, and one a
+    GPU. On "cuda" they take turns on the GPUs that there are. What a store has is not trained
+    again, and each training is put there as soon as it is done.
     """
     splits = tuple(splits)
     wanted = {run.key: run for run in runs}
@@ -58,7 +61,7 @@ def train_all(
     }
     outcomes = {key: outcome for key, outcome in found_before.items() if outcome}
     missing = [run for key, run in wanted.items() if key not in outcomes]
-    workers = workers or (usable_cores() if device == "cpu" else 1)
+    workers = workers or (usable_cores() if device == "cpu" else max(1, len(visible_gpus(device))))
     alone = workers == 1 or len(missing) == 1
     train_them = _in_turn if alone else partial(_side_by_side, workers=workers)
     bar = tqdm(total=len(missing), desc=what, unit="run", disable=not progress)
@@ -112,10 +115,7 @@ def _side_by_side(
     """
     if not runs:
         return
-    pool = ProcessPoolExecutor(
-        min(workers, len(runs)), mp_context=get_context("spawn"), initializer=_begin_worker
-    )
-    with pool:
+    with _pool(min(workers, len(runs)), device) as pool:
         waiting = {
             pool.submit(_train_folder, run.dataset.folder, run.config, splits, device): run
             for run in sorted(runs, key=_work, reverse=True)
@@ -146,9 +146,32 @@ def _work(run: Run) -> int:
     return run.config.epochs * run.dataset.info["counts"]["requests"]["train"]
 
 
-def _begin_worker() -> None:
+def _pool(workers: int, device: str) -> ProcessPoolExecutor:
+    context = get_context("spawn")
+    gpus = context.SimpleQueue()
+    for gpu in islice(cycle(visible_gpus(device) or [""]), workers):
+        gpus.put(gpu)
+    return ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_begin_worker, initargs=(gpus,)
+    )
+
+
+def visible_gpus(device: str) -> list[str]:
+    """The GPUs that "cuda" may mean, as CUDA_VISIBLE_DEVICES names them; none of another device."""
+    if device != "cuda":
+        return []
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = torch.cuda.device_count()
+    return named.split(",")[:count] if named else [str(number) for number in range(count)]
+
+
+def _begin_worker(gpus: SimpleQueue) -> None:
+    """Takes one of `gpus`, where there is a choice, before CUDA starts in this process: then it is
+    that of all threads of its trainings."""
     end_worker_with_parent()
     torch.set_num_threads(1)
+    if gpu := gpus.get():
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
 
 
 @cache

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -322,9 +324,12 @@ def test_a_comparison_that_was_cut_off_goes_on_where_it_stopped(
     pd.testing.assert_frame_equal(again, table)  # the seconds, too
 
 
-def one_thread(most: int, *, mp_context: Any, initializer: Any) -> ThreadPoolExecutor:
+def one_thread(
+    most: int, *, mp_context: Any, initializer: Any, initargs: Any
+) -> ThreadPoolExecutor:
     """In the place of a pool of `most` processes."""
     assert initializer is runs._begin_worker
+    assert not initargs[0].get()  # no GPU for a CPU
     return ThreadPoolExecutor(1)
 
 
@@ -333,7 +338,9 @@ def test_a_worker_ends_with_its_parent_and_has_one_thread(monkeypatch: pytest.Mo
     begun: list[object] = []
     monkeypatch.setattr(runs, "end_worker_with_parent", lambda: begun.append("with its parent"))
     monkeypatch.setattr(runs.torch, "set_num_threads", begun.append)
-    runs._begin_worker()
+    gpus = get_context("spawn").SimpleQueue()
+    gpus.put("")
+    runs._begin_worker(gpus)
     assert begun == ["with its parent", 1]
 
 
@@ -359,6 +366,31 @@ def test_a_single_training_has_one_thread_of_this_process(
     finally:
         torch.set_num_threads(threads)
     assert during == [1]
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "gpus"),
+    [
+        ("cuda", None, ["0", "1", "2"]),
+        ("cuda", "5,GPU-7,6", ["5", "GPU-7", "6"]),
+        ("cuda:1", "5,6,7", []),
+        ("cpu", None, []),
+    ],
+)
+def test_trainings_take_turns_on_the_gpus_that_cuda_may_mean(
+    device: str, visible: str | None, gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert runs.visible_gpus(device) == gpus
+
+
+def test_a_process_has_its_gpu_before_cuda_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "visible_gpus", lambda _device: ["7", "8"])
+    with runs._pool(1, "cuda") as pool:
+        assert pool.submit(os.getenv, "CUDA_VISIBLE_DEVICES").result() == "7"
 
 
 def test_what_runs_beside_a_training_that_fails_is_kept(
