@@ -163,7 +163,7 @@ print(sorted(str(op) for op in flop_registry if str(op).startswith("jagged_kerne
 """
     result = run_python(code)
     assert result.returncode == 0, result.stderr
-    attention = ["split", "triton", "triton_biased", "native"]
+    attention = ["split", "triton", "triton_general", "native"]
     for name in [f"attention_{kind}" for kind in attention]:
         assert f"jagged_kernels.{name}'" in result.stdout
         assert f"jagged_kernels.{name}_backward'" in result.stdout

@@ -18,9 +18,10 @@ from jagged_kernels import (
     jagged_attention,
     lengths_to_offsets,
 )
+from jagged_kernels.attention.choice import SHORT, pick
 from jagged_kernels.attention.plain import backward as triton_backward
 from jagged_kernels.attention.plain import forward as triton_forward
-from jagged_kernels.schedule.policy.plain import MOSTLY_SHORT, short_users_pay
+from jagged_kernels.schedule.policy.plain import MOSTLY_SHORT
 from jagged_kernels.schedule.row_layout import SHORT_USER
 from jagged_kernels.schedule.rows import rows_to_walk
 
@@ -173,9 +174,14 @@ def test_who_else_has_the_plain_kernels(launches):
 
 
 def test_the_rule():
-    assert short_users_pay(MOSTLY_SHORT - 1, 1, 64, 64)
-    assert not short_users_pay(MOSTLY_SHORT, 1, 64, 64)
-    assert not short_users_pay(1, 1, 64, SHORT_USER)
+    def takes(tokens: int, tile_q: int, tile_k: int) -> bool:
+        x, offsets = torch.empty(tokens, 1, 16), torch.tensor([0, tokens])
+        rows = torch.empty(tokens // tile_q + 1, 8)
+        return pick("forward", x, x, x, rows, tile_q, tile_k, offsets) is SHORT
+
+    assert takes(MOSTLY_SHORT - 1, 64, 64)
+    assert not takes(MOSTLY_SHORT, 64, 64)
+    assert not takes(1, 64, SHORT_USER)
 
 
 @settings(max_examples=60, deadline=None)

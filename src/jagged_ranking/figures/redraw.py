@@ -7,11 +7,14 @@ import pandas as pd
 
 from jagged_ranking import paths, provenance
 from jagged_ranking.figures import (
+    cached_figures,
     goals,
     history_length,
+    hstu_figures,
     memory,
     operation_figures,
     quality,
+    sparse_figures,
     speed,
     style,
     tables,
@@ -67,7 +70,10 @@ def redraw(folder: Path | str) -> list[Path]:
     """
     folder = Path(folder)
     run = read_results(folder)
-    modules = (speed, memory, target, operation_figures, quality, history_length)
+    modules = (
+        speed, memory, target, operation_figures, quality, history_length, hstu_figures,
+        sparse_figures, cached_figures,
+    )  # fmt: skip
     return [path for module in modules for path in module.draw(run.table, run.manifest, folder)]
 
 

@@ -17,17 +17,23 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.blocks import lse2_of, probability, visible
-from jagged_kernels.attention.plain.short_by_token import attend_by_token, differentiate_by_token
+from jagged_kernels.attention.meeting import RANGES, Meeting, MeetShape
+from jagged_kernels.attention.plain.short_by_token import (
+    attend_by_token,
+    differentiate_by_token,
+    factor_of,
+)
 from jagged_kernels.attention.plans import PLANS, Call, LaunchPlan
 from jagged_kernels.attention.seen.triton_sums import is_bad, size_of_sums
 from jagged_kernels.core.launch import launch
-from jagged_kernels.device.arithmetic import LOG2_E, add_factors
+from jagged_kernels.device.arithmetic import LN2, LOG2_E, add_factors
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.device.memory import load_block, load_numbers, store_block, store_numbers
 from jagged_kernels.schedule.policy.plain import short_warps
 from jagged_kernels.schedule.row_layout import SHORT_USER
 
 _LOG2_E = tl.constexpr(LOG2_E)
+_LN2 = tl.constexpr(LN2)
 
 
 def launch_short_forward(
@@ -41,6 +47,7 @@ def launch_short_forward(
     *,
     left: int,
     right: int,
+    meeting: Meeting = RANGES,
 ) -> None:
     """Writes o [T, H, Dv] and lse2 [T, H] (or None) of users of 1 to `SHORT_USER` tokens.
 
@@ -49,12 +56,13 @@ def launch_short_forward(
         offsets: [B + 1] of all three, int32 or int64.
         call: of q, k, v.
         left, right: as in `launch_forward`.
+        meeting: what a score becomes, over ranges.
     """
-    plan = _plan(call)
+    plan = _plan(call, meeting.constants)
     launch(
         _short_forward_kernel,
         (offsets.shape[0] - 1) * plan.programs,
-        (q, k, v, o, lse2, offsets.contiguous(), plan.scale_log2, left, right),
+        (q, k, v, o, lse2, offsets.contiguous(), meeting.arguments, plan.scale_log2, left, right),
         plan.constants,
         **plan.options,
     )
@@ -66,7 +74,7 @@ def launch_short_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    lse2: Tensor,
+    lse2: Tensor | None,
     dq: Tensor,
     dk: Tensor | None,
     dv: Tensor | None,
@@ -75,36 +83,39 @@ def launch_short_backward(
     *,
     left: int,
     right: int,
+    meeting: Meeting = RANGES,
 ) -> None:
     """Writes dq, and dk and dv unless they are None, of users of 1 to `SHORT_USER` tokens.
 
     Args: as `launch_short_forward` takes them; d_o likewise, other gradients contiguous.
     """
-    plan = _plan(call)
+    plan = _plan(call, meeting.constants)
+    constants = {**plan.constants, "D_SCORE": meeting.constants.d_score}
     launch(
         _short_backward_kernel,
         (offsets.shape[0] - 1) * plan.programs,
-        (q, k, v, d_o, lse2, d_lse2, dq, dk, dv, offsets.contiguous(),
+        (q, k, v, d_o, lse2, d_lse2, dq, dk, dv, offsets.contiguous(), meeting.arguments,
          call.scale, plan.scale_log2, left, right),
-        plan.constants,
+        constants,
         **plan.options,
     )  # fmt: skip
 
 
 @lru_cache(PLANS)
-def _plan(call: Call) -> LaunchPlan:
+def _plan(call: Call, meets: MeetShape) -> LaunchPlan:
     """Programs are those of a user."""
     shape = call.shape(tile=SHORT_USER, block=SHORT_USER)
     programs = shape.HEADS if call.d_o is None else call.k[0]
     warps = short_warps(max(shape.PAD_D, shape.PAD_DV) * call.element_size)
     # One stage: the walk over heads that share keys would fill shared memory.
-    return call.plan(programs, shape, {"num_warps": warps, "num_stages": 1})
+    options = {"num_warps": warps, "num_stages": 1}
+    return call.plan(programs, shape, options, WEIGHT=meets.weight)
 
 
 @triton.jit(do_not_specialize=["left", "right"])
 def _short_forward_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, offsets_ptr, scale_log2, left, right,
-    S: tl.constexpr, NEGATE: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, offsets_ptr, meets, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
     start, end, head = _user(offsets_ptr, S.HEADS)
     q_ptr += head * S.Q_STRIDE_H
@@ -117,13 +128,13 @@ def _short_forward_kernel(
     length = end - start
     if (length > 0) & (length <= HALF):
         _forward(
-            q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, scale_log2, left, right,
-            S, NEGATE, HALF,
+            q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, meets, scale_log2, left, right,
+            S, NEGATE, WEIGHT, HALF,
         )  # fmt: skip
     if (length > HALF) & (length <= S.TILE):
         _forward(
-            q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, scale_log2, left, right,
-            S, NEGATE, S.TILE,
+            q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, meets, scale_log2, left, right,
+            S, NEGATE, WEIGHT, S.TILE,
         )  # fmt: skip
 
 
@@ -137,8 +148,8 @@ def _user(offsets_ptr, HEADS: tl.constexpr):
 
 @triton.jit
 def _forward(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, scale_log2, left, right,
-    S: tl.constexpr, NEGATE: tl.constexpr, TILE: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, meets, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, WEIGHT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     PRECISION: tl.constexpr = S.PRECISION
     q = load_block(q_ptr, start, end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D)
@@ -149,13 +160,18 @@ def _forward(
     q, k = factor(q, PRECISION), factor(k, PRECISION)
     scores = dot_factors(q, transposed(k, PRECISION), PRECISION)
     inside = visible(start, start, end, 0, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, TILE)
-    scores = tl.where(inside, scores, float("-inf"))
-    top = tl.max(scores, 1)
-    # Subtract before scaling: exact, so no weight passes 1 however large the scores are.
-    weights = tl.exp2((scores - top[:, None]) * scale_log2)
-    total = tl.sum(weights, 1)
-    weights = factor(weights.to(v.dtype), PRECISION)
-    acc = dot_factors(weights, factor(v, PRECISION), PRECISION) / total[:, None]
+    if WEIGHT is None:
+        scores = tl.where(inside, scores, float("-inf"))
+        top = tl.max(scores, 1)
+        # Subtract before scaling: exact, so no weight passes 1 however large the scores are.
+        weights = tl.exp2((scores - top[:, None]) * scale_log2)
+        total = tl.sum(weights, 1)
+        weights = factor(weights.to(v.dtype), PRECISION)
+        acc = dot_factors(weights, factor(v, PRECISION), PRECISION) / total[:, None]
+    else:
+        weights = tl.where(inside, WEIGHT(scores * (scale_log2 * _LN2)), 0.0)
+        weights = factor(weights.to(v.dtype), PRECISION)
+        acc = dot_factors(weights, factor(v, PRECISION), PRECISION) * factor_of(meets, start, end)
     if S.MASKED:
         # Behind the user's end may be queries that see nothing: 0 / 0.
         own = start + tl.arange(0, TILE) < end
@@ -167,15 +183,16 @@ def _forward(
         # Not before other threads have written what is written again.
         tl.debug_barrier()
         attend_by_token(
-            q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, scale_log2, left, right,
-            S, NEGATE,
+            q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, meets, scale_log2, left, right,
+            S, NEGATE, WEIGHT,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["left", "right"])
 def _short_backward_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr, offsets_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr, offsets_ptr, meets,
     scale, scale_log2, left, right, S: tl.constexpr, NEGATE: tl.constexpr,
+    WEIGHT: tl.constexpr, D_SCORE: tl.constexpr,
 ):  # fmt: skip
     start, end, kv_head = _user(offsets_ptr, S.HEADS // S.GROUP)
     head = kv_head * S.GROUP
@@ -183,7 +200,8 @@ def _short_backward_kernel(
     k_ptr += kv_head * S.K_STRIDE_H
     v_ptr += kv_head * S.V_STRIDE_H
     do_ptr += head * S.DO_STRIDE_H
-    lse2_ptr += head
+    if WEIGHT is None:
+        lse2_ptr += head
     if d_lse2_ptr is not None:
         d_lse2_ptr += head
     dq_ptr += head * S.D
@@ -195,20 +213,21 @@ def _short_backward_kernel(
     if (length > 0) & (length <= HALF):
         _backward(
             q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
-            start, end, scale, scale_log2, left, right, S, NEGATE, HALF,
+            start, end, meets, scale, scale_log2, left, right, S, NEGATE, WEIGHT, D_SCORE, HALF,
         )  # fmt: skip
     if (length > HALF) & (length <= S.TILE):
         _backward(
             q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
-            start, end, scale, scale_log2, left, right, S, NEGATE, S.TILE,
+            start, end, meets, scale, scale_log2, left, right, S, NEGATE, WEIGHT, D_SCORE, S.TILE,
         )  # fmt: skip
 
 
 @triton.jit
 def _backward(
     q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
-    start, end, scale, scale_log2, left, right,
-    S: tl.constexpr, NEGATE: tl.constexpr, TILE: tl.constexpr,
+    start, end, meets, scale, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, WEIGHT: tl.constexpr, D_SCORE: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     """Delta is the sum of P * dP along a query's keys, which are all here: o is not needed."""
     PRECISION: tl.constexpr = S.PRECISION
@@ -228,25 +247,33 @@ def _backward(
         d_o = load_block(
             do_ptr + member * S.DO_STRIDE_H, start, end, S.DO_STRIDE_T, TILE, S.DV, PAD_DV
         )
-        lse2 = load_numbers(lse2_ptr + member, start, end, S.HEADS, TILE)
+        if WEIGHT is None:
+            lse2 = load_numbers(lse2_ptr + member, start, end, S.HEADS, TILE)
         q, d_o = factor(q, PRECISION), factor(d_o, PRECISION)
         scores = dot_factors(q, transposed(k, PRECISION), PRECISION) * scale_log2
         if NEGATE:
             scores = -scores
-        scores = tl.where(inside, scores, float("-inf"))
-        probabilities = probability(scores, lse2[:, None], True)
-        d_probabilities = dot_factors(d_o, transposed(v, PRECISION), PRECISION)
-        delta = tl.sum(probabilities * d_probabilities, 1)
-        if d_lse2_ptr is not None:
-            delta -= load_numbers(d_lse2_ptr + member, start, end, S.HEADS, TILE) * _LOG2_E
-        d_scores = probabilities * (d_probabilities - delta[:, None])
+        if WEIGHT is None:
+            scores = tl.where(inside, scores, float("-inf"))
+            weights = probability(scores, lse2[:, None], True)
+        d_weights = dot_factors(d_o, transposed(v, PRECISION), PRECISION)
+        if WEIGHT is None:
+            delta = tl.sum(weights * d_weights, 1)
+            if d_lse2_ptr is not None:
+                delta -= load_numbers(d_lse2_ptr + member, start, end, S.HEADS, TILE) * _LOG2_E
+            d_scores = weights * (d_weights - delta[:, None])
+        else:
+            scores *= _LN2
+            factor_n = factor_of(meets, start, end)
+            weights = tl.where(inside, WEIGHT(scores) * factor_n, 0.0)
+            d_scores = tl.where(inside, D_SCORE(scores, d_weights * factor_n), 0.0)
         d_scores = factor(d_scores.to(dtype), PRECISION)
         dq = dot_factors(d_scores, k, PRECISION) * scale
         if S.MASKED:
             bad = bad | is_bad(size_of_sums(dq))
         store_block(dq_ptr + member * S.D, dq, start, end, S.HEADS * S.D, TILE, S.D, PAD_D)
         if dk_ptr is not None:
-            kept = factor(probabilities.to(dtype), PRECISION)
+            kept = factor(weights.to(dtype), PRECISION)
             dk = add_factors(dk, transposed(d_scores, PRECISION), q, dtype, PRECISION)
             dv = add_factors(dv, transposed(kept, PRECISION), d_o, dtype, PRECISION)
     if S.MASKED:
@@ -259,5 +286,5 @@ def _backward(
         tl.debug_barrier()
         differentiate_by_token(
             q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
-            start, end, scale, scale_log2, left, right, S, NEGATE, TILE,
+            start, end, meets, scale, scale_log2, left, right, S, NEGATE, WEIGHT, D_SCORE, TILE,
         )  # fmt: skip

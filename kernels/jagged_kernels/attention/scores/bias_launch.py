@@ -144,7 +144,7 @@ def bias_arguments(
         POSITIONS=positions,
         MAX_DISTANCE=terms.max_distance if positions else 0,
         TIMES=times,
-        ADDS=any(tensor is not None for tensor in terms.learned()),
+        ADDS=terms.adds,
         DROPS=dropout_seed is not None,
     )
     return {"bias": arguments, "BIAS": shape}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jagged_kernels.core.sizes import LaunchConfig
-from jagged_kernels.schedule.row_layout import SHORT_USER
 
 # The largest that the Triton kernels take.
 MAX_HEAD_DIM = 256
@@ -29,11 +28,6 @@ SHORT_HISTORY = 384
 
 # Tokens of a user, on average, below which short users have kernels of their own (`plain.short`).
 MOSTLY_SHORT = 80
-
-
-def short_users_pay(tokens: int, users: int, tile_q: int, tile_k: int) -> bool:
-    """Whether `plain.short` takes the short users of queries and keys with the same offsets."""
-    return tokens < MOSTLY_SHORT * users and min(tile_q, tile_k) > SHORT_USER
 
 
 def short_warps(row_bytes: int) -> int:

@@ -38,13 +38,14 @@ def _future(batch: Batch) -> Tensor:
     return torch.ones(n, n, dtype=torch.bool, device=batch.device).triu(1)
 
 
-def _tokens(batch: Batch, padded: Tensor) -> Tensor:
+def of_padded(batch: Batch, padded: Tensor) -> Tensor:
+    """[B, H, Lmax, D] as [T, H, D]."""
     user, position = batch.positions()
     return padded.transpose(1, 2)[user, position]
 
 
 def _queries(batch: Batch, values: Tensor) -> Tensor:
-    return _tokens(batch, values) if batch.workload.queries is None else values.transpose(1, 2)
+    return of_padded(batch, values) if batch.workload.queries is None else values.transpose(1, 2)
 
 
 def _prepared(
@@ -57,7 +58,7 @@ def _prepared(
         forward=lambda: attention(q, k, v),
         inputs=(q, k, v),
         grad_output=batch.padded()[3],
-        to_tokens=_tokens,
+        to_tokens=of_padded,
         to_queries=_queries,
         held=held,
     )
