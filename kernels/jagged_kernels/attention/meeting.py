@@ -89,8 +89,9 @@ class MeetShape(NamedTuple):
     d_score: Any = None
 
     def block_of(self, tile: int, block: int) -> int:
-        """Tokens that a walk takes at a time: a listed block has as many as a row's tile."""
-        return tile if self.groups else block
+        """Tokens that a walk takes at a time: a listed block has as many as a row's tile, more than
+        shared memory may hold at once."""
+        return min(tile, block) if self.groups else block
 
 
 class MeetArguments(NamedTuple):

@@ -178,10 +178,11 @@ def _dkv_walk(
     q_ptr += head * S.Q_STRIDE_H
     do_ptr += head * S.DO_STRIDE_H
     if S.GROUPS:
-        PER_ENTRY: tl.constexpr = S.BLOCK // BLOCK
+        LISTED: tl.constexpr = S.TILE * S.PARTS
+        PER_ENTRY: tl.constexpr = LISTED // BLOCK
         begin, end = ends
         for index in tl.range(begin * PER_ENTRY, end * PER_ENTRY, num_stages=1 if SEEN else None):
-            q_start, cut = listed_block(by[1], index, first, S.BLOCK, BLOCK)
+            q_start, cut = listed_block(by[1], index, first, LISTED, BLOCK)
             dk, dv = _dkv_block(
                 dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, q_start, cut, row_ends, head,
                 scale_log2, left, right, by, place, S, BIAS, WEIGHT, D_SCORE, BLOCK, SEEN,

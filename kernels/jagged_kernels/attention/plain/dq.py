@@ -81,8 +81,10 @@ def launch_dq(
         return dq, delta
     bias = bias or NO_BIAS
     small_memory = has_small_memory(q.device)
-    users = users_of_rows(rows, q.shape[0], tile)
-    rule = short_dq_config if q.shape[0] < SHORT_HISTORY * users else dq_config
+    # What is listed does not end where a history does.
+    short = not meeting.constants.groups
+    short = short and q.shape[0] < SHORT_HISTORY * users_of_rows(rows, q.shape[0], tile)
+    rule = short_dq_config if short else dq_config
     plan = backward_plan(
         call, rule, q.shape[1], tile, bias["BIAS"], meeting.constants, config, small_memory, skips
     )
@@ -187,10 +189,11 @@ def dq_walk(
     if S.GROUPS:
         dq = tl.zeros([TILE, PAD_D], tl.float32)
         d_position, d_time, d_slope = zero_sums(by[1], BIAS)
-        PER_ENTRY: tl.constexpr = S.BLOCK // BLOCK
+        LISTED: tl.constexpr = S.TILE * S.PARTS
+        PER_ENTRY: tl.constexpr = LISTED // BLOCK
         begin, end = ends
         for index in tl.range(begin * PER_ENTRY, end * PER_ENTRY, num_stages=1 if SEEN else None):
-            k_start, cut = listed_block(by[3], index, first, S.BLOCK, BLOCK)
+            k_start, cut = listed_block(by[3], index, first, LISTED, BLOCK)
             dq, d_position, d_time, d_slope = _dq_block(
                 dq, d_position, d_time, d_slope, q, d_o, of_query, k_ptr, v_ptr, k_start, cut,
                 row_ends, scale_log2, left, right, by, S, BIAS, WEIGHT, D_SCORE, BLOCK, SEEN,
