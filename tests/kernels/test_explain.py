@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from attention_cases import DEVICE
 from choice_cases import (
     CALLS,
     EACH_CALL,
@@ -117,13 +118,13 @@ def test_tensors_on_meta():
 
 def test_nested_tensors_and_autocast(monkeypatch):
     pass_for_hopper(monkeypatch)
-    users = [torch.zeros(300, 2, 128), torch.zeros(300, 2, 128)]
+    users = [torch.zeros(300, 2, 128, device=DEVICE) for _ in range(2)]
     nested = torch.nested.nested_tensor(users, layout=torch.jagged)
     assert said_picks(explain_attention(nested, nested, nested, backend="triton")) == PLAIN
-    with torch.autocast("cpu", dtype=HALF):
+    with torch.autocast(DEVICE, dtype=HALF):
         said = explain_attention(nested, nested, nested, backend="triton")
     assert said_picks(said) == EVERY_HOPPER
-    dense = torch.zeros(2, 3, 2, 128)
+    dense = torch.zeros(2, 3, 2, 128, device=DEVICE)
     jagged = JaggedTensor.from_list(users)
     assert said_picks(explain_attention(dense, jagged, jagged, backend="triton")) == SPLIT
     assert said_picks(explain_attention(dense[0], jagged, jagged, backend="triton")) == SPLIT

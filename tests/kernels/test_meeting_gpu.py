@@ -39,12 +39,13 @@ RULES = {
     "request, window": RequestKeys(targets=TARGETS, window=200),
 }
 HEADS = [(4, 4), (4, 2), (8, 1)]
+MASKS = [{}, {"causal": True}, {"window": (90, 7)}]
 DIMS = [(32, 32), (64, 64), (64, 128), (80, 48), (128, 128), (256, 256)]
 
 
 @pytest.mark.parametrize(
     ("dtype", "heads", "dims", "mask", "lengths"),
-    combined(DTYPES, HEADS, DIMS, [{}, {"causal": True}, {"window": (90, 7)}], [LENGTHS, SHORT]),
+    combined(DTYPES, HEADS, DIMS, MASKS, [LENGTHS, SHORT], whole=False),
 )
 def test_pointwise_scores_at_size(dtype, heads, dims, mask, lengths):
     (q_heads, kv_heads), (dim, dim_v) = heads, dims
@@ -58,7 +59,9 @@ def test_pointwise_scores_at_size(dtype, heads, dims, mask, lengths):
     assert_as_exact(inputs, "triton", visible, weigh, scores=SiLU(), **mask)
 
 
-@pytest.mark.parametrize(("rule", "dtype", "heads", "dims"), combined(RULES, DTYPES, HEADS, DIMS))
+@pytest.mark.parametrize(
+    ("rule", "dtype", "heads", "dims"), combined(RULES, DTYPES, HEADS, DIMS, whole=False)
+)
 def test_keys_at_size(rule, dtype, heads, dims):
     (q_heads, kv_heads), (dim, dim_v), keys = heads, dims, RULES[rule]
     case = Case(LENGTHS, heads=q_heads, kv_heads=kv_heads, dim=dim, dim_v=dim_v)
@@ -85,10 +88,7 @@ def test_everything_together(dtype):
         torch.testing.assert_close(found.double(), exact, rtol=close, atol=close * largest)
 
 
-def _batch(
-    generator: torch.Generator, users: int, most: int
-) -> tuple[JaggedTensor, JaggedTensor, JaggedTensor]:
-    lengths = torch.randint(0, most + 1, (users,), generator=generator)
+def _batch(lengths: torch.Tensor) -> tuple[JaggedTensor, JaggedTensor, JaggedTensor]:
     offsets = lengths_to_offsets(lengths).to(DEVICE)
     shape = (int(lengths.sum()), 4, 64)
     values = [torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) for _ in range(3)]
@@ -109,15 +109,20 @@ def _step(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor, most: int) -> None:
 def test_a_thousand_batches_compile_nothing_and_wait_for_nothing():
     """Of other lengths and other lists."""
     generator, most = torch.Generator().manual_seed(0), 700
+
+    def lengths(users: int, longest: int) -> torch.Tensor:
+        return torch.randint(0, longest + 1, (users,), generator=generator)
+
     # Few and many users, short and long ones: every rule for tiles.
     for users, longest in ((3, most), (40, 60), (200, 30), (16, 400)):
-        _step(*_batch(generator, users, longest), most)
+        _step(*_batch(lengths(users, longest)), most)
+    _step(*_batch(torch.full((4,), most)), most)
     before = len(launch._COMPILED)
     torch.cuda.synchronize()
     for _ in range(1000):
         users = int(torch.randint(1, 100, (), generator=generator))
         longest = int(torch.randint(1, most + 1, (), generator=generator))
-        batch = _batch(generator, users, longest)
+        batch = _batch(lengths(users, longest))
         torch.cuda.set_sync_debug_mode("error")
         try:
             _step(*batch, most)

@@ -4,7 +4,7 @@ more, in the precision of the inputs."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -38,19 +38,57 @@ def formula(
         weigh: ([H, n, m] scaled scores, visible pairs) -> weights, 0 of hidden ones.
     """
     leaves = [t.detach().requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
-    q, k, v = leaves
-    group, outputs = q.shape[1] // k.shape[1], [q[:0, :, :1].expand(-1, -1, v.shape[2])]
-    bounds = (pairwise(x.tolist()) for x in (inputs.q_offsets, inputs.k_offsets))
-    for user, (queries, keys) in enumerate(zip(*bounds, strict=True)):
-        q_user = q[slice(*queries)].transpose(0, 1)
-        k_user, v_user = (
-            x[slice(*keys)].repeat_interleave(group, 1).transpose(0, 1) for x in (k, v)
-        )
+    q, _, v = leaves
+    outputs = [q[:0, :, :1].expand(-1, -1, v.shape[2])]
+    for user, (_, _, q_user, k_user, v_user) in enumerate(_users(inputs, leaves)):
         seen = mask(user, q_user.shape[1], k_user.shape[1]).to(DEVICE)
         scores = q_user @ k_user.mT / math.sqrt(q.shape[2])
         weights = weigh(scores, seen.expand(scores.shape))
         outputs.append((weights.to(v.dtype) @ v_user).transpose(0, 1))
     return _with_gradients(torch.cat(outputs), inputs, leaves)
+
+
+def terms(
+    inputs: Inputs, mask: Mask, weigh: Callable[[Tensor, Tensor], Tensor]
+) -> dict[str, Tensor]:
+    """As `attention_cases.Terms`, of inputs in float64: for each result the sum of the absolute
+    values of the products that it is a sum of."""
+    results = {"o": torch.zeros_like(inputs.d_o)}
+    results |= {n: torch.zeros_like(getattr(inputs, n[1:])) for n in GRADIENTS}
+    scale, leaves = 1 / math.sqrt(inputs.q.shape[2]), (inputs.q, inputs.k, inputs.v)
+    for user, (queries, keys, *parts) in enumerate(_users(inputs, leaves)):
+        q, k, v = (x.abs() for x in parts)
+        d_o = inputs.d_o[queries].transpose(0, 1).abs()
+        scores = (scale * parts[0] @ parts[1].mT).requires_grad_()
+        seen = mask(user, q.shape[1], k.shape[1]).to(DEVICE).expand(scores.shape)
+        weights = weigh(scores, seen)
+        kept, d_scores = weights.detach().abs(), d_o @ v.mT
+        o = kept @ v
+        if weigh is softmax:
+            d_scores = kept * (d_scores + (d_o * o).sum(-1, keepdim=True))
+        else:
+            (slope,) = torch.autograd.grad(weights.sum(), scores)
+            d_scores = slope.abs() * d_scores
+        results["o"][queries] = o.transpose(0, 1)
+        results["dq"][queries] = scale * (d_scores @ k).transpose(0, 1)
+        for name, part in (("dk", scale * d_scores.mT @ q), ("dv", kept.mT @ d_o)):
+            total = results[name][keys]
+            total += part.transpose(0, 1).unflatten(1, (total.shape[1], -1)).sum(2)
+    return results
+
+
+def _users(
+    inputs: Inputs, leaves: Sequence[Tensor]
+) -> Iterator[tuple[slice, slice, Tensor, Tensor, Tensor]]:
+    """(its queries, its keys, q, k, v) of each user; heads in front, one of k and v for each of
+    q."""
+    q, k, v = leaves
+    group = q.shape[1] // k.shape[1]
+    bounds = (pairwise(x.tolist()) for x in (inputs.q_offsets, inputs.k_offsets))
+    for ends in zip(*bounds, strict=True):
+        queries, keys = (slice(*some) for some in ends)
+        k_user, v_user = (x[keys].repeat_interleave(group, 1).transpose(0, 1) for x in (k, v))
+        yield queries, keys, q[queries].transpose(0, 1), k_user, v_user
 
 
 def softmax(scores: Tensor, seen: Tensor) -> Tensor:
@@ -77,14 +115,15 @@ def assert_as_exact(
     weigh: Callable[[Tensor, Tensor], Tensor],
     **options: Any,
 ) -> None:
-    """At most as far from the specification in float64 as `assert_no_worse` allows beside PyTorch
-    in the same precision; and the specification is the formula."""
+    """At most as far from the specification in float64 as `attention_cases.Standard` allows beside
+    PyTorch in the same precision; and the specification is the formula."""
     double = inputs.double()
     exact = run("reference", double, **options)
     for name, result in formula(double, mask, weigh).items():
         torch.testing.assert_close(exact[name], result, rtol=1e-9, atol=1e-9)
     peer = formula(inputs, mask, weigh)
-    assert_no_worse(run(backend, inputs, **options), peer, exact, name=backend)
+    products = terms(double, mask, weigh)
+    assert_no_worse(run(backend, inputs, **options), peer, exact, terms=products, name=backend)
 
 
 def _with_gradients(out: Tensor, inputs: Inputs, leaves: list[Tensor]) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ from jagged_ranking.measure.cached.cached_ops import SCHEDULE
 from jagged_ranking.measure.cached.cases import Case
 from jagged_ranking.measure.interaction.layout import Form, masked, positions
 from jagged_ranking.measure.interaction.problem import Peer, Problem
-from jagged_ranking.measure.providers.base import Unavailable, need_cuda
+from jagged_ranking.measure.providers.base import Unavailable, need_cuda, need_half
 
 # FlashAttention-2 has pages of a multiple of this.
 _FLASH_PAGE = 256
@@ -168,6 +168,7 @@ def _varlen_gathered(users: Cached) -> Peer | Unavailable:
 def _varlen(users: Cached) -> Any:
     try:
         need_cuda(users.device, "varlen_attn")
+        need_half(users.case.dtype, "varlen_attn")
         from torch.nn.attention.varlen import varlen_attn
     except Unavailable as error:
         return error

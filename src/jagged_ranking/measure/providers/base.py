@@ -138,7 +138,7 @@ def need_cuda(device: torch.device, what: str) -> None:
         raise Unavailable("unsupported", f"{what} needs a CUDA device")
 
 
-def need_half(batch: Batch, what: str) -> None:
-    if batch.q.dtype not in (torch.float16, torch.bfloat16):
-        dtype = str(batch.q.dtype).removeprefix("torch.")
-        raise Unavailable("unsupported", f"{what} takes float16 or bfloat16, not {dtype}")
+def need_half(dtype: torch.dtype, what: str) -> None:
+    if dtype not in (torch.float16, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        raise Unavailable("unsupported", f"{what} takes float16 or bfloat16, not {name}")

@@ -105,7 +105,7 @@ def _unmasked(backend: SDPBackend, batch: Batch) -> Prepared:
 
 def _prepare_flash(batch: Batch) -> Prepared:
     if batch.device.type == "cuda":
-        need_half(batch, "SDPA's FLASH_ATTENTION backend")
+        need_half(batch.q.dtype, "SDPA's FLASH_ATTENTION backend")
         if batch.workload.head_dim > 256:
             raise Unavailable("unsupported", "SDPA's FLASH_ATTENTION backend has head_dim <= 256")
     return _unmasked(SDPBackend.FLASH_ATTENTION, batch)
@@ -113,7 +113,7 @@ def _prepare_flash(batch: Batch) -> Prepared:
 
 def _prepare_cudnn(batch: Batch) -> Prepared:
     need_cuda(batch.device, "SDPA's CUDNN_ATTENTION backend")
-    need_half(batch, "SDPA's CUDNN_ATTENTION backend")
+    need_half(batch.q.dtype, "SDPA's CUDNN_ATTENTION backend")
     if batch.workload.head_dim > 128:
         raise Unavailable("unsupported", "SDPA's CUDNN_ATTENTION backend has head_dim <= 128")
     return _unmasked(SDPBackend.CUDNN_ATTENTION, batch)

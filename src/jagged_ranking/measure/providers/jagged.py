@@ -213,7 +213,7 @@ def _prepare_flex(batch: Batch) -> Prepared:
 def _prepare_varlen(batch: Batch, *, cuts: bool = False) -> Prepared:
     """`cuts` asks for histories in as many parts as give every multiprocessor two programs."""
     need_cuda(batch.device, "varlen_attn")
-    need_half(batch, "varlen_attn")
+    need_half(batch.q.dtype, "varlen_attn")
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
