@@ -30,6 +30,7 @@ def committed(checkout, write_quality):
     write_quality(checkout / "figures" / "04_quality")
     (checkout / "README.md").write_text(f"{MARKS}\n{MARKS.replace('results', 'operations')}")
     (checkout / "docs").mkdir()
+    (checkout / "docs" / "results.md").write_text(MARKS)
     (checkout / "docs" / "performance.md").write_text(MARKS.replace("results", "goals"))
     return checkout
 
@@ -41,10 +42,12 @@ def test_a_second_run_changes_nothing(committed, capsys):
     assert drawn
     assert all(path.name in out for path in drawn)
     readme = (committed / "README.md").read_text()
-    assert "README.md" in out
-    assert "performance.md" in out
+    page = (committed / "docs" / "results.md").read_text()
+    assert all(name in out for name in ("README.md", "results.md", "performance.md"))
     assert "Not measured." in (committed / "docs" / "performance.md").read_text()
-    assert "0.7000" in readme
+    assert "| mean-pool | 0.7000 |" in readme
+    assert "0.7000 ± 0.0000" in page
+    assert all(path.name in page for path in drawn)
     assert readme.startswith("# A\n\n<!-- results:begin -->")
     assert "<!-- results:end -->\n\nafter\n" in readme
     assert "| `jagged_sum` |" in readme
@@ -63,7 +66,7 @@ def test_a_second_run_changes_nothing(committed, capsys):
 def test_it_says_when_the_code_behind_results_has_changed(
     committed: Path, write_quality: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the caption and in the README, by hashes alone; and only where that code has."""
+    """In the caption and on the pages, by hashes alone; and only where that code has."""
     roots = ["kernels", "src/models"]
     code = committed / "kernels" / "a.py"
     code.parent.mkdir()
@@ -75,22 +78,22 @@ def test_it_says_when_the_code_behind_results_has_changed(
 
     def drawn() -> tuple[bytes, str]:
         assert main(["figures"]) == 0
-        readme = (committed / "README.md").read_text()
-        return (folder / "04_quality_scores.svg").read_bytes(), readme
+        said = [(committed / name).read_text() for name in ("README.md", "docs/results.md")]
+        return (folder / "04_quality_scores.svg").read_bytes(), "\n".join(said)
 
-    figure, readme = drawn()
-    assert "code abc*" in readme
+    figure, pages = drawn()
+    assert pages.count("code abc*") == 2
     elsewhere = committed / "src" / "figures" / "b.py"
     elsewhere.parent.mkdir(parents=True)
     elsewhere.write_text("y = 1\n")
-    assert drawn() == (figure, readme)
+    assert drawn() == (figure, pages)
     code.write_text("x = 2\n")
     other, said = drawn()
     assert other != figure
-    assert "code abc, changed since*" in said
+    assert said.count("code abc, changed since*") == 2
     assert drawn() == (other, said)
     code.write_text("x = 1\n")
-    assert drawn() == (figure, readme)
+    assert drawn() == (figure, pages)
 
 
 def test_it_needs_neither_torch_nor_the_kernels(committed: Path) -> None:
@@ -121,7 +124,7 @@ def test_it_needs_neither_torch_nor_the_kernels(committed: Path) -> None:
     )
     done = run_python(blocked, JAGGED_HOME=str(committed), JAGGED_TRACEBACK="1")
     assert done.returncode == 0, done.stderr
-    for name in ("README.md", "docs/performance.md"):
+    for name in ("README.md", "docs/results.md", "docs/performance.md"):
         assert "jagged_sum" in (committed / name).read_text()
     drawn = ("03_target_attention_ratios", "05_interaction_kernels_limit")
     drawn += ("06_history_length_transformer", "07_hstu_ratios", "08_sparse_attention_speedup")

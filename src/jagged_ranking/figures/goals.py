@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -23,7 +22,7 @@ from jagged_ranking.figures.hstu_points import NOTEBOOK as HSTU_NOTEBOOK
 from jagged_ranking.figures.memory import BEYOND
 from jagged_ranking.figures.operation_goals import NOTE, interaction_rows
 from jagged_ranking.figures.operation_points import NOTEBOOK
-from jagged_ranking.figures.points import attention, modes_of, of_group, ours_of, schedule_ms
+from jagged_ranking.figures.points import against_best, attention, of_group, schedule_ms
 from jagged_ranking.figures.result_folder import Results, has_results, read_results
 from jagged_ranking.figures.sparse_goals import (
     DENSITY_NOTE,
@@ -102,7 +101,7 @@ def goal_tables(figures_dir: Path | str) -> str:
 def _speed_rows(table: pd.DataFrame) -> list[dict[str, str]]:
     built = schedule_ms(table)
     rows = []
-    for row in _against_best(of_group(attention(table, "latency"), "workloads")):
+    for row in against_best(of_group(attention(table, "latency"), "workloads")):
         must, aim = SPEED_GOALS[row.mode].get(row.workload, (math.nan, math.nan))
         rows.append(
             {
@@ -110,7 +109,7 @@ def _speed_rows(table: pd.DataFrame) -> list[dict[str, str]]:
                 "mode": row.mode,
                 "ours (ms)": number(row.ours),
                 "schedule (ms)": number(built.get(row.workload, math.nan)),
-                "best peer": row.peer,
+                "best peer": style.look_of(row.peer).label,
                 "its ms": number(row.best),
                 "ours / best": f"{row.ratio:.2f}",
                 "must": bound(must),
@@ -127,11 +126,11 @@ def _host_rows(table: pd.DataFrame) -> list[dict[str, str]]:
             "workload": row.workload,
             "mode": row.mode,
             "ours (ms)": number(row.ours),
-            "best peer": row.peer,
+            "best peer": style.look_of(row.peer).label,
             "its ms": number(row.best),
             "ours / best": f"{row.ratio:.2f}",
         }
-        for row in _against_best(of_group(attention(table, "host_time"), "workloads"))
+        for row in against_best(of_group(attention(table, "host_time"), "workloads"))
     ]
 
 
@@ -156,7 +155,7 @@ def _memory_rows(table: pd.DataFrame) -> list[dict[str, str]]:
             "workload": row.workload,
             "mode": row.mode,
             "ours (MB)": number(row.ours / 1e6),
-            "best peer": row.peer,
+            "best peer": style.look_of(row.peer).label,
             "its MB": number(row.best / 1e6),
             "ours / best": f"{row.ratio:.3f}",
             "must": bound(MEMORY_GOAL),
@@ -164,14 +163,14 @@ def _memory_rows(table: pd.DataFrame) -> list[dict[str, str]]:
                 "yes", "yes" if all_there else "yes, of those here"
             ),
         }
-        for row in _against_best(named)
+        for row in against_best(named)
     ]
 
 
 def _target_rows(table: pd.DataFrame) -> list[dict[str, str]]:
     named = of_group(attention(table, "latency"), "target")
     rows = []
-    for row in _against_best(named, peer=FASTER_THAN):
+    for row in against_best(named, peer=FASTER_THAN):
         forward = row.mode == "forward"
         over = row.ours / row.limit
         most = LIMIT_GOAL if forward and row.limit > LIMIT_COUNTS_FROM_MS else math.nan
@@ -263,50 +262,6 @@ _TABLES: Sequence[tuple[str, str, str, Callable[[pd.DataFrame], list[dict[str, s
     ("Retrieval: time of building lists", SPARSE_NOTEBOOK, RETRIEVAL_NOTE, retrieval_rows),
     ("HSTU's attention: time against its authors' kernels", HSTU_NOTEBOOK, HSTU_NOTE, hstu_rows),
 )
-
-
-@dataclass(frozen=True)
-class _Pair:
-    workload: str
-    mode: str
-    ours: float
-    peer: str  # its label
-    best: float
-    limit: float
-
-    @property
-    def ratio(self) -> float:
-        return self.ours / self.best
-
-
-def _against_best(table: pd.DataFrame, peer: str | None = None) -> list[_Pair]:
-    """Ours and the best peer (or the given one) of each workload and mode where both ran; ours
-    under a policy of choice is no peer."""
-    own = ours_of(table, "value")
-    others = table[(table["status"] == "ok") & ~table["provider"].str.startswith(OURS)]
-    if peer is not None:
-        others = others[others["provider"] == peer]
-    limits = {(r.workload, r.mode): r.limit_ms for r in table.itertuples()}
-    pairs = []
-    for mode in modes_of(table):
-        for workload in dict.fromkeys(table["workload"]):
-            if (workload, mode) not in own:
-                continue
-            mine = others[(others["workload"] == workload) & (others["mode"] == mode)]
-            if mine.empty and peer is None:
-                continue
-            best = mine.loc[mine["value"].idxmin()] if len(mine) else None
-            pairs.append(
-                _Pair(
-                    str(workload),
-                    mode,
-                    own[workload, mode],
-                    "" if best is None else style.look_of(str(best["provider"])).label,
-                    math.nan if best is None else float(best["value"]),
-                    float(str(limits[workload, mode])),
-                )
-            )
-    return pairs
 
 
 def _goals_not_measured(rows: list[dict[str, str]]) -> list[dict[str, str]]:

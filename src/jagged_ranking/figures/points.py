@@ -1,6 +1,8 @@
 """From results rows to what figures and tables show: points of a sweep, and ratios."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -79,3 +81,54 @@ def ours_of(table: pd.DataFrame, column: str) -> dict[tuple[str, str], float]:
     """(workload, mode) -> our value of a column, where we have one."""
     own = table[(table["provider"] == OURS) & (table["status"] == "ok")]
     return dict(zip(zip(own["workload"], own["mode"], strict=True), own[column], strict=True))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Ours and a peer (its name; "" and NaN where there is none) on one workload and mode, in the
+    unit of the results; limit: ms."""
+
+    workload: str
+    mode: str
+    ours: float
+    peer: str
+    best: float
+    limit: float
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.best
+
+
+def against_best(table: pd.DataFrame, peer: str | None = None) -> list[Pair]:
+    """Ours and the best peer (or the given one) of each workload and mode where both ran; ours
+    under a policy of choice is no peer.
+
+    Args:
+        table: rows as `attention` gives them.
+    """
+    own = ours_of(table, "value")
+    others = table[(table["status"] == "ok") & ~table["provider"].str.startswith(OURS)]
+    if peer is not None:
+        others = others[others["provider"] == peer]
+    limits = {(r.workload, r.mode): r.limit_ms for r in table.itertuples()}
+    pairs = []
+    for mode in modes_of(table):
+        for workload in dict.fromkeys(table["workload"]):
+            if (workload, mode) not in own:
+                continue
+            mine = others[(others["workload"] == workload) & (others["mode"] == mode)]
+            if mine.empty and peer is None:
+                continue
+            best = mine.loc[mine["value"].idxmin()] if len(mine) else None
+            pairs.append(
+                Pair(
+                    str(workload),
+                    mode,
+                    own[workload, mode],
+                    "" if best is None else str(best["provider"]),
+                    math.nan if best is None else float(best["value"]),
+                    float(str(limits[workload, mode])),
+                )
+            )
+    return pairs

@@ -9,6 +9,7 @@ from jagged_ranking import paths, provenance
 from jagged_ranking.figures import (
     cached_figures,
     goals,
+    headlines,
     history_length,
     hstu_figures,
     memory,
@@ -31,15 +32,13 @@ OPERATIONS_BEGIN = "<!-- operations:begin -->"
 OPERATIONS_END = "<!-- operations:end -->"
 GOALS_BEGIN = "<!-- goals:begin -->"
 GOALS_END = "<!-- goals:end -->"
-# Shown by the README itself, before everything else.
-FIRST_FIGURE = f"01_speed_{speed.PEERS}"
 
 
 def refresh(folder: Path) -> list[Path]:
     """Redraw a folder of results, or every one below a folder; returns the files that changed.
 
-    For the checkout's own figures the blocks of numbers in README.md and docs/performance.md are
-    written anew too.
+    For the checkout's own figures the blocks of numbers in README.md, docs/results.md and
+    docs/performance.md are written anew too.
 
     Raises:
         ValueError: there is no such folder, or nothing in it to draw from.
@@ -47,8 +46,9 @@ def refresh(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
     own = paths.has_checkout() and folder.resolve() == paths.FIGURES.resolve()
-    readme, page = paths.ROOT / "README.md", paths.ROOT / "docs" / "performance.md"
-    before = _digests(folder, readme, page)
+    docs = paths.ROOT / "docs"
+    pages = (paths.ROOT / "README.md", docs / "results.md", docs / "performance.md")
+    before = _digests(folder, *pages)
     if has_results(folder):
         redraw(folder)
     elif own or result_folders(folder):  # a checkout without results says so in its README
@@ -56,9 +56,11 @@ def refresh(folder: Path) -> list[Path]:
     else:
         raise ValueError(f"{folder}: no {RESULTS} with a {MANIFEST}, here or one folder below")
     if own:
-        update_readme(readme, folder)
-        update_performance(page, folder)
-    after = _digests(folder, readme, page)
+        for page, update in zip(
+            pages, (update_readme, update_results, update_performance), strict=True
+        ):
+            update(page, folder)
+    after = _digests(folder, *pages)
     return sorted(path for path in before | after if before.get(path) != after.get(path))
 
 
@@ -82,31 +84,27 @@ def redraw_all(figures_dir: Path | str) -> list[Path]:
     return [path for folder in result_folders(figures_dir) for path in redraw(folder)]
 
 
-def readme_block(figures_dir: Path | str) -> str:
-    """Markdown between (and with) the BEGIN and END marks: tables of the committed results.
-
-    Figures are linked relative to the folder above `figures_dir`, where the README is.
-    """
-    figures_dir = Path(figures_dir)
-    parts = [BEGIN]
-    for folder in result_folders(figures_dir):
-        parts.append(_section(folder, figures_dir.name))
-    if len(parts) == 1:
-        parts.append("No results are committed yet.")
-    return "\n\n".join([*parts, END])
-
-
 def update_readme(readme: Path | str, figures_dir: Path | str) -> bool:
-    """Put `readme_block` and the table of operations between their marks of a README; True if that
+    """Put `headlines` and the table of operations between their marks of a README; True if that
     changed it.
 
     Raises:
         ValueError: the README has not exactly one pair of marks for each.
     """
     readme = Path(readme)
-    block = "\n\n".join([OPERATIONS_BEGIN, operations_table(figures_dir), OPERATIONS_END])
-    changed = _replace(readme, BEGIN, END, readme_block(figures_dir))
-    return _replace(readme, OPERATIONS_BEGIN, OPERATIONS_END, block) or changed
+    changed = _replace(readme, BEGIN, END, headlines.headlines(figures_dir))
+    operations = operations_table(figures_dir)
+    return _replace(readme, OPERATIONS_BEGIN, OPERATIONS_END, operations) or changed
+
+
+def update_results(page: Path | str, figures_dir: Path | str) -> bool:
+    """Put every table and picture between the marks of docs/results.md; True if that changed it.
+
+    Raises:
+        ValueError: the page has not exactly one pair of marks.
+    """
+    sections = [_section(folder) for folder in result_folders(figures_dir)]
+    return _replace(Path(page), BEGIN, END, "\n\n".join(sections) or headlines.NONE)
 
 
 def update_performance(page: Path | str, figures_dir: Path | str) -> bool:
@@ -115,8 +113,7 @@ def update_performance(page: Path | str, figures_dir: Path | str) -> bool:
     Raises:
         ValueError: the page has not exactly one pair of marks.
     """
-    block = "\n\n".join([GOALS_BEGIN, goals.goal_tables(figures_dir), GOALS_END])
-    return _replace(Path(page), GOALS_BEGIN, GOALS_END, block)
+    return _replace(Path(page), GOALS_BEGIN, GOALS_END, goals.goal_tables(figures_dir))
 
 
 def _replace(page: Path, begin: str, end: str, block: str) -> bool:
@@ -124,24 +121,25 @@ def _replace(page: Path, begin: str, end: str, block: str) -> bool:
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
         raise ValueError(f"{page}: needs one {begin} and, after it, one {end}")
     before, after = text[: text.index(begin)], text[text.index(end) + len(end) :]
-    return style.write_if_changed(page, (before + block + after).encode())
+    block = "\n\n".join([before + begin, block, end + after])
+    return style.write_if_changed(page, block.encode())
 
 
-def _section(folder: Path, base: str) -> str:
+def _section(folder: Path) -> str:
+    """All of a folder, for a page beside the folder above it."""
     found = read_results(folder)
     manifest, table = found.manifest, found.table
     run = f"{manifest['id']}: {manifest.get('device')}, preset `{manifest['preset']}`"
     changes = "".join(f" · `{change}`" for change in provenance.changes_of_preset(manifest))
-    parts = [f"### {run}", f"*{style.footer(manifest)}*{changes}"]
+    parts = [f"## {run}", f"*{style.footer(manifest)}*{changes}"]
     shown = tables.summaries(table)
     if len(claims := tables.claims(table)):
         shown.append(("The paper's claims against this run", claims))
     for caption, rows in shown:
         parts += [f"{caption}:", tables.to_markdown(_trimmed(rows))]
     for picture in sorted(folder.glob("*.svg")):
-        if picture.stem != FIRST_FIGURE:
-            title = style.title_of(picture)
-            parts.append(f"![{title}]({base}/{folder.name}/{picture.name})")
+        title = style.title_of(picture)
+        parts.append(f"![{title}](../{folder.parent.name}/{folder.name}/{picture.name})")
     return "\n\n".join(parts)
 
 

@@ -21,7 +21,17 @@ from made_up_results import (
 
 from jagged_ranking import provenance, results
 from jagged_ranking.devices import device_name
-from jagged_ranking.figures import goals, memory, quality, redraw, speed, style, tables, target
+from jagged_ranking.figures import (
+    goals,
+    headlines,
+    memory,
+    quality,
+    redraw,
+    speed,
+    style,
+    tables,
+    target,
+)
 from jagged_ranking.figures.points import ratios
 
 SWEEPS = ("waste", "length", "head_dim")
@@ -499,7 +509,11 @@ def test_what_a_run_set_besides_its_preset_is_said(tmp_path: Path, measured: pd.
     command = "jagged run 01_speed --preset paper --out o -p seconds=0.07 --parameter rounds=3"
     _save(tmp_path / "01_speed", measured, id="01_speed", command=command)
     assert " · `seconds=0.07` · `rounds=3`" in goals.goal_tables(tmp_path)
-    assert " · `seconds=0.07` · `rounds=3`" in redraw.readme_block(tmp_path)
+    page = tmp_path / "results.md"
+    page.write_text(f"{redraw.BEGIN}{redraw.END}")
+    redraw.update_results(page, tmp_path)
+    assert " · `seconds=0.07` · `rounds=3`" in page.read_text()
+    assert " · with options of its own*" in headlines.headlines(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -624,32 +638,28 @@ def test_budgets_say_what_was_tried_and_chosen() -> None:
     assert tables.budgets(quality_results()).empty
 
 
-def test_readme_block(tmp_path: Path, measured: pd.DataFrame) -> None:
-    figures = tmp_path / "figures"
+def test_every_result_is_on_one_page(tmp_path: Path, measured: pd.DataFrame) -> None:
+    figures, page = tmp_path / "figures", tmp_path / "docs" / "results.md"
     figures.mkdir()
-    readme = tmp_path / "README.md"
-    operations = f"{redraw.OPERATIONS_BEGIN}\n{redraw.OPERATIONS_END}\n"
-    readme.write_text(f"# Title\n\n{redraw.BEGIN}\nold\n{redraw.END}\n\n{operations}after\n")
-    assert redraw.update_readme(readme, figures)
-    assert "No results are committed yet." in readme.read_text()
+    page.parent.mkdir()
+    page.write_text(f"# Title\n\n{redraw.BEGIN}\nold\n{redraw.END}\n\nafter\n")
+    assert redraw.update_results(page, figures)
+    assert "No results are committed yet." in page.read_text()
     _save(figures / "04_quality", quality_results(), id="04_quality")
     _save(figures / "01_speed", measured)
     (figures / "01_speed" / "01_speed_speedup.svg").write_text("<svg/>")
-    (figures / "01_speed" / f"{redraw.FIRST_FIGURE}.svg").write_text("<svg/>")
     (figures / "runs" / "smoke" / "01_speed").mkdir(parents=True)
-    assert redraw.update_readme(readme, figures)
-    text = readme.read_text()
+    assert redraw.update_results(page, figures)
+    text = page.read_text()
     assert text.startswith("# Title\n")
     assert text.endswith("\nafter\n")
-    assert "| `jagged_sum` | sum pooling" in text
     assert "\nold\n" not in text
     assert text.index("01_speed: Imaginary GPU") < text.index("04_quality: Imaginary GPU")
-    assert "![01_speed_speedup](figures/01_speed/01_speed_speedup.svg)" in text
-    assert redraw.FIRST_FIGURE not in text  # the README itself shows it, at its top
-    assert not redraw.update_readme(readme, figures)
-    readme.write_text("no marks")
-    with pytest.raises(ValueError, match=r"README\.md: needs one"):
-        redraw.update_readme(readme, figures)
+    assert "![01_speed_speedup](../figures/01_speed/01_speed_speedup.svg)" in text
+    assert not redraw.update_results(page, figures)
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match=r"results\.md: needs one"):
+        redraw.update_results(page, figures)
 
 
 def test_every_provider_and_model_has_a_look_of_its_own() -> None:

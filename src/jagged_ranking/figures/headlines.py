@@ -1,0 +1,219 @@
+"""The README's few tables: what became of the paper's claims, attention, rankers.
+
+Everything else is on docs/results.md, which `redraw` writes from the same results.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from jagged_ranking import provenance
+from jagged_ranking.figures import style
+from jagged_ranking.figures.affordability import history_table, judged_by
+from jagged_ranking.figures.claims import claims
+from jagged_ranking.figures.points import Pair, against_best, attention, of_group
+from jagged_ranking.figures.published import PUBLISHED
+from jagged_ranking.figures.quality import FLOORS, NAMES, shown_metrics, summary
+from jagged_ranking.figures.result_folder import Results, has_results, read_results
+from jagged_ranking.figures.tables import number, to_markdown
+from jagged_ranking.results import select, with_config
+
+BASELINE = "dense_flash"
+ABOVE, BELOW = " ▲", " ▼"
+# Those that see no item of the test split.
+HONEST_FLOORS = tuple(name for name in FLOORS if not name.endswith("_leak"))
+NONE = "No results are committed yet."
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, the notebooks whose results it is made from, what has to be said, the table, and
+    pictures by the ends of their names."""
+
+    title: str
+    notebooks: tuple[str, ...]
+    note: str
+    table: Callable[[pd.DataFrame], pd.DataFrame]
+    pictures: tuple[str, ...] = ()
+
+
+def paper_claims(results: pd.DataFrame) -> pd.DataFrame:
+    """The claims that the paper has a number for."""
+    found = claims(results)
+    return found.loc[found["paper"] != "", ["claim", "paper", "mode", "this run", "holds"]]
+
+
+def self_attention(results: pd.DataFrame) -> pd.DataFrame:
+    """Named workloads and real histories: ours, and the best peer's and dense flash attention's
+    time over ours; forward / forward+backward."""
+    table = of_group(attention(results, "latency"), "workloads")
+    best, dense = against_best(table), against_best(table, peer=BASELINE)
+    rows = []
+    for workload in dict.fromkeys(pair.workload for pair in best):
+        facts = table[table["workload"] == workload].iloc[0]
+        shape = ", ".join(f"{facts[name]:g}" for name in ("B", "H", "D", "max_len"))
+        mine = _of(workload, best)
+        rows.append(
+            {
+                "workload": workload,
+                "users, heads, head_dim, longest": f"{shape}, {facts['distribution']}",
+                "waste": f"{facts['waste']:.0%}",
+                "jagged (ours), ms": _said(pair.ours for pair in mine),
+                "best peer": " / ".join(
+                    dict.fromkeys(style.look_of(pair.peer).label for pair in mine)
+                ),
+                "it takes": _said((1 / pair.ratio for pair in mine), "x", 2),
+                "dense flash takes": _said(
+                    (1 / pair.ratio for pair in _of(workload, dense)), "x", 1
+                ),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def target_attention(results: pd.DataFrame) -> pd.DataFrame:
+    """The same of few queries over long histories, and ours over the limit of the device."""
+    table = of_group(attention(results, "latency"), "target")
+    best = against_best(table)
+    rows = []
+    for workload in dict.fromkeys(pair.workload for pair in best):
+        facts = table[table["workload"] == workload].iloc[0]
+        mine = _of(workload, best)
+        rows.append(
+            {
+                "workload": workload,
+                "users x candidates": f"{facts['B']:g} x {facts['queries']:g}",
+                "events, longest": f"{facts['tokens']:,}, {facts['max_len']:,}",
+                "jagged (ours), ms": _said(pair.ours for pair in mine),
+                "over the limit": _said((pair.ours / pair.limit for pair in mine), "x", 2),
+                "best peer": " / ".join(
+                    dict.fromkeys(style.look_of(pair.peer).label for pair in mine)
+                ),
+                "it takes": _said((1 / pair.ratio for pair in mine), "x", 2),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def rankers(results: pd.DataFrame) -> pd.DataFrame:
+    """A row a model, a column a data set: the mean over seeds of what it is judged by; whether the
+    interval of the difference to mean-pooling excludes 0; below, the best floor and what others
+    published."""
+    found = summary(results)
+    if found.empty:
+        return pd.DataFrame()
+    tested = select(results, op="ranking", mode="test", status="ok")
+    signs = _signs(with_config(tested, "low", "high"))
+    columns: dict[str, dict[str, str]] = {}
+    for dataset, mine in found.groupby("workload", sort=False):
+        shown = shown_metrics(mine)
+        metric = judged_by(shown) or shown[0]
+        means = mine[mine["metric"] == metric].set_index("provider")["mean"]
+        cells = {
+            style.look_of(model).label: f"{value:.4f}{signs.get((dataset, model, metric), '')}"
+            for model, value in means.items()
+            if model not in FLOORS
+        }
+        floors = means[means.index.isin(HONEST_FLOORS)]
+        if len(floors):
+            best = str(floors.idxmax())
+            cells["best floor"] = f"{floors[best]:.4f} ({best})"
+        if published := PUBLISHED.get(str(dataset)):
+            of_metric = {m: v for (m, name), v in published.scores.items() if name == metric}
+            known = [f"{v:.4f} ({style.look_of(m).label})" for m, v in of_metric.items()]
+            cells["published"] = ", ".join(known)
+        columns[f"{dataset}: {NAMES[metric]}"] = cells
+    models = style.ordered(list(dict.fromkeys(found["provider"])))
+    labels = [style.look_of(name).label for name in models if name not in FLOORS]
+    table = pd.DataFrame(columns, index=pd.Index([*labels, "best floor", "published"])).fillna("")
+    table = table[(table != "").any(axis=1)]
+    return table.rename_axis("model").reset_index()
+
+
+SECTIONS: Sequence[Section] = (
+    Section(
+        "The paper's claims",
+        ("01_speed", "02_memory"),
+        "What a dense model loses is set by the padding waste of its batches, from which follows "
+        'whether a claim holds: "yes" is of most batches. Ours includes building its schedule.',
+        paper_claims,
+        ("01_speed_speedup", "02_memory_memory_ratio"),
+    ),
+    Section(
+        "Attention over jagged histories",
+        ("01_speed",),
+        "Forward / forward+backward, medians of one run. *It takes*: times of ours; below 1x it is "
+        "ahead of us.",
+        self_attention,
+    ),
+    Section(
+        "Target attention: few candidates over long histories",
+        ("03_target_attention",),
+        "The limit reads keys and values once. Otherwise as above.",
+        target_attention,
+    ),
+    Section(
+        "Ranking",
+        ("04_quality",),
+        "Test split, mean over seeds, the same options for all models of a data set or the same "
+        f"trials.{ABOVE} and{BELOW}: above and below mean-pooling by an interval over users and "
+        "seeds. Floors need no model of the history.",
+        rankers,
+    ),
+    Section(
+        "Longer histories at the same cost",
+        ("06_history_length",),
+        "The longest history cap that each kind of attention affords at a fixed cost of a training "
+        "step, and the quality there (gain over the shortest cap).",
+        history_table,
+        ("06_history_length_transformer",),
+    ),
+)
+
+
+def headlines(figures_dir: Path | str) -> str:
+    """Markdown of the sections whose results are there; pictures relative to the folder above."""
+    figures_dir, parts = Path(figures_dir), list[str]()
+    for section in SECTIONS:
+        folders = [figures_dir / name for name in section.notebooks]
+        runs = [read_results(folder) for folder in folders if has_results(folder)]
+        rows = [table for run in runs if len(table := section.table(run.table))]
+        if not rows:
+            continue
+        parts += [f"### {section.title}", section.note, *map(_made_by, runs)]
+        parts.append(to_markdown(pd.concat(rows, ignore_index=True).fillna("")))
+        for folder in folders:
+            for name in section.pictures:
+                picture = folder / f"{name}.svg"
+                if picture.is_file():
+                    title = style.title_of(picture)
+                    parts.append(f"![{title}]({figures_dir.name}/{folder.name}/{picture.name})")
+    return "\n\n".join(parts) or NONE
+
+
+def _made_by(run: Results) -> str:
+    manifest = run.manifest
+    own = " · with options of its own" if provenance.changes_of_preset(manifest) else ""
+    return f"*{manifest['id']}, preset {manifest['preset']} · {style.footer(manifest)}{own}*"
+
+
+def _of(workload: str, pairs: Sequence[Pair]) -> list[Pair]:
+    return [pair for pair in pairs if pair.workload == workload]
+
+
+def _said(values: Iterable[float], unit: str = "", digits: int | None = None) -> str:
+    """One number a mode; a dash where no mode has any."""
+    return " / ".join(f"{number(value, digits)}{unit}" for value in values) or "–"
+
+
+def _signs(table: pd.DataFrame) -> dict[tuple[str, str, str], str]:
+    """(data set, model, metric) -> on which side of mean-pooling the interval lies, if on one."""
+    found = {}
+    for row in table[table["metric"].str.endswith("_difference")].itertuples():
+        low, high = float(str(row.low)), float(str(row.high))
+        sign = ABOVE if low > 0 else BELOW if high < 0 else ""
+        metric = str(row.metric).removesuffix("_difference")
+        found[str(row.workload), str(row.provider), metric] = sign
+    return found

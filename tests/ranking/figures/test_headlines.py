@@ -1,0 +1,128 @@
+"""The few tables of the README, from made-up results."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from made_up_results import (
+    MANIFEST,
+    attention_results,
+    history_results,
+    next_item_results,
+    quality_results,
+    target_results,
+)
+
+from jagged_ranking import results
+from jagged_ranking.figures import headlines, redraw, speed, tables
+
+
+def committed(figures: Path, **tables: pd.DataFrame) -> Path:
+    for name, table in tables.items():
+        results.write(table, figures / name / "results.parquet")
+        made = {**MANIFEST, "id": name, "preset": "paper"}
+        (figures / name / "manifest.json").write_text(json.dumps(made))
+    return figures
+
+
+def score(dataset: str, model: str, metric: str, value: float, **config: Any) -> dict[str, Any]:
+    return results.row(
+        op="ranking", provider=model, workload=dataset, mode="test", metric=metric, value=value,
+        unit="1", config=config,
+    )  # fmt: skip
+
+
+def test_sections_are_of_the_results_that_are_there(tmp_path: Path) -> None:
+    assert headlines.headlines(tmp_path) == "No results are committed yet."
+    figures = committed(
+        tmp_path / "figures",
+        **{
+            "01_speed": attention_results(),
+            "03_target_attention": target_results(),
+            "04_quality": quality_results(),
+            "06_history_length": history_results(),
+        },
+    )
+    for name in ("01_speed_speedup", f"01_speed_{speed.PEERS}"):
+        (figures / "01_speed" / f"{name}.svg").write_text("<svg/>")
+    text = headlines.headlines(figures)
+    titles = [line.removeprefix("### ") for line in text.splitlines() if line.startswith("#")]
+    assert titles == [section.title for section in headlines.SECTIONS]
+    assert text.count("*01_speed, preset paper · Imaginary GPU") == 2
+    assert "![01_speed_speedup](figures/01_speed/01_speed_speedup.svg)" in text
+    # What the README shows at its top, and the pictures of the page of all results.
+    assert text.count("![") == 1
+
+
+def test_claims_are_those_of_the_paper() -> None:
+    found = headlines.paper_claims(pd.concat([attention_results(), quality_results()]))
+    assert (found["paper"] != "").all()
+    assert {"faster than dense attention", "faster than dense flash attention"} <= set(
+        found["claim"]
+    )
+    assert set(found["holds"]) <= {"yes", "no", "in part", "not measured"}
+
+
+def test_attention_is_held_against_its_best_peer() -> None:
+    table = attention_results()
+    rows = headlines.self_attention(table).set_index("workload")
+    latency = results.select(table, op="attention", metric="latency", status="ok")
+    for workload, row in rows.iterrows():
+        mine = latency[latency["workload"] == workload]
+        for place, mode in enumerate(("forward", "forward+backward")):
+            times = mine[mine["mode"] == mode].set_index("provider")["value"]
+            ours, others = times["jagged"], times[~times.index.str.startswith("jagged")]
+            assert row["jagged (ours), ms"].split(" / ")[place] == tables.number(float(str(ours)))
+            assert row["it takes"].split(" / ")[place] == f"{others.min() / ours:.2f}x"
+            if "dense_flash" in times:
+                dense = row["dense flash takes"].split(" / ")[place]
+                assert dense == f"{times['dense_flash'] / ours:.1f}x"
+    assert len(rows)
+    assert not headlines.target_attention(target_results()).empty
+    assert headlines.self_attention(quality_results()).empty
+    assert headlines.target_attention(quality_results()).empty
+
+
+def test_rankers_have_a_column_a_data_set() -> None:
+    rows = [
+        score("clicks", model, metric, value, seed=seed)
+        for model, value in (("mean_pool", 0.6), ("din", 0.7), ("sasrec", 0.5), ("bst", 0.6))
+        for metric in ("auc", "gauc", "ne")
+        for seed in (0, 1)
+    ]
+    rows += [score("clicks", "counts", "gauc", 0.55), score("clicks", "repeats", "gauc", 0.5)]
+    for model, low, high in (("din", 0.05, 0.15), ("sasrec", -0.2, -0.1), ("bst", -0.1, 0.1)):
+        rows.append(score("clicks", model, "gauc_difference", 0.0, low=low, high=high))
+    rows += [score("lists", "din", metric, 0.4) for metric in ("list_auc", "mrr", "ndcg@10")]
+    found = headlines.rankers(results.frame(rows)).set_index("model")
+    assert found["clicks: gAUC"].to_dict() == {
+        "mean-pool": "0.6000",
+        "DIN": "0.7000 ▲",
+        "SASRec": "0.5000 ▼",
+        "BST": "0.6000",
+        "best floor": "0.5500 (counts)",
+    }
+    assert found["lists: list AUC"].to_dict()["DIN"] == "0.4000"
+    assert set(found["lists: list AUC"].drop("DIN")) == {""}
+    assert headlines.rankers(attention_results()).empty
+
+
+def test_what_others_published_stands_below() -> None:
+    found = headlines.rankers(next_item_results()).set_index("model")["lastfm_s3rec: HR@10"]
+    assert found["published"].startswith("0.4706 (SASRec)")
+    # A count of the test items themselves is no floor.
+    assert "leak" not in found["best floor"]
+
+
+def test_the_marks_of_a_readme_stay(tmp_path: Path) -> None:
+    figures, readme = tmp_path / "figures", tmp_path / "README.md"
+    figures.mkdir()
+    operations = f"{redraw.OPERATIONS_BEGIN}\n{redraw.OPERATIONS_END}\n"
+    readme.write_text(f"# Title\n\n{redraw.BEGIN}\nold\n{redraw.END}\n\n{operations}after\n")
+    assert redraw.update_readme(readme, figures)
+    text = readme.read_text()
+    assert text.startswith(f"# Title\n\n{redraw.BEGIN}\n\n{headlines.NONE}\n\n{redraw.END}\n")
+    assert "| `jagged_sum` | sum pooling" in text
+    assert text.endswith(f"{redraw.OPERATIONS_END}\nafter\n")
+    assert not redraw.update_readme(readme, figures)
