@@ -23,7 +23,7 @@ from jagged_kernels.schedule.schedule import (
     attention_schedule,
     check_users,
 )
-from jagged_kernels.tensors.checks import FLOATS, as_int
+from jagged_kernels.tensors.checks import FLOATS, as_int, as_scale
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 
@@ -98,15 +98,16 @@ def key_statistics(
     >>> key_statistics(q, q, lse, recent=2).unimportant.values[:, 0].tolist()
     [1, 1, 0]
     """
-    _check(q, k, lse)
+    check_inputs(q, k, lse)
     recent = MOST_TOKENS if recent is None else as_int("recent", recent, otherwise=" or None")
     if recent < 1:
         raise ValueError(f"recent must be at least 1, got {recent}")
+    recent = min(recent, MOST_TOKENS)
     band = resolve_window(causal, window)
     if schedule is not None:
         check_schedule(schedule, q, k, k, band, None, None)
     dim = q.values.shape[2]
-    scale = 1 / math.sqrt(dim) if scale is None else float(scale)
+    scale = as_scale(scale, dim)
     chosen = choose_backend(backend, q.values)
     if chosen == "triton" and dim > MAX_HEAD_DIM:
         limit = f"the triton backend goes to head_dim {MAX_HEAD_DIM}, got {dim}"
@@ -125,7 +126,13 @@ def key_statistics(
     return KeyStatistics(k.with_values(counts), k.with_values(mass))
 
 
-def _check(q: JaggedTensor, k: JaggedTensor, lse: Tensor) -> None:
+def check_inputs(q: JaggedTensor, k: JaggedTensor, lse: Tensor) -> None:
+    """Whether there are statistics of these.
+
+    Raises:
+        TypeError, ValueError: not [Tq, H, D], [Tk, Hk, D] and [Tq, H] of the same users, of one
+            dtype and device.
+    """
     if not isinstance(q, JaggedTensor) or not isinstance(k, JaggedTensor):
         kinds = f"{type(q).__name__} and {type(k).__name__}"
         raise TypeError(f"q and k must be JaggedTensors, got {kinds}")
