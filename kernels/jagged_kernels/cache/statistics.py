@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from jagged_kernels.attention.flops import pairs_of_offsets
 from jagged_kernels.core.backends import Backend, choose_backend, or_native
+from jagged_kernels.core.flops import define_flops
 from jagged_kernels.core.operators import call, define_op
 from jagged_kernels.schedule.band import resolve_window
 from jagged_kernels.schedule.check import check_schedule
@@ -261,3 +264,22 @@ def _empty(q: Tensor, k: Tensor, lse: Tensor, *rest: object) -> tuple[Tensor, Te
 
 key_statistics_native = define_op(_key_statistics_native, fake=_empty)
 key_statistics_triton = define_op(_key_statistics_triton, fake=_empty)
+
+
+def _native_flops(
+    q: Tensor, k: Tensor, lse: Tensor, q_offsets: Tensor, k_offsets: Tensor,
+    left: int, right: int, recent: int, scale: float,
+) -> Any:  # fmt: skip
+    """q k^T alone."""
+    pairs = pairs_of_offsets(q, k, q_offsets, k_offsets, left, right, recent=recent)
+    return 2 * pairs * q.shape[1] * q.shape[2]
+
+
+def _triton_flops(
+    q: Tensor, k: Tensor, lse: Tensor, rows_t: Tensor, tile_k: int, *rest: Any
+) -> Any:
+    return _native_flops(q, k, lse, *rest)
+
+
+define_flops(key_statistics_native, _native_flops)
+define_flops(key_statistics_triton, _triton_flops)
