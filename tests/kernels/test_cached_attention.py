@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from jagged_kernels import (
     HistoryCache,
     JaggedTensor,
+    attention_schedule,
     cache_schedule,
     cached_attention,
     jagged_attention,
@@ -319,6 +320,8 @@ def test_arguments():
         cached_attention(JaggedTensor(inputs.q, inputs.q_offsets[[0, 2]]), cache)
     with pytest.raises(TypeError, match=r"q must be torch.float32 on"):
         cached_attention(q.to(torch.float16), cache)
+    with pytest.raises(TypeError, match="schedule must be a CacheSchedule, from cache_schedule"):
+        cached_attention(q, cache, schedule=attention_schedule(q))  # pyright: ignore
     with pytest.raises(TypeError, match="scale must be a number, got a tensor"):
         cached_attention(q, cache, scale=torch.tensor(0.5))  # pyright: ignore
     with pytest.raises(ValueError, match="tile_q must be a power of two from 16 to 64, got 128"):

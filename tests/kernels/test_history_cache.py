@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from attention_cases import DEVICE
@@ -75,6 +77,19 @@ def test_layouts_are_read_as_they_are(backend):
     heads_first = k.values.transpose(0, 1).contiguous().transpose(0, 1)
     cache = a_cache(head_dim_v=6)
     cache.append(k.with_values(heads_first), v.with_values(packed[:, 1]), backend=backend)
+    assert all(torch.equal(a.values, b.values) for a, b in zip(cache.gather(), (k, v), strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_nested_tensors_are_appended(backend, heads_first):
+    k, v = new_events([3, 1, 2])
+    nested: Any = [
+        torch.nested.nested_tensor_from_jagged(x.values, k.offsets, min_seqlen=1, max_seqlen=3)
+        for x in (k, v)
+    ]
+    cache = a_cache()
+    cache.append(*[x.transpose(1, 2) if heads_first else x for x in nested], backend=backend)
     assert all(torch.equal(a.values, b.values) for a, b in zip(cache.gather(), (k, v), strict=True))
 
 

@@ -96,7 +96,7 @@ def cached_attention(
 
     Triton takes time by what is cached, whatever the capacity, in spans of equal cost
     (LeanAttention, arXiv 2405.10480). Nothing compiles again, and nobody waits, as lengths change.
-    What a list has outside of the store is hidden there; with JAGGED_CHECK=1 it raises too.
+    Triton hides what a list has outside of the store; with JAGGED_CHECK=1 it raises too.
 
     >>> cache = HistoryCache(2, 8, kv_heads=1, head_dim=4)
     >>> x = JaggedTensor(torch.randn(3, 1, 4), torch.tensor([0, 1, 3]))

@@ -14,6 +14,7 @@ from jagged_kernels.core.sizes import cdiv
 from jagged_kernels.schedule.schedule import MOST_TOKENS
 from jagged_kernels.tensors.checks import FLOATS, as_int
 from jagged_kernels.tensors.jagged import JaggedTensor
+from jagged_kernels.tensors.nested import takes_nested
 
 _LARGEST_PAGE = 128
 
@@ -117,6 +118,7 @@ class HistoryCache:
             f"dtype={self.dtype}, device={self.device})"
         )
 
+    @takes_nested
     def append(self, k: JaggedTensor, v: JaggedTensor, *, backend: Backend = "auto") -> None:
         """Writes each user's new events behind those that it has.
 

@@ -182,9 +182,14 @@ def check_schedule(
     """Whether a schedule serves a call.
 
     Raises:
+        TypeError: not from `cache_schedule`.
         ValueError: it is of another batch, mask, or kind of heads, or of what the cache held
             before; of another layer's cache whose lengths are seen to differ.
     """
+    if not isinstance(schedule, CacheSchedule):
+        raise TypeError(
+            f"schedule must be a CacheSchedule, from cache_schedule, got {type(schedule).__name__}"
+        )
     built = (schedule.q_tokens, schedule.lengths.shape[0], schedule.causal, schedule.heads)
     wanted = (q.values.shape[0], len(cache), causal, shape_of_heads(q, cache))
     if built != wanted:
