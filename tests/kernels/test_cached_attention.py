@@ -11,10 +11,12 @@ import torch
 from attention_cases import DEVICE, Case, Inputs, Standard
 from cache_cases import filled
 from launch_keys import batches, record_launches
+from torch.utils.flop_counter import FlopCounterMode
 
 from jagged_kernels import (
     HistoryCache,
     JaggedTensor,
+    attention_schedule,
     cache_schedule,
     cached_attention,
     jagged_attention,
@@ -160,9 +162,30 @@ def test_a_page_that_the_store_does_not_have_is_hidden(page_size, monkeypatch):
     torch.testing.assert_close(
         out.values[:2], torch.einsum("hnm,md->nhd", weights, v[:, 0]), atol=2e-6, rtol=2e-6
     )
+    for backend in ("native", "reference"):
+        with pytest.raises(ValueError, match=rf"pages\[0, 0, {lost}\], of user 0, is"):
+            cached_attention(q, cache, backend=backend)
     monkeypatch.setattr(contents, "_CHECKING", True)
-    with pytest.raises(ValueError, match="pages must lie in"):
+    with pytest.raises(ValueError, match=rf"pages\[0, 0, {lost}\], of user 0, is"):
         cached_attention(q, cache, backend="triton")
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 128])
+def test_a_schedule_for_longer_users_than_a_cache_has_reads_no_further(page_size, monkeypatch):
+    """A layer's cache of another capacity, where lengths are not read: its pages are all there is,
+    and not the next user's."""
+    long, short = Case([2, 1], [250, 700]), Case([2, 1], [100, 100])
+    inputs = short.inputs(torch.float32)
+    q, cache = JaggedTensor(inputs.q, inputs.q_offsets), filled(inputs, page_size)
+    for store in (cache.k_store, cache.v_store):
+        store.copy_(torch.randn(store.shape, generator=torch.Generator().manual_seed(1)))
+    other = filled(long.inputs(torch.float32), page_size, capacity=1024)
+    schedule = cache_schedule(q, other, causal=False)
+    monkeypatch.setattr("jagged_kernels.cache.schedule.readable", lambda tensor: False)
+    found = cached_attention(q, cache, schedule=schedule, causal=False, backend="triton")
+    cache.lengths.fill_(128)
+    expected = cached_attention(q, cache, causal=False, backend="reference")
+    torch.testing.assert_close(found.values, expected.values)
 
 
 def test_what_is_hidden_touches_nothing():
@@ -248,6 +271,23 @@ def test_a_schedule_of_another_step():
         with pytest.raises(ValueError, match="lengths changed in place after the schedule"):
             cached_attention(q, cache, schedule=schedule)
         schedule = cache_schedule(q, cache)
+        # Nothing changes where there is nothing new, and what changes does so under a mode too.
+        nothing = JaggedTensor(inputs.k[:0], inputs.q_offsets * 0)
+        cache.append(nothing, nothing, backend=backend)
+        cached_attention(q, cache, schedule=schedule)
+        with FlopCounterMode(display=False):
+            cache.append(x, x, backend=backend)
+        with pytest.raises(ValueError, match="lengths changed in place after the schedule"):
+            cached_attention(q, cache, schedule=schedule)
+        schedule = cache_schedule(q, cache)
+
+
+def test_a_schedule_that_was_traced():
+    inputs = Case([2, 1], [30, 4]).inputs(torch.float32)
+    cache, q = filled(inputs), JaggedTensor(inputs.q, inputs.q_offsets)
+    build = torch.compile(lambda q: cache_schedule(q, cache), fullgraph=True, backend="aot_eager")
+    found = cached_attention(q, cache, schedule=build(q), backend="triton")
+    assert torch.equal(found.values, cached_attention(q, cache, backend="triton").values)
 
 
 def test_tiles_follow_from_queries():
@@ -280,6 +320,10 @@ def test_arguments():
         cached_attention(JaggedTensor(inputs.q, inputs.q_offsets[[0, 2]]), cache)
     with pytest.raises(TypeError, match=r"q must be torch.float32 on"):
         cached_attention(q.to(torch.float16), cache)
+    with pytest.raises(TypeError, match="schedule must be a CacheSchedule, from cache_schedule"):
+        cached_attention(q, cache, schedule=attention_schedule(q))  # pyright: ignore
+    with pytest.raises(TypeError, match="scale must be a number, got a tensor"):
+        cached_attention(q, cache, scale=torch.tensor(0.5))  # pyright: ignore
     with pytest.raises(ValueError, match="tile_q must be a power of two from 16 to 64, got 128"):
         cache_schedule(q, cache, tile_q=128)
     wide = filled(Case([2, 1], [3, 4], dim=264).inputs(torch.float32))

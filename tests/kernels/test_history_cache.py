@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from attention_cases import DEVICE
@@ -75,6 +77,19 @@ def test_layouts_are_read_as_they_are(backend):
     heads_first = k.values.transpose(0, 1).contiguous().transpose(0, 1)
     cache = a_cache(head_dim_v=6)
     cache.append(k.with_values(heads_first), v.with_values(packed[:, 1]), backend=backend)
+    assert all(torch.equal(a.values, b.values) for a, b in zip(cache.gather(), (k, v), strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_nested_tensors_are_appended(backend, heads_first):
+    k, v = new_events([3, 1, 2])
+    nested: Any = [
+        torch.nested.nested_tensor_from_jagged(x.values, k.offsets, min_seqlen=1, max_seqlen=3)
+        for x in (k, v)
+    ]
+    cache = a_cache()
+    cache.append(*[x.transpose(1, 2) if heads_first else x for x in nested], backend=backend)
     assert all(torch.equal(a.values, b.values) for a, b in zip(cache.gather(), (k, v), strict=True))
 
 
@@ -178,7 +193,8 @@ def test_a_list_that_leads_outside():
     cache.pages[0, 1, 2] = 60
     cache.pages[2, 0, 0] = -1
     cache.append(k, v, backend="triton")
-    with pytest.raises(ValueError, match=r"pages must lie in \[0, 60\), the store's; got -1 to 60"):
+    message = r"pages must lie in \[0, 60\), the store's; pages\[0, 1, 2\], of user 0, is 60"
+    with pytest.raises(ValueError, match=message):
         cache.gather()
     cache.pages[0, 1, 2], cache.pages[2, 0, 0] = 2, 40
     found = cache.gather()[0].values
@@ -187,6 +203,31 @@ def test_a_list_that_leads_outside():
     wrong = torch.zeros(9, 2, dtype=torch.bool, device=DEVICE)
     wrong[2, 1] = wrong[6, 0] = True
     assert torch.equal(found[~wrong], k.values[~wrong])
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_appended_through_such_a_list(monkeypatch, backend, page_size):
+    """A page below 0 would be another user's; pages behind what is written are not looked at."""
+    cache = a_cache(page_size=page_size)
+    cache.append(*new_events([3, 4, 3]))
+    place = 4 // page_size
+    cache.pages[1, 0, place], cache.pages[2, 0, -1] = -1, 10**6
+    stored, lengths = cache.k_store.clone(), cache.lengths.clone()
+    k, v = new_events([0, 1, 0], seed=1)
+    message = rf"pages\[1, 0, {place}\], of user 1, is -1"
+    if backend == "native":
+        with pytest.raises(ValueError, match=message):
+            cache.append(k, v, backend=backend)
+    else:
+        cache.append(k, v, backend=backend)
+        head = slice(1) if page_size == 1 else slice(2)
+        assert torch.equal(cache.k_store[:, head], stored[:, head])
+        assert (cache.lengths - lengths).tolist() == [0, 1, 0]
+    cache.append(*new_events([5, 0, 0]), backend=backend)
+    monkeypatch.setattr(contents, "_CHECKING", True)
+    with pytest.raises(ValueError, match=message):
+        cache.append(*new_events([1, 0, 0]), backend=backend)
 
 
 @pytest.mark.parametrize(
@@ -219,6 +260,12 @@ def test_arguments():
         cache.append(k, new_events([1, 1, 0])[1])
     with pytest.raises(TypeError, match="dtype must be floating"):
         a_cache(dtype=torch.int32)
+    with pytest.raises(TypeError, match="head_dim_v must be an int, got float"):
+        a_cache(head_dim_v=3.0)
+    with pytest.raises(TypeError, match="users must be a tensor or None, got list"):
+        cache.reset([0])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"users must be \[3\] bools, one for each, got \(1,\)"):
+        cache.reset(torch.tensor([True], device=DEVICE))
 
 
 def test_no_gradient():

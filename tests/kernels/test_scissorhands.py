@@ -193,6 +193,17 @@ def test_arguments_of_statistics():
         key_statistics(x, x, lse, recent=0)
     with pytest.raises(ValueError, match="q has 2 users and k has 1"):
         key_statistics(x, x[:1], lse)
+    with pytest.raises(TypeError, match="scale must be a number, got a tensor"):
+        key_statistics(x, x, lse, scale=lse[0, 0])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"lse must be \(5, 4\), of each query, got \(4, 4\)"):
+        persistence_ratio(x, x, lse[:4])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_more_recent_queries_than_numbers_go(backend):
+    inputs = Case([20, 3]).inputs(torch.float32)
+    expected = ask(inputs, backend, None, causal=True).mass.values
+    assert torch.equal(ask(inputs, backend, 2**70, causal=True).mass.values, expected)
 
 
 # --- policies -------------------------------------------------------------------------------------
@@ -303,6 +314,8 @@ def test_nothing_at_all():
 
 def test_arguments_of_policies():
     cache = numbered([3, 2])
+    with pytest.raises(TypeError, match="cache must be a HistoryCache, got Tensor"):
+        scissorhands(cache.pages, budget=2)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="policy must be one of pivotal, h2o, newest, random"):
         scissorhands(cache, budget=2, policy="oldest")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="budget must be at least 1"):

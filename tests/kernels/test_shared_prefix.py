@@ -134,6 +134,20 @@ def test_as_with_the_prefix_in_front_of_every_user(mask, prefix):
     Problem.of(Case(LENGTHS), prefix).assert_exact(*BACKENDS, **mask)
 
 
+@pytest.mark.parametrize("backend", [*BACKENDS, "reference"])
+def test_a_prefix_of_nothing(backend):
+    """More causal queries than keys: no prefix is hidden from them."""
+    case = Case([3, 6], [3, 4])
+    problem = Problem.of(case, 0)
+    q = JaggedTensor(problem.inputs.q, problem.inputs.q_offsets)
+    k = JaggedTensor(problem.inputs.k, problem.inputs.k_offsets)
+    prefix = problem.prefix_k
+    options = {"causal": True, "backend": backend}
+    before = prefix_schedule(q, prefix)
+    found = prefixed_attention(q, k, k, prefix, prefix, prefix_schedule=before, **options)
+    assert torch.equal(found.values, jagged_attention(q, k, k, **options).values)
+
+
 @pytest.mark.parametrize("offsets_dtype", [torch.int32, torch.int64], ids=str)
 def test_users_without_keys_see_the_prefix_alone(offsets_dtype):
     case = Case([3, 0, 5, 2], [0, 4, 0, TILE], offsets_dtype=offsets_dtype)

@@ -36,6 +36,7 @@ from jagged_kernels.schedule.schedule import (
     check_users,
     dense_queries,
 )
+from jagged_kernels.tensors.checks import as_scale
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 
@@ -210,7 +211,7 @@ def jagged_attention(
     dense = None if isinstance(q, JaggedTensor) else DenseShape.of(q, k)
     if schedule is not None:
         check_schedule(schedule, q_jagged, k, v, band, dense, keys)
-    scale = 1 / math.sqrt(q_jagged.values.shape[2]) if scale is None else _number(scale)
+    scale = as_scale(scale, q_jagged.values.shape[2])
     chosen = pick_backend(backend, q_jagged.values, v.values)
     seed = torch.randint(2**31, (), device=q_jagged.device) if dropout_p else None
 
@@ -356,19 +357,6 @@ def _check_inputs(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> None:
 def _check_devices(q: torch.device, k: torch.device, v: torch.device) -> None:
     if not (q == k == v):
         raise ValueError(f"q, k and v must be on one device, got {q}, {k}, {v}")
-
-
-def _number(scale: float) -> float:
-    if isinstance(scale, (float, int)):
-        return float(scale)
-    if isinstance(scale, Tensor):
-        raise TypeError(
-            "scale must be a number, got a tensor, which would get no gradient: multiply q by it, "
-            "with scale=1.0"
-        )
-    if not hasattr(scale, "__float__"):
-        raise TypeError(f"scale must be a number, got {type(scale).__name__}")
-    return float(scale)
 
 
 def _named(shapes: Sequence[torch.Size]) -> str:

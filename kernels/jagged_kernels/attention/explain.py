@@ -17,7 +17,6 @@ from jagged_kernels.attention.api import (
     _check_dropout,
     _check_inputs,
     _keys_and_values,
-    _number,
 )
 from jagged_kernels.attention.choice import (
     FAMILIES,
@@ -46,6 +45,7 @@ from jagged_kernels.schedule.keys.lists import KeyLists
 from jagged_kernels.schedule.keys.rules import KeyRule
 from jagged_kernels.schedule.schedule import AttentionSchedule, dense_queries
 from jagged_kernels.schedule.tiles import choose_tiles, cut_refusal, tile_to_cut
+from jagged_kernels.tensors.checks import as_scale
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 
@@ -108,8 +108,7 @@ def explain_attention(
     band = band_of(keys, causal, window)
     if scores is not None:
         check_scores(scores, return_lse)
-    if scale is not None:
-        _number(scale)
+    as_scale(scale, q_like.values.shape[2])
     users, device = len(k_like), k.device
     tokens, k_tokens = q_like.values.shape[0], k_like.values.shape[0]
     if schedule is not None:

@@ -43,6 +43,18 @@ def pairs_of_rows(
     if not _readable(rows):
         users = rows_t.shape[0] - k.shape[0] // tile_k
         return _pairs_of_equal_users(q.shape[0], k.shape[0], users, left, right)
+    return _sum_of_rows(rows, left, right)
+
+
+def pairs_of_cache(q: Tensor, k_store: Tensor, rows: Tensor, users: Any, right: int) -> Any:
+    """Visible pairs of the rows of a `CacheSchedule`. Where these cannot be read, those of a cache
+    that is full."""
+    if not _readable(rows):
+        return _pairs_of_equal_users(q.shape[0], k_store.shape[0], users, NO_LIMIT, right)
+    return _sum_of_rows(rows, NO_LIMIT, right)
+
+
+def _sum_of_rows(rows: Tensor, left: int, right: int) -> int:
     tile_start, tile_end, range_start, range_end, shift, *_ = rows.long().unbind(1)
     # Of a tile's last query and last key, how far the key is ahead.
     ahead = range_end - tile_end - shift
@@ -57,14 +69,17 @@ def pairs_of_rows(
 
 
 def pairs_of_offsets(
-    q: Tensor, k: Tensor, q_offsets: Tensor, k_offsets: Tensor, left: int, right: int
-) -> Any:
-    """Visible pairs of users."""
+    q: Tensor, k: Tensor, q_offsets: Tensor, k_offsets: Tensor, left: int, right: int,
+    *, recent: int | None = None,
+) -> Any:  # fmt: skip
+    """Visible pairs of users; `recent`: of so many last queries of each."""
     if not _readable(q_offsets):
-        users = q_offsets.shape[0] - 1
-        return _pairs_of_equal_users(q.shape[0], k.shape[0], users, left, right)
+        tokens, users = q.shape[0], q_offsets.shape[0] - 1
+        if recent is not None:
+            tokens = torch.sym_min(tokens, users * recent)
+        return _pairs_of_equal_users(tokens, k.shape[0], users, left, right)
     n, m = (offsets.long().diff() for offsets in (q_offsets, k_offsets))
-    return int(_pairs(n, m, *_limits(left, right)).sum())
+    return int(_pairs(n.clamp(max=recent) if recent else n, m, *_limits(left, right)).sum())
 
 
 def pairs_of_lists(

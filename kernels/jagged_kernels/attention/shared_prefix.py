@@ -128,7 +128,7 @@ def prefixed_attention(
         raise ValueError(f"the left side of window must be -1 with a prefix, got {window}")
     _check_prefix(k, v, prefix_k, prefix_v)
     options: dict[str, Any] = {"scale": scale, "backend": backend}
-    if right >= 0:
+    if right >= 0 and prefix_k.shape[0]:
         _demand_whole_prefix(q, k, right)
     if backend == "reference" or prefix_k.shape[0] == 0:
         keys, values = k, v
@@ -186,7 +186,7 @@ def groups_of(queries: int, prefix: int, kv_heads: int, device: torch.device) ->
 
     The copies are small: together about one tile of keys for each program.
     """
-    programs = cdiv(prefix, DEFAULT_TILES[1]) * kv_heads
+    programs = max(cdiv(prefix, DEFAULT_TILES[1]) * kv_heads, 1)
     most = cdiv(_WAVES * multiprocessors(device), programs)
     return max(1, min(most, queries // _GROUP_QUERIES))
 

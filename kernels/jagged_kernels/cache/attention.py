@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from jagged_kernels.attention.flops import forward_flops, pairs_of_cache, pairs_of_offsets
 from jagged_kernels.attention.operators.native import attention_native
 from jagged_kernels.attention.operators.plain import empty_output, given_lse
 from jagged_kernels.attention.reference import attention_reference
@@ -23,13 +24,16 @@ from jagged_kernels.cache.schedule import (
 from jagged_kernels.cache.slots import gather_events
 from jagged_kernels.core.autocast import as_autocast
 from jagged_kernels.core.backends import Backend, choose_backend, or_native
-from jagged_kernels.core.contents import can_be_read, checking
+from jagged_kernels.core.contents import checking
+from jagged_kernels.core.flops import define_flops
 from jagged_kernels.core.operators import call, define_op, wants_gradient
 from jagged_kernels.schedule.policy.plain import MAX_HEAD_DIM
 from jagged_kernels.schedule.row_layout import NO_LIMIT
 from jagged_kernels.schedule.spans import Partition, paged_fits
+from jagged_kernels.tensors.checks import as_scale
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
+from jagged_kernels.tensors.offsets import cumulative
 
 
 @overload
@@ -86,13 +90,13 @@ def cached_attention(
 
     Raises:
         TypeError, ValueError: arguments of wrong kind, dtype, shape or device, or a schedule of
-            another step.
+            another step; a list that leads outside of the store, where events are gathered.
         NotImplementedError: q wants a gradient (serving has none); or float64, a head_dim above
             256, or more heads to a key head than shared memory holds, on the triton backend.
 
     Triton takes time by what is cached, whatever the capacity, in spans of equal cost
     (LeanAttention, arXiv 2405.10480). Nothing compiles again, and nobody waits, as lengths change.
-    What a list has outside of the store is hidden; with JAGGED_CHECK=1 it raises.
+    Triton hides what a list has outside of the store; with JAGGED_CHECK=1 it raises too.
 
     >>> cache = HistoryCache(2, 8, kv_heads=1, head_dim=4)
     >>> x = JaggedTensor(torch.randn(3, 1, 4), torch.tensor([0, 1, 3]))
@@ -112,9 +116,9 @@ def cached_attention(
         )
     if schedule is not None:
         check_schedule(schedule, q, cache, causal)
-    if checking() and can_be_read(cache.pages):
+    if checking():
         cache.check_lists()
-    scale = 1 / math.sqrt(q.values.shape[2]) if scale is None else float(scale)
+    scale = as_scale(scale, q.values.shape[2])
     right = 0 if causal else NO_LIMIT
     chosen = _choose_backend(backend, q, cache, schedule)
     stored = (cache.k_store, cache.v_store, cache.pages)
@@ -209,3 +213,23 @@ def _empty_native(q: Tensor, k_store: Tensor, v_store: Tensor, *rest: Any) -> tu
 
 attention_cached = define_op(_attention_cached, fake=_empty_cached)
 attention_cached_native = define_op(_attention_cached_native, fake=_empty_native)
+
+
+def _cached_flops(
+    q: Tensor, k_store: Tensor, v_store: Tensor, pages: Tensor, with_lse: bool, page_size: int,
+    rows: Tensor, spans: Tensor, block: int, tile_q: int, right: int, scale: float,
+) -> Any:  # fmt: skip
+    return forward_flops(q, v_store, pairs_of_cache(q, k_store, rows, pages.shape[0], right))
+
+
+def _native_flops(
+    q: Tensor, k_store: Tensor, v_store: Tensor, pages: Tensor, lengths: Tensor, q_offsets: Tensor,
+    page_size: int, right: int, scale: float,
+) -> Any:  # fmt: skip
+    k_offsets = cumulative(lengths)
+    pairs = pairs_of_offsets(q, k_store, q_offsets, k_offsets, NO_LIMIT, right)
+    return forward_flops(q, v_store, pairs)
+
+
+define_flops(attention_cached, _cached_flops)
+define_flops(attention_cached_native, _native_flops)

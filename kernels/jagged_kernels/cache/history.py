@@ -5,15 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jagged_kernels.cache.slots import append_events, gather_events
+from jagged_kernels.cache.slots import append_events, check_pages, gather_events
 from jagged_kernels.core.autocast import as_autocast
 from jagged_kernels.core.backends import Backend, choose_backend
-from jagged_kernels.core.contents import known_to_differ, readable
+from jagged_kernels.core.contents import can_be_read, checking, known_to_differ, readable
 from jagged_kernels.core.operators import call, wants_gradient
 from jagged_kernels.core.sizes import cdiv
 from jagged_kernels.schedule.schedule import MOST_TOKENS
 from jagged_kernels.tensors.checks import FLOATS, as_int
 from jagged_kernels.tensors.jagged import JaggedTensor
+from jagged_kernels.tensors.nested import takes_nested
 
 _LARGEST_PAGE = 128
 
@@ -63,7 +64,8 @@ class HistoryCache:
     ) -> None:
         users, self.capacity = as_int("users", users), as_int("capacity", capacity)
         self.page_size = as_int("page_size", page_size)
-        head_dim_v = head_dim if head_dim_v is None else head_dim_v
+        kv_heads, head_dim = as_int("kv_heads", kv_heads), as_int("head_dim", head_dim)
+        head_dim_v = head_dim if head_dim_v is None else as_int("head_dim_v", head_dim_v)
         if users < 0 or self.capacity < 1 or min(kv_heads, head_dim, head_dim_v) < 1:
             raise ValueError(
                 "capacity, kv_heads and head_dim must be at least 1, and users 0; got "
@@ -116,6 +118,7 @@ class HistoryCache:
             f"dtype={self.dtype}, device={self.device})"
         )
 
+    @takes_nested
     def append(self, k: JaggedTensor, v: JaggedTensor, *, backend: Backend = "auto") -> None:
         """Writes each user's new events behind those that it has.
 
@@ -126,12 +129,15 @@ class HistoryCache:
         Raises:
             TypeError, ValueError: arguments of wrong kind, shape, dtype or device; on a CPU also a
                 user of more than `capacity` events. On a GPU, where looking would wait, what
-                passes it is dropped; with JAGGED_CHECK=1 that raises too.
+                passes it is dropped, and so is, by triton, what a list leads outside of the store;
+                with JAGGED_CHECK=1 both raise too.
             NotImplementedError: k or v want a gradient.
         """
         if torch._C._is_any_autocast_enabled():
             k, v = as_autocast(k, v)
         self._check_new(k, v)
+        if checking():
+            self.check_lists()
         chosen = choose_backend(backend, k.values)
         call(
             append_events,
@@ -170,6 +176,9 @@ class HistoryCache:
     def reset(self, users: Tensor | None = None) -> None:
         """Forgets all events of some users, [N] indices or [B] bools, or of all.
 
+        Raises:
+            TypeError, ValueError: no tensor, or bools of other users.
+
         >>> cache = HistoryCache(2, 8, kv_heads=1, head_dim=4)
         >>> cache.append(*[JaggedTensor(torch.ones(5, 1, 4), torch.tensor([0, 3, 5]))] * 2)
         >>> cache.reset(torch.tensor([0]))
@@ -178,6 +187,12 @@ class HistoryCache:
         """
         if users is None:
             self.lengths.zero_()
+        elif not isinstance(users, Tensor):
+            raise TypeError(f"users must be a tensor or None, got {type(users).__name__}")
+        elif users.dtype == torch.bool and users.shape != self.lengths.shape:
+            raise ValueError(
+                f"users must be [{len(self)}] bools, one for each, got {tuple(users.shape)}"
+            )
         elif users.dtype == torch.bool:
             self.lengths.masked_fill_(users, 0)
         else:
@@ -191,7 +206,6 @@ class HistoryCache:
         Raises:
             ValueError: a list that leads outside of the store.
         """
-        self.check_lists()
         parts = (self.k_store, self.v_store, self.pages, self.lengths)
         k, v, offsets = gather_events(*parts, self.page_size)
         return JaggedTensor._trusted(k, offsets), JaggedTensor._trusted(v, offsets)
@@ -232,15 +246,10 @@ class HistoryCache:
         self.lengths.copy_(counts[:, 0])
 
     def check_lists(self) -> None:
-        """Reads the lists, which waits for a GPU.
+        """Reads the lists where they can be read, which waits for a GPU.
 
         Raises:
             ValueError: a page that the store does not have.
         """
-        limit = self.k_store.shape[0] // self.page_size
-        if self.pages.numel() and not self.pages.is_meta:
-            low, high = (int(x) for x in self.pages.aminmax())
-            if low < 0 or high >= limit:
-                raise ValueError(
-                    f"pages must lie in [0, {limit}), the store's; got {low} to {high}"
-                )
+        if can_be_read(self.pages):
+            check_pages(self.pages, self.k_store.shape[0] // self.page_size)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jagged_kernels.cache.statistics import key_statistics
+from jagged_kernels.cache.statistics import check_inputs, key_statistics
 from jagged_kernels.core.backends import Backend
 from jagged_kernels.core.contents import known_to_differ
 from jagged_kernels.ops.layout.slice import jagged_recent, jagged_slice
@@ -64,6 +64,7 @@ def persistence_ratio(
     >>> found.ratio.item(), found.kept.item(), found.pivotal.item()
     (1.0, 0.5, 1.0)
     """
+    check_inputs(q, k, lse)
     if q.values.shape[:1] != k.values.shape[:1] or known_to_differ(q.offsets, k.offsets):
         raise ValueError("q and k must have the same offsets")
     lengths = k.lengths

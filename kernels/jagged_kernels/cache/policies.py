@@ -64,6 +64,8 @@ def scissorhands(
     >>> cache.gather()[0].values.flatten().tolist()
     [3.0, 2.0, 1.0]
     """
+    if not isinstance(cache, HistoryCache):
+        raise TypeError(f"cache must be a HistoryCache, got {type(cache).__name__}")
     budget, recent = as_int("budget", budget), as_int("recent", recent)
     if policy not in _POLICIES:
         raise ValueError(f"policy must be one of {', '.join(_POLICIES)}; got {policy!r}")

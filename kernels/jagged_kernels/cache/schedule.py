@@ -48,7 +48,7 @@ class CacheSchedule:
         q_tokens: queries.
         heads: of queries, of keys, the larger head_dim, and bytes of a number: what the partition
             is made for.
-        lengths, version: the cache's, and their version then.
+        lengths, version: the cache's, and their version then; None in a trace, which has none.
         compared: offsets of calls that the device has compared with `q_offsets`.
 
     >>> cache = HistoryCache(2, 8, kv_heads=1, head_dim=4)
@@ -68,7 +68,7 @@ class CacheSchedule:
     q_tokens: int
     heads: tuple[int, int, int, int]
     lengths: Tensor
-    version: int
+    version: int | None
     compared: Compared = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -121,7 +121,8 @@ def cache_schedule(
     rows = call(schedule_rows, q.offsets, k_offsets, *band, True, False)
     return CacheSchedule(
         rows, _partition(cache, rows, heads, tile_q), q.offsets, k_offsets, tile_q, causal,
-        queries, heads, cache.lengths, _version(cache.lengths),
+        queries, heads, cache.lengths,
+        None if torch.compiler.is_compiling() else cache.lengths._version,
     )  # fmt: skip
 
 
@@ -129,11 +130,6 @@ def shape_of_heads(q: JaggedTensor, cache: HistoryCache) -> tuple[int, int, int,
     """Heads of queries and of keys, the larger head_dim, and bytes of a number."""
     dim = max(cache.k_store.shape[2], cache.v_store.shape[2])
     return q.values.shape[1], cache.kv_heads, dim, dtype_in_products(q.values).itemsize
-
-
-def _version(lengths: Tensor) -> int:
-    # Nothing in a trace has a version.
-    return 0 if torch.compiler.is_compiling() else lengths._version
 
 
 def _partition(
@@ -186,9 +182,14 @@ def check_schedule(
     """Whether a schedule serves a call.
 
     Raises:
+        TypeError: not from `cache_schedule`.
         ValueError: it is of another batch, mask, or kind of heads, or of what the cache held
             before; of another layer's cache whose lengths are seen to differ.
     """
+    if not isinstance(schedule, CacheSchedule):
+        raise TypeError(
+            f"schedule must be a CacheSchedule, from cache_schedule, got {type(schedule).__name__}"
+        )
     built = (schedule.q_tokens, schedule.lengths.shape[0], schedule.causal, schedule.heads)
     wanted = (q.values.shape[0], len(cache), causal, shape_of_heads(q, cache))
     if built != wanted:
@@ -200,7 +201,8 @@ def check_schedule(
         raise ValueError(f"the schedule is on {schedule.rows.device} and q on {q.device}")
     if torch.compiler.is_compiling():
         return
-    if schedule.lengths is cache.lengths and cache.lengths._version != schedule.version:
+    same = schedule.lengths is cache.lengths
+    if same and schedule.version not in (None, cache.lengths._version):
         raise ValueError(stale("the cache's lengths"))
     if readable(cache.lengths) and not torch.equal(schedule.k_offsets.diff(), cache.lengths):
         raise ValueError("the schedule was built for a cache of other lengths")

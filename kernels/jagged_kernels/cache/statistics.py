@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from jagged_kernels.attention.flops import pairs_of_offsets
 from jagged_kernels.core.backends import Backend, choose_backend, or_native
+from jagged_kernels.core.flops import define_flops
 from jagged_kernels.core.operators import call, define_op
 from jagged_kernels.schedule.band import resolve_window
 from jagged_kernels.schedule.check import check_schedule
@@ -23,7 +26,7 @@ from jagged_kernels.schedule.schedule import (
     attention_schedule,
     check_users,
 )
-from jagged_kernels.tensors.checks import FLOATS, as_int
+from jagged_kernels.tensors.checks import FLOATS, as_int, as_scale
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 
@@ -98,15 +101,16 @@ def key_statistics(
     >>> key_statistics(q, q, lse, recent=2).unimportant.values[:, 0].tolist()
     [1, 1, 0]
     """
-    _check(q, k, lse)
+    check_inputs(q, k, lse)
     recent = MOST_TOKENS if recent is None else as_int("recent", recent, otherwise=" or None")
     if recent < 1:
         raise ValueError(f"recent must be at least 1, got {recent}")
+    recent = min(recent, MOST_TOKENS)
     band = resolve_window(causal, window)
     if schedule is not None:
         check_schedule(schedule, q, k, k, band, None, None)
     dim = q.values.shape[2]
-    scale = 1 / math.sqrt(dim) if scale is None else float(scale)
+    scale = as_scale(scale, dim)
     chosen = choose_backend(backend, q.values)
     if chosen == "triton" and dim > MAX_HEAD_DIM:
         limit = f"the triton backend goes to head_dim {MAX_HEAD_DIM}, got {dim}"
@@ -125,7 +129,13 @@ def key_statistics(
     return KeyStatistics(k.with_values(counts), k.with_values(mass))
 
 
-def _check(q: JaggedTensor, k: JaggedTensor, lse: Tensor) -> None:
+def check_inputs(q: JaggedTensor, k: JaggedTensor, lse: Tensor) -> None:
+    """Whether there are statistics of these.
+
+    Raises:
+        TypeError, ValueError: not [Tq, H, D], [Tk, Hk, D] and [Tq, H] of the same users, of one
+            dtype and device.
+    """
     if not isinstance(q, JaggedTensor) or not isinstance(k, JaggedTensor):
         kinds = f"{type(q).__name__} and {type(k).__name__}"
         raise TypeError(f"q and k must be JaggedTensors, got {kinds}")
@@ -254,3 +264,22 @@ def _empty(q: Tensor, k: Tensor, lse: Tensor, *rest: object) -> tuple[Tensor, Te
 
 key_statistics_native = define_op(_key_statistics_native, fake=_empty)
 key_statistics_triton = define_op(_key_statistics_triton, fake=_empty)
+
+
+def _native_flops(
+    q: Tensor, k: Tensor, lse: Tensor, q_offsets: Tensor, k_offsets: Tensor,
+    left: int, right: int, recent: int, scale: float,
+) -> Any:  # fmt: skip
+    """q k^T alone."""
+    pairs = pairs_of_offsets(q, k, q_offsets, k_offsets, left, right, recent=recent)
+    return 2 * pairs * q.shape[1] * q.shape[2]
+
+
+def _triton_flops(
+    q: Tensor, k: Tensor, lse: Tensor, rows_t: Tensor, tile_k: int, *rest: Any
+) -> Any:
+    return _native_flops(q, k, lse, *rest)
+
+
+define_flops(key_statistics_native, _native_flops)
+define_flops(key_statistics_triton, _triton_flops)

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -35,11 +34,9 @@ def launch_append(
     page_size: int,
     capacity: int,
 ) -> None:
-    """What `slots._append_events` says; stores contiguous."""
+    """What `slots._append_events` says, of one token or more; stores contiguous."""
     users, lists, page_count = pages.shape
     tokens = k.shape[0]
-    if tokens == 0:
-        return
     k, v = rows_of_dims(k), rows_of_dims(v)
     (heads, dim, *k_strides), (_, dim_v, *v_strides) = layout_of(k), layout_of(v)
     pads = power_of_two(dim), power_of_two(dim_v)
@@ -54,9 +51,6 @@ def launch_append(
     launch(_append_kernel, (cdiv(tokens, block), heads), (*arguments, *limits), constants)
     arguments = (lengths, offsets, users, capacity)
     launch(_grow_kernel, cdiv(users, _USERS), arguments, {"USERS": _USERS})
-    # So that a schedule is seen to be older; what inference mode made counts nothing.
-    if not torch.compiler.is_compiling() and not lengths.is_inference():
-        torch.autograd.graph.increment_version(lengths)
 
 
 @triton.jit(do_not_specialize=["users", "tokens", "page_count", "page_limit", "capacity"])

@@ -180,10 +180,14 @@ def _split_forward_kernel(
             shift -= k_start
             k_end -= k_start
             k_start = k_start * 0
+            # Of a schedule for longer users than the cache has, nothing behind the list is read.
+            k_end = tl.minimum(k_end, page_count * PAGE)
         from_block = tl.where(index == 0, first_block, 0)
         is_cut = row == last_row
         start = k_start + from_block * BLOCK
         end = tl.where(is_cut, k_start + last_block * BLOCK, k_end)
+        if PAGE > 0:
+            end = tl.minimum(end, k_end)
         acc, top, total = _attend_span(
             q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
             list_ptr, page_limit, S, PACK, PAGE, False,
