@@ -54,8 +54,8 @@ def test_columns_are_side_by_side_by_batch(measured: pd.DataFrame, drawn: dict[s
     hstu_figures.draw(measured, {**MANIFEST, "id": ID}, Path("nowhere"))
     figure = drawn[f"{ID}_ratios"]
     labels = [label.get_text().split("\n") for label in figure.axes[-1].get_xticklabels()]
-    assert [label[0] for label in labels] == [f"{name}, 87%" for name in "BBBBCCCCDDDD"]
-    assert labels[3][1:] == ["targets", "biases"]
+    assert [label[0] for label in labels] == list("BBBBCCCCDDDD")
+    assert labels[3][1:] == ["87% waste", "targets", "biases"]
     # The goal is drawn where it holds.
     pieces = [len(found.get_segments()) for found in figure.axes[0].collections if _goal(found)]
     assert pieces == [3 * len(WITHOUT_BIASES)]
