@@ -62,7 +62,7 @@ LISTS_LINE: dict[str, Any] = {
     "markeredgecolor": "white",
     "markeredgewidth": 0.4,
 }
-_APART = "lists are built once a batch, apart"
+_APART = "lists not counted"
 BUILT, CEILING, FIT = "ours, building lists", "all blocks / blocks seen", "fitted line"
 
 
@@ -94,7 +94,7 @@ def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) ->
             size, unit = sweeps.bytes_unit(points)
             label = f"peak beyond inputs ({unit})"
             figures["memory"] = _length_figure(
-                points, manifest, label, 1 / size, "lists are among the inputs"
+                points, manifest, label, 1 / size, "lists among inputs"
             )
         return style.save_all(figures, TITLES, manifest, out)
 

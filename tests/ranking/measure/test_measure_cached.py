@@ -128,6 +128,17 @@ def test_what_is_wrong_is_not_timed(
     assert mine["message"].str.startswith("wrong: relative error").all()
 
 
+def test_a_cache_that_holds_something_else_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loud(decoding.HistoryCache):
+        def append(self, k: Any, v: Any, **options: Any) -> None:
+            super().append(k, v.with_values(v.values * 1.5), **options)
+
+    monkeypatch.setattr(decoding, "HistoryCache", Loud)
+    mine = results.select(measure(case(DECODE)), op=DECODE, metric="latency")
+    assert set(results.select(mine, provider="jagged")["status"]) == {"error"}
+    assert set(results.select(mine, provider="dense_sdpa")["status"]) == {"ok"}
+
+
 def test_events_that_are_not_appended_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the plain way wrote is not taken for ours."""
     made = decoding.HistoryCache

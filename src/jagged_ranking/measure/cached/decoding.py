@@ -98,7 +98,8 @@ def decoding(case: Case, device: torch.device) -> Problem:
         asked = users.queries(q)
         if backend == "auto":
             return cached_attention(asked, users.cache, schedule=schedule).values
-        k, v = (x.with_values(x.values.to(q.dtype)) for x in users.cache.gather())
+        # What the cache was given, not what it says that it has.
+        k, v = (users.jagged(x.to(q.dtype)) for x in (users.k, users.v))
         return jagged_attention(asked, k, v, causal=True, backend=backend).values
 
     tokens, size = len(users.k), case.dtype.itemsize
