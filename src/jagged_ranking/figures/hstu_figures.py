@@ -76,7 +76,7 @@ def _labels(table: pd.DataFrame) -> dict[str, str]:
         for row in mine.itertuples():
             name = style.broken(str(row.batch).removesuffix("-small"))
             kind = WITH[str(row.op)].replace(" and ", "\n")
-            labels[str(row.workload)] = f"{name}, {row.waste:.0%}\n{kind}"
+            labels[str(row.workload)] = f"{name}\n{row.waste:.0%} waste\n{kind}"
     return labels
 
 

@@ -63,7 +63,6 @@ LOOKS: dict[str, Look] = {
     "fbgemm_sll": Look("FBGEMM sll", "#b59b00", "<", (0, (1, 1.5))),
     "dense_hstu": Look("dense PyTorch", "#c26a00", (5, 0, 180), (0, (5, 1.5))),
     "hstu_triton": Look("HSTU's Triton", "#8c8000", (3, 0, 30), (0, (1, 1.5))),
-    "hstu_triton_sorted": Look("HSTU's Triton, sorted", "#b02a55", (3, 0, 90), (0, (4, 1, 1, 1))),
     "padded": Look("padded PyTorch", _COLORS[1], "s", (0, (5, 1.5))),
     "flat": Look("PyTorch on flat tokens", _COLORS[2], "^", (0, (3, 1))),
     "njt": Look("nested tensor", _COLORS[5], "P", (0, (4, 1, 1, 1, 1, 1))),

@@ -19,7 +19,7 @@ BY_LENGTH, BY_DENSITY, BY_BLOCKS, RETRIEVAL, JAGGED_LENGTHS = SPARSE_GROUPS = (
 # with learned biases.
 HSTU_OPS = ("hstu", "hstu_targets", "hstu_bias", "hstu_targets_bias")
 # The kernels of HSTU's authors.
-AUTHORS = ("hstu_triton", "hstu_triton_sorted")
+AUTHORS = "hstu_triton"
 
 _CUDA = ("jagged", "dense_eager", "dense_flash", "dense_cudnn", "njt_sdpa", "flex", "varlen_attn")
 _CPU = ("jagged", "dense_eager", "dense_flash", "dense_sdpa", "njt_sdpa")
@@ -47,7 +47,7 @@ def default_providers(
     """
     cuda = device_type == "cuda"
     if hstu:
-        return ("jagged", "jagged_softmax", "dense_hstu", *(AUTHORS if cuda else ()))
+        return ("jagged", "jagged_softmax", "dense_hstu", *((AUTHORS,) if cuda else ()))
     if group == "target":
         return ("jagged", "dense_sdpa", *(_SPLITTING if cuda else ()))
     if group == "skew":

@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 import torch
 
-from jagged_ranking import results
 from jagged_ranking.measure.cached.cached_measurement import measure_cached
 from jagged_ranking.measure.cached.cases import (
     Case,
@@ -18,7 +17,6 @@ from jagged_ranking.measure.cached.cases import (
     scoring_sweep,
 )
 from jagged_ranking.reproduce.attention_study import measured_in_parts
-from jagged_ranking.reproduce.cache import cached
 from jagged_ranking.reproduce.click_logs import describe_data
 from jagged_ranking.reproduce.quality_study import with_own
 
@@ -125,13 +123,15 @@ def quality_by_compression(
     recent: int,
     replicates: int,
     device: str,
+    workers: int | None = None,
     run_id: str = "",
 ) -> pd.DataFrame:
-    """`compressed_quality` of each data set, each kept in `build/cache`.
+    """`compressed_quality` of the data sets, each training kept in `build/cache`.
 
     Args:
         folders: prepared data sets.
-        policies, compressions, recent, replicates, device, run_id: see `compressed_quality`.
+        policies, compressions, recent, replicates, device, workers, run_id: see
+            `compressed_quality`.
         seeds: one training each.
         options: of `TrainConfig`, of all trainings.
         own: seeds and options that a data set has of its own, see `with_own`.
@@ -141,25 +141,19 @@ def quality_by_compression(
             does not take.
     """
     # What trains, and so scikit-learn, is imported where it is needed: every notebook imports this.
-    from jagged_ranking.reproduce.compressed_quality import compressed_quality
+    from jagged_ranking.reproduce.compressed_quality import Plan, compressed_quality
 
-    tables = []
-    for number, folder in enumerate(folders, 1):
-        name = describe_data(folder)["name"]
-        mine = with_own({"seeds": seeds, "options": options}, own, name)
-        print(f"{number} of {len(folders)}, {name}", end=": ")
-        tables.append(
-            cached(
-                compressed_quality,
-                folder,
-                policies=list(policies),
-                compressions=list(compressions),
-                seeds=list(mine["seeds"]),
-                options=mine["options"],
-                recent=recent,
-                replicates=replicates,
-                device=device,
-                run_id=run_id,
-            )
-        )
-    return pd.concat(tables, ignore_index=True) if tables else results.frame([])
+    shared = {"seeds": seeds, "options": options}
+    plans = [
+        Plan(folder, **with_own(shared, own, describe_data(folder)["name"])) for folder in folders
+    ]
+    return compressed_quality(
+        plans,
+        policies=policies,
+        compressions=compressions,
+        recent=recent,
+        replicates=replicates,
+        device=device,
+        workers=workers,
+        run_id=run_id,
+    )

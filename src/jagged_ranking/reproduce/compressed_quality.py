@@ -8,6 +8,7 @@ events before it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -29,14 +30,17 @@ from jagged_kernels import (
 )
 from jagged_ranking import results
 from jagged_ranking.data.batch import JaggedBatch, RequestTable, make_batch
+from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.data.store import HistoryStore
 from jagged_ranking.evaluation.evaluate import Evaluation
 from jagged_ranking.evaluation.rows import difference_row, metric_row
 from jagged_ranking.figures.cached_points import COMPRESSION, PERSISTENCE
 from jagged_ranking.models.encoders.target_attention import TargetAttention
 from jagged_ranking.models.ranker import Ranker
+from jagged_ranking.reproduce.quality_study import Trainings
 from jagged_ranking.training.config import TrainConfig
-from jagged_ranking.training.trainer import train
+from jagged_ranking.training.outcome import Outcome
+from jagged_ranking.training.runs import Run, train_all
 
 MODEL = "target_attention"
 POLICIES = ("pivotal", "h2o", "newest", "random")
@@ -56,33 +60,45 @@ class Setting(NamedTuple):
     compression: float
 
 
+# Where nothing is dropped, policies are one.
+WHOLE = Setting(POLICIES[0], 1.0)
+
+
+class Plan(NamedTuple):
+    """What is trained on a prepared data set: once a seed, with options of `TrainConfig` but for
+    model and seed."""
+
+    folder: Path
+    seeds: Sequence[int]
+    options: Mapping[str, Any]
+
+
 def compressed_quality(
-    data: Path,
+    plans: Sequence[Plan],
     *,
     policies: Sequence[str],
     compressions: Sequence[float],
-    seeds: Sequence[int],
-    options: Mapping[str, Any],
     recent: int,
     replicates: int,
     device: str,
+    workers: int | None = None,
     run_id: str = "",
 ) -> pd.DataFrame:
     """Train target attention once a seed, and score the test split from compressed histories.
 
     Requests with histories of about as many events, up to n, share a budget of ceil(n /
-    compression) events for each head, whatever the policy.
+    compression) events for each head, whatever the policy. Each training is kept in `build/cache`
+    with its scores, as soon as it is done.
 
     Args:
-        data: a prepared data set.
+        plans: of the data sets.
         policies: of `POLICIES`.
         compressions: 1 or more; 1, where nothing is dropped, is what the others are compared with,
             and always there.
-        seeds: one training each.
-        options: of `TrainConfig`, but for model and seed.
         recent: past events that "pivotal" asks, the last ones; "h2o" asks all.
         replicates: of the bootstrap over users and seeds.
         device: "cuda" or "cpu".
+        workers: trainings side by side, with their scores; see `train_all`.
         run_id: for the column `id`.
 
     Returns:
@@ -101,107 +117,164 @@ def compressed_quality(
     """
     if unknown := [name for name in policies if name not in POLICIES]:
         raise ValueError(f"no policy {unknown[0]!r}; known: {', '.join(POLICIES)}")
-    if not seeds or not policies or replicates < 1:
+    if not policies or replicates < 1 or not all(len(plan.seeds) for plan in plans):
         raise ValueError("there must be at least one policy, one seed and one replicate")
     if wrong := [one for one in compressions if not one >= 1]:
         raise ValueError(f"compressions must be at least 1, got {wrong[0]}")
     levels = sorted({1.0, *map(float, compressions)})
-    settings = [Setting(policy, level) for policy in policies for level in levels]
-    configs = [TrainConfig.from_dict({**options, "model": MODEL, "seed": s}) for s in seeds]
-
-    dataset = open_dataset(data)
+    settings = (WHOLE, *(Setting(p, level) for p in policies for level in levels if level > 1))
+    score = CompressionScore(settings, recent)
+    runs = []
+    for plan in plans:
+        dataset, store = open_dataset(plan.folder), Trainings(plan.folder, __name__, device)
+        for seed in plan.seeds:
+            config = TrainConfig.from_dict({**plan.options, "model": MODEL, "seed": seed})
+            runs.append(Run(dataset, config, store))
+    splits = score.names()
+    trained = iter(
+        train_all(
+            runs, splits=splits, device=device, workers=workers, what="compressions", score=score
+        )
+    )
     rows: list[dict[str, Any]] = []
-    found: dict[Setting, list[Evaluation]] = {}
-    scored = None
-    for config in configs:
-        model = train(config, dataset, device=device, progress=False).model
-        scored = _Scored(model, dataset, settings, recent=recent, device=torch.device(device))
-        for setting, evaluation in scored.evaluations().items():
-            found.setdefault(setting, []).append(evaluation)
-        where = {"op": PERSISTENCE, "provider": MODEL, "config": {"seed": config.seed}}
-        for metric, value in scored.persistence().items():
-            rows.append(metric_row(metric, value, **_where(where, dataset, device, run_id)))
-    assert scored is not None
-    for setting, evaluations in found.items():
-        facts = {"compression": setting.compression, **scored.kept(setting.compression)}
-        where = {"op": COMPRESSION, "provider": setting.policy}
-        for config, one in zip(configs, evaluations, strict=True):
-            of_seed = {**where, "config": {**config.to_dict(), **facts}}
-            for metric, value in one.metrics.items():
-                row = metric_row(
-                    metric, value, losses=[config.loss], **_where(of_seed, dataset, device, run_id)
-                )
-                rows.append(row)
-        if setting.compression == 1.0:
-            continue
-        whole = found[Setting(setting.policy, 1.0)]
-        for metric in evaluations[0].metrics:
-            row = difference_row(
-                metric,
-                f"{metric}_difference",
-                evaluations,
-                whole,
-                replicates=replicates,
-                train_ctr=scored.model.positive_rate,
-                losses=[config.loss for config in configs],
-                **_where({**where, "config": facts}, dataset, device, run_id),
-            )
-            rows.append(row)
+    for plan in plans:
+        outcomes = list(itertools.islice(trained, len(plan.seeds)))
+        scored = _Scored(open_dataset(plan.folder), outcomes, settings, device, run_id)
+        rows += scored.persistence()
+        for policy, level in itertools.product(policies, levels):
+            rows += scored.rows(policy, level, replicates)
     return results.frame(rows)
 
 
-def _where(
-    fields: Mapping[str, Any], dataset: ClickDataset, device: str, run_id: str
-) -> dict[str, Any]:
-    config = {**fields["config"], "device": device, "digest": dataset.digest}
-    return {**fields, "config": config, "workload": dataset.name, "mode": SPLIT, "run_id": run_id}
-
-
 class _Scored:
-    """A trained model, and the test split as it scores it from compressed histories."""
+    """The trainings on one data set, as rows of results."""
 
     def __init__(
         self,
-        model: Ranker,
         dataset: ClickDataset,
+        outcomes: Sequence[Outcome],
         settings: Sequence[Setting],
-        *,
-        recent: int,
-        device: torch.device,
+        device: str,
+        run_id: str,
     ) -> None:
-        self.model, self.dataset, self.settings = model.to(device).eval(), dataset, settings
-        self.recent, self.device = recent, device
-        self.store = HistoryStore.from_dataset(dataset, device)
-        self.columns = dataset.requests(SPLIT)
-        self.requests = RequestTable.from_columns(self.columns, device)
-        self.events = np.minimum(self.requests.host_prefix, model.max_history)
+        self.dataset, self.outcomes, self.settings = dataset, outcomes, list(settings)
+        self.common = {"workload": dataset.name, "mode": SPLIT, "run_id": run_id}
+        self.facts = {"device": device, "digest": dataset.digest}
+        self.events = events_of(dataset, outcomes[0].config.max_history)
+
+    def persistence(self) -> Iterator[dict[str, Any]]:
+        """Rows, one a seed."""
+        for one in self.outcomes:
+            of_seed = {"config": {"seed": one.config.seed, **self.facts}}
+            where = {"op": PERSISTENCE, "provider": MODEL, **self.common, **of_seed}
+            for metric, value in one.evaluations[-1].metrics.items():
+                yield metric_row(metric, value, **where)
+
+    def rows(self, policy: str, level: float, replicates: int) -> Iterator[dict[str, Any]]:
+        """Rows of a policy: the scores of each seed, and what is lost to whole histories."""
+        scored, whole = self._of(Setting(policy, level)), self._of(WHOLE)
+        facts = {"compression": level, **kept_of(self.events, level), **self.facts}
+        where = {"op": COMPRESSION, "provider": policy, **self.common}
+        configs = [one.config for one in self.outcomes]
+        for config, one in zip(configs, scored, strict=True):
+            of_seed = {**where, "config": {**config.to_dict(), **facts}}
+            for metric, value in one.metrics.items():
+                yield metric_row(metric, value, losses=[config.loss], **of_seed)
+        for metric in scored[0].metrics if level > 1 else ():
+            yield difference_row(
+                metric,
+                f"{metric}_difference",
+                scored,
+                whole,
+                replicates=replicates,
+                train_ctr=DataShape.of(self.dataset).positive_rate,
+                losses=[config.loss for config in configs],
+                **{**where, "config": facts},
+            )
+
+    def _of(self, setting: Setting) -> list[Evaluation]:
+        place = self.settings.index(setting if setting.compression > 1 else WHOLE)
+        return [one.evaluations[place] for one in self.outcomes]
+
+
+def events_of(dataset: ClickDataset, max_history: int) -> np.ndarray:
+    """[R] int64: events of the history of each test request, as a model sees it."""
+    return np.minimum(np.asarray(dataset.requests(SPLIT).prefix, np.int64), max_history)
+
+
+def kept_of(events: np.ndarray, compression: float) -> dict[str, float]:
+    """Events of a request, on average: those kept, and all."""
+    kept = 0
+    for index in cuts(events):
+        mine = events[index]
+        kept += int(np.minimum(mine, budget_of(int(mine[-1]), compression)).sum())
+    return {"kept": kept / len(events), "whole": float(events.mean())}
+
+
+def cuts(events: np.ndarray) -> Iterator[np.ndarray]:
+    """Requests in the order of their events, those of a batch with about as many."""
+    order = np.argsort(events, kind="stable")
+    ordered, first = events[order], 0
+    while first < len(order):
+        shortest = int(ordered[first])
+        alike = np.searchsorted(ordered, shortest + shortest // ALIKE, side="right")
+        end = min(int(alike), first + max(1, MOST_EVENTS // max(1, shortest)))
+        yield order[first:end]
+        first = end
+
+
+def budget_of(events: int, compression: float) -> int:
+    """Events kept of a history, at least 1."""
+    return max(1, -int(-events // compression))
+
+
+class CompressionScore(NamedTuple):
+    """Scores the test split with a trained model from compressed histories: a `Score` of
+    `train_all`.
+
+    settings: whole histories before all others. recent: past events that "pivotal" asks.
+    """
+
+    settings: Sequence[Setting]
+    recent: int
+
+    def names(self) -> tuple[str, ...]:
+        """Of the evaluations that come of it: one a setting, and behind them the persistence of
+        what matters, which has metrics alone."""
+        of_settings = [f"{SPLIT}, {policy}, {level!r}x" for policy, level in self.settings]
+        return tuple(f"{name}, {self.recent} asked" for name in (*of_settings, PERSISTENCE))
 
     @torch.no_grad()
-    def evaluations(self) -> dict[Setting, Evaluation]:
-        """Of the test split. Where nothing is dropped, policies are one."""
-        compressed = [one for one in self.settings if one.compression > 1]
-        whole = Setting(POLICIES[0], 1.0)
-        scores = {one: np.zeros(len(self.columns.item)) for one in (whole, *compressed)}
-        for batch in self._batches():
-            kept = CompressedHistories(self.model, batch, recent=self.recent)
+    def __call__(
+        self, model: Ranker, dataset: ClickDataset, config: TrainConfig, splits: tuple[str, ...]
+    ) -> list[Evaluation]:
+        """See `names`, which `splits` are."""
+        model.eval()
+        device = next(model.parameters()).device
+        store, columns = HistoryStore.from_dataset(dataset, device), dataset.requests(SPLIT)
+        requests, most = RequestTable.from_columns(columns, device), model.max_history
+        found = np.zeros((len(self.settings), len(columns.item)))
+        for index in cuts(events_of(dataset, most)):
+            batch = make_batch(store, requests, index, max_history=most)
+            kept, longest = self._compressed(model, batch), int(batch.longest[1])
             place = batch.index.cpu().numpy()
-            for setting, of_setting in scores.items():
-                budget = budget_of(int(batch.longest[1]), setting.compression)
-                logits = kept.logits(setting.policy, budget)
-                of_setting[place] = logits[:, 0].double().sigmoid().cpu().numpy()
-        rate = self.model.positive_rate
-        found = {
-            setting: Evaluation.of(SPLIT, self.columns, probability, train_ctr=rate)
-            for setting, probability in scores.items()
-        }
-        return {one: found.get(one, found[whole]) for one in self.settings}
+            for scores, (policy, level) in zip(found, self.settings, strict=True):
+                logits = kept.logits(policy, budget_of(longest, level))
+                scores[place] = logits[:, 0].double().sigmoid().cpu().numpy()
+        evaluations = [
+            Evaluation.of(name, columns, scores, train_ctr=model.positive_rate)
+            for name, scores in zip(splits, found, strict=False)
+        ]
+        last = make_batch(store, requests, requests.last_of_users(), max_history=most)
+        nothing = dict.fromkeys(("probability", "user", "request", "label"), np.zeros(0))
+        matters = self._persistence(self._compressed(model, last))
+        return [*evaluations, Evaluation(split=splits[-1], metrics=matters, **nothing)]
 
-    @torch.no_grad()
-    def persistence(self) -> dict[str, float]:
+    def _compressed(self, model: Ranker, batch: JaggedBatch) -> CompressedHistories:
+        return CompressedHistories(model, batch, recent=self.recent)
+
+    def _persistence(self, kept: CompressedHistories) -> dict[str, float]:
         """Means over the longest test history of each user, and over heads."""
-        index = self.requests.last_of_users()
-        batch = make_batch(self.store, self.requests, index, max_history=self.model.max_history)
-        kept = CompressedHistories(self.model, batch, recent=self.recent)
         found = persistence_ratio(kept.asked, kept.key, kept.lse)
         parts = {
             "persistence_ratio": found.ratio,
@@ -209,34 +282,6 @@ class _Scored:
             "pivotal": found.pivotal,
         }
         return {name: float(x.nanmean()) for name, x in parts.items()}
-
-    def kept(self, compression: float) -> dict[str, float]:
-        """Events of a request, on average: those kept, and all."""
-        kept = 0
-        for index in self._cuts():
-            events = self.events[index]
-            kept += int(np.minimum(events, budget_of(int(events[-1]), compression)).sum())
-        return {"kept": kept / len(self.events), "whole": float(self.events.mean())}
-
-    def _batches(self) -> Iterator[JaggedBatch]:
-        for index in self._cuts():
-            yield make_batch(self.store, self.requests, index, max_history=self.model.max_history)
-
-    def _cuts(self) -> Iterator[np.ndarray]:
-        """Requests in the order of their events, those of a batch with about as many."""
-        order = np.argsort(self.events, kind="stable")
-        events, first = self.events[order], 0
-        while first < len(order):
-            shortest = int(events[first])
-            alike = np.searchsorted(events, shortest + shortest // ALIKE, side="right")
-            end = min(int(alike), first + max(1, MOST_EVENTS // max(1, shortest)))
-            yield order[first:end]
-            first = end
-
-
-def budget_of(events: int, compression: float) -> int:
-    """Events kept of a history, at least 1."""
-    return max(1, -int(-events // compression))
 
 
 class CompressedHistories:

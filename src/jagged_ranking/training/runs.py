@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache, partial
 from itertools import cycle, islice
 from multiprocessing import get_context
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
 
 from click_data import ClickDataset, open_dataset
 from jagged_ranking.devices import usable_cores
-from jagged_ranking.evaluation.evaluate import evaluate_model
+from jagged_ranking.evaluation.evaluate import Evaluation, evaluate_model
+from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.processes import end_worker_with_parent
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.outcome import Outcome, Store
 from jagged_ranking.training.trainer import train
+
+Score = Callable[[Ranker, ClickDataset, TrainConfig, tuple[str, ...]], list[Evaluation]]
+
+
+def score_splits(
+    model: Ranker, dataset: ClickDataset, config: TrainConfig, splits: tuple[str, ...]
+) -> list[Evaluation]:
+    """Of a trained model on each split."""
+    return [
+        evaluate_model(model, dataset, batch_size=config.batch_size, split=split)
+        for split in splits
+    ]
 
 
 class Run(NamedTuple):
@@ -45,12 +58,15 @@ def train_all(
     workers: int | None = None,
     progress: bool = True,
     what: str = "models",
+    score: Score = score_splits,
 ) -> list[Outcome]:
     """Trains each and scores these splits; their outcomes, in their order.
 
     Up to `workers` side by side, whatever their data sets; None is one a core on a CPU, and one a
     GPU. On "cuda" they take turns on the GPUs that there are. What a store has is not trained
-    again, and each training is put there as soon as it is done.
+    again, and each training is put there as soon as it is done. `score` may make other evaluations
+    of a model than `evaluate_model`; `splits` are then the names of those that it returns. Side by
+    side it is pickled.
     """
     splits = tuple(splits)
     wanted = {run.key: run for run in runs}
@@ -64,6 +80,7 @@ def train_all(
     workers = workers or (usable_cores() if device == "cpu" else max(1, len(visible_gpus(device))))
     alone = workers == 1 or len(missing) == 1
     train_them = _in_turn if alone else partial(_side_by_side, workers=workers)
+    train_them = partial(train_them, score=score)
     bar = tqdm(total=len(missing), desc=what, unit="run", disable=not progress)
     with bar:
         for run, outcome in train_them(missing, splits, device, bar):
@@ -80,26 +97,25 @@ def _train_one(
     device: str,
     *,
     progress: bool,
+    score: Score = score_splits,
 ) -> Outcome:
     started = time.perf_counter()
     trained = train(config, dataset, device=device, progress=progress)
     seconds = time.perf_counter() - started
-    evaluations = [
-        evaluate_model(trained.model, dataset, batch_size=config.batch_size, split=split)
-        for split in splits
-    ]
+    evaluations = score(trained.model, dataset, config, splits)
     return Outcome(config, evaluations, trained.best_epoch, seconds)
 
 
 def _in_turn(
-    runs: list[Run], splits: tuple[str, ...], device: str, bar: tqdm
+    runs: list[Run], splits: tuple[str, ...], device: str, bar: tqdm, *, score: Score
 ) -> Iterator[tuple[Run, Outcome]]:
     """In this process; one thread on a CPU, as side by side: of another number come other bits."""
     threads = torch.get_num_threads()
     for run in runs:
         torch.set_num_threads(1 if device == "cpu" else threads)
         try:
-            outcome = _train_one(run.dataset, run.config, splits, device, progress=not bar.disable)
+            options: dict[str, Any] = {"progress": not bar.disable, "score": score}
+            outcome = _train_one(run.dataset, run.config, splits, device, **options)
         finally:
             torch.set_num_threads(threads)
         bar.update()
@@ -107,7 +123,7 @@ def _in_turn(
 
 
 def _side_by_side(
-    runs: list[Run], splits: tuple[str, ...], device: str, bar: tqdm, *, workers: int
+    runs: list[Run], splits: tuple[str, ...], device: str, bar: tqdm, *, workers: int, score: Score
 ) -> Iterator[tuple[Run, Outcome]]:
     """One process a run and one thread a process: in models this small, threads mostly wait.
 
@@ -117,7 +133,7 @@ def _side_by_side(
         return
     with _pool(min(workers, len(runs)), device) as pool:
         waiting = {
-            pool.submit(_train_folder, run.dataset.folder, run.config, splits, device): run
+            pool.submit(_train_folder, run.dataset.folder, run.config, splits, device, score): run
             for run in sorted(runs, key=_work, reverse=True)
         }
         failed: Exception | None = None
@@ -181,7 +197,7 @@ def _opened(folder: Path) -> ClickDataset:
 
 
 def _train_folder(
-    folder: Path, config: TrainConfig, splits: tuple[str, ...], device: str
+    folder: Path, config: TrainConfig, splits: tuple[str, ...], device: str, score: Score
 ) -> Outcome:
     """`_train_one` in another process, which opens the data for itself."""
-    return _train_one(_opened(folder), config, splits, device, progress=False)
+    return _train_one(_opened(folder), config, splits, device, progress=False, score=score)

@@ -44,7 +44,10 @@ def test_figures_show_every_provider_rule_and_claim(
     assert style.look_of("jagged_padded").label in said["jagged"]
     assert "15.87x" in said["speedup"]
     assert "64k" in said["length"]
-    assert "every 16th block, 4 local" in said["length"]
+    assert "one block in 16, 4 local" in said["length"]
+    for name in ("length", "speedup"):
+        assert "lists not counted" in said[name]
+    assert "lists among inputs" in said["memory"]
     assert "R² 1.000\nintercept 3.0%" in said["density"]
     assert "ours, building lists" in said["retrieval"]
     for rule in ("strided", "semi_local", "retrieved", "all_keys"):

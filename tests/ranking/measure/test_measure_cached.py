@@ -17,6 +17,7 @@ from jagged_ranking.measure.cached.cases import (
     scoring_sweep,
 )
 from jagged_ranking.measure.ceilings import Ceilings
+from jagged_ranking.measure.interaction.problem import Ready
 from jagged_ranking.measure.providers import Unavailable
 from jagged_ranking.measure.timing import Effort
 
@@ -127,6 +128,17 @@ def test_what_is_wrong_is_not_timed(
     assert mine["message"].str.startswith("wrong: relative error").all()
 
 
+def test_a_cache_that_holds_something_else_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loud(decoding.HistoryCache):
+        def append(self, k: Any, v: Any, **options: Any) -> None:
+            super().append(k, v.with_values(v.values * 1.5), **options)
+
+    monkeypatch.setattr(decoding, "HistoryCache", Loud)
+    mine = results.select(measure(case(DECODE)), op=DECODE, metric="latency")
+    assert set(results.select(mine, provider="jagged")["status"]) == {"error"}
+    assert set(results.select(mine, provider="dense_sdpa")["status"]) == {"ok"}
+
+
 def test_events_that_are_not_appended_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the plain way wrote is not taken for ours."""
     made = decoding.HistoryCache
@@ -142,6 +154,31 @@ def test_events_that_are_not_appended_are_missed(monkeypatch: pytest.MonkeyPatch
     mine = results.select(measure(case(APPEND)), op=APPEND, metric="latency")
     assert set(results.select(mine, provider="jagged")["status"]) == {"error"}
     assert set(results.select(mine, provider=["padded", "cat"])["status"]) == {"ok"}
+
+
+def test_what_was_written_hangs_on_no_gradient() -> None:
+    problem = PROBLEMS[APPEND](case(APPEND), torch.device(DEVICE))
+    for backend in ("auto", "native"):
+        ready = Ready(problem.ours(backend), problem.inputs, problem.inputs[:1])
+        (written,) = ready.compare_as("forward")
+        assert not written.requires_grad
+        assert written.shape == (*problem.inputs[0].shape[:2], 32)
+
+
+def test_the_mask_of_sdpa_is_one_that_its_kernels_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not booleans, of which it would make another in each call."""
+    masks = []
+    attend = decoding.scaled_dot_product_attention
+
+    def noted(*arguments: Any, attn_mask: torch.Tensor) -> torch.Tensor:
+        masks.append(attn_mask)
+        return attend(*arguments, attn_mask=attn_mask)
+
+    monkeypatch.setattr(decoding, "scaled_dot_product_attention", noted)
+    mine = results.select(measure(case(DECODE)), provider="dense_sdpa", metric="latency")
+    assert set(mine["status"]) == {"ok"}
+    assert len({mask.data_ptr() for mask in masks}) == 1
+    assert {mask.dtype for mask in masks} == {torch.float32}
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="they run there")

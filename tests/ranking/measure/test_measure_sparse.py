@@ -137,7 +137,9 @@ def test_density_is_that_of_the_issue() -> None:
     assert [one.density() for one in drawn] == pytest.approx([0.25, 1.0, 0.25, 1.0], abs=0.01)
     few = retrieval((64,), (4,), length=4096, users=4)[0]
     assert 0 < few.density() < 0.4
-    assert few.facts()["bytes_forward"] < few.batch.facts()["bytes_forward"]
+    # Queries and results whole, of keys and values what is seen.
+    moved = 2 * (4 * 64 + few.density() * few.facts()["tokens"]) * 8 * 64 * 2
+    assert few.facts()["bytes_forward"] == pytest.approx(moved)
 
 
 def test_the_batches_of_the_study_have_names_of_their_own() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from click_data import ClickDataset
-from jagged_ranking import results
+from jagged_ranking import paths, results
 from jagged_ranking.data.batch import JaggedBatch, RequestTable, make_batch
 from jagged_ranking.data.store import HistoryStore
 from jagged_ranking.evaluation.evaluate import evaluate_model
@@ -20,7 +20,10 @@ from jagged_ranking.figures.cached_points import by_compression
 from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.reproduce import compressed_quality as compressing
 from jagged_ranking.reproduce.compressed_quality import (
+    WHOLE,
     CompressedHistories,
+    CompressionScore,
+    Plan,
     Setting,
     budget_of,
     compressed_quality,
@@ -32,6 +35,7 @@ from jagged_ranking.reproduce.lab import (
     quality_by_compression,
 )
 from jagged_ranking.training.config import TrainConfig
+from jagged_ranking.training.trainer import train
 
 TINY: dict[str, Any] = {"dim": 8, "hidden": [8], "batch_size": 512, "epochs": 1, "max_history": 60}
 CASES: dict[str, Any] = {
@@ -92,13 +96,13 @@ def quality_of(folder: Path, **changes: Any) -> pd.DataFrame:
     given: dict[str, Any] = {
         "policies": ["pivotal", "newest"],
         "compressions": [4],
-        "seeds": [0, 1],
-        "options": TINY,
         "recent": 5,
         "replicates": 20,
         "device": "cpu",
+        "workers": 1,
     }
-    return compressed_quality(folder, **{**given, **changes})
+    plan = Plan(folder, changes.pop("seeds", [0, 1]), changes.pop("options", TINY))
+    return compressed_quality([plan], **{**given, **changes})
 
 
 @pytest.mark.parametrize("policy", compressing.POLICIES)
@@ -163,7 +167,7 @@ def test_all_policies_keep_as_many(toy: ClickDataset, ranker: Ranker) -> None:
     assert seen == dict.fromkeys(compressing.POLICIES, expected)
 
 
-def test_rows_of_policies_and_compressions(toy: ClickDataset) -> None:
+def test_rows_of_policies_and_compressions(home: Path, toy: ClickDataset) -> None:
     table = quality_of(toy.folder, run_id="09")
     assert set(table["id"]) == {"09"}
     assert set(table["op"]) == {"ranking_by_compression", "persistence"}
@@ -198,14 +202,28 @@ def test_rows_of_policies_and_compressions(toy: ClickDataset) -> None:
 def test_whole_histories_score_as_the_model_does(toy: ClickDataset) -> None:
     """Of a trained model, batch by batch of requests with about as many events."""
     config = TrainConfig.from_dict({**TINY, "model": "target_attention"})
-    model = compressing.train(config, toy, device="cpu", progress=False).model
-    scored = compressing._Scored(
-        model, toy, [Setting("random", 1.0)], recent=5, device=torch.device("cpu")
-    )
-    (ours,) = scored.evaluations().values()
+    model = train(config, toy, device="cpu", progress=False).model
+    score = CompressionScore((WHOLE, Setting("random", 3.0)), 5)
+    ours, random, matters = score(model, toy, config, score.names())
     theirs = evaluate_model(model, toy, batch_size=64)
     np.testing.assert_allclose(ours.probability, theirs.probability, atol=1e-5)
     assert ours.metrics["gauc"] == pytest.approx(theirs.metrics["gauc"], abs=1e-4)
+    assert not np.allclose(random.probability, theirs.probability, atol=1e-5)
+    assert [one.split for one in (ours, random, matters)] == list(score.names())
+    assert set(matters.metrics) == {"persistence_ratio", "pivotal_kept", "pivotal"}
+
+
+def test_what_scores_depend_on_names_them() -> None:
+    settings = (WHOLE, Setting("h2o", 1.5))
+    names = CompressionScore(settings, 5).names()
+    assert len(set(names)) == 3
+    assert not set(names) & set(CompressionScore(settings, 6).names())
+    other = CompressionScore((WHOLE, Setting("h2o", 2.0)), 5).names()
+    assert [one == another for one, another in zip(names, other, strict=True)] == [
+        True,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -221,25 +239,35 @@ def test_whole_histories_score_as_the_model_does(toy: ClickDataset) -> None:
 def test_wrong_options_are_refused_before_training(
     toy: ClickDataset, changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compressing, "train", None)
+    monkeypatch.setattr(compressing, "train_all", None)
     with pytest.raises(ValueError, match=said):
         quality_of(toy.folder, **changes)
 
 
-def test_each_data_set_is_kept(
+def test_each_training_is_kept_with_its_scores(
     home: Path, toy: ClickDataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given: dict[str, Any] = {"policies": ["newest"], "compressions": [3], "seeds": [0, 1]}
-    given |= {"options": TINY, "recent": 5, "replicates": 5, "device": "cpu"}
-    own = {toy.name: {"seeds": [3]}}
-    first = quality_by_compression([toy.folder], own=own, **given)
-    assert "took" in capsys.readouterr().out
-    again = quality_by_compression([toy.folder], own=own, **given)
-    assert "kept from" in capsys.readouterr().out
+    given |= {"options": TINY, "recent": 5, "replicates": 5, "device": "cpu", "workers": 1}
+    first = quality_by_compression([toy.folder], own={toy.name: {"seeds": [3]}}, **given)
+    assert "kept from" not in capsys.readouterr().out
+    again = quality_by_compression([toy.folder], own={toy.name: {"seeds": [3]}}, **given)
+    assert capsys.readouterr().out.count("kept from") == 1
     pd.testing.assert_frame_equal(first, again)
     seeds = {json.loads(c)["seed"] for c in results.select(first, metric="gauc")["config"]}
     assert seeds == {3}
+    # One more seed trains that alone; of others asked there are other scores.
+    quality_by_compression([toy.folder], own={toy.name: {"seeds": [3, 4]}}, **given)
+    assert capsys.readouterr().out.count("kept from") == 1
+    quality_by_compression([toy.folder], own={toy.name: {"seeds": [3]}}, **{**given, "recent": 6})
+    assert "kept from" not in capsys.readouterr().out
     assert quality_by_compression([], **given).empty
+
+
+def test_side_by_side_as_one_after_another(toy: ClickDataset, home: Path) -> None:
+    alone = quality_of(toy.folder)
+    paths.CACHE.rename(home / "elsewhere")
+    pd.testing.assert_frame_equal(quality_of(toy.folder, workers=2), alone)
 
 
 def test_cases_of_the_study() -> None:

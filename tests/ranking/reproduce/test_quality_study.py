@@ -35,11 +35,11 @@ def trained(
     found: list[TrainConfig] = []
     train = runs._train_one
 
-    def note(dataset, config, splits, device, *, progress):
+    def note(dataset, config, splits, device, *, progress, score):
         if config.seed == 13:
             raise InterruptedError("cut off")
         found.append(config)
-        return train(dataset, config, splits, device, progress=False)
+        return train(dataset, config, splits, device, progress=False, score=score)
 
     monkeypatch.setattr(runs, "_train_one", note)
     return found

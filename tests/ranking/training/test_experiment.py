@@ -398,7 +398,9 @@ def test_what_runs_beside_a_training_that_fails_is_kept(
 ) -> None:
     good = threading.Event()
 
-    def train(folder: Path, config: TrainConfig, splits: tuple[str, ...], device: str) -> Outcome:
+    def train(
+        folder: Path, config: TrainConfig, splits: tuple[str, ...], device: str, score: Any
+    ) -> Outcome:
         if config.seed == 0:
             good.wait(60)  # it fails while the other is at work
             raise ValueError("no good")

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 from typing import Any
 
 import torch
@@ -97,7 +98,8 @@ def decoding(case: Case, device: torch.device) -> Problem:
         asked = users.queries(q)
         if backend == "auto":
             return cached_attention(asked, users.cache, schedule=schedule).values
-        k, v = (x.with_values(x.values.to(q.dtype)) for x in users.cache.gather())
+        # What the cache was given, not what it says that it has.
+        k, v = (users.jagged(x.to(q.dtype)) for x in (users.k, users.v))
         return jagged_attention(asked, k, v, causal=True, backend=backend).values
 
     tokens, size = len(users.k), case.dtype.itemsize
@@ -178,7 +180,8 @@ def _varlen(users: Cached) -> Any:
 
 
 def _padded_sdpa(users: Cached) -> Peer:
-    """PyTorch's SDPA over padded keys, which are kept padded; with a mask."""
+    """PyTorch's SDPA over padded keys, which are kept padded. The mask is added to scores, in their
+    dtype: of booleans SDPA would make that in each call."""
     case = users.case
 
     @functools.cache
@@ -190,11 +193,12 @@ def _padded_sdpa(users: Cached) -> Peer:
         # What has no query sees the first key, lest it be NaN.
         seen = ~hidden & (query < users.new[:, None])[:, :, None]
         seen[:, :, 0] = True
-        return users.padded(users.k), users.padded(users.v), seen[:, None]
+        added = torch.zeros_like(seen, dtype=case.dtype).masked_fill_(~seen, -math.inf)
+        return users.padded(users.k), users.padded(users.v), added[:, None]
 
     def forward(q: Tensor) -> Tensor:
-        k, v, seen = stored()
-        return scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        k, v, added = stored()
+        return scaled_dot_product_attention(q, k, v, attn_mask=added)
 
     form = masked(lambda: positions(users.new, case.queries))
     heads_first = Form(lambda x: form.to(x).transpose(1, 2), lambda x: form.back(x.transpose(1, 2)))
@@ -224,7 +228,7 @@ def appending(case: Case, device: torch.device) -> Problem:
             cache.lengths.copy_(before)
             cache.append(users.queries(k), users.queries(v))
         else:
-            plain[:] = [k.to(case.dtype), v.to(case.dtype)]
+            plain[:] = [x.detach().to(case.dtype) for x in (k, v)]
         return cache.lengths
 
     def written(_: Tensor) -> Tensor:

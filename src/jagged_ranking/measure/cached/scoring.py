@@ -78,16 +78,18 @@ def _keeping(case: Case, q: JaggedTensor, k: JaggedTensor, lse: Tensor) -> Calla
 
 
 def _dense(case: Case, counted: int, device: torch.device) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Probabilities of all queries that count, a softmax of its own; no user is padded."""
+    """Probabilities of all queries that count, a softmax of its own; no user is padded, and what
+    can be done to queries or shares is not done to all scores."""
     key = torch.arange(case.history, device=device)
     seen = key[case.history - counted :, None] + 1  # keys that each query sees
+    hidden, least = key >= seen, BELOW / seen
     scale = 1 / math.sqrt(case.head_dim)
 
     def forward(q: Tensor, k: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
         queries, keys = (x.unflatten(0, (case.users, -1)).transpose(1, 2) for x in (q, k))
-        scores = (queries[:, :, -counted:] @ keys.mT).float() * scale
-        probabilities = scores.masked_fill_(key >= seen, -math.inf).softmax(-1)
-        below = (probabilities * seen < BELOW) & (key < seen)
+        scores = ((queries[:, :, -counted:] * scale) @ keys.mT).float()
+        probabilities = scores.masked_fill_(hidden, -math.inf).softmax(-1)
+        below = (probabilities < least).logical_and_(~hidden)
         found = (below.sum(2).int(), probabilities.sum(2))
         counts, mass = (x.transpose(1, 2).flatten(0, 1) for x in found)
         return counts, mass

@@ -14,7 +14,7 @@ from jagged_ranking.measure.providers.dense import (
     DENSE_FLASH,
     DENSE_SDPA,
 )
-from jagged_ranking.measure.providers.hstu_peers import DENSE_HSTU, HSTU_TRITON, HSTU_TRITON_SORTED
+from jagged_ranking.measure.providers.hstu_peers import DENSE_HSTU, HSTU_TRITON
 from jagged_ranking.measure.providers.jagged import (
     FLEX,
     JAGGED,
@@ -49,7 +49,6 @@ PROVIDERS: dict[str, Provider] = {
         FLASHINFER,
         DENSE_HSTU,
         HSTU_TRITON,
-        HSTU_TRITON_SORTED,
     )
 }
 

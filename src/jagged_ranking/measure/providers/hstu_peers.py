@@ -5,13 +5,14 @@ Triton looks up every name that a kernel mentions; theirs mention some for TMA, 
 that Triton has not had since 3.4. There it takes a package that puts anything in their place.
 """
 
-import functools
 import math
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from jagged_kernels import lengths_to_offsets
+from jagged_ranking.measure.lineup import AUTHORS
 from jagged_ranking.measure.pointwise import added, position_buckets, time_buckets, visible_pairs
 from jagged_ranking.measure.providers.base import (
     FORWARD,
@@ -22,7 +23,6 @@ from jagged_ranking.measure.providers.base import (
     need_cuda,
 )
 from jagged_ranking.measure.providers.dense import of_padded
-from jagged_ranking.measure.providers.jagged import as_is
 from jagged_ranking.measure.providers.optional import find
 from jagged_ranking.measure.workloads import Batch, Workload
 
@@ -70,7 +70,9 @@ def _dense_bytes(workload: Workload, mode: str) -> int:
     return pairs * (1 + w.heads * (2 if mode == FORWARD else 3))
 
 
-def _prepare_authors(batch: Batch, *, sort_by_length: bool) -> Prepared:
+def _prepare_authors(batch: Batch) -> Prepared:
+    """Users lie longest first. That is the order that `sort_by_length` gives them, as its authors'
+    benchmark has it, without a sort in each call: in favour of this provider."""
     attention = find(AUTHORS_FUNCTION, (AUTHORS_MODULE,), "generative_recommenders")
     need_cuda(batch.device, "triton_hstu_mha")
     w = batch.workload
@@ -78,8 +80,13 @@ def _prepare_authors(batch: Batch, *, sort_by_length: bool) -> Prepared:
         raise Unavailable("unsupported", "triton_hstu_mha has no biases")
     if w.head_dim & (w.head_dim - 1) or w.head_dim < 16:
         raise Unavailable("unsupported", "triton_hstu_mha has head_dims that are powers of two")
-    q, k, v = leaves(batch.q, batch.k, batch.v)
-    offsets, targets = batch.offsets.long(), batch.targets()
+    order, place = longest_first(batch)
+    moved = (torch.empty_like(x).index_copy_(0, place, x) for x in (batch.q, batch.k, batch.v))
+    q, k, v = leaves(*moved)
+    offsets = lengths_to_offsets(batch.lengths[order]).to(batch.device, torch.int64)
+    targets = batch.targets()
+    if targets is not None:
+        targets = targets[order.to(batch.device)]
     return Prepared(
         forward=lambda: attention(
             N=w.max_len,
@@ -89,13 +96,22 @@ def _prepare_authors(batch: Batch, *, sort_by_length: bool) -> Prepared:
             v=v,
             seq_offsets=offsets,
             num_targets=targets,
-            sort_by_length=sort_by_length,
         ),
         inputs=(q, k, v),
-        grad_output=batch.dout,
-        to_tokens=as_is,
+        grad_output=torch.empty_like(batch.dout).index_copy_(0, place, batch.dout),
+        # The places are made anew, for whoever is weighed holds none.
+        to_tokens=lambda batch, values: values[longest_first(batch)[1]],
         held=(offsets, *(() if targets is None else (targets,))),
     )
+
+
+def longest_first(batch: Batch) -> tuple[Tensor, Tensor]:
+    """(users by length, [B] on the CPU; the place of each token where they lie so, [T])."""
+    order = batch.lengths.argsort(descending=True, stable=True)
+    begins = torch.empty_like(order)
+    begins[order] = lengths_to_offsets(batch.lengths[order])[:-1].to(order.dtype)
+    user, position = batch.positions()
+    return order, begins.to(batch.device)[user] + position
 
 
 DENSE_HSTU = Provider(
@@ -107,20 +123,11 @@ DENSE_HSTU = Provider(
     hstu=True,
     bytes_beyond_inputs=_dense_bytes,
 )
-HSTU_TRITON, HSTU_TRITON_SORTED = (
-    Provider(
-        name=name,
-        description=f"generative_recommenders' triton_hstu_mha, {how}; it tunes itself",
-        prepare=functools.partial(_prepare_authors, sort_by_length=sort_by_length),
-        softmax=False,
-        hstu=True,
-    )
-    for name, sort_by_length, how in (
-        ("hstu_triton", False, "users as they come"),
-        (
-            "hstu_triton_sorted",
-            True,
-            "users sorted by length in each call, as its benchmark has it",
-        ),
-    )
+HSTU_TRITON = Provider(
+    name=AUTHORS,
+    description="generative_recommenders' triton_hstu_mha, users longest first; it tunes itself at "
+    "the first batch of a shape",
+    prepare=_prepare_authors,
+    softmax=False,
+    hstu=True,
 )

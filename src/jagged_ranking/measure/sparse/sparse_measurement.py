@@ -19,7 +19,7 @@ from jagged_ranking import results
 from jagged_ranking.devices import device_name
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.ceilings import Ceilings, ceiling_rows, measure_ceilings
-from jagged_ranking.measure.contest import Contest, Run, explain, known
+from jagged_ranking.measure.contest import Contest, Run, known
 from jagged_ranking.measure.lineup import (
     BY_LENGTH,
     JAGGED_LENGTHS,
@@ -147,7 +147,9 @@ class _Measurement(Contest):
         del batch
         for mode in modes:
             self.time({name: one.run for name, one in ready.items()}, mode)
-        self._time_builds(ready)
+        self.time_builds(
+            {(n, op): call for n, one in ready.items() for op, call in one.builds.items()}
+        )
         for name in providers:
             self.failure_rows(name, modes, {"latency": "ms"})
 
@@ -239,19 +241,3 @@ class _Measurement(Contest):
     ) -> Errors:
         got = ready.compare_as(batch, mode)
         return errors_of(got, expected, sample, width=4 if mode == TRAINING else 1)
-
-    def _time_builds(self, ready: dict[str, Prepared]) -> None:
-        calls = {(n, op): call for n, one in ready.items() for op, call in one.builds.items()}
-        timings = timing.interleaved(
-            {f"{name} {op}": call for (name, op), call in calls.items()},
-            device=self.device,
-            effort=self.effort,
-            progress=lambda name: self.tell(name, "build"),
-        )
-        for (name, op), timed in zip(calls, timings.values(), strict=True):
-            if timed.failure:
-                status, message = explain(timed.failure)
-                options: dict[str, Any] = {"status": status, "message": message}
-                self.row(name, FORWARD, "latency", "ms", op=op, **options)
-            else:
-                self.times(name, FORWARD, timed, op=op)

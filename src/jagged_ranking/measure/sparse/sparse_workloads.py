@@ -59,13 +59,15 @@ class SparseWorkload:
 
     def facts(self) -> dict[str, Any]:
         """`Workload.facts` and what the pattern is. `flops_*` are those of the blocks that are
-        seen; of retrieval, `bytes_*` too, for the others see every key somewhere."""
+        seen; of retrieval, keys and values in `bytes_*` too, for the others see every key
+        somewhere."""
         facts, density = self.batch.facts(), self.density()
         facts |= {**facts_of(self.pattern), "density": density}
         for mode in MODES:
             facts[f"flops_{mode}"] *= density
             if self.batch.queries is not None:
-                facts[f"bytes_{mode}"] *= density
+                queries, tokens = self.batch.queries * self.batch.users, facts["tokens"]
+                facts[f"bytes_{mode}"] *= (queries + density * tokens) / (queries + tokens)
         return facts
 
 
