@@ -85,11 +85,13 @@ def _scores_bytes(workload: Workload, mode: str) -> int:
 
 
 def _prepare_sdpa(batch: Batch) -> Prepared:
-    visible = ~_key_is_padding(batch)
+    hidden = _key_is_padding(batch)
     if batch.workload.causal:
-        visible = visible & ~_future(batch)
+        hidden = hidden | _future(batch)
+    # Of booleans SDPA would make this in each call.
+    added = torch.zeros_like(hidden, dtype=batch.q.dtype).masked_fill_(hidden, -math.inf)
     return _prepared(
-        batch, lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=visible), (visible,)
+        batch, lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=added), (added,)
     )
 
 
