@@ -74,7 +74,8 @@ def check(call: Call, picks: Picks, keys: list[Key], monkeypatch: pytest.MonkeyP
     values = out.values if isinstance(out, JaggedTensor) else out
     # Of a sum of squares: its gradient has a layout of its own.
     values.square().sum().backward()
-    family = "general" if "scores" in options else picks[0]
+    general = any(options.get(name) for name in ("bias", "dropout_p", "scores", "keys"))
+    family = "general" if general else picks[0]
     assert operators == [OPERATORS.get(family, "attention_triton")]
     launched = {f"{module.removeprefix(ROOM)}.{name}" for name, module, *_ in keys}
     expected = kernels_of(picks)

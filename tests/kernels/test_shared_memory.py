@@ -85,7 +85,7 @@ def shared(kernel, config, kinds=None, **constants):
         attrs={
             (place,): [["tt.divisibility", 16]]
             for place, name in enumerate(names)
-            if kind(name).startswith("*")
+            if str(kind(name)).startswith("*")
         },
     )
     target = GPUTarget("cuda", capability, 32)
@@ -117,6 +117,33 @@ def sizes():
     return [
         shared(kernel, config, S=shape(rows, config.block, precision), **constants)
         for kernel, config in configs.items()
+    ]
+"""
+
+# With all that a bias may have, and the walk for what is hidden.
+SHORT = """
+from jagged_kernels.attention.plain import short
+from jagged_kernels.attention.scores.bias_launch import BiasArguments, BiasShape, BiasSlots
+from jagged_kernels.core.sizes import LaunchConfig
+from jagged_kernels.schedule.policy.plain import short_warps
+
+floats = dict.fromkeys(("time_rate", "time_steps", "drop_below", "keep_scale"), "fp32")
+floats |= dict.fromkeys(("by_distance", "time", "slopes", "scores"), "*fp32")
+bias = {name: floats.get(name, "*i64") for name in BiasArguments._fields} | {"buckets": "*i32"}
+kinds = {
+    "offsets_ptr": "*i64", "first_slot": "i32",
+    "bias": BiasArguments(**bias), "slots": BiasSlots(*["*fp32"] * len(BiasSlots._fields)),
+}
+
+
+def sizes():
+    config = LaunchConfig(32, num_warps=short_warps(dim * size, biased=True), num_stages=1)
+    every = BiasShape(POSITIONS=32, MAX_DISTANCE=128, TIMES=64, ADDS=True, DROPS=True)
+    constants = {"NEGATE": False, "BIAS": every}
+    masked = shape(32, config.block, precision)._replace(HAS_RIGHT=True)
+    return [
+        shared(kernel, config, kinds, S=masked, **constants)
+        for kernel in (short._short_forward_kernel, short._short_backward_kernel)
     ]
 """
 
@@ -179,6 +206,11 @@ def test_the_largest_heads_fit(tmp_path):
         ("fp32", 80, 128),
     ]
     assert _too_large(PLAIN, 3, cases, tmp_path) == {}
+
+
+def test_users_of_a_few_tokens_with_every_bias_fit(tmp_path):
+    cases = [("bf16", 90, 64), ("fp32", 89, 256)]
+    assert _too_large(SHORT, 2, cases, tmp_path) == {}
 
 
 def test_the_largest_tiles_of_few_queries_fit(tmp_path):

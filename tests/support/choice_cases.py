@@ -108,7 +108,17 @@ CALLS = {
     "short users, tiles as short": Call(
         20, 16, PLAIN, schedule={"tile_q": SHORT_USER, "tile_k": SHORT_USER}
     ),
-    "short users, dropout": Call(20, 16, GENERAL, options={"dropout_p": 0.5}),
+    "short users, dropout": Call(20, 16, SHORT, options={"dropout_p": 0.5}),
+    "no longer short, dropout": Call(MOSTLY_SHORT, 16, GENERAL, options={"dropout_p": 0.5}),
+    "short users, bias": Call(20, 16, SHORT, bias=True),
+    "no longer short, bias": Call(MOSTLY_SHORT, 16, GENERAL, bias=True),
+    "short users, bias, offsets of their own": Call(20, 16, GENERAL, own_offsets=True, bias=True),
+    "short users, bias, dropout and pointwise scores": Call(
+        20, 64, SHORT, bias=True, options={"dropout_p": 0.5, "scores": SiLU()}
+    ),
+    "short users, bias and lists of keys": Call(
+        20, 16, GENERAL, bias=True, options={"keys": LISTS}
+    ),
     "no longer short": Call(MOSTLY_SHORT, 16, PLAIN),
     "long enough for the backward": Call(
         BACKWARD_PAYS_FROM[64], 64, PLAIN, ("plain", "plain", "hopper dkv")

@@ -255,6 +255,13 @@ BUGS = (
         "if (length > 0) & (length < HALF):\n        _forward(",
         ("kernels/short_users",),
     ),
+    Bug(
+        "short_users_gradients_of_a_bias",
+        _SHORT,
+        "bias_slots.rows - users",
+        "0",
+        ("kernels/short_users_bias",),
+    ),
     # --- attention: few queries over long histories -----------------------------------------------
     Bug(
         "split_weights_of_pieces",

@@ -112,6 +112,8 @@ SHORT = Family(
     f"a warp for each user of up to {SHORT_USER} tokens, the plain kernels for longer ones",
     "plain",
     scores=("softmax", "pointwise"),
+    bias=True,
+    dropout=True,
     shared=True,
     least_tile=SHORT_USER,
     pays_below=MOSTLY_SHORT,
@@ -207,21 +209,25 @@ def pick(
     tile_q: int,
     tile_k: int,
     offsets: Tensor | None,
+    *,
+    bias: bool = False,
+    dropout: bool = False,
     scores: Scores = "softmax",
+    keys: Keys = "ranges",
 ) -> Family:
-    """Which family takes a pass of a call without bias, dropout, lists of keys and cut rows.
+    """Which family takes a pass of a call whose rows are not cut.
 
     Args:
         q, k, v: [T, H, D], as `rows_of_dims` gives them.
         rows, tile_q, tile_k, offsets: of the `AttentionSchedule`.
-        scores: what they become.
+        bias, dropout, scores, keys: as in `Family`.
     """
     tokens, _, dim = q.shape
     shared = offsets is not None
     asked = (of_pass, q.device, q.dtype, dim, v.shape[2], tile_q, tile_k, shared)
     # The defaults of `Asked` are looked up faster.
-    if scores != "softmax":
-        asked = (*asked, False, False, "whole", scores)
+    if bias or dropout or scores != "softmax" or keys != "ranges":
+        asked = (*asked, bias, dropout, "whole", scores, keys)
     able = able_families(*asked)
     users = users_of_rows(rows, tokens, tile_q)
     return first_that_pays(able, tokens, users, lambda: hopper_reads(q, k, v))

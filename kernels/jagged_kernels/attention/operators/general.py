@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from jagged_kernels.attention.choice import SHORT, pick
+from jagged_kernels.attention.choice import SHORT, Pass, pick
 from jagged_kernels.attention.flops import (
     backward_flops,
     forward_flops,
@@ -29,6 +29,7 @@ from jagged_kernels.core.flops import define_flops
 from jagged_kernels.core.operators import call, define_gradient, define_op
 from jagged_kernels.core.sizes import padded_dim
 from jagged_kernels.schedule.policy.plain import parts_of_tile
+from jagged_kernels.schedule.rows import rows_to_walk
 
 _LEARNED = len(BiasTerms().learned())
 _ARGUMENTS = (
@@ -57,10 +58,7 @@ def _attention_triton_general(
     if dropout_seed is not None or bias_terms.adds:
         bias = bias_arguments(bias_terms, q_offsets, k_offsets, dropout_seed, dropout_p)
     mask = {"tile_q": tile_q, "left": left, "right": right, "scale": scale}
-    short = None
-    if bias is None and meets.scores and not meets.groups:
-        family = pick("forward", q, k, v, rows, tile_q, tile_k, offsets, "pointwise")
-        short = offsets if family is SHORT else None
+    short = _short_offsets("forward", (q, k, v), rows, tile_q, tile_k, offsets, bias, meets)
     o, lse2 = launch_forward(
         q, k, v, rows, **mask, bias=bias, meeting=meeting_of(meets, k_offsets),
         short_offsets=short, with_lse=with_lse and not meets.scores,
@@ -83,25 +81,41 @@ def _attention_triton_general_backward(
     bias = None
     if dropout_seed is not None or bias_terms.adds:
         bias = bias_arguments(bias_terms, q_offsets, k_offsets, dropout_seed, dropout_p)
-    # Without a query no program runs, and an empty sum is 0.
-    parts = 0
+    short = _short_offsets("dkv", (q, k, v), rows, tile_q, tile_k, offsets, bias, meets)
+    # Without a query no row has a program, and an empty sum is 0.
+    programs = 0
     if q.shape[0]:
         small_memory = has_small_memory(q.device)
         parts = parts_of_tile(
             tile_q, padded_dim(max(q.shape[2], v.shape[2])), q.element_size(), small_memory
         )
-    slots = bias_slots(bias_terms, wanted, rows.shape[0] * parts, q.shape[1])
+        programs = rows_to_walk(rows, q.shape[0], tile_q, skips=short is not None) * parts
+    if short is not None:
+        programs += short.shape[0] - 1
+    slots = bias_slots(bias_terms, wanted, programs, q.shape[1])
     mask = {"tile_q": tile_q, "tile_k": tile_k, "left": left, "right": right, "scale": scale}
-    short = None
-    if bias is None and meets.scores and not meets.groups:
-        family = pick("dkv", q, k, v, rows, tile_q, tile_k, offsets, "pointwise")
-        short = offsets if family is SHORT else None
     gradients = launch_backward(
         d_o, d_lse2, q, k, v, o, None if meets.scores else lse2, rows, rows_t, **mask,
-        bias=bias, bias_slots=slots, meeting=meeting_of(meets, k_offsets), short_offsets=short,
+        bias=bias, bias_slots=None if bias is None else slots,
+        meeting=meeting_of(meets, k_offsets), short_offsets=short,
     )  # fmt: skip
     d_bias = reduce_slots(bias_terms, slots)
     return *gradients, *(q.new_empty(0) if d is None else d for d in d_bias)
+
+
+def _short_offsets(
+    of_pass: Pass, qkv: tuple[Tensor, Tensor, Tensor], rows: Tensor, tile_q: int, tile_k: int,
+    offsets: Tensor | None, bias: dict[str, Any] | None, meets: MeetTerms,
+) -> Tensor | None:  # fmt: skip
+    """The users' offsets where `plain.short` takes the short ones, else None."""
+    family = pick(
+        of_pass, *qkv, rows, tile_q, tile_k, offsets,
+        bias=bias is not None and bias["BIAS"].ADDS,
+        dropout=bias is not None and bias["BIAS"].DROPS,
+        scores="pointwise" if meets.scores else "softmax",
+        keys="lists" if meets.groups else "ranges",
+    )  # fmt: skip
+    return offsets if family is SHORT else None
 
 
 def _empty_backward(

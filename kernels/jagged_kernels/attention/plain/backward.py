@@ -73,8 +73,9 @@ def launch_backward(
         )
     if short_offsets is not None:
         launch_short_backward(
-            d_o, d_lse2, q, k, v, lse2, dq, dk, dv, short_offsets, call, **band, meeting=meeting
-        )
+            d_o, d_lse2, q, k, v, lse2, dq, dk, dv, short_offsets, call,
+            **band, bias=bias, bias_slots=bias_slots, meeting=meeting,
+        )  # fmt: skip
     if dk is None or dv is None:
         return dq, k.new_empty(0), v.new_empty(0)
     return dq, dk, dv

@@ -97,7 +97,8 @@ def launch_forward(
         )
     if short_offsets is not None:
         band = {"left": left, "right": right}
-        launch_short_forward(q, k, v, o, lse2, short_offsets, call, **band, meeting=meeting)
+        options = {"bias": bias, "meeting": meeting}
+        launch_short_forward(q, k, v, o, lse2, short_offsets, call, **band, **options)
     return o, lse2
 
 

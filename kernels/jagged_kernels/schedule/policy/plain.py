@@ -30,9 +30,13 @@ SHORT_HISTORY = 384
 MOSTLY_SHORT = 80
 
 
-def short_warps(row_bytes: int) -> int:
-    """Of a program of `plain.short` with a user of up to SHORT_USER tokens."""
-    return 1 if row_bytes <= 128 else 2 if row_bytes <= 256 else 4
+def short_warps(row_bytes: int, *, biased: bool) -> int:
+    """Of a program of `plain.short` with a user of up to SHORT_USER tokens.
+
+    `biased`: it adds biases, whose addresses do not fit beside rows of 128 bytes into the registers
+    of one warp.
+    """
+    return 1 if row_bytes <= (64 if biased else 128) else 2 if row_bytes <= 256 else 4
 
 
 # Measured on an H100. `head_dim` is padded to a power of two; `element_size` in bytes; `precision`
