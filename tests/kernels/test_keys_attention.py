@@ -9,7 +9,7 @@ import pytest
 import torch
 from attention_cases import DEVICE, Case
 from combinations import combined
-from launch_keys import batches, record_launches
+from launch_keys import batches, launched_shapes, record_launches
 from meeting_cases import assert_as_exact, pointwise, run, softmax
 
 from jagged_kernels import (
@@ -69,6 +69,90 @@ def test_programs_that_share_a_tile(rule):
         return keys.visible(queries, 2, user=user)
 
     assert_as_exact(inputs, "triton", visible, softmax, keys=keys)
+
+
+@pytest.mark.parametrize("rule", [
+    StridedKeys(2, 1, block=128), RequestKeys(targets=COUNTS[:4], contexts=1, window=60, block=128),
+])  # fmt: skip
+@pytest.mark.parametrize(("dim", "dtype"), [(16, torch.float32), (144, torch.float16)])
+def test_listed_blocks_are_walked_in_pieces(rule, dim, dtype, monkeypatch):
+    """Of a block that memory does not hold at once; some pieces begin behind a user's end."""
+    inputs = Case([150, 0, 60, 130], heads=4, kv_heads=2, dim=dim).inputs(dtype)
+    inputs = inputs.with_shared_offsets()
+
+    def visible(user, queries, _keys):
+        return rule.visible(queries, 4, user=user)
+
+    assert_as_exact(inputs, "triton", visible, softmax, keys=rule)
+    shapes = launched_shapes(monkeypatch)
+    run("triton", inputs, keys=rule)
+    assert len(shapes) == 3
+    for shape in shapes:
+        assert shape.PARTS > 1
+        assert shape.BLOCK < shape.TILE * shape.PARTS == rule.block
+
+
+def test_counts_with_strides():
+    """A column of a table, and one count for all users."""
+    inputs = Case(LENGTHS).inputs(torch.float32).with_shared_offsets()
+    column = torch.stack([COUNTS, COUNTS + 7], 1).int()[:, 0]
+    zeros = COUNTS[-1:].int().expand(len(LENGTHS))
+    assert not (column.is_contiguous() or zeros.is_contiguous())
+    expected = run("triton", inputs, keys=RequestKeys(COUNTS, 0, 30, 16))
+    for name, result in run("triton", inputs, keys=RequestKeys(column, zeros, 30, 16)).items():
+        assert torch.equal(result, expected[name]), name
+
+
+def _more_columns(row_ptr: torch.Tensor, col: torch.Tensor, more: list[int]) -> list[torch.Tensor]:
+    """A table whose entries have these columns too."""
+    parts = [
+        torch.cat([col[begin:end], col.new_tensor(more)])
+        for begin, end in zip(row_ptr.tolist(), row_ptr[1:].tolist(), strict=False)
+    ]
+    counts = torch.arange(row_ptr.shape[0], device=row_ptr.device, dtype=row_ptr.dtype)
+    return [row_ptr + len(more) * counts, torch.cat(parts)]
+
+
+@pytest.mark.parametrize("block", [16, 128])
+def test_columns_that_are_no_block_are_not_read(block):
+    """Of tables that nobody has looked at: of before the user, behind it, and beyond int32."""
+    inputs = Case([130, 35, 256]).inputs(torch.float32).with_shared_offsets()
+    offsets, tokens = inputs.q_offsets, inputs.q.shape[0]
+    lists = build_lists(
+        StridedKeys(2, 1, block=block), offsets, offsets,
+        q_tokens=tokens, k_tokens=tokens, heads=2,
+    )  # fmt: skip
+    expected = run("triton", inputs, keys=lists)
+    for more in ([-2], [2 * 17, 2 * 1000], [2**31 - 2, 2**30, -(2**31)]):
+        tables = (
+            *_more_columns(lists.row_ptr, lists.col, more),
+            *_more_columns(lists.row_ptr_t, lists.col_t, more),
+        )
+        wrong = KeyLists(*tables, block, lists.groups, lists.rule, lists.window)
+        for name, result in run("triton", inputs, keys=wrong).items():
+            assert torch.equal(result, expected[name]), (name, more)
+
+
+def test_entries_beyond_32_bits():
+    """In few pages of memory that the others leave untouched. Pieces of so many are more."""
+    inputs = Case([130, 35], dim=144).inputs(torch.float32).with_shared_offsets()
+    offsets, tokens = inputs.q_offsets, inputs.q.shape[0]
+    lists = build_lists(
+        SemiLocalKeys(100, 9, block=128), offsets, offsets,
+        q_tokens=tokens, k_tokens=tokens, heads=2,
+    )  # fmt: skip
+    far, tables = 2**29 + 5, []  # pieces of at most 32 tokens, 4 an entry
+    for row_ptr, col in ((lists.row_ptr, lists.col), (lists.row_ptr_t, lists.col_t)):
+        moved = torch.empty(far + len(col), dtype=torch.int32, device=DEVICE)
+        moved[:64] = 1  # what an entry that wraps would be
+        moved[far:] = col
+        tables += [row_ptr + far, moved]
+    moved = replace(
+        lists, **dict(zip(("row_ptr", "col", "row_ptr_t", "col_t"), tables, strict=True))
+    )
+    expected = run("triton", inputs, keys=lists)
+    for name, result in run("triton", inputs, keys=moved).items():
+        assert torch.equal(result, expected[name]), name
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -205,7 +205,8 @@ def _of_user(count: int | Tensor | None, user: int) -> int:
 def _of_users(count: int | Tensor | None, users: int, device: torch.device) -> Tensor | None:
     """[B] int32, None for none."""
     if isinstance(count, Tensor):
-        return count.to(torch.int32)
+        # Kernels read them in place: a column of a table, or one count for all, is copied.
+        return count.to(torch.int32).contiguous()
     return (
         None
         if not count
