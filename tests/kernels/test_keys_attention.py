@@ -39,6 +39,7 @@ RULES = {
     "request, window": RequestKeys(targets=COUNTS, contexts=1, window=20, block=32),
     "request, history alone": RequestKeys(block=16),
 }
+TABLES = ("row_ptr", "col", "row_ptr_t", "col_t")
 HEADS = [(2, 2, 16), (4, 2, 24), (4, 1, 16)]
 
 
@@ -97,7 +98,8 @@ def test_counts_with_strides():
     inputs = Case(LENGTHS).inputs(torch.float32).with_shared_offsets()
     column = torch.stack([COUNTS, COUNTS + 7], 1).int()[:, 0]
     zeros = COUNTS[-1:].int().expand(len(LENGTHS))
-    assert not (column.is_contiguous() or zeros.is_contiguous())
+    assert not column.is_contiguous()
+    assert not zeros.is_contiguous()
     expected = run("triton", inputs, keys=RequestKeys(COUNTS, 0, 30, 16))
     for name, result in run("triton", inputs, keys=RequestKeys(column, zeros, 30, 16)).items():
         assert torch.equal(result, expected[name]), name
@@ -128,7 +130,7 @@ def test_columns_that_are_no_block_are_not_read(block):
             *_more_columns(lists.row_ptr, lists.col, more),
             *_more_columns(lists.row_ptr_t, lists.col_t, more),
         )
-        wrong = KeyLists(*tables, block, lists.groups, lists.rule, lists.window)
+        wrong = replace(lists, **dict(zip(TABLES, tables, strict=True)))
         for name, result in run("triton", inputs, keys=wrong).items():
             assert torch.equal(result, expected[name]), (name, more)
 
@@ -147,9 +149,7 @@ def test_entries_beyond_32_bits():
         moved[:64] = 1  # what an entry that wraps would be
         moved[far:] = col
         tables += [row_ptr + far, moved]
-    moved = replace(
-        lists, **dict(zip(("row_ptr", "col", "row_ptr_t", "col_t"), tables, strict=True))
-    )
+    moved = replace(lists, **dict(zip(TABLES, tables, strict=True)))
     expected = run("triton", inputs, keys=lists)
     for name, result in run("triton", inputs, keys=moved).items():
         assert torch.equal(result, expected[name]), name
@@ -351,11 +351,58 @@ def test_refusals():
     with pytest.raises(ValueError, match="split must be auto or rows"):
         attention_schedule(x, keys=rule, split="stream")
     lists = schedule.lists
+    assert (
+        repr(lists) == f"KeyLists(entries=8, block=16, groups=2, window=(-1, 0), device={x.device})"
+    )
+    requests = (RequestKeys(torch.tensor([1, 2], device=DEVICE)) for _ in range(2))
+    with pytest.raises(
+        ValueError, match=r"targets=tensor\[2\].*with tensors in them they must be one object"
+    ):
+        jagged_attention(
+            x, x, x, keys=next(requests), schedule=attention_schedule(x, keys=next(requests))
+        )
     three = JaggedTensor(x.values, torch.tensor([0, 10, 20, 40], device=DEVICE))
     with pytest.raises(ValueError, match="lists of another batch"):
         jagged_attention(three, three, three, keys=lists)
     with pytest.raises(ValueError, match="lists were made for the window"):
         jagged_attention(x, x, x, keys=lists, window=(4, 0))
     y = JaggedTensor(torch.randn(40, 3, 8, device=DEVICE), x.offsets)
-    with pytest.raises(ValueError, match="of 2 groups of heads, and q has 3 heads"):
-        jagged_attention(y, y, y, keys=lists)
+    z = JaggedTensor(torch.randn(40, 4, 8, device=DEVICE), x.offsets)
+    for backend in ("reference", *BACKENDS):
+        with pytest.raises(ValueError, match="of 2 groups of heads, and q has 3 heads"):
+            jagged_attention(y, y, y, keys=lists, backend=backend)
+        with pytest.raises(ValueError, match=r"built for q of 2 heads, each .*, and q has 4 heads"):
+            jagged_attention(z, z, z, keys=rule, schedule=schedule, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+def test_lists_of_another_batch(backend):
+    """Of as many tokens and users, so that shapes say nothing."""
+    values, given = torch.randn(40, 2, 8), [torch.tensor([0, 30, 40]), torch.tensor([0, 7, 40])]
+    x, other = (JaggedTensor(values, offsets) for offsets in given)
+    own = KeyLists.from_rows(
+        torch.zeros(5, dtype=torch.int32), given[0][:0], *given[:1] * 2, block=16
+    )
+    for lists in (attention_schedule(x, keys=StridedKeys(4, 2, block=16)).lists, own):
+        jagged_attention(x, x, x.with_values(values), keys=lists, backend=backend)
+        again = JaggedTensor(values, given[0].clone())
+        jagged_attention(again, again, again, keys=lists, backend=backend)
+        message = r"the list of keys was built for other offsets of q: offsets\[1\] is 30 in"
+        with pytest.raises(ValueError, match=message):
+            jagged_attention(other, other, other, keys=lists, backend=backend)
+        with pytest.raises(ValueError, match=message):
+            attention_schedule(other, keys=lists)
+    # As many entries, and other users.
+    less = JaggedTensor(torch.zeros(48, 2, 8), torch.tensor([0, 48]))
+    with pytest.raises(ValueError, match="built for 2 users of q, and the call has 1"):
+        jagged_attention(less, less, less, keys=own, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+def test_rules_that_do_not_fit_are_refused_by_all(backend):
+    """On a CPU, where offsets are read."""
+    x, other = (JaggedTensor(torch.randn(40, 2, 8), torch.tensor([0, n, 40])) for n in (30, 7))
+    with pytest.raises(ValueError, match="is for self-attention, and q has other offsets than k"):
+        jagged_attention(other, x, x, keys=StridedKeys(4, 2, block=16), backend=backend)
+    with pytest.raises(ValueError, match="targets must be of 2 users, got 1"):
+        jagged_attention(x, x, x, keys=RequestKeys(torch.tensor([1])), backend=backend)

@@ -135,7 +135,7 @@ BUGS = (
     ),
     Bug(
         "sides_of_32_bits",
-        "jagged_kernels.schedule.band",
+        "jagged_kernels.schedule.window",
         "return NO_LIMIT if side >= WIDEST_SIDE else side",
         "return side",
         ("kernels/attention_robustness::test_a_side_wider_than_any_history_is_no_limit",),

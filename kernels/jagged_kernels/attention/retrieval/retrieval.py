@@ -124,7 +124,8 @@ def retrieved_blocks(
         entry = entry.repeat_interleave(chosen.shape[1])
         chosen = chosen.flatten()
         row_ptr, col, row_ptr_t, col_t = tables_of_pairs(entry, chosen, chosen >= 0, batch, window)
-    return KeyLists(row_ptr, col, row_ptr_t, col_t, block, groups, None, window)
+    tables = (row_ptr, col, row_ptr_t, col_t)
+    return KeyLists(*tables, block, groups, None, window, q.offsets, k.offsets)
 
 
 def _check(q: JaggedTensor, k: JaggedTensor, top_k: int, newest: int, groups: int) -> None:
