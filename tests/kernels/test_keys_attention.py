@@ -58,6 +58,19 @@ def test_as_exact_as_the_formula(rule, heads, backend, dtype, offsets):
     assert_as_exact(inputs, backend, visible, softmax, keys=keys)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rule", ["semi-local", "semi-local, wide"])
+def test_other_queries_than_keys(rule, backend):
+    """Fewer and more of them, the first of which then see nothing; and users without either."""
+    keys = RULES[rule]
+    inputs = Case([20, 0, 40, 3, 50], [50, 7, 33, 0, 20], heads=4, kv_heads=2)
+
+    def visible(user, queries, m):
+        return keys.visible(queries, 4, user=user, keys=m)
+
+    assert_as_exact(inputs.inputs(torch.float32), backend, visible, softmax, keys=keys)
+
+
 @pytest.mark.parametrize("rule", ["strided, more blocks", "request, window"])
 def test_programs_that_share_a_tile(rule):
     """Of heads so large, a program has a part of a tile, and its whole list."""
