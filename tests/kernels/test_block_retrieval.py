@@ -33,9 +33,15 @@ def _means(x, block):
     return [x[i : i + block].double().mean(0) for i in range(0, len(x), block)]
 
 
-def _expected(q, k, *, top_k, newest, block, groups=1, causal=False):
+def _expected(q, k, *, top_k, newest, block, groups=1, causal=False, categories=None):
     """[(user, tile, group)] -> blocks, one after another."""
     found = {}
+    if categories is None:
+        categories = [torch.zeros(len(x.values), dtype=torch.int64) for x in (q, k)]
+    of_queries, of_keys = (
+        [x.split(block) for x in JaggedTensor(of.cpu(), x.offsets.cpu()).unbind()]
+        for of, x in zip(categories, (q, k), strict=True)
+    )
     heads, kv_heads = q.values.shape[1], k.values.shape[1]
     for user, (queries, keys) in enumerate(zip(q.unbind(), k.unbind(), strict=True)):
         keys = keys.repeat_interleave(heads // kv_heads, 1)
@@ -47,7 +53,9 @@ def _expected(q, k, *, top_k, newest, block, groups=1, causal=False):
             for group in range(groups):
                 part = slice(group * heads // groups, (group + 1) * heads // groups)
                 scores = [float((query[part] * key[part]).sum()) for key in older]
-                best = sorted(range(len(older)), key=lambda c, s=scores: (-s[c], c))
+                wanted = set(of_queries[user][tile].tolist())
+                hold = [c for c in range(len(older)) if wanted & set(of_keys[user][c].tolist())]
+                best = sorted(hold, key=lambda c, s=scores: (-s[c], c))
                 blocks = {*best[:top_k], *range(max(seen - newest, 0), seen)}
                 found[user, tile, group] = sorted(blocks)
     return found
@@ -126,6 +134,59 @@ def test_any_lengths(data, lengths, top_k, newest):
     q, k = _jagged(queries, seed=3), _jagged(lengths)
     options = {"top_k": top_k, "newest": newest, "block": BLOCK, "causal": causal}
     assert _listed(retrieved_blocks(q, k, **options), q) == _expected(q, k, **options)
+
+
+def _categories(*sides, kinds=12, dtype=torch.int64):
+    """Of the tokens of q and k; few of each kind in a block."""
+    generator = torch.Generator().manual_seed(4)
+    return tuple(
+        torch.randint(-3, kinds - 3, (len(x.values),), generator=generator).to(DEVICE, dtype)
+        for x in sides
+    )
+
+
+@BACKENDS
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_blocks_of_other_categories_are_not_found(backend, causal, dtype, monkeypatch):
+    """SIM's hard search: of candidates, and of tiles of a history."""
+    _use(monkeypatch, backend)
+    monkeypatch.setattr(scores_module, "_MOST_PAIRS", 2 * BLOCK**2)
+    lengths = [100, 0, 3, 70, 16]
+    k = _jagged(lengths)
+    for q in (_jagged(lengths, 4, seed=1), _jagged([1, 1, 2, 0, 1], 4, seed=2)):
+        for top_k, newest in ((2, 1), (9, 0)):
+            options: dict[str, Any] = {
+                "top_k": top_k, "newest": newest, "block": BLOCK, "groups": 2, "causal": causal,
+                "categories": _categories(q, k, kinds=150, dtype=dtype),
+            }  # fmt: skip
+            expected = _expected(q, k, **options)
+            assert _listed(retrieved_blocks(q, k, **options), q) == expected
+            assert expected != _expected(q, k, **{**options, "categories": None})
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), lengths=LENGTHS, top_k=st.integers(1, 4), newest=st.integers(0, 3))
+def test_any_lengths_with_categories(data, lengths, top_k, newest):
+    queries = [data.draw(st.integers(0, 40)) for _ in lengths]
+    q, k = _jagged(queries, seed=3), _jagged(lengths)
+    categories = _categories(q, k, kinds=data.draw(st.integers(1, 300)))
+    options: dict[str, Any] = {"top_k": top_k, "newest": newest, "block": BLOCK}
+    options |= {"causal": data.draw(st.booleans()), "categories": categories}
+    assert _listed(retrieved_blocks(q, k, **options), q) == _expected(q, k, **options)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5,)])
+def test_categories_of_dense_queries(shape):
+    k = _jagged([100, 0, 40])
+    dense = torch.randn(*shape, 2, 8, device=DEVICE)
+    q = JaggedTensor(dense.expand(3, 5, 2, 8).reshape(15, 2, 8), offsets_of([5, 5, 5]))
+    of_queries = torch.arange(dense[..., 0, 0].numel(), device=DEVICE).view(shape)
+    of_keys = _categories(k, kinds=50)[0]
+    options: dict[str, Any] = {"top_k": 2, "newest": 1, "block": BLOCK}
+    lists = retrieved_blocks(dense, k, categories=(of_queries, of_keys), **options)
+    flat = (of_queries.expand(3, 5).flatten(), of_keys)
+    assert _listed(lists, q) == _expected(q, k, categories=flat, **options)
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 2, 8), (5, 2, 8)])
@@ -208,6 +269,8 @@ def test_scores_of_blocks(backend, dtype, size, monkeypatch):
     if dtype == torch.float32:
         exact = (*inputs[:-1], int(ends[-1]))  # what is behind means nothing
         torch.library.opcheck(block_scores, exact)
+        categories = torch.zeros(sum(lengths), dtype=torch.int64, device=DEVICE)
+        torch.library.opcheck(block_scores, (*exact, categories, categories))
 
 
 def test_batches_compile_nothing_again(monkeypatch):
@@ -249,5 +312,12 @@ def test_wrong_queries():
         retrieved_blocks(_jagged([40, 3], heads=3), k, top_k=1)
     with pytest.raises(TypeError, match="q must be of a floating dtype"):
         retrieved_blocks(k.with_values(k.values.long()), k, top_k=1)
+    ids = torch.zeros(43, dtype=torch.int64, device=DEVICE)
+    with pytest.raises(TypeError, match=r"categories of k must be of .*, got torch.float"):
+        retrieved_blocks(k, k, top_k=1, categories=(ids, ids.float()))
+    with pytest.raises(ValueError, match=r"categories of q must be \[43\], one a token, got \(4,"):
+        retrieved_blocks(k, k, top_k=1, categories=(ids[:4], ids))
+    with pytest.raises(ValueError, match=r"categories of q must be on .*, got meta"):
+        retrieved_blocks(k, k, top_k=1, categories=(ids.to("meta"), ids))
     with pytest.raises(TypeError, match="x must be of a floating dtype"):
         block_means(k.with_values(k.values.long()), 16)

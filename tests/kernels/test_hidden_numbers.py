@@ -24,9 +24,9 @@ from jagged_kernels.attention.seen.products import seen_product
 from jagged_kernels.attention.seen.triton_sums import add_seen
 from jagged_kernels.attention.split import backward as split_backward
 from jagged_kernels.core.launch import launch
-from jagged_kernels.schedule.band import resolve_window
 from jagged_kernels.schedule.policy.hopper import is_hopper
 from jagged_kernels.schedule.rows import build_rows
+from jagged_kernels.schedule.window import resolve_window
 
 BACKENDS = ("reference", "native", "triton")
 # Of several tiles and blocks, one token, none, and an end within a tile.

@@ -13,9 +13,9 @@ from processes import run_python
 from torch import Tensor
 
 from jagged_kernels import JaggedTensor, attention_schedule
-from jagged_kernels.schedule.band import resolve_window
 from jagged_kernels.schedule.policy.hopper import forward_config
 from jagged_kernels.schedule.rows import build_rows
+from jagged_kernels.schedule.window import resolve_window
 
 HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
 # Around parts of 64 queries, tiles of 128 and blocks of 128 keys.

@@ -435,6 +435,8 @@ def test_wrong_arguments_of_lists():
         _from_rows([0, 0, 0, 0, 0], [0], [40, 3], block=17)
     with pytest.raises(ValueError, match="groups must be at least 1"):
         _from_rows([0, 0, 0, 0, 0], [0], [40, 3], groups=0)
+    with pytest.raises(ValueError, match=r"window must be .* of -1 or more, got \(-5, 0\)"):
+        _from_rows([0, 0, 0, 0, 0], [0], [40, 3], window=(-5, 0))
     with pytest.raises(ValueError, match="q has 1 users and k has 2"):
         KeyLists.from_rows(
             torch.zeros(1), torch.zeros(1), offsets_of([3]), offsets_of([3, 3]), block=BLOCK
@@ -481,5 +483,5 @@ def test_lists_are_looked_at(name, place, number, message):
 def test_lists_of_another_batch():
     offsets, other = offsets_of([40, 3]), offsets_of([40, 30])
     lists = _build(EVERY_RULE[0], offsets)
-    with pytest.raises(ValueError, match="keys are of another batch: row_ptr is of 8 entries"):
+    with pytest.raises(ValueError, match="lists of another batch: row_ptr is of 8 entries"):
         check_lists(lists, other, other, q_tokens=70, k_tokens=70)

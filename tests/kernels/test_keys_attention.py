@@ -9,7 +9,7 @@ import pytest
 import torch
 from attention_cases import DEVICE, Case
 from combinations import combined
-from launch_keys import batches, record_launches
+from launch_keys import batches, launched_shapes, record_launches
 from meeting_cases import assert_as_exact, pointwise, run, softmax
 
 from jagged_kernels import (
@@ -39,6 +39,7 @@ RULES = {
     "request, window": RequestKeys(targets=COUNTS, contexts=1, window=20, block=32),
     "request, history alone": RequestKeys(block=16),
 }
+TABLES = ("row_ptr", "col", "row_ptr_t", "col_t")
 HEADS = [(2, 2, 16), (4, 2, 24), (4, 1, 16)]
 
 
@@ -57,6 +58,19 @@ def test_as_exact_as_the_formula(rule, heads, backend, dtype, offsets):
     assert_as_exact(inputs, backend, visible, softmax, keys=keys)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rule", ["semi-local", "semi-local, wide"])
+def test_other_queries_than_keys(rule, backend):
+    """Fewer and more of them, the first of which then see nothing; and users without either."""
+    keys = RULES[rule]
+    inputs = Case([20, 0, 40, 3, 50], [50, 7, 33, 0, 20], heads=4, kv_heads=2)
+
+    def visible(user, queries, m):
+        return keys.visible(queries, 4, user=user, keys=m)
+
+    assert_as_exact(inputs.inputs(torch.float32), backend, visible, softmax, keys=keys)
+
+
 @pytest.mark.parametrize("rule", ["strided, more blocks", "request, window"])
 def test_programs_that_share_a_tile(rule):
     """Of heads so large, a program has a part of a tile, and its whole list."""
@@ -69,6 +83,89 @@ def test_programs_that_share_a_tile(rule):
         return keys.visible(queries, 2, user=user)
 
     assert_as_exact(inputs, "triton", visible, softmax, keys=keys)
+
+
+@pytest.mark.parametrize("rule", [
+    StridedKeys(2, 1, block=128), RequestKeys(targets=COUNTS[:4], contexts=1, window=60, block=128),
+])  # fmt: skip
+@pytest.mark.parametrize(("dim", "dtype"), [(16, torch.float32), (144, torch.float16)])
+def test_listed_blocks_are_walked_in_pieces(rule, dim, dtype, monkeypatch):
+    """Of a block that memory does not hold at once; some pieces begin behind a user's end."""
+    inputs = Case([150, 0, 60, 130], heads=4, kv_heads=2, dim=dim).inputs(dtype)
+    inputs = inputs.with_shared_offsets()
+
+    def visible(user, queries, _keys):
+        return rule.visible(queries, 4, user=user)
+
+    assert_as_exact(inputs, "triton", visible, softmax, keys=rule)
+    shapes = launched_shapes(monkeypatch)
+    run("triton", inputs, keys=rule)
+    assert len(shapes) == 3
+    for shape in shapes:
+        assert shape.PARTS > 1
+        assert shape.BLOCK < shape.TILE * shape.PARTS == rule.block
+
+
+def test_counts_with_strides():
+    """A column of a table, and one count for all users."""
+    inputs = Case(LENGTHS).inputs(torch.float32).with_shared_offsets()
+    column = torch.stack([COUNTS, COUNTS + 7], 1).int()[:, 0]
+    zeros = COUNTS[-1:].int().expand(len(LENGTHS))
+    assert not column.is_contiguous()
+    assert not zeros.is_contiguous()
+    expected = run("triton", inputs, keys=RequestKeys(COUNTS, 0, 30, 16))
+    for name, result in run("triton", inputs, keys=RequestKeys(column, zeros, 30, 16)).items():
+        assert torch.equal(result, expected[name]), name
+
+
+def _more_columns(row_ptr: torch.Tensor, col: torch.Tensor, more: list[int]) -> list[torch.Tensor]:
+    """A table whose entries have these columns too."""
+    parts = [
+        torch.cat([col[begin:end], col.new_tensor(more)])
+        for begin, end in zip(row_ptr.tolist(), row_ptr[1:].tolist(), strict=False)
+    ]
+    counts = torch.arange(row_ptr.shape[0], device=row_ptr.device, dtype=row_ptr.dtype)
+    return [row_ptr + len(more) * counts, torch.cat(parts)]
+
+
+@pytest.mark.parametrize("block", [16, 128])
+def test_columns_that_are_no_block_are_not_read(block):
+    """Of tables that nobody has looked at: of before the user, behind it, and beyond int32."""
+    inputs = Case([130, 35, 256]).inputs(torch.float32).with_shared_offsets()
+    offsets, tokens = inputs.q_offsets, inputs.q.shape[0]
+    lists = build_lists(
+        StridedKeys(2, 1, block=block), offsets, offsets,
+        q_tokens=tokens, k_tokens=tokens, heads=2,
+    )  # fmt: skip
+    expected = run("triton", inputs, keys=lists)
+    for more in ([-2], [2 * 17, 2 * 1000], [2**31 - 2, 2**30, -(2**31)]):
+        tables = (
+            *_more_columns(lists.row_ptr, lists.col, more),
+            *_more_columns(lists.row_ptr_t, lists.col_t, more),
+        )
+        wrong = replace(lists, **dict(zip(TABLES, tables, strict=True)))
+        for name, result in run("triton", inputs, keys=wrong).items():
+            assert torch.equal(result, expected[name]), (name, more)
+
+
+def test_entries_beyond_32_bits():
+    """In few pages of memory that the others leave untouched. Pieces of so many are more."""
+    inputs = Case([130, 35], dim=144).inputs(torch.float32).with_shared_offsets()
+    offsets, tokens = inputs.q_offsets, inputs.q.shape[0]
+    lists = build_lists(
+        SemiLocalKeys(100, 9, block=128), offsets, offsets,
+        q_tokens=tokens, k_tokens=tokens, heads=2,
+    )  # fmt: skip
+    far, tables = 2**29 + 5, []  # pieces of at most 32 tokens, 4 an entry
+    for row_ptr, col in ((lists.row_ptr, lists.col), (lists.row_ptr_t, lists.col_t)):
+        moved = torch.empty(far + len(col), dtype=torch.int32, device=DEVICE)
+        moved[:64] = 1  # what an entry that wraps would be
+        moved[far:] = col
+        tables += [row_ptr + far, moved]
+    moved = replace(lists, **dict(zip(TABLES, tables, strict=True)))
+    expected = run("triton", inputs, keys=lists)
+    for name, result in run("triton", inputs, keys=moved).items():
+        assert torch.equal(result, expected[name]), name
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -267,11 +364,58 @@ def test_refusals():
     with pytest.raises(ValueError, match="split must be auto or rows"):
         attention_schedule(x, keys=rule, split="stream")
     lists = schedule.lists
+    assert (
+        repr(lists) == f"KeyLists(entries=8, block=16, groups=2, window=(-1, 0), device={x.device})"
+    )
+    requests = (RequestKeys(torch.tensor([1, 2], device=DEVICE)) for _ in range(2))
+    with pytest.raises(
+        ValueError, match=r"targets=tensor\[2\].*with tensors in them they must be one object"
+    ):
+        jagged_attention(
+            x, x, x, keys=next(requests), schedule=attention_schedule(x, keys=next(requests))
+        )
     three = JaggedTensor(x.values, torch.tensor([0, 10, 20, 40], device=DEVICE))
     with pytest.raises(ValueError, match="lists of another batch"):
         jagged_attention(three, three, three, keys=lists)
     with pytest.raises(ValueError, match="lists were made for the window"):
         jagged_attention(x, x, x, keys=lists, window=(4, 0))
     y = JaggedTensor(torch.randn(40, 3, 8, device=DEVICE), x.offsets)
-    with pytest.raises(ValueError, match="of 2 groups of heads, and q has 3 heads"):
-        jagged_attention(y, y, y, keys=lists)
+    z = JaggedTensor(torch.randn(40, 4, 8, device=DEVICE), x.offsets)
+    for backend in ("reference", *BACKENDS):
+        with pytest.raises(ValueError, match="of 2 groups of heads, and q has 3 heads"):
+            jagged_attention(y, y, y, keys=lists, backend=backend)
+        with pytest.raises(ValueError, match=r"built for q of 2 heads, each .*, and q has 4 heads"):
+            jagged_attention(z, z, z, keys=rule, schedule=schedule, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+def test_lists_of_another_batch(backend):
+    """Of as many tokens and users, so that shapes say nothing."""
+    values, given = torch.randn(40, 2, 8), [torch.tensor([0, 30, 40]), torch.tensor([0, 7, 40])]
+    x, other = (JaggedTensor(values, offsets) for offsets in given)
+    own = KeyLists.from_rows(
+        torch.zeros(5, dtype=torch.int32), given[0][:0], *given[:1] * 2, block=16
+    )
+    for lists in (attention_schedule(x, keys=StridedKeys(4, 2, block=16)).lists, own):
+        jagged_attention(x, x, x.with_values(values), keys=lists, backend=backend)
+        again = JaggedTensor(values, given[0].clone())
+        jagged_attention(again, again, again, keys=lists, backend=backend)
+        message = r"the list of keys was built for other offsets of q: offsets\[1\] is 30 in"
+        with pytest.raises(ValueError, match=message):
+            jagged_attention(other, other, other, keys=lists, backend=backend)
+        with pytest.raises(ValueError, match=message):
+            attention_schedule(other, keys=lists)
+    # As many entries, and other users.
+    less = JaggedTensor(torch.zeros(48, 2, 8), torch.tensor([0, 48]))
+    with pytest.raises(ValueError, match="built for 2 users of q, and the call has 1"):
+        jagged_attention(less, less, less, keys=own, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+def test_rules_that_do_not_fit_are_refused_by_all(backend):
+    """On a CPU, where offsets are read."""
+    x, other = (JaggedTensor(torch.randn(40, 2, 8), torch.tensor([0, n, 40])) for n in (30, 7))
+    with pytest.raises(ValueError, match="is for self-attention, and q has other offsets than k"):
+        jagged_attention(other, x, x, keys=StridedKeys(4, 2, block=16), backend=backend)
+    with pytest.raises(ValueError, match="targets must be of 2 users, got 1"):
+        jagged_attention(x, x, x, keys=RequestKeys(torch.tensor([1])), backend=backend)

@@ -99,7 +99,9 @@ def _batch(lengths: torch.Tensor) -> tuple[JaggedTensor, JaggedTensor, JaggedTen
 def _step(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor, most: int) -> None:
     rules = (StridedKeys(4, 2), SemiLocalKeys(100, 10), RequestKeys(window=50))
     lists = retrieved_blocks(q, k, 3, newest=2, causal=True, longest=most)
-    for keys in (*rules, lists):
+    kinds = torch.arange(q.values.shape[0], device=DEVICE) % 50
+    held = retrieved_blocks(q, k, 3, causal=True, categories=(kinds, kinds), longest=most)
+    for keys in (*rules, lists, held):
         schedule = attention_schedule(q, keys=keys, longest=most)
         out = jagged_attention(q, k, v, keys=keys, schedule=schedule)
         out.values.sum().backward()

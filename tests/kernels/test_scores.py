@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import math
+import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +30,7 @@ from jagged_kernels import (
     jagged_attention,
 )
 from jagged_kernels.attention.operators import general as ops_general
+from jagged_kernels.attention.scores import policy
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "keys_and_scores.md"
 BACKENDS = ("native", "triton")
@@ -265,6 +268,18 @@ def test_the_documented_policy_is_one(tmp_path, monkeypatch):
         assert_as_exact(inputs, backend, visible, weigh, **options)
 
 
+def test_copies_are_the_same_policy(monkeypatch):
+    """Of a model, say, or in another process, where a policy's functions have other names."""
+    assert copy.deepcopy(OWN) is OWN
+    own = PointwiseScores("in PyTorch", torch.relu, divide_by=3)
+    pickled = pickle.dumps(own)
+    monkeypatch.setattr(policy, "_OWN", {})
+    x = JaggedTensor(torch.randn(5, 2, 8), torch.tensor([0, 5]))
+    found = jagged_attention(x, x, x, scores=pickle.loads(pickled), backend="native")
+    expected = jagged_attention(x, x, x, scores=own, backend="native")
+    assert torch.equal(found.values, expected.values)
+
+
 def test_refusals():
     x = JaggedTensor(torch.randn(5, 2, 8), torch.tensor([0, 5]))
     with pytest.raises(ValueError, match="no lse to return"):
@@ -274,6 +289,9 @@ def test_refusals():
     for divide_by in (0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="divide_by must be a positive number"):
             SiLU(divide_by=divide_by)
+    for divide_by in ("7", torch.tensor(7.0)):
+        with pytest.raises(TypeError, match="divide_by must be a number or None, got "):
+            SiLU(divide_by=divide_by)  # pyright: ignore
     with pytest.raises(TypeError, match="both weight and d_score"):
         PointwiseScores("half", torch.relu, squared)
     with pytest.raises(TypeError, match="reference must be a function"):

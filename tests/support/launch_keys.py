@@ -53,6 +53,21 @@ def watch_launches(monkeypatch: pytest.MonkeyPatch) -> list[Key]:
     return keys
 
 
+def launched_shapes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """`AttentionShape` of each launch of an attention kernel from now on. They run."""
+    real, shapes = importlib.import_module("jagged_kernels.core.launch").launch, list[Any]()
+
+    def watched(
+        kernel: Any, grid: Any, arguments: tuple[Any, ...], constants: Any, **options: int
+    ) -> None:
+        if "S" in constants:
+            shapes.append(constants["S"])
+        real(kernel, grid, arguments, constants, **options)
+
+    _take_launches(monkeypatch, watched)
+    return shapes
+
+
 def _take_launches(monkeypatch: pytest.MonkeyPatch, take: Any) -> None:
     for module in pkgutil.walk_packages(jagged_kernels.__path__, "jagged_kernels."):
         importlib.import_module(module.name)

@@ -135,7 +135,7 @@ BUGS = (
     ),
     Bug(
         "sides_of_32_bits",
-        "jagged_kernels.schedule.band",
+        "jagged_kernels.schedule.window",
         "return NO_LIMIT if side >= WIDEST_SIDE else side",
         "return side",
         ("kernels/attention_robustness::test_a_side_wider_than_any_history_is_no_limit",),
@@ -200,9 +200,23 @@ BUGS = (
     Bug(
         "partial_blocks_taken_whole",
         _MEETING,
-        "return start, (entry & 1) == 1",
-        "return start, (entry & 1) == 2",
+        "range_end), ((entry & 1) == 1) | (exists == 0)",
+        "range_end), exists == 0",
         ("kernels/keys_attention::test_as_exact_as_the_formula",),
+    ),
+    Bug(
+        "pieces_of_a_block_alike",
+        _MEETING,
+        "+ (index % PER_ENTRY) * BLOCK",
+        "+ (index % PER_ENTRY) * 0",
+        ("kernels/keys_attention::test_listed_blocks_are_walked_in_pieces",),
+    ),
+    Bug(
+        "columns_of_no_block",
+        _MEETING,
+        "exists = (block >= 0) & (block <",
+        "exists = (block <",
+        ("kernels/keys_attention::test_columns_that_are_no_block_are_not_read",),
     ),
     # --- attention: what a score becomes ----------------------------------------------------------
     Bug(

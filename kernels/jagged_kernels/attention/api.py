@@ -24,7 +24,7 @@ from jagged_kernels.core.backends import Backend
 from jagged_kernels.core.contents import checking, known_to_differ
 from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.operators import call, wants_gradient
-from jagged_kernels.schedule.band import NO_BAND, band_of, check_groups, lists_of
+from jagged_kernels.schedule.band import band_of, check_groups, lists_of
 from jagged_kernels.schedule.check import check_schedule
 from jagged_kernels.schedule.dense import DenseShape
 from jagged_kernels.schedule.keys.lists import KeyLists
@@ -36,6 +36,7 @@ from jagged_kernels.schedule.schedule import (
     check_users,
     dense_queries,
 )
+from jagged_kernels.schedule.window import NO_BAND
 from jagged_kernels.tensors.checks import as_scale
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
@@ -156,7 +157,9 @@ def jagged_attention(
             visible keys, and there is no lse.
         keys: which keys a query sees, in place of `window` (all rules are causal): `StridedKeys`,
             `SemiLocalKeys`, `RequestKeys`, or `KeyLists`, as `retrieved_blocks` makes them. Blocks
-            that are not listed are not read. A schedule is for the same `keys`.
+            that are not listed are not read. A schedule is for the same `keys` and, where heads
+            see others, for as many heads; without one, a rule waits once for a GPU to read the
+            longest user (`attention_schedule` has `longest`).
         schedule: from `attention_schedule` for the same offsets and mask (of dense queries also
             the same heads and dtype), to share its construction between layers; built here when
             None, where q and k have the same offsets only if these are one tensor. A GPU compares
@@ -216,14 +219,14 @@ def jagged_attention(
     seed = torch.randint(2**31, (), device=q_jagged.device) if dropout_p else None
 
     lists = None
-    if keys is not None and chosen != "reference":
+    if keys is not None:
         if schedule is not None:
             lists = schedule.lists
         else:
             tokens = (q_jagged.values.shape[0], k.values.shape[0])
             lists = lists_of(keys, q_jagged.offsets, k.offsets, tokens, q_jagged.values.shape[1])
         if lists is not None:
-            check_groups(lists, q_jagged.values.shape[1])
+            check_groups(keys, lists, q_jagged.values.shape[1])
     meets = _RANGES if lists is None and scores is None else MeetTerms.of(lists, scores)
 
     if chosen == "triton":

@@ -19,12 +19,12 @@ from jagged_kernels.core.backends import Backend, multiprocessors
 from jagged_kernels.core.contents import can_be_read, readable
 from jagged_kernels.core.sizes import cdiv
 from jagged_kernels.ops.layout.cat import jagged_cat
-from jagged_kernels.schedule.band import resolve_window
 from jagged_kernels.schedule.policy.plain import DEFAULT_TILES
 from jagged_kernels.schedule.schedule import (
     AttentionSchedule,
     attention_schedule,
 )
+from jagged_kernels.schedule.window import resolve_window
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 

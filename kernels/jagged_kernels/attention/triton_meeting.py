@@ -33,15 +33,21 @@ def list_ends(meets, rows_ptr, row, tile_start, range_end, shift, head, S: tl.co
 
 
 @triton.jit
-def listed_block(meets, index, range_start, LISTED: tl.constexpr, BLOCK: tl.constexpr):
-    """(first token, is it partial) of block number `index` of those that a list's entries are cut
-    into: LISTED tokens an entry, BLOCK a block."""
+def listed_block(
+    meets, begin, index, range_start, range_end, LISTED: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """(first token, is it partial) of block number `index` of those that a list's entries from
+    `begin` on are cut into: LISTED tokens an entry, BLOCK a block. What is no block of the range is
+    one behind its end, which nobody sees."""
     PER_ENTRY: tl.constexpr = LISTED // BLOCK
     # The interpreter's loops count in Python integers.
     index += tl.full([], 0, tl.int32)
-    entry = tl.load(meets.col + index // PER_ENTRY)
-    start = range_start + (entry >> 1) * LISTED + (index % PER_ENTRY) * BLOCK
-    return start, (entry & 1) == 1
+    # Entries of all tiles may be as many as int32 counts, and blocks of them more.
+    entry = tl.load(meets.col + begin + index // PER_ENTRY)
+    block = entry >> 1
+    exists = (block >= 0) & (block < tl.cdiv(range_end - range_start, LISTED))
+    start = range_start + tl.where(exists, block, 0) * LISTED + (index % PER_ENTRY) * BLOCK
+    return tl.where(exists, start, range_end), ((entry & 1) == 1) | (exists == 0)
 
 
 @triton.jit

@@ -17,7 +17,6 @@ from jagged_kernels.attention.flops import pairs_of_offsets
 from jagged_kernels.core.backends import Backend, choose_backend, or_native
 from jagged_kernels.core.flops import define_flops
 from jagged_kernels.core.operators import call, define_op
-from jagged_kernels.schedule.band import resolve_window
 from jagged_kernels.schedule.check import check_schedule
 from jagged_kernels.schedule.policy.plain import MAX_HEAD_DIM
 from jagged_kernels.schedule.schedule import (
@@ -26,6 +25,7 @@ from jagged_kernels.schedule.schedule import (
     attention_schedule,
     check_users,
 )
+from jagged_kernels.schedule.window import resolve_window
 from jagged_kernels.tensors.checks import FLOATS, as_int, as_scale
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested

@@ -2,49 +2,20 @@
 
 from __future__ import annotations
 
-from operator import index
-
+import torch
 from torch import Tensor
 
 from jagged_kernels.core.contents import checking
-from jagged_kernels.schedule.keys.blocks import tile_count
 from jagged_kernels.schedule.keys.build import build_lists
-from jagged_kernels.schedule.keys.check import check_lists
+from jagged_kernels.schedule.keys.check import check_entries, check_lists
 from jagged_kernels.schedule.keys.lists import KeyLists
+from jagged_kernels.schedule.keys.pairs import Batch
 from jagged_kernels.schedule.keys.rules import KeyRule, RequestKeys, SemiLocalKeys, StridedKeys
+from jagged_kernels.schedule.offsets import compare_offsets
 from jagged_kernels.schedule.row_layout import NO_LIMIT
+from jagged_kernels.schedule.window import limit_of, resolve_window
 
-# No history is so long. A window's side from here on is no limit: kernels add the sides to token
-# numbers, and to each other, in int32.
-WIDEST_SIDE = 2**29
-NO_BAND = (NO_LIMIT, NO_LIMIT)
 _RULES = (StridedKeys, SemiLocalKeys, RequestKeys)
-
-
-def resolve_window(causal: bool, window: tuple[int, int] | None) -> tuple[int, int]:
-    """`causal` and `window` as one (left, right) band, -1 for no limit.
-
-    Raises:
-        TypeError: `window` is not two integers.
-        ValueError: a side below -1.
-    """
-    left, right = (NO_LIMIT, NO_LIMIT) if window is None else _two_integers(window)
-    if left < NO_LIMIT or right < NO_LIMIT:
-        raise ValueError(f"window must be (left, right) of -1 or more, got {window}")
-    return _limit(left), (0 if causal else _limit(right))
-
-
-def _two_integers(window: tuple[int, int]) -> tuple[int, int]:
-    try:
-        left, right = window
-        return index(left), index(right)
-    except (TypeError, ValueError):
-        pass
-    raise TypeError(f"window must be (left, right), two integers, got {window!r}")
-
-
-def _limit(side: int) -> int:
-    return NO_LIMIT if side >= WIDEST_SIDE else side
 
 
 def band_of(
@@ -78,9 +49,9 @@ def band_of(
 
 def _left_of(rule: KeyRule) -> int:
     if isinstance(rule, SemiLocalKeys):
-        return _limit(rule.window - 1)
+        return limit_of(rule.window - 1)
     if isinstance(rule, RequestKeys) and rule.window is not None:
-        return _limit(rule.window)
+        return limit_of(rule.window)
     return NO_LIMIT
 
 
@@ -96,7 +67,8 @@ def lists_of(
 
     Raises:
         TypeError, ValueError: as `build_lists`, or given lists are of another batch, as far as
-            their shapes say (with JAGGED_CHECK=1 their contents).
+            their shapes and offsets say (with JAGGED_CHECK=1 their contents). A GPU compares other
+            offsets than theirs for itself, once for each, and stops where they differ.
     """
     if keys is None:
         return None
@@ -114,21 +86,29 @@ def lists_of(
 def _check_given(
     lists: KeyLists, q_offsets: Tensor, k_offsets: Tensor, tokens: tuple[int, int]
 ) -> None:
-    sides = ((lists.row_ptr, q_offsets, tokens[0]), (lists.row_ptr_t, k_offsets, tokens[1]))
-    for row_ptr, offsets, count in sides:
-        entries = tile_count(count, offsets.shape[0] - 1, lists.block) * lists.groups
-        if row_ptr.shape[0] != entries + 1:
-            raise ValueError(
-                f"lists of another batch: they are of {row_ptr.shape[0] - 1} entries, and these "
-                f"offsets have {entries}"
-            )
-        if row_ptr.device != offsets.device:
-            raise ValueError(f"the lists are on {row_ptr.device}, and offsets on {offsets.device}")
+    batch = Batch(q_offsets, k_offsets, *tokens, lists.block, lists.groups)
+    check_entries(lists, batch)
+    if lists.row_ptr.device != q_offsets.device:
+        raise ValueError(
+            f"the lists are on {lists.row_ptr.device}, and offsets on {q_offsets.device}"
+        )
+    if torch.compiler.is_compiling():  # nothing in a trace has contents, nor a version
+        return
+    sides = (("q", lists.q_offsets, q_offsets), ("k", lists.k_offsets, k_offsets))
+    for name, built, given in sides:
+        if built is not None:
+            compare_offsets(name, built, given, lists.compared, "the list of keys")
     if checking():
         check_lists(lists, q_offsets, k_offsets, q_tokens=tokens[0], k_tokens=tokens[1])
 
 
-def check_groups(lists: KeyLists, heads: int) -> None:
+def check_groups(keys: KeyRule | KeyLists, lists: KeyLists, heads: int) -> None:
+    """Whether lists made for `keys` are for so many heads."""
+    if isinstance(keys, StridedKeys) and lists.groups != heads:
+        raise ValueError(
+            f"the schedule was built for q of {lists.groups} heads, each of which has keys of its "
+            f"own, and q has {heads} heads"
+        )
     if heads % lists.groups:
         raise ValueError(
             f"the lists are of {lists.groups} groups of heads, and q has {heads} heads"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from jagged_kernels.core.contents import can_be_read, checking
-from jagged_kernels.schedule.band import NO_BAND
 from jagged_kernels.schedule.dense import DenseShape
 from jagged_kernels.schedule.keys.lists import KeyLists
 from jagged_kernels.schedule.keys.rules import KeyRule
 from jagged_kernels.schedule.offsets import check_versions, compare_offsets, stale
 from jagged_kernels.schedule.schedule import AttentionSchedule, build_tables
+from jagged_kernels.schedule.window import NO_BAND
 from jagged_kernels.tensors.jagged import JaggedTensor
 
 
@@ -65,8 +65,10 @@ def check_fit(
         )
     # A rule with tensors, and lists, are themselves alone.
     if schedule.keys is not keys and schedule.keys != keys:
+        alike = "; with tensors in them they must be one object"
         raise ValueError(
             f"the schedule was built for keys={schedule.keys} and the call has keys={keys}"
+            f"{alike if repr(schedule.keys) == repr(keys) else ''}"
         )
     # Heads and dtype decide how a partition cuts rows; rows alone serve any.
     fields = 1 if schedule.partition is None else None

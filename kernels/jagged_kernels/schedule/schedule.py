@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.contents import checking
-from jagged_kernels.schedule.band import NO_BAND, WIDEST_SIDE, band_of, lists_of, tile_of_lists
+from jagged_kernels.schedule.band import band_of, lists_of, tile_of_lists
 from jagged_kernels.schedule.dense import DenseShape, check_dense, dense_offsets
 from jagged_kernels.schedule.keys.lists import KeyLists
 from jagged_kernels.schedule.keys.rules import KeyRule
@@ -32,6 +32,7 @@ from jagged_kernels.schedule.row_layout import row_counts
 from jagged_kernels.schedule.rows import schedule_rows
 from jagged_kernels.schedule.spans import Partition, split_partitions
 from jagged_kernels.schedule.tiles import Split, choose_tiles
+from jagged_kernels.schedule.window import NO_BAND, WIDEST_SIDE
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 

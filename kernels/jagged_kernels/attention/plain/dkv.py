@@ -181,8 +181,8 @@ def _dkv_walk(
         LISTED: tl.constexpr = S.TILE * S.PARTS
         PER_ENTRY: tl.constexpr = LISTED // BLOCK
         begin, end = ends
-        for index in tl.range(begin * PER_ENTRY, end * PER_ENTRY, num_stages=1 if SEEN else None):
-            q_start, cut = listed_block(by[1], index, first, LISTED, BLOCK)
+        for index in tl.range(0, (end - begin) * PER_ENTRY, num_stages=1 if SEEN else None):
+            q_start, cut = listed_block(by[1], begin, index, first, q_end, LISTED, BLOCK)
             dk, dv = _dkv_block(
                 dk, dv, k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, q_start, cut, row_ends, head,
                 scale_log2, left, right, by, place, S, BIAS, WEIGHT, D_SCORE, BLOCK, SEEN,

@@ -192,8 +192,8 @@ def dq_walk(
         LISTED: tl.constexpr = S.TILE * S.PARTS
         PER_ENTRY: tl.constexpr = LISTED // BLOCK
         begin, end = ends
-        for index in tl.range(begin * PER_ENTRY, end * PER_ENTRY, num_stages=1 if SEEN else None):
-            k_start, cut = listed_block(by[3], index, first, LISTED, BLOCK)
+        for index in tl.range(0, (end - begin) * PER_ENTRY, num_stages=1 if SEEN else None):
+            k_start, cut = listed_block(by[3], begin, index, first, k_end, LISTED, BLOCK)
             dq, d_position, d_time, d_slope = _dq_block(
                 dq, d_position, d_time, d_slope, q, d_o, of_query, k_ptr, v_ptr, k_start, cut,
                 row_ends, scale_log2, left, right, by, S, BIAS, WEIGHT, D_SCORE, BLOCK, SEEN,

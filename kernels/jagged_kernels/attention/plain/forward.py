@@ -223,8 +223,8 @@ def walk(
         LISTED: tl.constexpr = S.TILE * S.PARTS
         PER_ENTRY: tl.constexpr = LISTED // BLOCK
         begin, end = ends
-        for index in tl.range(begin * PER_ENTRY, end * PER_ENTRY, num_stages=1 if SEEN else None):
-            k_start, cut = listed_block(meets, index, first, LISTED, BLOCK)
+        for index in tl.range(0, (end - begin) * PER_ENTRY, num_stages=1 if SEEN else None):
+            k_start, cut = listed_block(meets, begin, index, first, k_end, LISTED, BLOCK)
             k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
             v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
             acc, top, total, reach = _attend(

@@ -1,10 +1,13 @@
 """Top-k retrieval of key blocks: attention to those parts of a long history that fit a query.
 
 The general search unit of SIM (arXiv 2006.05639) and its kin (ETA, TWIN), by blocks: the mean of a
-block's keys stands for them, and what is found is listed, not copied.
+block's keys stands for them, and what is found is listed, not copied. With categories only those
+blocks are found that hold the candidate's, as in SIM's hard search.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -72,6 +75,7 @@ def retrieved_blocks(
     block: int = 64,
     groups: int = 1,
     causal: bool = False,
+    categories: tuple[Tensor, Tensor] | None = None,
     longest: int | None = None,
 ) -> KeyLists:
     """The key blocks that fit each tile of queries best, and the newest ones.
@@ -91,6 +95,9 @@ def retrieved_blocks(
         causal: a tile sees no block that begins behind its last query, the last query standing at
             the last key; the calls must be causal too. A choice is a tile's: it depends on all of
             its queries, later ones also.
+        categories: (of queries [Tq], or as dense q [B, N] or [N]; of keys [Tk]), integers. Of older
+            blocks than the newest a tile then takes those alone in which a key has the category of
+            one of its queries (SIM, section 3.2, hard search).
         longest: tokens of the longest user or more; of a longer user only blocks within so many
             first tokens are scored. None: read from the offsets, which waits for a GPU.
 
@@ -109,8 +116,13 @@ def retrieved_blocks(
     check_block(block)
     check_floats("k", k)
     if not isinstance(q, JaggedTensor):
-        q = dense_queries(q, k)
+        dense, q = q, dense_queries(q, k)
+        if categories is not None and categories[0].shape == dense.shape[:-2]:
+            of_queries, of_keys = categories
+            categories = (of_queries.expand(len(k), dense.shape[-3]).flatten(), of_keys)
     _check(q, k, top_k, newest, groups)
+    if categories is not None:
+        _check_categories(categories, q, k)
     batch = Batch(q.offsets, k.offsets, q.values.shape[0], k.values.shape[0], block, groups)
     window = (NO_LIMIT, 0 if causal else NO_LIMIT)
     with torch.no_grad():
@@ -119,12 +131,13 @@ def retrieved_blocks(
         chosen = seen_newest
         if top_k:
             older = (seen - newest).clamp(min=0)
-            best = _best_blocks(q, k, batch, older, top_k, newest, longest)
+            best = _best_blocks(q, k, batch, older, top_k, newest, categories, longest)
             chosen = torch.cat([best, seen_newest], 1)
         entry = entry.repeat_interleave(chosen.shape[1])
         chosen = chosen.flatten()
         row_ptr, col, row_ptr_t, col_t = tables_of_pairs(entry, chosen, chosen >= 0, batch, window)
-    return KeyLists(row_ptr, col, row_ptr_t, col_t, block, groups, None, window)
+    tables = (row_ptr, col, row_ptr_t, col_t)
+    return KeyLists(*tables, block, groups, None, window, q.offsets, k.offsets)
 
 
 def _check(q: JaggedTensor, k: JaggedTensor, top_k: int, newest: int, groups: int) -> None:
@@ -146,6 +159,19 @@ def _check(q: JaggedTensor, k: JaggedTensor, top_k: int, newest: int, groups: in
         )
 
 
+def _check_categories(categories: tuple[Tensor, Tensor], q: JaggedTensor, k: JaggedTensor) -> None:
+    for name, of, x in zip("qk", categories, (q, k), strict=True):
+        if of.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"categories of {name} must be of int32 or int64, got {of.dtype}")
+        if of.shape != x.values.shape[:1]:
+            raise ValueError(
+                f"categories of {name} must be [{x.values.shape[0]}], one a token, got "
+                f"{tuple(of.shape)}"
+            )
+        if of.device != x.device:
+            raise ValueError(f"categories of {name} must be on {x.device}, got {of.device}")
+
+
 def _seen_blocks(batch: Batch, causal: bool) -> tuple[Tensor, Tensor]:
     """Of each entry (itself, how many of its user's first key blocks it sees), int64."""
     device, block = batch.k_offsets.device, batch.block
@@ -164,7 +190,7 @@ def _seen_blocks(batch: Batch, causal: bool) -> tuple[Tensor, Tensor]:
 
 def _best_blocks(
     q: JaggedTensor, k: JaggedTensor, batch: Batch, older: Tensor, top_k: int, newest: int,
-    longest: int | None,
+    categories: tuple[Tensor, Tensor] | None, longest: int | None,
 ) -> Tensor:  # fmt: skip
     """[entries, top_k] int64: the best of an entry's `older` first key blocks, -1 for none."""
     most = max(cdiv(longest_user(q.offsets, k.offsets, longest), batch.block) - newest, 0)
@@ -180,8 +206,13 @@ def _best_blocks(
     queries, keys = (block_means(x, batch.block).values for x in (q, k))
     keys = keys.repeat_interleave(heads // keys.shape[1], dim=1)
     queries, keys = (x.reshape(x.shape[0], groups, heads // groups * dim) for x in (queries, keys))
-    scores = call(block_scores, queries, keys, q.offsets, k.offsets, begin, batch.block, capacity)
+    scores = call(
+        block_scores, queries, keys, q.offsets, k.offsets, begin, batch.block, capacity,
+        *(categories or (None, None)),
+    )  # fmt: skip
     # Room that is left over is one more user's.
     ends = torch.cat([begin, begin.new_full((1,), capacity)])
-    _, best = jagged_top_k(JaggedTensor._trusted(scores, ends), top_k)
+    values, best = jagged_top_k(JaggedTensor._trusted(scores, ends), top_k)
+    if categories is not None:
+        best = torch.where(values == -math.inf, -1, best)
     return best[:entries]

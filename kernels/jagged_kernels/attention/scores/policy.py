@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import torch
@@ -42,7 +43,8 @@ class PointwiseScores:
     `weight` says.
 
     Raises:
-        TypeError: `reference` cannot be called, or of `weight` and `d_score` there is only one.
+        TypeError: `reference` cannot be called, of `weight` and `d_score` there is only one, or
+            `divide_by` is no number.
         ValueError: `divide_by` is not a positive number.
 
     >>> squared = PointwiseScores("squared relu", lambda score: score.relu().square())
@@ -68,6 +70,15 @@ class PointwiseScores:
         functions = hash((self.reference, self.weight, self.d_score))
         object.__setattr__(self, "key", f"{self.name} {functions:x}")
         _OWN[self.key] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Its key is of this process alone.
+        functions = (self.reference, self.weight, self.d_score)
+        return PointwiseScores, (self.name, *functions, self.divide_by)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PointwiseScores:
+        # Nothing of it changes, and Triton functions have no copies.
+        return self
 
     def functions(self) -> tuple[Any, Any]:
         """(weight, d_score).
@@ -145,7 +156,12 @@ def check_scores(scores: Scores, return_lse: bool) -> None:
 
 
 def check_divisor(divide_by: float | None) -> None:
-    if divide_by is not None and not (divide_by > 0 and math.isfinite(divide_by)):
+    if divide_by is None:
+        return
+    # No tensor, which would be read, and get no gradient.
+    if not isinstance(divide_by, Real):
+        raise TypeError(f"divide_by must be a number or None, got {type(divide_by).__name__}")
+    if not (divide_by > 0 and math.isfinite(divide_by)):
         raise ValueError(f"divide_by must be a positive number or None, got {divide_by}")
 
 

@@ -49,7 +49,7 @@ def build_lists(
     """
     if not isinstance(rule, KeyRule):
         raise TypeError(f"keys must be a rule (StridedKeys and others), got {type(rule).__name__}")
-    heads, users = as_int("heads", heads), q_offsets.shape[0] - 1
+    heads, users, given = as_int("heads", heads), q_offsets.shape[0] - 1, (q_offsets, k_offsets)
     if heads < 1:
         raise ValueError(f"heads must be at least 1, got {heads}")
     aligned = q_offsets is k_offsets
@@ -76,7 +76,10 @@ def build_lists(
         key_lists, q_offsets, k_offsets, *counts, q_tokens, k_tokens,
         block, groups, most, capacity, *numbers,
     )  # fmt: skip
-    return KeyLists(*tables, block=block, groups=groups, rule=token_rule, window=band)
+    return KeyLists(
+        *tables, block=block, groups=groups, rule=token_rule, window=band,
+        q_offsets=given[0], k_offsets=given[1],
+    )  # fmt: skip
 
 
 def _demand_self(

@@ -10,6 +10,17 @@ from jagged_kernels.schedule.keys.lists import KeyLists
 from jagged_kernels.schedule.keys.pairs import Batch, Pairs, cut_pairs, find_pairs, turned_entries
 
 
+def check_entries(lists: KeyLists, batch: Batch) -> None:
+    """Raises ValueError where lists have not as many entries as a batch."""
+    sides = (("row_ptr", lists.row_ptr), ("row_ptr_t", lists.row_ptr_t))
+    for (name, row_ptr), entries in zip(sides, batch.entries(), strict=True):
+        if row_ptr.shape[0] != entries + 1:
+            raise ValueError(
+                f"keys are lists of another batch: {name} is of {row_ptr.shape[0] - 1} entries, "
+                f"and these offsets have {entries}"
+            )
+
+
 def check_lists(
     lists: KeyLists, q_offsets: Tensor, k_offsets: Tensor, *, q_tokens: int, k_tokens: int
 ) -> None:
@@ -21,13 +32,8 @@ def check_lists(
             that the band cuts and that is not said to be partial.
     """
     batch = Batch(q_offsets, k_offsets, q_tokens, k_tokens, lists.block, lists.groups)
+    check_entries(lists, batch)
     directions = ((lists.row_ptr, lists.col, ""), (lists.row_ptr_t, lists.col_t, "_t"))
-    for (row_ptr, _, side), entries in zip(directions, batch.entries(), strict=True):
-        if row_ptr.shape[0] != entries + 1:
-            raise ValueError(
-                f"keys are of another batch: row_ptr{side} is of {row_ptr.shape[0] - 1} entries, "
-                f"and these offsets have {entries}"
-            )
     if not can_be_read(lists.col) or min(batch.entries()) == 0:
         return
     users = (batch, batch.transposed())

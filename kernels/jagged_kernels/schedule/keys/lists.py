@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,11 +13,13 @@ from jagged_kernels.schedule.keys.blocks import check_block
 from jagged_kernels.schedule.keys.pairs import Batch
 from jagged_kernels.schedule.keys.token_rule import TokenRule, token_visible
 from jagged_kernels.schedule.keys.transpose import transpose_lists
+from jagged_kernels.schedule.offsets import Compared
 from jagged_kernels.schedule.row_layout import NO_LIMIT
+from jagged_kernels.schedule.window import resolve_window
 from jagged_kernels.tensors.checks import as_int
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class KeyLists:
     """Square blocks of `block` queries by `block` keys, each counted from its user's first token.
 
@@ -43,6 +46,9 @@ class KeyLists:
         rule: the mask of tokens, None for the band of the call.
         window: (left, right), the band that a call must have (-1 for no limit) where `rule` is
             None.
+        q_offsets, k_offsets: [B + 1], those that the lists were made for, and that calls must
+            have; None where nobody said them.
+        compared: of `schedule.offsets.compare_offsets`.
     """
 
     row_ptr: Tensor
@@ -53,6 +59,20 @@ class KeyLists:
     groups: int
     rule: TokenRule | None
     window: tuple[int, int] = (NO_LIMIT, NO_LIMIT)
+    q_offsets: Tensor | None = None
+    k_offsets: Tensor | None = None
+    compared: Compared = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy's offsets count their changes anew.
+        return {**vars(self), "compared": {}}
+
+    def __repr__(self) -> str:
+        rule = "" if self.rule is None else "rule of tokens, "
+        return (
+            f"KeyLists(entries={self.row_ptr.shape[0] - 1}, block={self.block}, "
+            f"groups={self.groups}, {rule}window={self.window}, device={self.row_ptr.device})"
+        )
 
     @classmethod
     def from_rows(
@@ -81,7 +101,7 @@ class KeyLists:
             q_tokens, k_tokens: what the offsets end at; None: read, which waits for a GPU.
 
         Raises:
-            TypeError, ValueError: as `transpose.transpose_lists`.
+            TypeError, ValueError: as `transpose.transpose_lists`, and as `resolve_window`.
 
         >>> x = JaggedTensor(torch.zeros(40, 1, 8), torch.tensor([0, 40]))
         >>> row_ptr, col = torch.tensor([0, 1, 2, 4]), torch.tensor([0, 1, 2, 0])
@@ -90,6 +110,7 @@ class KeyLists:
         ([0, 2, 0, 5], [0, 2, 3, 4])
         """
         check_block(block)
+        window = resolve_window(False, window)
         if as_int("groups", groups) < 1:
             raise ValueError(f"groups must be at least 1, got {groups}")
         if q_offsets.shape != k_offsets.shape:
@@ -99,7 +120,7 @@ class KeyLists:
         k_tokens = total_of(k_offsets, k_tokens, argument="k_tokens")
         batch = Batch(q_offsets, k_offsets, q_tokens, k_tokens, block, groups)
         tables = transpose_lists(row_ptr, col, batch, window)
-        return cls(*tables, block=block, groups=groups, rule=None, window=window)
+        return cls(*tables, block, groups, None, window, q_offsets, k_offsets)
 
 
 def expand_lists(

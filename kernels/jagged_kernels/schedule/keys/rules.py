@@ -13,10 +13,11 @@ from torch import Tensor
 from jagged_kernels.schedule.keys.blocks import check_block
 from jagged_kernels.schedule.keys.token_rule import TokenRule
 from jagged_kernels.schedule.row_layout import NO_LIMIT
+from jagged_kernels.schedule.window import WIDEST_SIDE, limit_of
 from jagged_kernels.tensors.checks import as_int
 
-# No history is so long. Kernels add tokens to tokens, and blocks to blocks, in int32.
-_MOST_TOKENS, _MOST_BLOCKS = 2**29, 2**27
+# No history is so long. Kernels add blocks to blocks in int32.
+_MOST_BLOCKS = 2**27
 _WIDEST_STRIDE = 2**20
 
 
@@ -113,7 +114,7 @@ class SemiLocalKeys:
         return ((j <= i) & ((i - self.window < j) | (j < self.first)))[None]
 
     def token_rule(self, users: int, device: torch.device) -> TokenRule:
-        return TokenRule(_limit(self.window - 1), min(self.first, _MOST_TOKENS), None, None)
+        return TokenRule(limit_of(self.window - 1), min(self.first, WIDEST_SIDE), None, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +150,16 @@ class RequestKeys:
             elif count is not None:
                 _check_least(name, count, 0, otherwise=" or a tensor")
 
+    def __repr__(self) -> str:
+        targets, contexts = (
+            f"tensor[{len(x)}]" if isinstance(x, Tensor) else x
+            for x in (self.targets, self.contexts)
+        )
+        return (
+            f"RequestKeys(targets={targets}, contexts={contexts}, window={self.window}, "
+            f"block={self.block})"
+        )
+
     def visible(
         self, queries: int, heads: int, *, user: int = 0, keys: int | None = None
     ) -> Tensor:
@@ -166,7 +177,7 @@ class RequestKeys:
         return (seen | (i == j) | ((i < contexts) & (j < history)))[None]
 
     def token_rule(self, users: int, device: torch.device) -> TokenRule:
-        left = NO_LIMIT if self.window is None else _limit(self.window)
+        left = NO_LIMIT if self.window is None else limit_of(self.window)
         targets = _of_users(self.targets, users, device)
         return TokenRule(left, 0, targets, _of_users(self.contexts, users, device))
 
@@ -186,10 +197,6 @@ def _check_counts(name: str, counts: Tensor) -> None:
         raise ValueError(f"{name} must be [B], one a user, got {tuple(counts.shape)}")
 
 
-def _limit(left: int) -> int:
-    return NO_LIMIT if left >= _MOST_TOKENS else left
-
-
 def _places(queries: int, keys: int | None) -> tuple[Tensor, Tensor]:
     """[n, 1] where queries stand among the keys, [m] keys."""
     keys = queries if keys is None else keys
@@ -205,9 +212,10 @@ def _of_user(count: int | Tensor | None, user: int) -> int:
 def _of_users(count: int | Tensor | None, users: int, device: torch.device) -> Tensor | None:
     """[B] int32, None for none."""
     if isinstance(count, Tensor):
-        return count.to(torch.int32)
+        # Kernels read them in place: a column of a table, or one count for all, is copied.
+        return count.to(torch.int32).contiguous()
     return (
         None
         if not count
-        else torch.full((users,), min(count, _MOST_TOKENS), dtype=torch.int32, device=device)
+        else torch.full((users,), min(count, WIDEST_SIDE), dtype=torch.int32, device=device)
     )
