@@ -499,9 +499,9 @@ BUGS = (
     Bug(
         "other_trials_for_one_model",
         "jagged_ranking.training.experiment",
-        "trials = [replace(one, model=model) for model in models for one in drawn]",
-        "trials = [replace(one, model=model) for model in models\n"
-        "                  for one in (drawn if model == baseline else drawn[:1])]",
+        "[replace(one, model=model) for model in self.models for one in drawn]",
+        "[replace(one, model=model) for model in self.models\n"
+        "                for one in (drawn if model == self.models[0] else drawn[:1])]",
         ("ranking/training/search::test_every_model_has_the_best_of_the_same_trials",),
     ),
     Bug(
@@ -529,8 +529,8 @@ BUGS = (
     Bug(
         "ties_in_auc",
         _METRICS,
-        "beaten = (negatives[:, first] + negatives[:, last]) / 2",
-        "beaten = negatives[:, first]",
+        "wins @ (beaten[below] + beaten[up_to])",
+        "wins @ (beaten[below] + beaten[below])",
         (
             "ranking/evaluation/metrics::test_a_bootstrap_replicate_is_the_metric_of_the_users_drawn",
         ),
