@@ -103,8 +103,13 @@ def update_results(page: Path | str, figures_dir: Path | str) -> bool:
     Raises:
         ValueError: the page has not exactly one pair of marks.
     """
+    return _replace(Path(page), BEGIN, END, all_results(figures_dir))
+
+
+def all_results(figures_dir: Path | str) -> str:
+    """Markdown of every table and picture, for a page in a folder beside `figures_dir`."""
     sections = [_section(folder) for folder in result_folders(figures_dir)]
-    return _replace(Path(page), BEGIN, END, "\n\n".join(sections) or headlines.NONE)
+    return "\n\n".join(sections) or headlines.NONE
 
 
 def update_performance(page: Path | str, figures_dir: Path | str) -> bool:

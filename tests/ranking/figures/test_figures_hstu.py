@@ -142,7 +142,7 @@ def test_goals_and_figures_come_from_a_folder(
     ]
     block = goals.goal_tables(tmp_path / "figures").split(f"### {TITLE}")[1]
     assert "| B | forward | targets |" in block
-    assert "HSTU's attention" in redraw.readme_block(tmp_path / "figures")
+    assert "HSTU's attention" in redraw.all_results(tmp_path / "figures")
 
 
 def _goal(found: Any) -> bool:

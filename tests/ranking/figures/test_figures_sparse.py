@@ -102,7 +102,7 @@ def test_redraw_gives_the_same_bytes(
         path.unlink()
     assert redraw.redraw(folder) == first
     assert {path: path.read_bytes() for path in first} == bytes_of
-    block = redraw.readme_block(tmp_path / "figures")
+    block = redraw.all_results(tmp_path / "figures")
     assert "Attention to some of the keys." in block
     assert block.count("![") == len(first)
 
