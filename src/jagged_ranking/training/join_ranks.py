@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,11 +55,9 @@ def joined(device: str | None) -> Iterator[RankGroup]:
         hosts = RankGroup(torch.device("cpu"), None)
         own = hosts.each(lambda: _own_device(device))
         hosts.agree({"device": own.type})
-        group = None
-        if own.type == "cuda":
-            torch.cuda.set_device(own)
-            group = dist.new_group(backend="nccl", timeout=TIMEOUT)
-        yield RankGroup(own, group)
+        yield RankGroup(
+            own, hosts.each(lambda: _gpus_together(own)) if own.index is not None else None
+        )
         dist.destroy_process_group()
 
 
@@ -90,26 +89,39 @@ def _own_device(name: str | None) -> torch.device:
     return device
 
 
+def _gpus_together(device: torch.device) -> Any:
+    """The process group of all ranks' GPUs, which have met."""
+    torch.cuda.set_device(device)
+    try:
+        group = dist.new_group(backend="nccl", timeout=TIMEOUT)
+        one = torch.ones((), device=device)
+        dist.all_reduce(one, group=group)
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        raise ValueError(f"NCCL on {device}: {str(error).splitlines()[0]}") from error
+    return group
+
+
 @contextmanager
 def _spoken() -> Iterator[None]:
-    """Errors of all ranks are one line of rank 0; what is wrong with one alone, its own line."""
+    """An error of all ranks is one line of rank 0, that of another alone a line of its own.
+    Whatever the error, the process ends soon: what is left of a group may wait for ever."""
     rank = int(os.environ.get("RANK", "0"))
     try:
         yield
-    except RankLostError:
+    except BaseException as error:
+        alone = isinstance(error, RankLostError) or not isinstance(error, ValueError | OSError)
+        if rank < 2 and isinstance(error, KeyboardInterrupt):  # one of them is not the one gone
+            print(
+                f"jagged: rank {rank} was told to end, perhaps since another rank has ended; "
+                "--resume goes on from the last checkpoint",
+                file=sys.stderr,
+            )
+        if rank and not alone:
+            time.sleep(GRACE_SECONDS)  # rank 0 says it, ends, and then torchrun ends this one
         signal.alarm(GRACE_SECONDS)
-        raise
-    except (ValueError, OSError) as error:
-        if rank == 0:
-            signal.alarm(GRACE_SECONDS)
-            raise
-        time.sleep(GRACE_SECONDS)  # rank 0 says it, ends, and then torchrun ends this one
-        signal.alarm(GRACE_SECONDS)
-        raise ValueError(f"rank {rank}: {error}") from error
-    except KeyboardInterrupt:
-        told = "rank 0 was told to end, perhaps since another rank has"
-        if rank == 0:
-            print(f"jagged: {told}; --resume goes on from the last checkpoint", file=sys.stderr)
+        if rank and not alone:
+            raise ValueError(f"rank {rank}: {error}") from error
         raise
 
 

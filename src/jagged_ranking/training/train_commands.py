@@ -67,7 +67,7 @@ def _train(args: argparse.Namespace, ranks: Ranks) -> int:
     given = {s.name: getattr(args, s.name) for s in fields(TrainConfig) if s.name in args}
     options = {f"--{name.replace('_', '-')}": value for name, value in given.items()}
     shown = {"--out": str(args.out), "--resume": args.resume, "--tensorboard": args.tensorboard}
-    ranks.agree({"the data's digest": dataset.digest, **shown, **options})
+    ranks.agree({"the data's digest": dataset.digest[:12], **shown, **options})
     options = ranks.lead(lambda: _with_saved(args, given, dataset.digest))
     config = ranks.each(lambda: TrainConfig.from_dict(options))
     board = args.out / FOLDER if args.tensorboard else None
