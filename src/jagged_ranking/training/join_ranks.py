@@ -55,9 +55,7 @@ def joined(device: str | None) -> Iterator[RankGroup]:
         hosts = RankGroup(torch.device("cpu"), None)
         own = hosts.each(lambda: _own_device(device))
         hosts.agree({"device": own.type})
-        yield RankGroup(
-            own, hosts.each(lambda: _gpus_together(own)) if own.index is not None else None
-        )
+        yield hosts if own.type == "cpu" else RankGroup(own, _gpus_together(own))
         dist.destroy_process_group()
 
 
@@ -90,7 +88,10 @@ def _own_device(name: str | None) -> torch.device:
 
 
 def _gpus_together(device: torch.device) -> Any:
-    """The process group of all ranks' GPUs, which have met."""
+    """The process group of all ranks' GPUs, which have met.
+
+    An error is not told the others, who may wait for this GPU: they end when this process does.
+    """
     torch.cuda.set_device(device)
     try:
         group = dist.new_group(backend="nccl", timeout=TIMEOUT)

@@ -108,7 +108,7 @@ def train(
         ranks.lead(hold)
         stack.enter_context(torch.random.fork_rng(devices=on_gpu))
         stack.enter_context(deterministic(device))
-        run = _Run(config, dataset, device=device, out=out, ranks=ranks)
+        run = ranks.each(lambda: _Run(config, dataset, device=device, out=out, ranks=ranks))
         if resume:
             run.restore()
         run.go(progress=progress, after_step=after_step, board=board)
@@ -348,9 +348,11 @@ class _Run:
     def restore(self) -> None:
         """Goes on from the checkpoint in `out`; stays at the start when there is none."""
         content = self.ranks.lead(self._saved)
-        if content is None or self.out is None:
-            return
-        path = self.out / CHECKPOINT
+        if content is not None and self.out is not None:
+            path = self.out / CHECKPOINT
+            self.ranks.each(lambda: self._take(content, path))
+
+    def _take(self, content: dict[str, Any], path: Path) -> None:
         load_weights(self.model, content["model"], path)
         load_weights(self.average, content["average"], path)
         load_weights(self.optimisers, content["optimisers"], path)

@@ -27,7 +27,8 @@ from jagged_ranking.cli import main
 from jagged_ranking.data.shares import share_out
 from jagged_ranking.models.model_config import MODEL_NAMES, encoder_of
 from jagged_ranking.training import checkpoint, rank_group
-from jagged_ranking.training.ranks import launched
+from jagged_ranking.training.rank_group import RankGroup
+from jagged_ranking.training.ranks import Ranks, launched
 from jagged_ranking.training.run_files import CHECKPOINT
 
 SCRIPT = Path(__file__).parents[2] / "support" / "forked_ranks.py"
@@ -126,6 +127,12 @@ def test_more_ranks_than_gpus_are_refused(refused: dict[str, Any]) -> None:
     assert found["said"][1] == ""
 
 
+def test_a_rank_that_does_not_answer_is_not_waited_for(refused: dict[str, Any]) -> None:
+    found = refused["silent"]
+    assert all(found["statuses"])
+    assert "jagged: rank 0: another process of this run has ended or does not" in found["said"][0]
+
+
 def test_rank_0_alone_speaks(refused: dict[str, Any]) -> None:
     assert refused["fine"]["statuses"] == [0, 0]
     assert "best epoch: 0" in refused["fine"]["said"][0]
@@ -185,6 +192,29 @@ def test_a_rank_that_is_killed_ends_all_and_the_run_goes_on(
     assert "best epoch" in capsys.readouterr().out
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("by_row", [False, True])
+def test_two_gpus_have_the_losses_of_one(
+    data: Path, tmp_path: Path, marked: Any, by_row: bool
+) -> None:
+    words = ["train", "--data", str(data), "--device", "cuda", "--epochs", "2", "--batch-size", "9"]
+    words += ["--model", "transformer", "--dropout", "0", "--embedding-dropout", "0"]
+    words += ["--id-dropout", "0", "--precision", "float32", "--checkpoint-steps", "3"]
+    if by_row:
+        words += ["--table-optimizer", "rowwise_adagrad"]
+    assert main([*words, "--out", str(tmp_path / "one")]) == 0
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    running = marked(*torchrun, "-m", "jagged_ranking", *words, "--out", str(tmp_path / "two"))
+    assert running.ends_within(300) == 0, running.said()
+    one, two = (
+        checkpoint.load(tmp_path / name / CHECKPOINT).content["progress"] for name in ("one", "two")
+    )
+    assert len(one["losses"]) > 20
+    np.testing.assert_allclose(two["losses"], one["losses"], rtol=1e-3)
+    assert two["best_epoch"] == one["best_epoch"]
+
+
 def test_ranks_end_with_what_started_them(data: Path, tmp_path: Path, marked: Any) -> None:
     out = tmp_path / "run"
     running = marked(str(SCRIPT), "orphans", str(data), str(out))
@@ -204,10 +234,22 @@ def test_shares_are_even_and_alike() -> None:
     assert len(share_out(np.zeros(0, int), ranks=2)) == 0
 
 
-def test_shares_are_by_tokens_or_by_their_squares(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_group.dist, "get_rank", lambda: 0)
+def among_two(number: int, monkeypatch: pytest.MonkeyPatch) -> RankGroup:
+    monkeypatch.setattr(rank_group.dist, "get_rank", lambda: number)
     monkeypatch.setattr(rank_group.dist, "get_world_size", lambda: 2)
-    ranks = rank_group.RankGroup(torch.device("cpu"), None)
+    return RankGroup(torch.device("cpu"), None)
+
+
+def test_rank_0_has_the_dropout_of_one_process_and_others_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone = Ranks().begin_step(5, 3)
+    assert among_two(0, monkeypatch).begin_step(5, 3) == alone
+    assert among_two(1, monkeypatch).begin_step(5, 3) != alone
+
+
+def test_shares_are_by_tokens_or_by_their_squares(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = among_two(0, monkeypatch)
     tokens = np.array([10, 8, 4, 4])
     assert ranks.share(squared=False)(tokens).tolist() == [0, 3]
     assert ranks.share(squared=True)(tokens).tolist() == [0]
