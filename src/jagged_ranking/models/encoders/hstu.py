@@ -75,6 +75,8 @@ class HSTULayer(nn.Module):
 class HSTU(nn.Module):
     """`layers` causal layers over the history, which share one schedule; then target attention."""
 
+    self_attention = True
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_dim = config.dim // config.heads
