@@ -33,7 +33,7 @@ NONE = "No results are committed yet."
 @dataclass(frozen=True)
 class Section:
     """A heading, the notebooks whose results it is made from, what has to be said, the table, and
-    pictures by the ends of their names."""
+    the names of pictures."""
 
     title: str
     notebooks: tuple[str, ...]
