@@ -13,7 +13,7 @@ from jagged_ranking.figures.memory import CLAIMS as MEMORY_CLAIMS
 from jagged_ranking.figures.memory import TOTAL
 from jagged_ranking.figures.panels import Claim
 from jagged_ranking.figures.points import modes_of, ratios
-from jagged_ranking.figures.quality import FLOORS, NAMES
+from jagged_ranking.figures.quality import FLOORS, NAMES, differences
 from jagged_ranking.figures.sparse_points import (
     PAPER_SPEEDUPS,
     PEER_OF_THE_PAPER,
@@ -24,7 +24,7 @@ from jagged_ranking.figures.sparse_points import (
 from jagged_ranking.figures.speed import CLAIMS as SPEED_CLAIMS
 from jagged_ranking.figures.sweeps import BASELINES
 from jagged_ranking.measure.lineup import BY_LENGTH, OURS
-from jagged_ranking.results import select, with_config
+from jagged_ranking.results import select
 
 COLUMNS = ("claim", "paper", "mode", "this run", "holds", "where", "device")
 
@@ -130,21 +130,18 @@ def _quality_rows(results: pd.DataFrame) -> list[dict[str, str]]:
     By users, or, where there are lists of candidates, by lists: scores of what was trained on
     lists cannot be compared from one to another.
     """
-    gains = select(results, op="ranking", mode="test", status="ok")
-    gains = gains[gains["metric"].str.endswith("_difference")]
-    gains = gains.assign(metric=gains["metric"].str.removesuffix("_difference"))
+    gains = differences(results)
     judged = {name: judged_by(set(of)) for name, of in gains.groupby("workload")["metric"]}
     gains = gains[gains["metric"] == gains["workload"].map(judged)]
     # those of users first
-    gains = with_config(gains.sort_values("metric", kind="stable"), "low", "high", "device")
+    gains = gains.sort_values("metric", kind="stable")
     rows = []
     for provider, mine in gains[~gains["provider"].isin(FLOORS)].groupby("provider", sort=False):
         said, found = [], []
         for row in mine.itertuples():
-            low, high = float(str(row.low)), float(str(row.high))
-            interval = f"{float(str(row.value)):+.4f} [{low:+.4f}, {high:+.4f}]"
+            interval = f"{row.value:+.4f} [{row.low:+.4f}, {row.high:+.4f}]"
             said.append(f"{interval} ({row.workload})")
-            found.append("yes" if low > 0 else "no" if high < 0 else "undecided")
+            found.append({1: "yes", -1: "no", 0: "undecided"}[int(str(row.side))])
         kinds = dict.fromkeys(f"test {NAMES[str(metric)]}" for metric in mine["metric"])
         rows.append(
             {

@@ -3,7 +3,8 @@
 Everything else is on docs/results.md, which `redraw` writes from the same results.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,14 +18,14 @@ from jagged_ranking.figures.claims import claims
 from jagged_ranking.figures.hstu_goals import hstu_rows
 from jagged_ranking.figures.points import Pair, against_best, attention, of_group
 from jagged_ranking.figures.published import PUBLISHED
-from jagged_ranking.figures.quality import FLOORS, NAMES, shown_metrics, summary
-from jagged_ranking.figures.result_folder import Results, has_results, read_results
+from jagged_ranking.figures.quality import FLOORS, NAMES, differences, shown_metrics, summary
+from jagged_ranking.figures.result_folder import Results, read_results, result_folders
 from jagged_ranking.figures.sparse_goals import length_rows
 from jagged_ranking.figures.tables import number, to_markdown
-from jagged_ranking.results import select, with_config
 
 BASELINE = "dense_flash"
-ABOVE, BELOW = " ▲", " ▼"
+# Of an interval above 0, on both sides, below.
+SIGNS = {1: " ▲", 0: "", -1: " ▼"}
 # Those that see no item of the test split.
 HONEST_FLOORS = tuple(name for name in FLOORS if not name.endswith("_leak"))
 NONE = "No results are committed yet."
@@ -52,25 +53,19 @@ def self_attention(results: pd.DataFrame) -> pd.DataFrame:
     """Named workloads and real histories: ours, and the best peer's and dense flash attention's
     time over ours; forward / forward+backward."""
     table = of_group(attention(results, "latency"), "workloads")
-    best, dense = against_best(table), against_best(table, peer=BASELINE)
+    dense = against_best(table, peer=BASELINE)
     rows = []
-    for workload in dict.fromkeys(pair.workload for pair in best):
-        facts = table[table["workload"] == workload].iloc[0]
+    for workload, facts, pairs in _by_workload(table):
         shape = ", ".join(f"{facts[name]:g}" for name in ("B", "H", "D", "max_len"))
-        mine = _of(workload, best)
+        slower = (1 / pair.ratio for pair in dense if pair.workload == workload)
         rows.append(
             {
                 "workload": workload,
                 "users, heads, head_dim, longest": f"{shape}, {facts['distribution']}",
                 "waste": f"{facts['waste']:.0%}",
-                "jagged (ours), ms": _said(pair.ours for pair in mine),
-                "best peer": " / ".join(
-                    dict.fromkeys(style.look_of(pair.peer).label for pair in mine)
-                ),
-                "it takes": _said((1 / pair.ratio for pair in mine), "x", 2),
-                "dense flash takes": _said(
-                    (1 / pair.ratio for pair in _of(workload, dense)), "x", 1
-                ),
+                "jagged (ours), ms": _said(pair.ours for pair in pairs),
+                **_best_peer(pairs),
+                "dense flash takes": _said(slower, "x", 1),
             }
         )
     return pd.DataFrame(rows)
@@ -79,25 +74,19 @@ def self_attention(results: pd.DataFrame) -> pd.DataFrame:
 def target_attention(results: pd.DataFrame) -> pd.DataFrame:
     """The same of few queries over long histories, and ours over the limit of the device."""
     table = of_group(attention(results, "latency"), "target")
-    best = against_best(table)
-    rows = []
-    for workload in dict.fromkeys(pair.workload for pair in best):
-        facts = table[table["workload"] == workload].iloc[0]
-        mine = _of(workload, best)
-        rows.append(
+    return pd.DataFrame(
+        [
             {
                 "workload": workload,
                 "users x candidates": f"{facts['B']:g} x {facts['queries']:g}",
                 "events, longest": f"{facts['tokens']:,}, {facts['max_len']:,}",
-                "jagged (ours), ms": _said(pair.ours for pair in mine),
-                "over the limit": _said((pair.ours / pair.limit for pair in mine), "x", 2),
-                "best peer": " / ".join(
-                    dict.fromkeys(style.look_of(pair.peer).label for pair in mine)
-                ),
-                "it takes": _said((1 / pair.ratio for pair in mine), "x", 2),
+                "jagged (ours), ms": _said(pair.ours for pair in pairs),
+                "over the limit": _said((pair.ours / pair.limit for pair in pairs), "x", 2),
+                **_best_peer(pairs),
             }
-        )
-    return pd.DataFrame(rows)
+            for workload, facts, pairs in _by_workload(table)
+        ]
+    )
 
 
 def rankers(results: pd.DataFrame) -> pd.DataFrame:
@@ -107,8 +96,10 @@ def rankers(results: pd.DataFrame) -> pd.DataFrame:
     found = summary(results)
     if found.empty:
         return pd.DataFrame()
-    tested = select(results, op="ranking", mode="test", status="ok")
-    signs = _signs(with_config(tested, "low", "high"))
+    signs = {
+        (row.workload, row.provider, row.metric): SIGNS[int(str(row.side))]
+        for row in differences(results).itertuples()
+    }
     columns: dict[str, dict[str, str]] = {}
     for dataset, mine in found.groupby("workload", sort=False):
         shown = shown_metrics(mine)
@@ -166,15 +157,15 @@ SECTIONS: Sequence[Section] = (
     Section(
         "Target attention: few candidates over long histories",
         ("03_target_attention",),
-        "The limit reads keys and values once. Otherwise as above.",
+        "The limit reads and writes everything once. Otherwise as above.",
         target_attention,
     ),
     Section(
         "Ranking",
         ("04_quality",),
         "Test split, mean over seeds, the same options for all models of a data set or the same "
-        f"trials.{ABOVE} and{BELOW}: above and below mean-pooling by an interval over users and "
-        "seeds. Floors need no model of the history.",
+        f"trials.{SIGNS[1]} and{SIGNS[-1]}: above and below mean-pooling by an interval over users "
+        "and seeds. Floors need no model of the history.",
         rankers,
     ),
     Section(
@@ -237,20 +228,20 @@ SECTIONS: Sequence[Section] = (
 def headlines(figures_dir: Path | str) -> str:
     """Markdown of the sections whose results are there; pictures relative to the folder above."""
     figures_dir, parts = Path(figures_dir), list[str]()
+    known = {folder.name: read_results(folder) for folder in result_folders(figures_dir)}
     for section in SECTIONS:
-        folders = [figures_dir / name for name in section.notebooks]
-        runs = [read_results(folder) for folder in folders if has_results(folder)]
+        runs = [known[name] for name in section.notebooks if name in known]
         rows = [table for run in runs if len(table := section.table(run.table))]
         if not rows:
             continue
         parts += [f"### {section.title}", section.note, *map(_made_by, runs)]
         parts.append(to_markdown(pd.concat(rows, ignore_index=True).fillna("")))
-        for folder in folders:
+        for notebook in section.notebooks:
             for name in section.pictures:
-                picture = folder / f"{name}.svg"
+                picture = figures_dir / notebook / f"{name}.svg"
                 if picture.is_file():
                     title = style.title_of(picture)
-                    parts.append(f"![{title}]({figures_dir.name}/{folder.name}/{picture.name})")
+                    parts.append(f"![{title}]({figures_dir.name}/{notebook}/{picture.name})")
     return "\n\n".join(parts) or NONE
 
 
@@ -260,21 +251,21 @@ def _made_by(run: Results) -> str:
     return f"*{manifest['id']}, preset {manifest['preset']} · {style.footer(manifest)}{own}*"
 
 
-def _of(workload: str, pairs: Sequence[Pair]) -> list[Pair]:
-    return [pair for pair in pairs if pair.workload == workload]
+def _by_workload(table: pd.DataFrame) -> Iterator[tuple[str, pd.Series, list[Pair]]]:
+    """(its name, facts, ours against the best peer in each mode) of each workload."""
+    pairs = against_best(table)
+    for workload in dict.fromkeys(pair.workload for pair in pairs):
+        facts = table[table["workload"] == workload].iloc[0]
+        yield workload, facts, [pair for pair in pairs if pair.workload == workload]
+
+
+def _best_peer(pairs: Sequence[Pair]) -> dict[str, str]:
+    labels = dict.fromkeys(style.look_of(pair.peer).label for pair in pairs)
+    takes = _said((1 / pair.ratio for pair in pairs), "x", 2)
+    return {"best peer": " / ".join(labels), "it takes": takes}
 
 
 def _said(values: Iterable[float], unit: str = "", digits: int | None = None) -> str:
-    """One number a mode; a dash where no mode has any."""
-    return " / ".join(f"{number(value, digits)}{unit}" for value in values) or "–"
-
-
-def _signs(table: pd.DataFrame) -> dict[tuple[str, str, str], str]:
-    """(data set, model, metric) -> on which side of mean-pooling the interval lies, if on one."""
-    found = {}
-    for row in table[table["metric"].str.endswith("_difference")].itertuples():
-        low, high = float(str(row.low)), float(str(row.high))
-        sign = ABOVE if low > 0 else BELOW if high < 0 else ""
-        metric = str(row.metric).removesuffix("_difference")
-        found[str(row.workload), str(row.provider), metric] = sign
-    return found
+    """One number a mode, a dash for none."""
+    shown = (number(value, digits) + ("" if math.isnan(value) else unit) for value in values)
+    return " / ".join(shown) or "–"

@@ -89,6 +89,19 @@ def summary(results: pd.DataFrame) -> pd.DataFrame:
     return grouped.reset_index()
 
 
+def differences(results: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the differences to mean-pooling on the test split, `metric` what differs: with the
+    bounds of their intervals (low, high), and where these lie (side: 1 above 0, -1 below, 0 on
+    both)."""
+    rows = select(results, op="ranking", mode="test", status="ok")
+    rows = rows[rows["metric"].str.endswith("_difference")]
+    rows = rows.assign(metric=rows["metric"].str.removesuffix("_difference"))
+    rows = with_config(rows, "low", "high", "device")
+    low, high = (rows[bound].astype(float) for bound in ("low", "high"))
+    side = np.where(low > 0, 1, np.where(high < 0, -1, 0))
+    return rows.assign(low=low, high=high, side=side)
+
+
 def _scores_figure(
     rows: pd.DataFrame, metrics: list[str], dataset: str, manifest: Mapping[str, Any]
 ) -> Figure:

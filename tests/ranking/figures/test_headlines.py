@@ -85,6 +85,10 @@ def test_attention_is_held_against_its_best_peer() -> None:
                 dense = row["dense flash takes"].split(" / ")[place]
                 assert dense == f"{times['dense_flash'] / ours:.1f}x"
     assert len(rows)
+    lost = (table["workload"] == "A") & (table["provider"] == "dense_flash")
+    without = headlines.self_attention(table.loc[~lost, :]).set_index("workload")
+    assert without.loc["A", "dense flash takes"] == "– / –"
+    assert without.loc["B"].equals(rows.loc["B"])
     assert not headlines.target_attention(target_results()).empty
     assert headlines.self_attention(quality_results()).empty
     assert headlines.target_attention(quality_results()).empty
