@@ -21,7 +21,9 @@ MAY_IMPORT = {
 OF_THE_KERNELS = {"torch", "triton"}
 # Each may import from those before it, and from no other.
 ROOMS = {
-    "jagged_kernels": ("core", "tensors", "device", "schedule", "ops", "attention", "modules"),
+    "jagged_kernels": (
+        *("core", "tensors", "device", "schedule", "ops", "attention", "cache", "modules"),
+    ),
     "jagged_ranking": (
         *("data", "layers", "models", "evaluation", "training", "measure", "figures"),
         "reproduce",

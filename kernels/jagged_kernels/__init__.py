@@ -6,8 +6,14 @@ the inputs. Examples need `import torch` and `from jagged_kernels import *`.
 - Tensors: `JaggedTensor`, `Jagged2Tensor`, `lengths_to_offsets`, `jagged_collate`, `jagged2_like`,
   `to_padded`, `from_padded`, `jagged2_to_padded`, `from_torchrec`, `to_torchrec`,
   `from_list_column`, `to_list_column`
-- Attention: `jagged_attention`, `jagged_varlen_attention`, `attention_schedule`,
-  `AttentionSchedule`, `RelativePositionBias`, `RelativeTimeBias`, `ALiBi`
+- Attention: `jagged_attention`, `jagged_varlen_attention`, `prefixed_attention`,
+  `attention_schedule`, `prefix_schedule`, `AttentionSchedule`, `explain_attention`,
+  `RelativePositionBias`, `RelativeTimeBias`, `ALiBi`
+- What a score becomes: `SiLU`, `Sigmoid`, `PointwiseScores`
+- Which keys: `StridedKeys`, `SemiLocalKeys`, `RequestKeys`, `KeyLists`, `retrieved_blocks`,
+  `block_means`
+- Caches: `HistoryCache`, `cached_attention`, `cache_schedule`, `CacheSchedule`, `key_statistics`,
+  `KeyStatistics`, `scissorhands`, `persistence_ratio`, `Persistence`
 - Products: `jagged_dense_bmm`, `jagged_linear`, `jagged_jagged_bmm`, `jagged_outer`,
   `jagged2_matmul`, `target_interaction`
 - Pooling: `jagged_sum`, `jagged_mean`, `jagged_max`, `jagged_weighted_sum`, `jagged_last_k`
@@ -23,10 +29,11 @@ Contents are not read where that would wait for a GPU, unless JAGGED_CHECK=1 is 
 when Python starts: then attention reads those of offsets and schedules in each call, and whatever
 else is checked on a CPU is checked on a GPU too.
 
-Under `torch.autocast`, attention and matrix products (`jagged_attention`, `jagged_linear`,
-`jagged_dense_bmm`, `jagged_jagged_bmm`, `target_interaction`, `jagged_outer`, `jagged2_matmul`) do
-as PyTorch's own: all their floating inputs but float64 are cast to its dtype, so that dtypes may be
-mixed, and each gradient has the dtype of its input. Every other operation computes as without.
+Under `torch.autocast`, attention and matrix products (`jagged_attention`, `prefixed_attention`,
+`jagged_linear`, `jagged_dense_bmm`, `jagged_jagged_bmm`, `target_interaction`, `jagged_outer`,
+`jagged2_matmul`) do as PyTorch's own: all their floating inputs but float64 are cast to its dtype,
+so that dtypes may be mixed, and each gradient has the dtype of its input. Every other operation
+computes as without.
 
 Gradients are of first order, by `torch.autograd`: where the derivative of a gradient would be
 needed, operators raise (backend="reference" has it), as in forward mode and for `torch.func.grad`.
@@ -37,11 +44,29 @@ For tensors on "meta" operations give shapes, and raise where a shape depends on
 from jagged_kernels.attention import (
     ALiBi,
     AttentionSchedule,
+    PointwiseScores,
     RelativePositionBias,
     RelativeTimeBias,
+    Sigmoid,
+    SiLU,
     attention_schedule,
+    explain_attention,
     jagged_attention,
     jagged_varlen_attention,
+    prefix_schedule,
+    prefixed_attention,
+)
+from jagged_kernels.attention.retrieval.retrieval import block_means, retrieved_blocks
+from jagged_kernels.cache import (
+    CacheSchedule,
+    HistoryCache,
+    KeyStatistics,
+    Persistence,
+    cache_schedule,
+    cached_attention,
+    key_statistics,
+    persistence_ratio,
+    scissorhands,
 )
 from jagged_kernels.modules import JaggedLayerNorm, JaggedMultiheadAttention, JaggedRMSNorm
 from jagged_kernels.ops.elementwise.elementwise import jagged_add, jagged_mul
@@ -64,6 +89,8 @@ from jagged_kernels.ops.products.jagged_jagged_bmm import jagged_jagged_bmm
 from jagged_kernels.ops.products.jagged_linear import jagged_dense_bmm, jagged_linear
 from jagged_kernels.ops.products.jagged_outer import jagged2_matmul, jagged_outer
 from jagged_kernels.ops.products.target_interaction import target_interaction
+from jagged_kernels.schedule.keys.lists import KeyLists
+from jagged_kernels.schedule.keys.rules import RequestKeys, SemiLocalKeys, StridedKeys
 from jagged_kernels.tensors.collate import jagged_collate
 from jagged_kernels.tensors.columns import from_list_column, to_list_column
 from jagged_kernels.tensors.container import rebuilt as rebuilt
@@ -91,11 +118,32 @@ __all__ = [  # noqa: RUF022
     "to_list_column",
     "jagged_attention",
     "jagged_varlen_attention",
+    "prefixed_attention",
     "attention_schedule",
+    "prefix_schedule",
     "AttentionSchedule",
+    "explain_attention",
     "RelativePositionBias",
     "RelativeTimeBias",
     "ALiBi",
+    "SiLU",
+    "Sigmoid",
+    "PointwiseScores",
+    "StridedKeys",
+    "SemiLocalKeys",
+    "RequestKeys",
+    "KeyLists",
+    "retrieved_blocks",
+    "block_means",
+    "HistoryCache",
+    "cached_attention",
+    "cache_schedule",
+    "CacheSchedule",
+    "key_statistics",
+    "KeyStatistics",
+    "scissorhands",
+    "persistence_ratio",
+    "Persistence",
     "jagged_dense_bmm",
     "jagged_linear",
     "jagged_jagged_bmm",

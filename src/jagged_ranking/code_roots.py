@@ -33,7 +33,18 @@ _HISTORY = (
     f"{_RANKING}/reproduce/history_study.py",
     f"{_RANKING}/reproduce/step_cost.py",
 )
+_CACHED = (
+    *TRAINING,
+    f"{_RANKING}/measure",
+    f"{_RANKING}/reproduce/attention_study.py",
+    f"{_RANKING}/reproduce/quality_study.py",
+    f"{_RANKING}/reproduce/history_study.py",
+    f"{_RANKING}/reproduce/cached_study.py",
+    f"{_RANKING}/reproduce/compressed_quality.py",
+)
+_HSTU = (*_ATTENTION, f"{_RANKING}/reproduce/hstu_study.py")
 _INTERACTION = (*_ATTENTION, f"{_RANKING}/reproduce/interaction_study.py")
+_SPARSE = (*_ATTENTION, f"{_RANKING}/reproduce/sparse_study.py")
 
 # Of each notebook, by its id, and of what is called in it, by the room; files and folders.
 ROOTS: Mapping[str, tuple[str, ...]] = {
@@ -43,6 +54,9 @@ ROOTS: Mapping[str, tuple[str, ...]] = {
     "04_quality": TRAINING,
     "05_interaction_kernels": _INTERACTION,
     "06_history_length": _HISTORY,
+    "09_history_cache": _CACHED,
+    "08_sparse_attention": _SPARSE,
+    "07_hstu": _HSTU,
     "jagged_ranking.measure": MEASURE,
     "jagged_ranking.training": TRAINING,
 }

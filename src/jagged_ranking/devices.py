@@ -4,6 +4,7 @@ torch is imported by the functions that need it: it takes seconds, and who asks 
 does without.
 """
 
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,11 @@ def default_device() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def device_name(device: Any = "cpu") -> str:

@@ -8,6 +8,7 @@ from attention_cases import DEVICE, TILE, Case
 from combinations import combined
 
 from jagged_kernels import JaggedTensor, attention_schedule, jagged_attention
+from jagged_kernels.attention.meeting import MeetTerms
 from jagged_kernels.attention.operators import native as ops_native
 from jagged_kernels.attention.operators import plain as ops
 from jagged_kernels.attention.scores.bias_terms import BiasTerms
@@ -52,7 +53,8 @@ def test_opcheck_triton(inputs, lse_gradient, tile):
 
 def test_opcheck_native(inputs):
     leaves = [t.requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
-    rest = (inputs.q_offsets, inputs.k_offsets, -1, 0, 0.25, None, 0.0, *BiasTerms())
+    rest = (inputs.q_offsets, inputs.k_offsets, -1, 0, 0.25, None, 0.0, 0)
+    rest = (*rest, *MeetTerms(), *BiasTerms())
     torch.library.opcheck(ops_native.native_op, (*leaves, *rest))
     results = ops_native.native_op(*leaves, *rest)
     detached = [t.detach() for t in (*leaves, *results)]

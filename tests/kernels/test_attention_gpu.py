@@ -78,7 +78,7 @@ def test_other_batches_do_not_recompile():
     """200 batches of other sizes, after one of short and one of long histories: which kernel runs
     on Hopper follows from the tokens of a user, and each is compiled for its first batch."""
     from jagged_kernels.attention.hopper import dkv as gluon_dkv
-    from jagged_kernels.attention.plain import backward as triton_backward
+    from jagged_kernels.attention.plain import dkv, dq
     from jagged_kernels.attention.plain import forward as triton_forward
     from jagged_kernels.attention.plain import short as triton_short
     from jagged_kernels.schedule import triton_rows
@@ -91,8 +91,8 @@ def test_other_batches_do_not_recompile():
         triton_partition._cost_kernel,
         triton_partition._cut_kernel,
         triton_forward._forward_kernel,
-        triton_backward._dq_kernel,
-        triton_backward._dkv_kernel,
+        dq._dq_kernel,
+        dkv._dkv_kernel,
         triton_short._short_forward_kernel,
         triton_short._short_backward_kernel,
         gluon_dkv._dkv_kernel,

@@ -83,9 +83,9 @@ def test_casts_in_one_graph(name, backend):
     found, gradients, _ = forward_and_backward(compiled, backend, tensors)
     expected, eager, _ = forward_and_backward(ALL[name][0], backend, tensors)
     ours, theirs = [*found, *gradients], [*expected, *eager]
-    if backend == "native":
+    if backend == "native" or "shared prefix" in name:
         # A compiler may leave out what eager PyTorch does, to round a product to the dtype of the
-        # cast before it is cast back.
+        # cast before it is cast back; or the sum of q's gradients by a prefix and by its own keys.
         ours, theirs = ([t.to(DTYPE) for t in each] for each in (ours, theirs))
     torch.testing.assert_close(ours, theirs)
 

@@ -118,14 +118,9 @@ def test_memory_does_not_grow_with_the_square_of_a_history():
 
 @pytest.mark.gpu
 def test_other_batches_do_not_recompile():
-    from jagged_kernels.attention.plain import backward as triton_backward
-    from jagged_kernels.attention.plain import forward as triton_forward
+    from jagged_kernels.attention.plain import dkv, dq, forward
 
-    kernels = (
-        triton_forward._forward_kernel,
-        triton_backward._dq_kernel,
-        triton_backward._dkv_kernel,
-    )
+    kernels = (forward._forward_kernel, dq._dq_kernel, dkv._dkv_kernel)
     biases = Biases(position=8, time=12, alibi=True)
     counts = []
     for batch in range(12):

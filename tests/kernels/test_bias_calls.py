@@ -16,7 +16,8 @@ from jagged_kernels import (
     attention_schedule,
     jagged_attention,
 )
-from jagged_kernels.attention.operators import biased as ops_biased
+from jagged_kernels.attention.meeting import MeetTerms
+from jagged_kernels.attention.operators import general as ops_general
 from jagged_kernels.attention.operators import native as ops_native
 from jagged_kernels.attention.scores.bias import bias_terms
 from jagged_kernels.attention.scores.bias_terms import BiasTerms
@@ -154,17 +155,18 @@ def test_opcheck(backend, biases):
     q, k = (JaggedTensor(t, inputs.q_offsets) for t in (inputs.q, inputs.k))
     terms = bias_terms(biases.values(inputs, biases.leaves(inputs)), q, k) or BiasTerms()
     leaves = [t.requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
-    dropout = (inputs.q_offsets, inputs.k_offsets, torch.tensor(SEED, device=DEVICE), 0.2)
+    dropout = (inputs.q_offsets, inputs.k_offsets, None, torch.tensor(SEED, device=DEVICE), 0.2)
     wanted = [t is not None for t in terms.learned()]
     if backend == "triton":
         schedule = attention_schedule(q, causal=True, tile_q=TILE, tile_k=TILE)
         rows = (schedule.rows, schedule.rows_t, TILE, TILE, -1, 0, 0.25)
-        rest, first, flags = (*rows, *dropout, *terms), (True,), (wanted,)
-        forward = ops_biased.attention_triton_biased
-        backward = ops_biased.attention_triton_biased_backward
+        rest, first, flags = (*rows, *dropout, *MeetTerms(), *terms), (True,), (wanted,)
+        forward = ops_general.attention_triton_general
+        backward = ops_general.attention_triton_general_backward
     else:
-        q_offsets, k_offsets, *drop = dropout
-        rest, first, flags = (q_offsets, k_offsets, -1, 0, 0.25, *drop, *terms), (), ()
+        q_offsets, k_offsets, _, *drop = dropout
+        given = (q_offsets, k_offsets, -1, 0, 0.25, *drop, 0)
+        rest, first, flags = (*given, *MeetTerms(), *terms), (), ()
         forward, backward = ops_native.native_op, ops_native.native_backward_op
     torch.library.opcheck(forward, (*leaves, *first, *rest))
     results = forward(*leaves, *first, *rest)

@@ -14,9 +14,13 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from jagged_kernels import (
     ALiBi,
+    HistoryCache,
     JaggedTensor,
     attention_schedule,
+    cache_schedule,
+    cached_attention,
     jagged_attention,
+    key_statistics,
     lengths_to_offsets,
 )
 
@@ -29,12 +33,12 @@ LENGTHS = {
 }
 
 
-def visible(q_lengths, k_lengths, left, right):
-    """Pairs one by one."""
+def visible(q_lengths, k_lengths, left, right, recent=None):
+    """Pairs one by one, of the last `recent` queries of each user."""
     return sum(
         (left < 0 or j - i - (m - n) >= -left) and (right < 0 or j - i - (m - n) <= right)
         for n, m in zip(q_lengths, k_lengths, strict=True)
-        for i in range(n)
+        for i in range(0 if recent is None else max(n - recent, 0), n)
         for j in range(m)
     )
 
@@ -109,6 +113,65 @@ def test_without_contents_users_are_of_one_length(device, band, pairs, backend):
         assert found == 2 * HEADS * 12 * 2 * 2 * DIM
 
 
+def a_cache(lengths, page_size, capacity=24):
+    cache = HistoryCache(
+        len(lengths), capacity, kv_heads=2, head_dim=DIM, head_dim_v=DIM_V, page_size=page_size,
+        device=DEVICE,
+    )  # fmt: skip
+    k = jagged(lengths, 2, DIM)
+    cache.append(k, k.with_values(jagged(lengths, 2, DIM_V).values))
+    return cache
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("backend", ["native", "triton"])
+def test_attention_over_a_cache_counts_what_it_holds(backend, page_size, causal):
+    """Whatever its capacity; more queries than keys, and more than a tile of 16, too."""
+    q_lengths, k_lengths = LENGTHS["cross"]
+    cache, q = a_cache(k_lengths, page_size), jagged(q_lengths, HEADS, DIM)
+    pairs = visible(q_lengths, k_lengths, -1, 0 if causal else -1)
+    # Causal: five queries see 0, 0, 1, 2 and 3 keys, eighteen 3 ... 20, one 18.
+    assert pairs == (6 + 207 + 18 if causal else 15 + 360 + 18)
+    for schedule in (None, cache_schedule(q, cache, causal=causal, tile_q=16)):
+        options = {"causal": causal, "schedule": schedule, "backend": backend}
+        _, found = counted(lambda options=options: cached_attention(q, cache, **options))
+        assert found == 2 * HEADS * pairs * (DIM + DIM_V)
+
+
+@pytest.mark.parametrize("recent", [1, 5, None])
+@pytest.mark.parametrize("band", BANDS, ids=str)
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("backend", ["native", "triton"])
+def test_statistics_count_the_scores_of_the_queries_that_count(backend, lengths, band, recent):
+    q, k = (jagged(*x) for x in zip(lengths, (HEADS, 2), (DIM, DIM), strict=True))
+    lse = torch.zeros(q.values.shape[:2], device=DEVICE)
+    options = {"causal": False, "window": band, "recent": recent, "backend": backend}
+    _, found = counted(lambda: key_statistics(q, k, lse, **options))
+    assert found == 2 * HEADS * visible(*lengths, *band, recent=recent) * DIM
+
+
+@pytest.mark.parametrize("backend", ["native", "triton"])
+@pytest.mark.parametrize("device", ["meta", "fake"])
+def test_without_contents_caches_are_full(device, backend):
+    """Three users of 16 slots; of statistics, of four events each."""
+    fakes = FakeTensorMode() if device == "fake" else contextlib.nullcontext()
+    with fakes, torch.device(DEVICE if device == "fake" else "meta"):
+        cache = HistoryCache(3, 16, kv_heads=HEADS, head_dim=DIM)
+        offsets = torch.empty(4, dtype=torch.int64)
+        q = JaggedTensor(torch.empty(6, HEADS, DIM), offsets)
+        for causal, pairs in ((True, 31), (False, 32)):
+            options = {"causal": causal, "backend": backend}
+            _, found = counted(lambda options=options: cached_attention(q, cache, **options))
+            assert found == 2 * HEADS * 3 * pairs * 2 * DIM
+        x = JaggedTensor(torch.empty(12, HEADS, DIM), offsets)
+        lse = torch.empty(12, HEADS)
+        for recent, pairs in ((None, 10), (1, 4), (9, 10)):
+            options = {"recent": recent, "backend": backend}
+            _, found = counted(lambda options=options: key_statistics(x, x, lse, **options))
+            assert found == 2 * HEADS * 3 * pairs * DIM
+
+
 TOKENS = (3, 0, 20, 1)
 COUNT, SCORES = sum(TOKENS), sum(n * n for n in TOKENS)
 # Of each product in `product_cases`: forward, backward for all inputs.
@@ -163,7 +226,9 @@ print(sorted(str(op) for op in flop_registry if str(op).startswith("jagged_kerne
 """
     result = run_python(code)
     assert result.returncode == 0, result.stderr
-    attention = ["split", "triton", "triton_biased", "native"]
+    attention = ["split", "triton", "triton_general", "native"]
+    for name in ("attention_cached", "attention_cached_native", "key_statistics_triton"):
+        assert f"jagged_kernels.{name}'" in result.stdout
     for name in [f"attention_{kind}" for kind in attention]:
         assert f"jagged_kernels.{name}'" in result.stdout
         assert f"jagged_kernels.{name}_backward'" in result.stdout

@@ -26,7 +26,7 @@ from jagged_kernels.attention.split import backward as split_backward
 from jagged_kernels.core.launch import launch
 from jagged_kernels.schedule.policy.hopper import is_hopper
 from jagged_kernels.schedule.rows import build_rows
-from jagged_kernels.schedule.schedule import resolve_window
+from jagged_kernels.schedule.window import resolve_window
 
 BACKENDS = ("reference", "native", "triton")
 # Of several tiles and blocks, one token, none, and an end within a tile.
@@ -72,6 +72,10 @@ KINDS = {
     "short users": _kind(SELF, BEHIND, {}, shared=True),
     "short users, causal": _kind(SELF, IN_SELF, CAUSAL, shared=True),
     "short users, window": _kind(SELF, IN_SELF, {"window": (2, 1)}, shared=True, grouped=True),
+    "short users, bias": _kind(SELF, IN_SELF, CAUSAL, shared=True, bias=True),
+    "short users, bias, window": _kind(
+        SELF, IN_SELF, {"window": (2, 1)}, shared=True, grouped=True, bias=True, dropout_p=0.4
+    ),
     "bias": _kind(SELF, IN_SELF, CAUSAL, bias=True, **TILED),
     "bias, window": _kind(CROSS, IN_CROSS, {"window": (1, 1)}, bias=True, **TILED),
     "dropout": _kind(SELF, IN_SELF, CAUSAL, dropout_p=0.4, **TILED),

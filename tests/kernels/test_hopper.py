@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from attention_cases import DEVICE, Case, Inputs, Standard, run
+from choice_cases import hopper_fits
 from processes import run_python
 from torch import Tensor
 
 from jagged_kernels import JaggedTensor, attention_schedule
-from jagged_kernels.schedule.policy.hopper import forward_config, hopper_fits
+from jagged_kernels.schedule.policy.hopper import forward_config
 from jagged_kernels.schedule.rows import build_rows
-from jagged_kernels.schedule.schedule import resolve_window
+from jagged_kernels.schedule.window import resolve_window
 
 HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
 # Around parts of 64 queries, tiles of 128 and blocks of 128 keys.

@@ -11,13 +11,14 @@ import pytest
 import torch
 from attention_cases import TILE as PLAIN_TILE
 from attention_cases import Case, Inputs, Standard
+from choice_cases import hopper_fits
 from torch import Tensor
 
 from jagged_kernels.attention.hopper.backward import launch_backward
 from jagged_kernels.attention.hopper.dkv import _dkv_kernel
 from jagged_kernels.attention.hopper.dq import _dq_kernel
 from jagged_kernels.attention.plain.forward import launch_forward
-from jagged_kernels.schedule.policy.hopper import forward_config, hopper_fits
+from jagged_kernels.schedule.policy.hopper import forward_config
 from jagged_kernels.schedule.rows import build_rows
 
 pytestmark = [

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
+from choice_cases import hopper_fits
 
-from jagged_kernels.schedule.policy.hopper import for_tma, hopper_fits, tma_reads
+from jagged_kernels.schedule.policy.hopper import for_tma, tma_reads
 
 
 def test_cpu_tensors_do_not_fit():

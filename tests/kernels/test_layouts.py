@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from attention_cases import DEVICE, RESULTS, TILE, Case, run
+from choice_cases import pass_for_hopper
 from combinations import combined
 from every_operation import EVERY
 from launch_keys import Key, batches, record_launches
@@ -18,7 +19,7 @@ from jagged_kernels import ALiBi, JaggedTensor, jagged_attention, lengths_to_off
 from jagged_kernels.attention.operators import plain as ops
 from jagged_kernels.core import launch
 from jagged_kernels.core.layouts import rows_of_dims
-from jagged_kernels.schedule.policy import hopper
+from jagged_kernels.schedule.policy.hopper import HOPPER_TILES
 from jagged_kernels.schedule.rows import build_rows
 
 # Batches that bring all rules for tiles, and batches that must bring nothing new.
@@ -94,8 +95,8 @@ def test_no_batch_compiles_attention_again(layout, heads, kind, monkeypatch):
 @pytest.mark.parametrize("dim", [64, 128])
 def test_no_batch_compiles_hopper_kernels_again(layout, dim, monkeypatch):
     keys = record_launches(monkeypatch)
-    monkeypatch.setattr(hopper, "is_hopper", lambda _device: True)
-    lay_out, tile = LAYOUTS[layout], hopper.forward_config(dim).tile_q
+    pass_for_hopper(monkeypatch)
+    lay_out, tile = LAYOUTS[layout], HOPPER_TILES[dim]
 
     def attend(lengths):
         # So long that these kernels pay. No kernel reads the numbers.

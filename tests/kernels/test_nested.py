@@ -33,10 +33,17 @@ X, Y, SCORES = jagged(2), jagged(2), jagged()
 IDS = JaggedTensor(torch.tensor([1, 0, 1, 2, 2, 0, 1, 1], device=DEVICE), OFFSETS)
 Q, K, V = jagged(2, 16), jagged(2, 16), jagged(2, 16)
 M = jk.jagged_outer(X, Y)
+CACHE = jk.HistoryCache(3, 8, kv_heads=2, head_dim=16, device=DEVICE)
+CACHE.append(K, V)
+PREFIX_K, PREFIX_V = random(3, 2, 16), random(3, 2, 16)
+LSE = jk.jagged_attention(Q, K, V, causal=True, return_lse=True)[1]
 
 # The arguments of each public operation that takes a `JaggedTensor`.
 OPERATIONS: dict[str, tuple[Any, ...]] = {
     "attention_schedule": (Q, K),
+    "cache_schedule": (Q, CACHE),
+    "cached_attention": (Q, CACHE),
+    "block_means": (X, 16),
     "jagged2_like": (X,),
     "jagged2_matmul": (M, X),
     "jagged_add": (X, Y),
@@ -62,6 +69,11 @@ OPERATIONS: dict[str, tuple[Any, ...]] = {
     "jagged_top_k": (SCORES, 2),
     "jagged_unique": (IDS,),
     "jagged_weighted_sum": (X, SCORES),
+    "key_statistics": (Q, K, LSE),
+    "persistence_ratio": (Q, K, LSE),
+    "prefix_schedule": (Q, PREFIX_K),
+    "prefixed_attention": (Q, K, V, PREFIX_K, PREFIX_V),
+    "retrieved_blocks": (Q, K, 1),
     "target_interaction": (X, random(3, 2), random(4, 8)),
     "to_padded": (X, 2),
 }
@@ -96,8 +108,17 @@ def tensors(result: Any) -> dict[str, Any]:
         return {"values": result.values, "offsets": result.offsets}
     if isinstance(result, torch.Tensor):
         return {"dense": result}
-    names = ("rows", "rows_t") if isinstance(result, jk.AttentionSchedule) else ("values",)
-    return {name: getattr(result, name) for name in names}
+    if isinstance(result, jk.KeyStatistics):
+        return {"unimportant": result.unimportant.values, "mass": result.mass.values}
+    return {name: getattr(result, name) for name in TENSORS.get(type(result), ("values",))}
+
+
+TENSORS = {
+    jk.AttentionSchedule: ("rows", "rows_t"),
+    jk.KeyLists: ("row_ptr", "col", "row_ptr_t", "col_t"),
+    jk.CacheSchedule: ("rows", "k_offsets"),
+    jk.Persistence: ("ratio", "kept", "pivotal"),
+}
 
 
 def kinds(result: Any) -> list[Any]:
@@ -113,8 +134,8 @@ def test_no_operation_is_missing():
         if inspect.isfunction(function := getattr(jk, name))
         and any("JaggedTensor" in str(p) for p in inspect.signature(function).parameters.values())
     }
-    # Whose results are another library's: see their own tests.
-    assert set(OPERATIONS) == takes - {"to_list_column", "to_torchrec"}
+    # Whose results are another library's, or words: see their own tests.
+    assert set(OPERATIONS) == takes - {"to_list_column", "to_torchrec", "explain_attention"}
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -128,7 +149,8 @@ def test_every_operation(name):
         found, wanted = tensors(result), tensors(expected)
         assert found.keys() == wanted.keys()
         for part, tensor in wanted.items():
-            assert torch.equal(found[part], tensor), (chosen, part)
+            equal = {"rtol": 0.0, "atol": 0.0, "equal_nan": True}
+            torch.testing.assert_close(found[part], tensor, **equal, msg=f"{chosen} {part}")
         nested_for = [("nested" if kind is JaggedTensor else kind) for kind in kinds(expected)]
         assert kinds(result) == nested_for, chosen
 

@@ -59,16 +59,21 @@ def shape(rows, block, precision):
     )
 
 
-def shared(kernel, config, **constants):
-    names = kernel.arg_names
-    constants |= dict.fromkeys(("bias", "slots", "d_lse2_ptr"))
+def shared(kernel, config, kinds=None, **constants):
+    names, kinds = kernel.arg_names, kinds or {}
+    nothing = ("bias", "slots", "d_lse2_ptr", "pages_ptr", "page_count", "page_limit")
+    nothing += ("meets", "WEIGHT", "D_SCORE")
+    constants = dict.fromkeys(nothing) | constants
     constants = {name: value for name, value in constants.items() if name in names}
+    constants = {name: value for name, value in constants.items() if name not in kinds}
     floats = ("lse2_ptr", "delta_ptr", "states_ptr", "partial_ptr")
     pointers = dict.fromkeys(floats, "*fp32") | dict.fromkeys(("rows_ptr", "spans_ptr"), "*i32")
 
     def kind(name):
         if name in constants:
             return "constexpr"
+        if name in kinds:
+            return kinds[name]
         if name.endswith("_ptr"):
             return pointers.get(name, "*" + dtype)
         return "fp32" if name.startswith("scale") else "i32"
@@ -80,7 +85,7 @@ def shared(kernel, config, **constants):
         attrs={
             (place,): [["tt.divisibility", 16]]
             for place, name in enumerate(names)
-            if kind(name).startswith("*")
+            if str(kind(name)).startswith("*")
         },
     )
     target = GPUTarget("cuda", capability, 32)
@@ -94,7 +99,7 @@ for dtype, capability, dim, *numbers in json.loads(sys.argv[1]):
 """
 
 PLAIN = """
-from jagged_kernels.attention.plain import backward as triton_backward, forward as triton_forward
+from jagged_kernels.attention.plain import dkv, dq, forward
 from jagged_kernels.schedule.policy import plain as tiles
 from jagged_kernels.attention.scores.bias_launch import BiasShape
 
@@ -103,15 +108,42 @@ def sizes():
     small = capability == 89
     rows = 64 // tiles.parts_of_tile(64, dim, size, small)
     kernels = {
-        triton_forward._forward_kernel: tiles.forward_config,
-        triton_backward._dq_kernel: tiles.dq_config,
-        triton_backward._dkv_kernel: tiles.small_dkv_config if small else tiles.dkv_config,
+        forward._forward_kernel: tiles.forward_config,
+        dq._dq_kernel: tiles.dq_config,
+        dkv._dkv_kernel: tiles.small_dkv_config if small else tiles.dkv_config,
     }
     constants = {"NEGATE": False, "BIAS": BiasShape()}
     configs = {kernel: rule(dim, size, precision) for kernel, rule in kernels.items()}
     return [
         shared(kernel, config, S=shape(rows, config.block, precision), **constants)
         for kernel, config in configs.items()
+    ]
+"""
+
+# With all that a bias may have, and the walk for what is hidden.
+SHORT = """
+from jagged_kernels.attention.plain import short
+from jagged_kernels.attention.scores.bias_launch import BiasArguments, BiasShape, BiasSlots
+from jagged_kernels.core.sizes import LaunchConfig
+from jagged_kernels.schedule.policy.plain import short_warps
+
+floats = dict.fromkeys(("time_rate", "time_steps", "drop_below", "keep_scale"), "fp32")
+floats |= dict.fromkeys(("by_distance", "time", "slopes", "scores"), "*fp32")
+bias = {name: floats.get(name, "*i64") for name in BiasArguments._fields} | {"buckets": "*i32"}
+kinds = {
+    "offsets_ptr": "*i64", "first_slot": "i32",
+    "bias": BiasArguments(**bias), "slots": BiasSlots(*["*fp32"] * len(BiasSlots._fields)),
+}
+
+
+def sizes():
+    config = LaunchConfig(32, num_warps=short_warps(dim * size, biased=True), num_stages=1)
+    every = BiasShape(POSITIONS=32, MAX_DISTANCE=128, TIMES=64, ADDS=True, DROPS=True)
+    constants = {"NEGATE": False, "BIAS": every}
+    masked = shape(32, config.block, precision)._replace(HAS_RIGHT=True)
+    return [
+        shared(kernel, config, kinds, S=masked, **constants)
+        for kernel in (short._short_forward_kernel, short._short_backward_kernel)
     ]
 """
 
@@ -131,11 +163,36 @@ def sizes():
         triton_split_forward._split_forward_kernel: partition.split_forward_config,
         triton_split_backward._split_backward_kernel: partition.split_backward_config,
     }
-    constants = {"NEGATE": False, "MEMBERS": 1, "PACK": pack}
+    constants = {"NEGATE": False, "MEMBERS": 1, "PACK": pack, "PAGE": 0, "LISTS": 0}
     configs = {kernel: rule(dim, size, pack) for kernel, rule in kernels.items()}
     return [
         shared(kernel, config, S=shape(pack, config.block, precision), **constants)
         for kernel, config in configs.items()
+    ]
+"""
+
+CACHED = """
+from jagged_kernels.attention.split import forward as triton_split_forward
+from jagged_kernels.schedule import spans as partition
+
+
+partition.is_hopper = lambda _device: capability == 90
+partition.has_small_memory = lambda _device: capability == 89
+
+
+def sizes():
+    (pack,) = numbers
+    assert partition.paged_fits(8, 1, pack // 8, dim, size, torch.device("cuda"))
+    config = partition.split_forward_config(dim, size, pack)
+    config = partition.paged_config(config, size, pack, capability == 89)
+    constants = {"NEGATE": False, "MEMBERS": 1, "PACK": pack, "LISTS": 1}
+    pages = {"pages_ptr": "*i32", "page_count": "i32", "page_limit": "i32"}
+    return [
+        shared(
+            triton_split_forward._split_forward_kernel, config, pages, PAGE=page,
+            S=shape(pack, config.block, precision), **constants,
+        )
+        for page in (16, 128)
     ]
 """
 
@@ -151,6 +208,11 @@ def test_the_largest_heads_fit(tmp_path):
     assert _too_large(PLAIN, 3, cases, tmp_path) == {}
 
 
+def test_users_of_a_few_tokens_with_every_bias_fit(tmp_path):
+    cases = [("bf16", 90, 64), ("fp32", 89, 256)]
+    assert _too_large(SHORT, 2, cases, tmp_path) == {}
+
+
 def test_the_largest_tiles_of_few_queries_fit(tmp_path):
     cases = [
         ("bf16", 89, 64, 64),
@@ -161,6 +223,18 @@ def test_the_largest_tiles_of_few_queries_fit(tmp_path):
         ("fp32", 90, 256, 32),
     ]
     assert _too_large(SPLIT, 2, cases, tmp_path) == {}
+
+
+def test_the_largest_tiles_over_a_cache_fit(tmp_path):
+    cases = [
+        ("bf16", 89, 64, 128),
+        ("bf16", 89, 256, 32),
+        ("bf16", 90, 256, 128),
+        ("fp32", 89, 128, 64),
+        ("fp32", 80, 128, 128),
+        ("fp32", 90, 256, 128),
+    ]
+    assert _too_large(CACHED, 2, cases, tmp_path) == {}
 
 
 def _too_large(script, count, cases, cache):

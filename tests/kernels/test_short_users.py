@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import DEVICE, Case, Inputs, assert_as_exact_as_sdpa, run
+from attention_cases import Case, Inputs, assert_as_exact_as_sdpa, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jagged_kernels import (
-    ALiBi,
     JaggedTensor,
     attention_schedule,
     jagged_attention,
     lengths_to_offsets,
 )
+from jagged_kernels.attention.choice import SHORT, pick
 from jagged_kernels.attention.plain import backward as triton_backward
 from jagged_kernels.attention.plain import forward as triton_forward
-from jagged_kernels.schedule.policy.plain import MOSTLY_SHORT, short_users_pay
+from jagged_kernels.schedule.policy.plain import MOSTLY_SHORT
 from jagged_kernels.schedule.row_layout import SHORT_USER
 from jagged_kernels.schedule.rows import rows_to_walk
 
@@ -163,19 +163,22 @@ def test_gradients_of_queries_alone(launches):
 
 
 def test_who_else_has_the_plain_kernels(launches):
-    """Longer users, queries with offsets of their own, biases, dropout, small tiles."""
+    """Longer users, queries with offsets of their own, small tiles."""
     run("triton", inputs_of([MOSTLY_SHORT, MOSTLY_SHORT]), tile=None)
     run("triton", Case(LENGTHS).inputs(torch.float32), tile=None)
-    run("triton", inputs_of(LENGTHS), tile=None, dropout_p=0.5)
-    run("triton", inputs_of(LENGTHS), tile=None, bias=ALiBi(torch.ones(2, device=DEVICE)))
     run("triton", inputs_of(LENGTHS), tile=SHORT_USER)
     assert not launches
 
 
 def test_the_rule():
-    assert short_users_pay(MOSTLY_SHORT - 1, 1, 64, 64)
-    assert not short_users_pay(MOSTLY_SHORT, 1, 64, 64)
-    assert not short_users_pay(1, 1, 64, SHORT_USER)
+    def takes(tokens: int, tile_q: int, tile_k: int) -> bool:
+        x, offsets = torch.empty(tokens, 1, 16), torch.tensor([0, tokens])
+        rows = torch.empty(tokens // tile_q + 1, 8)
+        return pick("forward", x, x, x, rows, tile_q, tile_k, offsets) is SHORT
+
+    assert takes(MOSTLY_SHORT - 1, 64, 64)
+    assert not takes(MOSTLY_SHORT, 64, 64)
+    assert not takes(1, 64, SHORT_USER)
 
 
 @settings(max_examples=60, deadline=None)

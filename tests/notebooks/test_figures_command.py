@@ -5,7 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_up_results import MANIFEST, history_results, interaction_results, target_results
+from made_up_cached import cached_results
+from made_up_results import (
+    MANIFEST,
+    history_results,
+    hstu_results,
+    interaction_results,
+    sparse_results,
+    target_results,
+)
 from processes import run_python
 
 from jagged_ranking import results
@@ -94,6 +102,9 @@ def test_it_needs_neither_torch_nor_the_kernels(committed: Path) -> None:
         "03_target_attention": results.select(target_results(), workload=["T1", "T2"]),
         "05_interaction_kernels": results.select(interaction_results(), op="jagged_sum"),
         "06_history_length": results.select(history_results(), workload="synthetic_far"),
+        "07_hstu": results.select(hstu_results(), op="hstu", workload="B"),
+        "08_sparse_attention": results.select(sparse_results(), workload="length 16384"),
+        "09_history_cache": cached_results(),
     }
     for name, table in made.items():
         folder = committed / "figures" / name
@@ -116,7 +127,9 @@ def test_it_needs_neither_torch_nor_the_kernels(committed: Path) -> None:
     for name in ("README.md", "docs/results.md", "docs/performance.md"):
         assert "jagged_sum" in (committed / name).read_text()
     drawn = ("03_target_attention_ratios", "05_interaction_kernels_limit")
-    for name in (*drawn, "06_history_length_transformer"):
+    drawn += ("06_history_length_transformer", "07_hstu_ratios", "08_sparse_attention_speedup")
+    drawn += ("09_history_cache_decode",)
+    for name in drawn:
         assert list(committed.glob(f"figures/*/{name}.svg"))
 
 

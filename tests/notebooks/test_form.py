@@ -31,6 +31,9 @@ def test_the_notebooks_are_there():
         "04_quality",
         "05_interaction_kernels",
         "06_history_length",
+        "07_hstu",
+        "08_sparse_attention",
+        "09_history_cache",
     ]
     assert sorted(path.stem for path in (FOLDER / "params").glob("*")) == PRESETS
 

@@ -12,7 +12,13 @@ from every_operation import EVERY, Case
 from operation_cases import Call
 from torch import Tensor
 
-from jagged_kernels import ALiBi, JaggedTensor, RelativePositionBias, jagged_attention
+from jagged_kernels import (
+    ALiBi,
+    JaggedTensor,
+    RelativePositionBias,
+    jagged_attention,
+    prefixed_attention,
+)
 
 _HEADS, _DIM = 2, 16
 
@@ -48,6 +54,22 @@ def _biased(
     return jagged_attention(keys.with_values(q), keys, values, bias=bias, backend=backend)
 
 
+def _prefixed(
+    backend: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    prefix_k: Tensor,
+    prefix_v: Tensor,
+    offsets: Tensor,
+) -> Any:
+    keys, values = _keys(k, v, offsets)
+    prefix = (prefix_k, prefix_v)
+    return prefixed_attention(
+        keys.with_values(q), keys, values, *prefix, causal=True, backend=backend, return_lse=True
+    )
+
+
 def _self_case(lengths: Sequence[int]) -> dict[str, Tensor]:
     tokens = [product_cases.random(sum(lengths), _HEADS, _DIM, seed=seed) for seed in range(3)]
     return dict(zip("qkv", tokens, strict=True)) | {
@@ -68,10 +90,16 @@ def _biased_case(lengths: Sequence[int]) -> dict[str, Tensor]:
     }
 
 
+def _prefixed_case(lengths: Sequence[int]) -> dict[str, Tensor]:
+    prefix = {name: product_cases.random(5, _HEADS, _DIM, seed=8) for name in ("k", "v")}
+    return _self_case(lengths) | {f"prefix_{name}": x for name, x in prefix.items()}
+
+
 ATTENTION: dict[str, tuple[Call, Case]] = {
     "attention": (_self, _self_case),
     "attention of dense queries": (_dense, _dense_case),
     "attention with biases": (_biased, _biased_case),
+    "attention with a shared prefix": (_prefixed, _prefixed_case),
 }
 ALL = EVERY | ATTENTION
 

@@ -20,8 +20,6 @@ _SIZES = ("_cut_users_kernel",)
 def record_launches(monkeypatch: pytest.MonkeyPatch) -> list[Key]:
     """What each launch from now on compiles a kernel for, where it is not compiled yet: the key of
     `launch._COMPILED`. Nothing runs but `_SIZES`: what kernels would write stays as allocated."""
-    for module in pkgutil.walk_packages(jagged_kernels.__path__, "jagged_kernels."):
-        importlib.import_module(module.name)
     launch = importlib.import_module("jagged_kernels.core.launch")
     real, keys = launch.launch, list[Key]()
 
@@ -39,10 +37,44 @@ def record_launches(monkeypatch: pytest.MonkeyPatch) -> list[Key]:
         if kernel.fn.__name__ in _SIZES:
             real(kernel, grid, arguments, constants, **options)
 
+    _take_launches(monkeypatch, record)
+    return keys
+
+
+def watch_launches(monkeypatch: pytest.MonkeyPatch) -> list[Key]:
+    """(name, module) of the kernel of each launch from now on. They run."""
+    real, keys = importlib.import_module("jagged_kernels.core.launch").launch, list[Key]()
+
+    def watched(kernel: Any, *arguments: Any, **options: int) -> None:
+        keys.append((kernel.fn.__qualname__, kernel.fn.__module__))
+        real(kernel, *arguments, **options)
+
+    _take_launches(monkeypatch, watched)
+    return keys
+
+
+def launched_shapes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """`AttentionShape` of each launch of an attention kernel from now on. They run."""
+    real, shapes = importlib.import_module("jagged_kernels.core.launch").launch, list[Any]()
+
+    def watched(
+        kernel: Any, grid: Any, arguments: tuple[Any, ...], constants: Any, **options: int
+    ) -> None:
+        if "S" in constants:
+            shapes.append(constants["S"])
+        real(kernel, grid, arguments, constants, **options)
+
+    _take_launches(monkeypatch, watched)
+    return shapes
+
+
+def _take_launches(monkeypatch: pytest.MonkeyPatch, take: Any) -> None:
+    for module in pkgutil.walk_packages(jagged_kernels.__path__, "jagged_kernels."):
+        importlib.import_module(module.name)
+    real = importlib.import_module("jagged_kernels.core.launch").launch
     for name, module in list(sys.modules.items()):
         if name.startswith("jagged_kernels.") and getattr(module, "launch", None) is real:
-            monkeypatch.setattr(module, "launch", record)
-    return keys
+            monkeypatch.setattr(module, "launch", take)
 
 
 def batches(count: int) -> list[list[int]]:

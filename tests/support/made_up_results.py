@@ -1,6 +1,8 @@
 """Made-up results in the shape of a GPU run: every provider, failures included."""
 
+import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,23 @@ from jagged_ranking import results
 from jagged_ranking.code_roots import code_hash
 from jagged_ranking.measure.ceilings import Ceilings
 from jagged_ranking.measure.interaction.catalogue import OPERATIONS
+from jagged_ranking.measure.lineup import (
+    AUTHORS,
+    BY_BLOCKS,
+    BY_LENGTH,
+    RETRIEVAL,
+    sparse_providers,
+)
+from jagged_ranking.measure.pointwise import HSTU
 from jagged_ranking.measure.providers import MODES
+from jagged_ranking.measure.sparse.sparse_workloads import (
+    SparseWorkload,
+    jagged_lengths,
+    random_by_density,
+    retrieval,
+    strided_by_density,
+    strided_by_length,
+)
 from jagged_ranking.measure.workload_sets import (
     head_dim_sweep,
     length_sweep,
@@ -109,6 +127,48 @@ def target_results() -> pd.DataFrame:
     return results.frame(rows)
 
 
+def hstu_results() -> pd.DataFrame:
+    """B, C, D and a sweep under every kind of attention: ours at 2 of the limit, its authors' at
+    2.9, which have no biases; padded PyTorch fits nowhere but on B and in the sweep."""
+    ceilings = Ceilings(3.0e12, 740e12, "bfloat16")
+    batches = [batch for batch in workloads() if batch.name in "BCD"]
+    batches += waste_sweep((0.5, 0.85, 0.95))
+    kinds = [HSTU(targets=t, biased=b) for b in (False, True) for t in (0, 16)]
+    rows = []
+    for hstu, batch in itertools.product(kinds, batches):
+        workload = replace(batch, causal=True, hstu=hstu)
+        facts = workload.facts()
+        dense = 30 / (1 - facts["waste"]) ** 2
+        times = {
+            "jagged": 2.0,
+            "jagged_softmax": 2.1,
+            "hstu_triton": 2.9,
+        }
+        for mode in MODES:
+            limit = ceilings.limit_ms(facts, mode)
+            config = {**facts, "limit_ms": limit, "device": MANIFEST["device"]}
+            where: dict[str, Any] = {"op": workload.op, "workload": batch.name, "mode": mode}
+            where["config"] = config
+            for name, factor in {**times, "dense_hstu": dense}.items():
+                trouble: dict[str, Any] = {}
+                if name == AUTHORS and hstu.biased:
+                    trouble = {"status": "unsupported", "message": "triton_hstu_mha has no biases"}
+                elif name == "dense_hstu" and batch.name in "CD":
+                    trouble = {"status": "out_of_memory", "message": "refused"}
+                one = {**where, "provider": name, **trouble}
+                ms = limit * factor * (1.6 if hstu.biased else 1.0) + 0.01
+                draws = [] if trouble else [0.98 * ms, ms, 1.03 * ms]
+                rows.append(results.row(metric="latency", unit="ms", samples=draws, **one))
+                for metric in ("peak_memory", "peak_memory_minus_inputs"):
+                    peak = {} if trouble else {"value": facts["bytes_forward"] * factor}
+                    rows.append(results.row(metric=metric, unit="bytes", **peak, **one))
+        built: dict[str, Any] = {"op": "schedule", "provider": "jagged", "workload": batch.name}
+        built |= {"mode": "forward", "metric": "latency", "unit": "ms"}
+        took = 0.05 if hstu.targets else 0.03
+        rows.append(results.row(samples=[took] * 3, config=facts, **built))
+    return results.frame(rows)
+
+
 def interaction_results() -> pd.DataFrame:
     """All operations on both sweeps, the largest batch in float32 too: ours at 1.2 of the limit,
     1.4 with the backward, and a launch; padded at 3 and its padding; FBGEMM missing."""
@@ -140,6 +200,78 @@ def interaction_results() -> pd.DataFrame:
                 one |= {"provider": "fbgemm_sll", "status": "missing", "message": "not installed"}
                 rows.append(results.row(metric="latency", unit="ms", **one))
     return results.frame(rows)
+
+
+SPARSE_LENGTHS = (1024, 16_384, 65_536)
+
+
+def sparse_results() -> pd.DataFrame:
+    """Attention to some of the keys: ours takes 1.2 times a block's share of dense attention, and
+    3% of that besides; flash-attn 4 takes 0.9 of ours on all keys, FA2 1.4, DKernel is missing.
+    Lists take 1% of dense attention, those of retrieval 2% and a part of K."""
+    found = strided_by_length(SPARSE_LENGTHS)
+    found += strided_by_density((32, 8, 2, 1), (4,)) + random_by_density((0.05, 0.25, 0.5, 1.0))
+    found += retrieval((64, 512), (4, 64), users=2)
+    found += jagged_lengths([w for w in workloads() if w.name in "CD"])
+    rows = []
+    for one in found:
+        rows += _sparse_rows(one)
+    for length in SPARSE_LENGTHS:
+        seen = {"strided": [256 + length / 16] * 4, "semi_local": [320] * 4}
+        seen |= {"retrieved": [1280] * 4, "all_keys": [length] * 4}
+        for rule, by_head in seen.items():
+            config = {"rule": rule, "max_len": length, "H": 4, "D": 64, "block": 64}
+            config |= {
+                "stride": 16,
+                "local": 4,
+                "window": 256,
+                "first": 64,
+                "newest": 4,
+                "top_k": 16,
+            }
+            where: dict[str, Any] = {"op": "keys_seen", "provider": rule, "mode": "forward"}
+            where |= {"workload": f"length {length}", "unit": "keys", "config": config}
+            together = [length if rule == "strided" else by_head[0]]
+            rows.append(results.row(metric="one_head", samples=by_head, **where))
+            rows.append(results.row(metric="all_heads", samples=together, **where))
+    return results.frame(rows)
+
+
+def _sparse_rows(one: SparseWorkload) -> list[dict[str, Any]]:
+    facts = {**one.facts(), "device": MANIFEST["device"]}
+    group, density, rows = facts["group"], facts["density"], []
+    ceilings = Ceilings(3.0e12, 740e12, "bfloat16")
+    for mode in MODES:
+        dense = 2 * ceilings.limit_ms(one.batch.facts(), mode)
+        relative = 0.03 + (1.2 if group != BY_BLOCKS else 1.0) * density
+        times = {"jagged": relative * dense, "jagged_dense": dense, "varlen_attn": 1.4 * dense}
+        times |= {"flash_attn_4": 0.9 * dense}
+        times["jagged_padded"] = times["jagged"] / (1 - facts["waste"])
+        config = {**facts, "limit_ms": ceilings.limit_ms(facts, mode)}
+        for name in sparse_providers("cuda", group=group, rule=facts["rule"]):
+            where: dict[str, Any] = {"op": "sparse_attention", "provider": name, "mode": mode}
+            where |= {"workload": one.name, "config": config}
+            if name == "dkernel":
+                trouble = {"status": "missing", "message": "dkernel is not installed"}
+                rows.append(results.row(metric="latency", unit="ms", **trouble, **where))
+                continue
+            ms = times[name]
+            rows.append(
+                results.row(
+                    metric="latency", unit="ms", samples=[0.97 * ms, ms, 1.05 * ms], **where
+                )
+            )
+            if group == BY_LENGTH:
+                peak = facts["bytes_forward"] / 4 * (1 if mode == "forward" else 5)
+                peak *= 1.1 if name == "jagged" else 1.0
+                metric = "peak_memory_minus_inputs"
+                rows.append(results.row(metric=metric, unit="bytes", value=peak, **where))
+    built: dict[str, Any] = {"provider": "jagged", "workload": one.name, "mode": "forward"}
+    built |= {"metric": "latency", "unit": "ms", "config": facts}
+    share = 2 * ceilings.limit_ms(one.batch.facts(), "forward")
+    share *= 0.3 if group == RETRIEVAL and facts["queries"] == 64 else 0.01
+    rows.append(results.row(op="lists", samples=[share] * 3, **built))
+    return rows
 
 
 def quality_results() -> pd.DataFrame:

@@ -54,8 +54,11 @@ class Bug:
 
 _BLOCKS = "jagged_kernels.attention.blocks"
 _FORWARD = "jagged_kernels.attention.plain.forward"
-_BACKWARD = "jagged_kernels.attention.plain.backward"
+_DQ = "jagged_kernels.attention.plain.dq"
+_DKV = "jagged_kernels.attention.plain.dkv"
+_MEETING = "jagged_kernels.attention.triton_meeting"
 _SHORT = "jagged_kernels.attention.plain.short"
+_LISTS = "jagged_kernels.schedule.keys.triton_lists"
 _METRICS = "jagged_ranking.evaluation.metrics"
 
 BUGS = (
@@ -132,8 +135,8 @@ BUGS = (
     ),
     Bug(
         "sides_of_32_bits",
-        "jagged_kernels.schedule.schedule",
-        "return NO_LIMIT if side >= _WIDEST_SIDE else side",
+        "jagged_kernels.schedule.window",
+        "return NO_LIMIT if side >= WIDEST_SIDE else side",
         "return side",
         ("kernels/attention_robustness::test_a_side_wider_than_any_history_is_no_limit",),
     ),
@@ -144,17 +147,110 @@ BUGS = (
         "_mix(state ^ k_token.to(tl.uint32))",
         ("kernels/dropout::test_a_user_keeps_its_mask_whatever_its_neighbours_are",),
     ),
+    # --- attention: which keys --------------------------------------------------------------------
+    Bug(
+        "a_query_too_near",
+        _LISTS,
+        "tl.minimum(history, newest + left + 1)",
+        "tl.minimum(history, newest + left)",
+        ("kernels/key_lists::test_every_window",),
+    ),
+    Bug(
+        "targets_of_a_whole_block",
+        _LISTS,
+        "((end > history) & (behind | far))",
+        "((end > history) & behind)",
+        ("kernels/key_lists::test_lists_are_what_the_masks_show",),
+    ),
+    Bug(
+        "heads_in_step",
+        _LISTS,
+        "phase = (group * step + offset) % stride",
+        "phase = (step + offset) % stride",
+        ("kernels/key_lists::test_lists_are_what_the_masks_show",),
+    ),
+    Bug(
+        "contexts_apart",
+        "jagged_kernels.schedule.keys.token_rule",
+        "last_context = (contexts - 1).clamp(min=0)",
+        "last_context = contexts * 0",
+        ("kernels/key_rules::test_a_request",),
+    ),
+    Bug(
+        "queries_of_other_groups",
+        "jagged_kernels.attention.retrieval.triton_block_scores",
+        "tl.load(queries_ptr + entry * SIZE",
+        "tl.load(queries_ptr + tile * SIZE",
+        ("kernels/block_retrieval::test_scores_of_blocks",),
+    ),
+    Bug(
+        "list_of_another_head",
+        _MEETING,
+        "+ head * S.GROUPS // S.HEADS",
+        "+ 0 * head",
+        ("kernels/keys_attention::test_as_exact_as_the_formula",),
+    ),
+    Bug(
+        "list_of_another_tile",
+        _MEETING,
+        "tl.load(base + _USER) + (tile_start - first) // TILE",
+        "tl.load(base + _USER) + tile_start // TILE - first // TILE",
+        ("kernels/keys_attention::test_programs_that_share_a_tile",),
+    ),
+    Bug(
+        "partial_blocks_taken_whole",
+        _MEETING,
+        "range_end), ((entry & 1) == 1) | (exists == 0)",
+        "range_end), exists == 0",
+        ("kernels/keys_attention::test_as_exact_as_the_formula",),
+    ),
+    Bug(
+        "pieces_of_a_block_alike",
+        _MEETING,
+        "+ (index % PER_ENTRY) * BLOCK",
+        "+ (index % PER_ENTRY) * 0",
+        ("kernels/keys_attention::test_listed_blocks_are_walked_in_pieces",),
+    ),
+    Bug(
+        "columns_of_no_block",
+        _MEETING,
+        "exists = (block >= 0) & (block <",
+        "exists = (block <",
+        ("kernels/keys_attention::test_columns_that_are_no_block_are_not_read",),
+    ),
+    # --- attention: what a score becomes ----------------------------------------------------------
+    Bug(
+        "weights_of_hidden_keys",
+        _FORWARD,
+        'scores = tl.where(inside, scores, float("-inf") if WEIGHT is None else 0.0)',
+        'scores = scores if WEIGHT else tl.where(inside, scores, float("-inf"))',
+        ("kernels/scores::test_as_exact_as_the_formula",),
+    ),
+    Bug(
+        "gradients_of_undivided_weights",
+        _DQ,
+        "D_SCORE(scores * _LN2, d_weights * of_query[0])",
+        "D_SCORE(scores * _LN2, d_weights)",
+        ("kernels/scores::test_as_exact_as_the_formula",),
+    ),
+    Bug(
+        "gradients_of_hidden_keys",
+        "jagged_kernels.attention.native",
+        "d_weights.div_(_divisor(bucket, mask)).masked_fill_(~bucket.seen(), 0.0)",
+        "d_weights.div_(_divisor(bucket, mask))",
+        ("kernels/scores::test_as_exact_as_the_formula",),
+    ),
     # --- attention: the backward ------------------------------------------------------------------
     Bug(
         "heads_of_a_group",
-        _BACKWARD,
+        _DKV,
         "for member in range(S.GROUP):",
         "for member in range(1):",
         ("kernels/attention::test_grouped_query_heads",),
     ),
     Bug(
         "gradient_of_lse",
-        _BACKWARD,
+        _DQ,
         "load_numbers(d_lse2_ptr + head, q_start, q_end, HEADS, TILE) * _LOG2_E",
         "load_numbers(d_lse2_ptr + head, q_start, q_end, HEADS, TILE)",
         ("kernels/attention::test_grouped_query_heads",),
@@ -172,6 +268,13 @@ BUGS = (
         "if (length > 0) & (length <= HALF):\n        _forward(",
         "if (length > 0) & (length < HALF):\n        _forward(",
         ("kernels/short_users",),
+    ),
+    Bug(
+        "short_users_gradients_of_a_bias",
+        _SHORT,
+        "bias_slots.rows - users",
+        "0",
+        ("kernels/short_users_bias",),
     ),
     # --- attention: few queries over long histories -----------------------------------------------
     Bug(
@@ -360,8 +463,8 @@ BUGS = (
     Bug(
         "hstu_sees_the_next_event",
         "jagged_ranking.models.encoders.hstu",
-        "(distance >= 0)",
-        "(distance >= -1)",
+        "causal=True,\n            scale",
+        "window=(-1, 1),\n            scale",
         ("ranking/models/encoders::test_an_encoder_is_its_formula",),
     ),
     Bug(
@@ -396,9 +499,9 @@ BUGS = (
     Bug(
         "other_trials_for_one_model",
         "jagged_ranking.training.experiment",
-        "trials = [replace(one, model=model) for model in models for one in drawn]",
-        "trials = [replace(one, model=model) for model in models\n"
-        "                  for one in (drawn if model == baseline else drawn[:1])]",
+        "[replace(one, model=model) for model in self.models for one in drawn]",
+        "[replace(one, model=model) for model in self.models\n"
+        "                for one in (drawn if model == self.models[0] else drawn[:1])]",
         ("ranking/training/search::test_every_model_has_the_best_of_the_same_trials",),
     ),
     Bug(
@@ -426,8 +529,8 @@ BUGS = (
     Bug(
         "ties_in_auc",
         _METRICS,
-        "beaten = (negatives[:, first] + negatives[:, last]) / 2",
-        "beaten = negatives[:, first]",
+        "wins @ (beaten[below] + beaten[up_to])",
+        "wins @ (beaten[below] + beaten[below])",
         (
             "ranking/evaluation/metrics::test_a_bootstrap_replicate_is_the_metric_of_the_users_drawn",
         ),

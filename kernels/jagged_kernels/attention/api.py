@@ -4,37 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
 
-from jagged_kernels.attention.operators import biased as ops_biased
+from jagged_kernels.attention.choice import pick_backend, pick_operator
+from jagged_kernels.attention.meeting import MeetTerms
+from jagged_kernels.attention.operators import general as ops_general
 from jagged_kernels.attention.operators import native as ops_native
 from jagged_kernels.attention.operators import plain as ops
 from jagged_kernels.attention.operators import split as ops_split
 from jagged_kernels.attention.reference import attention_reference
 from jagged_kernels.attention.scores.bias import Bias, bias_terms
 from jagged_kernels.attention.scores.bias_terms import BiasTerms
+from jagged_kernels.attention.scores.policy import Scores, check_scores
 from jagged_kernels.core.autocast import as_autocast
-from jagged_kernels.core.backends import Backend, choose_backend, or_native
+from jagged_kernels.core.backends import Backend
 from jagged_kernels.core.contents import checking, known_to_differ
 from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.operators import call, wants_gradient
+from jagged_kernels.schedule.band import band_of, check_groups, lists_of
 from jagged_kernels.schedule.check import check_schedule
 from jagged_kernels.schedule.dense import DenseShape
+from jagged_kernels.schedule.keys.lists import KeyLists
+from jagged_kernels.schedule.keys.rules import KeyRule
 from jagged_kernels.schedule.offsets import check_contents
-from jagged_kernels.schedule.policy.plain import MAX_HEAD_DIM
 from jagged_kernels.schedule.schedule import (
     AttentionSchedule,
     build_schedule,
     check_users,
     dense_queries,
-    resolve_window,
 )
+from jagged_kernels.schedule.window import NO_BAND
+from jagged_kernels.tensors.checks import as_scale
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 
+_RANGES = MeetTerms()
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -46,6 +53,8 @@ class _Options(TypedDict, total=False):
     scale: float | None
     bias: Bias | Sequence[Bias] | None
     dropout_p: float
+    scores: Scores | None
+    keys: KeyRule | KeyLists | None
     schedule: AttentionSchedule | None
     backend: Backend
 
@@ -115,6 +124,8 @@ def jagged_attention(
     scale: float | None = None,
     bias: Bias | Sequence[Bias] | None = None,
     dropout_p: float = 0.0,
+    scores: Scores | None = None,
+    keys: KeyRule | KeyLists | None = None,
     schedule: AttentionSchedule | None = None,
     backend: Backend = "auto",
     return_lse: bool = False,
@@ -141,6 +152,14 @@ def jagged_attention(
         dropout_p: chance to drop a probability (after the softmax; lse does not see it). The mask
             depends on a seed (drawn from torch's generator), user, head, query and key, not on
             packing, and is the same in all backends.
+        scores: what a score becomes in place of its share of a softmax: `SiLU`, `Sigmoid`, or a
+            `PointwiseScores` of your own. o then is the sum of weight(score) / n * v over the
+            visible keys, and there is no lse.
+        keys: which keys a query sees, in place of `window` (all rules are causal): `StridedKeys`,
+            `SemiLocalKeys`, `RequestKeys`, or `KeyLists`, as `retrieved_blocks` makes them. Blocks
+            that are not listed are not read. A schedule is for the same `keys` and, where heads
+            see others, for as many heads; without one, a rule waits once for a GPU to read the
+            longest user (`attention_schedule` has `longest`).
         schedule: from `attention_schedule` for the same offsets and mask (of dense queries also
             the same heads and dtype), to share its construction between layers; built here when
             None, where q and k have the same offsets only if these are one tensor. A GPU compares
@@ -184,26 +203,36 @@ def jagged_attention(
     """
     if torch._C._is_any_autocast_enabled():
         q, k, v = as_autocast(q, k, v)
-    if not isinstance(k, JaggedTensor) or not isinstance(v, JaggedTensor):
-        kinds = f"{type(k).__name__} and {type(v).__name__}"
-        raise TypeError(f"k and v must be JaggedTensors, got {kinds}")
+    k, v = _keys_and_values(k, v)
     q_jagged = q if isinstance(q, JaggedTensor) else dense_queries(q, k, schedule)
     _check_inputs(q_jagged, k, v)
     terms = bias_terms(bias, q_jagged, k)
-    if not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
-    band = resolve_window(causal, window)
+    _check_dropout(dropout_p)
+    band = band_of(keys, causal, window)
+    if scores is not None:
+        check_scores(scores, return_lse)
     dense = None if isinstance(q, JaggedTensor) else DenseShape.of(q, k)
     if schedule is not None:
-        check_schedule(schedule, q_jagged, k, v, band, dense)
-    scale = 1 / math.sqrt(q_jagged.values.shape[2]) if scale is None else _number(scale)
-    chosen = _choose_backend(backend, q_jagged.values, v.values)
+        check_schedule(schedule, q_jagged, k, v, band, dense, keys)
+    scale = as_scale(scale, q_jagged.values.shape[2])
+    chosen = pick_backend(backend, q_jagged.values, v.values)
     seed = torch.randint(2**31, (), device=q_jagged.device) if dropout_p else None
 
+    lists = None
+    if keys is not None:
+        if schedule is not None:
+            lists = schedule.lists
+        else:
+            tokens = (q_jagged.values.shape[0], k.values.shape[0])
+            lists = lists_of(keys, q_jagged.offsets, k.offsets, tokens, q_jagged.values.shape[1])
+        if lists is not None:
+            check_groups(keys, lists, q_jagged.values.shape[1])
+    meets = _RANGES if lists is None and scores is None else MeetTerms.of(lists, scores)
+
     if chosen == "triton":
+        general = terms is not None or seed is not None or meets is not _RANGES
         if schedule is None:
-            # Short of a schedule of the caller's, rows are enough for bias and dropout.
-            rows_do = terms is not None or seed is not None
+            # Short of a schedule of the caller's, rows are enough for what takes them.
             schedule = build_schedule(
                 q_jagged.offsets,
                 k.offsets,
@@ -213,7 +242,9 @@ def jagged_attention(
                 dense=dense,
                 window=band,
                 head_dim=max(q_jagged.values.shape[2], v.values.shape[2]),
-                split="rows" if rows_do else "auto",
+                split="rows" if general else "auto",
+                keys=keys,
+                lists=lists,
             )
         # Here, so that the backward has the copies of what kernels cannot read, if there are any.
         qkv = [rows_of_dims(x) for x in (q_jagged.values, k.values, v.values)]
@@ -221,21 +252,32 @@ def jagged_attention(
         with_lse = return_lse or wants_gradient(*qkv, *(x for x in learned if x is not None))
         rows = (schedule.rows, schedule.rows_t)
         mask = (schedule.tile_q, schedule.tile_k, *band, scale)
-        if terms is not None or seed is not None:
+        partition, partition_t = schedule.partition, schedule.partition_t
+        operator = pick_operator(
+            bias=terms is not None,
+            dropout=seed is not None,
+            pointwise=scores is not None,
+            lists=lists is not None,
+            cut=partition is not None,
+        )
+        if operator == "general":
             o, lse2 = call(
-                ops_biased.attention_triton_biased,
+                ops_general.attention_triton_general,
                 *qkv,
                 with_lse,
                 *rows,
                 *mask,
                 q_jagged.offsets,
                 k.offsets,
+                schedule.offsets,
                 seed,
                 dropout_p,
+                *meets,
                 *(BiasTerms() if terms is None else terms),
             )
-        elif schedule.partition is not None and schedule.partition_t is not None:
-            partition, partition_t = schedule.partition, schedule.partition_t
+        elif operator == "split":
+            assert partition is not None
+            assert partition_t is not None
             spans = (partition.spans, partition.block)
             spans_t = (partition_t.spans, partition_t.block)
             rest = (*spans, *rows, *spans_t, *mask)
@@ -244,19 +286,22 @@ def jagged_attention(
             o, lse2 = call(ops.attention_triton, *qkv, with_lse, *rows, *mask, schedule.offsets)
         lse = lse2 * math.log(2) if return_lse else lse2
     else:
-        function = attention_reference if chosen == "reference" else ops_native.attention_native
-        o, lse = function(
-            q_jagged.values,
-            k.values,
-            v.values,
-            q_jagged.offsets,
-            k.offsets,
-            window=band,
-            scale=scale,
-            bias=terms,
-            dropout_p=dropout_p,
-            dropout_seed=seed,
-        )
+        offsets = (q_jagged.offsets, k.offsets)
+        inputs = (q_jagged.values, k.values, v.values, *offsets)
+        options: dict[str, Any] = {
+            "window": band,
+            "scale": scale,
+            "bias": terms,
+            "dropout_p": dropout_p,
+            "dropout_seed": seed,
+        }
+        if chosen == "reference":
+            if keys is not None and not (isinstance(keys, KeyLists) and keys.rule is None):
+                options["window"] = NO_BAND  # a rule says all of the mask
+            o, lse = attention_reference(*inputs, **options, scores=scores, keys=keys)
+        else:
+            block = 0 if lists is None else lists.block
+            o, lse = ops_native.attention_native(*inputs, **options, block=block, meets=meets)
 
     if isinstance(q, JaggedTensor):
         out = JaggedTensor._trusted(o, q.offsets)
@@ -265,6 +310,20 @@ def jagged_attention(
         out = o.view(*batch, *o.shape[1:])
         lse = lse.view(*batch, lse.shape[1]) if return_lse else lse
     return (out, lse) if return_lse else out
+
+
+def _keys_and_values(
+    k: JaggedTensor | Tensor, v: JaggedTensor | Tensor
+) -> tuple[JaggedTensor, JaggedTensor]:
+    if not isinstance(k, JaggedTensor) or not isinstance(v, JaggedTensor):
+        kinds = f"{type(k).__name__} and {type(v).__name__}"
+        raise TypeError(f"k and v must be JaggedTensors, got {kinds}")
+    return k, v
+
+
+def _check_dropout(dropout_p: float) -> None:
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
 
 
 def _check_inputs(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> None:
@@ -295,33 +354,12 @@ def _check_inputs(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> None:
         raise TypeError(
             f"q, k and v must be of one floating dtype, got {q_dtype}, {k_dtype}, {v_dtype}"
         )
-    q_device, k_device, v_device = q.values.device, k.values.device, v.values.device
-    if not (q_device == k_device == v_device):
-        raise ValueError(
-            f"q, k and v must be on one device, got {q_device}, {k_device}, {v_device}"
-        )
+    _check_devices(q.values.device, k.values.device, v.values.device)
 
 
-def _number(scale: float) -> float:
-    if isinstance(scale, (float, int)):
-        return float(scale)
-    if isinstance(scale, Tensor):
-        raise TypeError(
-            "scale must be a number, got a tensor, which would get no gradient: multiply q by it, "
-            "with scale=1.0"
-        )
-    if not hasattr(scale, "__float__"):
-        raise TypeError(f"scale must be a number, got {type(scale).__name__}")
-    return float(scale)
-
-
-def _choose_backend(backend: Backend, q: Tensor, v: Tensor) -> str:
-    """`choose_backend`, which does not know what head_dims the kernels take."""
-    chosen, dims = choose_backend(backend, q), (q.shape[2], v.shape[2])
-    if chosen == "triton" and max(dims) > MAX_HEAD_DIM:
-        limit = f"the triton backend goes to head_dim {MAX_HEAD_DIM}, got {dims[0]} of q and "
-        chosen = or_native(backend, f"{limit}{dims[1]} of v; use backend='native' or 'auto'")
-    return chosen
+def _check_devices(q: torch.device, k: torch.device, v: torch.device) -> None:
+    if not (q == k == v):
+        raise ValueError(f"q, k and v must be on one device, got {q}, {k}, {v}")
 
 
 def _named(shapes: Sequence[torch.Size]) -> str:

@@ -7,6 +7,8 @@ for self-attention without a window is the least that so many tokens can be.
 
 from __future__ import annotations
 
+from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,18 +16,24 @@ from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from jagged_kernels.core.contents import is_tracing
+from jagged_kernels.schedule.keys.lists import KeyLists, expand_lists
 from jagged_kernels.schedule.row_layout import NO_LIMIT
 
 
 def forward_flops(q: Tensor, v: Tensor, pairs: Any) -> Any:
     """q k^T and p v, as `torch.utils.flop_counter.sdpa_flop_count` has them."""
-    return 2 * pairs * q.shape[1] * (q.shape[2] + v.shape[2])
+    return _whole(2 * pairs * q.shape[1] * (q.shape[2] + v.shape[2]))
 
 
 def backward_flops(q: Tensor, v: Tensor, pairs: Any, *, wanted_kv: bool = True) -> Any:
     """q k^T once more, d_o v^T and d_s k; p^T d_o and d_s^T q for the gradients of k and v."""
     of_dim, of_dim_v = (3, 2) if wanted_kv else (2, 1)
-    return 2 * pairs * q.shape[1] * (of_dim * q.shape[2] + of_dim_v * v.shape[2])
+    return _whole(2 * pairs * q.shape[1] * (of_dim * q.shape[2] + of_dim_v * v.shape[2]))
+
+
+def _whole(flops: Any) -> Any:
+    """Of all heads that see a fraction on average."""
+    return int(flops) if isinstance(flops, Fraction) else flops
 
 
 def pairs_of_rows(
@@ -35,6 +43,18 @@ def pairs_of_rows(
     if not _readable(rows):
         users = rows_t.shape[0] - k.shape[0] // tile_k
         return _pairs_of_equal_users(q.shape[0], k.shape[0], users, left, right)
+    return _sum_of_rows(rows, left, right)
+
+
+def pairs_of_cache(q: Tensor, k_store: Tensor, rows: Tensor, users: Any, right: int) -> Any:
+    """Visible pairs of the rows of a `CacheSchedule`. Where these cannot be read, those of a cache
+    that is full."""
+    if not _readable(rows):
+        return _pairs_of_equal_users(q.shape[0], k_store.shape[0], users, NO_LIMIT, right)
+    return _sum_of_rows(rows, NO_LIMIT, right)
+
+
+def _sum_of_rows(rows: Tensor, left: int, right: int) -> int:
     tile_start, tile_end, range_start, range_end, shift, *_ = rows.long().unbind(1)
     # Of a tile's last query and last key, how far the key is ahead.
     ahead = range_end - tile_end - shift
@@ -49,14 +69,49 @@ def pairs_of_rows(
 
 
 def pairs_of_offsets(
-    q: Tensor, k: Tensor, q_offsets: Tensor, k_offsets: Tensor, left: int, right: int
-) -> Any:
-    """Visible pairs of users."""
+    q: Tensor, k: Tensor, q_offsets: Tensor, k_offsets: Tensor, left: int, right: int,
+    *, recent: int | None = None,
+) -> Any:  # fmt: skip
+    """Visible pairs of users; `recent`: of so many last queries of each."""
     if not _readable(q_offsets):
-        users = q_offsets.shape[0] - 1
-        return _pairs_of_equal_users(q.shape[0], k.shape[0], users, left, right)
+        tokens, users = q.shape[0], q_offsets.shape[0] - 1
+        if recent is not None:
+            tokens = torch.sym_min(tokens, users * recent)
+        return _pairs_of_equal_users(tokens, k.shape[0], users, left, right)
     n, m = (offsets.long().diff() for offsets in (q_offsets, k_offsets))
-    return int(_pairs(n, m, *_limits(left, right)).sum())
+    return int(_pairs(n.clamp(max=recent) if recent else n, m, *_limits(left, right)).sum())
+
+
+def pairs_of_lists(
+    q: Tensor,
+    k: Tensor,
+    lists: KeyLists,
+    q_offsets: Tensor,
+    k_offsets: Tensor,
+    band: tuple[int, int],
+) -> Any:
+    """Visible pairs of a head, of those that heads see on average where each sees others.
+
+    Where lists cannot be read, those that their mask would leave of whole histories.
+    """
+    if not _readable(lists.row_ptr):
+        users = q_offsets.shape[0] - 1
+        return _pairs_of_equal_users(q.shape[0], k.shape[0], users, *band)
+    pairs = 0
+    bounds = [list(pairwise(offsets.tolist())) for offsets in (q_offsets, k_offsets)]
+    for user, (queries, keys) in enumerate(zip(*bounds, strict=True)):
+        shown = expand_lists(lists, user, queries, keys)
+        if lists.rule is None:
+            n, m = shown.shape[1:]
+            ahead = (
+                torch.arange(m, device=shown.device)
+                - torch.arange(m - n, m, device=shown.device)[:, None]
+            )
+            left, right = band
+            shown &= (ahead >= -left) | (left == NO_LIMIT)
+            shown &= (ahead <= right) | (right == NO_LIMIT)
+        pairs += int(shown.sum())
+    return Fraction(pairs, lists.groups)
 
 
 def _readable(table: Tensor) -> bool:

@@ -24,7 +24,11 @@ from jagged_kernels.attention.scores.bias_terms import (
     scores_before,
 )
 from jagged_kernels.attention.scores.dropout import keep_mask
+from jagged_kernels.attention.scores.policy import d_scores as score_gradients
+from jagged_kernels.attention.scores.policy import reference_of
 from jagged_kernels.attention.seen.products import is_finite, seen_product
+from jagged_kernels.schedule.keys.lists import KeyLists
+from jagged_kernels.schedule.keys.token_rule import token_visible
 
 # Scores that one bucket may hold at a time: 64 MB in float32. Those of one query are not cut.
 _MAX_SCORES = 1 << 24
@@ -41,6 +45,9 @@ class Mask:
     bias: BiasTerms | None
     dropout_p: float
     dropout_seed: Tensor | None
+    scores: str = ""  # the key of a policy, "" for softmax
+    divide_by: float = 0.0  # its n, 0 for the number of the user's keys
+    lists: KeyLists | None = None
 
 
 @dataclass
@@ -53,11 +60,12 @@ class _Bucket:
     k_index: Tensor  # [b, M]
     q_valid: Tensor  # [b, N]
     k_valid: Tensor  # [b, M]
-    visible: Tensor | None  # [b, 1, N, M], None when everything is visible
+    visible: Tensor | None  # [b, 1 or H, N, M], None when everything is visible
     places: Places | None  # [b, N, M] with a bias
+    keys: Tensor  # [b, 1, 1, 1] how many each user has
 
     def seen(self) -> Tensor:
-        """[b, 1, N, M]: `visible`, and not by a place without a query."""
+        """[b, 1 or H, N, M]: `visible`, and not by a place without a query."""
         seen = (self.q_valid[:, :, None] & self.k_valid[:, None, :])[:, None]
         return seen if self.visible is None else seen & self.visible
 
@@ -77,10 +85,14 @@ def attention_native_forward(
             bucket,
             mask,
         )
-        top = scores.amax(-1, keepdim=True)
-        top.masked_fill_(top == -math.inf, 0.0)
-        weights = scores.sub_(top).exp_()
-        total = weights.sum(-1, keepdim=True)
+        if mask.scores:
+            top, total = 0.0, torch.ones_like(scores[..., :1])
+            weights = _weights(scores, bucket, mask)
+        else:
+            top = scores.amax(-1, keepdim=True)
+            top.masked_fill_(top == -math.inf, 0.0)
+            weights = scores.sub_(top).exp_()
+            total = weights.sum(-1, keepdim=True)
         if mask.dropout_p:
             weights = weights * _kept(bucket, q.shape[1], mask)
         out = _by_group(weights, values)
@@ -112,6 +124,7 @@ def attention_native_backward(
     d_bias = None if mask.bias is None else BiasGradients(mask.bias)
     dk_pad = dv_pad = q.new_empty(0)
     # Each score's gradient is p * (dp - delta), and lse passes on p times its own gradient.
+    # Of weights by a policy neither is asked for.
     delta = (d_o.to(compute) * o.to(compute)).sum(-1)
     if d_lse is not None:
         delta = delta - d_lse
@@ -124,18 +137,25 @@ def attention_native_backward(
         delta_pad = _gather(delta[..., None], bucket.q_index, bucket.q_valid, compute)
 
         scores = _scores(q_pad, k_pad, bucket, mask)
-        # A place without a query has no lse, and its scores may be anything: probability 0.
-        lse_pad = lse_pad.masked_fill(lse_pad == -math.inf, 0.0)
-        lse_pad.masked_fill_(~bucket.q_valid[:, None, :, None], math.inf)
-        probabilities = scores.sub_(lse_pad).exp_()
-        d_probabilities = _by_group(do_pad, v_pad.transpose(-1, -2))
+        if mask.scores:
+            weights = _weights(scores, bucket, mask)
+        else:
+            # A place without a query has no lse, and its scores may be anything: probability 0.
+            lse_pad = lse_pad.masked_fill(lse_pad == -math.inf, 0.0)
+            lse_pad.masked_fill_(~bucket.q_valid[:, None, :, None], math.inf)
+            weights = scores.sub_(lse_pad).exp_()
+        d_weights = _by_group(do_pad, v_pad.transpose(-1, -2))
         if mask.dropout_p:
             kept = _kept(bucket, q.shape[1], mask)
-            d_probabilities = d_probabilities * kept
-            dropped = probabilities * kept
+            d_weights = d_weights * kept
+            dropped = weights * kept
         else:
-            dropped = probabilities
-        d_scores = probabilities * d_probabilities.sub_(delta_pad)
+            dropped = weights
+        if mask.scores:
+            d_weights = d_weights.div_(_divisor(bucket, mask)).masked_fill_(~bucket.seen(), 0.0)
+            d_scores = score_gradients(mask.scores, scores, d_weights)
+        else:
+            d_scores = weights * d_weights.sub_(delta_pad)
         valid_q, valid_k = bucket.q_valid, bucket.k_valid
         dk_before, dv_before = dk_pad, dv_pad
         dq_pad = _by_group(d_scores, k_pad)
@@ -184,7 +204,7 @@ def _buckets(q_offsets: Tensor, k_offsets: Tensor, heads: int, mask: Mask) -> It
         chunk = max(1, _MAX_SCORES // (keys * heads)) if end == begin + 1 else queries
         for first in range(0, queries, chunk):
             rows = (first, min(first + chunk, queries))
-            yield _bucket(users, rows, keys, q_offsets, k_offsets, first_scores, mask)
+            yield _bucket(users, rows, keys, heads, q_offsets, k_offsets, first_scores, mask)
         begin = end
 
 
@@ -197,6 +217,7 @@ def _bucket(
     users: Tensor,
     rows: tuple[int, int],
     keys: int,
+    heads: int,
     q_offsets: Tensor,
     k_offsets: Tensor,
     first_scores: Tensor | None,
@@ -216,6 +237,10 @@ def _bucket(
         visible = visible & (distance >= -left)
     if right >= 0:
         visible = visible & (distance <= right)
+    visible = visible[:, None]
+    if mask.lists is not None:
+        shown = _listed(mask.lists, users, rows, row, column, n, m, q_offsets)
+        visible = visible & shown.repeat_interleave(heads // mask.lists.groups, 1)
     places = None
     if mask.bias is not None:
         elapsed, score = None, None
@@ -226,7 +251,7 @@ def _bucket(
             inside = q_valid[:, :, None] & k_valid[:, None, :]
             score = torch.where(inside, first_scores[users][:, None, None] + row * m + column, 0)
         places = Places(distance, elapsed, score)
-    everything = left < 0 and right < 0 and bool(k_valid.all())
+    everything = left < 0 and right < 0 and mask.lists is None and bool(k_valid.all())
     return _Bucket(
         users,
         rows[0],
@@ -234,9 +259,46 @@ def _bucket(
         k_index,
         q_valid,
         k_valid,
-        None if everything else visible[:, None],
+        None if everything else visible,
         places,
+        m[..., None],
     )
+
+
+def _listed(
+    lists: KeyLists,
+    users: Tensor,
+    rows: tuple[int, int],
+    row: Tensor,
+    column: Tensor,
+    n: Tensor,
+    m: Tensor,
+    q_offsets: Tensor,
+) -> Tensor:
+    """[b, groups, N, M]: the pairs that lists show, of queries rows[0] to rows[1]."""
+    block, groups = lists.block, lists.groups
+    first = rows[0] // block
+    tiles, blocks = -(-rows[1] // block) - first, -(-column.shape[0] // block)
+    tile = torch.arange(first, first + tiles, device=users.device)
+    number = (q_offsets[:-1][users] // block + users)[:, None] + tile
+    # Numbers behind a user's last tile are other users'.
+    exists = tile * block < n[:, :, 0]
+    entry = number[:, :, None] * groups + torch.arange(groups, device=users.device)
+    entry = torch.where(exists[:, :, None], entry, 0)
+    begin, end = lists.row_ptr[entry].long(), lists.row_ptr[entry + 1].long()
+    counts = torch.where(exists[:, :, None], end - begin, 0).flatten()
+    shown = torch.zeros((counts.shape[0], blocks), dtype=torch.bool, device=users.device)
+    owner = torch.arange(counts.shape[0], device=users.device).repeat_interleave(counts)
+    place = torch.arange(owner.shape[0], device=users.device)
+    place = place - (counts.cumsum(0) - counts)[owner] + begin.flatten()[owner]
+    shown[owner, lists.col[place].long() // 2] = True
+    shown = shown.view(users.shape[0], tiles, groups, blocks).transpose(1, 2)
+    shown = shown[:, :, row[:, 0] // block - first][..., column // block]
+    if lists.rule is None:
+        return shown
+    left, limit, *counted = lists.rule
+    targets, contexts = (0 if x is None else x[users][:, None, None].long() for x in counted)
+    return shown & token_visible(row + (m - n), column, m, left, limit, targets, contexts)[:, None]
 
 
 def _places(users: Tensor, first: int, last: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
@@ -258,13 +320,24 @@ def _tokens(padded: Tensor, valid: Tensor) -> Tensor:
 
 
 def _scores(q: Tensor, k: Tensor, bucket: _Bucket, mask: Mask) -> Tensor:
-    """[b, H, N, M], -inf where a query does not see a key."""
+    """[b, H, N, M], -inf (0 for a policy) where a query does not see a key."""
     scores = _by_group(q, k.transpose(-1, -2)).mul_(mask.scale)
     if mask.bias is not None and bucket.places is not None:
         scores += bias_scores(mask.bias, bucket.places, scores.dtype).movedim(3, 1)
     if bucket.visible is not None:
-        scores.masked_fill_(~bucket.visible, -math.inf)
+        # A function of one score need not stand infinity.
+        scores.masked_fill_(~bucket.visible, 0.0 if mask.scores else -math.inf)
     return scores
+
+
+def _weights(scores: Tensor, bucket: _Bucket, mask: Mask) -> Tensor:
+    """By a policy, 0 where nothing is seen."""
+    weights = reference_of(mask.scores)(scores) / _divisor(bucket, mask)
+    return weights.masked_fill(~bucket.seen(), 0.0)
+
+
+def _divisor(bucket: _Bucket, mask: Mask) -> Tensor | float:
+    return mask.divide_by or bucket.keys
 
 
 def _kept(bucket: _Bucket, heads: int, mask: Mask) -> Tensor:

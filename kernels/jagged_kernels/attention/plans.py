@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from jagged_kernels.attention.meeting import MeetShape
 from jagged_kernels.core.sizes import padded_dim
 from jagged_kernels.device.arithmetic import LOG2_E, product_precision
 from jagged_kernels.schedule.policy.plain import MAX_HEAD_DIM
@@ -18,6 +19,7 @@ from jagged_kernels.schedule.row_layout import NO_LIMIT
 
 # Plans that are kept of each kernel: one for each layout and mask in use.
 PLANS = 256
+_NO_LISTS = MeetShape()
 
 
 class AttentionShape(NamedTuple):
@@ -30,6 +32,7 @@ class AttentionShape(NamedTuple):
         PARTS: programs that share a row, each with TILE tokens of its tile.
         SKIPS: users of up to `SHORT_USER` tokens are left to `plain.short`.
         *_STRIDE_T, *_STRIDE_H: of tokens and heads.
+        GROUPS, FIRST, RULED: of `MeetShape`.
     """
 
     HEADS: int
@@ -53,10 +56,22 @@ class AttentionShape(NamedTuple):
     DO_STRIDE_T: int = 0
     DO_STRIDE_H: int = 0
     SKIPS: bool = False
+    GROUPS: int = 0
+    FIRST: int = 0
+    RULED: bool = False
 
     @property
     def MASKED(self) -> bool:
-        return self.HAS_LEFT or self.HAS_RIGHT
+        return self.HAS_LEFT or self.HAS_RIGHT or self.GROUPS > 0
+
+    @property
+    def NARROWS_LEFT(self) -> bool:
+        """Whether a part of a tile sees a part of the tile's range."""
+        return self.HAS_LEFT and self.GROUPS == 0
+
+    @property
+    def NARROWS_RIGHT(self) -> bool:
+        return self.HAS_RIGHT and self.GROUPS == 0
 
     @property
     def PAD_GROUP(self) -> int:
@@ -128,7 +143,13 @@ class Call(NamedTuple):
         return padded_dim(max(self.k[1], self.v[1]))
 
     def shape(
-        self, *, tile: int, block: int, parts: int = 1, skips: bool = False
+        self,
+        *,
+        tile: int,
+        block: int,
+        parts: int = 1,
+        skips: bool = False,
+        meets: MeetShape = _NO_LISTS,
     ) -> AttentionShape:
         """`tile`: tokens of a row, which `parts` programs share."""
         heads, dim, *q_strides = self.q
@@ -149,7 +170,7 @@ class Call(NamedTuple):
             heads, heads // kv_heads, dim, dim_v, pad_d, pad_dv,
             tile // parts, parts, block, *self.limits, self.precision,
             *q_strides, *k_strides, *v_strides, *(() if self.d_o is None else self.d_o[2:]),
-            SKIPS=skips,
+            SKIPS=skips, GROUPS=meets.groups, FIRST=meets.first, RULED=meets.ruled,
         )  # fmt: skip
 
     def plan(

@@ -14,8 +14,11 @@ from torch import Tensor
 
 from jagged_kernels.attention.scores.bias_terms import BiasTerms, Places, bias_scores
 from jagged_kernels.attention.scores.dropout import keep_mask
+from jagged_kernels.attention.scores.policy import Scores, reference_of
 from jagged_kernels.attention.seen.products import scores_of, weighted_sum
 from jagged_kernels.core.autocast import without_autocast
+from jagged_kernels.schedule.keys.lists import KeyLists, expand_lists
+from jagged_kernels.schedule.keys.rules import KeyRule
 
 
 @without_autocast
@@ -31,6 +34,8 @@ def attention_reference(
     bias: BiasTerms | None = None,
     dropout_p: float = 0.0,
     dropout_seed: Tensor | None = None,
+    scores: Scores | None = None,
+    keys: KeyRule | KeyLists | None = None,
 ) -> tuple[Tensor, Tensor]:
     """softmax(scale * q k^T + bias) v for every user and head.
 
@@ -38,10 +43,13 @@ def attention_reference(
         q: [Tq, H, D]. k: [Tk, Hk, D]. v: [Tk, Hk, Dv]. H is a multiple of Hk.
         bias: see `scores.bias_terms.BiasTerms`.
         dropout_p, dropout_seed: see `dropout.keep_mask`.
+        scores: weight(score) / n in place of softmax.
+        keys: what is visible beside `window`.
 
     Returns:
         o [Tq, H, Dv] in q's dtype and lse [Tq, H], the natural log of the sum of exponentials
-        (float32, or float64 for float64 inputs). A query that sees no key gives 0 and -inf.
+        (float32, or float64 for float64 inputs), which says nothing with `scores`. A query that
+        sees no key gives 0 and -inf.
     """
     compute = torch.promote_types(q.dtype, torch.float32)
     group = q.shape[1] // k.shape[1]
@@ -49,7 +57,7 @@ def attention_reference(
     # Empty parts first, so that a batch of no users still has a result (and gradients).
     lses = [q[:0].to(compute).sum(-1)]
     outputs = [lses[0][..., None].expand(-1, -1, v.shape[2])]
-    score = 0
+    first_score = 0
     bounds = zip(q_offsets.tolist(), k_offsets.tolist(), strict=True)
     (q_start, k_start), *ends = bounds
     for user, (q_end, k_end) in enumerate(ends):
@@ -68,6 +76,10 @@ def attention_reference(
             visible &= distance >= -left
         if right >= 0:
             visible &= distance <= right
+        if keys is not None:
+            # [H or 1, n, m]
+            shown = _shown(keys, user, (q_start, q_end), (k_start, k_end), q.shape[1])
+            visible = visible & shown.to(q.device)
 
         logits = scale * scores_of(q_user, k_user, visible)
         if bias is not None:
@@ -75,16 +87,21 @@ def attention_reference(
             if bias.q_times is not None and bias.k_times is not None:
                 q_times = bias.q_times[q_start:q_end]
                 elapsed = (q_times[:, None] - bias.k_times[k_start:k_end]).abs()
-            scores = torch.arange(score, score + n * m, device=q.device).view(n, m)
-            added = bias_scores(bias, Places(distance, elapsed, scores), compute)
+            flat = torch.arange(n * m, device=q.device).view(n, m) + first_score
+            added = bias_scores(bias, Places(distance, elapsed, flat), compute)
             logits = logits + added.movedim(2, 0)
-        logits = logits.masked_fill(~visible, -math.inf)
-        sees_something = visible.any(1)
-        # softmax of nothing is 0 here, not NaN; in its gradient too.
-        probabilities = logits.masked_fill(~sees_something[:, None], 0.0).softmax(-1)
-        probabilities = probabilities.masked_fill(~visible, 0.0)
-        lse = logits.masked_fill(~sees_something[:, None], 0.0).logsumexp(-1)
-        lse = lse.masked_fill(~sees_something, -math.inf)
+        if scores is None:
+            logits = logits.masked_fill(~visible, -math.inf)
+            sees_something = visible.any(-1)
+            # softmax of nothing is 0 here, not NaN; in its gradient too.
+            weights = logits.masked_fill(~sees_something[..., None], 0.0).softmax(-1)
+            weights = weights.masked_fill(~visible, 0.0)
+            lse = logits.masked_fill(~sees_something[..., None], 0.0).logsumexp(-1)
+            lse = lse.masked_fill(~sees_something, -math.inf)
+        else:
+            weights = reference_of(scores.key)(logits).masked_fill(~visible, 0.0)
+            weights = weights / (max(m, 1) if scores.divide_by is None else scores.divide_by)
+            lse = logits.new_zeros(logits.shape[:2])
 
         if dropout_p:
             assert dropout_seed is not None
@@ -92,8 +109,23 @@ def attention_reference(
             rows = torch.arange(n, device=q.device)[:, None]
             columns = torch.arange(m, device=q.device)
             keep = keep_mask(dropout_seed, user, heads, rows, columns, dropout_p)
-            probabilities = probabilities * keep / (1 - dropout_p)
-        outputs.append(weighted_sum(probabilities, v_user, visible).transpose(0, 1))
+            weights = weights * keep / (1 - dropout_p)
+        outputs.append(weighted_sum(weights, v_user, visible).transpose(0, 1))
         lses.append(lse.t())
-        q_start, k_start, score = q_end, k_end, score + n * m
+        q_start, k_start, first_score = q_end, k_end, first_score + n * m
     return torch.cat(outputs).to(q.dtype), torch.cat(lses)
+
+
+def _shown(
+    keys: KeyRule | KeyLists,
+    user: int,
+    queries: tuple[int, int],
+    of_keys: tuple[int, int],
+    heads: int,
+) -> Tensor:
+    """[H or 1, n, m] bool: the pairs of a user that rules or lists show."""
+    if isinstance(keys, KeyLists):
+        shown = expand_lists(keys, user, queries, of_keys)
+        return shown.repeat_interleave(heads // keys.groups, 0)
+    n, m = queries[1] - queries[0], of_keys[1] - of_keys[0]
+    return keys.visible(n, heads, user=user, keys=m)

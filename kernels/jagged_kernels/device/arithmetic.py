@@ -13,6 +13,7 @@ from torch import Tensor
 from jagged_kernels.device.float32 import add_rest, dot_factors, factor, float32_parts
 
 LOG2_E = 1.4426950408889634
+LN2 = 0.6931471805599453
 
 
 def dot_precision(dtype: torch.dtype) -> str:

@@ -12,7 +12,8 @@ from torch.nn.functional import linear
 from jagged_kernels.attention.api import jagged_attention
 from jagged_kernels.attention.scores.bias import Bias
 from jagged_kernels.core.backends import Backend
-from jagged_kernels.schedule.schedule import AttentionSchedule, resolve_window
+from jagged_kernels.schedule.schedule import AttentionSchedule
+from jagged_kernels.schedule.window import resolve_window
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 

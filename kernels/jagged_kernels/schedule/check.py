@@ -6,8 +6,11 @@ import torch
 
 from jagged_kernels.core.contents import can_be_read, checking
 from jagged_kernels.schedule.dense import DenseShape
+from jagged_kernels.schedule.keys.lists import KeyLists
+from jagged_kernels.schedule.keys.rules import KeyRule
 from jagged_kernels.schedule.offsets import check_versions, compare_offsets, stale
 from jagged_kernels.schedule.schedule import AttentionSchedule, build_tables
+from jagged_kernels.schedule.window import NO_BAND
 from jagged_kernels.tensors.jagged import JaggedTensor
 
 
@@ -18,6 +21,7 @@ def check_schedule(
     v: JaggedTensor,
     window: tuple[int, int],
     dense: DenseShape | None,
+    keys: KeyRule | KeyLists | None,
 ) -> None:
     """Whether a schedule serves a call; `dense` if its queries came so.
 
@@ -28,23 +32,8 @@ def check_schedule(
     A GPU compares offsets of a call that are others than the schedule's for itself, once for each
     of them, and stops where they differ.
     """
-    built = (schedule.q_tokens, schedule.k_tokens, schedule.users, schedule.window)
-    wanted = (q.values.shape[0], k.values.shape[0], len(q), window)
-    if built != wanted:
-        raise ValueError(
-            "the schedule was built for another batch or mask: (q tokens, k tokens, users, window) "
-            f"is {built} in the schedule and {wanted} in the call"
-        )
-    # Heads and dtype decide how a partition cuts rows; rows alone serve any.
-    fields = 1 if schedule.partition is None else None
-    built, wanted = (None if shape is None else shape[:fields] for shape in (schedule.dense, dense))
-    if built != wanted:
-        raise ValueError(
-            f"the schedule was built for {_described(schedule.dense)} and the call has "
-            f"{_described(dense)}"
-        )
-    if schedule.rows.device != q.device:
-        raise ValueError(f"the schedule is on {schedule.rows.device} and q on {q.device}")
+    tokens = (q.values.shape[0], k.values.shape[0])
+    check_fit(schedule, *tokens, len(q), window, dense, q.device, keys)
     if torch.compiler.is_compiling():  # nothing in a trace has contents, nor a version
         return
     check_versions(schedule.versions)
@@ -54,6 +43,43 @@ def check_schedule(
         compare_offsets("v", schedule.k_offsets, v.offsets, schedule.compared)
     if checking():
         _check_tables(schedule)
+
+
+def check_fit(
+    schedule: AttentionSchedule,
+    q_tokens: int,
+    k_tokens: int,
+    users: int,
+    window: tuple[int, int],
+    dense: DenseShape | None,
+    device: torch.device,
+    keys: KeyRule | KeyLists | None,
+) -> None:
+    """The part of `check_schedule` that looks at no offsets."""
+    built = (schedule.q_tokens, schedule.k_tokens, schedule.users, schedule.window)
+    wanted = (q_tokens, k_tokens, users, window)
+    if built != wanted:
+        raise ValueError(
+            "the schedule was built for another batch or mask: (q tokens, k tokens, users, window) "
+            f"is {built} in the schedule and {wanted} in the call"
+        )
+    # A rule with tensors, and lists, are themselves alone.
+    if schedule.keys is not keys and schedule.keys != keys:
+        alike = "; with tensors in them they must be one object"
+        raise ValueError(
+            f"the schedule was built for keys={schedule.keys} and the call has keys={keys}"
+            f"{alike if repr(schedule.keys) == repr(keys) else ''}"
+        )
+    # Heads and dtype decide how a partition cuts rows; rows alone serve any.
+    fields = 1 if schedule.partition is None else None
+    built, wanted = (None if shape is None else shape[:fields] for shape in (schedule.dense, dense))
+    if built != wanted:
+        raise ValueError(
+            f"the schedule was built for {_described(schedule.dense)} and the call has "
+            f"{_described(dense)}"
+        )
+    if schedule.rows.device != device:
+        raise ValueError(f"the schedule is on {schedule.rows.device} and q on {device}")
 
 
 def _described(dense: DenseShape | None) -> str:
@@ -75,7 +101,7 @@ def _check_tables(schedule: AttentionSchedule) -> None:
         schedule.k_offsets,
         (schedule.q_tokens, schedule.k_tokens),
         (schedule.tile_q, schedule.tile_k),
-        schedule.window,
+        schedule.window if schedule.lists is None else NO_BAND,
         split=schedule.split,
         shared=schedule.offsets is not None,
     )

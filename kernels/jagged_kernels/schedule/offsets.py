@@ -71,23 +71,30 @@ def _alike(q: JaggedTensor, k: JaggedTensor, told: bool | None) -> bool:
     return told
 
 
-def compare_offsets(name: str, built: Tensor, given: Tensor, compared: Compared) -> None:
-    """The offsets of a call must be those that its schedule was built for.
+def compare_offsets(
+    name: str, built: Tensor, given: Tensor, compared: Compared, builder: str = "the schedule"
+) -> None:
+    """The offsets of a call must be those that its schedule, or another `builder`, was built for.
 
     Offsets on a GPU that are other tensors are compared there, once each: what was is noted in
     `compared`.
 
     Raises:
-        ValueError: they are seen to differ.
+        ValueError: they are of another number of users, or seen to differ.
     """
     if built is given:
         return
+    if built.shape != given.shape:
+        raise ValueError(
+            f"{builder} was built for {built.shape[0] - 1} users of {name}, and the call has "
+            f"{given.shape[0] - 1}"
+        )
     version = None if given.is_inference() else given._version
     before, version_before = compared.get(name, (None, None))
     if before is given and version_before == version:
         return
-    what = f"the schedule was built for other offsets of {name}"
-    if demand_equal(built, given, what, ("the schedule", "the call")):
+    what = f"{builder} was built for other offsets of {name}"
+    if demand_equal(built, given, what, (builder, "the call")):
         compared[name] = (given, version)
 
 

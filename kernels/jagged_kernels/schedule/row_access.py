@@ -8,6 +8,7 @@ import triton.language as tl
 from jagged_kernels.schedule.row_layout import ROW_FIELDS, ROW_WIDTH, SHORT_USER
 
 _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
+_USER = tl.constexpr(ROW_FIELDS.index("user"))
 _LENGTH = tl.constexpr(ROW_FIELDS.index("length"))
 _SHORT_USER = tl.constexpr(SHORT_USER)
 
@@ -23,6 +24,11 @@ def load_row(rows_ptr, row):
         tl.load(base + 3),
         tl.load(base + 4),
     )
+
+
+@triton.jit
+def load_user(rows_ptr, row):
+    return tl.load(rows_ptr + row.to(tl.int64) * _ROW_WIDTH + _USER)
 
 
 @triton.jit

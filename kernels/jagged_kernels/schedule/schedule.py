@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from operator import index
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from jagged_kernels.core.contents import checking
+from jagged_kernels.schedule.band import band_of, lists_of, tile_of_lists
 from jagged_kernels.schedule.dense import DenseShape, check_dense, dense_offsets
+from jagged_kernels.schedule.keys.lists import KeyLists
+from jagged_kernels.schedule.keys.rules import KeyRule
 from jagged_kernels.schedule.offsets import (
     Compared,
     Versions,
@@ -26,23 +28,16 @@ from jagged_kernels.schedule.offsets import (
     find_shared,
     find_versions,
 )
-from jagged_kernels.schedule.policy.hopper import hopper_tile, is_hopper
-from jagged_kernels.schedule.policy.plain import DEFAULT_TILES
-from jagged_kernels.schedule.row_layout import NO_LIMIT, row_counts
+from jagged_kernels.schedule.row_layout import row_counts
 from jagged_kernels.schedule.rows import schedule_rows
-from jagged_kernels.schedule.spans import Partition, split_backward_fits, split_partitions
+from jagged_kernels.schedule.spans import Partition, split_partitions
+from jagged_kernels.schedule.tiles import Split, choose_tiles
+from jagged_kernels.schedule.window import NO_BAND, WIDEST_SIDE
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 
-Split = Literal["auto", "rows", "split", "stream"]
-_SPLITS = ("auto", "rows", "split", "stream")
-# Queries of one user that one tile of the split kernels holds.
-MOST_SPLIT_QUERIES = 64
-# No history is so long. A window's side from here on is no limit: kernels add the sides to token
-# numbers, and to each other, in int32.
-_WIDEST_SIDE = 2**29
 # Of queries or keys in a batch: rows are int32, and kernels look a side or a block beyond a token.
-MOST_TOKENS = 2**31 - _WIDEST_SIDE
+MOST_TOKENS = 2**31 - WIDEST_SIDE
 # What tile shapes are made for where q does not say its head_dim.
 _USUAL_HEAD_DIM = 64
 
@@ -68,6 +63,8 @@ class AttentionSchedule:
             batch order.
         versions: (name, offsets, their version when the schedule was built) of those that say when
             they change in place.
+        keys: as given, None where rows see ranges.
+        lists: the blocks that they show; rows then have ranges without a mask.
         compared: "q", "k", "v" -> offsets of a call that the device has compared with the
             schedule's, and their version then.
 
@@ -95,6 +92,8 @@ class AttentionSchedule:
     partition: Partition | None = None
     partition_t: Partition | None = None
     versions: Versions = ()
+    keys: KeyRule | KeyLists | None = None
+    lists: KeyLists | None = None
     compared: Compared = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -117,6 +116,8 @@ def attention_schedule(
     *,
     causal: bool = False,
     window: tuple[int, int] | None = None,
+    keys: KeyRule | KeyLists | None = None,
+    longest: int | None = None,
     head_dim: int | None = None,
     tile_q: int | None = None,
     tile_k: int | None = None,
@@ -135,7 +136,10 @@ def attention_schedule(
             dense queries [B, N, H, D] or [N, H, D] as `jagged_attention` takes them (under
             autocast if it is called so: the dtype counts).
         k: the keys' offsets; None for self-attention.
-        causal, window: as in `jagged_attention`.
+        causal, window, keys: as in `jagged_attention`.
+        longest: tokens of the longest user, or more, a bound of the blocks that a rule of `keys`
+            lists. None: offsets are read, which waits once for a GPU. Of a user with more tokens,
+            those behind see and are seen by nothing.
         head_dim: a hint for the tile shapes, never a number in the result: the larger of q's and
             v's. By default q's, so that it is needed only where v's is larger, or where q's values
             are not [T, H, D] (then 64 is taken).
@@ -180,6 +184,9 @@ def attention_schedule(
             raise ValueError(f"q and k must be on one device, got {q.device} and {k.device}")
         if checking():
             check_contents(k=k) if isinstance(q, Tensor) else check_contents(q=q, k=k)
+        values = q.values if isinstance(q, JaggedTensor) else q
+        heads = values.shape[-2] if values.dim() > 2 else 1
+        lists = lists_of(keys, q_offsets, k.offsets, (q_tokens, k.values.shape[0]), heads, longest)
         return build_schedule(
             q_offsets,
             k.offsets,
@@ -187,12 +194,14 @@ def attention_schedule(
             k_tokens=k.values.shape[0],
             offsets=find_shared(q, k, shared_offsets),
             dense=dense,
-            window=resolve_window(causal, window),
+            window=band_of(keys, causal, window),
             head_dim=q_dim if head_dim is None else head_dim,
             tile_q=tile_q,
             tile_k=tile_k,
             split=split,
             versions=find_versions(q_offsets, k.offsets),
+            keys=keys,
+            lists=lists,
         )
 
 
@@ -216,33 +225,34 @@ def build_schedule(
     tile_k: int | None = None,
     split: Split = "auto",
     versions: Versions = (),
+    keys: KeyRule | KeyLists | None = None,
+    lists: KeyLists | None = None,
 ) -> AttentionSchedule:
     """`attention_schedule` for offsets that fit each other, without waiting for a device.
 
     Args:
         offsets: of queries and keys alike, None where each have their own.
         dense: the shape of q, if it came so.
-        versions: of `AttentionSchedule`.
+        versions, keys, lists: of `AttentionSchedule`.
     """
+    if lists is not None:
+        tile_q = tile_k = tile_of_lists(lists, (tile_q, tile_k), split)
+        split = "rows"
     if q_tokens > MOST_TOKENS or k_tokens > MOST_TOKENS:
         raise ValueError(
             f"the kernels count up to {MOST_TOKENS} queries and keys in int32, got {q_tokens} and "
             f"{k_tokens}; use backend='native' or smaller batches"
         )
     users = q_offsets.shape[0] - 1
-    default_q, default_k = DEFAULT_TILES
-    if is_hopper(q_offsets.device) and (tile := hopper_tile(head_dim, q_tokens, users)):
-        default_q = default_k = tile
-    tile_k = _checked_tile(tile_k, default_k)
-    policy, tile = _policy(
-        dense, split, tile_q,
+    policy, tile_q, tile_k = choose_tiles(
+        dense, split, tile_q, tile_k, q_tokens=q_tokens,
         users=users, k_tokens=k_tokens, head_dim=head_dim, device=q_offsets.device,
     )  # fmt: skip
-    tile_q = _checked_tile(tile_q, default_q) if policy == "rows" else tile
     tiles = (tile_q, tile_k)
     rows, rows_t = build_tables(
         q_offsets, k_offsets,
-        (q_tokens, k_tokens), tiles, window, split=policy, shared=offsets is not None,
+        (q_tokens, k_tokens), tiles, window if lists is None else NO_BAND,
+        split=policy, shared=offsets is not None,
     )  # fmt: skip
     partitions = (None, None)
     if dense is not None and policy != "rows":
@@ -259,7 +269,7 @@ def build_schedule(
     return AttentionSchedule(
         rows, rows_t, window, tile_q, tile_k,
         q_offsets, k_offsets, q_tokens, k_tokens, users, offsets, dense, policy, *partitions,
-        versions,
+        versions, keys, lists,
     )  # fmt: skip
 
 
@@ -290,67 +300,6 @@ def build_tables(
     return rows, rows_t
 
 
-def _policy(
-    dense: DenseShape | None,
-    split: Split,
-    tile_q: int | None,
-    *,
-    users: int,
-    k_tokens: int,
-    head_dim: int,
-    device: torch.device,
-) -> tuple[Literal["rows", "split", "stream"], int]:
-    """How rows become programs, and the queries in a tile if they are cut."""
-    if dense is None:
-        if split not in ("auto", "rows"):
-            raise ValueError(f"split must be auto or rows for jagged queries, got {split!r}")
-        return "rows", 0
-    if split not in _SPLITS:
-        raise ValueError(f"split must be one of {', '.join(_SPLITS)}; got {split!r}")
-    queries, heads, kv_heads, element_size = dense
-    # One tile for a user's queries, no larger than it must be: products with empty rows cost
-    # more than the few keys of a short history do.
-    tile = _checked_tile(tile_q, max(16, 1 << (max(queries, 1) - 1).bit_length()))
-    fits = 0 < queries <= min(tile, MOST_SPLIT_QUERIES) and users > 0 and k_tokens > 0
-    fits = fits and split_backward_fits(heads, kv_heads, tile, head_dim, element_size, device)
-    if split in ("split", "stream") and not fits:
-        raise ValueError(
-            f"split={split!r} needs 1 to {MOST_SPLIT_QUERIES} queries a user, a tile_q that holds "
-            f"them, shared memory for the heads that share keys, and at least one key; got "
-            f"{queries} queries, {heads} heads over {kv_heads}, head_dim {head_dim}, "
-            f"tile_q={tile_q}, {k_tokens} keys of {users} users"
-        )
-    if split == "auto":
-        split = "stream" if fits else "rows"
-    return split, tile
-
-
-def resolve_window(causal: bool, window: tuple[int, int] | None) -> tuple[int, int]:
-    """`causal` and `window` as one (left, right) band, -1 for no limit.
-
-    Raises:
-        TypeError: `window` is not two integers.
-        ValueError: a side below -1.
-    """
-    left, right = (NO_LIMIT, NO_LIMIT) if window is None else _two_integers(window)
-    if left < NO_LIMIT or right < NO_LIMIT:
-        raise ValueError(f"window must be (left, right) of -1 or more, got {window}")
-    return _limit(left), (0 if causal else _limit(right))
-
-
-def _two_integers(window: tuple[int, int]) -> tuple[int, int]:
-    try:
-        left, right = window
-        return index(left), index(right)
-    except (TypeError, ValueError):
-        pass
-    raise TypeError(f"window must be (left, right), two integers, got {window!r}")
-
-
-def _limit(side: int) -> int:
-    return NO_LIMIT if side >= _WIDEST_SIDE else side
-
-
 def dense_queries(
     q: Tensor, k: JaggedTensor, schedule: AttentionSchedule | None = None
 ) -> JaggedTensor:
@@ -378,11 +327,3 @@ def dense_queries(
 def check_users(q: JaggedTensor, k: JaggedTensor) -> None:
     if len(q) != len(k):
         raise ValueError(f"q has {len(q)} users and k has {len(k)}")
-
-
-def _checked_tile(tile: int | None, default: int) -> int:
-    if tile is None:
-        return default
-    if tile < 16 or tile & (tile - 1):
-        raise ValueError(f"a tile must be a power of two of at least 16 tokens, got {tile}")
-    return tile

@@ -13,7 +13,7 @@ and programs that run side by side read neighbouring heads of the same tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -303,6 +303,29 @@ def split_forward_config(
     if head_dim <= 64:
         return SplitConfig(128, 4, num_stages=2, resident=2)
     return SplitConfig(64 if head_dim <= 128 else 32, 4, num_stages=3, resident=2)
+
+
+def paged_config(
+    config: SplitConfig, element_size: int, pack: int, small_memory: bool
+) -> SplitConfig:
+    """`split_forward_config`'s for keys that lie in pages: where a block's keys lie must be known
+    before they are asked for, so that with two stages nothing would be in flight. A third one where
+    shared memory has room (`backends.has_small_memory`)."""
+    if config.num_stages != 2 or small_memory or (element_size == 4 and pack > 32):
+        return config
+    return replace(config, num_stages=3)
+
+
+def paged_fits(
+    heads: int, kv_heads: int, tile_q: int, head_dim: int, element_size: int, device: torch.device
+) -> bool:
+    """Whether shared memory holds a query tile of `launch_split_forward` over pages, and blocks;
+    head_dim the larger of K's and V's."""
+    numbers = pack_size(members_in_tile(heads, kv_heads, tile_q), tile_q) * padded_dim(head_dim)
+    if has_small_memory(device):
+        return numbers <= 2**13
+    large = is_hopper(device) or device.type != "cuda" or element_size == 2
+    return large or numbers <= 2**14
 
 
 def split_backward_config(head_dim: int, element_size: int, pack: int) -> SplitConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from itertools import pairwise
@@ -35,6 +36,21 @@ def as_int(name: str, number: int | torch.SymInt, *, otherwise: str = "") -> int
     if not isinstance(number, Tensor) and hasattr(number, "__index__"):
         return operator.index(number)
     raise TypeError(f"{name} must be an int{otherwise}, got {type(number).__name__}")
+
+
+def as_scale(scale: float | None, head_dim: int) -> float:
+    """Of attention's scores, 1 / sqrt(head_dim) for None; a TypeError for what is no number, as for
+    tensors: reading one waits."""
+    if scale is None:
+        return 1 / math.sqrt(head_dim)
+    if isinstance(scale, Tensor):
+        raise TypeError(
+            "scale must be a number, got a tensor, which would get no gradient: multiply q by it, "
+            "with scale=1.0"
+        )
+    if not hasattr(scale, "__float__"):
+        raise TypeError(f"scale must be a number, got {type(scale).__name__}")
+    return float(scale)
 
 
 def as_fill(value: float, dtype: torch.dtype) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -18,7 +18,8 @@ class RequestLoader:
     epoch stopped. Batches hold `batch_size` requests, or, where `batch_tokens` is given, the
     requests that begin within so many tokens: events that they see and candidates, at most one
     request more than `batch_tokens`. The last batch may be smaller. `rows`: which requests (int64),
-    all when None.
+    all when None. `share`: where several processes share each batch, which of its requests this
+    one makes, by what it is told of each: its tokens, int64 [R]. There may be none.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class RequestLoader:
         shuffle: bool = False,
         seed: int = 0,
         rows: np.ndarray | None = None,
+        share: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> None:
         if batch_size < 1 or max_history < 1:
             raise ValueError(
@@ -41,7 +43,7 @@ class RequestLoader:
             raise ValueError(f"batch_tokens must not be negative, got {batch_tokens}")
         self.store, self.requests = store, requests
         self.batch_size, self.batch_tokens, self.max_history = batch_size, batch_tokens, max_history
-        self.shuffle, self.seed = shuffle, seed
+        self.shuffle, self.seed, self.share = shuffle, seed, share
         self.rows = np.arange(len(requests)) if rows is None else rows
 
     def order(self, epoch: int) -> np.ndarray:
@@ -53,19 +55,32 @@ class RequestLoader:
     def cuts(self, order: np.ndarray) -> np.ndarray:
         """Where the batches of an order begin, and where the last one ends: int64 [batches + 1]."""
         if self.batch_tokens:
-            seen = np.minimum(self.requests.host_prefix, self.max_history)
-            tokens = (seen + np.diff(self.requests.host_offsets))[order]
+            tokens = self.tokens(order)
             batch = (np.cumsum(tokens) - tokens) // self.batch_tokens
         else:
             batch = np.arange(len(order)) // self.batch_size
         return np.append(np.flatnonzero(np.diff(batch, prepend=-1)), len(order))
+
+    def tokens(self, rows: np.ndarray) -> np.ndarray:
+        """Events that requests see and their candidates, int64 [R]."""
+        offsets = self.requests.host_offsets
+        seen = np.minimum(self.requests.host_prefix[rows], self.max_history)
+        return seen + offsets[rows + 1] - offsets[rows]
 
     def batches(self, epoch: int = 0, *, start: int = 0) -> Iterator[JaggedBatch]:
         """Batches `start`, `start + 1`, ... of `epoch`."""
         order = self.order(epoch)
         cuts = self.cuts(order)
         made = (
-            make_batch(self.store, self.requests, order[first:end], max_history=self.max_history)
+            make_batch(
+                self.store,
+                self.requests,
+                self._shared(order[first:end]),
+                max_history=self.max_history,
+            )
             for first, end in zip(cuts[start:-1], cuts[start + 1 :], strict=True)
         )
         return beside_the_step(made, self.store.item.device)
+
+    def _shared(self, rows: np.ndarray) -> np.ndarray:
+        return rows if self.share is None else rows[self.share(self.tokens(rows))]

@@ -51,12 +51,23 @@ class Evaluation:
         return cls(split=split, metrics=evaluate_metrics(**of, train_ctr=train_ctr), **of)
 
 
-@torch.no_grad()
 def predict(model: torch.nn.Module, loader: RequestLoader) -> np.ndarray:
     """Probabilities of the first task, float64 [C] in the loader's order, in eval mode."""
+    return score(model, loader)[0]
+
+
+@torch.no_grad()
+def score(model: torch.nn.Module, loader: RequestLoader) -> tuple[np.ndarray, np.ndarray]:
+    """What `predict` returns, and which of the split's candidates each is, int64 [C]."""
     model.eval()
-    parts = [model(batch)[:, 0].double().sigmoid() for batch in loader.batches()]
-    return torch.cat(parts).cpu().numpy() if parts else np.zeros(0)
+    parts, places = [], []
+    for batch in loader.batches():
+        if len(batch):  # of a batch that is shared there may be nothing here
+            parts.append(model(batch)[:, 0].double().sigmoid())
+            places.append(batch.index)
+    if not parts:
+        return np.zeros(0), np.zeros(0, np.int64)
+    return torch.cat(parts).cpu().numpy(), torch.cat(places).cpu().numpy()
 
 
 def evaluate_model(

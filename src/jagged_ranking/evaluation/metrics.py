@@ -215,7 +215,7 @@ def paired_bootstrap(
     drawn = np.concatenate(
         [
             difference(weight, [_shares(rng, len(of), len(weight)) for of in scores])
-            for weight in _resampled(users, len(group), replicates=replicates, rng=rng)
+            for weight in _resampled(users, replicates=replicates, rng=rng)
         ]
     )
     tail = 100 * (1 - level) / 2
@@ -228,14 +228,13 @@ def _shares(rng: np.random.Generator, count: int, replicates: int) -> np.ndarray
     return rng.multinomial(count, np.full(count, 1 / count), size=replicates) / count
 
 
-def _resampled(
-    users: int, rows: int, *, replicates: int, rng: np.random.Generator
-) -> Iterator[np.ndarray]:
+def _resampled(users: int, *, replicates: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
     """How often each user is drawn, [R', users] a chunk, R' adding up to `replicates`."""
-    step = max(1, CHUNK // max(rows, users))
+    step = max(1, CHUNK // users)
     for first in range(0, replicates, step):
-        size = min(step, replicates - first)
-        yield rng.multinomial(users, np.full(users, 1 / users), size=size).astype(np.float64)
+        chunk = range(first, min(first + step, replicates))
+        drawn = [np.bincount(rng.integers(users, size=users), minlength=users) for _ in chunk]
+        yield np.stack(drawn).astype(np.float64)
 
 
 _Weighted = Callable[[np.ndarray], np.ndarray]  # user weights [R, U] -> metric [R]
@@ -261,30 +260,31 @@ def _weighted_lists(group: np.ndarray, request: np.ndarray, value: np.ndarray) -
 
 
 def _weighted_auc(group: np.ndarray, label: np.ndarray, score: np.ndarray) -> _Weighted:
-    from scipy.stats import rankdata  # slow to import
-
+    positive, score = np.asarray(label) > 0, np.asarray(score)
     order = np.argsort(score, kind="stable")
-    tie = rankdata(score, method="dense")[order] - 1
-    first, last = np.searchsorted(tie, tie), np.searchsorted(tie, tie, side="right")
-    by_score, positive = group[order], (np.asarray(label) > 0)[order]
+    won, lost = order[positive[order]], order[~positive[order]]
+    below = np.searchsorted(score[lost], score[won])
+    up_to = np.searchsorted(score[lost], score[won], side="right")
+    winner, loser = group[won], group[lost]
 
     def metric(weight: np.ndarray) -> np.ndarray:
-        w = weight[:, by_score]
-        negatives = np.zeros((len(w), len(tie) + 1))
-        np.cumsum(w * ~positive, axis=1, out=negatives[:, 1:])
-        beaten = (negatives[:, first] + negatives[:, last]) / 2
-        w_positive = w * positive
-        return (w_positive * beaten).sum(1) / (w_positive.sum(1) * negatives[:, -1])
+        value, beaten = np.empty(len(weight)), np.zeros(len(lost) + 1)
+        # One replicate at a time: what it touches stays in the cache.
+        for place, drawn in enumerate(weight):
+            np.cumsum(drawn[loser], out=beaten[1:])
+            wins = drawn[winner]
+            pairs = wins.sum() * beaten[-1]
+            value[place] = wins @ (beaten[below] + beaten[up_to]) / (2 * pairs)
+        return value
 
     return metric
 
 
 def _weighted_gauc(group: np.ndarray, label: np.ndarray, score: np.ndarray) -> _Weighted:
     value, impressions = user_auc(group, label, score)
-    rated = ~np.isnan(value)
-    return lambda weight: (
-        (weight[:, rated] @ (value * impressions)[rated]) / (weight[:, rated] @ impressions[rated])
-    )
+    rated = np.where(np.isnan(value), 0, impressions)
+    total = rated * np.nan_to_num(value)
+    return lambda weight: (weight @ total) / (weight @ rated)
 
 
 def _weighted_log_loss(group: np.ndarray, label: np.ndarray, score: np.ndarray) -> _Weighted:

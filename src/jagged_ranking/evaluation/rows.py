@@ -15,6 +15,7 @@ import numpy as np
 from jagged_ranking import results
 from jagged_ranking.evaluation.evaluate import Evaluation
 from jagged_ranking.evaluation.metrics import OF_PROBABILITIES, paired_bootstrap
+from jagged_ranking.models.model_config import LOSSES_OF_ORDER
 
 LEVEL = 0.95  # of the intervals
 UNITS = {"log_loss": "nats"}  # of all other metrics "1"
@@ -46,7 +47,7 @@ def metric_row(
 
 def order_alone(losses: Collection[str]) -> bool:
     """Whether one of these losses, each one of `LOSSES`, teaches an order and no probability."""
-    return any(loss != "pointwise" for loss in losses)
+    return any(loss in LOSSES_OF_ORDER for loss in losses)
 
 
 def _row(metric: str, value: float, unit: str | None, *, why: str, **where: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The claims of the paper, one row each, held against whatever was measured."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,11 +12,18 @@ from jagged_ranking.figures.affordability import COSTS, judged_by, longest_caps,
 from jagged_ranking.figures.memory import CLAIMS as MEMORY_CLAIMS
 from jagged_ranking.figures.memory import TOTAL
 from jagged_ranking.figures.panels import Claim
-from jagged_ranking.figures.points import ratios
+from jagged_ranking.figures.points import modes_of, ratios
 from jagged_ranking.figures.quality import FLOORS, NAMES, differences
+from jagged_ranking.figures.sparse_points import (
+    PAPER_SPEEDUPS,
+    PEER_OF_THE_PAPER,
+    against,
+    density_sweeps,
+    sparse,
+)
 from jagged_ranking.figures.speed import CLAIMS as SPEED_CLAIMS
 from jagged_ranking.figures.sweeps import BASELINES
-from jagged_ranking.measure.lineup import OURS
+from jagged_ranking.measure.lineup import BY_LENGTH, OURS
 from jagged_ranking.results import select
 
 COLUMNS = ("claim", "paper", "mode", "this run", "holds", "where", "device")
@@ -48,7 +56,7 @@ def claims(results: pd.DataFrame) -> pd.DataFrame:
         rows += _attention_rows(
             results, _Wanted(f"less memory than {title}, with inputs", paper, TOTAL, name, memory)
         )
-    rows += _quality_rows(results) + _history_rows(results)
+    rows += _quality_rows(results) + _history_rows(results) + _sparse_rows(results)
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -66,7 +74,7 @@ def _attention_rows(results: pd.DataFrame, wanted: _Wanted) -> list[dict[str, st
                 "paper": wanted.paper,
                 "mode": str(mode),
                 "this run": _range(known),
-                "holds": _holds(known, wanted.bound) if _on_gpu(mine) else "n/a: not on a GPU",
+                "holds": _on_a_gpu(mine, _holds(known, wanted.bound)),
                 "where": _where(known, lost, wanted.bound),
                 "device": _device(mine),
             }
@@ -189,12 +197,61 @@ def _history_rows(results: pd.DataFrame) -> list[dict[str, str]]:
                 "paper": "",
                 "mode": f"same {COSTS[metric]}",
                 "this run": "; ".join(said),
-                "holds": _of_all(holds) if _on_gpu(pairs) else "n/a: not on a GPU",
+                "holds": _on_a_gpu(pairs, _of_all(holds)),
                 "where": _where_yes(pairs["workload"], holds),
                 "device": _device(pairs),
             }
         )
     return rows
+
+
+def _sparse_rows(results: pd.DataFrame) -> list[dict[str, str]]:
+    """What the papers of attention to some of the keys claim."""
+    table = sparse(results, "latency")
+    points = table[table["group"] == BY_LENGTH]
+    times = against(points, PEER_OF_THE_PAPER)
+    length = dict(zip(points["workload"], points["max_len"], strict=True))
+    paper = [f"{speedup:g}x" for speedup in PAPER_SPEEDUPS]
+    rows = []
+    for mode in modes_of(points):
+        found = {int(length[name]): ratio for (name, of), ratio in times.items() if of == mode}
+        if not found:
+            continue
+        reached = [ratio >= PAPER_SPEEDUPS[0] for ratio in found.values()]
+        holds = "yes" if max(found.values()) >= PAPER_SPEEDUPS[1] else "in part"
+        said = [f"{_times(ratio)} at {tokens:,} tokens" for tokens, ratio in sorted(found.items())]
+        above = [f"{tokens:,}" for tokens, ratio in found.items() if ratio >= PAPER_SPEEDUPS[0]]
+        rows.append(
+            {
+                "claim": "S2-Attention is faster than FlashAttention-2 (arXiv 2407.17678)",
+                "paper": f"{', '.join(paper)} (three models)",
+                "mode": mode,
+                "this run": f"{said[-1]}, {said[0]}",
+                "holds": _on_a_gpu(points, holds if any(reached) else "no"),
+                "where": f"{paper[0]} or more at {', '.join(above)} tokens" if above else "",
+                "device": _device(points),
+            }
+        )
+    for sweep in density_sweeps(results):
+        if math.isnan(sweep.r2):
+            continue
+        ends = f"{sweep.relative[0]:.2f} of it at {sweep.density[0]:.1%}"
+        rows.append(
+            {
+                "claim": "time falls in proportion to the blocks (arXiv 2205.14135, section 3.3)",
+                "paper": "in proportion",
+                "mode": sweep.mode,
+                "this run": f"{ends}; intercept {sweep.intercept:.1%}, R² {sweep.r2:.3f}",
+                "holds": _on_a_gpu(table, "yes" if sweep.in_proportion else "no"),
+                "where": sweep.title,
+                "device": _device(table),
+            }
+        )
+    return rows
+
+
+def _on_a_gpu(table: pd.DataFrame, holds: str) -> str:
+    return holds if _on_gpu(table) else "n/a: not on a GPU"
 
 
 def _device(table: pd.DataFrame) -> str:

@@ -8,13 +8,34 @@ import pandas as pd
 
 from jagged_ranking import provenance
 from jagged_ranking.figures import style
+from jagged_ranking.figures.cached_goals import (
+    DECODE_NOTE,
+    PREFIX_NOTE,
+    SCORING_NOTE,
+    decode_rows,
+    prefix_rows,
+    scoring_rows,
+)
+from jagged_ranking.figures.hstu_goals import NOTE as HSTU_NOTE
+from jagged_ranking.figures.hstu_goals import hstu_rows
+from jagged_ranking.figures.hstu_points import NOTEBOOK as HSTU_NOTEBOOK
 from jagged_ranking.figures.memory import BEYOND
 from jagged_ranking.figures.operation_goals import NOTE, interaction_rows
 from jagged_ranking.figures.operation_points import NOTEBOOK
 from jagged_ranking.figures.points import against_best, attention, of_group, schedule_ms
 from jagged_ranking.figures.result_folder import Results, has_results, read_results
+from jagged_ranking.figures.sparse_goals import (
+    DENSITY_NOTE,
+    LENGTH_NOTE,
+    RETRIEVAL_NOTE,
+    density_rows,
+    length_rows,
+    retrieval_rows,
+)
+from jagged_ranking.figures.sparse_points import NOTEBOOK as SPARSE_NOTEBOOK
 from jagged_ranking.figures.tables import number, to_markdown
 from jagged_ranking.figures.verdicts import NOT_MEASURED, both, bound, met
+from jagged_ranking.measure.cached.cached_ops import NOTEBOOK as CACHED
 from jagged_ranking.measure.lineup import OURS, default_providers
 
 # What this project set itself on an H100, before its kernels were tuned: our time over that of the
@@ -233,6 +254,13 @@ _TABLES: Sequence[tuple[str, str, str, Callable[[pd.DataFrame], list[dict[str, s
         _skew_rows,
     ),
     ("Interaction operations: time against the limit and peers", NOTEBOOK, NOTE, interaction_rows),
+    ("Cached histories: time against the limit and peers", CACHED, DECODE_NOTE, decode_rows),
+    ("Events that were attended to: time against all scores", CACHED, SCORING_NOTE, scoring_rows),
+    ("A prefix that users share: time and memory", CACHED, PREFIX_NOTE, prefix_rows),
+    ("S2-Attention: time by length", SPARSE_NOTEBOOK, LENGTH_NOTE, length_rows),
+    ("Blocks of keys: time by density", SPARSE_NOTEBOOK, DENSITY_NOTE, density_rows),
+    ("Retrieval: time of building lists", SPARSE_NOTEBOOK, RETRIEVAL_NOTE, retrieval_rows),
+    ("HSTU's attention: time against its authors' kernels", HSTU_NOTEBOOK, HSTU_NOTE, hstu_rows),
 )
 
 

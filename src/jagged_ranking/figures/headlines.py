@@ -13,11 +13,14 @@ import pandas as pd
 from jagged_ranking import provenance
 from jagged_ranking.figures import style
 from jagged_ranking.figures.affordability import history_table, judged_by
+from jagged_ranking.figures.cached_goals import decode_rows
 from jagged_ranking.figures.claims import claims
+from jagged_ranking.figures.hstu_goals import hstu_rows
 from jagged_ranking.figures.points import Pair, against_best, attention, of_group
 from jagged_ranking.figures.published import PUBLISHED
 from jagged_ranking.figures.quality import FLOORS, NAMES, differences, shown_metrics, summary
 from jagged_ranking.figures.result_folder import Results, read_results, result_folders
+from jagged_ranking.figures.sparse_goals import length_rows
 from jagged_ranking.figures.tables import number, to_markdown
 
 BASELINE = "dense_flash"
@@ -123,6 +126,18 @@ def rankers(results: pd.DataFrame) -> pd.DataFrame:
     return table.rename_axis("model").reset_index()
 
 
+def some_columns(
+    rows_of: Callable[[pd.DataFrame], list[dict[str, str]]], *columns: str
+) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    """A table of goals, and where we stand, by some of its columns."""
+
+    def table(results: pd.DataFrame) -> pd.DataFrame:
+        rows = pd.DataFrame(rows_of(results))
+        return rows.loc[:, list(columns)] if len(rows) else rows
+
+    return table
+
+
 SECTIONS: Sequence[Section] = (
     Section(
         "The paper's claims",
@@ -160,6 +175,52 @@ SECTIONS: Sequence[Section] = (
         "step, and the quality there (gain over the shortest cap).",
         history_table,
         ("06_history_length_transformer",),
+    ),
+    Section(
+        "HSTU's attention",
+        ("07_hstu",),
+        "Pointwise weights in place of softmax, against the Triton kernels of HSTU's authors.",
+        some_columns(
+            hstu_rows,
+            "workload",
+            "mode",
+            "with",
+            "waste",
+            "ours (ms)",
+            "authors' (ms)",
+            "times faster",
+        ),
+    ),
+    Section(
+        "Attention to some of the keys",
+        ("08_sparse_attention",),
+        "S2-Attention, every 16th block and the newest 4, by the length of users. *All / seen*: no "
+        "kernel that takes as long for a block as one for all keys is more times faster.",
+        some_columns(
+            length_rows,
+            "tokens",
+            "mode",
+            "ours (ms)",
+            "all / seen",
+            "times faster than ours, all keys",
+            "than flash-attn 4",
+            "than FA2",
+        ),
+    ),
+    Section(
+        "Histories in a cache",
+        ("09_history_cache",),
+        "A step of new queries over what is kept of each user; the limit reads it once.",
+        some_columns(
+            decode_rows,
+            "users",
+            "longest history",
+            "queries",
+            "ours (ms)",
+            "ours / limit",
+            "best peer",
+            "times faster",
+        ),
     ),
 )
 

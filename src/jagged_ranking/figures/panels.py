@@ -74,17 +74,27 @@ def sweep_panel(
 
 
 def lines_panel(
-    axes: Axes, table: pd.DataFrame, *, column: str, order: Sequence[str]
+    axes: Axes,
+    table: pd.DataFrame,
+    *,
+    column: str,
+    order: Sequence[str] | Sequence[int],
+    scale: float = 1.0,
 ) -> dict[str, Any]:
-    """One line a provider over the values of a column, in the given order; legend entries."""
+    """One line a provider over the values of a column, in the given order; legend entries. What ran
+    out of memory is a cross at the upper edge."""
     handles: dict[str, Any] = {}
+    place = {value: i for i, value in enumerate(order)}
     for name in style.ordered(list(table["provider"].unique())):
-        good = table[(table["provider"] == name) & (table["status"] == "ok")]
+        mine = table[table["provider"] == name]
+        good, lost = (mine[mine["status"] == status] for status in ("ok", "out_of_memory"))
         if len(good):
-            places = good[column].map({value: i for i, value in enumerate(order)})
-            _line(axes, name, places.to_numpy(float), good, 1.0)
+            _line(axes, name, good[column].map(place).to_numpy(float), good, scale)
             handles[style.look_of(name).label] = marker_handle(name)
-    axes.set_xticks(range(len(order)), list(order))
+        if len(lost):
+            _crosses(axes, lost[column].map(place).to_numpy(float), style.look_of(name).color)
+            handles[OUT_OF_MEMORY] = out_of_memory_handle()
+    axes.set_xticks(range(len(order)), [f"{x:,}" if isinstance(x, int) else x for x in order])
     return handles
 
 

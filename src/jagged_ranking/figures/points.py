@@ -1,6 +1,7 @@
 """From results rows to what figures and tables show: points of a sweep, and ratios."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +16,12 @@ SWEEP_AXIS = {"waste": "waste", "length": "max_len", "head_dim": "D", "tokens": 
 EXTRA = ("limit_ms", "device", "low", "high", "seed")
 
 
-def attention(results: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Rows of op "attention" and one metric, facts of the workload as columns, in the order of
+def attention(
+    results: pd.DataFrame, metric: str, *, op: str | Sequence[str] = "attention"
+) -> pd.DataFrame:
+    """Rows of an op (or several) and one metric, facts of the workload as columns, in the order of
     measurement."""
-    rows = select(results, op="attention", metric=metric)
+    rows = select(results, op=op, metric=metric)
     return with_config(rows, *FACTS, *EXTRA)
 
 

@@ -7,12 +7,15 @@ import pandas as pd
 
 from jagged_ranking import paths, provenance
 from jagged_ranking.figures import (
+    cached_figures,
     goals,
     headlines,
     history_length,
+    hstu_figures,
     memory,
     operation_figures,
     quality,
+    sparse_figures,
     speed,
     style,
     tables,
@@ -69,7 +72,10 @@ def redraw(folder: Path | str) -> list[Path]:
     """
     folder = Path(folder)
     run = read_results(folder)
-    modules = (speed, memory, target, operation_figures, quality, history_length)
+    modules = (
+        speed, memory, target, operation_figures, quality, history_length, hstu_figures,
+        sparse_figures, cached_figures,
+    )  # fmt: skip
     return [path for module in modules for path in module.draw(run.table, run.manifest, folder)]
 
 
@@ -97,8 +103,13 @@ def update_results(page: Path | str, figures_dir: Path | str) -> bool:
     Raises:
         ValueError: the page has not exactly one pair of marks.
     """
+    return _replace(Path(page), BEGIN, END, all_results(figures_dir))
+
+
+def all_results(figures_dir: Path | str) -> str:
+    """Markdown of every table and picture, for a page in a folder beside `figures_dir`."""
     sections = [_section(folder) for folder in result_folders(figures_dir)]
-    return _replace(Path(page), BEGIN, END, "\n\n".join(sections) or headlines.NONE)
+    return "\n\n".join(sections) or headlines.NONE
 
 
 def update_performance(page: Path | str, figures_dir: Path | str) -> bool:

@@ -38,7 +38,7 @@ class Look:
 
     label: str
     color: str
-    marker: str
+    marker: str | tuple[int, int, int]
     line: Any = "-"
 
 
@@ -47,6 +47,10 @@ LOOKS: dict[str, Look] = {
     "jagged_rows": Look("ours, one program a row", "#6f5bd0", "X", (0, (5, 1))),
     "jagged_split": Look("ours, split-K", "#7a3b12", "p", (0, (3, 1.5))),
     "jagged_stream": Look("ours, stream-K", "#2f6f4f", "H", (0, (1.5, 1))),
+    "jagged_dense": Look("ours, all keys", _COLORS[1], "s", (0, (5, 1.5))),
+    "jagged_padded": Look("ours, padded", _COLORS[2], "^", (0, (3, 1))),
+    "dkernel": Look("DKernel (S2's own)", _COLORS[3], "v", (0, (3, 1, 1, 1))),
+    "jagged_softmax": Look("ours, softmax", "#8172b3", (4, 0, 0), (0, (5, 1))),
     "dense_eager": Look("dense, eager", _COLORS[1], "s", (0, (5, 1.5))),
     "dense_flash": Look("dense flash (SDPA)", _COLORS[2], "^", (0, (3, 1))),
     "dense_cudnn": Look("dense cuDNN (SDPA)", _COLORS[3], "v", (0, (3, 1, 1, 1))),
@@ -57,6 +61,8 @@ LOOKS: dict[str, Look] = {
     "varlen_attn_split": Look("varlen_attn, split", "#8a8a8a", "*", (0, (2, 1, 0.5, 1))),
     "flashinfer": Look("FlashInfer", "#882255", "8", (0, (5, 1, 1, 1, 1, 1))),
     "fbgemm_sll": Look("FBGEMM sll", "#b59b00", "<", (0, (1, 1.5))),
+    "dense_hstu": Look("dense PyTorch", "#c26a00", (5, 0, 180), (0, (5, 1.5))),
+    "hstu_triton": Look("HSTU's Triton", "#8c8000", (3, 0, 30), (0, (1, 1.5))),
     "padded": Look("padded PyTorch", _COLORS[1], "s", (0, (5, 1.5))),
     "flat": Look("PyTorch on flat tokens", _COLORS[2], "^", (0, (3, 1))),
     "njt": Look("nested tensor", _COLORS[5], "P", (0, (4, 1, 1, 1, 1, 1))),
@@ -66,6 +72,18 @@ LOOKS: dict[str, Look] = {
     "padded_sdpa": Look("padded, masked (SDPA)", _COLORS[4], "D", (0, (1, 1))),
     "padded_flash": Look("padded flash (SDPA)", _COLORS[2], "^", (0, (3, 1))),
     "nested": Look("nested tensor + SDPA", _COLORS[5], "P", (0, (4, 1, 1, 1, 1, 1))),
+    "varlen_paged": Look("varlen_attn, paged (FA2)", "#4d4d4d", "d", (0, (2, 1))),
+    "varlen_gathered": Look("varlen_attn, keys copied", "#8a8a8a", "*", (0, (2, 1, 0.5, 1))),
+    "cat": Look("jagged_cat: a copy of all", _COLORS[3], "v", (0, (3, 1, 1, 1))),
+    "dense_scores": Look("all scores, PyTorch", _COLORS[1], "s", (0, (5, 1.5))),
+    "pivotal": Look("pivotal (Scissorhands)", _COLORS[0], "o", "-"),
+    "h2o": Look("heavy hitters (H2O)", _COLORS[2], "^", (0, (3, 1))),
+    "newest": Look("newest", _COLORS[1], "s", (0, (5, 1.5))),
+    "random": Look("random", _COLORS[7], "D", (0, (1, 1))),
+    "strided": Look("S2-Attention", _COLORS[0], "o", "-"),
+    "semi_local": Look("semi-local", _COLORS[2], "^", (0, (3, 1))),
+    "retrieved": Look("retrieval", _COLORS[4], "D", (0, (1, 1))),
+    "all_keys": Look("all keys", _COLORS[1], "s", (0, (5, 1.5))),
     "mean_pool": Look("mean-pool", _COLORS[7], "s"),
     "pma": Look("PMA", "#8a8a8a", "P"),
     "din": Look("DIN", _COLORS[4], "v"),

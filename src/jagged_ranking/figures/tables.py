@@ -6,19 +6,31 @@ import pandas as pd
 
 from jagged_ranking.figures import style
 from jagged_ranking.figures.affordability import SHORT, history_table
+from jagged_ranking.figures.cached_goals import cached_tables
 from jagged_ranking.figures.claims import claims
+from jagged_ranking.figures.hstu_points import hstu as hstu_of
+from jagged_ranking.figures.hstu_points import hstu_schedule_ms
 from jagged_ranking.figures.memory import BEYOND
 from jagged_ranking.figures.operation_points import largest, main_dtype, operations, standing
 from jagged_ranking.figures.points import attention, modes_of, ours_of, schedule_ms
 from jagged_ranking.figures.quality_tables import budgets, quality
+from jagged_ranking.figures.sparse_points import lists_ms, seen
+from jagged_ranking.figures.sparse_points import sparse as sparse_points
+from jagged_ranking.figures.verdicts import number
+from jagged_ranking.measure.lineup import BY_LENGTH, JAGGED_LENGTHS
 
 __all__ = [
     "budgets",
+    "cached_tables",
     "claims",
     "history_table",
+    "hstu",
     "interaction",
+    "keys_seen",
     "memory",
+    "number",
     "quality",
+    "sparse",
     "speed",
     "summaries",
     "target",
@@ -118,6 +130,48 @@ def interaction(results: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def hstu(results: pd.DataFrame) -> pd.DataFrame:
+    """Median ms of HSTU's attention on the named workloads, forward / forward+backward, a column a
+    provider. "schedule" is not in the column of ours."""
+    table = hstu_of(results, "latency")
+    built = hstu_schedule_ms(results)
+    first = {
+        LIMIT: lambda rows: number(float(rows["limit_ms"].min())),
+        "schedule": lambda rows: number(built.get(str(rows["workload"].iloc[0]), math.nan)),
+    }
+    if not built:
+        del first["schedule"]
+    return _by_workload(table[table["group"] == "workloads"], 1.0, first)
+
+
+def sparse(results: pd.DataFrame) -> pd.DataFrame:
+    """Median ms of attention to some of the keys, forward / forward+backward, a column a provider,
+    over the length of users and on unequal lengths; peers see all keys, but DKernel."""
+    table = sparse_points(results, "latency")
+    table = table[table["group"].isin([BY_LENGTH, JAGGED_LENGTHS])]
+    built = lists_ms(results)
+    first = {
+        "blocks seen": lambda rows: f"{rows['density'].iloc[0]:.1%}",
+        "lists": lambda rows: number(built.get(str(rows["workload"].iloc[0]), math.nan)),
+    }
+    return _by_workload(table, 1.0, first)
+
+
+def keys_seen(results: pd.DataFrame) -> pd.DataFrame:
+    """How many keys the newest query sees, by one head (median of the heads) / by all together, a
+    column a rule."""
+    table = seen(results)
+    rows = []
+    for length, mine in table.groupby("max_len", sort=True):
+        row = {"history": f"{int(str(length)):,}"}
+        for rule in style.ordered(list(table["provider"].unique())):
+            of_rule = mine[mine["provider"] == rule].set_index("metric")["value"]
+            said = [f"{int(of_rule[name]):,}" for name in ("one_head", "all_heads")]
+            row[style.look_of(rule).label] = " / ".join(dict.fromkeys(said))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
 def summaries(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """(what it is, table) of every table for reading that the results allow."""
     latency = "Latency in ms, forward / forward+backward, medians"
@@ -126,8 +180,12 @@ def summaries(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
         ("Peak memory beyond the inputs, forward / forward+backward", memory(results)),
         (f"Target attention. {latency}", target(results)),
         (f"Interaction operations. {latency}", interaction(results)),
+        (f"HSTU's attention. {latency}", hstu(results)),
+        (f"Attention to some of the keys. {latency}", sparse(results)),
+        ("Keys that the newest query sees, by one head / by all heads", keys_seen(results)),
         *quality(results),
         (HISTORY, history_table(results)),
+        *cached_tables(results),
     ]
     return [(caption, table) for caption, table in found if len(table)]
 
@@ -173,16 +231,6 @@ def _cell(rows: pd.DataFrame, size: float) -> str:
         return ""
     row = rows.iloc[0]
     return number(row["value"] / size) if row["status"] == "ok" else SHORT[str(row["status"])]
-
-
-def number(value: float, digits: int | None = None) -> str:
-    """A dash for NaN, else so many digits behind the point; by default three significant ones,
-    without an exponent."""
-    if math.isnan(value):
-        return "–"
-    if digits is None:
-        digits = min(max(0, 2 - math.floor(math.log10(abs(value)))), 4) if value else 0
-    return f"{value:.{digits}f}"
 
 
 def _pipe(cells: list[str]) -> str:

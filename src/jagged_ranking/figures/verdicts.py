@@ -1,4 +1,4 @@
-"""Whether a goal is met, in the words of the tables."""
+"""Numbers, and whether a goal is met, in the words of the tables."""
 
 import math
 
@@ -21,8 +21,23 @@ def met(value: float, must: float, aim: float = math.nan, *, digits: int = 2) ->
     return ("must" if not math.isnan(aim) else "yes") if round(value, digits) <= must else "**no**"
 
 
+def at_least(value: float, must: float, *, digits: int = 2) -> str:
+    """As `met` without an aim, where higher is better."""
+    return met(-value, -must, digits=digits)
+
+
 def both(one: str, other: str) -> str:
     """Of two goals: met only if both are."""
     said = [text for text in (one, other) if text]
     bad = [text for text in ("**no**", NOT_MEASURED) if text in said]
     return [*bad, *said, ""][0]
+
+
+def number(value: float, digits: int | None = None) -> str:
+    """A dash for NaN, else so many digits behind the point; by default three significant ones,
+    without an exponent."""
+    if math.isnan(value):
+        return "–"
+    if digits is None:
+        digits = min(max(0, 2 - math.floor(math.log10(abs(value)))), 4) if value else 0
+    return f"{value:.{digits}f}"

@@ -69,14 +69,20 @@ class IdTable(nn.Embedding):
         ids = torch.cat([ids.long() for ids, _ in used]) if used else self.weight.new_empty(0)
         if len(ids) == 0:
             return None
-        ids, order = ids.sort(stable=True)
-        segment = (ids.diff(prepend=ids[:1]) != 0).cumsum(0)
-        # A bound that the host knows; on a CPU the number itself costs nothing.
-        most = min(len(ids), len(self.weight))
-        if not ids.is_cuda:
-            most = int(segment[-1]) + 1
-        numbers = torch.arange(most + 1, device=ids.device)
-        offsets = torch.searchsorted(segment, numbers)
-        by_id = JaggedTensor(torch.cat(gradients)[order], offsets, validate=False)
-        place = torch.minimum(numbers[:-1], segment[-1])
-        return RowGradient(ids[offsets[place]], jagged_sum(by_id), place)
+        return sum_by_row(ids, torch.cat(gradients), rows=len(self.weight))
+
+
+def sum_by_row(ids: Tensor, gradients: Tensor, *, rows: int) -> RowGradient:
+    """ids int64 [N], at least one, and their gradients [N, D], of a table of so many rows. Does not
+    wait for the device."""
+    ids, order = ids.sort(stable=True)
+    segment = (ids.diff(prepend=ids[:1]) != 0).cumsum(0)
+    # A bound that the host knows; on a CPU the number itself costs nothing.
+    most = min(len(ids), rows)
+    if not ids.is_cuda:
+        most = int(segment[-1]) + 1
+    numbers = torch.arange(most + 1, device=ids.device)
+    offsets = torch.searchsorted(segment, numbers)
+    by_id = JaggedTensor(gradients[order], offsets, validate=False)
+    place = torch.minimum(numbers[:-1], segment[-1])
+    return RowGradient(ids[offsets[place]], jagged_sum(by_id), place)

@@ -19,14 +19,14 @@ from jagged_ranking import results
 from jagged_ranking.devices import device_name
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.ceilings import Ceilings, ceiling_rows, measure_ceilings
-from jagged_ranking.measure.contest import Contest, Run, explain, known
+from jagged_ranking.measure.contest import Contest, Run, known
 from jagged_ranking.measure.lineup import default_providers
 from jagged_ranking.measure.providers import (
-    FORWARD,
     MODES,
     PROVIDERS,
     TRAINING,
     Prepared,
+    Provider,
 )
 from jagged_ranking.measure.reference import Errors, compare, reference, tolerance
 from jagged_ranking.measure.timing import Effort
@@ -49,7 +49,7 @@ def measure_attention(
     cpu_threads: int = 1,
     progress: bool = True,
 ) -> pd.DataFrame:
-    """Measure providers of jagged self-attention side by side.
+    """Measure providers of attention over jagged batches side by side.
 
     Args:
         workloads: see `jagged_ranking.measure.workloads`.
@@ -70,10 +70,10 @@ def measure_attention(
     Returns:
         A DataFrame in the form of `jagged_ranking.results`:
 
-        op "attention": metrics "latency" (ms; on a GPU the device's time), "host_time" (ms that
-        the call keeps the host; on a GPU only), "peak_memory" and "peak_memory_minus_inputs"
-        (bytes), "useful_flops" (FLOP/s of the useful operations), "max_abs_error" and
-        "rel_error" against float32;
+        op "attention", or one of `lineup.HSTU_OPS`: metrics "latency" (ms; on a GPU the device's
+        time), "host_time" (ms that the call keeps the host; on a GPU only), "peak_memory" and
+        "peak_memory_minus_inputs" (bytes), "useful_flops" (FLOP/s of the useful operations),
+        "max_abs_error" and "rel_error" against float32;
         op "schedule" (ours) and "block_mask" (flex): what is built once a batch, outside of the
         attention's time;
         op "ceiling": bandwidth and arithmetic of the device in this run.
@@ -99,7 +99,7 @@ def measure_attention(
         for workload in workloads:
             one = _Measurement(
                 workload,
-                op="attention",
+                op=workload.op,
                 workload=workload.name,
                 facts={**workload.facts(), "device": name},
                 device=device,
@@ -110,7 +110,8 @@ def measure_attention(
             )
             chosen = providers
             if chosen is None:
-                chosen = default_providers(device.type, group=workload.group)
+                hstu = workload.hstu is not None
+                chosen = default_providers(device.type, group=workload.group, hstu=hstu)
             one.latency_and_errors(chosen, modes, timed="latency" in metrics)
             if "memory" in metrics:
                 one.weigh(chosen, modes, one.alone)
@@ -143,18 +144,20 @@ class _Measurement(Contest):
         if timed:
             for mode in modes:
                 self._time(prepared, mode)
-            self._time_builds(prepared)
+            self.time_builds(
+                {(n, op): call for n, p in prepared.items() for op, call in p.builds.items()}
+            )
             for name in providers:
                 self.failure_rows(name, modes, {"latency": "ms"})
 
     def alone(self, name: str) -> tuple[Run, list[Tensor]]:
         """A provider with nothing but its own inputs, for its memory."""
         ready = PROVIDERS[name].prepare(setup(self.workload, self.device))
-        return ready.run, [*ready.inputs, ready.grad_output, *ready.held]
+        return ready.run, [*ready.inputs, *ready.learned, ready.grad_output, *ready.held]
 
     def _prepare(self, name: str, batch: Batch, modes: Sequence[str]) -> Prepared | None:
         provider = PROVIDERS[name]
-        if self.workload.queries is not None and not provider.dense_queries:
+        if not provider.takes(self.workload):
             for mode in modes:
                 self.failed[name, mode] = ("unsupported", f"{name} is not prepared for it here")
             return None
@@ -175,12 +178,11 @@ class _Measurement(Contest):
 
     def _check(self, prepared: dict[str, Prepared], batch: Batch, modes: Sequence[str]) -> None:
         limit = tolerance(batch)
-        for padding_attends in (False, True):
-            names = [n for n in prepared if PROVIDERS[n].padding_attends == padding_attends]
-            if not names:
-                continue
-            expected = reference(batch, padding_attends=padding_attends)
-            wanted = (expected.out, expected.dq, expected.dk, expected.dv)
+        for what in dict.fromkeys(_compared_with(PROVIDERS[name]) for name in prepared):
+            names = [n for n in prepared if _compared_with(PROVIDERS[n]) == what]
+            padding_attends, softmax = what
+            expected = reference(batch, padding_attends=padding_attends, softmax=softmax)
+            wanted = expected.parts()
             for name in names:
                 for mode in modes:
                     if (name, mode) in self.failed:
@@ -200,24 +202,13 @@ class _Measurement(Contest):
             rates = [flops / (sample / 1e3) for sample in samples]
             self.row(name, mode, "useful_flops", "FLOP/s", samples=rates)
 
-    def _time_builds(self, prepared: dict[str, Prepared]) -> None:
-        calls = {(n, op): call for n, p in prepared.items() for op, call in p.builds.items()}
-        timings = timing.interleaved(
-            {f"{name} {op}": call for (name, op), call in calls.items()},
-            device=self.device,
-            effort=self.effort,
-            progress=lambda name: self.tell(name, "build"),
-        )
-        for (name, op), timed in zip(calls, timings.values(), strict=True):
-            if timed.failure:
-                status, message = explain(timed.failure)
-                options: dict[str, Any] = {"status": status, "message": message}
-                self.row(name, FORWARD, "latency", "ms", op=op, **options)
-            else:
-                self.times(name, FORWARD, timed, op=op)
+
+def _compared_with(provider: Provider) -> tuple[bool, bool]:
+    """The options `padding_attends` and `softmax` of its `reference`."""
+    return provider.padding_attends, provider.softmax_instead
 
 
 def _errors(ready: Prepared, batch: Batch, wanted: Sequence[torch.Tensor], mode: str) -> Errors:
     got = ready.compare_as(batch, mode)
-    assert len(got) == (4 if mode == TRAINING else 1)
+    assert len(got) == (len(wanted) if mode == TRAINING else 1)
     return compare(list(zip(got, wanted, strict=False)))

@@ -16,7 +16,7 @@ from jagged_ranking import results
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.ceilings import Ceilings
 from jagged_ranking.measure.peak_memory import Peak, allocated, peak_memory
-from jagged_ranking.measure.providers.base import Unavailable
+from jagged_ranking.measure.providers.base import FORWARD, Unavailable
 from jagged_ranking.measure.reference import Errors
 from jagged_ranking.measure.timing import Effort, Timing
 
@@ -99,6 +99,22 @@ class Contest:
             else:
                 self.times(name, mode, timed)
         return {name: timed.samples for name, timed in timings.items() if not timed.failure}
+
+    def time_builds(self, calls: Mapping[tuple[str, str], Callable[[], object]]) -> None:
+        """Rows of what providers build once a batch, (provider, op) -> a call that does."""
+        timings = timing.interleaved(
+            {f"{name} {op}": call for (name, op), call in calls.items()},
+            device=self.device,
+            effort=self.effort,
+            progress=lambda name: self.tell(name, "build"),
+        )
+        for (name, op), timed in zip(calls, timings.values(), strict=True):
+            if timed.failure:
+                status, message = explain(timed.failure)
+                options: dict[str, Any] = {"status": status, "message": message}
+                self.row(name, FORWARD, "latency", "ms", op=op, **options)
+            else:
+                self.times(name, FORWARD, timed, op=op)
 
     def times(self, name: str, mode: str, timed: Timing, *, op: str | None = None) -> None:
         """Rows of what was timed: the latency and, on a GPU, the host's time."""

@@ -1,5 +1,7 @@
 """What every provider is checked against before it is timed: plain float32 attention.
 
+Softmax attention, or HSTU's where the workload says so.
+
 Independent of the kernels that are measured, differentiated by autograd. A user's result depends
 on nobody else, so users of about the same length are padded together under an explicit mask, and
 a group is never larger than needs be: thousands of short histories take a few dozen calls.
@@ -7,43 +9,63 @@ a group is never larger than needs be: thousands of short histories take a few d
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
+from jagged_ranking.measure.pointwise import added, position_buckets, time_buckets, visible_pairs
 from jagged_ranking.measure.workloads import Batch
 
 # Scores, or numbers of the padded keys, of one group: 0.5 GB. A single user may need more.
 GROUP_NUMBERS = 2**27
+# A float32 provider may use the tf32 mode of the matrix units.
+LEAST_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Output and gradients in the layout of the batch, float32."""
+    """Output and gradients in the layout of the batch, float32; last those of the tables of
+    biases, where there are any."""
 
     out: Tensor
     dq: Tensor
     dk: Tensor
     dv: Tensor
+    tables: tuple[Tensor, ...] = field(default=(), kw_only=True)
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """All of them."""
+        return (self.out, self.dq, self.dk, self.dv, *self.tables)
 
 
-def reference(batch: Batch, *, padding_attends: bool = False) -> Reference:
-    """softmax(q k^T / sqrt(D)) v within each user, and its gradients for `batch.dout`.
+def reference(batch: Batch, *, padding_attends: bool = False, softmax: bool = False) -> Reference:
+    """softmax(q k^T / sqrt(D)) v within each user, and its gradients for `batch.dout`; or HSTU's
+    attention, where the workload has it.
 
     Args:
         batch: the inputs; used in float32 whatever their dtype.
         padding_attends: what a padded model without a mask computes. Each of the Lmax - n zero
             keys behind a history of n then takes part with logit 0 and value 0, which is one
             further column of logit log(Lmax - n) and value 0.
+        softmax: the same pairs and biases, but a softmax, whatever the workload has.
     """
     like = (batch.q, batch.q, batch.k, batch.v)
     outputs = [torch.zeros_like(x, dtype=torch.float32) for x in like]
+    tables = [torch.zeros_like(table) for table in _tables(batch)]
+    options = {"padding_attends": padding_attends, "softmax": softmax}
     for users in _groups(batch):
-        parts = _attend(batch, users, padding_attends=padding_attends, dtype=torch.float32)
-        for output, (where, values) in zip(outputs, parts, strict=True):
+        parts = _attend(batch, users, dtype=torch.float32, **options)
+        for output, (where, values) in zip(outputs, parts[: len(outputs)], strict=True):
             output[where] = values
-    return Reference(*outputs)
+        for table, (_, values) in zip(tables, parts[len(outputs) :], strict=True):
+            table += values
+    return Reference(*outputs, tables=tuple(tables))
+
+
+def _tables(batch: Batch) -> tuple[Tensor, ...]:
+    return () if batch.biases is None else (batch.biases.position, batch.biases.time)
 
 
 def _groups(batch: Batch) -> Iterator[list[int]]:
@@ -67,9 +89,15 @@ def _groups(batch: Batch) -> Iterator[list[int]]:
 
 
 def _attend(
-    batch: Batch, users: Sequence[int], *, padding_attends: bool = False, dtype: torch.dtype
+    batch: Batch,
+    users: Sequence[int],
+    *,
+    padding_attends: bool = False,
+    softmax: bool = False,
+    dtype: torch.dtype,
 ) -> list[tuple[Tensor, Tensor]]:
-    """(index into the batch's tensor, values) of out, dq, dk and dv of some users."""
+    """(index into the batch's tensor, values) of out, dq, dk and dv of some users, and behind them
+    what these users add to the gradients of the tables of biases."""
     device, w = batch.device, batch.workload
     chosen = torch.tensor(users, device=device)
     lengths = batch.lengths.to(device)[chosen]
@@ -87,22 +115,34 @@ def _attend(
     dout = padded(batch.dout)
     with torch.enable_grad():
         q, k, v = (padded(x).detach().requires_grad_() for x in (batch.q, batch.k, batch.v))
+        tables = [table.detach().requires_grad_() for table in _tables(batch)]
         logits = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        if batch.biases is not None:
+            at = position_buckets(place), time_buckets(batch.biases.times[token])
+            logits = logits + added(tables, at).to(dtype)
         hidden = ~real[:, None, None, :]
-        if w.causal:
+        if w.hstu is not None:
+            seen = visible_pairs(place, lengths, w.hstu.targets_of(lengths))
+            # A place behind its history sees itself: a softmax of nothing would spoil gradients.
+            hidden = (hidden | ~seen[:, None]) & (place != place[:, None])
+        elif w.causal:
             hidden = hidden | (place > place[:, None])
-        logits = logits.masked_fill(hidden, -math.inf)
-        if padding_attends and not w.causal:
-            column = (w.max_len - lengths).to(dtype).log()[:, None, None, None]
-            logits = torch.cat([logits, column.expand(*logits.shape[:3], 1)], dim=-1)
-        out = logits.softmax(-1)[..., : len(place)] @ v
-        grads = torch.autograd.grad(out, (q, k, v), dout)
+        if w.hstu is not None and not softmax:
+            weights = (silu(logits) / w.max_len).masked_fill(hidden, 0)
+        else:
+            logits = logits.masked_fill(hidden, -math.inf)
+            if padding_attends and not w.causal:
+                column = (w.max_len - lengths).to(dtype).log()[:, None, None, None]
+                logits = torch.cat([logits, column.expand(*logits.shape[:3], 1)], dim=-1)
+            weights = logits.softmax(-1)[..., : len(place)]
+        out = weights @ v
+        grads = torch.autograd.grad(out, (q, k, v, *tables), dout)
 
     parts = []
-    for like, result in zip((batch.q, batch.q, batch.k, batch.v), (out, *grads), strict=True):
+    for like, result in zip((batch.q, batch.q, batch.k, batch.v), (out, *grads[:3]), strict=True):
         rows = result.detach().transpose(1, 2)
         parts.append((chosen, rows) if like.dim() == 4 else (token[real], rows[real]))
-    return parts
+    return parts + [(chosen, gradient) for gradient in grads[3:]]
 
 
 @dataclass(frozen=True)
@@ -136,8 +176,7 @@ def tolerance(batch: Batch, users: int = 4) -> float:
     """The relative error beyond which a provider is wrong rather than imprecise.
 
     Five times the error that eager PyTorch makes in the dtype of the batch against float32, on
-    the longest and a few more users, and at least 1e-3, so that a float32 provider may use the
-    tf32 mode of the matrix units.
+    the longest and a few more users, and at least `LEAST_TOLERANCE`.
     """
     longest = int(batch.lengths.argmax())
     step = max(1, len(batch.lengths) // users)
@@ -149,4 +188,4 @@ def tolerance(batch: Batch, users: int = 4) -> float:
         exact = _attend(batch, [user], dtype=torch.float32)
         pairs = [(a, b) for (_, a), (_, b) in zip(same, exact, strict=True)]
         worst = max(worst, compare(pairs).relative)
-    return max(5 * worst, 1e-3)
+    return max(5 * worst, LEAST_TOLERANCE)

@@ -27,7 +27,7 @@ FLUSH_BYTES = 256 * 2**20
 # How long the device waits for the host: this many times what the host took before, and a little.
 HEAD_START, LEAST_HEAD_START, MOST_HEAD_START = 2.0, 1e-4, 2e-2  # the latter in seconds
 # Where the host was behind, the device waits this many times as long. A call that is late so often
-# in a turn waits for the device itself, and its time is what it is.
+# in a row waits for the device itself, and its time is what it is.
 MORE_HEAD_START, LATE_CALLS = 4.0, 3
 HOST_CALLS = 3  # in a turn, at most, that the host's time is taken of
 _CYCLES_A_SECOND = 2e9  # of a GPU at its highest clock; at a lower one the device waits longer
@@ -232,6 +232,7 @@ class _CudaClock:
                     wait = longer if late < LATE_CALLS else start
                 else:
                     pairs.append((begin, end))
+                    late = late if late == LATE_CALLS else 0
         torch.cuda.synchronize(self.device)
         return [begin.elapsed_time(end) for begin, end in pairs]
 

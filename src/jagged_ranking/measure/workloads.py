@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from jagged_ranking.measure import length_distributions as draw
+from jagged_ranking.measure.pointwise import HSTU, Biases
 
 DRAWN = ("uniform", "lognormal", "full", "waste")
 GIVEN = ("real", "constant", "whale")
@@ -37,6 +38,7 @@ class Workload:
             "real", "constant" and "whale" (see `length_distributions.skewed`) come with `lengths`.
         queries: None for self-attention, every event a query; N for target attention, where N
             dense candidates a user look at its whole history.
+        hstu: HSTU's pointwise attention in place of softmax attention; causal self-attention.
         waste: for "waste": the wanted share of padding in a padded batch, 0 to 1.
         median: for "lognormal"; Lmax / 16 when None.
         lengths: the lengths themselves.
@@ -53,6 +55,7 @@ class Workload:
     queries: int | None = None
     dtype: torch.dtype = torch.bfloat16
     causal: bool = False
+    hstu: HSTU | None = None
     seed: int = 0
     waste: float | None = None
     median: float | None = None
@@ -75,6 +78,13 @@ class Workload:
             raise ValueError(f"{len(self.lengths)} lengths were given for {self.users} users")
         if self.queries is not None and (self.queries < 1 or self.causal):
             raise ValueError("target attention has at least one query a user, and is not causal")
+        if self.hstu is not None and (self.queries is not None or not self.causal):
+            raise ValueError("HSTU's attention is of a history to itself, and causal")
+
+    @property
+    def op(self) -> str:
+        """What results call the attention of this batch."""
+        return "attention" if self.hstu is None else self.hstu.op
 
     @classmethod
     def from_lengths(
@@ -109,19 +119,22 @@ class Workload:
         """What a results row says of the workload: shape, tokens, waste, fewest work.
 
         `flops_forward` counts two matrix products over the visible (query, key) pairs, 4 H D each:
-        4 H D sum(len^2) for self-attention (half of it when causal), 4 N H D sum(len) for target
-        attention; `flops_forward+backward` is 3.5x that. `bytes_*` reads each input and writes
-        each output once: q, k, v -> o, and q, k, v, dO -> o, dQ, dK, dV; where a history is read
-        once for all candidates of its user.
+        4 H D sum(len^2) for self-attention (half of it when causal; of HSTU's, pairs are counted
+        one by one), 4 N H D sum(len) for target attention; `flops_forward+backward` is 3.5x that.
+        `bytes_*` reads each input and writes each output once: q, k, v -> o, and q, k, v, dO -> o,
+        dQ, dK, dV; where a history is read once for all candidates of its user.
         """
         lengths = self.draw_lengths()
-        tokens = int(lengths.sum())
+        tokens, own = int(lengths.sum()), {}
         share = 0.5 if self.causal else 1.0
         if self.queries is None:
-            queries, pairs = tokens, float((lengths.double() ** 2).sum())
+            queries, pairs = tokens, share * float((lengths.double() ** 2).sum())
         else:
             queries, pairs = self.users * self.queries, float(self.queries * tokens)
-        flops = 4.0 * share * self.heads * self.head_dim * pairs
+        if self.hstu is not None:
+            pairs = self.hstu.pairs(lengths)
+            own = {"targets": self.hstu.targets, "biased": self.hstu.biased}
+        flops = 4.0 * self.heads * self.head_dim * pairs
         once = (queries + tokens) * self.heads * self.head_dim * self.dtype.itemsize
         return {
             "B": self.users,
@@ -140,6 +153,7 @@ class Workload:
             "flops_forward+backward": 3.5 * flops,
             "bytes_forward": 2 * once,
             "bytes_forward+backward": 4 * once,
+            **own,
         }
 
 
@@ -148,7 +162,7 @@ class Batch:
     """The tensors of one workload.
 
     k, v: [T, H, D]. q, dout: [T, H, D] for self-attention, [B, N, H, D] for target attention.
-    offsets: [B + 1] int32, of the histories.
+    offsets: [B + 1] int32, of the histories. biases: of HSTU's attention, where it has some.
     """
 
     workload: Workload
@@ -158,6 +172,7 @@ class Batch:
     dout: Tensor
     offsets: Tensor
     lengths: Tensor  # [B] int64 on the CPU
+    biases: Biases | None = None
     _padded: tuple[Tensor, ...] | None = field(default=None, repr=False)
 
     @property
@@ -170,6 +185,14 @@ class Batch:
         user = torch.repeat_interleave(torch.arange(len(lengths), device=self.device), lengths)
         position = torch.arange(self.k.shape[0], device=self.device) - self.offsets[user]
         return user, position
+
+    def targets(self) -> Tensor | None:
+        """[B] int32 on the device, how many of each history's tokens are candidates; None where
+        HSTU's attention has none."""
+        hstu = self.workload.hstu
+        if hstu is None or hstu.targets == 0:
+            return None
+        return hstu.targets_of(self.lengths).to(self.device, torch.int32)
 
     def padded(self) -> tuple[Tensor, ...]:
         """q, k, v, dout as [B, H, Lmax, D] with zeros behind each history; dense queries and
@@ -213,4 +236,7 @@ def setup(workload: Workload, device: torch.device | str) -> Batch:
         ).to(workload.dtype)
         for rows in (queries, keys, keys, queries)
     )
-    return Batch(workload, q, k, v, dout, offsets.to(device), lengths)
+    biases = None
+    if workload.hstu is not None and workload.hstu.biased:
+        biases = Biases.draw(keys[0], workload.heads, generator)
+    return Batch(workload, q, k, v, dout, offsets.to(device), lengths, biases)

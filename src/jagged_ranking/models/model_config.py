@@ -19,6 +19,8 @@ _KNOWN = f"one of {', '.join(MODEL_NAMES)}, or package.module of a file with an 
 HEADS = ("mlp", "dcn_v2", "dhen", "dot")
 ATTENTIONS = ("jagged", "padded_sdpa", "padded_flash", "nested")
 LOSSES = ("pointwise", "listwise", "next_item")
+# Trained on which of a list comes first, so that their probabilities say nothing.
+LOSSES_OF_ORDER = ("listwise", "next_item")
 PRECISIONS = ("bfloat16", "float32")
 
 

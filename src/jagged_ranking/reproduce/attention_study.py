@@ -72,10 +72,9 @@ def study_batches(
     Raises:
         ValueError: a name or size that there is not, or no batch at all.
     """
-    shape = {**_precision(device), "heads": heads, "seed": seed}
+    shape = {**precision(device), "heads": heads, "seed": seed}
     wide = {**shape, "head_dim": head_dim}
-    known = _sized(size, workloads, small_workloads, device)
-    chosen = with_options(_named(names, known), seed=seed)
+    chosen = named_batches(names, size, device=device, seed=seed)
     chosen += real_batches(data, histories, data_users, **wide)
     if wastes:
         chosen += waste_sweep(wastes, users=waste_users, max_len=waste_max_len, **wide)
@@ -118,10 +117,10 @@ def target_batches(
     Raises:
         ValueError: a name or size that there is not, or no batch at all.
     """
-    shape = {**_precision(device), "heads": heads, "head_dim": head_dim, "seed": seed}
+    shape = {**precision(device), "heads": heads, "head_dim": head_dim, "seed": seed}
     shape["queries"] = candidates
-    known = _sized(size, target_workloads, small_target_workloads, device)
-    chosen = with_options(_named(names, known), seed=seed)
+    sets = (target_workloads, small_target_workloads)
+    chosen = named_batches(names, size, sets=sets, device=device, seed=seed)
     chosen += real_batches(data, (), data_users, group="target", **shape)
     chosen += skew_sweep(skew_users, tokens=skew_tokens, **shape)
     return some(chosen, "workloads, skew_users, data")
@@ -132,7 +131,7 @@ def measured(batches: Sequence[Workload], *, device: str, **options: Any) -> pd.
     measured in one process."""
     if not batches:
         return results.frame([])
-    parts = [(batch.name, ([batch],)) for batch in batches]
+    parts = [(f"{batch.op} on {batch.name}", ([batch],)) for batch in batches]
     return measured_in_parts(
         measure_attention, parts, dtype=batches[0].dtype, device=device, **options
     )
@@ -181,11 +180,13 @@ def describe_batches(batches: Sequence[Workload]) -> pd.DataFrame:
         "distribution": "lengths",
         "tokens": "tokens",
         "dtype": "dtype",
+        "targets": "targets",
+        "biased": "biases",
     }
     rows = []
     for batch in batches:
         facts = batch.facts()
-        row = {"batch": batch.name, **{title: facts[key] for key, title in columns.items()}}
+        row = {"batch": batch.name, **{title: facts.get(key) for key, title in columns.items()}}
         rows.append({**row, "padding waste": f"{facts['waste']:.0%}"})
     return pd.DataFrame(rows).set_index("batch").dropna(axis="columns", how="all")
 
@@ -198,21 +199,31 @@ def some(batches: list[Workload], parameters: str) -> list[Workload]:
     return batches
 
 
-def _precision(device: str) -> dict[str, Any]:
+def precision(device: str) -> dict[str, Any]:
+    """bf16 on a GPU, as models are trained there; float32 on a CPU."""
     return {"dtype": torch.bfloat16 if device.startswith("cuda") else torch.float32}
 
 
-def _sized(size: str, full: Any, small: Any, device: str) -> list[Workload]:
+def named_batches(
+    names: Sequence[str],
+    size: str,
+    *,
+    sets: Sequence[Any] = (workloads, small_workloads),
+    device: str,
+    seed: int,
+) -> list[Workload]:
+    """Named workloads, of the full or the small `sets`.
+
+    Raises:
+        ValueError: a name or size that there is not.
+    """
     if size not in SIZES:
         raise ValueError(f"size must be one of {', '.join(SIZES)}, not {size!r}")
-    return (full if size == "full" else small)(**_precision(device))
-
-
-def _named(names: Sequence[str], known: Sequence[Workload]) -> list[Workload]:
+    known = sets[SIZES.index(size)](**precision(device))
     by_name = {workload.name.removesuffix("-small"): workload for workload in known}
     if unknown := [name for name in names if name not in by_name]:
         raise ValueError(f"no workload {', '.join(unknown)}; there is {', '.join(by_name)}")
-    return [by_name[name] for name in names]
+    return with_options([by_name[name] for name in names], seed=seed)
 
 
 def real_batches(

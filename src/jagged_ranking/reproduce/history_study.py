@@ -71,7 +71,7 @@ def quality_by_cap(
         own: models, caps, seeds and options that a data set has of its own, see `with_own`.
         replicates: of the bootstrap over users and seeds.
         device: "cuda" or "cpu".
-        workers: trainings side by side; None is one a core on a CPU, and one on a GPU.
+        workers: trainings side by side; see `train_all`.
         run_id: for the column `id`.
 
     Returns:
@@ -88,24 +88,22 @@ def quality_by_cap(
             `with_own` does not take: before anything is trained.
     """
     from jagged_ranking.training import experiment
-    from jagged_ranking.training.runs import train_all
+    from jagged_ranking.training.runs import Run, train_all
 
     if replicates < 1:
         raise ValueError(f"replicates must be at least 1, got {replicates}")
     shared = {"models": models, "caps": caps, "seeds": seeds, "options": options}
+    plans = _planned(folders, shared, own)
+    runs = [
+        Run(dataset, config, Trainings(dataset.folder, experiment.__name__, device))
+        for dataset, _, configs in plans
+        for config in configs
+    ]
+    trained = iter(train_all(runs, splits=SPLITS, device=device, workers=workers, what="caps"))
     rows: list[dict[str, Any]] = []
-    for dataset, mine, configs in _planned(folders, shared, own):
-        outcomes = train_all(
-            dataset,
-            configs,
-            splits=SPLITS,
-            device=device,
-            workers=workers,
-            store=Trainings(dataset.folder, experiment.__name__, device),
-            what=f"{dataset.name}, caps",
-        )
-        longest = mine["caps"][-1]
-        rows += _Scored(dataset, outcomes, device, longest, run_id).rows(replicates)
+    for dataset, mine, configs in plans:
+        outcomes = list(itertools.islice(trained, len(configs)))
+        rows += _Scored(dataset, outcomes, device, mine["caps"][-1], run_id).rows(replicates)
     return results.frame(rows)
 
 

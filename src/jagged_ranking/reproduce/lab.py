@@ -6,31 +6,53 @@ from jagged_ranking.reproduce.attention_study import (
     study_batches,
     target_batches,
 )
+from jagged_ranking.reproduce.cached_study import (
+    cache_cases,
+    describe_cases,
+    measured_cached,
+    quality_by_compression,
+)
 from jagged_ranking.reproduce.history_study import (
     costs_by_cap,
     history_folders,
     joined,
     quality_by_cap,
 )
+from jagged_ranking.reproduce.hstu_study import hstu_batches
 from jagged_ranking.reproduce.interaction_study import interaction_batches, measured_interaction
 from jagged_ranking.reproduce.quality_study import compared
 from jagged_ranking.reproduce.session import Session, begin, show, show_tables
+from jagged_ranking.reproduce.sparse_study import (
+    describe_sparse,
+    measured_sparse,
+    patterns_of,
+    sparse_batches,
+)
 from jagged_ranking.reproduce.synthetic_log import synthetic_log
 
 __all__ = [
     "Session",
     "begin",
+    "cache_cases",
     "compared",
     "costs_by_cap",
     "describe_batches",
+    "describe_cases",
+    "describe_sparse",
     "history_folders",
+    "hstu_batches",
     "interaction_batches",
     "joined",
     "measured",
+    "measured_cached",
     "measured_interaction",
+    "measured_sparse",
+    "patterns_of",
     "quality_by_cap",
+    "quality_by_compression",
     "show",
     "show_tables",
+    "sparse_batches",
     "study_batches",
     "synthetic_log",
     "target_batches",

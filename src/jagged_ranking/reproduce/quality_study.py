@@ -37,7 +37,7 @@ def compared(
     device: str,
     workers: int | None = None,
 ) -> pd.DataFrame:
-    """`compare_models` on each data set, each training kept in `build/cache` as soon as it is done.
+    """`compare_models` on the data sets, each training kept in `build/cache` as soon as it is done.
 
     So a comparison that is cut off goes on where it stopped, and one of a seed more trains only
     that. A training counts by its options, the data's digest, code, that of a user's own model
@@ -58,32 +58,23 @@ def compared(
     """
     from jagged_ranking.models.model_config import MODEL_NAMES
     from jagged_ranking.training.config import TrainConfig
-    from jagged_ranking.training.experiment import compare_models
+    from jagged_ranking.training.experiment import Plan, compare_models
     from jagged_ranking.training.search import Search
 
     shared = {"models": models, "seeds": seeds, "options": options, "search": search or {}}
-    planned: list[tuple[Path, dict[str, Any]]] = []
+    plans = []
     for folder in distinct_folders([data, *find_prepared(datasets)]):
         mine = with_own(shared, own, describe_data(folder)["name"])
-        plan = {
-            "models": mine["models"] or MODEL_NAMES,
-            "seeds": mine["seeds"],
-            "config": TrainConfig.from_dict(mine["options"]),
-            "search": Search.from_dict(mine["search"]) if mine["search"] else None,
-        }
-        planned.append((folder, plan))
-    tables = [
-        compare_models(
+        plan = Plan(
             folder,
-            **plan,
-            replicates=replicates,
-            device=device,
-            workers=workers,
+            models=mine["models"] or MODEL_NAMES,
+            seeds=mine["seeds"],
+            config=TrainConfig.from_dict(mine["options"]),
+            search=Search.from_dict(mine["search"]) if mine["search"] else None,
             store=Trainings(folder, compare_models.__module__, device),
         )
-        for folder, plan in planned
-    ]
-    return pd.concat(tables, ignore_index=True)
+        plans.append(plan)
+    return compare_models(plans, replicates=replicates, device=device, workers=workers)
 
 
 def with_own(

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from jagged_ranking.models.model_config import LOSSES, ModelConfig, option
+from jagged_ranking.models.model_config import LOSSES, LOSSES_OF_ORDER, ModelConfig, option
 
 TABLE_OPTIMIZERS = ("adamw", "rowwise_adagrad")
 # What an epoch is chosen by where nothing is said, for each of `LOSSES`.
 AUTO = "auto"
 _SELECT_FOR = {"pointwise": "log_loss", "listwise": "list_auc", "next_item": "ndcg@10"}
-SELECT = (AUTO, "log_loss", "auc", "gauc", "list_auc", "mrr", "ndcg@10")
+_OF_ORDER = ("auc", "gauc", "list_auc", "mrr", "ndcg@10")
+SELECT = (AUTO, "log_loss", *_OF_ORDER)
 SCHEDULES = ("constant", "cosine")
 COMPILERS = ("off", "inductor", "aot_eager", "eager")
 # What an option may be, where it is a word.
@@ -83,10 +84,10 @@ class TrainConfig(ModelConfig):
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
         if self.select == AUTO:
             object.__setattr__(self, "select", _SELECT_FOR[self.loss])
-        if self.loss != "pointwise" and self.select == "log_loss":
+        if self.loss in LOSSES_OF_ORDER and self.select not in _OF_ORDER:
             raise ValueError(
-                f"select log_loss says nothing of what the loss {self.loss} trains, which is an "
-                f"order; choose one of {', '.join(SELECT[2:])}"
+                f"select {self.select} says nothing of what the loss {self.loss} trains, which is "
+                f"an order; choose one of {', '.join(_OF_ORDER)}"
             )
         if self.loss == "next_item" and self.head != "dot":
             raise ValueError(f"loss next_item needs head dot, got head {self.head}")

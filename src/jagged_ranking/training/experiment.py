@@ -1,11 +1,11 @@
-"""The quality experiment: models x seeds on one data set, as one tidy table."""
+"""The quality experiment: models x seeds on data sets, as one tidy table."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pandas as pd
 from click_data import ClickDataset, open_dataset
 from jagged_ranking import results
 from jagged_ranking.data.data_shape import DataShape, is_next_items
-from jagged_ranking.devices import default_device
+from jagged_ranking.devices import default_device, usable_cores
 from jagged_ranking.evaluation.all_items import ALL_ITEM_METRICS
 from jagged_ranking.evaluation.evaluate import Evaluation
 from jagged_ranking.evaluation.floors import FLOORS, evaluate_floor
@@ -23,33 +23,66 @@ from jagged_ranking.evaluation.rows import difference_row, metric_row
 from jagged_ranking.models.model_config import MODEL_NAMES, check_model
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.outcome import Outcome, Store
-from jagged_ranking.training.runs import train_all
+from jagged_ranking.training.runs import Run, train_all
 from jagged_ranking.training.search import Search, best_of
 
 REPORTED = ("valid", "test")
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What is compared on one data set.
+
+    dataset_dir: a prepared data set. models, seeds: each with each. config: what all models share,
+    its model and seed replaced; with `search`, what the trials are drawn around, of which each
+    model then has its best, by `config.select` on the validation split. store: see `Run`.
+
+    Raises ValueError for an unknown model, no model or seed, a seed that is none, or a search space
+    that does not fit `config`.
+    """
+
+    dataset_dir: str | Path
+    models: Sequence[str] = MODEL_NAMES
+    seeds: Sequence[int] = (0, 1, 2)
+    config: TrainConfig = field(default_factory=TrainConfig)
+    search: Search | None = None
+    store: Store | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.models:
+            check_model(name)
+        if not self.seeds or not self.models:
+            raise ValueError("there must be at least one model and one seed")
+        for seed in self.seeds:
+            replace(self.config, seed=seed)
+        self.trials()
+
+    def trials(self) -> list[TrainConfig]:
+        """Every model with every trial of the search; none without one."""
+        drawn = self.search.drawn(self.config) if self.search is not None else []
+        return [replace(one, model=model) for model in self.models for one in drawn]
+
+    def finals(self, scored: Sequence[Outcome]) -> list[TrainConfig]:
+        """Every model with every seed, with the options that the outcomes of its trials choose."""
+        select = self.config.select
+        chosen = {m: _best(select, m, scored) if scored else self.config for m in self.models}
+        return [replace(chosen[m], model=m, seed=seed) for m in self.models for seed in self.seeds]
+
+
 def compare_models(
-    dataset_dir: str | Path,
+    plans: Sequence[Plan],
     *,
-    models: Sequence[str] = MODEL_NAMES,
-    seeds: Sequence[int] = (0, 1, 2),
-    config: TrainConfig | None = None,
     baseline: str = "mean_pool",
     replicates: int = 2000,
     device: str | None = None,
     workers: int | None = None,
     progress: bool = True,
-    store: Store | None = None,
-    search: Search | None = None,
 ) -> pd.DataFrame:
-    """Trains every model with every seed and returns their quality in the form of `results`.
+    """Trains the models of each plan with every seed; their quality in the form of `results`.
 
-    All models share `config` (its model and seed are replaced), or, with `search`, the list of
-    trials around it, of which each then has its best, by `config.select` on the validation split.
-    The epoch is chosen on the validation split, too; the test split is scored once, at the end.
-    `replicates` are those of the bootstrap; `workers`, `store`: see `train_all`. Rows, op
-    "ranking":
+    The epoch is chosen on the validation split, as trials are; the test split is scored once, at
+    the end. The trials of all plans are side by side, then all that is compared: `workers`, see
+    `train_all`. `replicates` are those of the bootstrap. Rows, op "ranking", workload a data set:
     - provider a model, mode "trial", metric `config.select`, one a trial: what it came to;
     - provider a model, mode "valid" or "test", metric auc, gauc, ne or log_loss, and for lists of
       candidates list_auc, mrr, hr@10 or ndcg@10, one a seed;
@@ -64,58 +97,105 @@ def compare_models(
     NE and log loss of a model that was trained on lists or next items, and differences to or from
     them, are "unsupported": see `evaluation/rows.py`.
 
-    Raises ValueError for an unknown model, no model, seed or replicate, or a search space that
-    does not fit `config`, and DataError for data that is not prepared: before anything is trained.
+    Raises ValueError for less than one replicate, and DataError for data that is not prepared:
+    before anything is trained.
     """
-    config = config or TrainConfig()
-    for name in models:
-        check_model(name)
-    if not seeds or not models:
-        raise ValueError("there must be at least one model and one seed")
     if replicates < 1:
         raise ValueError(f"replicates must be at least 1, got {replicates}")
-    seeded = [replace(config, seed=seed) for seed in seeds]  # refuses what is none
-    drawn = search.drawn(config) if search is not None else []
-    dataset = open_dataset(dataset_dir)
     device = device or default_device()
-    floors = _floors(dataset)
-    tested = {name: [found[-1]] for name, found in floors.items()}
-    rows = [
-        row
-        for name, found in floors.items()
-        for one in found
-        for row in _metric_rows(dataset, name, one, {"digest": dataset.digest})
-    ]
-    run = partial(
-        train_all, dataset, device=device, workers=workers, progress=progress, store=store
-    )
-    chosen = dict.fromkeys(models, config)
-    if search is not None:
-        trials = [replace(one, model=model) for model in models for one in drawn]
-        scored = run(trials, splits=REPORTED[:1], what="trials")
-        for one in scored:
-            value = one.evaluations[0].metrics[config.select]
-            where = _where(dataset, one.config.model, "trial", _facts(one, device, dataset.digest))
-            rows.append(metric_row(config.select, value, **where))
-        chosen = {model: _best(config.select, model, scored) for model in models}
-    finals = [replace(chosen[m], model=m, seed=s.seed) for m in models for s in seeded]
-    for one in run(finals, splits=REPORTED):
-        facts, model = _facts(one, device, dataset.digest), one.config.model
-        where = _where(dataset, model, "train", facts)
-        rows.append(metric_row("seconds", one.seconds, unit="s", **where))
-        for found in one.evaluations:
-            rows += _metric_rows(dataset, model, found, facts)
-        tested.setdefault(model, []).append(one.evaluations[-1])
-    if baseline in tested:
-        losses = {model: one.loss for model, one in chosen.items()}
-        rows += _difference_rows(dataset, tested, losses, baseline=baseline, replicates=replicates)
-    return results.frame(rows)
+    datasets = [open_dataset(plan.dataset_dir) for plan in plans]
+
+    def trained(
+        configs: Sequence[Sequence[TrainConfig]], splits: Sequence[str], what: str
+    ) -> list[list[Outcome]]:
+        """The outcomes of each plan's trainings, all of them side by side."""
+        runs = [
+            Run(dataset, config, plan.store)
+            for dataset, plan, mine in zip(datasets, plans, configs, strict=True)
+            for config in mine
+        ]
+        found = iter(
+            train_all(
+                runs, splits=splits, device=device, workers=workers, progress=progress, what=what
+            )
+        )
+        return [list(itertools.islice(found, len(mine))) for mine in configs]
+
+    scored = trained([plan.trials() for plan in plans], REPORTED[:1], "trials")
+    finals = [plan.finals(mine) for plan, mine in zip(plans, scored, strict=True)]
+    outcomes = trained(finals, REPORTED, "models")
+    # Side by side in threads: nearly all of it is NumPy's and scikit-learn's, outside the lock.
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        floors = [_floors(dataset, pool) for dataset in datasets]
+        rows = [
+            _rows(
+                dataset,
+                of,
+                trials,
+                models,
+                pool,
+                baseline=baseline,
+                replicates=replicates,
+                device=device,
+            )
+            for dataset, of, trials, models in zip(datasets, floors, scored, outcomes, strict=True)
+        ]
+    return results.frame(itertools.chain.from_iterable(rows))
 
 
 def _best(select: str, model: str, scored: Sequence[Outcome]) -> TrainConfig:
     sign = -1 if select == "log_loss" else 1
     mine = [one for one in scored if one.config.model == model]
     return best_of([(one.config, sign * one.evaluations[0].metrics[select]) for one in mine])
+
+
+def _floors(dataset: ClickDataset, pool: Executor) -> dict[str, Future[list[Evaluation]]]:
+    """Each floor of a data set, in the making."""
+    of = dict.fromkeys(FLOORS, evaluate_floor)
+    if is_next_items(dataset):
+        of = dict.fromkeys(NEXT_ITEM_FLOORS, evaluate_next_item_floor)
+    return {
+        name: pool.submit(scored, name, dataset, splits=REPORTED) for name, scored in of.items()
+    }
+
+
+def _rows(
+    dataset: ClickDataset,
+    floors: Mapping[str, Future[list[Evaluation]]],
+    scored: Sequence[Outcome],
+    outcomes: Sequence[Outcome],
+    pool: Executor,
+    *,
+    baseline: str,
+    replicates: int,
+    device: str,
+) -> list[dict[str, Any]]:
+    """All rows of one data set."""
+    rows: list[dict[str, Any]] = []
+    tested: dict[str, list[Evaluation]] = {}
+    for name, future in floors.items():
+        found = future.result()
+        tested[name] = found[-1:]
+        for one in found:
+            rows += _metric_rows(dataset, name, one, {"digest": dataset.digest})
+    for one in scored:
+        select = one.config.select
+        where = _where(dataset, one.config.model, "trial", _facts(one, device, dataset.digest))
+        rows.append(metric_row(select, one.evaluations[0].metrics[select], **where))
+    losses: dict[str, str] = {}
+    for one in outcomes:
+        facts, model = _facts(one, device, dataset.digest), one.config.model
+        where = _where(dataset, model, "train", facts)
+        rows.append(metric_row("seconds", one.seconds, unit="s", **where))
+        for found in one.evaluations:
+            rows += _metric_rows(dataset, model, found, facts)
+        tested.setdefault(model, []).append(one.evaluations[-1])
+        losses[model] = one.config.loss
+    if baseline in tested:
+        rows += _difference_rows(
+            dataset, tested, losses, pool, baseline=baseline, replicates=replicates
+        )
+    return rows
 
 
 def _facts(one: Outcome, device: str, digest: str) -> dict[str, Any]:
@@ -125,13 +205,6 @@ def _facts(one: Outcome, device: str, digest: str) -> dict[str, Any]:
         "device": device,
         "digest": digest,
     }
-
-
-def _floors(dataset: ClickDataset) -> dict[str, list[Evaluation]]:
-    of = dict.fromkeys(FLOORS, evaluate_floor)
-    if is_next_items(dataset):
-        of = dict.fromkeys(NEXT_ITEM_FLOORS, evaluate_next_item_floor)
-    return {name: scored(name, dataset, splits=REPORTED) for name, scored in of.items()}
 
 
 def _metric_rows(
@@ -145,19 +218,19 @@ def _metric_rows(
 
 def _difference_rows(
     dataset: ClickDataset,
-    tested: dict[str, list[Evaluation]],
-    losses: dict[str, str],
+    tested: Mapping[str, Sequence[Evaluation]],
+    losses: Mapping[str, str],
+    pool: Executor,
     *,
     baseline: str,
     replicates: int,
 ) -> Iterator[dict[str, Any]]:
     reference = tested[baseline]
     train_ctr = DataShape.of(dataset).positive_rate
-    for provider, metric in itertools.product(tested, reference[0].metrics):
-        if provider == baseline or metric in ALL_ITEM_METRICS:
-            continue
+
+    def row(provider: str, metric: str) -> dict[str, Any]:
         facts = {"baseline": baseline, "digest": dataset.digest}
-        yield difference_row(
+        return difference_row(
             metric,
             f"{metric}_difference",
             tested[provider],
@@ -167,6 +240,10 @@ def _difference_rows(
             losses=[losses[one] for one in (provider, baseline) if one in losses],
             **_where(dataset, provider, "test", facts),
         )
+
+    providers = [name for name in tested if name != baseline]
+    metrics = [name for name in reference[0].metrics if name not in ALL_ITEM_METRICS]
+    return pool.map(row, *zip(*itertools.product(providers, metrics), strict=True))
 
 
 def _where(

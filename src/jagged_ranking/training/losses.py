@@ -20,7 +20,12 @@ NO_ITEM = -100  # a target that is not known; cross_entropy's own mark
 
 
 def loss_of(
-    name: str, model: Callable[[JaggedBatch], Tensor], batch: JaggedBatch, *, negatives: int = 0
+    name: str,
+    model: Callable[[JaggedBatch], Tensor],
+    batch: JaggedBatch,
+    *,
+    negatives: int = 0,
+    drawn: Tensor | None = None,
 ) -> Tensor:
     """The mean loss of a model for a batch, float32; one of `LOSSES`.
 
@@ -28,10 +33,11 @@ def loss_of(
     with a positive candidate, the cross-entropy of the softmax over the request's candidates, its
     positives sharing the target evenly. next_item: of each event of the histories, the
     cross-entropy of the item that comes next, told from `negatives` drawn items, or from all; for
-    a `Ranker` that follows sequences.
+    a `Ranker` that follows sequences. `drawn`: these items, int64 [negatives], where they were
+    drawn before.
     """
     if name == "next_item":
-        return _next_item(cast("Ranker", model), batch, negatives)
+        return _next_item(cast("Ranker", model), batch, negatives, drawn)
     logit = model(batch)
     if name == "pointwise":
         return binary_cross_entropy_with_logits(logit, batch.label.values)
@@ -40,17 +46,33 @@ def loss_of(
     raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {name!r}")
 
 
+def terms_of(name: str, batch: JaggedBatch, *, num_items: int) -> Tensor:
+    """How many terms `loss_of` is the mean of, int64 []: may be 0."""
+    label = batch.label.values
+    if name == "next_item":
+        return (following(batch, num_items=num_items) != NO_ITEM).sum()
+    if name == "listwise":
+        return (_positives(batch) > 0).sum()
+    return torch.full((), label.numel(), device=label.device)
+
+
+def _positives(batch: JaggedBatch) -> Tensor:
+    """Positive candidates of each request and task, float [R, tasks]."""
+    label = batch.label
+    return jagged_sum(label.with_values((label.values > 0).to(label.values.dtype)))
+
+
 def _listwise(logit: JaggedTensor, batch: JaggedBatch) -> Tensor:
     shift = jagged_max(logit.detach())[batch.request]
     exponential = logit.with_values((logit.values - shift).exp())
     log_sum = jagged_sum(exponential).log()[batch.request] + shift
     positive = (batch.label.values > 0).to(logit.values.dtype)
-    positives = jagged_sum(batch.label.with_values(positive))
+    positives = _positives(batch)
     share = positive / positives.clamp(min=1)[batch.request]
     return (share * (log_sum - logit.values)).sum() / (positives > 0).sum().clamp(min=1)
 
 
-def _next_item(model: Ranker, batch: JaggedBatch, negatives: int) -> Tensor:
+def _next_item(model: Ranker, batch: JaggedBatch, negatives: int, drawn: Tensor | None) -> Tensor:
     """Where the next item is not of the training vocabulary, nothing is asked.
 
     Items are drawn uniformly, the same for all events of a batch; one that is the next item is not
@@ -62,7 +84,8 @@ def _next_item(model: Ranker, batch: JaggedBatch, negatives: int) -> Tensor:
         vectors, bias = model.items(torch.arange(model.num_items, device=state.device), items)
         logit = state @ vectors.T + bias
     else:
-        drawn = torch.randint(1, model.num_items, (negatives,), device=state.device)
+        if drawn is None:
+            drawn = torch.randint(1, model.num_items, (negatives,), device=state.device)
         # one look-up of both, so that a table that is trained by row collects once
         vectors, bias = model.items(torch.cat([target.clamp(min=0), drawn]), items)
         own = (state * vectors[: len(target)]).sum(1) + bias[: len(target)]

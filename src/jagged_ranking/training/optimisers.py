@@ -10,6 +10,7 @@ from torch import Tensor
 from jagged_ranking.layers.id_table import IdTable, RowGradient
 from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.training.config import TrainConfig
+from jagged_ranking.training.ranks import Ranks
 
 EPSILON = 1e-8
 
@@ -60,7 +61,8 @@ class RowwiseAdagrad:
 class Optimisers:
     """All that updates a model's weights in a step, behind one clipping of the whole gradient."""
 
-    def __init__(self, model: Ranker, config: TrainConfig) -> None:
+    def __init__(self, model: Ranker, config: TrainConfig, ranks: Ranks | None = None) -> None:
+        self.ranks = ranks or Ranks()
         self.clip_norm = config.clip_norm
         table_rate = config.table_learning_rate or config.learning_rate
         tables: dict[str, IdTable] = {}
@@ -86,9 +88,10 @@ class Optimisers:
         self.adamw.zero_grad(set_to_none=True)
 
     def step(self, *, scale: float) -> Tensor:
-        """Clips, updates at `scale` times the learning rates, and returns the norm [] that the
-        gradient had. Does not wait for the device."""
-        by_row = self.by_row.gradients()
+        """Sums gradients over all ranks, clips, updates at `scale` times the learning rates, and
+        returns the norm [] that the gradient had. Does not wait for the device."""
+        tables = self.by_row.tables
+        by_row = self.ranks.total_gradients(self._dense, self.by_row.gradients(), tables)
         gradients = [p.grad for p in self._dense if p.grad is not None]
         gradients += [gradient.sums for gradient in by_row.values()]
         norm = torch.nn.utils.get_total_norm(gradients)

@@ -15,6 +15,8 @@ from jagged_ranking.training.config import CHOICES, TrainConfig
 if TYPE_CHECKING:
     import torch
 
+    from jagged_ranking.training.ranks import Ranks
+
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     """--data, --out, --resume, --tensorboard, and every option of `TrainConfig`."""
@@ -46,30 +48,60 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_train(args: argparse.Namespace) -> int:
     """Trains, printing one line an epoch at the end; the run's state is in --out."""
+    from jagged_ranking.training.ranks import Ranks, launched
+
+    if launched() == 1:
+        return _train(args, Ranks())
+    from jagged_ranking.training.join_ranks import joined
+
+    with joined(args.device) as ranks:
+        return _train(args, ranks)
+
+
+def _train(args: argparse.Namespace, ranks: Ranks) -> int:
     from click_data import open_dataset
-    from jagged_ranking.training import checkpoint
     from jagged_ranking.training.board import FOLDER, check_tensorboard
-    from jagged_ranking.training.run_files import CHECKPOINT
     from jagged_ranking.training.trainer import train
 
-    dataset = open_dataset(args.data)
-    saved = args.out / CHECKPOINT
+    dataset = ranks.each(lambda: open_dataset(args.data))
     given = {s.name: getattr(args, s.name) for s in fields(TrainConfig) if s.name in args}
-    if args.resume and saved.exists():
-        given = {**checkpoint.load(saved, digest=dataset.digest).config, **given}
-    elif saved.exists():
-        raise ValueError(f"{args.out} already holds a run: --resume goes on with it")
-    config = TrainConfig.from_dict(given)
+    options = {f"--{name.replace('_', '-')}": value for name, value in given.items()}
+    shown = {"--out": str(args.out), "--resume": args.resume, "--tensorboard": args.tensorboard}
+    ranks.agree({"the data's digest": dataset.digest[:12], **shown, **options})
+    options = ranks.lead(lambda: _with_saved(args, given, dataset.digest))
+    config = ranks.each(lambda: TrainConfig.from_dict(options))
     board = args.out / FOLDER if args.tensorboard else None
     if board is not None:
-        check_tensorboard()
-    device = _device(args)
-    result = train(config, dataset, out=args.out, resume=args.resume, device=device, board=board)
+        ranks.lead(check_tensorboard)
+    result = train(
+        config,
+        dataset,
+        out=args.out,
+        resume=args.resume,
+        device=ranks.device(lambda: _device(args)),
+        board=board,
+        ranks=ranks,
+    )
+    if not ranks.leads:
+        return 0
     metrics = [name for name in result.history[0] if name.startswith("valid_")]
     columns = ("epoch", "train_loss", *metrics, "seconds")
     print(_table(columns, [[row[name] for name in columns] for row in result.history]))
     print(f"best epoch: {result.best_epoch}, in {args.out}")
     return 0
+
+
+def _with_saved(args: argparse.Namespace, given: dict[str, Any], digest: str) -> dict[str, Any]:
+    """The options given, and with --resume those of the run in --out where none are."""
+    from jagged_ranking.training import checkpoint
+    from jagged_ranking.training.run_files import CHECKPOINT
+
+    saved = args.out / CHECKPOINT
+    if args.resume and saved.exists():
+        return {**checkpoint.load(saved, digest=digest).config, **given}
+    if saved.exists():
+        raise ValueError(f"{args.out} already holds a run: --resume goes on with it")
+    return given
 
 
 EVALUATION_KEYS = {

@@ -8,14 +8,17 @@ that never stopped, to the bit. Torch's global generators are put back as they w
 ends.
 
 No step waits for the device: losses stay there until a checkpoint or the end of an epoch.
+
+Several processes (`ranks`) take the steps that one would, up to rounding: all of them know the
+order and the batches, each makes and trains on its share of the requests, and whatever is decided
+is decided on numbers that all have. Where a run stands does not say how many they were.
 """
 
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice, pairwise
 from pathlib import Path
@@ -31,7 +34,7 @@ from jagged_ranking.data.data_shape import DataShape, is_next_items
 from jagged_ranking.data.loader import RequestLoader
 from jagged_ranking.data.store import HistoryStore
 from jagged_ranking.devices import default_device
-from jagged_ranking.evaluation.evaluate import Evaluation, predict
+from jagged_ranking.evaluation.evaluate import Evaluation, score
 from jagged_ranking.models.model_config import MODEL_NAMES, encoder_of
 from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.processes import alone_in, sweep
@@ -39,8 +42,9 @@ from jagged_ranking.training.average import Average
 from jagged_ranking.training.board import Board
 from jagged_ranking.training.checkpoint import CheckpointError
 from jagged_ranking.training.config import TrainConfig
-from jagged_ranking.training.losses import loss_of
+from jagged_ranking.training.determinism import deterministic, generators_of
 from jagged_ranking.training.optimisers import Optimisers
+from jagged_ranking.training.ranks import Ranks
 from jagged_ranking.training.run_files import CHECKPOINT, MODEL, RunFiles, load_weights
 from jagged_ranking.training.run_progress import Progress, StepNumbers, TrainingError
 from jagged_ranking.training.schedule import lower_on_plateau, rate_scale
@@ -78,6 +82,7 @@ def train(
     device: torch.device | str | None = None,
     after_step: Callable[[int], None] | None = None,
     board: Path | None = None,
+    ranks: Ranks | None = None,
 ) -> TrainResult:
     """Trains on the train split, choosing the epoch on the validation split.
 
@@ -85,6 +90,8 @@ def train(
     `resume` goes on from it, and starts afresh when there is none yet. `device` is the GPU where
     there is one. `after_step(step)` is called behind each optimiser step and its checkpoint.
     `board` is a folder for TensorBoard: the loss of each step, and what is known of each epoch.
+    `ranks` are the processes that train together, of which each calls this alike: rank 0 alone
+    reads and writes `out` and `board`.
 
     Raises TrainingError when `out` cannot be a folder, before anything is trained, and when the
     loss is NaN or infinite, or a checkpoint cannot be written; CheckpointError where the checkpoint
@@ -92,13 +99,16 @@ def train(
     """
     device = torch.device(device or default_device())
     on_gpu = [device] if device.type == "cuda" else []
-    if out is not None:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise TrainingError(f"{out}: cannot be the run's folder ({error.strerror})") from error
-    with _alone(out), torch.random.fork_rng(devices=on_gpu), _deterministic(device):
-        run = _Run(config, dataset, device=device, out=out)
+    ranks = ranks or Ranks()
+    with ExitStack() as stack:
+
+        def hold() -> None:
+            stack.enter_context(_alone(out))
+
+        ranks.lead(hold)
+        stack.enter_context(torch.random.fork_rng(devices=on_gpu))
+        stack.enter_context(deterministic(device))
+        run = ranks.each(lambda: _Run(config, dataset, device=device, out=out, ranks=ranks))
         if resume:
             run.restore()
         run.go(progress=progress, after_step=after_step, board=board)
@@ -128,59 +138,38 @@ def _check_loss(loss: str, model: Ranker, dataset: ClickDataset) -> None:
 
 @contextmanager
 def _alone(out: Path | None) -> Iterator[None]:
-    """Hold a run's folder, where there is one, without what a killed run was writing there."""
+    """Make and hold a run's folder, if there is to be one, without what a killed run was writing
+    there."""
     if out is None:
         yield
         return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainingError(f"{out}: cannot be the run's folder ({error.strerror})") from error
     with alone_in(out):
         for name in (CHECKPOINT, MODEL):
             sweep(out, name)
         yield
 
 
-@contextmanager
-def _deterministic(device: torch.device) -> Iterator[None]:
-    """Kernels of PyTorch that repeat themselves, where it has two: by default a GPU adds up the
-    gradient of an embedding by atomics, in whatever order they come.
-
-    Not for a CPU, where nothing would change but the time.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    was_on = torch.are_deterministic_algorithms_enabled()
-    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    memory: Any = torch.utils.deterministic  # its attribute is a property that type checks miss
-    fills = memory.fill_uninitialized_memory
-    with warnings.catch_warnings():
-        # It warns of cuBLAS, which only varies with several streams, and of sums of integers.
-        warnings.filterwarnings("ignore", message=".*determinis.*", category=UserWarning)
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        memory.fill_uninitialized_memory = False
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(was_on, warn_only=only_warns)
-            memory.fill_uninitialized_memory = fills
-
-
-def _generators(device: torch.device) -> list[torch.Generator]:
-    """What dropout may draw from. torch.manual_seed, which seeds them and those of all devices
-    there could be, takes a twentieth of a small model's step."""
-    if device.type != "cuda":
-        return [torch.default_generator]
-    number = torch.cuda.current_device() if device.index is None else device.index
-    return [torch.default_generator, torch.cuda.default_generators[number]]
-
-
 class _Run:
     """A run's parts, made from the configuration alone and then perhaps restored."""
 
     def __init__(
-        self, config: TrainConfig, dataset: ClickDataset, *, device: torch.device, out: Path | None
+        self,
+        config: TrainConfig,
+        dataset: ClickDataset,
+        *,
+        device: torch.device,
+        out: Path | None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.config, self.dataset, self.device = config, dataset, device
-        self.files = RunFiles(out, config, dataset.digest) if out is not None else None
+        self.ranks = ranks or Ranks()
+        self.out, self.files = out, None
+        if out is not None and self.ranks.leads:
+            self.files = RunFiles(out, config, dataset.digest)
         self.shape = DataShape.of(dataset)
         self.valid = dataset.requests("valid")
         if len(self.valid.item) == 0:
@@ -188,16 +177,17 @@ class _Run:
         torch.manual_seed(config.seed)
         self.model = Ranker(config, self.shape).to(device)
         _check_loss(config.loss, self.model, dataset)
-        self.optimisers = Optimisers(self.model, config)
+        self.optimisers = Optimisers(self.model, config, self.ranks)
         self.average = Average(self.model, decay=config.average_decay)
         if config.compile != "off":
             self.model.compile(backend=config.compile, dynamic=True)
         self.progress, self.numbers = Progress(), StepNumbers()
-        self.generators = _generators(device)
+        self.generators = generators_of(device)
         self.best_weights: dict[str, Tensor] = {}
         self.board = Board(None)
         store = HistoryStore.from_dataset(dataset, device)
         requests = RequestTable.from_columns(dataset.requests("train"), device)
+        share = self.ranks.share(squared=getattr(self.model.encoder, "self_attention", False))
         self.loader = RequestLoader(
             store,
             requests,
@@ -208,6 +198,7 @@ class _Run:
             seed=config.seed,
             # every event of a history is asked about: that of the last request holds all others'
             rows=requests.last_of_users() if config.loss == "next_item" else None,
+            share=share,
         )
         self.valid_loader = RequestLoader(
             store,
@@ -215,19 +206,20 @@ class _Run:
             batch_size=config.batch_size,
             batch_tokens=config.batch_tokens,
             max_history=config.max_history,
+            share=share,
         )
 
     def go(
         self, *, progress: bool, after_step: Callable[[int], None] | None, board: Path | None
     ) -> None:
         now, requests = self.progress, len(self.loader.rows)
-        self.board = Board(board, step=now.step)
+        self.board = Board(board if self.ranks.leads else None, step=now.step)
         bar = tqdm(
             total=self.config.epochs * requests,
             initial=now.epoch * requests,
             desc=f"{self.config.model} seed {self.config.seed}",
             unit=" requests",
-            disable=not progress,
+            disable=not (progress and self.ranks.leads),
             leave=False,
         )
         try:
@@ -268,7 +260,7 @@ class _Run:
         valid = Evaluation.of(
             "valid",
             self.valid,
-            predict(self.average.model, self.valid_loader),
+            self.ranks.whole(*score(self.average.model, self.valid_loader)),
             train_ctr=self.shape.positive_rate,
         ).metrics
         if config.select not in valid:
@@ -287,6 +279,7 @@ class _Run:
         self.board.add(now.step, {name: row[name] for name in row if name != "epoch"})
         better = now.record(row, value=value, patience=config.patience)
         lower_on_plateau(config, now, better=better)
+        self.ranks.check_alike(self.model, epoch=now.epoch - 1)
         if better:
             self.keep_best()
         self.save()
@@ -296,20 +289,20 @@ class _Run:
         returns."""
         now = self.progress
         # dropout's seed is a function of the step, so that no generator state need be saved
-        entropy = (self.config.seed, now.step)
-        seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
+        seed = self.ranks.begin_step(self.config.seed, now.step)
         for generator in self.generators:
             generator.manual_seed(seed)
         self.optimisers.zero_grad()
         losses = []
         for batch in islice(batches, count):
-            negatives = self.config.negatives
-            loss = loss_of(self.config.loss, self.model, batch, negatives=negatives) / count
-            loss.backward()
-            losses.append(loss.detach())
+            part = self.ranks.loss(self.config, self.model, batch)
+            if part is not None:
+                loss = part / count
+                loss.backward()
+                losses.append(loss.detach())
         norm = self.optimisers.step(scale=scale)
         self.average.update(now.step)
-        self.numbers.add(torch.stack(losses).sum(), norm)
+        self.numbers.add(self.ranks.total_loss(losses), norm)
         now.step += 1
         now.epoch_step += 1
 
@@ -334,7 +327,7 @@ class _Run:
         weights = self.average.model.state_dict()
         if self.files is not None:
             self.files.save_model(weights, self.shape, epoch=self.progress.best_epoch)
-        else:
+        elif self.ranks.leads:
             self.best_weights = {name: value.clone() for name, value in weights.items()}
 
     def best_model(self) -> Ranker:
@@ -343,20 +336,34 @@ class _Run:
             raise TrainingError(
                 f"{self.dataset.name}: {self.config.select} was no number in any epoch"
             )
+        self.ranks.lead(self._load_best)
+        self.ranks.copy(self.model)
+        return self.model.eval()
+
+    def _load_best(self) -> None:
         if self.files is not None:
             self.best_weights = self.files.best(self.device, epoch=self.progress.best_epoch)
         self.model.load_state_dict(self.best_weights)
-        return self.model.eval()
 
     def restore(self) -> None:
         """Goes on from the checkpoint in `out`; stays at the start when there is none."""
-        content = self.files.load(self.device) if self.files is not None else None
-        if content is None or self.files is None:
-            return
-        path = self.files.folder / CHECKPOINT
+        content = self.ranks.lead(self._saved)
+        if content is not None and self.out is not None:
+            path = self.out / CHECKPOINT
+            self.ranks.each(lambda: self._take(content, path))
+
+    def _take(self, content: dict[str, Any], path: Path) -> None:
         load_weights(self.model, content["model"], path)
         load_weights(self.average, content["average"], path)
         load_weights(self.optimisers, content["optimisers"], path)
         self.progress = Progress(**content["progress"])
-        if self.progress.best_epoch >= 0 and not (self.files.folder / MODEL).is_file():
-            raise CheckpointError(f"{self.files.folder / MODEL}: no such checkpoint")
+
+    def _saved(self) -> dict[str, Any] | None:
+        if self.files is None:
+            return None
+        # for other ranks it goes through the host
+        content = self.files.load(self.device if self.ranks.count == 1 else torch.device("cpu"))
+        model = self.files.folder / MODEL
+        if content is not None and content["progress"]["best_epoch"] >= 0 and not model.is_file():
+            raise CheckpointError(f"{model}: no such checkpoint")
+        return content

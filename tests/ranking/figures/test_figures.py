@@ -547,7 +547,7 @@ def test_the_page_of_goals_keeps_its_prose(tmp_path: Path) -> None:
     page.write_text(f"# P\n\n{redraw.GOALS_BEGIN}\n{redraw.GOALS_END}\n\n## Prose\n")
     assert redraw.update_performance(page, tmp_path / "figures")
     text = page.read_text()
-    assert text.count("Not measured.") == 6
+    assert text.count("Not measured.") == text.count("\n### ") >= 6
     assert text.endswith("\n\n## Prose\n")
     assert not redraw.update_performance(page, tmp_path / "figures")
     page.write_text("no marks")

@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from made_up_cached import cached_results
 from made_up_results import (
     MANIFEST,
     attention_results,
     history_results,
+    hstu_results,
     next_item_results,
     quality_results,
+    sparse_results,
     target_results,
 )
 
@@ -42,6 +45,9 @@ def test_sections_are_of_the_results_that_are_there(tmp_path: Path) -> None:
             "03_target_attention": target_results(),
             "04_quality": quality_results(),
             "06_history_length": history_results(),
+            "07_hstu": hstu_results(),
+            "08_sparse_attention": sparse_results(),
+            "09_history_cache": cached_results(),
         },
     )
     for name in ("01_speed_speedup", f"01_speed_{speed.PEERS}"):

@@ -133,7 +133,10 @@ def test_every_public_operation_is_measured() -> None:
     }
     made = {"attention_schedule", "jagged_attention", "jagged2_like", "lengths_to_offsets"}
     made |= {"jagged_varlen_attention", "jagged_collate", "from_list_column", "to_list_column"}
-    made |= {"from_torchrec", "to_torchrec"}
+    made |= {"from_torchrec", "to_torchrec", "prefixed_attention", "prefix_schedule"}
+    made |= {"cached_attention", "cache_schedule", "key_statistics", "scissorhands"}
+    made |= {"persistence_ratio", "explain_attention", "block_means"}
+    made |= {"retrieved_blocks"}
     assert {op.function for op in OPERATIONS.values()} == functions - made
 
 

@@ -35,7 +35,7 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = Non
     scores = by_head(q) @ by_head(k).mT / (DIM // HEADS) ** 0.5
     if sink is not None:
         scores = torch.cat([scores, sink[:, None, None].expand(-1, len(q), 1)], dim=2)
-        v = torch.cat([v, torch.zeros_like(v[:1])]) if len(v) else torch.zeros(1, DIM)
+        v = torch.cat([v, torch.zeros_like(v[:1])]) if len(v) else v.new_zeros(1, DIM)
     return (scores.softmax(2) @ by_head(v)).transpose(0, 1).flatten(1)
 
 
@@ -134,6 +134,31 @@ def test_an_encoder_is_its_formula(toy: ClickDataset, written_out: Callable[...,
         for candidate in asking
     ]
     torch.testing.assert_close(found, torch.stack(expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_hstus_gradients_are_those_of_its_formula(toy: ClickDataset, dtype: torch.dtype) -> None:
+    """In the model every parameter counts, those of biases too."""
+    made = ranker(toy, "hstu", layers=LAYERS, heads=HEADS)
+    encoder: Any = made.encoder.to(dtype)
+    batch = batch_of(toy, mixed_rows(toy))
+    history, candidates = (x.with_values(x.values.to(dtype)) for x in made.embedding(batch))
+    found = encoder(history, candidates, batch)
+    users = zip(history, candidates, batch.age, strict=True)
+    written = torch.stack(
+        [hstu(encoder, x, asking, age) for x, of_user, age in users for asking in of_user]
+    )
+    torch.testing.assert_close(found, written)
+    parameters = dict(encoder.named_parameters())
+    d_out = torch.randn_like(found)
+    gradients = [
+        torch.autograd.grad(out, list(parameters.values()), d_out, retain_graph=True)
+        for out in (found, written)
+    ]
+    for name, ours, theirs in zip(parameters, *gradients, strict=True):
+        largest = float(theirs.abs().max())
+        assert largest > 0, name
+        assert (ours - theirs).abs().max() < 100 * torch.finfo(dtype).eps * largest, name
 
 
 def test_hstus_biases_are_of_distance_and_time(toy: ClickDataset) -> None:

@@ -42,10 +42,7 @@ OPERATIONS = {
         *("jagged_index_select", "jagged_dense_bmm", "jagged_top_k", "jagged_recent"),
         "jagged_attention",
     },
-    "hstu": {
-        *("jagged_layer_norm", "jagged2_like", "jagged_outer", "jagged2_matmul"),
-        "jagged_attention",
-    },
+    "hstu": {"jagged_layer_norm", "jagged_attention"},
     "bst": {
         *("jagged_index_select", "jagged_cat", "jagged_last_k", "jagged_mean"),
         "jagged_attention",
@@ -143,7 +140,7 @@ def test_no_model_pads(toy: ClickDataset, model: str, monkeypatch: pytest.Monkey
     seen = largest(toy, model)
     assert not seen.by_requests
     # What it would have padded; a CPU has users in tiles of 32 tokens, which is some of that.
-    padded = REQUESTS * LONGEST * (LONGEST * HEADS if model == "hstu" else DIM)
+    padded = REQUESTS * LONGEST * DIM
     assert seen.numbers < padded / 4
 
 

@@ -38,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (home / "pyproject.toml").touch()
     monkeypatch.setenv("JAGGED_HOME", str(home))
     monkeypatch.setenv("CLICK_DATA_DIR", str(tmp_path / "logs"))
-    monkeypatch.setattr(runs, "_cores", lambda: 1)
+    monkeypatch.setattr(runs, "usable_cores", lambda: 1)
     return home
 
 

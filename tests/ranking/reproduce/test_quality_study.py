@@ -31,15 +31,15 @@ def trained(
     (home / "notebooks").mkdir(parents=True)
     (home / "pyproject.toml").touch()
     monkeypatch.setenv("JAGGED_HOME", str(home))
-    monkeypatch.setattr(runs, "_cores", lambda: 1)  # in this process
+    monkeypatch.setattr(runs, "usable_cores", lambda: 1)  # in this process
     found: list[TrainConfig] = []
     train = runs._train_one
 
-    def note(dataset, config, splits, device, *, progress):
+    def note(dataset, config, splits, device, *, progress, score):
         if config.seed == 13:
             raise InterruptedError("cut off")
         found.append(config)
-        return train(dataset, config, splits, device, progress=False)
+        return train(dataset, config, splits, device, progress=False, score=score)
 
     monkeypatch.setattr(runs, "_train_one", note)
     return found

@@ -12,6 +12,8 @@ import torch
 from jagged_ranking import results
 from jagged_ranking.measure.benchmark import measure_attention
 from jagged_ranking.measure.ceilings import Ceilings, ceiling_table
+from jagged_ranking.measure.lineup import HSTU_OPS
+from jagged_ranking.measure.sparse.sparse_workloads import SparseWorkload
 from jagged_ranking.measure.timing import Effort
 from jagged_ranking.measure.workloads import Workload
 from jagged_ranking.reproduce import attention_study as study
@@ -19,9 +21,14 @@ from jagged_ranking.reproduce.errors import RunError
 from jagged_ranking.reproduce.freshness import histories_digests
 from jagged_ranking.reproduce.lab import (
     describe_batches,
+    describe_sparse,
+    hstu_batches,
     interaction_batches,
     measured,
     measured_interaction,
+    measured_sparse,
+    patterns_of,
+    sparse_batches,
     study_batches,
     target_batches,
 )
@@ -98,6 +105,41 @@ def test_batches_of_target_attention(home: Path) -> None:
     assert describe_batches(batches)["candidates"].tolist() == [8, 4, 3, 3, 3]
 
 
+def hstu_batches_of(**changes: Any) -> list[Workload]:
+    given: dict[str, Any] = {
+        "names": ["C"],
+        "size": "small",
+        "wastes": [0.5],
+        "waste_users": 4,
+        "waste_max_len": 16,
+        "heads": 2,
+        "head_dim": 16,
+        "attentions": list(HSTU_OPS),
+        "targets": 3,
+        "device": "cpu",
+        "seed": 0,
+    }
+    return hstu_batches(**{**given, **changes})
+
+
+def test_batches_of_hstus_attention() -> None:
+    batches = hstu_batches_of()
+    assert [b.name for b in batches] == ["C-small", "waste 50%"] * 4
+    assert [b.op for b in batches[::2]] == list(HSTU_OPS)
+    assert {b.causal for b in batches} == {True}
+    table = describe_batches(batches)
+    assert table["targets"].tolist() == [0, 0, 3, 3] * 2
+    assert table["biases"].tolist() == [False] * 4 + [True] * 4
+    assert hstu_batches_of(device="cuda", size="full")[0].dtype == torch.bfloat16
+    for wrong, message in (
+        ({"attentions": ["softmax"]}, "no attention softmax; there is hstu, hstu_targets"),
+        ({"targets": 0}, "targets must be at least 1, got 0"),
+        ({"names": [], "wastes": []}, "no batch to measure: .*workloads, wastes, attentions"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            hstu_batches_of(**wrong)
+
+
 def interaction_batches_of(**changes: Any) -> list[Workload]:
     given: dict[str, Any] = {
         "users": [2, 4],
@@ -142,6 +184,73 @@ def test_interaction_operations_are_kept_one_by_one(
     assert set(both["op"]) == {"ceiling", "jagged_cat", "jagged_max"}
     weighed = both[both["metric"] == "peak_memory"]
     assert set(weighed["workload"]) == {"users 4"}
+
+
+NO_SPARSE: dict[str, Any] = {"lengths": [], "strides": [], "densities": [], "candidates": []}
+RULES = {"stride": 4, "local": 2, "window": 20, "first": 4, "newest": 1, "block": 16}
+
+
+def sparse_batches_of(**changes: Any) -> list[SparseWorkload]:
+    given: dict[str, Any] = {
+        **RULES,
+        "lengths": [32],
+        "tokens": 64,
+        "density_length": 64,
+        "strides": [4, 1],
+        "locals_": [1],
+        "densities": [0.5],
+        "block_length": 64,
+        "candidates": [16],
+        "top_k": [1],
+        "retrieval_users": 2,
+        "retrieval_length": 64,
+        "names": ["B"],
+        "size": "small",
+        "heads": 2,
+        "head_dim": 16,
+        "data": None,
+        "histories": ["few"],
+        "data_users": 10,
+        "device": "cpu",
+        "seed": 0,
+    }
+    return sparse_batches(**{**given, **changes})
+
+
+def test_batches_of_attention_to_some_keys(home: Path) -> None:
+    batches = sparse_batches_of()
+    assert [one.name for one in batches] == [
+        *("length 32", "stride 4, 1 local", "stride 1, 1 local"),
+        *("causal, density 0.5", "full, density 0.5", "16 candidates, 1 blocks"),
+        *("B-small S2", "B-small semi-local", "few S2", "few semi-local"),
+    ]
+    assert {one.batch.dtype for one in batches} == {torch.float32}
+    assert [one.batch.users for one in batches[:2]] == [2, 1]
+    assert {one.pattern.block for one in batches} == {16}
+    table = describe_sparse(batches)
+    assert table["rule"].iloc[-1] == "semi_local"
+    assert table.loc["stride 1, 1 local", "density"] == "100.0%"
+    assert {one.batch.dtype for one in sparse_batches_of(device="cuda")} == {torch.bfloat16}
+    with pytest.raises(ValueError, match=r"no batch to measure: .*lengths, strides, densities"):
+        sparse_batches_of(**NO_SPARSE, names=[], histories=["absent"])
+
+
+def test_attention_to_some_keys_is_kept_one_by_one(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    batches = sparse_batches_of(**NO_SPARSE, names=[], histories=["few"])
+    patterns = patterns_of(top_k=1, **RULES)
+    given: dict[str, Any] = {"patterns": patterns, "seen_lengths": [32], "heads": 2}
+    given |= {"head_dim": 16, "seed": 0, "device": "cpu", "run_id": "08", "effort": QUICK}
+    first = measured_sparse(batches[:1], **given)
+    capsys.readouterr()
+    both = measured_sparse(batches, **given)
+    said = capsys.readouterr().out
+    assert "keys_seen: kept from" in said
+    assert "1 of 2, few S2: measure_sparse: kept from" in said
+    assert "2 of 2, few semi-local: measure_sparse: took" in said
+    assert both.iloc[: len(first)].equals(first)
+    assert set(both["op"]) == {"keys_seen", "ceiling", "sparse_attention", "lists"}
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +35,9 @@ from jagged_ranking.evaluation.metrics import METRICS
 from jagged_ranking.evaluation.rows import ORDER_ALONE
 from jagged_ranking.training import experiment, runs, train_commands
 from jagged_ranking.training.config import TrainConfig
-from jagged_ranking.training.experiment import compare_models
+from jagged_ranking.training.experiment import Plan, compare_models
 from jagged_ranking.training.outcome import Outcome, read_outcome, write_outcome
+from jagged_ranking.training.search import Search
 
 TINY = TrainConfig(dim=8, hidden=(8,), max_history=10, batch_size=512, epochs=2, learning_rate=0.01)
 TINY_OPTIONS = (
@@ -112,10 +115,7 @@ def test_counts_reach_the_published_floor(data_dir: Path, tmp_path: Path) -> Non
 @pytest.fixture(scope="module")
 def compared(toy: ClickDataset) -> pd.DataFrame:
     return compare_models(
-        toy.folder,
-        models=("mean_pool", "target_attention"),
-        seeds=(0, 1),
-        config=TINY,
+        [Plan(toy.folder, models=("mean_pool", "target_attention"), seeds=(0, 1), config=TINY)],
         replicates=200,
         device="cpu",
         workers=1,
@@ -153,10 +153,9 @@ def test_compare_models_is_tidy_and_complete(compared: pd.DataFrame, tmp_path: P
 
 
 def test_what_is_trained_on_lists_is_not_judged_as_a_probability(toy: ClickDataset) -> None:
-    table = compare_models(
-        toy.folder, models=("mean_pool", "din"), seeds=(0,), replicates=20, device="cpu",
-        config=replace(TINY, epochs=1, loss="listwise", select="gauc"), workers=1, progress=False,
-    )  # fmt: skip
+    config = replace(TINY, epochs=1, loss="listwise", select="gauc")
+    plan = Plan(toy.folder, models=("mean_pool", "din"), seeds=(0,), config=config)
+    table = compare_models([plan], replicates=20, device="cpu", workers=1, progress=False)
     of_one, differences = ["ne", "log_loss"], ["ne_difference", "log_loss_difference"]
     odd = table["metric"].isin(of_one) & ~table["provider"].isin(list(FLOORS))
     odd |= table["metric"].isin(differences)
@@ -168,11 +167,33 @@ def test_what_is_trained_on_lists_is_not_judged_as_a_probability(toy: ClickDatas
     )
 
 
-def test_compare_models_arguments(toy: ClickDataset) -> None:
+def test_a_plan_that_makes_no_sense(toy: ClickDataset) -> None:
     with pytest.raises(ValueError, match=r"model must be one of .*, mean_pool, .*, got 'dnn'"):
-        compare_models(toy.folder, models=("dnn",))
+        Plan(toy.folder, models=("dnn",))
     with pytest.raises(ValueError, match="at least one model and one seed"):
-        compare_models(toy.folder, seeds=())
+        Plan(toy.folder, seeds=())
+    with pytest.raises(ValueError, match="seed must lie in"):
+        Plan(toy.folder, seeds=(0, -1))
+
+
+def test_plans_side_by_side_give_what_each_gives_alone(
+    toy: ClickDataset, songs: ClickDataset
+) -> None:
+    """Of two data sets, of which each has models, seeds and trials of its own."""
+    search = Search(trials=2, space={"learning_rate": [0.001, 0.02]})
+    following = replace(TINY, epochs=1, loss="next_item", select="ndcg@10", head="dot")
+    models = ("mean_pool", "sasrec")
+    plans = [
+        Plan(toy.folder, models=models[:1], seeds=(0, 1), config=TINY),
+        Plan(songs.folder, models=models, seeds=(2,), config=following, search=search),
+    ]
+    how: dict[str, Any] = {"replicates": 20, "device": "cpu", "progress": False}
+    together = compare_models(plans, workers=2, **how)
+    alone = pd.concat([compare_models([one], workers=1, **how) for one in plans])
+    assert set(together["workload"]) == {toy.name, songs.name}
+    assert (together["mode"] == "trial").sum() == 4
+    numbers = [t.query("metric != 'seconds'").reset_index(drop=True) for t in (together, alone)]
+    pd.testing.assert_frame_equal(numbers[0], numbers[1])
 
 
 def command(name: str, *arguments: str | Path) -> int:
@@ -280,17 +301,18 @@ def test_a_comparison_that_was_cut_off_goes_on_where_it_stopped(
 ) -> None:
     """Side by side (2) first in a thread of this process, later in processes, which take long to
     start."""
-    options: dict[str, Any] = {"models": ("mean_pool", "target_attention"), "seeds": (0, 1)}
-    options |= {"config": TINY, "replicates": 200, "device": "cpu", "progress": False}
+    options: dict[str, Any] = {"replicates": 200, "device": "cpu", "progress": False}
     store = Kept(most=2)
+    models = ("mean_pool", "target_attention")
+    plans = [Plan(toy.folder, models=models, seeds=(0, 1), config=TINY, store=store)]
     with monkeypatch.context() as patched:
         patched.setattr(runs, "ProcessPoolExecutor", one_thread)
         with pytest.raises(InterruptedError):
-            compare_models(toy.folder, **options, workers=before, store=store)
+            compare_models(plans, **options, workers=before)
     assert len(store.outcomes) == 2
     first = dict(store.outcomes)
     store.most = 4
-    table = compare_models(toy.folder, **options, workers=after, store=store)
+    table = compare_models(plans, **options, workers=after)
     assert len(store.outcomes) == 4
     assert all(store.outcomes[key] is outcome for key, outcome in first.items())
     # Two side by side give what one after another gave.
@@ -298,13 +320,16 @@ def test_a_comparison_that_was_cut_off_goes_on_where_it_stopped(
     pd.testing.assert_frame_equal(numbers[0], numbers[1])
 
     monkeypatch.setattr(runs, "_train_one", lambda *given, **options: pytest.fail("trained"))
-    again = compare_models(toy.folder, **options, workers=after, store=store)
+    again = compare_models(plans, **options, workers=after)
     pd.testing.assert_frame_equal(again, table)  # the seconds, too
 
 
-def one_thread(most: int, *, mp_context: Any, initializer: Any) -> ThreadPoolExecutor:
+def one_thread(
+    most: int, *, mp_context: Any, initializer: Any, initargs: Any
+) -> ThreadPoolExecutor:
     """In the place of a pool of `most` processes."""
     assert initializer is runs._begin_worker
+    assert not initargs[0].get()  # no GPU for a CPU
     return ThreadPoolExecutor(1)
 
 
@@ -313,7 +338,9 @@ def test_a_worker_ends_with_its_parent_and_has_one_thread(monkeypatch: pytest.Mo
     begun: list[object] = []
     monkeypatch.setattr(runs, "end_worker_with_parent", lambda: begun.append("with its parent"))
     monkeypatch.setattr(runs.torch, "set_num_threads", begun.append)
-    runs._begin_worker()
+    gpus = get_context("spawn").SimpleQueue()
+    gpus.put("")
+    runs._begin_worker(gpus)
     assert begun == ["with its parent", 1]
 
 
@@ -332,11 +359,38 @@ def test_a_single_training_has_one_thread_of_this_process(
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        runs.train_all(toy, [TINY], splits=("test",), device="cpu", workers=2, progress=False)
+        runs.train_all(
+            [runs.Run(toy, TINY)], splits=("test",), device="cpu", workers=2, progress=False
+        )
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
     assert during == [1]
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "gpus"),
+    [
+        ("cuda", None, ["0", "1", "2"]),
+        ("cuda", "5,GPU-7,6", ["5", "GPU-7", "6"]),
+        ("cuda:1", "5,6,7", []),
+        ("cpu", None, []),
+    ],
+)
+def test_trainings_take_turns_on_the_gpus_that_cuda_may_mean(
+    device: str, visible: str | None, gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert runs.visible_gpus(device) == gpus
+
+
+def test_a_process_has_its_gpu_before_cuda_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "visible_gpus", lambda _device: ["7", "8"])
+    with runs._pool(1, "cuda") as pool:
+        assert pool.submit(os.getenv, "CUDA_VISIBLE_DEVICES").result() == "7"
 
 
 def test_what_runs_beside_a_training_that_fails_is_kept(
@@ -344,7 +398,9 @@ def test_what_runs_beside_a_training_that_fails_is_kept(
 ) -> None:
     good = threading.Event()
 
-    def train(folder: Path, config: TrainConfig, splits: tuple[str, ...], device: str) -> Outcome:
+    def train(
+        folder: Path, config: TrainConfig, splits: tuple[str, ...], device: str, score: Any
+    ) -> Outcome:
         if config.seed == 0:
             good.wait(60)  # it fails while the other is at work
             raise ValueError("no good")
@@ -358,20 +414,16 @@ def test_what_runs_beside_a_training_that_fails_is_kept(
         runs, "ProcessPoolExecutor", lambda most, **options: ThreadPoolExecutor(most)
     )
     store = Kept()
+    plan = Plan(toy.folder, models=("mean_pool",), seeds=(0, 1), config=TINY, store=store)
     with pytest.raises(ValueError, match="no good"):
-        compare_models(
-            toy.folder, models=("mean_pool",), seeds=(0, 1), config=TINY, workers=2,
-            device="cpu", progress=False, store=store,
-        )  # fmt: skip
+        compare_models([plan], workers=2, device="cpu", progress=False)
     assert [config.seed for config, _ in store.outcomes] == [1]
 
 
 def test_an_outcome_is_read_as_it_was_written(toy: ClickDataset, tmp_path: Path) -> None:
     store = Kept()
-    compare_models(
-        toy.folder, models=("mean_pool",), seeds=(3,), config=TINY, workers=1, device="cpu",
-        progress=False, store=store,
-    )  # fmt: skip
+    plan = Plan(toy.folder, models=("mean_pool",), seeds=(3,), config=TINY, store=store)
+    compare_models([plan], workers=1, device="cpu", progress=False)
     (((config, _), outcome),) = store.outcomes.items()
     path = tmp_path / "one.npz"
     write_outcome(outcome, path)
@@ -390,15 +442,10 @@ def test_an_outcome_is_read_as_it_was_written(toy: ClickDataset, tmp_path: Path)
             read_outcome(path)
 
 
-def test_wrong_options_are_said_before_anything_is_done(
-    toy: ClickDataset, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("replicates", [-5, 0])
+def test_too_few_replicates_are_said_before_anything_is_done(
+    toy: ClickDataset, monkeypatch: pytest.MonkeyPatch, replicates: int
 ) -> None:
-    monkeypatch.setattr(experiment, "evaluate_floor", lambda *given, **options: pytest.fail("ran"))
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({"replicates": -5}, "replicates must be at least 1, got -5"),
-        ({"replicates": 0}, "replicates must be at least 1, got 0"),
-        ({"seeds": (0, -1)}, "seed must lie in"),
-    ]
-    for options, message in wrong:
-        with pytest.raises(ValueError, match=message):
-            compare_models(toy.folder, **options)
+    monkeypatch.setattr(experiment, "train_all", lambda *given, **options: pytest.fail("ran"))
+    with pytest.raises(ValueError, match=f"replicates must be at least 1, got {replicates}"):
+        compare_models([Plan(toy.folder)], replicates=replicates)

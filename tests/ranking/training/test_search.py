@@ -12,7 +12,7 @@ from click_data import ClickDataset
 from jagged_ranking import results
 from jagged_ranking.training import runs
 from jagged_ranking.training.config import TrainConfig
-from jagged_ranking.training.experiment import compare_models
+from jagged_ranking.training.experiment import Plan, compare_models
 from jagged_ranking.training.search import Search, best_of
 
 TINY = TrainConfig(dim=8, hidden=(8,), max_history=10, batch_size=512, epochs=1, seed=4)
@@ -74,10 +74,8 @@ def test_every_model_has_the_best_of_the_same_trials(
 
     monkeypatch.setattr(runs, "_train_one", note)
     models, search = ("mean_pool", "target_attention"), Search(trials=2, space=SPACE)
-    table = compare_models(
-        toy.folder, models=models, seeds=(7,), config=TINY, search=search, replicates=20,
-        device="cpu", workers=1, progress=False,
-    )  # fmt: skip
+    plan = Plan(toy.folder, models=models, seeds=(7,), config=TINY, search=search)
+    table = compare_models([plan], replicates=20, device="cpu", workers=1, progress=False)
     drawn = search.drawn(TINY)
     trials = [(replace(one, model=model), ("valid",)) for model in models for one in drawn]
     assert scored[:4] == trials

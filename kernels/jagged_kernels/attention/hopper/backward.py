@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jagged_kernels.attention.choice import HOPPER_DQ
 from jagged_kernels.attention.hopper.dkv import launch_dkv
 from jagged_kernels.attention.hopper.dq import launch_dq
 from jagged_kernels.attention.hopper.exact_backward import launch_exact_backward
-from jagged_kernels.attention.plain import backward as triton_backward
+from jagged_kernels.attention.plain import dq as plain_dq
 from jagged_kernels.attention.plans import Call
 from jagged_kernels.schedule.policy.hopper import DQ_CONFIG, dkv_config, for_tma, forward_config
 
@@ -38,7 +39,7 @@ def launch_backward(
     scale: float,
     wanted_kv: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`plain.backward.launch_backward` for what `hopper_fits`.
+    """`plain.backward.launch_backward` for what `choice.HOPPER_DKV` takes.
 
     Args:
         rows, rows_t: of tiles of `forward_config(head_dim).tile_q` queries and keys.
@@ -50,16 +51,15 @@ def launch_backward(
     band: dict[str, Any] = {"left": left, "right": right}
     dim = q.shape[2]
     tile = forward_config(dim).tile_q
-    gluon_dq = dim == 128
+    gluon_dq = dim in HOPPER_DQ.head_dims
     alarm = None
     if any(call.limits) and (gluon_dq or wanted_kv):
         alarm = torch.zeros((), dtype=torch.int32, device=q.device)
     if gluon_dq:
         dq, delta = launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, call, alarm, **band)
     else:
-        dq, delta = triton_backward.launch_dq(
-            d_o, d_lse2, q, k, v, o, lse2, rows, call, tile=tile, **band
-        )
+        dq, delta = plain_dq.launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, call, tile=tile, **band)
+        assert delta is not None, "of a softmax"
     dkv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, call, alarm, **band) if wanted_kv else None
     if alarm is not None:
         launch_exact_backward(

@@ -56,7 +56,7 @@ def launch_dkv(
     right: int,
     config: HopperConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`plain.backward.launch_dkv` for what `hopper_fits`.
+    """`plain.dkv.launch_dkv` for what `choice.HOPPER_DKV` takes.
 
     Args:
         lse2, delta: [Tq, H] float32, contiguous.

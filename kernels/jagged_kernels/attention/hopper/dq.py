@@ -56,7 +56,7 @@ def launch_dq(
     right: int,
     config: HopperConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`plain.backward.launch_dq` for what `hopper_fits`, at head_dim 128.
+    """`plain.dq.launch_dq` for what `choice.HOPPER_DQ` takes.
 
     Args:
         rows: tiles of `config.tile_q` queries.

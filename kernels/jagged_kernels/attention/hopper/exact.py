@@ -115,6 +115,7 @@ def _attend_exactly(
     if NEGATE:
         q = -q
     acc, top, total, _ = walk(
-        q, k_ptr, v_ptr, row, scale_log2, left, right, None, None, S, BIAS, True
-    )
+        q, k_ptr, v_ptr, row, None, scale_log2, left, right, (0, 0, 0, 0),
+        S, BIAS, None, True,
+    )  # fmt: skip
     store_tile(acc, top, total, o_ptr, lse2_ptr, row, S)

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from jagged_kernels.attention.blocks import finite
 from jagged_kernels.attention.hopper.exact import part_of_place
-from jagged_kernels.attention.plain.backward import dkv_walk, dq_walk
+from jagged_kernels.attention.plain.dkv import dkv_walk
+from jagged_kernels.attention.plain.dq import dq_walk
 from jagged_kernels.attention.plans import PLANS, Call, scale_argument
 from jagged_kernels.attention.scores.bias_launch import NO_BIAS
 from jagged_kernels.attention.seen.triton_sums import SEEN_BLOCK, is_bad, size_of_sums
@@ -143,8 +144,8 @@ def _dq_again(
         lse2 = finite(load_numbers(lse2_ptr + head, q_start, q_end, HEADS, TILE))
         delta = load_numbers(delta_ptr + head, q_start, q_end, HEADS, TILE)
         dq, _, _, _ = dq_walk(
-            q, d_o, lse2, delta, k_ptr, v_ptr, row_ends, scale_log2, left, right, None, None, None,
-            S, BIAS, True,
+            q, d_o, (lse2, delta), k_ptr, v_ptr, row_ends, None, scale_log2, left, right,
+            (0, 0, 0, 0, 0), S, BIAS, None, None, True,
         )  # fmt: skip
         store_block(dq_ptr, dq * scale, q_start, q_end, HEADS * S.D, TILE, S.D, PAD_D)
 
@@ -179,7 +180,8 @@ def _dkv_again(
         row_ends = (k_start, k_end, q_start, q_end, shift)
         dk, dv = dkv_walk(
             k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends, kv_head,
-            scale_log2, left, right, rows_ptr, place // (PARTS * KV_HEADS), None, S, BIAS, True,
+            scale_log2, left, right, rows_ptr, place // (PARTS * KV_HEADS), (0, 0, 0, 1.0),
+            S, BIAS, None, None, True,
         )  # fmt: skip
         store_block(dk_ptr, dk * scale, k_start, k_end, KV_HEADS * S.D, TILE, S.D, PAD_D)
         store_block(dv_ptr, dv, k_start, k_end, KV_HEADS * S.DV, TILE, S.DV, PAD_DV)

@@ -66,7 +66,7 @@ def launch_forward(
     with_lse: bool = True,
     config: HopperConfig | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """`plain.forward.launch_forward` for what `hopper_fits`.
+    """`plain.forward.launch_forward` for what `choice.HOPPER_FORWARD` takes.
 
     Args:
         rows: tiles of `config.tile_q` queries.

@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jagged_kernels.attention.flops import backward_flops, forward_flops, pairs_of_offsets
+from jagged_kernels.attention.flops import (
+    backward_flops,
+    forward_flops,
+    pairs_of_lists,
+    pairs_of_offsets,
+)
+from jagged_kernels.attention.meeting import MEET_SCHEMA, MeetTerms
 from jagged_kernels.attention.native import (
     Mask,
     attention_native_backward,
@@ -18,11 +24,14 @@ from jagged_kernels.attention.operators.plain import empty_gradients, output_gra
 from jagged_kernels.attention.scores.bias_terms import BIAS_SCHEMA, BiasTerms, given_gradients
 from jagged_kernels.core.flops import define_flops
 from jagged_kernels.core.operators import call, define_gradient, define_op
+from jagged_kernels.schedule.row_layout import NO_LIMIT
 
 _ARGUMENTS = (
     "Tensor q_offsets, Tensor k_offsets, int left, int right, float scale, "
-    f"Tensor? dropout_seed, float dropout_p, {BIAS_SCHEMA}"
+    f"Tensor? dropout_seed, float dropout_p, int block, {MEET_SCHEMA}, {BIAS_SCHEMA}"
 )
+_MEETS = len(MeetTerms._fields)
+_RANGES = MeetTerms()
 
 
 def attention_native(
@@ -37,10 +46,12 @@ def attention_native(
     bias: BiasTerms | None = None,
     dropout_p: float = 0.0,
     dropout_seed: Tensor | None = None,
+    block: int = 0,
+    meets: MeetTerms = _RANGES,
 ) -> tuple[Tensor, Tensor]:
-    """(o [Tq, H, Dv], lse [Tq, H]), as `attention_reference`."""
+    """(o [Tq, H, Dv], lse [Tq, H]), as `attention_reference`; `block`: of the lists."""
     terms = BiasTerms() if bias is None else bias
-    rest = (*window, scale, dropout_seed, dropout_p, *terms)
+    rest = (*window, scale, dropout_seed, dropout_p, block, *meets, *terms)
     return call(native_op, q, k, v, q_offsets, k_offsets, *rest)
 
 
@@ -70,11 +81,16 @@ def _attention_native_backward(
 
 
 def _mask(
-    left: int, right: int, scale: float, seed: Tensor | None, dropout_p: float, *terms: Any
-) -> Mask:
-    bias = BiasTerms(*terms)
-    adds = any(tensor is not None for tensor in bias.learned())
-    return Mask((left, right), scale, bias if adds else None, dropout_p, seed)
+    left: int, right: int, scale: float, seed: Tensor | None, dropout_p: float, block: int,
+    *terms: Any,
+) -> Mask:  # fmt: skip
+    meets, bias = MeetTerms(*terms[:_MEETS]), BiasTerms(*terms[_MEETS:])
+    # A rule says all of the mask.
+    window = (NO_LIMIT, NO_LIMIT) if meets.ruled else (left, right)
+    return Mask(
+        window, scale, bias if bias.adds else None, dropout_p, seed,
+        meets.scores, meets.divide_by, meets.lists(block, left),
+    )  # fmt: skip
 
 
 def _empty_output(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -120,14 +136,25 @@ def _forward_flops(
     q: Tensor, k: Tensor, v: Tensor, q_offsets: Tensor, k_offsets: Tensor,
     left: int, right: int, *rest: Any,
 ) -> Any:  # fmt: skip
-    return forward_flops(q, v, pairs_of_offsets(q, k, q_offsets, k_offsets, left, right))
+    return forward_flops(q, v, _pairs(q, k, q_offsets, k_offsets, left, right, *rest))
 
 
 def _backward_flops(
     d_o: Tensor, d_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
     q_offsets: Tensor, k_offsets: Tensor, left: int, right: int, *rest: Any,
 ) -> Any:  # fmt: skip
-    return backward_flops(q, v, pairs_of_offsets(q, k, q_offsets, k_offsets, left, right))
+    return backward_flops(q, v, _pairs(q, k, q_offsets, k_offsets, left, right, *rest))
+
+
+def _pairs(
+    q: Tensor, k: Tensor, q_offsets: Tensor, k_offsets: Tensor, left: int, right: int,
+    scale: float, dropout_seed: Tensor | None, dropout_p: float, block: int, *terms: Any,
+) -> Any:  # fmt: skip
+    meets = MeetTerms(*terms[:_MEETS])
+    lists = meets.lists(block, left)
+    if lists is not None:
+        return pairs_of_lists(q, k, lists, q_offsets, k_offsets, (left, right))
+    return pairs_of_offsets(q, k, q_offsets, k_offsets, left, right)
 
 
 define_flops(native_op, _forward_flops)

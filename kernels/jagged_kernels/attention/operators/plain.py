@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jagged_kernels.attention.choice import HOPPER_DKV, HOPPER_FORWARD, SHORT, pick
 from jagged_kernels.attention.flops import backward_flops, forward_flops, pairs_of_rows
 from jagged_kernels.core.flops import define_flops
 from jagged_kernels.core.operators import call, define_gradient, define_op
-from jagged_kernels.schedule.policy.hopper import backward_pays, forward_pays, hopper_fits
-from jagged_kernels.schedule.policy.plain import short_users_pay
 
 
 def empty_output(
@@ -70,14 +69,15 @@ def _attention_triton(
     natural logarithm would round twice more.
     """
     band = {"left": left, "right": right, "scale": scale}
-    if forward_pays(q, rows, tile_q) and hopper_fits(q, k, v):
+    family = pick("forward", q, k, v, rows, tile_q, tile_k, offsets)
+    if family is HOPPER_FORWARD:
         from jagged_kernels.attention.hopper import forward as gluon_forward
 
         o, lse2 = gluon_forward.launch_forward(q, k, v, rows, **band, with_lse=with_lse)
     else:
         from jagged_kernels.attention.plain.forward import launch_forward
 
-        short = _short_offsets(q, offsets, tile_q, tile_k)
+        short = offsets if family is SHORT else None
         options = {"with_lse": with_lse, "short_offsets": short}
         o, lse2 = launch_forward(q, k, v, rows, tile_q=tile_q, **band, **options)
     return o, given_lse(lse2, q)
@@ -104,21 +104,15 @@ def _attention_triton_backward(
     """(dq, dk, dv) in the dtypes and shapes of q, k, v; dk and dv [0] if they are not wanted."""
     band = {"left": left, "right": right, "scale": scale, "wanted_kv": wanted_kv}
     inputs = (d_o, d_lse2, q, k, v, o, lse2, rows, rows_t)
-    if backward_pays(q, rows, tile_q, tile_k) and hopper_fits(q, k, v):
+    family = pick("dkv", q, k, v, rows, tile_q, tile_k, offsets)
+    if family is HOPPER_DKV:
         from jagged_kernels.attention.hopper import backward as gluon_backward
 
         return gluon_backward.launch_backward(*inputs, **band)
     from jagged_kernels.attention.plain.backward import launch_backward
 
-    short = _short_offsets(q, offsets, tile_q, tile_k)
+    short = offsets if family is SHORT else None
     return launch_backward(*inputs, tile_q=tile_q, tile_k=tile_k, **band, short_offsets=short)
-
-
-def _short_offsets(q: Tensor, offsets: Tensor | None, tile_q: int, tile_k: int) -> Tensor | None:
-    """The offsets if short users have kernels of their own, else None."""
-    if offsets is None or not short_users_pay(q.shape[0], offsets.shape[0] - 1, tile_q, tile_k):
-        return None
-    return offsets
 
 
 def _empty_backward(

@@ -19,19 +19,27 @@ from jagged_kernels.attention.blocks import (
     FAR,
     finite,
     lse2_of,
-    visible,
     weighted_mean,
     whole_blocks,
 )
+from jagged_kernels.attention.meeting import RANGES, Meeting, MeetShape
 from jagged_kernels.attention.plain.short import launch_short_forward
 from jagged_kernels.attention.plans import PLANS, Call, LaunchPlan, empty_lse
 from jagged_kernels.attention.scores.bias_launch import NO_BIAS, BiasShape, launch_options
 from jagged_kernels.attention.scores.triton_bias import add_bias, bias_place, keep_block
 from jagged_kernels.attention.seen.triton_sums import SEEN_BLOCK, add_weighted, size_of_sums
+from jagged_kernels.attention.triton_meeting import (
+    factor_of_user,
+    inside_block,
+    list_ends,
+    listed_block,
+    rule_of_row,
+)
 from jagged_kernels.core.backends import has_small_memory
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig
+from jagged_kernels.device.arithmetic import LN2
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.device.memory import load_block, store_block, store_numbers
 from jagged_kernels.schedule.policy.plain import forward_config, parts_of_tile
@@ -39,6 +47,7 @@ from jagged_kernels.schedule.row_access import load_part
 from jagged_kernels.schedule.rows import rows_to_walk
 
 _FAR = tl.constexpr(FAR)
+_LN2 = tl.constexpr(LN2)
 
 
 def launch_forward(
@@ -52,6 +61,7 @@ def launch_forward(
     right: int,
     scale: float,
     bias: dict[str, Any] | None = None,
+    meeting: Meeting = RANGES,
     with_lse: bool = True,
     short_offsets: Tensor | None = None,
     config: LaunchConfig | None = None,
@@ -61,6 +71,8 @@ def launch_forward(
     Args:
         with_lse: compute the latter too; else it is None.
         bias: from `scores.bias_launch.bias_arguments`, or None.
+        meeting: which keys, where not the rows' ranges, and what a score becomes, where not its
+            exponential.
         short_offsets: the users' offsets where `plain.short` takes the short ones, else None.
         config: launch options in place of the rule's.
     """
@@ -73,35 +85,40 @@ def launch_forward(
     bias = bias or NO_BIAS
     skips = short_offsets is not None
     call = Call.of(q, k, v, left=left, right=right, scale=scale)
-    plan = _plan(call, tile_q, bias["BIAS"], config, has_small_memory(q.device), skips)
+    small_memory = has_small_memory(q.device)
+    plan = _plan(call, tile_q, bias["BIAS"], meeting.constants, config, small_memory, skips)
     if count := rows_to_walk(rows, tokens, tile_q, skips=skips):
         launch(
             _forward_kernel,
             count * plan.programs,
-            (q, k, v, o, lse2, rows, bias["bias"], plan.scale_log2, left, right),
+            (q, k, v, o, lse2, rows, bias["bias"], meeting.arguments, plan.scale_log2, left, right),
             plan.constants,
             **plan.options,
         )
     if short_offsets is not None:
-        launch_short_forward(q, k, v, o, lse2, short_offsets, call, left=left, right=right)
+        band = {"left": left, "right": right}
+        options = {"bias": bias, "meeting": meeting}
+        launch_short_forward(q, k, v, o, lse2, short_offsets, call, **band, **options)
     return o, lse2
 
 
 @lru_cache(PLANS)
 def _plan(
-    call: Call, tile: int, BIAS: BiasShape, config: LaunchConfig | None, small_memory: bool,
-    skips: bool,
+    call: Call, tile: int, BIAS: BiasShape, meets: MeetShape, config: LaunchConfig | None,
+    small_memory: bool, skips: bool,
 ) -> LaunchPlan:  # fmt: skip
     config = config or forward_config(call.pad_dim, call.element_size, call.precision)
     parts = parts_of_tile(tile, call.pad_dim, call.element_size, small_memory)
-    shape = call.shape(tile=tile, parts=parts, block=config.block, skips=skips)
-    return call.plan(parts * shape.HEADS, shape, launch_options(BIAS, config), BIAS=BIAS)
+    block = meets.block_of(tile, config.block)
+    shape = call.shape(tile=tile, parts=parts, block=block, skips=skips, meets=meets)
+    constants = {"BIAS": BIAS, "WEIGHT": meets.weight}
+    return call.plan(parts * shape.HEADS, shape, launch_options(BIAS, config), **constants)
 
 
 @triton.jit(do_not_specialize=["left", "right"])
 def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, rows_ptr, bias, scale_log2, left, right,
-    S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, rows_ptr, bias, meets, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
     HEADS: tl.constexpr = S.HEADS
     TILE: tl.constexpr = S.TILE
@@ -110,8 +127,9 @@ def _forward_kernel(
     slot, head = tl.program_id(0) // HEADS, (tl.program_id(0) % HEADS).to(tl.int64)
     row = slot // S.PARTS
     q_start, q_end, k_start, k_end, shift = load_part(
-        rows_ptr, row, slot % S.PARTS, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, S.PARTS, S.SKIPS
-    )
+        rows_ptr, row, slot % S.PARTS, left, right, S.NARROWS_LEFT, S.NARROWS_RIGHT, TILE, S.PARTS,
+        S.SKIPS,
+    )  # fmt: skip
     if q_start == q_end:
         return
     q_ptr += head * S.Q_STRIDE_H
@@ -121,31 +139,49 @@ def _forward_kernel(
     if NEGATE:
         q = -q
     q = factor(q, PRECISION)
-    place = None
+    place = 0  # a tuple cannot hold None
     if BIAS.ANY:
         place = bias_place(bias, rows_ptr, row, head, BIAS)
+    ends = (k_start, k_end)
+    if S.GROUPS:
+        ends = list_ends(meets, rows_ptr, row, q_start, k_end, shift, head, S)
+    rule = 0
+    if S.RULED:
+        rule = rule_of_row(meets, rows_ptr, row, k_start, k_end, shift, False)
+    by = (bias, place, meets, rule)
+    scale = 1.0
+    if WEIGHT is not None:
+        scale = factor_of_user(meets, rows_ptr, row)
     row = (q_start, q_end, k_start, k_end, shift, head)
     acc, top, total, reach = nothing_seen(TILE, S.PAD_DV)
-    if k_end - k_start <= BLOCK:
+    if S.GROUPS:
+        acc, top, total, reach = walk(
+            q, k_ptr, v_ptr, row, ends, scale_log2, left, right, by, S, BIAS, WEIGHT, False
+        )
+    elif k_end - k_start <= BLOCK:
         # Most users: no walk, and everything is asked of the memory at once.
         k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
         v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
         acc, top, total, reach = _attend(
-            acc, top, total, reach, q, k, v, k_start, True, row, scale_log2, left, right,
-            bias, place, S, BIAS, False,
+            acc, top, total, reach, q, k, v, k_start, True, row, scale_log2, left, right, by,
+            S, BIAS, WEIGHT, False,
         )  # fmt: skip
     else:
         acc, top, total, reach = walk(
-            q, k_ptr, v_ptr, row, scale_log2, left, right, bias, place, S, BIAS, False
+            q, k_ptr, v_ptr, row, ends, scale_log2, left, right, by, S, BIAS, WEIGHT, False
         )
     if S.MASKED:
         reach = tl.where(size_of_sums(acc) < float("inf"), reach, float("inf"))
-    if (S.MASKED or not BIAS.ANY) and tl.max(reach, 0) > _FAR:
+    if (S.MASKED or not (BIAS.ANY or WEIGHT is not None)) and tl.max(reach, 0) > _FAR:
         acc, top, total, reach = walk(
-            q, k_ptr, v_ptr, row, scale_log2, left, right, bias, place, S, BIAS, True
+            q, k_ptr, v_ptr, row, ends, scale_log2, left, right, by, S, BIAS, WEIGHT, True
         )
 
-    store_tile(acc, top, total, o_ptr, lse2_ptr, row, S)
+    if WEIGHT is None:
+        store_tile(acc, top, total, o_ptr, lse2_ptr, row, S)
+    else:
+        o_ptr += head * S.DV
+        store_block(o_ptr, acc * scale, q_start, q_end, HEADS * S.DV, TILE, S.DV, S.PAD_DV)
 
 
 @triton.jit
@@ -169,34 +205,53 @@ def nothing_seen(TILE: tl.constexpr, PAD_DV: tl.constexpr):
 
 @triton.jit
 def walk(
-    q, k_ptr, v_ptr, row, scale_log2, left, right, bias, place,
-    S: tl.constexpr, BIAS: tl.constexpr, EXACT: tl.constexpr,
+    q, k_ptr, v_ptr, row, ends, scale_log2, left, right, by,
+    S: tl.constexpr, BIAS: tl.constexpr, WEIGHT: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """`_attend` for all key blocks of the row; q as `factor` makes it."""
+    """`_attend` for all key blocks of the row; q as `factor` makes it.
+
+    Args:
+        ends: of the row's entries where it has a list.
+        by: (bias, place, meets, rule).
+    """
     SEEN: tl.constexpr = EXACT and S.MASKED
     BLOCK: tl.constexpr = SEEN_BLOCK if SEEN else S.BLOCK
     q_start, q_end, first, k_end, shift, _ = row
-    whole_start, whole_end = whole_blocks(
-        q_start, q_end, first, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, BLOCK
-    )
     acc, top, total, reach = nothing_seen(S.TILE, S.PAD_DV)
-    for k_start in tl.range(first, k_end, BLOCK, num_stages=1 if SEEN else None):
-        k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
-        v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
-        cut = (k_start < whole_start) | (k_start >= whole_end)
-        acc, top, total, reach = _attend(
-            acc, top, total, reach, q, k, v, k_start, cut, row, scale_log2, left, right,
-            bias, place, S, BIAS, EXACT,
-        )  # fmt: skip
+    if S.GROUPS:
+        _, _, meets, _ = by
+        LISTED: tl.constexpr = S.TILE * S.PARTS
+        PER_ENTRY: tl.constexpr = LISTED // BLOCK
+        begin, end = ends
+        for index in tl.range(0, (end - begin) * PER_ENTRY, num_stages=1 if SEEN else None):
+            k_start, cut = listed_block(meets, begin, index, first, k_end, LISTED, BLOCK)
+            k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
+            v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
+            acc, top, total, reach = _attend(
+                acc, top, total, reach, q, k, v, k_start, cut, row, scale_log2, left, right, by,
+                S, BIAS, WEIGHT, EXACT,
+            )  # fmt: skip
+    else:
+        whole_start, whole_end = whole_blocks(
+            q_start, q_end, first, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, BLOCK
+        )
+        for k_start in tl.range(first, k_end, BLOCK, num_stages=1 if SEEN else None):
+            k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
+            v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
+            cut = (k_start < whole_start) | (k_start >= whole_end)
+            acc, top, total, reach = _attend(
+                acc, top, total, reach, q, k, v, k_start, cut, row, scale_log2, left, right, by,
+                S, BIAS, WEIGHT, EXACT,
+            )  # fmt: skip
     return acc, top, total, reach
 
 
 @triton.jit
 def _attend(
-    acc, top, total, reach, q, k, v, k_start, cut, row, scale_log2, left, right, bias, place,
-    S: tl.constexpr, BIAS: tl.constexpr, EXACT: tl.constexpr,
+    acc, top, total, reach, q, k, v, k_start, cut, row, scale_log2, left, right, by,
+    S: tl.constexpr, BIAS: tl.constexpr, WEIGHT: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over one key block.
+    """Online softmax over one key block, or its weights by a policy.
 
     Weights are exp2(scores * scale - top) in one instruction. Rounding of top = max * scale moves
     all weights of a query alike and cancels, but where top is enormous it could move them out of
@@ -207,9 +262,11 @@ def _attend(
     PRECISION: tl.constexpr = S.PRECISION
     BLOCK: tl.constexpr = k.shape[0]
     SEEN: tl.constexpr = EXACT and S.MASKED
+    SCALES: tl.constexpr = BIAS.ANY or EXACT or WEIGHT is not None
+    bias, place, _, rule = by
     q_start, q_end, _, k_end, shift, head = row
     scores = dot_factors(q, transposed(factor(k, PRECISION), PRECISION), PRECISION)
-    if BIAS.ANY or EXACT:
+    if SCALES:
         # `fma` with 0, because a plain product would be fused with what comes next.
         scales = tl.zeros(scores.shape, tl.float32) + scale_log2
         scores = tl.fma(scores, scales, tl.zeros(scores.shape, tl.float32))
@@ -219,25 +276,31 @@ def _attend(
         scores, _ = add_bias(
             scores, bias, place, q_token, k_token, q_end, k_end, shift, head, BIAS, S.HEADS
         )
+    if WEIGHT is not None:
+        scores = WEIGHT(scores * _LN2)
     if SEEN or cut:
-        inside = visible(
-            q_start, k_start, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
+        inside = inside_block(
+            rule, q_start, k_start, k_end, shift, left, right, S, TILE, BLOCK, False
         )
-        scores = tl.where(inside, scores, float("-inf"))
-    block_top = tl.max(scores, 1)
-    if not (BIAS.ANY or EXACT):
-        block_top = block_top * scale_log2
-    new_top = tl.maximum(top, block_top)
-    finite_top = finite(new_top)
-    if BIAS.ANY or EXACT:
-        weights = tl.exp2(scores - finite_top[:, None])
+        scores = tl.where(inside, scores, float("-inf") if WEIGHT is None else 0.0)
+    if WEIGHT is not None:
+        weights, new_top = scores, top
     else:
-        weights = tl.exp2(scores * scale_log2 - finite_top[:, None])
-        reach = tl.maximum(reach, tl.abs(finite_top))
-    correction = tl.exp2(top - finite_top)
-    total = total * correction + tl.sum(weights, 1)
+        block_top = tl.max(scores, 1)
+        if not SCALES:
+            block_top = block_top * scale_log2
+        new_top = tl.maximum(top, block_top)
+        finite_top = finite(new_top)
+        if SCALES:
+            weights = tl.exp2(scores - finite_top[:, None])
+        else:
+            weights = tl.exp2(scores * scale_log2 - finite_top[:, None])
+            reach = tl.maximum(reach, tl.abs(finite_top))
+        correction = tl.exp2(top - finite_top)
+        total = total * correction + tl.sum(weights, 1)
     if BIAS.DROPS:
         weights = weights * keep_block(bias, place, q_token, k_token)
-    acc = acc * correction[:, None]
+    if WEIGHT is None:
+        acc = acc * correction[:, None]
     acc = add_weighted(acc, weights, v, inside if SEEN else None, PRECISION)
     return acc, new_top, total, reach

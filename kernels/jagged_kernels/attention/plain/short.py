@@ -5,29 +5,46 @@ memory, with most of its tile empty. Here a program is one warp, with a tile of 
 so that a multiprocessor has many users on their way. All keys of a user are there at once: there is
 no online softmax, and one program makes dQ, dK and dV from probabilities that are computed once,
 where the plain kernels compute them twice (TLX Block Attention has this idea for blocks of 64
-tokens). Longer users are left to the plain kernels.
+tokens). Biases' gradients are summed as the plain kernels sum them, in slots behind those of rows.
+Longer users are left to the plain kernels.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import lse2_of, probability, visible
-from jagged_kernels.attention.plain.short_by_token import attend_by_token, differentiate_by_token
+from jagged_kernels.attention.blocks import finite, lse2_of, probability, visible, weighted_mean
+from jagged_kernels.attention.meeting import RANGES, Meeting, MeetShape
+from jagged_kernels.attention.plain.short_by_token import (
+    attend_by_token,
+    differentiate_by_token,
+    factor_of,
+)
 from jagged_kernels.attention.plans import PLANS, Call, LaunchPlan
+from jagged_kernels.attention.scores.bias_launch import NO_BIAS, BiasShape, BiasSlots
+from jagged_kernels.attention.scores.triton_bias import (
+    add_bias,
+    add_to_sums,
+    keep_block,
+    place_of_user,
+    store_sums,
+    zero_sums,
+)
 from jagged_kernels.attention.seen.triton_sums import is_bad, size_of_sums
 from jagged_kernels.core.launch import launch
-from jagged_kernels.device.arithmetic import LOG2_E, add_factors
+from jagged_kernels.device.arithmetic import LN2, LOG2_E, add_factors
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.device.memory import load_block, load_numbers, store_block, store_numbers
 from jagged_kernels.schedule.policy.plain import short_warps
 from jagged_kernels.schedule.row_layout import SHORT_USER
 
 _LOG2_E = tl.constexpr(LOG2_E)
+_LN2 = tl.constexpr(LN2)
 
 
 def launch_short_forward(
@@ -41,6 +58,8 @@ def launch_short_forward(
     *,
     left: int,
     right: int,
+    bias: dict[str, Any] | None = None,
+    meeting: Meeting = RANGES,
 ) -> None:
     """Writes o [T, H, Dv] and lse2 [T, H] (or None) of users of 1 to `SHORT_USER` tokens.
 
@@ -48,16 +67,19 @@ def launch_short_forward(
         q, k, v: [T, H, D], [T, Hk, D], [T, Hk, Dv], read in place (`rows_of_dims`).
         offsets: [B + 1] of all three, int32 or int64.
         call: of q, k, v.
-        left, right: as in `launch_forward`.
+        left, right, bias: as in `launch_forward`.
+        meeting: what a score becomes, over ranges.
     """
-    plan = _plan(call)
+    bias = bias or NO_BIAS
+    plan = _plan(call, bias["BIAS"], meeting.constants)
     launch(
         _short_forward_kernel,
         (offsets.shape[0] - 1) * plan.programs,
-        (q, k, v, o, lse2, offsets.contiguous(), plan.scale_log2, left, right),
+        (q, k, v, o, lse2, offsets.contiguous(), bias["bias"], meeting.arguments,
+         plan.scale_log2, left, right),
         plan.constants,
         **plan.options,
-    )
+    )  # fmt: skip
 
 
 def launch_short_backward(
@@ -66,7 +88,7 @@ def launch_short_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    lse2: Tensor,
+    lse2: Tensor | None,
     dq: Tensor,
     dk: Tensor | None,
     dv: Tensor | None,
@@ -75,38 +97,49 @@ def launch_short_backward(
     *,
     left: int,
     right: int,
+    bias: dict[str, Any] | None = None,
+    bias_slots: BiasSlots | None = None,
+    meeting: Meeting = RANGES,
 ) -> None:
     """Writes dq, and dk and dv unless they are None, of users of 1 to `SHORT_USER` tokens.
 
     Args: as `launch_short_forward` takes them; d_o likewise, other gradients contiguous.
+        bias_slots: where the bias' gradients are left, of all users in the last of its rows.
     """
-    plan = _plan(call)
+    bias = bias or NO_BIAS
+    users = offsets.shape[0] - 1
+    first_slot = None if bias_slots is None else bias_slots.rows - users
+    plan = _plan(call, bias["BIAS"], meeting.constants)
+    constants = {**plan.constants, "D_SCORE": meeting.constants.d_score}
     launch(
         _short_backward_kernel,
-        (offsets.shape[0] - 1) * plan.programs,
-        (q, k, v, d_o, lse2, d_lse2, dq, dk, dv, offsets.contiguous(),
-         call.scale, plan.scale_log2, left, right),
-        plan.constants,
+        users * plan.programs,
+        (q, k, v, d_o, lse2, d_lse2, dq, dk, dv, offsets.contiguous(), bias["bias"], bias_slots,
+         first_slot, meeting.arguments, call.scale, plan.scale_log2, left, right),
+        constants,
         **plan.options,
     )  # fmt: skip
 
 
 @lru_cache(PLANS)
-def _plan(call: Call) -> LaunchPlan:
+def _plan(call: Call, BIAS: BiasShape, meets: MeetShape) -> LaunchPlan:
     """Programs are those of a user."""
     shape = call.shape(tile=SHORT_USER, block=SHORT_USER)
     programs = shape.HEADS if call.d_o is None else call.k[0]
-    warps = short_warps(max(shape.PAD_D, shape.PAD_DV) * call.element_size)
+    row_bytes = max(shape.PAD_D, shape.PAD_DV) * call.element_size
+    warps = short_warps(row_bytes, biased=BIAS.ADDS)
     # One stage: the walk over heads that share keys would fill shared memory.
-    return call.plan(programs, shape, {"num_warps": warps, "num_stages": 1})
+    options = {"num_warps": warps, "num_stages": 1}
+    return call.plan(programs, shape, options, BIAS=BIAS, WEIGHT=meets.weight)
 
 
 @triton.jit(do_not_specialize=["left", "right"])
 def _short_forward_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, offsets_ptr, scale_log2, left, right,
-    S: tl.constexpr, NEGATE: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, offsets_ptr, bias, meets, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    start, end, head = _user(offsets_ptr, S.HEADS)
+    user, start, end, head = _user(offsets_ptr, S.HEADS)
+    by = (bias, place_of_user(bias, user, head, BIAS), meets)
     q_ptr += head * S.Q_STRIDE_H
     k_ptr += (head // S.GROUP) * S.K_STRIDE_H
     v_ptr += (head // S.GROUP) * S.V_STRIDE_H
@@ -117,29 +150,32 @@ def _short_forward_kernel(
     length = end - start
     if (length > 0) & (length <= HALF):
         _forward(
-            q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, scale_log2, left, right,
-            S, NEGATE, HALF,
+            q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, head, by, scale_log2, left, right,
+            S, NEGATE, BIAS, WEIGHT, HALF,
         )  # fmt: skip
     if (length > HALF) & (length <= S.TILE):
         _forward(
-            q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, scale_log2, left, right,
-            S, NEGATE, S.TILE,
+            q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, head, by, scale_log2, left, right,
+            S, NEGATE, BIAS, WEIGHT, S.TILE,
         )  # fmt: skip
 
 
 @triton.jit
 def _user(offsets_ptr, HEADS: tl.constexpr):
-    """(start, end, head) of a program."""
+    """(user, start, end, head) of a program."""
     user, head = tl.program_id(0) // HEADS, (tl.program_id(0) % HEADS).to(tl.int64)
     start = tl.load(offsets_ptr + user).to(tl.int32)
-    return start, tl.load(offsets_ptr + user + 1).to(tl.int32), head
+    return user, start, tl.load(offsets_ptr + user + 1).to(tl.int32), head
 
 
 @triton.jit
 def _forward(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, scale_log2, left, right,
-    S: tl.constexpr, NEGATE: tl.constexpr, TILE: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, head, by, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr, WEIGHT: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
+    """by: (bias, place, meets)."""
+    bias, place, meets = by
     PRECISION: tl.constexpr = S.PRECISION
     q = load_block(q_ptr, start, end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D)
     k = load_block(k_ptr, start, end, S.K_STRIDE_T, TILE, S.D, S.PAD_D)
@@ -148,69 +184,110 @@ def _forward(
         q = -q
     q, k = factor(q, PRECISION), factor(k, PRECISION)
     scores = dot_factors(q, transposed(k, PRECISION), PRECISION)
+    unit = scale_log2
+    if BIAS.ANY:
+        token = start + tl.arange(0, TILE)
+        q_token, k_token = token[:, None], token[None, :]
+        scores, _ = add_bias(
+            scores * scale_log2, bias, place, q_token, k_token, end, end, 0, head, BIAS, S.HEADS
+        )
+        unit = 1.0
     inside = visible(start, start, end, 0, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, TILE)
-    scores = tl.where(inside, scores, float("-inf"))
-    top = tl.max(scores, 1)
-    # Subtract before scaling: exact, so no weight passes 1 however large the scores are.
-    weights = tl.exp2((scores - top[:, None]) * scale_log2)
-    total = tl.sum(weights, 1)
+    if WEIGHT is None:
+        scores = tl.where(inside, scores, float("-inf"))
+        top = tl.max(scores, 1)
+        if BIAS.ADDS:
+            top = finite(top)  # a bias may be -inf for all keys
+        # Subtract before scaling: exact, so no weight passes 1 however large the scores are.
+        weights = tl.exp2((scores - top[:, None]) * unit)
+        total = tl.sum(weights, 1)
+    else:
+        weights = tl.where(inside, WEIGHT(scores * (unit * _LN2)), 0.0)
+    if BIAS.DROPS:
+        weights *= keep_block(bias, place, q_token, k_token)
     weights = factor(weights.to(v.dtype), PRECISION)
-    acc = dot_factors(weights, factor(v, PRECISION), PRECISION) / total[:, None]
+    acc = dot_factors(weights, factor(v, PRECISION), PRECISION)
+    if WEIGHT is not None:
+        acc = acc * factor_of(meets, start, end)
+    elif BIAS.ADDS:
+        acc = weighted_mean(acc, total)
+    else:
+        acc = acc / total[:, None]
     if S.MASKED:
         # Behind the user's end may be queries that see nothing: 0 / 0.
         own = start + tl.arange(0, TILE) < end
         sizes = tl.where(own, size_of_sums(acc), 0.0)
     store_block(o_ptr, acc, start, end, S.HEADS * S.DV, TILE, S.DV, S.PAD_DV)
     if lse2_ptr is not None:
-        store_numbers(lse2_ptr, lse2_of(top * scale_log2, total), start, end, S.HEADS, TILE)
+        store_numbers(lse2_ptr, lse2_of(top * unit, total), start, end, S.HEADS, TILE)
     if S.MASKED and is_bad(sizes):
         # Not before other threads have written what is written again.
         tl.debug_barrier()
         attend_by_token(
-            q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, scale_log2, left, right,
-            S, NEGATE,
+            q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, head, by, scale_log2, left, right,
+            S, NEGATE, BIAS, WEIGHT,
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["left", "right"])
+@triton.jit(do_not_specialize=["first_slot", "left", "right"])
 def _short_backward_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr, offsets_ptr,
-    scale, scale_log2, left, right, S: tl.constexpr, NEGATE: tl.constexpr,
+    bias, slots, first_slot, meets, scale, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr, WEIGHT: tl.constexpr,
+    D_SCORE: tl.constexpr,
 ):  # fmt: skip
-    start, end, kv_head = _user(offsets_ptr, S.HEADS // S.GROUP)
+    user, start, end, kv_head = _user(offsets_ptr, S.HEADS // S.GROUP)
     head = kv_head * S.GROUP
     q_ptr += head * S.Q_STRIDE_H
     k_ptr += kv_head * S.K_STRIDE_H
     v_ptr += kv_head * S.V_STRIDE_H
     do_ptr += head * S.DO_STRIDE_H
-    lse2_ptr += head
+    if WEIGHT is None:
+        lse2_ptr += head
     if d_lse2_ptr is not None:
         d_lse2_ptr += head
     dq_ptr += head * S.D
     if dk_ptr is not None:
         dk_ptr += kv_head * S.D
         dv_ptr += kv_head * S.DV
+    slot = 0
+    if BIAS.ADDS:
+        slot = first_slot + user
+    by = (bias, slots, slot, meets)
     HALF: tl.constexpr = S.TILE // 2
     length = end - start
     if (length > 0) & (length <= HALF):
         _backward(
             q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
-            start, end, scale, scale_log2, left, right, S, NEGATE, HALF,
+            user, start, end, head, by, scale, scale_log2, left, right,
+            S, NEGATE, BIAS, WEIGHT, D_SCORE, HALF,
         )  # fmt: skip
     if (length > HALF) & (length <= S.TILE):
         _backward(
             q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
-            start, end, scale, scale_log2, left, right, S, NEGATE, S.TILE,
+            user, start, end, head, by, scale, scale_log2, left, right,
+            S, NEGATE, BIAS, WEIGHT, D_SCORE, S.TILE,
         )  # fmt: skip
+    if BIAS.ADDS and ((length == 0) | (length > S.TILE)):
+        d_position, d_time, d_slope = zero_sums(slots, BIAS)
+        for member in range(S.GROUP):
+            store_sums(d_position, d_time, d_slope, slots, slot, head + member, BIAS, S.HEADS)
 
 
 @triton.jit
 def _backward(
     q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
-    start, end, scale, scale_log2, left, right,
-    S: tl.constexpr, NEGATE: tl.constexpr, TILE: tl.constexpr,
+    user, start, end, head, by, scale, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr, WEIGHT: tl.constexpr,
+    D_SCORE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Delta is the sum of P * dP along a query's keys, which are all here: o is not needed."""
+    """Delta is the sum of P * dP along a query's keys, which are all here: o is not needed.
+
+    Args:
+        head: the first of the group.
+        by: (bias, slots, slot, meets).
+    """
+    bias, slots, slot, meets = by
     PRECISION: tl.constexpr = S.PRECISION
     KV_HEADS: tl.constexpr = S.HEADS // S.GROUP
     dtype: tl.constexpr = q_ptr.dtype.element_ty
@@ -220,6 +297,10 @@ def _backward(
     v = load_block(v_ptr, start, end, S.V_STRIDE_T, TILE, S.DV, PAD_DV)
     k, v = factor(k, PRECISION), factor(v, PRECISION)
     inside = visible(start, start, end, 0, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, TILE)
+    if BIAS.ANY:
+        token = start + tl.arange(0, TILE)
+        q_token, k_token = token[:, None], token[None, :]
+        inside = inside & (q_token < end)
     dk = tl.zeros([TILE, PAD_D], tl.float32)
     dv = tl.zeros([TILE, PAD_DV], tl.float32)
     bad = False
@@ -228,25 +309,55 @@ def _backward(
         d_o = load_block(
             do_ptr + member * S.DO_STRIDE_H, start, end, S.DO_STRIDE_T, TILE, S.DV, PAD_DV
         )
-        lse2 = load_numbers(lse2_ptr + member, start, end, S.HEADS, TILE)
+        if WEIGHT is None:
+            lse2 = load_numbers(lse2_ptr + member, start, end, S.HEADS, TILE)
         q, d_o = factor(q, PRECISION), factor(d_o, PRECISION)
         scores = dot_factors(q, transposed(k, PRECISION), PRECISION) * scale_log2
         if NEGATE:
             scores = -scores
-        scores = tl.where(inside, scores, float("-inf"))
-        probabilities = probability(scores, lse2[:, None], True)
-        d_probabilities = dot_factors(d_o, transposed(v, PRECISION), PRECISION)
-        delta = tl.sum(probabilities * d_probabilities, 1)
-        if d_lse2_ptr is not None:
-            delta -= load_numbers(d_lse2_ptr + member, start, end, S.HEADS, TILE) * _LOG2_E
-        d_scores = probabilities * (d_probabilities - delta[:, None])
+        if BIAS.ANY:
+            place = place_of_user(bias, user, head + member, BIAS)
+            scores, bucket = add_bias(
+                scores, bias, place, q_token, k_token, end, end, 0, head + member, BIAS, S.HEADS
+            )
+        if WEIGHT is None:
+            if BIAS.ADDS:
+                lse2 = finite(lse2)
+            scores = tl.where(inside, scores, float("-inf"))
+            weights = probability(scores, lse2[:, None], True)
+        d_weights = dot_factors(d_o, transposed(v, PRECISION), PRECISION)
+        if BIAS.DROPS:
+            d_weights *= keep_block(bias, place, q_token, k_token)
+        if BIAS.ADDS:
+            # What is hidden is in no sum of a bias' gradient: it is not made again by token.
+            d_weights = tl.where(inside, d_weights, 0.0)
+        if WEIGHT is None:
+            delta = tl.sum(weights * d_weights, 1)
+            if d_lse2_ptr is not None:
+                delta -= load_numbers(d_lse2_ptr + member, start, end, S.HEADS, TILE) * _LOG2_E
+            d_scores = weights * (d_weights - delta[:, None])
+        else:
+            scores *= _LN2
+            factor_n = factor_of(meets, start, end)
+            weights = tl.where(inside, WEIGHT(scores) * factor_n, 0.0)
+            d_scores = tl.where(inside, D_SCORE(scores, d_weights * factor_n), 0.0)
+        if BIAS.ADDS:
+            d_scores = tl.where(inside, d_scores, 0.0)
+            d_position, d_time, d_slope = zero_sums(slots, BIAS)
+            d_position, d_time, d_slope = add_to_sums(
+                d_position, d_time, d_slope, d_scores, slots, bias, place, bucket,
+                start, start, end, end, 0, head + member, BIAS, S.HEADS,
+            )  # fmt: skip
+            store_sums(d_position, d_time, d_slope, slots, slot, head + member, BIAS, S.HEADS)
         d_scores = factor(d_scores.to(dtype), PRECISION)
         dq = dot_factors(d_scores, k, PRECISION) * scale
         if S.MASKED:
             bad = bad | is_bad(size_of_sums(dq))
         store_block(dq_ptr + member * S.D, dq, start, end, S.HEADS * S.D, TILE, S.D, PAD_D)
         if dk_ptr is not None:
-            kept = factor(probabilities.to(dtype), PRECISION)
+            if BIAS.DROPS:
+                weights *= keep_block(bias, place, q_token, k_token)
+            kept = factor(weights.to(dtype), PRECISION)
             dk = add_factors(dk, transposed(d_scores, PRECISION), q, dtype, PRECISION)
             dv = add_factors(dv, transposed(kept, PRECISION), d_o, dtype, PRECISION)
     if S.MASKED:
@@ -259,5 +370,6 @@ def _backward(
         tl.debug_barrier()
         differentiate_by_token(
             q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
-            start, end, scale, scale_log2, left, right, S, NEGATE, TILE,
+            user, start, end, head, (bias, meets), scale, scale_log2, left, right,
+            S, NEGATE, BIAS, WEIGHT, D_SCORE, TILE,
         )  # fmt: skip

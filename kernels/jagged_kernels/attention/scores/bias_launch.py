@@ -84,10 +84,11 @@ class BiasArguments(NamedTuple):
 
 
 class BiasSlots(NamedTuple):
-    """Where the dQ kernel leaves gradients; None where none is wanted.
+    """Where kernels that make dQ leave gradients; None where none is wanted.
 
     Fields:
-        position, time: [R, H, buckets] float32, the sums of one (row, head) program each.
+        position, time: [R, H, buckets] float32, the sums of one (row, head) program each; of
+            `plain.short` those of one (user, head), the last ones.
         slopes: [R, H] float32.
         scores: like `BiasArguments.scores`.
     """
@@ -96,6 +97,11 @@ class BiasSlots(NamedTuple):
     time: Tensor | None
     slopes: Tensor | None
     scores: Tensor | None
+
+    @property
+    def rows(self) -> int:
+        """R, 0 where nothing is summed."""
+        return next((slot.shape[0] for slot in self[:3] if slot is not None), 0)
 
 
 NO_BIAS: dict[str, Any] = {"bias": None, "BIAS": BiasShape()}
@@ -144,14 +150,14 @@ def bias_arguments(
         POSITIONS=positions,
         MAX_DISTANCE=terms.max_distance if positions else 0,
         TIMES=times,
-        ADDS=any(tensor is not None for tensor in terms.learned()),
+        ADDS=terms.adds,
         DROPS=dropout_seed is not None,
     )
     return {"bias": arguments, "BIAS": shape}
 
 
 def bias_slots(terms: BiasTerms, wanted: list[bool], rows: int, heads: int) -> BiasSlots:
-    """Memory for the gradients that are wanted (of `BiasTerms.learned`)."""
+    """Memory for the gradients that are wanted (of `BiasTerms.learned`); rows: R."""
 
     def slots(tensor: Tensor | None, want: bool, *buckets: int) -> Tensor | None:
         if tensor is None or not want:

@@ -39,6 +39,11 @@ class BiasTerms(NamedTuple):
         """The four tensors that can have a gradient."""
         return self[:4]
 
+    @property
+    def adds(self) -> bool:
+        """Whether there is any bias."""
+        return any(tensor is not None for tensor in self.learned())
+
 
 # The fields as the last arguments of an operator.
 BIAS_SCHEMA = (

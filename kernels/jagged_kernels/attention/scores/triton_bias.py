@@ -21,13 +21,21 @@ _USER = tl.constexpr(ROW_FIELDS.index("user"))
 
 @triton.jit
 def bias_place(bias, rows_ptr, row, head, BIAS: tl.constexpr):
-    """(first query, first key, keys, first score, hash) of the row's user; 0 where not needed.
+    """`place_of_user` of the row's."""
+    user = 0
+    if bias.q_offsets is not None:
+        user = tl.load(rows_ptr + row.to(tl.int64) * _ROW_WIDTH + _USER)
+    return place_of_user(bias, user, head, BIAS)
+
+
+@triton.jit
+def place_of_user(bias, user, head, BIAS: tl.constexpr):
+    """(first query, first key, keys, first score, hash) of a user; 0 where not needed.
 
     The hash is dropout's, up to the head.
     """
     q_first, k_first, keys, score_first, state = 0, 0, 0, 0, 0
-    if bias.q_offsets is not None:
-        user = tl.load(rows_ptr + row.to(tl.int64) * _ROW_WIDTH + _USER)
+    if BIAS.ANY and bias.q_offsets is not None:
         q_first = tl.load(bias.q_offsets + user).to(tl.int32)
         k_first = tl.load(bias.k_offsets + user).to(tl.int32)
         keys = tl.load(bias.k_offsets + user + 1).to(tl.int32) - k_first
@@ -137,7 +145,10 @@ def add_to_sums(
 
 @triton.jit
 def store_sums(position, time, slope, slots, row, head, BIAS: tl.constexpr, HEADS: tl.constexpr):
-    """Every (row, head) program fills its own slot, unused rows too: nobody else clears it."""
+    """Every (row, head) program fills its own slot, unused rows too: nobody else clears it.
+
+    Users of a few tokens have theirs behind those of the rows: `row` counts on.
+    """
     positions: tl.constexpr = BIAS.POSITIONS
     times: tl.constexpr = BIAS.TIMES
     positions_padded: tl.constexpr = BIAS.POSITIONS_PADDED

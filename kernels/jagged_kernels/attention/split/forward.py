@@ -3,12 +3,14 @@
 A program takes its span of the partition (LeanAttention, arXiv 2405.10480) for one group of heads,
 row after row. A row that lies in the span whole is finished at once; of a row that is cut, each
 program keeps its online softmax state, and a second launch merges them. Keys and values are read
-once, whatever the number of queries and of heads that share them.
+once, whatever the number of queries and of heads that share them: one after another, or from where
+the pages of a cache say.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -27,16 +29,19 @@ from jagged_kernels.attention.split.blocks import (
     store_partial,
 )
 from jagged_kernels.attention.split.merge import merge_states
+from jagged_kernels.attention.split.pages import load_slots, slots_of_block
+from jagged_kernels.core.backends import has_small_memory
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.device.memory import load_block
-from jagged_kernels.schedule.row_access import load_row
+from jagged_kernels.schedule.row_access import load_row, load_user
 from jagged_kernels.schedule.spans import (
     Partition,
     members_in_tile,
     pack_size,
+    paged_config,
     split_forward_config,
 )
 
@@ -53,6 +58,8 @@ def launch_split_forward(
     right: int,
     scale: float,
     with_lse: bool = True,
+    pages: Tensor | None = None,
+    page_size: int = 0,
     config: LaunchConfig | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """o [Tq, H, Dv] in q's dtype, and log2 of the sum of exponentials [Tq, H], float32.
@@ -63,6 +70,9 @@ def launch_split_forward(
     Args:
         with_lse: compute the latter too; else it is None.
         partition: of `rows`, with `partition.block` keys a block.
+        pages: [users, G, P] int32, where keys and values lie in k and v, pages of `page_size`
+            tokens, G lists for all key heads or one for each (`cache.slots`). Rows then count keys
+            as if those of all users lay one after another, and there is no limit on the left.
         config: launch options in place of the rule's; its block is not used.
     """
     q, k, v = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v)
@@ -73,19 +83,24 @@ def launch_split_forward(
     if tokens == 0:
         return o, lse2
     call = Call.of(q, k, v, left=left, right=right, scale=scale)
-    plan, pack = _plan(call, tile_q, partition.block, config)
+    paged = None if pages is None else _Paged(page_size, pages.shape[1], has_small_memory(q.device))
+    plan, pack = _plan(call, tile_q, partition.block, paged, config)
     groups, programs = plan.programs, partition.programs
     # Two states a program: of the row it goes on with and of the one it begins.
     slots = (programs if partition.cuts else 0, 2, groups, pack * (dim_v + 2))
     states = torch.empty(slots, dtype=torch.float32, device=q.device)
     scale_log2 = plan.scale_log2
+    page_count, page_limit = None, None
+    if pages is not None:
+        page_count, page_limit = pages.shape[2], k.shape[0] // page_size
     launch(
         _split_forward_kernel,
         programs * groups,
-        (q, k, v, o, lse2, states, rows, partition.spans, scale_log2, left, right),
+        (q, k, v, o, lse2, states, rows, partition.spans, scale_log2, left, right,
+         pages, page_count, page_limit),
         plan.constants,
         **plan.options,
-    )
+    )  # fmt: skip
     if partition.cuts and programs > 1:
         members = heads // groups
         merge_states(
@@ -94,22 +109,38 @@ def launch_split_forward(
     return o, lse2
 
 
+class _Paged(NamedTuple):
+    """Keys and values in pages of `page_size` tokens, for `small_memory` of `has_small_memory`."""
+
+    page_size: int
+    lists: int
+    small_memory: bool
+
+
 @lru_cache(PLANS)
-def _plan(call: Call, tile: int, block: int, config: LaunchConfig | None) -> tuple[LaunchPlan, int]:
+def _plan(
+    call: Call, tile: int, block: int, paged: _Paged | None, config: LaunchConfig | None
+) -> tuple[LaunchPlan, int]:
     """With the rows of a query tile; programs are those of a span."""
     heads, kv_heads = call.q[0], call.k[0]
     members = members_in_tile(heads, kv_heads, tile)
     pack = pack_size(members, tile)
-    config = config or split_forward_config(call.pad_dim, call.element_size, pack)
+    if config is None:
+        config = split_forward_config(call.pad_dim, call.element_size, pack)
+        if paged is not None:
+            config = paged_config(config, call.element_size, pack, paged.small_memory)
     shape, options = call.shape(tile=tile, block=block), config.options()
-    return call.plan(heads // members, shape, options, MEMBERS=members, PACK=pack), pack
+    page, lists = (0, 0) if paged is None else paged[:2]
+    constants = {"MEMBERS": members, "PACK": pack, "PAGE": page, "LISTS": lists}
+    return call.plan(heads // members, shape, options, **constants), pack
 
 
-@triton.jit(do_not_specialize=["left", "right"])
+@triton.jit(do_not_specialize=["left", "right", "page_count", "page_limit"])
 def _split_forward_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, states_ptr, rows_ptr, spans_ptr,
-    scale_log2, left, right,
+    scale_log2, left, right, pages_ptr, page_count, page_limit,
     S: tl.constexpr, NEGATE: tl.constexpr, MEMBERS: tl.constexpr, PACK: tl.constexpr,
+    PAGE: tl.constexpr, LISTS: tl.constexpr,
 ):  # fmt: skip
     HEADS: tl.constexpr = S.HEADS
     TILE: tl.constexpr = S.TILE
@@ -141,18 +172,30 @@ def _split_forward_kernel(
         if NEGATE:
             q = -q
         q = factor(q, PRECISION)
+        list_ptr = None
+        if PAGE > 0:
+            page_list = load_user(rows_ptr, row).to(tl.int64) * LISTS + (head // S.GROUP) % LISTS
+            list_ptr = pages_ptr + page_list * page_count
+            # A list has its user's keys alone, from place 0 on.
+            shift -= k_start
+            k_end -= k_start
+            k_start = k_start * 0
+            # Of a schedule for longer users than the cache has, nothing behind the list is read.
+            k_end = tl.minimum(k_end, page_count * PAGE)
         from_block = tl.where(index == 0, first_block, 0)
         is_cut = row == last_row
         start = k_start + from_block * BLOCK
         end = tl.where(is_cut, k_start + last_block * BLOCK, k_end)
+        if PAGE > 0:
+            end = tl.minimum(end, k_end)
         acc, top, total = _attend_span(
             q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
-            S, PACK, False,
+            list_ptr, page_limit, S, PACK, PAGE, False,
         )  # fmt: skip
         if S.MASKED and is_bad(size_of_sums(acc)):
             acc, top, total = _attend_span(
                 q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
-                S, PACK, True,
+                list_ptr, page_limit, S, PACK, PAGE, True,
             )  # fmt: skip
         if is_cut | (from_block > 0):
             slot = slot_of(span, (from_block == 0).to(tl.int32), group, GROUPS)
@@ -174,7 +217,8 @@ def _split_forward_kernel(
 @triton.jit
 def _attend_span(
     q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
-    S: tl.constexpr, PACK: tl.constexpr, SEEN: tl.constexpr,
+    list_ptr, page_limit, S: tl.constexpr, PACK: tl.constexpr, PAGE: tl.constexpr,
+    SEEN: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the key blocks that start in [start, end): (acc, top, total). q as
     `factor` makes it; with SEEN, sums over what is seen alone (`triton_sums`).
@@ -190,11 +234,17 @@ def _attend_span(
     PAD_DV: tl.constexpr = S.PAD_DV
     acc = tl.zeros([PACK, PAD_DV], tl.float32)
     for block_start in tl.range(start, end, BLOCK, num_stages=1 if SEEN else None):
-        k = load_block(k_ptr, block_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
+        if PAGE > 0:
+            slot, there = slots_of_block(list_ptr, block_start, k_end, page_limit, PAGE, BLOCK)
+            k = load_slots(k_ptr, slot, there, S.K_STRIDE_T, S.D, S.PAD_D)
+        else:
+            k = load_block(k_ptr, block_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
         k = transposed(factor(k, PRECISION), PRECISION)
         scores = dot_factors(q, k, PRECISION)
         token = (block_start + tl.arange(0, BLOCK))[None, :]
         inside = band(seen_from, token, k_end, left, right, S.HAS_LEFT, S.HAS_RIGHT)
+        if PAGE > 0:
+            inside = inside & there[None, :]
         scores = tl.where(inside, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         finite_top = finite(new_top)
@@ -202,7 +252,10 @@ def _attend_span(
         weights = tl.exp2((scores - finite_top[:, None]) * scale_log2)
         correction = tl.exp2((top - finite_top) * scale_log2)
         total = total * correction + tl.sum(weights, 1)
-        v = load_block(v_ptr, block_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
+        if PAGE > 0:
+            v = load_slots(v_ptr, slot, there, S.V_STRIDE_T, S.DV, S.PAD_DV)
+        else:
+            v = load_block(v_ptr, block_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
         acc = acc * correction[:, None]
         acc = add_weighted(acc, weights, v, inside if SEEN else None, PRECISION)
         top = new_top

@@ -1,4 +1,4 @@
-"""When Hopper's own kernels run (`gluon_*`), and how they are laid out.
+"""From when on Hopper's own kernels are faster, what they can read, and how they are laid out.
 
 Apart from the kernels, because Gluon is imported only where it runs.
 """
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.layouts import read_in_place
-from jagged_kernels.schedule.rows import users_of_rows
 
 
 @dataclass(frozen=True)
@@ -80,46 +79,18 @@ def dkv_config(head_dim: int) -> HopperConfig:
     return HopperConfig(consumers=2, warps=4, block=64, stages=4)
 
 
-# Tokens of a user, on average, from which these kernels are faster than the plain ones.
-_FORWARD_PAYS_FROM = {64: 1024, 128: 256}
-_BACKWARD_PAYS_FROM = {64: 128, 128: 256}
+# Tokens of a user, on average, from which these kernels are faster than the plain ones,
+# by head_dim.
+FORWARD_PAYS_FROM = {64: 1024, 128: 256}
+BACKWARD_PAYS_FROM = {64: 128, 128: 256}
+# Of queries and of keys in the rows that they walk, by head_dim.
+HOPPER_TILES = {dim: forward_config(dim).tile_q for dim in FORWARD_PAYS_FROM}
 
 
 def hopper_tile(head_dim: int, tokens: int, users: int) -> int | None:
     """The tile to take for histories long enough, `tokens` in all; else None."""
-    pays = head_dim in _FORWARD_PAYS_FROM and tokens >= _FORWARD_PAYS_FROM[head_dim] * users
-    return forward_config(head_dim).tile_q if pays else None
-
-
-def forward_pays(q: Tensor, rows: Tensor, tile_q: int) -> bool:
-    return _pays(_FORWARD_PAYS_FROM, q, rows, tile_q)
-
-
-def backward_pays(q: Tensor, rows: Tensor, tile_q: int, tile_k: int) -> bool:
-    return tile_q == tile_k and _pays(_BACKWARD_PAYS_FROM, q, rows, tile_q)
-
-
-def _pays(pays_from: dict[int, int], q: Tensor, rows: Tensor, tile_q: int) -> bool:
-    tokens, _, dim = q.shape
-    return (
-        dim in pays_from
-        and tile_q == forward_config(dim).tile_q
-        and tokens >= pays_from[dim] * users_of_rows(rows, tokens, tile_q)
-    )
-
-
-def hopper_fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the Gluon kernels can read these, on this device."""
-    dim = q.shape[2]
-    return (
-        is_hopper(q.device)
-        and q.dtype in (torch.float16, torch.bfloat16)
-        and dim in (64, 128)
-        and v.shape[2] == dim
-        and q.shape[0] > 0
-        and k.shape[0] > 0
-        and all(tma_reads(x) for x in (q, k, v))
-    )
+    pays = head_dim in FORWARD_PAYS_FROM and tokens >= FORWARD_PAYS_FROM[head_dim] * users
+    return HOPPER_TILES[head_dim] if pays else None
 
 
 def is_hopper(device: torch.device) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jagged_kernels.core.sizes import LaunchConfig
-from jagged_kernels.schedule.row_layout import SHORT_USER
 
 # The largest that the Triton kernels take.
 MAX_HEAD_DIM = 256
@@ -31,14 +30,13 @@ SHORT_HISTORY = 384
 MOSTLY_SHORT = 80
 
 
-def short_users_pay(tokens: int, users: int, tile_q: int, tile_k: int) -> bool:
-    """Whether `plain.short` takes the short users of queries and keys with the same offsets."""
-    return tokens < MOSTLY_SHORT * users and min(tile_q, tile_k) > SHORT_USER
+def short_warps(row_bytes: int, *, biased: bool) -> int:
+    """Of a program of `plain.short` with a user of up to SHORT_USER tokens.
 
-
-def short_warps(row_bytes: int) -> int:
-    """Of a program of `plain.short` with a user of up to SHORT_USER tokens."""
-    return 1 if row_bytes <= 128 else 2 if row_bytes <= 256 else 4
+    `biased`: it adds biases, whose addresses do not fit beside rows of 128 bytes into the registers
+    of one warp.
+    """
+    return 1 if row_bytes <= (64 if biased else 128) else 2 if row_bytes <= 256 else 4
 
 
 # Measured on an H100. `head_dim` is padded to a power of two; `element_size` in bytes; `precision`

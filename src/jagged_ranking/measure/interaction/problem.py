@@ -45,6 +45,8 @@ class Problem:
         bytes: forward, backward: each input that is needed read once, each result written once.
         flops: forward, backward; 0 where memory alone sets the limit.
         peers: name -> peer, or why there is none.
+        builds: op -> a call that builds what ours reads besides its inputs (a schedule), once a
+            batch. Timed as rows of their own.
     """
 
     call: Callable[..., Outputs]
@@ -53,6 +55,7 @@ class Problem:
     bytes: tuple[float, float]
     flops: tuple[float, float] = (0.0, 0.0)
     peers: Mapping[str, Peer | Unavailable] = field(default_factory=dict)
+    builds: Mapping[str, Callable[[], object]] = field(default_factory=dict)
 
     def ours(self, backend: Any = "auto") -> Peer:
         """Our operation as one of those who are compared."""

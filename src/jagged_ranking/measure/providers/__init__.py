@@ -14,10 +14,12 @@ from jagged_ranking.measure.providers.dense import (
     DENSE_FLASH,
     DENSE_SDPA,
 )
+from jagged_ranking.measure.providers.hstu_peers import DENSE_HSTU, HSTU_TRITON
 from jagged_ranking.measure.providers.jagged import (
     FLEX,
     JAGGED,
     JAGGED_ROWS,
+    JAGGED_SOFTMAX,
     JAGGED_SPLIT,
     JAGGED_STREAM,
     NJT_SDPA,
@@ -30,6 +32,7 @@ PROVIDERS: dict[str, Provider] = {
     provider.name: provider
     for provider in (
         JAGGED,
+        JAGGED_SOFTMAX,
         JAGGED_ROWS,
         JAGGED_SPLIT,
         JAGGED_STREAM,
@@ -44,6 +47,8 @@ PROVIDERS: dict[str, Provider] = {
         FBGEMM_SLL,
         FLASH_ATTN_4,
         FLASHINFER,
+        DENSE_HSTU,
+        HSTU_TRITON,
     )
 }
 

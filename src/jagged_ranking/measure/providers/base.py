@@ -37,6 +37,7 @@ class Prepared:
         held: further tensors that exist before the call (masks, offsets).
         corrections: factors on output, dq, dk and dv before they are compared with the
             reference, for a provider that computes another normalisation.
+        learned: further leaves that get a gradient: tables of biases.
         builds: op -> a call that builds what `forward` reads besides q, k, v (a schedule, a
             block mask). Timed as rows of their own.
         config: what a results row should say, e.g. tile sizes.
@@ -49,23 +50,27 @@ class Prepared:
     to_queries: Callable[[Batch, Tensor], Tensor] | None = None
     held: tuple[Tensor, ...] = ()
     corrections: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
+    learned: tuple[Tensor, ...] = ()
     builds: Mapping[str, Callable[[], object]] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, mode: str) -> tuple[Tensor, ...]:
-        """Do the work of `mode` once: (output,), or (output, dq, dk, dv)."""
+        """Do the work of `mode` once: (output,), or (output, dq, dk, dv), and of `learned`."""
         if mode == FORWARD:
             with torch.no_grad():
                 return (self.forward(),)
         out = self.forward()
-        return (out.detach(), *torch.autograd.grad(out, self.inputs, self.grad_output))
+        leaves = (*self.inputs, *self.learned)
+        return (out.detach(), *torch.autograd.grad(out, leaves, self.grad_output))
 
     def compare_as(self, batch: Batch, mode: str) -> tuple[Tensor, ...]:
         """`run` in the layout and the normalisation of the reference, float32."""
         to_queries = self.to_queries or self.to_tokens
         convert = (to_queries, to_queries, self.to_tokens, self.to_tokens)
-        parts = zip(self.run(mode), convert, self.corrections, strict=False)
-        return tuple(to(batch, result).float() * factor for result, to, factor in parts)
+        found = self.run(mode)
+        parts = zip(found, convert, self.corrections, strict=False)
+        of_tokens = (to(batch, result).float() * factor for result, to, factor in parts)
+        return (*of_tokens, *found[len(convert) :])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +84,10 @@ class Provider:
         padded: it works on padded tensors.
         padding_attends: it has no mask, so that padded (zero) keys take part in the softmax.
         dense_queries: it is prepared for target attention too, not for self-attention only.
+        softmax: it is prepared for softmax attention.
+        hstu: it is prepared for HSTU's attention.
+        softmax_instead: of HSTU's workloads it computes the softmax attention, and is checked
+            against that.
         forward_only: it has no gradient.
         bytes_beyond_inputs: (workload, mode) -> a lower bound, to refuse in time.
     """
@@ -89,8 +98,17 @@ class Provider:
     padded: bool = False
     padding_attends: bool = False
     dense_queries: bool = False
+    softmax: bool = True
+    hstu: bool = False
+    softmax_instead: bool = False
     forward_only: bool = False
     bytes_beyond_inputs: Callable[[Workload, str], int] = lambda workload, mode: 0
+
+    def takes(self, workload: Workload) -> bool:
+        """Whether it is prepared for this kind of attention."""
+        if workload.hstu is not None:
+            return self.hstu
+        return self.softmax and (self.dense_queries or workload.queries is None)
 
     def bytes_needed(self, workload: Workload, mode: str) -> int:
         """A lower bound on what has to be allocated, padded inputs included."""
@@ -120,7 +138,7 @@ def need_cuda(device: torch.device, what: str) -> None:
         raise Unavailable("unsupported", f"{what} needs a CUDA device")
 
 
-def need_half(batch: Batch, what: str) -> None:
-    if batch.q.dtype not in (torch.float16, torch.bfloat16):
-        dtype = str(batch.q.dtype).removeprefix("torch.")
-        raise Unavailable("unsupported", f"{what} takes float16 or bfloat16, not {dtype}")
+def need_half(dtype: torch.dtype, what: str) -> None:
+    if dtype not in (torch.float16, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        raise Unavailable("unsupported", f"{what} takes float16 or bfloat16, not {name}")

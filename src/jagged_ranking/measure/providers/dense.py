@@ -38,13 +38,14 @@ def _future(batch: Batch) -> Tensor:
     return torch.ones(n, n, dtype=torch.bool, device=batch.device).triu(1)
 
 
-def _tokens(batch: Batch, padded: Tensor) -> Tensor:
+def of_padded(batch: Batch, padded: Tensor) -> Tensor:
+    """[B, H, Lmax, D] as [T, H, D]."""
     user, position = batch.positions()
     return padded.transpose(1, 2)[user, position]
 
 
 def _queries(batch: Batch, values: Tensor) -> Tensor:
-    return _tokens(batch, values) if batch.workload.queries is None else values.transpose(1, 2)
+    return of_padded(batch, values) if batch.workload.queries is None else values.transpose(1, 2)
 
 
 def _prepared(
@@ -57,7 +58,7 @@ def _prepared(
         forward=lambda: attention(q, k, v),
         inputs=(q, k, v),
         grad_output=batch.padded()[3],
-        to_tokens=_tokens,
+        to_tokens=of_padded,
         to_queries=_queries,
         held=held,
     )
@@ -84,11 +85,13 @@ def _scores_bytes(workload: Workload, mode: str) -> int:
 
 
 def _prepare_sdpa(batch: Batch) -> Prepared:
-    visible = ~_key_is_padding(batch)
+    hidden = _key_is_padding(batch)
     if batch.workload.causal:
-        visible = visible & ~_future(batch)
+        hidden = hidden | _future(batch)
+    # Of booleans SDPA would make this in each call.
+    added = torch.zeros_like(hidden, dtype=batch.q.dtype).masked_fill_(hidden, -math.inf)
     return _prepared(
-        batch, lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=visible), (visible,)
+        batch, lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=added), (added,)
     )
 
 
@@ -104,7 +107,7 @@ def _unmasked(backend: SDPBackend, batch: Batch) -> Prepared:
 
 def _prepare_flash(batch: Batch) -> Prepared:
     if batch.device.type == "cuda":
-        need_half(batch, "SDPA's FLASH_ATTENTION backend")
+        need_half(batch.q.dtype, "SDPA's FLASH_ATTENTION backend")
         if batch.workload.head_dim > 256:
             raise Unavailable("unsupported", "SDPA's FLASH_ATTENTION backend has head_dim <= 256")
     return _unmasked(SDPBackend.FLASH_ATTENTION, batch)
@@ -112,7 +115,7 @@ def _prepare_flash(batch: Batch) -> Prepared:
 
 def _prepare_cudnn(batch: Batch) -> Prepared:
     need_cuda(batch.device, "SDPA's CUDNN_ATTENTION backend")
-    need_half(batch, "SDPA's CUDNN_ATTENTION backend")
+    need_half(batch.q.dtype, "SDPA's CUDNN_ATTENTION backend")
     if batch.workload.head_dim > 128:
         raise Unavailable("unsupported", "SDPA's CUDNN_ATTENTION backend has head_dim <= 128")
     return _unmasked(SDPBackend.CUDNN_ATTENTION, batch)

@@ -9,8 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from jagged_kernels import JaggedTensor, attention_schedule, jagged_attention
+from jagged_kernels import (
+    JaggedTensor,
+    RelativePositionBias,
+    RelativeTimeBias,
+    RequestKeys,
+    SiLU,
+    attention_schedule,
+    jagged_attention,
+)
 from jagged_ranking.measure.lineup import OURS
+from jagged_ranking.measure.pointwise import FARTHEST
 from jagged_ranking.measure.providers.base import (
     Prepared,
     Provider,
@@ -47,16 +56,33 @@ def packed_bounds(batch: Batch) -> tuple[Tensor, int, int]:
     return users * queries, queries, longest
 
 
-def _prepare_ours(batch: Batch, split: str | None = None) -> Prepared:
-    """`split` names a policy of the schedule; None leaves it to the rule, as users do."""
+def _prepare_ours(batch: Batch, split: str | None = None, *, softmax: bool = False) -> Prepared:
+    """`split` names a policy of the schedule; None leaves it to the rule, as users do. `softmax`
+    takes one where the workload has HSTU's attention."""
     w = batch.workload
     q, k, v = leaves(batch.q, batch.k, batch.v)
     histories = JaggedTensor(k, batch.offsets)
     values = histories.with_values(v)
     # Dense candidates go in as they are; a history's own events share its offsets.
     queries = histories.with_values(q) if w.queries is None else q
+    tables = () if batch.biases is None else (batch.biases.position, batch.biases.time)
+    learned = tuple(table.detach().requires_grad_() for table in tables)
+    mask: dict[str, Any] = {"causal": w.causal}
+    if (targets := batch.targets()) is not None:
+        mask["keys"] = RequestKeys(targets=targets)
+    options: dict[str, Any] = {}
+    if batch.biases is not None:
+        position, time = learned
+        options["bias"] = (
+            RelativePositionBias(position, max_distance=FARTHEST, bidirectional=False),
+            RelativeTimeBias(time, batch.biases.times),
+        )
+    if w.hstu is not None and not softmax:
+        options["scores"] = SiLU(divide_by=w.max_len)
+    given = () if batch.biases is None else (batch.biases.times,)
     shared: dict[str, Any] = {
         "inputs": (q, k, v),
+        "learned": learned,
         "grad_output": batch.dout,
         "to_tokens": as_is,
     }
@@ -64,8 +90,10 @@ def _prepare_ours(batch: Batch, split: str | None = None) -> Prepared:
         if split is not None:
             raise Unavailable("unsupported", "the native backend has no schedule to split")
         return Prepared(
-            forward=lambda: _values(jagged_attention(queries, histories, values, causal=w.causal)),
-            held=(batch.offsets,),
+            forward=lambda: _values(
+                jagged_attention(queries, histories, values, **mask, **options)
+            ),
+            held=(batch.offsets, *given),
             config={"backend": "native"},
             **shared,
         )
@@ -74,16 +102,16 @@ def _prepare_ours(batch: Batch, split: str | None = None) -> Prepared:
     build = functools.partial(
         attention_schedule,
         *(queries, histories),
-        causal=w.causal,
         head_dim=w.head_dim,
+        **mask,
         **policy,
     )
     schedule = build()
     return Prepared(
         forward=lambda: _values(
-            jagged_attention(queries, histories, values, causal=w.causal, schedule=schedule)
+            jagged_attention(queries, histories, values, **mask, **options, schedule=schedule)
         ),
-        held=(batch.offsets, *_tensors(schedule)),
+        held=(batch.offsets, *given, *tensors_of(schedule)),
         builds={"schedule": build},
         config={"backend": "triton", **_chosen(schedule)},
         **shared,
@@ -104,7 +132,7 @@ def _chosen(schedule: Any) -> dict[str, Any]:
     }
 
 
-def _tensors(schedule: Any) -> list[Tensor]:
+def tensors_of(schedule: Any) -> list[Tensor]:
     """Those in the fields of a dataclass, and of dataclasses in it."""
     found = []
     for field in dataclasses.fields(schedule):
@@ -112,7 +140,7 @@ def _tensors(schedule: Any) -> list[Tensor]:
         if isinstance(value, Tensor):
             found.append(value)
         elif dataclasses.is_dataclass(value):
-            found += _tensors(value)
+            found += tensors_of(value)
     return found
 
 
@@ -185,7 +213,7 @@ def _prepare_flex(batch: Batch) -> Prepared:
 def _prepare_varlen(batch: Batch, *, cuts: bool = False) -> Prepared:
     """`cuts` asks for histories in as many parts as give every multiprocessor two programs."""
     need_cuda(batch.device, "varlen_attn")
-    need_half(batch, "varlen_attn")
+    need_half(batch.q.dtype, "varlen_attn")
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -235,6 +263,15 @@ JAGGED = Provider(
     description="ours: jagged_attention, the schedule of the batch handed along",
     prepare=_prepare_ours,
     dense_queries=True,
+    hstu=True,
+)
+JAGGED_SOFTMAX = Provider(
+    name="jagged_softmax",
+    description="ours on a workload of HSTU's attention, but with a softmax",
+    prepare=functools.partial(_prepare_ours, softmax=True),
+    softmax=False,
+    hstu=True,
+    softmax_instead=True,
 )
 JAGGED_ROWS, JAGGED_SPLIT, JAGGED_STREAM = (
     Provider(

@@ -60,7 +60,7 @@ def _prepare_fbgemm(batch: Batch) -> Prepared:
 def _prepare_flash_attn_4(batch: Batch) -> Prepared:
     attention = find("flash_attn_varlen_func", ("flash_attn.cute",), "flash_attn.cute")
     need_cuda(batch.device, "flash-attn 4")
-    need_half(batch, "flash-attn 4")
+    need_half(batch.q.dtype, "flash-attn 4")
     if torch.cuda.get_device_capability(batch.device)[0] < 9:
         raise Unavailable("unsupported", "flash-attn 4 needs compute capability 9.0 or newer")
     q, k, v = leaves(packed_queries(batch, batch.q), batch.k, batch.v)
@@ -94,7 +94,7 @@ def _prepare_flash_attn_4(batch: Batch) -> Prepared:
 def _prepare_flashinfer(batch: Batch) -> Prepared:
     make = find("BatchPrefillWithRaggedKVCacheWrapper", ("flashinfer",), "flashinfer")
     need_cuda(batch.device, "FlashInfer")
-    need_half(batch, "FlashInfer")
+    need_half(batch.q.dtype, "FlashInfer")
     w = batch.workload
     q, k, v = leaves(packed_queries(batch, batch.q), batch.k, batch.v)
     query_offsets, _, _ = packed_bounds(batch)

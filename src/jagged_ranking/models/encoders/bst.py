@@ -24,6 +24,8 @@ from jagged_ranking.models.model_config import ModelConfig
 class BST(nn.Module):
     """`layers` of attention in both directions over a history and one candidate behind it."""
 
+    self_attention = True
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.mark = nn.Parameter(torch.zeros(config.dim))

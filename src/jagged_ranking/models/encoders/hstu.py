@@ -5,74 +5,28 @@ Attention without a softmax: the weight of an event is silu(q k + bias) / n, so 
 interest is stays in the size of the sum. n is the longest history there can be, as in the authors'
 code. A gate u takes the place of the feed-forward network. The bias is learned by distance and by
 the time between two events.
-
-Every pair of a user's events has a number in memory: sums of n ** 2 and no more, as there is no
-padding. Heads are users of one batch, so that each product is one launch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, silu
+from torch.nn.functional import silu
 
 from jagged_kernels import (
-    Jagged2Tensor,
+    AttentionSchedule,
     JaggedLayerNorm,
     JaggedTensor,
-    jagged2_like,
-    jagged2_matmul,
-    jagged_embedding,
-    jagged_outer,
+    RelativePositionBias,
+    RelativeTimeBias,
+    SiLU,
+    attention_schedule,
+    jagged_attention,
 )
 from jagged_ranking.data.batch import JaggedBatch
-from jagged_ranking.layers.embeddings import BUCKETS, log_bucket
+from jagged_ranking.layers.embeddings import BUCKETS
 from jagged_ranking.layers.target_pooling import TargetPooling
 from jagged_ranking.models.model_config import ModelConfig
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """What all layers share: S pairs (query, key) of events, user by user and row by row.
-
-    visible: [S], 1 where the key is no later, else 0. place: [S], of a pair's distance in events
-    and the bucket of its distance in time, distance first. offsets [H * R + 1] and layout are those
-    of H heads as users.
-    """
-
-    visible: Tensor
-    place: JaggedTensor
-    offsets: Tensor
-    layout: Jagged2Tensor
-
-    @classmethod
-    def of(cls, history: JaggedTensor, batch: JaggedBatch, *, heads: int, longest: int) -> Pairs:
-        """Sized by what the host knows."""
-        tokens, device = history.values.shape[0], history.device
-        lengths = history.lengths
-        user = torch.repeat_interleave(lengths, output_size=tokens)
-        start, width = history.offsets[user], lengths[user]  # of each token's user
-        total = int((batch.events**2).sum())
-        pair = torch.arange(total, device=device)
-        query = torch.repeat_interleave(width, output_size=total)
-        row = pad(width.cumsum(0), (1, 0))[:-1]  # where a token's scores begin
-        key = pair + (start - row)[query]
-        distance = query - key
-        age = batch.age.values
-        gap = log_bucket(age[key] - age[query])
-        place = distance.clamp(0, longest - 1) * BUCKETS + gap
-        squares = pad(lengths.long().square().cumsum(0), (1, 0))
-        head = torch.arange(heads, device=device)[:, None] * tokens
-        offsets = pad((history.offsets[1:] + head).flatten(), (1, 0))
-        shape = JaggedTensor(history.values.new_empty(heads * tokens), offsets, validate=False)
-        return cls(
-            visible=(distance >= 0).to(history.values.dtype),
-            place=JaggedTensor(place, squares, validate=False),
-            offsets=offsets,
-            layout=jagged2_like(shape, total=heads * total),
-        )
 
 
 class HSTULayer(nn.Module):
@@ -91,33 +45,41 @@ class HSTULayer(nn.Module):
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 
-    def forward(self, x: JaggedTensor, pairs: Pairs) -> JaggedTensor:
-        """[T, D] -> [T, D]."""
+    def forward(
+        self, x: JaggedTensor, age: JaggedTensor, schedule: AttentionSchedule | None
+    ) -> JaggedTensor:
+        """[T, D], and the seconds since each event [T] -> [T, D]."""
         u, *qkv = silu(self.project(self.norm(x).values)).chunk(4, dim=1)
-        q, k, v = (self._by_head(of, pairs) for of in qkv)
-        # every distance with every bucket, a small table, so that a pair is one lookup
-        table = (self.position[:, None] + self.time).flatten(0, 1)
-        bias = jagged_embedding([pairs.place], [table])
-        score = jagged_outer(q, k, like=pairs.layout)
-        weight = silu(score.values + bias.values.T.flatten()).unflatten(0, (self.heads, -1))
-        weight = (weight * (pairs.visible / self.longest)).flatten()
-        summed = jagged2_matmul(score.with_values(weight.to(v.values.dtype)), v)
-        attended = summed.values.unflatten(0, (self.heads, -1)).transpose(0, 1).flatten(1)
-        gated = self.attended_norm(x.with_values(attended)).values * u
+        q, k, v = (x.with_values(part.unflatten(1, (self.heads, -1))) for part in qkv)
+        attended = jagged_attention(
+            q,
+            k,
+            v,
+            causal=True,
+            scale=1.0,
+            bias=(self._by_distance(), RelativeTimeBias(self.time, age)),
+            scores=SiLU(divide_by=self.longest),
+            schedule=schedule,
+        )
+        gated = self.attended_norm(x.with_values(attended.values.flatten(1))).values * u
         return x.with_values(x.values + self.dropout(self.out(gated)))
 
-    def _by_head(self, values: Tensor, pairs: Pairs) -> JaggedTensor:
-        """[T, D] -> [H * T, D / H]."""
-        heads = values.unflatten(1, (self.heads, -1)).transpose(0, 1).flatten(0, 1)
-        return JaggedTensor(heads, pairs.offsets, validate=False)
+    def _by_distance(self) -> RelativePositionBias:
+        """A number for each distance: half of the buckets are single distances, and the others,
+        which grow, have the last one's number."""
+        far = self.position[-1:].expand(self.longest, -1)
+        table = torch.cat([self.position, far])
+        return RelativePositionBias(table, max_distance=self.longest + 1, bidirectional=False)
 
 
 class HSTU(nn.Module):
-    """`layers` causal layers over the history, then target attention."""
+    """`layers` causal layers over the history, which share one schedule; then target attention."""
+
+    self_attention = True
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.heads, self.longest = config.heads, config.max_history
+        self.head_dim = config.dim // config.heads
         self.layers = nn.ModuleList(HSTULayer(config) for _ in range(config.layers))
         self.pool = TargetPooling(config)
 
@@ -125,9 +87,11 @@ class HSTU(nn.Module):
         self, history: JaggedTensor, candidates: JaggedTensor, batch: JaggedBatch
     ) -> Tensor:
         """history [T, D], candidates [C, D] -> [C, D]."""
-        pairs = Pairs.of(history, batch, heads=self.heads, longest=self.longest)
+        schedule = None
+        if history.values.is_cuda:  # only the kernels read it
+            schedule = attention_schedule(history, causal=True, head_dim=self.head_dim)
         for layer in self.layers:
-            history = layer(history, pairs)
+            history = layer(history, batch.age, schedule)
         return self.pool(history, candidates, longest=batch.longest)
 
 

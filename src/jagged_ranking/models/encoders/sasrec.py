@@ -23,6 +23,8 @@ class SASRec(nn.Module):
     A request without history is answered by a learned vector.
     """
 
+    self_attention = True
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.layers = TransformerLayers(config, causal=True)

@@ -25,6 +25,8 @@ LATEST = 10  # tokens that are kept one by one: the paper's K
 class TransAct(nn.Module):
     """`layers` of attention in both directions over events that know the candidate."""
 
+    self_attention = True
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.event = nn.Linear(config.dim, config.dim)

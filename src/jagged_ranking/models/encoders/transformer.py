@@ -18,6 +18,8 @@ from jagged_ranking.models.model_config import ModelConfig
 class Transformer(nn.Module):
     """`layers` causal layers over the history, then target attention."""
 
+    self_attention = True
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.layers = TransformerLayers(config, causal=True)

@@ -1,0 +1,353 @@
+"""Who takes a call: what each family of attention's kernels can do, and the choice among them.
+
+`FAMILIES` is the table, the fastest first. It is asked before a launch, where as much is known: by
+the public function for a backend (`pick_backend`) and an operator (`pick_operator`), by the
+operator for the kernels of its forward, and of its backward when gradients come (`pick`). Why a
+family does not take a call is said in words (`refusals`, `batch_refusals`): the choice is made by
+them, and `explain_attention` shows them.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from itertools import product
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from jagged_kernels.core.backends import Backend, choose_backend, or_native
+from jagged_kernels.schedule.policy.hopper import (
+    BACKWARD_PAYS_FROM,
+    FORWARD_PAYS_FROM,
+    HOPPER_TILES,
+    is_hopper,
+    tma_reads,
+)
+from jagged_kernels.schedule.policy.plain import MAX_HEAD_DIM, MOSTLY_SHORT
+from jagged_kernels.schedule.row_layout import SHORT_USER
+from jagged_kernels.schedule.rows import users_of_rows
+
+# The launches that are chosen apart: of a backward, dQ may have another family than dK and dV.
+Pass = Literal["forward", "dq", "dkv"]
+# An operator of `attention.operators`; backends without kernels are one each.
+Operator = Literal["plain", "general", "split", "native", "reference"]
+Scores = Literal["softmax", "pointwise"]
+Keys = Literal["ranges", "lists"]
+# Of a schedule: a program walks a whole row, or rows are cut among programs.
+Rows = Literal["whole", "cut"]
+
+_HALF = (torch.float16, torch.bfloat16)
+_SINGLE = (*_HALF, torch.float32)
+_EVERY = (*_SINGLE, torch.float64)
+_ANY_DIM = range(1, sys.maxsize)
+
+
+class Family(NamedTuple):
+    """What one family of kernels can do.
+
+    Fields:
+        about: what it is, in words.
+        operator: which operator launches it. What pays for some batches alone stands beside a
+            family that takes any, in that one's operator.
+        passes: the launches that it has.
+        dtypes: of q, k and v.
+        head_dims: of q and of v; `equal_dims`: v must have that of q.
+        scores, keys, rows: what scores become, how keys are given, and which rows it walks.
+        bias, dropout: whether it has them; it also takes calls without.
+        hopper: it needs such a GPU, and what TMA can read.
+        shared: queries and keys must have the same offsets.
+        tile_q, tile_k: for a head_dim, the tile of a schedule that it must have.
+        least_tile: both tiles must have more tokens.
+        pays_from: for a head_dim, tokens of a user's queries, on average, from which it is faster
+            than those after it; `pays_below`: below which.
+    """
+
+    name: str
+    about: str
+    operator: Operator
+    passes: tuple[Pass, ...] = ("forward", "dq", "dkv")
+    dtypes: tuple[torch.dtype, ...] = _SINGLE
+    head_dims: range | tuple[int, ...] = range(1, MAX_HEAD_DIM + 1)
+    equal_dims: bool = False
+    scores: tuple[Scores, ...] = ("softmax",)
+    keys: tuple[Keys, ...] = ("ranges",)
+    rows: tuple[Rows, ...] = ("whole",)
+    bias: bool = False
+    dropout: bool = False
+    hopper: bool = False
+    shared: bool = False
+    tile_q: Mapping[int, int] | None = None
+    tile_k: Mapping[int, int] | None = None
+    least_tile: int = 0
+    pays_from: Mapping[int, int] | None = None
+    pays_below: int | None = None
+
+
+SPLIT = Family(
+    "split", "rows cut among programs, merged by a second launch", "split", rows=("cut",)
+)
+HOPPER_FORWARD = Family(
+    "hopper forward",
+    "Gluon, for long users in half precision",
+    "plain",
+    passes=("forward",),
+    dtypes=_HALF,
+    head_dims=(64, 128),
+    equal_dims=True,
+    hopper=True,
+    tile_q=HOPPER_TILES,
+    pays_from=FORWARD_PAYS_FROM,
+)
+HOPPER_DKV = HOPPER_FORWARD._replace(
+    name="hopper dkv", passes=("dkv",), tile_k=HOPPER_TILES, pays_from=BACKWARD_PAYS_FROM
+)
+# Beside `HOPPER_DKV` alone. At head_dim 64 the plain one is faster.
+HOPPER_DQ = HOPPER_DKV._replace(name="hopper dq", passes=("dq",), head_dims=(128,))
+SHORT = Family(
+    "short",
+    f"a warp for each user of up to {SHORT_USER} tokens, the plain kernels for longer ones",
+    "plain",
+    scores=("softmax", "pointwise"),
+    bias=True,
+    dropout=True,
+    shared=True,
+    least_tile=SHORT_USER,
+    pays_below=MOSTLY_SHORT,
+)
+PLAIN = Family("plain", "Triton, a program for each tile", "plain")
+GENERAL = PLAIN._replace(
+    name="general", about="the plain kernels with all that a call can ask for", operator="general",
+    scores=("softmax", "pointwise"), keys=("ranges", "lists"), rows=("whole", "cut"),
+    bias=True, dropout=True,
+)  # fmt: skip
+NATIVE = Family(
+    "native", "vectorised PyTorch", "native",
+    dtypes=_EVERY, head_dims=_ANY_DIM, scores=("softmax", "pointwise"), keys=("ranges", "lists"),
+    rows=("whole", "cut"), bias=True, dropout=True,
+)  # fmt: skip
+REFERENCE = NATIVE._replace(
+    name="reference", about="the specification, a loop over users", operator="reference"
+)
+
+TRITON = (SPLIT, HOPPER_FORWARD, HOPPER_DKV, HOPPER_DQ, SHORT, PLAIN, GENERAL)
+FAMILIES = (*TRITON, NATIVE, REFERENCE)
+
+
+class Asked(NamedTuple):
+    """What of a call decides who can take a pass of it; whether that pays, its batch decides.
+
+    Fields:
+        head_dim, head_dim_v: of q and k, and of v.
+        tile_q, tile_k: of the schedule.
+        shared: queries and keys are known to have the same offsets.
+        bias, dropout, rows, scores, keys: as in `Family`.
+    """
+
+    of_pass: Pass
+    device: torch.device
+    dtype: torch.dtype
+    head_dim: int
+    head_dim_v: int
+    tile_q: int
+    tile_k: int
+    shared: bool
+    bias: bool = False
+    dropout: bool = False
+    rows: Rows = "whole"
+    scores: Scores = "softmax"
+    keys: Keys = "ranges"
+
+
+def pick_backend(backend: Backend, q: Tensor, v: Tensor) -> str:
+    """`choose_backend`, which does not know what head_dims the kernels take."""
+    chosen, dims = choose_backend(backend, q), (q.shape[2], v.shape[2])
+    if chosen == "triton" and max(dims) > MAX_HEAD_DIM:
+        limit = f"the triton backend goes to head_dim {MAX_HEAD_DIM}, got {dims[0]} of q and "
+        chosen = or_native(backend, f"{limit}{dims[1]} of v; use backend='native' or 'auto'")
+    return chosen
+
+
+# All that can be asked for, looked up: each look at a family takes time, and `torch.compile` looks
+# past a cache.
+_OPERATORS: dict[tuple[bool, ...], Operator] = {
+    (bias, dropout, pointwise, lists, cut): next(
+        family.operator
+        for family in TRITON
+        if (family.pays_from, family.pays_below) == (None, None)  # whatever the batch is
+        and family.bias >= bias
+        and family.dropout >= dropout
+        and ("pointwise" if pointwise else "softmax") in family.scores
+        and ("lists" if lists else "ranges") in family.keys
+        and ("cut" if cut else "whole") in family.rows
+    )
+    for bias, dropout, pointwise, lists, cut in product((False, True), repeat=5)
+}
+
+
+def pick_operator(
+    *, bias: bool, dropout: bool, pointwise: bool, lists: bool, cut: bool
+) -> Operator:
+    """The operator of the triton backend for a call.
+
+    Args:
+        pointwise, lists: scores become weights of their own; keys are given so.
+        cut: the rows of its schedule are.
+    """
+    return _OPERATORS[bias, dropout, pointwise, lists, cut]
+
+
+def pick(
+    of_pass: Pass,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    tile_q: int,
+    tile_k: int,
+    offsets: Tensor | None,
+    *,
+    bias: bool = False,
+    dropout: bool = False,
+    scores: Scores = "softmax",
+    keys: Keys = "ranges",
+) -> Family:
+    """Which family takes a pass of a call whose rows are not cut.
+
+    Args:
+        q, k, v: [T, H, D], as `rows_of_dims` gives them.
+        rows, tile_q, tile_k, offsets: of the `AttentionSchedule`.
+        bias, dropout, scores, keys: as in `Family`.
+    """
+    tokens, _, dim = q.shape
+    shared = offsets is not None
+    asked = (of_pass, q.device, q.dtype, dim, v.shape[2], tile_q, tile_k, shared)
+    # The defaults of `Asked` are looked up faster.
+    if bias or dropout or scores != "softmax" or keys != "ranges":
+        asked = (*asked, bias, dropout, "whole", scores, keys)
+    able = able_families(*asked)
+    users = users_of_rows(rows, tokens, tile_q)
+    return first_that_pays(able, tokens, users, lambda: hopper_reads(q, k, v))
+
+
+@lru_cache
+def able_families(*asked: object) -> tuple[tuple[Family, int, float], ...]:
+    """The families of the triton backend that can take what is `Asked`, the fastest first, each
+    with the tokens of a user from which and below which it pays. The last takes any batch.
+
+    Raises:
+        NotImplementedError: there is none.
+    """
+    call = Asked(*asked)  # pyright: ignore[reportArgumentType]
+    able = [family for family in TRITON if not refusals(family, call)]
+    if not able:
+        raise NotImplementedError(f"the triton backend: {'; '.join(refusals(GENERAL, call))}")
+    return tuple((family, *_pays_between(family, call.head_dim)) for family in able)
+
+
+def first_that_pays(
+    able: tuple[tuple[Family, int, float], ...],
+    tokens: int,
+    users: int,
+    tma: Callable[[], bool],
+) -> Family:
+    """Of `able_families` the first that `batch_refusals` has no word against."""
+    for family, least, limit in able:
+        # Without users there are no tokens, and nothing to be long or short.
+        pays = least * users <= tokens and (limit == math.inf or tokens < limit * users)
+        if pays and (not family.hopper or tma()):
+            return family
+    return able[-1][0]
+
+
+def hopper_reads(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether Hopper's kernels read these: none is empty, and TMA can."""
+    return q.shape[0] > 0 and k.shape[0] > 0 and all(map(tma_reads, (q, k, v)))
+
+
+def _pays_between(family: Family, head_dim: int) -> tuple[int, float]:
+    least = 0 if family.pays_from is None else family.pays_from.get(head_dim, 0)
+    return least, math.inf if family.pays_below is None else family.pays_below
+
+
+def refusals(family: Family, asked: Asked) -> list[str]:
+    """Why a family cannot take a pass of a call whatever its batch is, in words; none if it can."""
+    said = []
+    if asked.of_pass not in family.passes:
+        said.append(f"it has no {asked.of_pass}")
+    if asked.bias and not family.bias:
+        said.append("it takes no bias")
+    if asked.dropout and not family.dropout:
+        said.append("it takes no dropout")
+    if asked.scores not in family.scores:
+        said.append(f"scores are {asked.scores}, it takes {_either(family.scores)}")
+    if asked.keys not in family.keys:
+        said.append(f"keys are {asked.keys}, it takes {_either(family.keys)}")
+    if asked.rows not in family.rows:
+        said.append(f"rows are {asked.rows}, not {_either(family.rows)}")
+    if family.hopper and not is_hopper(asked.device):
+        said.append("the tensors are not on a Hopper GPU")
+    if asked.dtype not in family.dtypes:
+        said.append(f"{_short(asked.dtype)} is not {_either(map(_short, family.dtypes))}")
+    said += _dim_refusals(family, asked)
+    if family.shared and not asked.shared:
+        said.append("queries and keys are not known to have the same offsets")
+    said += _tile_refusals(family, asked)
+    return said
+
+
+def _dim_refusals(family: Family, asked: Asked) -> list[str]:
+    said, dims = [], family.head_dims
+    largest = max(asked.head_dim, asked.head_dim_v)
+    if isinstance(dims, range):
+        if largest not in dims:
+            said.append(f"head_dim {largest} is above {dims[-1]}")
+    elif asked.head_dim not in dims:
+        said.append(f"head_dim {asked.head_dim} is not {_either(map(str, dims))}")
+    if family.equal_dims and asked.head_dim_v != asked.head_dim:
+        said.append(f"v's head_dim {asked.head_dim_v} is not q's {asked.head_dim}")
+    return said
+
+
+def _tile_refusals(family: Family, asked: Asked) -> list[str]:
+    said = []
+    for name, tile, takes in (
+        ("queries", asked.tile_q, family.tile_q),
+        ("keys", asked.tile_k, family.tile_k),
+    ):
+        if takes is not None and tile != (wanted := takes.get(asked.head_dim, tile)):
+            said.append(f"tiles have {tile} {name}, it takes {wanted}")
+    least = family.least_tile
+    if least and min(asked.tile_q, asked.tile_k) <= least:
+        said.append(f"a tile has {min(asked.tile_q, asked.tile_k)} tokens, it needs over {least}")
+    return said
+
+
+def batch_refusals(
+    family: Family, head_dim: int, tokens: int, users: int, *, tma: bool
+) -> list[str]:
+    """Why a family that can take a call does not take its batch, in words; see
+    `first_that_pays`."""
+    least, limit = _pays_between(family, head_dim)
+    said = []
+    # Rounded down, so that it is on the side of a limit that it is on.
+    mean = f"users have {math.floor(10 * tokens / max(users, 1)) / 10:g} queries on average"
+    if tokens < least * users:
+        said.append(f"{mean}, at head_dim {head_dim} it pays from {least}")
+    if limit != math.inf and tokens >= limit * users:
+        said.append(f"{mean}, it pays below {limit}")
+    if family.hopper and not tma:
+        said.append("TMA cannot read q, k or v: they are empty, not aligned, or overlap")
+    return said
+
+
+def _either(names: object) -> str:
+    *rest, last = names  # pyright: ignore[reportGeneralTypeIssues]
+    return f"{', '.join(rest)} or {last}" if rest else last
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,194 @@
+"""The plain kernels with all that a call can ask for as operators: bias, dropout, lists of key
+blocks, and what a score becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from jagged_kernels.attention.choice import SHORT, Pass, pick
+from jagged_kernels.attention.flops import (
+    backward_flops,
+    forward_flops,
+    pairs_of_lists,
+    pairs_of_rows,
+)
+from jagged_kernels.attention.meeting import MEET_SCHEMA, MeetTerms, meeting_of
+from jagged_kernels.attention.operators.plain import (
+    empty_gradients,
+    empty_output,
+    given_lse,
+    output_gradients,
+    save_with_lse,
+)
+from jagged_kernels.attention.scores.bias_terms import BIAS_SCHEMA, BiasTerms, given_gradients
+from jagged_kernels.core.backends import has_small_memory
+from jagged_kernels.core.flops import define_flops
+from jagged_kernels.core.operators import call, define_gradient, define_op
+from jagged_kernels.core.sizes import padded_dim
+from jagged_kernels.schedule.policy.plain import parts_of_tile
+from jagged_kernels.schedule.rows import rows_to_walk
+
+_LEARNED = len(BiasTerms().learned())
+_ARGUMENTS = (
+    "Tensor rows, Tensor rows_t, int tile_q, int tile_k, int left, int right, float scale, "
+    "Tensor q_offsets, Tensor k_offsets, Tensor? offsets, "
+    f"Tensor? dropout_seed, float dropout_p, {MEET_SCHEMA}, {BIAS_SCHEMA}"
+)
+_MEETS = len(MeetTerms._fields)
+
+
+def _attention_triton_general(
+    q: Tensor, k: Tensor, v: Tensor, with_lse: bool, rows: Tensor, rows_t: Tensor,
+    tile_q: int, tile_k: int, left: int, right: int, scale: float,
+    q_offsets: Tensor, k_offsets: Tensor, offsets: Tensor | None, dropout_seed: Tensor | None,
+    dropout_p: float, *terms: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(o [Tq, H, Dv], lse2 [Tq, H], or [0] without), as `operators.plain.attention_triton`.
+
+    terms: the fields of `MeetTerms`, then those of `BiasTerms`.
+    """
+    from jagged_kernels.attention.plain.forward import launch_forward
+    from jagged_kernels.attention.scores.bias_launch import bias_arguments
+
+    meets, bias_terms = MeetTerms(*terms[:_MEETS]), BiasTerms(*terms[_MEETS:])
+    bias = None
+    if dropout_seed is not None or bias_terms.adds:
+        bias = bias_arguments(bias_terms, q_offsets, k_offsets, dropout_seed, dropout_p)
+    mask = {"tile_q": tile_q, "left": left, "right": right, "scale": scale}
+    short = _short_offsets("forward", (q, k, v), rows, tile_q, tile_k, offsets, bias, meets)
+    o, lse2 = launch_forward(
+        q, k, v, rows, **mask, bias=bias, meeting=meeting_of(meets, k_offsets),
+        short_offsets=short, with_lse=with_lse and not meets.scores,
+    )  # fmt: skip
+    return o, given_lse(lse2, q)
+
+
+def _attention_triton_general_backward(
+    d_o: Tensor, d_lse2: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse2: Tensor,
+    wanted: list[bool], rows: Tensor, rows_t: Tensor,
+    tile_q: int, tile_k: int, left: int, right: int, scale: float,
+    q_offsets: Tensor, k_offsets: Tensor, offsets: Tensor | None, dropout_seed: Tensor | None,
+    dropout_p: float, *terms: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """(dq, dk, dv), and the gradients of `BiasTerms.learned` where `wanted`, else empty."""
+    from jagged_kernels.attention.plain.backward import launch_backward
+    from jagged_kernels.attention.scores.bias_launch import bias_arguments, bias_slots, reduce_slots
+
+    meets, bias_terms = MeetTerms(*terms[:_MEETS]), BiasTerms(*terms[_MEETS:])
+    bias = None
+    if dropout_seed is not None or bias_terms.adds:
+        bias = bias_arguments(bias_terms, q_offsets, k_offsets, dropout_seed, dropout_p)
+    short = _short_offsets("dkv", (q, k, v), rows, tile_q, tile_k, offsets, bias, meets)
+    # Without a query no row has a program, and an empty sum is 0.
+    programs = 0
+    if q.shape[0]:
+        small_memory = has_small_memory(q.device)
+        parts = parts_of_tile(
+            tile_q, padded_dim(max(q.shape[2], v.shape[2])), q.element_size(), small_memory
+        )
+        programs = rows_to_walk(rows, q.shape[0], tile_q, skips=short is not None) * parts
+    if short is not None:
+        programs += short.shape[0] - 1
+    slots = bias_slots(bias_terms, wanted, programs, q.shape[1])
+    mask = {"tile_q": tile_q, "tile_k": tile_k, "left": left, "right": right, "scale": scale}
+    gradients = launch_backward(
+        d_o, d_lse2, q, k, v, o, None if meets.scores else lse2, rows, rows_t, **mask,
+        bias=bias, bias_slots=None if bias is None else slots,
+        meeting=meeting_of(meets, k_offsets), short_offsets=short,
+    )  # fmt: skip
+    d_bias = reduce_slots(bias_terms, slots)
+    return *gradients, *(q.new_empty(0) if d is None else d for d in d_bias)
+
+
+def _short_offsets(
+    of_pass: Pass, qkv: tuple[Tensor, Tensor, Tensor], rows: Tensor, tile_q: int, tile_k: int,
+    offsets: Tensor | None, bias: dict[str, Any] | None, meets: MeetTerms,
+) -> Tensor | None:  # fmt: skip
+    """The users' offsets where `plain.short` takes the short ones, else None."""
+    family = pick(
+        of_pass, *qkv, rows, tile_q, tile_k, offsets,
+        bias=bias is not None and bias["BIAS"].ADDS,
+        dropout=bias is not None and bias["BIAS"].DROPS,
+        scores="pointwise" if meets.scores else "softmax",
+        keys="lists" if meets.groups else "ranges",
+    )  # fmt: skip
+    return offsets if family is SHORT else None
+
+
+def _empty_backward(
+    d_o: Tensor, d_lse2: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse2: Tensor,
+    wanted: list[bool], *rest: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    learned = BiasTerms(*rest[-len(BiasTerms._fields) :]).learned()
+    d_bias = [
+        t.new_empty(t.shape) if t is not None and want else q.new_empty(0)
+        for t, want in zip(learned, wanted, strict=True)
+    ]
+    return *empty_gradients(d_o, d_lse2, q, k, v), *d_bias
+
+
+def _empty_output(
+    q: Tensor, k: Tensor, v: Tensor, with_lse: bool, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    return empty_output(q, k, v, with_lse and not _meets(rest).scores)
+
+
+def _meets(rest: Sequence[Any]) -> MeetTerms:
+    """Of the last arguments."""
+    end = len(rest) - len(BiasTerms._fields)
+    return MeetTerms(*rest[end - _MEETS : end])
+
+
+attention_triton_general = define_op(
+    _attention_triton_general,
+    fake=_empty_output,
+    schema=f"(Tensor q, Tensor k, Tensor v, bool with_lse, {_ARGUMENTS}) -> (Tensor, Tensor)",
+)
+attention_triton_general_backward = define_op(
+    _attention_triton_general_backward,
+    fake=_empty_backward,
+    schema="(Tensor d_o, Tensor? d_lse2, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse2, "
+    f"bool[] wanted, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+def _gradient(
+    saved: Sequence[Any], wanted: Sequence[bool], d_o: Tensor | None, d_lse2: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    q, k, v, o, lse2, *rest = saved
+    wanted_bias = list(wanted[-len(BiasTerms._fields) :][:_LEARNED])
+    given = (*output_gradients(d_o, d_lse2, o, lse2), q, k, v, o, lse2, wanted_bias)
+    dq, dk, dv, *d_bias = call(attention_triton_general_backward, *given, *rest)
+    return given_gradients((dq, dk, dv), d_bias, wanted)
+
+
+define_gradient(attention_triton_general, save=save_with_lse, gradient=_gradient)
+
+
+def _forward_flops(q: Tensor, k: Tensor, v: Tensor, with_lse: bool, *call: Any) -> Any:
+    return forward_flops(q, v, _pairs(q, k, *call))
+
+
+def _backward_flops(
+    d_o: Tensor, d_lse2: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse2: Tensor,
+    wanted: list[bool], *call: Any,
+) -> Any:  # fmt: skip
+    return backward_flops(q, v, _pairs(q, k, *call))
+
+
+def _pairs(
+    q: Tensor, k: Tensor, rows: Tensor, rows_t: Tensor,
+    tile_q: int, tile_k: int, left: int, right: int, scale: float,
+    q_offsets: Tensor, k_offsets: Tensor, offsets: Tensor | None, *rest: Any,
+) -> Any:  # fmt: skip
+    lists = _meets(rest).lists(tile_q, left)
+    if lists is not None:
+        return pairs_of_lists(q, k, lists, q_offsets, k_offsets, (left, right))
+    return pairs_of_rows(q, k, rows, rows_t, tile_k, left, right)
+
+
+define_flops(attention_triton_general, _forward_flops)
+define_flops(attention_triton_general_backward, _backward_flops)

@@ -1,0 +1,40 @@
+"""`token_rule.token_visible` in kernels: those that build lists, and those of attention."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_rule(targets_ptr, contexts_ptr, user, length):
+    """(history, contexts) of a user, or of a block of users, int32: the tokens before the targets,
+    and those of them that are contexts. The pointers may be None."""
+    history = length
+    if targets_ptr is not None:
+        targets = tl.load(targets_ptr + user).to(tl.int32)
+        history = tl.maximum(length - tl.maximum(targets, 0), 0)
+    contexts = length * 0
+    if contexts_ptr is not None:
+        contexts = tl.load(contexts_ptr + user).to(tl.int32)
+        contexts = tl.minimum(tl.maximum(contexts, 0), history)
+    return history, contexts
+
+
+@triton.jit
+def token_visible(i, j, length, left, first, history, contexts):
+    """Whether the query at place i sees key j; int32 of any shapes that broadcast.
+
+    Args:
+        i, j: places among the user's keys, from 0; the last query stands at the last key.
+        length: the user's keys.
+        left, first: of `TokenRule`.
+        history, contexts: of `load_rule`.
+    """
+    last_context = tl.maximum(contexts - 1, 0)
+    from_i = tl.minimum(tl.maximum(i, last_context), history)
+    from_j = tl.minimum(tl.maximum(j, last_context), history)
+    distance = from_i - from_j
+    near = (distance > 0) & ((left < 0) | (distance <= left) | (j < first))
+    seen = (i == j) | near | ((i < contexts) & (j < history))
+    return seen & (j >= 0) & (j < length) & (i >= 0)

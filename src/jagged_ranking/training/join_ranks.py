@@ -1,0 +1,150 @@
+"""A process that torchrun has started joins the others, and leaves when one of them does.
+
+Before anything is trained, what differs or is missing on any rank is one line of rank 0, and all
+ranks end with an error. Later, a rank that is gone is noticed at the next exchange, within a step;
+torchrun tells the others too. What waits for a device meanwhile cannot answer, and is ended by an
+alarm.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from jagged_ranking.devices import default_device
+from jagged_ranking.processes import PARENT_VARIABLE, end_with_parent
+from jagged_ranking.training.rank_group import RankGroup, RankLostError
+
+# For the slowest rank: it may compile, or write a large checkpoint, while others wait.
+TIMEOUT = timedelta(minutes=10)
+GRACE_SECONDS = 5  # what is told to end has so long
+
+
+@contextmanager
+def joined(device: str | None) -> Iterator[RankGroup]:
+    """The ranks of this run; for a process that ends with the block, or soon after an error in it.
+
+    Args:
+        device: cpu, cuda (a GPU of its own for each rank of a machine), or None for what there is.
+
+    Raises:
+        ValueError: a backend or a GPU is missing, or the ranks cannot meet.
+        RankLostError: another rank is gone.
+    """
+    os.environ[PARENT_VARIABLE] = str(os.getppid())  # torchrun
+    end_with_parent()
+    with _end_in_time(), _spoken():
+        if not dist.is_available() or not dist.is_gloo_available():
+            raise ValueError("torchrun needs a PyTorch with torch.distributed and gloo")
+        try:
+            dist.init_process_group("gloo", timeout=TIMEOUT)
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"the processes cannot meet: {(str(error).splitlines() or [''])[0]}"
+            ) from error
+        hosts = RankGroup(torch.device("cpu"), None)
+        own = hosts.each(lambda: _own_device(device))
+        hosts.agree({"device": own.type})
+        yield hosts if own.type == "cpu" else RankGroup(own, _gpus_together(own))
+        dist.destroy_process_group()
+
+
+def _own_device(name: str | None) -> torch.device:
+    """That of this rank among those of its machine."""
+    name = name or default_device()
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"--device {name}: {str(error).splitlines()[0]}") from error
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda" or device.index is not None:
+        raise ValueError(f"--device {name}: under torchrun it is cpu, or cuda for a GPU a rank")
+    number, ranks = (int(os.environ.get(key, "0")) for key in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    found = torch.cuda.device_count()
+    if max(number + 1, ranks) > found:
+        raise ValueError(
+            f"{max(number + 1, ranks)} ranks on this machine need as many GPUs, it has {found}: "
+            "--nproc-per-node takes fewer, --device cpu none"
+        )
+    if not dist.is_nccl_available():
+        raise ValueError("this PyTorch has no NCCL, which GPUs need: --device cpu does without")
+    device = torch.device("cuda", number)
+    try:
+        torch.zeros(1, device=device)
+    except RuntimeError as error:
+        raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def _gpus_together(device: torch.device) -> Any:
+    """The process group of all ranks' GPUs, which have met.
+
+    An error is not told the others, who may wait for this GPU: they end when this process does.
+    """
+    torch.cuda.set_device(device)
+    try:
+        group = dist.new_group(backend="nccl", timeout=TIMEOUT)
+        one = torch.ones((), device=device)
+        dist.all_reduce(one, group=group)
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        raise ValueError(f"NCCL on {device}: {str(error).splitlines()[0]}") from error
+    return group
+
+
+@contextmanager
+def _spoken() -> Iterator[None]:
+    """An error of all ranks is one line of rank 0, that of another alone a line of its own.
+    Whatever the error, the process ends soon: what is left of a group may wait for ever."""
+    rank = int(os.environ.get("RANK", "0"))
+    try:
+        yield
+    except BaseException as error:
+        alone = isinstance(error, RankLostError) or not isinstance(error, ValueError | OSError)
+        if rank < 2 and isinstance(error, KeyboardInterrupt):  # one of them is not the one gone
+            print(
+                f"jagged: rank {rank} was told to end, perhaps since another rank has ended; "
+                "--resume goes on from the last checkpoint",
+                file=sys.stderr,
+            )
+        if rank and not alone:
+            time.sleep(GRACE_SECONDS)  # rank 0 says it, ends, and then torchrun ends this one
+        signal.alarm(GRACE_SECONDS)
+        if rank and not alone:
+            raise ValueError(f"rank {rank}: {error}") from error
+        raise
+
+
+@contextmanager
+def _end_in_time() -> Iterator[None]:
+    """A signal that is to end this process does: Python answers it when a call returns, and one
+    that waits for a GPU, or for a rank that is gone, may never."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    before = signal.set_wakeup_fd(write)
+
+    def watch() -> None:
+        if os.read(read, 1):
+            signal.alarm(GRACE_SECONDS)
+        os.close(read)
+
+    threading.Thread(target=watch, daemon=True, name="signals").start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(write)

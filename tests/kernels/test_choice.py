@@ -1,0 +1,154 @@
+"""Who takes a call of attention: the table, the choice from it, and what is then launched."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from choice_cases import CALLS, EACH_CALL, HALF, SINGLE, Call, Picks, pass_for_hopper, said_picks
+from launch_keys import Key, record_launches, watch_launches
+
+from jagged_kernels import JaggedTensor, explain_attention, jagged_attention
+from jagged_kernels.attention import api, choice
+from jagged_kernels.schedule.policy.hopper import is_hopper
+
+# The kernels of a family in each pass, below jagged_kernels.attention.
+KERNELS = {
+    "plain": ("plain.forward._forward_kernel", "plain.dq._dq_kernel", "plain.dkv._dkv_kernel"),
+    "split": ("split.forward._split_forward_kernel", "split.backward._split_backward_kernel",
+              "split.backward._split_backward_kernel"),
+    "hopper forward": ("hopper.forward._forward_kernel", "", ""),
+    "hopper dq": ("", "hopper.dq._dq_kernel", ""),
+    "hopper dkv": ("", "", "hopper.dkv._dkv_kernel"),
+}  # fmt: skip
+SHORT_KERNELS = ("plain.short._short_forward_kernel", "plain.short._short_backward_kernel")
+
+
+def kernels_of(picks: Picks) -> set[str]:
+    found = set()
+    for number, name in enumerate(picks):
+        plain = {"short": "plain", "general": "plain"}.get(name, name)
+        found.add(KERNELS[plain][number])
+    return found | (set(SHORT_KERNELS) if "short" in picks else set())
+
+
+ROOM = "jagged_kernels.attention."
+OPERATORS = {"general": "attention_triton_general", "split": "attention_split"}
+EVERY_KERNEL = {name for names in KERNELS.values() for name in names if name} | set(SHORT_KERNELS)
+
+
+@EACH_CALL
+@pytest.mark.parametrize("hopper", [False, True], ids=["other GPUs", "Hopper"])
+def test_what_is_said_is_what_is_launched(call, hopper, monkeypatch):
+    keys = record_launches(monkeypatch)
+    pass_for_hopper(monkeypatch, hopper)
+    check(call, call.picks_on_hopper if hopper else call.picks, keys, monkeypatch)
+
+
+@pytest.mark.gpu
+@EACH_CALL
+def test_on_a_gpu_what_is_said_is_what_runs(call, monkeypatch):
+    keys = watch_launches(monkeypatch)
+    hopper = is_hopper(torch.device("cuda", torch.cuda.current_device()))
+    check(call, call.picks_on_hopper if hopper else call.picks, keys, monkeypatch)
+
+
+def check(call: Call, picks: Picks, keys: list[Key], monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments, options = call.arguments()
+    assert said_picks(explain_attention(*arguments, **options)) == picks
+    keys.clear()
+    operators: list[str] = []
+    real = api.call
+
+    def watched(op: Any, *inputs: Any) -> Any:
+        operators.append(op.name().removeprefix("jagged_kernels::"))
+        return real(op, *inputs)
+
+    monkeypatch.setattr(api, "call", watched)
+    out = jagged_attention(*arguments, **options)
+    values = out.values if isinstance(out, JaggedTensor) else out
+    # Of a sum of squares: its gradient has a layout of its own.
+    values.square().sum().backward()
+    general = any(options.get(name) for name in ("bias", "dropout_p", "scores", "keys"))
+    family = "general" if general else picks[0]
+    assert operators == [OPERATORS.get(family, "attention_triton")]
+    launched = {f"{module.removeprefix(ROOM)}.{name}" for name, module, *_ in keys}
+    expected = kernels_of(picks)
+    if not call.length:
+        expected -= {"plain.dkv._dkv_kernel"}
+    assert launched & EVERY_KERNEL == expected
+
+
+def asked_for() -> Iterator[choice.Asked]:
+    """Of every column of the table all that matters."""
+    tiles = ((64, 64), (128, 128), (128, 64), (32, 64))
+    devices = (torch.device("cpu"), torch.device("cuda", 0))
+    columns: list[Any] = [
+        ("forward", "dq", "dkv"), devices, (HALF, SINGLE), (48, 64, 128), (64, 128), tiles,
+        *[(False, True)] * 3, ("whole", "cut"), ("softmax", "pointwise"), ("ranges", "lists"),
+    ]  # fmt: skip
+    for one, device, dtype, dim, dim_v, tile, *rest in itertools.product(*columns):
+        yield choice.Asked._make((one, device, dtype, dim, dim_v, *tile, *rest))
+
+
+def test_the_choice_is_the_first_that_says_nothing(monkeypatch):
+    """What is picked and what is said come from the same table, in two ways."""
+    monkeypatch.setattr(choice, "is_hopper", lambda device: device.type == "cuda")
+    able_families = choice.able_families.__wrapped__
+    batches = [(0, 0), (0, 2), (5, 2), (159, 2), (160, 2), (256, 2), (512, 2), (2048, 2)]
+    seen = set()
+    for asked in asked_for():
+        able = able_families(*asked)
+        operator = choice.pick_operator(
+            bias=asked.bias,
+            dropout=asked.dropout,
+            pointwise=asked.scores == "pointwise",
+            lists=asked.keys == "lists",
+            cut=asked.rows == "cut",
+        )
+        for (tokens, users), tma in itertools.product(batches, (False, True)):
+            expected = next(
+                family
+                for family in choice.TRITON
+                if not choice.refusals(family, asked)
+                and not choice.batch_refusals(family, asked.head_dim, tokens, users, tma=tma)
+            )
+            picked = choice.first_that_pays(able, tokens, users, lambda tma=tma: tma)
+            assert picked is expected
+            any_batch = next(one for one, least, limit in able if (least, limit) == (0, math.inf))
+            assert any_batch.operator == operator
+            assert picked.operator == operator or picked is choice.SHORT
+            seen.add(picked.name)
+    assert seen == {family.name for family in choice.TRITON}
+
+
+def test_dq_of_hopper_comes_beside_dkv_alone(monkeypatch):
+    """Its kernel is launched by the backward that dkv's launcher is part of."""
+    monkeypatch.setattr(choice, "is_hopper", lambda device: device.type == "cuda")
+    for asked in asked_for():
+        if not choice.refusals(choice.HOPPER_DQ, asked._replace(of_pass="dq")):
+            assert not choice.refusals(choice.HOPPER_DKV, asked._replace(of_pass="dkv"))
+    assert choice.HOPPER_DQ.pays_from == choice.HOPPER_DKV.pays_from
+
+
+def test_nobody_takes_what_the_triton_backend_has_not():
+    cpu = torch.device("cpu")
+    with pytest.raises(NotImplementedError, match="float64 is not float16, bfloat16 or float32"):
+        choice.able_families("forward", cpu, torch.float64, 64, 64, 64, 64, True)
+    with pytest.raises(NotImplementedError, match="head_dim 257 is above 256"):
+        choice.able_families("forward", cpu, HALF, 257, 64, 64, 64, True)
+
+
+def test_every_family_is_named_once():
+    names = [family.name for family in choice.FAMILIES]
+    assert not [name for name, count in Counter(names).items() if count > 1]
+    assert {"reference", "native"} < set(names)
+    arguments, options = CALLS["long, bias"].arguments()
+    heads = [line.split(": ")[0] for line in explain_attention(*arguments, **options).splitlines()]
+    said = [name for head in heads[2:] for name in head.split(", ")]
+    assert Counter(["general", *said]) == Counter(family.name for family in choice.TRITON)

@@ -1,0 +1,221 @@
+"""Figures, tables, goals and claims of attention to some of the keys, from made-up results."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from made_up_results import MANIFEST, SPARSE_LENGTHS, sparse_results
+from matplotlib.text import Text
+
+from jagged_ranking import provenance, results
+from jagged_ranking.figures import goals, redraw, sparse_figures, speed, style, tables
+from jagged_ranking.figures.sparse_goals import density_rows, length_rows, retrieval_rows
+from jagged_ranking.figures.sparse_points import NOTEBOOK, against, density_sweeps, line, sparse
+from jagged_ranking.measure.lineup import BY_LENGTH, SPARSE_GROUPS
+
+FIGURES = ("length", "speedup", "density", "retrieval", "seen", "jagged", "memory")
+HERE = {**MANIFEST, "id": NOTEBOOK}
+
+
+@pytest.fixture(scope="module")
+def measured() -> pd.DataFrame:
+    return sparse_results()
+
+
+def text_of(figure: Any) -> str:
+    return "\n".join(text.get_text() for text in figure.findobj(Text))
+
+
+def test_figures_show_every_provider_rule_and_claim(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    sparse_figures.draw(measured, HERE, Path("nowhere"))
+    assert tuple(drawn) == tuple(f"{NOTEBOOK}_{name}" for name in FIGURES)
+    said = {name: text_of(drawn[f"{NOTEBOOK}_{name}"]) for name in FIGURES}
+    for name, text in said.items():
+        assert "Imaginary GPU 80GB" in text
+        assert "smoke" not in text.lower()
+        assert "DKernel (S2's own)" not in text, name  # it is missing there
+    for name in ("length", "jagged", "retrieval"):
+        for provider in ("jagged", "jagged_dense", "varlen_attn", "flash_attn_4"):
+            assert style.look_of(provider).label in said[name]
+    assert style.look_of("jagged_padded").label in said["jagged"]
+    assert "15.87x" in said["speedup"]
+    assert "64k" in said["length"]
+    assert "one block in 16, 4 local" in said["length"]
+    for name in ("length", "speedup"):
+        assert "lists not counted" in said[name]
+    assert "lists among inputs" in said["memory"]
+    assert "R² 1.000\nintercept 3.0%" in said["density"]
+    assert "ours, building lists" in said["retrieval"]
+    for rule in ("strided", "semi_local", "retrieved", "all_keys"):
+        assert style.look_of(rule).label in said["seen"]
+    assert "retrieval: 16 blocks, and 4 newest" in said["seen"]
+    assert "33% of blocks" in said["jagged"]
+
+
+def test_a_smoke_run_is_marked(measured: pd.DataFrame, drawn: dict[str, Any]) -> None:
+    sparse_figures.draw(measured, {**HERE, "preset": "smoke"}, Path("nowhere"))
+    assert len(drawn) == len(FIGURES)
+    assert all("smoke run" in text_of(figure) for figure in drawn.values())
+
+
+def test_speedups_are_of_ours(measured: pd.DataFrame, drawn: dict[str, Any]) -> None:
+    sparse_figures.draw(measured, HERE, Path("nowhere"))
+    panel = drawn[f"{NOTEBOOK}_speedup"].axes[0]
+    color = style.look_of("jagged_dense").color
+    (dots,) = [x for x in panel.lines if x.get_color() == color and x.get_marker() == "s"]
+    densities = sparse(measured, "latency").drop_duplicates("workload").set_index("workload")
+    wanted = [1 / (0.03 + 1.2 * densities.loc[f"length {n}", "density"]) for n in SPARSE_LENGTHS]
+    assert dots.get_ydata() == pytest.approx(wanted)
+
+
+def test_other_studies_draw_nothing_of_it_nor_it_of_them(
+    measured: pd.DataFrame, drawn: dict[str, Any], tmp_path: Path
+) -> None:
+    speed.draw(measured, HERE, Path("nowhere"))
+    assert not drawn
+    other = results.row(
+        op="attention", provider="p", workload="w", mode="m", metric="x", unit="1", value=1.0
+    )
+    for table in (results.frame([]), results.frame([other])):
+        assert sparse_figures.draw(table, HERE, tmp_path) == []
+        assert tables.sparse(table).empty
+        assert tables.keys_seen(table).empty
+        assert length_rows(table) == density_rows(table) == retrieval_rows(table) == []
+
+
+def test_redraw_gives_the_same_bytes(
+    measured: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(style, "FORMATS", ("svg",))
+    few = [f"length {n}" for n in SPARSE_LENGTHS]
+    table = results.select(measured, mode="forward", workload=few)
+    folder = tmp_path / "figures" / NOTEBOOK
+    results.write(table, folder / redraw.RESULTS)
+    provenance.write_manifest(HERE, folder / redraw.MANIFEST)
+    first = sparse_figures.draw(table, HERE, folder)
+    bytes_of = {path: path.read_bytes() for path in first}
+    for path in first:
+        path.unlink()
+    assert redraw.redraw(folder) == first
+    assert {path: path.read_bytes() for path in first} == bytes_of
+    block = redraw.all_results(tmp_path / "figures")
+    assert "Attention to some of the keys." in block
+    assert block.count("![") == len(first)
+
+
+def test_tables_of_numbers(measured: pd.DataFrame) -> None:
+    table = tables.sparse(measured).set_index("workload")
+    assert list(table.index) == [
+        *(f"length {n}" for n in SPARSE_LENGTHS),
+        *("C S2", "C semi-local", "D S2", "D semi-local"),
+    ]
+    assert table.loc["length 16384", "blocks seen"] == "9.2%"
+    assert " / " in table.loc["C S2", "ours, padded"]
+    assert table.loc["length 1024", "ours, padded"] == ""
+    seen = tables.keys_seen(measured).set_index("history")
+    assert seen.loc["16,384", "S2-Attention"] == "1,280 / 16,384"
+    assert seen.loc["16,384", "semi-local"] == "320"
+
+
+def test_goals_by_length(measured: pd.DataFrame) -> None:
+    rows = {(row["tokens"], row["mode"]): row for row in length_rows(measured)}
+    assert len(rows) == 2 * len(SPARSE_LENGTHS)
+    at_16k = rows["16,384", "forward"]
+    assert at_16k["all / seen"] == "10.9"
+    assert float(at_16k["times faster than ours, all keys"]) == pytest.approx(7.15, abs=0.02)
+    assert (at_16k["at least"], at_16k["at least "], at_16k["met"]) == ("5.00", "", "yes")
+    assert rows["1,024", "forward"]["met"] == ""
+    # 0.9 of 8.8 times.
+    at_64k = rows["65,536", "forward+backward"]
+    assert (at_64k["at least "], at_64k["met"]) == ("15.87", "**no**")
+    absent = measured.loc[measured["provider"] != "flash_attn_4", :]
+    rows = {(row["tokens"], row["mode"]): row for row in length_rows(absent)}
+    assert rows["65,536", "forward"]["met"] == "not measured"
+    slow = measured.copy()
+    ours = (slow["provider"] == "jagged") & (slow["op"] == "sparse_attention")
+    slow.loc[ours, "value"] *= 1.5
+    rows = {(row["tokens"], row["mode"]): row for row in length_rows(slow)}
+    assert rows["16,384", "forward"]["met"] == "**no**"
+
+
+def test_goals_by_density(measured: pd.DataFrame) -> None:
+    rows = {(row["keys"], row["mode"]): row for row in density_rows(measured)}
+    assert len(rows) == 6
+    strided = rows["S2-Attention, 16,384 tokens", "forward"]
+    assert (strided["R²"], strided["intercept"], strided["met"]) == ("1.000", "3.0%", "yes")
+    assert strided["at least "] == ""
+    causal = rows["random, causal, 8,192 tokens", "forward"]
+    assert float(causal["a quarter: times faster"]) == pytest.approx(1 / 0.28, abs=0.02)
+    assert (causal["at least "], causal["met"]) == ("3.00", "yes")
+    far = measured.copy()
+    ours = (far["provider"] == "jagged") & far["workload"].str.startswith("causal")
+    far.loc[ours, "value"] += 0.12 * far.loc[ours, "value"].max()
+    rows = {(row["keys"], row["mode"]): row for row in density_rows(far)}
+    assert rows["random, causal, 8,192 tokens", "forward+backward"]["met"] == "**no**"
+    few = results.select(measured, workload=["causal, density 0.25", "causal, density 1"])
+    (row, _) = density_rows(few)
+    assert (row["R²"], row["met"]) == ("–", "not measured")
+
+
+def test_goals_of_retrieval(measured: pd.DataFrame) -> None:
+    rows = {
+        (row["candidates"], row["blocks"], row["mode"]): row for row in retrieval_rows(measured)
+    }
+    assert len(rows) == 8
+    assert rows["64", "4", "forward"]["lists / all keys"] == "0.30"
+    assert rows["64", "4", "forward"]["met"] == "**no**"
+    assert rows["512", "4", "forward"]["met"] == "yes"
+    few = rows["512", "4", "forward"]
+    assert float(few["all told"]) < float(few["times faster"])
+    assert rows["512", "4", "forward+backward"]["met"] == ""
+
+
+def test_goals_are_in_the_page(measured: pd.DataFrame, tmp_path: Path) -> None:
+    titles = ("S2-Attention: time by length", "Blocks of keys: time by density")
+    titles += ("Retrieval: time of building lists",)
+
+    def sections() -> list[str]:
+        block = goals.goal_tables(tmp_path)
+        return [block.split(f"### {title}")[1].split("###")[0] for title in titles]
+
+    assert all("Not measured." in section for section in sections())
+    results.write(measured, tmp_path / NOTEBOOK / redraw.RESULTS)
+    provenance.write_manifest(HERE, tmp_path / NOTEBOOK / redraw.MANIFEST)
+    assert all("| met |" in section for section in sections())
+
+
+def test_claims_of_its_papers(measured: pd.DataFrame) -> None:
+    table = tables.claims(measured)
+    speed_of = table[table["claim"].str.startswith("S2-Attention")]
+    assert speed_of["holds"].tolist() == ["in part", "in part"]
+    assert speed_of["where"].iloc[0] == "8.79x or more at 16,384, 65,536 tokens"
+    proportion = table[table["claim"].str.startswith("time falls")]
+    assert proportion["holds"].tolist() == ["yes"] * 6
+    elsewhere = measured.assign(
+        config=measured["config"].str.replace("Imaginary GPU 80GB", "CPU (some)")
+    )
+    assert set(tables.claims(elsewhere)["holds"]) == {"n/a: not on a GPU"}
+
+
+def test_a_line_is_fitted() -> None:
+    assert line([0.0, 0.5, 1.0], [1.0, 2.0, 3.0]) == pytest.approx((1.0, 2.0, 1.0))
+    intercept, slope, r2 = line([0.0, 0.5, 1.0], [0.0, 1.0, 0.5])
+    assert (intercept, slope) == pytest.approx((0.25, 0.5))
+    assert r2 == pytest.approx(0.25)
+    assert all(map(math.isnan, line([0.1, 0.1, 0.2], [1.0, 1.0, 2.0])))
+
+
+def test_what_failed_has_no_ratio(measured: pd.DataFrame) -> None:
+    broken = measured.copy()
+    one = (broken["workload"] == "length 1024") & (broken["provider"] == "jagged_dense")
+    broken.loc[one, "status"] = "error"
+    points = sparse(broken, "latency")
+    points = points.loc[points["group"] == BY_LENGTH, :]
+    assert ("length 1024", "forward") not in against(points, "jagged_dense")
+    assert ("length 16384", "forward") in against(points, "jagged_dense")
+    assert set(points["group"]) <= set(SPARSE_GROUPS)
+    assert len(list(density_sweeps(broken))) == 6

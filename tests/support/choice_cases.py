@@ -1,0 +1,208 @@
+"""Who takes a call of attention: calls with what they should get, what is said of them, and a CPU
+that passes for Hopper."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from attention_cases import DEVICE
+from torch import Tensor
+
+from jagged_kernels import (
+    ALiBi,
+    JaggedTensor,
+    SemiLocalKeys,
+    Sigmoid,
+    SiLU,
+    attention_schedule,
+    lengths_to_offsets,
+)
+from jagged_kernels.attention import choice, explain
+from jagged_kernels.schedule import tiles
+from jagged_kernels.schedule.policy.hopper import (
+    BACKWARD_PAYS_FROM,
+    FORWARD_PAYS_FROM,
+    HOPPER_TILES,
+)
+from jagged_kernels.schedule.policy.plain import MOSTLY_SHORT
+from jagged_kernels.schedule.row_layout import SHORT_USER
+
+# Families of the forward, dQ, and dK and dV.
+Picks = tuple[str, str, str]
+HALF, SINGLE = torch.float16, torch.float32
+SHORT: Picks = ("short", "short", "short")
+PLAIN: Picks = ("plain", "plain", "plain")
+GENERAL: Picks = ("general", "general", "general")
+SPLIT: Picks = ("split", "split", "split")
+EVERY_HOPPER = ("hopper forward", "hopper dq", "hopper dkv")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of `jagged_attention`, and who takes it: on most GPUs, and on Hopper if others do.
+
+    Fields:
+        length: of each of two users.
+        queries: dense ones a user; None for jagged ones.
+        layout: of q, k and v in memory.
+        schedule: options of `attention_schedule`; None to leave it to the call.
+    """
+
+    length: int
+    dim: int
+    picks: Picks
+    hopper: Picks | None = None
+    dtype: torch.dtype = HALF
+    dim_v: int | None = None
+    queries: int | None = None
+    own_offsets: bool = False
+    layout: str = "contiguous"
+    schedule: dict[str, Any] | None = None
+    bias: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def arguments(self) -> tuple[tuple[Any, JaggedTensor, JaggedTensor], dict[str, Any]]:
+        offsets = lengths_to_offsets(torch.tensor([self.length] * 2)).to(DEVICE)
+        k, v = (
+            JaggedTensor(self._laid_out(2 * self.length, dim).requires_grad_(), offsets)
+            for dim in (self.dim, self.dim_v or self.dim)
+        )
+        if self.queries is not None:
+            q = self._laid_out(2 * self.queries, self.dim).requires_grad_()
+            q = q.view(2, self.queries, 2, self.dim)
+        else:
+            q = self._laid_out(2 * self.length, self.dim).requires_grad_()
+            q = JaggedTensor(q, offsets.clone() if self.own_offsets else offsets)
+        schedule = None
+        if self.schedule is not None:
+            schedule = attention_schedule(q, k, **self.schedule)
+        bias = ALiBi(torch.ones(2, device=DEVICE)) if self.bias else None
+        rest = {"bias": bias, "schedule": schedule, "backend": "triton"}
+        return (q, k, v), {**self.options, **rest}
+
+    def _laid_out(self, tokens: int, dim: int) -> Tensor:
+        if self.layout == "heads first":
+            return torch.zeros(2, tokens, dim, dtype=self.dtype, device=DEVICE).transpose(0, 1)
+        if self.layout == "packed":
+            return torch.zeros(tokens, 3, 2, dim, dtype=self.dtype, device=DEVICE)[:, 1]
+        if self.layout == "not aligned":
+            numbers = torch.zeros(tokens * 2 * dim + 1, dtype=self.dtype, device=DEVICE)
+            return numbers[1:].view(tokens, 2, dim)
+        return torch.zeros(tokens, 2, dim, dtype=self.dtype, device=DEVICE)
+
+    @property
+    def picks_on_hopper(self) -> Picks:
+        return self.hopper or self.picks
+
+
+LISTS = SemiLocalKeys(64, 8)
+LONG = {64: FORWARD_PAYS_FROM[64], 128: FORWARD_PAYS_FROM[128]}
+CALLS = {
+    "short users": Call(20, 16, SHORT),
+    "short users at a head_dim of Hopper's": Call(MOSTLY_SHORT - 1, 64, SHORT),
+    "short users, offsets of their own": Call(20, 16, PLAIN, own_offsets=True),
+    "short users, tiles as short": Call(
+        20, 16, PLAIN, schedule={"tile_q": SHORT_USER, "tile_k": SHORT_USER}
+    ),
+    "short users, dropout": Call(20, 16, SHORT, options={"dropout_p": 0.5}),
+    "no longer short, dropout": Call(MOSTLY_SHORT, 16, GENERAL, options={"dropout_p": 0.5}),
+    "short users, bias": Call(20, 16, SHORT, bias=True),
+    "no longer short, bias": Call(MOSTLY_SHORT, 16, GENERAL, bias=True),
+    "short users, bias, offsets of their own": Call(20, 16, GENERAL, own_offsets=True, bias=True),
+    "short users, bias, dropout and pointwise scores": Call(
+        20, 64, SHORT, bias=True, options={"dropout_p": 0.5, "scores": SiLU()}
+    ),
+    "short users, bias and lists of keys": Call(
+        20, 16, GENERAL, bias=True, options={"keys": LISTS}
+    ),
+    "no longer short": Call(MOSTLY_SHORT, 16, PLAIN),
+    "long enough for the backward": Call(
+        BACKWARD_PAYS_FROM[64], 64, PLAIN, ("plain", "plain", "hopper dkv")
+    ),
+    "too short for the backward": Call(BACKWARD_PAYS_FROM[64] - 1, 64, PLAIN),
+    "too short for the forward": Call(
+        FORWARD_PAYS_FROM[64] - 1, 64, PLAIN, ("plain", "plain", "hopper dkv")
+    ),
+    "long": Call(LONG[64], 64, PLAIN, ("hopper forward", "plain", "hopper dkv")),
+    "long, head_dim 128": Call(LONG[128], 128, PLAIN, EVERY_HOPPER),
+    "not long, head_dim 128": Call(LONG[128] - 1, 128, PLAIN),
+    "long, masked": Call(LONG[128], 128, PLAIN, EVERY_HOPPER, options={"causal": True}),
+    "long, packed": Call(LONG[128], 128, PLAIN, EVERY_HOPPER, layout="packed"),
+    "long, copied": Call(LONG[128], 128, PLAIN, EVERY_HOPPER, layout="heads first"),
+    "long, not aligned": Call(LONG[128], 128, PLAIN, layout="not aligned"),
+    "long, offsets of their own": Call(LONG[128], 128, PLAIN, EVERY_HOPPER, own_offsets=True),
+    "long, float32": Call(LONG[128], 128, PLAIN, dtype=SINGLE),
+    "long, another head_dim": Call(LONG[128], 96, PLAIN),
+    "long, narrower values": Call(LONG[128], 128, PLAIN, dim_v=64),
+    "long, bias": Call(LONG[128], 128, GENERAL, bias=True),
+    "long, a small tile": Call(LONG[128], 128, PLAIN, schedule={"tile_q": 64, "tile_k": 64}),
+    "long, a small tile of keys": Call(
+        LONG[128], 128, PLAIN, ("hopper forward", "plain", "plain"),
+        schedule={"tile_q": 128, "tile_k": 64},
+    ),
+    "few dense queries": Call(200, 64, SPLIT, queries=3),
+    "few dense queries, a schedule": Call(200, 64, SPLIT, queries=3, schedule={"split": "split"}),
+    "few dense queries, whole rows": Call(200, 64, PLAIN, queries=3, schedule={"split": "rows"}),
+    "few dense queries, bias": Call(200, 64, GENERAL, queries=3, bias=True),
+    "few dense queries, cut rows and bias": Call(
+        200, 64, GENERAL, queries=3, schedule={"split": "stream"}, bias=True
+    ),
+    "many dense queries": Call(200, 64, PLAIN, queries=65),
+    "short users, pointwise scores": Call(20, 16, SHORT, options={"scores": SiLU()}),
+    "no longer short, pointwise scores": Call(
+        MOSTLY_SHORT, 16, GENERAL, options={"scores": SiLU()}
+    ),
+    "long, pointwise scores": Call(LONG[128], 128, GENERAL, options={"scores": Sigmoid()}),
+    "long, lists of keys": Call(LONG[128], 128, GENERAL, options={"keys": LISTS}),
+    "long, lists of keys, a schedule": Call(
+        LONG[128], 128, GENERAL, schedule={"keys": LISTS}, options={"keys": LISTS}
+    ),
+    "few dense queries, pointwise scores": Call(
+        200, 64, GENERAL, queries=3, options={"scores": SiLU()}
+    ),
+    "few dense queries, lists of keys": Call(
+        200, 64, GENERAL, queries=3, options={"keys": LISTS}
+    ),
+    "no key": Call(0, 64, PLAIN, queries=1),
+}  # fmt: skip
+EACH_CALL = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+
+
+def said_picks(text: str) -> Picks:
+    """What `explain_attention` says of the forward, dQ, and dK and dV."""
+    lines = dict(line.split(": ", 1) for line in text.splitlines())
+    named = re.compile(r"(?:^|, )([a-z ]+?) \([^)]*\)(?: for (dk and dv|dq))?")
+    if (both := lines.get("forward and backward")) is not None:
+        ((name, _),) = named.findall(both)
+        return name, name, name
+    ((forward, _),) = named.findall(lines["forward"])
+    backward = {passes: name for name, passes in named.findall(lines["backward"])}
+    if (same := backward.get("")) is not None:
+        return forward, same, same
+    return forward, backward["dq"], backward["dk and dv"]
+
+
+def hopper_fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether Hopper's kernels can take these, in a schedule with their tiles."""
+    dim = q.shape[2]
+    tile = HOPPER_TILES.get(dim, 64)
+    asked = choice.Asked("forward", q.device, q.dtype, dim, v.shape[2], tile, tile, shared=True)
+    said = [
+        *choice.refusals(choice.HOPPER_FORWARD, asked),
+        *choice.refusals(choice.HOPPER_DKV, asked._replace(of_pass="dkv")),
+    ]
+    return not said and choice.hopper_reads(q, k, v)
+
+
+def pass_for_hopper(monkeypatch: pytest.MonkeyPatch, hopper: bool = True) -> None:
+    """In the choice of kernels and of tiles every device does, or none."""
+    for module in (choice, tiles):
+        monkeypatch.setattr(module, "is_hopper", lambda _device: hopper)
+    # Nothing of this is remembered.
+    able_families = choice.able_families.__wrapped__
+    for module in (choice, explain):
+        monkeypatch.setattr(module, "able_families", able_families)
