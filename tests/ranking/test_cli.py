@@ -161,3 +161,18 @@ def test_datasets_are_looked_for_where_runs_look(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("CLICK_DATA_DIR")
     monkeypatch.setenv("JAGGED_HOME", str(tmp_path))
     assert "None looked for;" in listed()
+
+
+@pytest.mark.parametrize(("rank", "said"), [("0", "start it without torchrun"), ("1", "")])
+def test_what_one_process_does_is_refused_to_several(
+    rank: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"LOCAL_RANK": rank, "RANK": rank, "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["datasets"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == bool(said)
+    assert said in captured.err
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert cli.main(["datasets"]) == 0
