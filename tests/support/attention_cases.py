@@ -275,16 +275,16 @@ def assert_no_worse(
     of those absolute values: one rounding of them is what even an exact sum is off by.
     """
     for result in ours:
-        error = _error(ours[result], exact[result])
+        error = error_of(ours[result], exact[result])
         scale = summands.get(result, exact[result])
-        rounding = torch.finfo(peer[result].dtype).eps * _largest(scale)
+        rounding = torch.finfo(peer[result].dtype).eps * largest(scale)
         if result in terms:
-            rounding = max(rounding, torch.finfo(torch.float32).eps * _largest(terms[result]))
-        allowed = FACTOR * max(_error(peer[result], exact[result]), rounding)
+            rounding = max(rounding, torch.finfo(torch.float32).eps * largest(terms[result]))
+        allowed = FACTOR * max(error_of(peer[result], exact[result]), rounding)
         assert error <= allowed, f"{name} {result}: error {error:.3g} > {allowed:.3g}"
 
 
-def _error(result: Tensor, exact: Tensor) -> float:
+def error_of(result: Tensor, exact: Tensor) -> float:
     assert result.shape == exact.shape
     assert torch.equal(result == -math.inf, exact == -math.inf), "other queries see nothing"
     difference = (_finite(result) - _finite(exact)).abs()
@@ -292,7 +292,7 @@ def _error(result: Tensor, exact: Tensor) -> float:
     return float(difference.max()) if difference.numel() else 0.0
 
 
-def _largest(x: Tensor) -> float:
+def largest(x: Tensor) -> float:
     return float(_finite(x).abs().max()) if x.numel() else 0.0
 
 

@@ -1,0 +1,149 @@
+"""Attention on random batches against float64: how exact it is where nobody has looked.
+
+    python tests/support/random_batches.py [--count 10000] [--first 0] [-n 16]
+
+Batch number i is the same everywhere. Lengths (empty users and long ones among them), heads,
+head_dims, masks, scales, dtypes, and whether queries have offsets of their own are drawn; whoever
+`jagged_attention` picks computes it, forward and backward, twice, which must give the same bits.
+Errors must meet `attention_cases.Standard`. The table says how far from float64 ours and PyTorch's
+mathematics are, relative to a rounding of the largest number of each result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+if not torch.cuda.is_available():  # before anything imports a kernel: Triton reads this once
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from attention_cases import DEVICE, RESULTS, Case, Standard, error_of, largest, run
+
+# In Triton's interpreter products in bfloat16 are wrong, and long users take minutes.
+INTERPRETED = DEVICE == "cpu"
+DTYPES = (torch.float32, torch.float16, *(() if INTERPRETED else (torch.bfloat16,)))
+DIMS = (16, 32) if INTERPRETED else (16, 32, 64, 80, 96, 128, 256)
+LONGEST = (5, 40) if INTERPRETED else (5, 40, 300, 2100)
+TOKENS = 150 if INTERPRETED else 6000  # of a batch, about
+HEADS = ((1, 1), (2, 2), (4, 2), (4, 1), (6, 3))  # of queries, of keys
+
+
+def draw(number: int) -> tuple[Case, torch.dtype, bool]:
+    """(the problem, its dtype, whether queries and keys share their offsets)"""
+    rng = random.Random(number)
+    longest = rng.choice(LONGEST)
+
+    def lengths(count: int) -> list[int]:
+        some = [rng.choice((0, 1, rng.randint(1, longest), longest)) for _ in range(count)]
+        while sum(some) > TOKENS:
+            some[some.index(max(some))] //= 2
+        return some
+
+    users = rng.randint(1, 24)
+    queries = lengths(users)
+    kind = rng.choice(("own", "own", "apart", "other"))
+    mask: dict[str, Any] = rng.choice(
+        ({}, {"causal": True}, {"window": (rng.randint(0, longest), rng.randint(-1, longest))})
+    )
+    if rng.random() < 0.2:
+        mask = {**mask, "scale": rng.choice((-0.3, 0.01, 1.0))}
+    heads, kv_heads = rng.choice(HEADS)
+    case = Case(
+        queries,
+        lengths(users) if kind == "other" else None,
+        heads=heads,
+        kv_heads=kv_heads,
+        dim=rng.choice(DIMS),
+        mask=mask,
+        offsets_dtype=rng.choice((torch.int32, torch.int64)),
+    )
+    return case, rng.choice(DTYPES), kind == "own"
+
+
+def look_at(number: int) -> list[dict[str, Any]]:
+    """A row for each result of a batch: errors, and what is wrong."""
+    case, dtype, shared = draw(number)
+    inputs = case.inputs(dtype, seed=number)
+    if shared:
+        inputs = inputs.with_shared_offsets()
+    standard = Standard(inputs, **case.mask)
+    ours, again = (run("triton", inputs, tile=None, **case.mask) for _ in range(2))
+    rows = []
+    for name in RESULTS:
+        exact = standard.exact[name]
+        rounding = torch.finfo(ours[name].dtype).eps * (largest(exact) or 1.0)
+        row = {"batch": number, "dtype": str(dtype).removeprefix("torch."), "result": name}
+        row["wrong"] = ""
+        try:
+            standard.assert_met({name: ours[name]}, "ours")
+            assert _same_bits(ours[name], again[name]), f"{name} is another the second time"
+            row["ours"] = error_of(ours[name], exact) / rounding
+            row["PyTorch"] = error_of(standard.peer[name], exact) / rounding
+        except AssertionError as error:
+            row["wrong"] = f"{error} ({case})"
+        rows.append(row)
+    return rows
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def tell(rows: Sequence[dict[str, Any]]) -> int:
+    """Prints the table and what is wrong; the exit status."""
+    columns = ["dtype", "result", "ours", "PyTorch"]
+    errors = pd.DataFrame(rows, columns=columns).groupby(columns[:2]).agg(["median", "max"])
+    print("errors in roundings of the largest number, the median and the worst batch")
+    print(errors.to_string(float_format="{:.3g}".format))
+    wrong = [row for row in rows if row["wrong"]]
+    for row in wrong[:20]:
+        print(f"batch {row['batch']}: {row['wrong']}")
+    batches, bad = ({row["batch"] for row in some} for some in (rows, wrong))
+    print(f"{len(batches)} batches, {len(bad)} wrong")
+    return 1 if wrong else 0
+
+
+def _begin(numbers: Any) -> None:
+    torch.set_num_threads(1)
+    if DEVICE == "cuda":
+        torch.cuda.set_device(numbers.get() % torch.cuda.device_count())
+
+
+def _looked_at(numbers: Sequence[int], workers: int) -> Iterator[list[dict[str, Any]]]:
+    if workers == 1:
+        yield from map(look_at, numbers)
+        return
+    context = get_context("spawn")
+    places = context.SimpleQueue()
+    for place in range(workers):
+        places.put(place)
+    with ProcessPoolExecutor(workers, context, _begin, (places,)) as pool:
+        yield from pool.map(look_at, numbers, chunksize=max(1, min(50, len(numbers) // workers)))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--count", type=int, default=10_000, help="batches")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first")
+    parser.add_argument("-n", type=int, default=1, metavar="N", help="processes")
+    options = parser.parse_args(arguments)
+    if options.count < 1 or options.n < 1:
+        parser.error("--count and -n must be at least 1")
+    numbers = range(options.first, options.first + options.count)
+    found = _looked_at(numbers, options.n)
+    return tell([row for rows in tqdm(found, total=len(numbers)) for row in rows])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
