@@ -12,7 +12,7 @@ from random_batches import DTYPES, draw, look_at, main
 FEW = ["--first", "7", "--count", "3"]
 
 
-def test_batches_are_the_same_everywhere_and_of_every_kind() -> None:
+def test_batches_are_the_same_each_time_and_of_every_kind() -> None:
     drawn = [draw(number) for number in range(200)]
     assert drawn == [draw(number) for number in range(200)]
     cases = [case for case, _, _ in drawn]
