@@ -225,8 +225,11 @@ def _main(arguments: Sequence[str]) -> int:
             return 0
         if parsed.verbose:
             verbosity.ask()
-        if parsed.command != "train" and (rank := _rank()) is not None:
-            if rank != "0":
+        # Not at the top: completion and help do without.
+        from jagged_ranking.processes import launched
+
+        if parsed.command != "train" and launched() > 1:
+            if os.environ.get("RANK", "0") != "0":
                 return 1  # one of them speaks
             raise ValueError(f"{parsed.command} is done by one process: start it without torchrun")
         command = COMMANDS[parsed.command]
@@ -244,13 +247,6 @@ def _main(arguments: Sequence[str]) -> int:
         verbosity.print_traceback(error)
         print(f"jagged: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
-
-
-def _rank() -> str | None:
-    """Of this process among several that torchrun has started."""
-    if "LOCAL_RANK" not in os.environ:  # as `ranks.launched`, which would import PyTorch
-        return None
-    return os.environ.get("RANK", "0") if os.environ.get("WORLD_SIZE") != "1" else None
 
 
 if __name__ == "__main__":

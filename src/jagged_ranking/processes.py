@@ -1,4 +1,5 @@
-"""Processes that end with the one that started them, and folders that one process holds."""
+"""Processes that end with the one that started them, or are one of several that torchrun started,
+and folders that one process holds."""
 
 import fcntl
 import multiprocessing
@@ -23,6 +24,17 @@ BUSY_SECONDS = 5.0  # what was killed needs some to end
 
 class BusyError(ValueError):
     """Another process is at work in a folder; the message is one line for the user."""
+
+
+def launched() -> int:
+    """How many processes torchrun has started, this one among them; 1 where it has not."""
+    # WORLD_SIZE alone is also set by schedulers of clusters, around processes of no group.
+    if "LOCAL_RANK" not in os.environ:
+        return 1
+    said = os.environ.get("WORLD_SIZE", "")
+    if not said.isdecimal() or int(said) < 1:
+        raise ValueError(f"WORLD_SIZE must be a number of processes, got {said!r}")
+    return int(said)
 
 
 def end_with_parent() -> None:

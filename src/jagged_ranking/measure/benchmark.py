@@ -8,6 +8,7 @@ process, visibly.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -16,10 +17,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from jagged_ranking import results
-from jagged_ranking.devices import device_name
 from jagged_ranking.measure import timing
-from jagged_ranking.measure.ceilings import Ceilings, ceiling_rows, measure_ceilings
+from jagged_ranking.measure.ceilings import Ceilings
 from jagged_ranking.measure.contest import Contest, Run, known
+from jagged_ranking.measure.gathering import gathering
 from jagged_ranking.measure.lineup import default_providers
 from jagged_ranking.measure.providers import (
     MODES,
@@ -88,25 +89,24 @@ def measure_attention(
     known("metric", metrics, METRICS)
     if not workloads:
         return results.frame([])
-    with timing.threads(device, cpu_threads), timing.earlier_objects_apart():
-        name = device_name(device)
-        if ceilings is None:
-            ceilings = measure_ceilings(device, dtype=workloads[0].dtype)
-        common = {"run_id": run_id, "run_key": run_key}
-        config = {"device": name, "ceiling_dtype": ceilings.dtype}
-        rows = ceiling_rows(ceilings, config=config, **common)
+    with gathering(
+        device,
+        workloads[0].dtype,
+        effort=effort,
+        ceilings=ceilings,
+        run_id=run_id,
+        run_key=run_key,
+        cpu_threads=cpu_threads,
+    ) as gathered:
         bar = tqdm(total=len(workloads), disable=not progress, unit="workload")
         for workload in workloads:
             one = _Measurement(
                 workload,
                 op=workload.op,
                 workload=workload.name,
-                facts={**workload.facts(), "device": name},
-                device=device,
-                effort=effort or Effort(),
-                ceilings=ceilings,
-                common=common,
+                facts={**workload.facts(), "device": gathered.device_name},
                 tell=bar.set_postfix_str,
+                **gathered.options,
             )
             chosen = providers
             if chosen is None:
@@ -115,11 +115,11 @@ def measure_attention(
             one.latency_and_errors(chosen, modes, timed="latency" in metrics)
             if "memory" in metrics:
                 one.weigh(chosen, modes, one.alone)
-            rows += one.rows
+            gathered.rows.extend(one.rows)
             timing.release(device)
             bar.update()
         bar.close()
-    return results.frame(rows)
+    return gathered.table()
 
 
 class _Measurement(Contest):
@@ -136,7 +136,6 @@ class _Measurement(Contest):
         batch = setup(self.workload, self.device)
         prepared: dict[str, Prepared] = {}
         for name in providers:
-            self.tell(name, "prepare")
             if ready := self._prepare(name, batch, modes):
                 prepared[name] = ready
         self._check(prepared, batch, modes)
@@ -165,16 +164,7 @@ class _Measurement(Contest):
             self.refuse(name, mode, provider.bytes_needed(self.workload, mode))
         if provider.forward_only and TRAINING in modes:
             self.failed[name, TRAINING] = ("unsupported", f"{name} has no gradient")
-        if all((name, mode) in self.failed for mode in modes):
-            return None
-        try:
-            ready = provider.prepare(batch)
-        except Exception as error:
-            for mode in modes:
-                self.fail(name, mode, error)
-            return None
-        self.configs[name] = dict(ready.config)
-        return ready
+        return self.prepare(name, modes, lambda: provider.prepare(batch))
 
     def _check(self, prepared: dict[str, Prepared], batch: Batch, modes: Sequence[str]) -> None:
         limit = tolerance(batch)
@@ -184,16 +174,8 @@ class _Measurement(Contest):
             expected = reference(batch, padding_attends=padding_attends, softmax=softmax)
             wanted = expected.parts()
             for name in names:
-                for mode in modes:
-                    if (name, mode) in self.failed:
-                        continue
-                    self.tell(name, f"check, {mode}")
-                    try:
-                        errors = _errors(prepared[name], batch, wanted, mode)
-                    except Exception as error:
-                        self.fail(name, mode, error)
-                        continue
-                    self.judge(name, mode, errors, limit)
+                errors = partial(_errors, prepared[name], batch, wanted)
+                self.check(name, modes, errors, limit)
         timing.release(self.device)
 
     def _time(self, prepared: dict[str, Prepared], mode: str) -> None:

@@ -16,7 +16,7 @@ from jagged_ranking import results
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.ceilings import Ceilings
 from jagged_ranking.measure.peak_memory import Peak, allocated, peak_memory
-from jagged_ranking.measure.providers.base import FORWARD, Unavailable
+from jagged_ranking.measure.providers.base import FORWARD, Prepared, Unavailable
 from jagged_ranking.measure.reference import Errors
 from jagged_ranking.measure.timing import Effort, Timing
 
@@ -70,6 +70,37 @@ class Contest:
         if need > free:
             message = f"refused: needs at least {need / 1e9:.1f} GB, {free / 1e9:.1f} GB free"
             self.failed[provider, mode] = ("out_of_memory", message)
+
+    def prepare(
+        self, provider: str, modes: Sequence[str], make: Callable[[], Prepared]
+    ) -> Prepared | None:
+        """What `make` makes for a provider; None where it has failed in all modes, or does now."""
+        if all((provider, mode) in self.failed for mode in modes):
+            return None
+        self.tell(provider, "prepare")
+        try:
+            ready = make()
+        except Exception as error:
+            for mode in modes:
+                self.fail(provider, mode, error)
+            return None
+        self.configs[provider] = dict(ready.config)
+        return ready
+
+    def check(
+        self, provider: str, modes: Sequence[str], errors: Callable[[str], Errors], limit: float
+    ) -> None:
+        """Judges each mode that the provider has not failed in by the `errors` of its results."""
+        for mode in modes:
+            if (provider, mode) in self.failed:
+                continue
+            self.tell(provider, f"check, {mode}")
+            try:
+                found = errors(mode)
+            except Exception as error:
+                self.fail(provider, mode, error)
+                continue
+            self.judge(provider, mode, found, limit)
 
     def judge(self, provider: str, mode: str, errors: Errors, limit: float) -> None:
         """Rows of the errors; beyond the limit the provider is wrong."""

@@ -8,7 +8,7 @@ a group is never larger than needs be: thousands of short histories take a few d
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -173,10 +173,21 @@ def compare(pairs: list[tuple[Tensor, Tensor]]) -> Errors:
 
 
 def tolerance(batch: Batch, users: int = 4) -> float:
-    """The relative error beyond which a provider is wrong rather than imprecise.
+    """The relative error beyond which a provider is wrong rather than imprecise: see
+    `tolerance_of`."""
+    return tolerance_of(
+        batch, lambda user, dtype: [part for _, part in _attend(batch, [user], dtype=dtype)], users
+    )
 
-    Five times the error that eager PyTorch makes in the dtype of the batch against float32, on
+
+def tolerance_of(
+    batch: Batch, attend: Callable[[int, torch.dtype], list[Tensor]], users: int = 4
+) -> float:
+    """Five times the error that eager PyTorch makes in the dtype of the batch against float32, on
     the longest and a few more users, and at least `LEAST_TOLERANCE`.
+
+    Args:
+        attend: (user, dtype) -> output and gradients of one user, computed in this dtype.
     """
     longest = int(batch.lengths.argmax())
     step = max(1, len(batch.lengths) // users)
@@ -184,8 +195,6 @@ def tolerance(batch: Batch, users: int = 4) -> float:
     for user in {longest, *range(0, len(batch.lengths), step)}:
         if int(batch.lengths[user]) == 0:
             continue
-        same = _attend(batch, [user], dtype=batch.k.dtype)
-        exact = _attend(batch, [user], dtype=torch.float32)
-        pairs = [(a, b) for (_, a), (_, b) in zip(same, exact, strict=True)]
-        worst = max(worst, compare(pairs).relative)
+        same, exact = (attend(user, dtype) for dtype in (batch.k.dtype, torch.float32))
+        worst = max(worst, compare(list(zip(same, exact, strict=True))).relative)
     return max(5 * worst, LEAST_TOLERANCE)

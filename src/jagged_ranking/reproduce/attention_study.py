@@ -1,7 +1,7 @@
 """The batches that the notebooks measure, and measuring them so that little is lost."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -27,6 +27,7 @@ from jagged_ranking.reproduce.cache import cached
 from jagged_ranking.reproduce.click_logs import describe_data, find_histories
 
 SIZES = ("full", "small")
+B = TypeVar("B")  # one batch to be measured
 
 
 def study_batches(
@@ -191,7 +192,7 @@ def describe_batches(batches: Sequence[Workload]) -> pd.DataFrame:
     return pd.DataFrame(rows).set_index("batch").dropna(axis="columns", how="all")
 
 
-def some(batches: list[Workload], parameters: str) -> list[Workload]:
+def some(batches: list[B], parameters: str) -> list[B]:
     """The batches; ValueError with the `parameters` of a notebook that give any, if there are
     none."""
     if not batches:

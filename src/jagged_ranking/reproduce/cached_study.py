@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
 from jagged_ranking.measure.cached.cached_measurement import measure_cached
 from jagged_ranking.measure.cached.cases import (
@@ -16,7 +15,7 @@ from jagged_ranking.measure.cached.cases import (
     prefix_sweep,
     scoring_sweep,
 )
-from jagged_ranking.reproduce.attention_study import measured_in_parts
+from jagged_ranking.reproduce.attention_study import measured_in_parts, precision
 from jagged_ranking.reproduce.click_logs import describe_data
 from jagged_ranking.reproduce.quality_study import with_own
 
@@ -62,8 +61,7 @@ def cache_cases(
     Raises:
         ValueError: no batch at all.
     """
-    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    shape: dict[str, Any] = {"heads": heads, "head_dim": head_dim, "dtype": dtype, "seed": seed}
+    shape = {**precision(device), "heads": heads, "head_dim": head_dim, "seed": seed}
     cases = decoding_sweeps(
         history_lengths,
         users,

@@ -25,6 +25,7 @@ from jagged_ranking.reproduce.attention_study import (
     named_batches,
     precision,
     real_batches,
+    some,
 )
 from jagged_ranking.reproduce.cache import cached
 
@@ -106,10 +107,7 @@ def sparse_batches(
     chosen += jagged_lengths(
         unequal, stride=stride, local=local, window=window, first=first, block=block
     )
-    if not chosen:
-        parameters = "lengths, strides, densities, candidates, workloads, histories, data"
-        raise ValueError(f"no batch to measure: nothing in any of {parameters} (see data_users)")
-    return chosen
+    return some(chosen, "lengths, strides, densities, candidates, workloads, histories, data")
 
 
 def describe_sparse(batches: Sequence[SparseWorkload]) -> pd.DataFrame:

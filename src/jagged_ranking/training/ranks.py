@@ -6,7 +6,6 @@ share the requests of each batch, and rank 0 alone reads and writes files.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -22,17 +21,6 @@ from jagged_ranking.training.determinism import seed_of
 from jagged_ranking.training.losses import loss_of
 
 T = TypeVar("T")
-
-
-def launched() -> int:
-    """How many processes torchrun has started, this one among them; 1 where it has not."""
-    # WORLD_SIZE alone is also set by schedulers of clusters, around processes of no group.
-    if "LOCAL_RANK" not in os.environ:
-        return 1
-    said = os.environ.get("WORLD_SIZE", "")
-    if not said.isdecimal() or int(said) < 1:
-        raise ValueError(f"WORLD_SIZE must be a number of processes, got {said!r}")
-    return int(said)
 
 
 class Ranks:

@@ -48,7 +48,8 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_train(args: argparse.Namespace) -> int:
     """Trains, printing one line an epoch at the end; the run's state is in --out."""
-    from jagged_ranking.training.ranks import Ranks, launched
+    from jagged_ranking.processes import launched
+    from jagged_ranking.training.ranks import Ranks
 
     if launched() == 1:
         return _train(args, Ranks())

@@ -26,9 +26,10 @@ from click_data import prepare
 from jagged_ranking.cli import main
 from jagged_ranking.data.shares import share_out
 from jagged_ranking.models.model_config import MODEL_NAMES, encoder_of
+from jagged_ranking.processes import launched
 from jagged_ranking.training import checkpoint, rank_group
 from jagged_ranking.training.rank_group import RankGroup
-from jagged_ranking.training.ranks import Ranks, launched
+from jagged_ranking.training.ranks import Ranks
 from jagged_ranking.training.run_files import CHECKPOINT
 
 SCRIPT = Path(__file__).parents[2] / "support" / "forked_ranks.py"

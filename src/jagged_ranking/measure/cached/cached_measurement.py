@@ -7,14 +7,14 @@ import torch
 from tqdm import tqdm
 
 from jagged_ranking import results
-from jagged_ranking.devices import device_name
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.cached.cached_ops import APPEND, DECODE, PREFIX, SCORING
 from jagged_ranking.measure.cached.cases import Case
 from jagged_ranking.measure.cached.decoding import appending, decoding
 from jagged_ranking.measure.cached.prefix import prefixing
 from jagged_ranking.measure.cached.scoring import scoring
-from jagged_ranking.measure.ceilings import Ceilings, ceiling_rows, measure_ceilings
+from jagged_ranking.measure.ceilings import Ceilings
+from jagged_ranking.measure.gathering import gathering
 from jagged_ranking.measure.interaction.problem import Problem
 from jagged_ranking.measure.interaction.problem_contest import ProblemContest
 from jagged_ranking.measure.providers import MODES
@@ -67,13 +67,15 @@ def measure_cached(
     device = torch.device(device)
     if not cases:
         return results.frame([])
-    with timing.threads(device, cpu_threads), timing.earlier_objects_apart():
-        name = device_name(device)
-        if ceilings is None:
-            ceilings = measure_ceilings(device, dtype=cases[0].dtype)
-        common = {"run_id": run_id, "run_key": run_key}
-        config = {"device": name, "ceiling_dtype": ceilings.dtype}
-        rows = ceiling_rows(ceilings, config=config, **common)
+    with gathering(
+        device,
+        cases[0].dtype,
+        effort=effort,
+        ceilings=ceilings,
+        run_id=run_id,
+        run_key=run_key,
+        cpu_threads=cpu_threads,
+    ) as gathered:
         bar = tqdm(cases, disable=not progress, unit="batch")
         for case in bar:
             one = ProblemContest(
@@ -83,16 +85,13 @@ def measure_cached(
                 op=case.op,
                 workload=case.name,
                 facts=case.facts(),
-                device=device,
-                device_name=name,
-                effort=effort or Effort(),
-                ceilings=ceilings,
-                common=common,
+                device_name=gathered.device_name,
                 tell=lambda said, op=case.op: bar.set_postfix_str(f"{op}, {said}"),
+                **gathered.options,
             )
             one.check_and_time(MODES)
             if case.op in _WEIGHED:
                 one.weigh_all(MODES)
-            rows += one.rows
+            gathered.rows.extend(one.rows)
             timing.release(device)
-    return results.frame(rows)
+    return gathered.table()

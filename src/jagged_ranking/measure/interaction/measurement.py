@@ -8,10 +8,10 @@ import torch
 from tqdm import tqdm
 
 from jagged_ranking import results
-from jagged_ranking.devices import device_name
 from jagged_ranking.measure import timing
-from jagged_ranking.measure.ceilings import Ceilings, ceiling_rows, measure_ceilings
+from jagged_ranking.measure.ceilings import Ceilings
 from jagged_ranking.measure.contest import known
+from jagged_ranking.measure.gathering import gathering
 from jagged_ranking.measure.interaction import elementwise, products, shapes
 from jagged_ranking.measure.interaction.catalogue import OPERATIONS
 from jagged_ranking.measure.interaction.layout import Layout
@@ -77,13 +77,15 @@ def measure_interaction(
     known("mode", modes, MODES)
     if not workloads:
         return results.frame([])
-    with timing.threads(device, cpu_threads), timing.earlier_objects_apart():
-        name = device_name(device)
-        if ceilings is None:
-            ceilings = measure_ceilings(device, dtype=workloads[0].dtype)
-        common = {"run_id": run_id, "run_key": run_key}
-        config = {"device": name, "ceiling_dtype": ceilings.dtype}
-        rows = ceiling_rows(ceilings, config=config, **common)
+    with gathering(
+        device,
+        workloads[0].dtype,
+        effort=effort,
+        ceilings=ceilings,
+        run_id=run_id,
+        run_key=run_key,
+        cpu_threads=cpu_threads,
+    ) as gathered:
         bar = tqdm(total=len(operations) * len(workloads), disable=not progress, unit="batch")
         for operation in (OPERATIONS[name] for name in operations):
             for workload in workloads:
@@ -95,18 +97,15 @@ def measure_interaction(
                     op=operation.name,
                     workload=workload.name,
                     facts={k: v for k, v in workload.facts().items() if k not in _ATTENTION},
-                    device=device,
-                    device_name=name,
-                    effort=effort or Effort(),
-                    ceilings=ceilings,
-                    common=common,
+                    device_name=gathered.device_name,
                     tell=lambda said, op=operation: bar.set_postfix_str(f"{op.name}, {said}"),
+                    **gathered.options,
                 )
                 one.check_and_time(modes)
                 if workload.name in weighed:
                     one.weigh_all(modes)
-                rows += one.rows
+                gathered.rows.extend(one.rows)
                 bar.update()
             timing.release(device)
         bar.close()
-    return results.frame(rows)
+    return gathered.table()

@@ -140,16 +140,10 @@ class ProblemContest(Contest):
     ) -> None:
         peer_limit = max(limit, PEER_ROUNDINGS * torch.finfo(self.dtype).eps)
         for name, one in ready.items():
-            for mode in modes:
-                if (name, mode) in self.failed:
-                    continue
-                self.tell(name, f"check, {mode}")
-                try:
-                    errors = _errors(one.compare_as(mode), expected)
-                except Exception as error:
-                    self.fail(name, mode, error)
-                    continue
-                self.judge(name, mode, errors, limit if name == OURS else peer_limit)
+            allowed = limit if name == OURS else peer_limit
+            self.check(
+                name, modes, lambda mode, one=one: _errors(one.compare_as(mode), expected), allowed
+            )
 
 
 def _peer(problem: Problem, name: str) -> Peer:

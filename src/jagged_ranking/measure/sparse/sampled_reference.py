@@ -17,7 +17,7 @@ from torch import Tensor
 
 from jagged_kernels import KeyLists
 from jagged_ranking.measure.providers.jagged import packed_bounds, packed_queries
-from jagged_ranking.measure.reference import LEAST_TOLERANCE, Errors, Reference, compare
+from jagged_ranking.measure.reference import Errors, Reference, compare, tolerance_of
 from jagged_ranking.measure.sparse.patterns import Pattern, Retrieved, blocks_listed
 from jagged_ranking.measure.workloads import Batch
 
@@ -124,26 +124,15 @@ def regret_of(batch: Batch, pattern: Retrieved, lists: KeyLists) -> float:
 
 
 def tolerance(
-    batch: Batch,
-    sample: Sample,
-    pattern: Pattern | None,
-    lists: KeyLists | None = None,
-    users: int = 4,
+    batch: Batch, sample: Sample, pattern: Pattern | None, lists: KeyLists | None = None
 ) -> float:
     """As `jagged_ranking.measure.reference.tolerance`, under the mask."""
-    longest = int(batch.lengths.argmax())
-    step = max(1, len(batch.lengths) // users)
-    worst = 0.0
-    for user in {longest, *range(0, len(batch.lengths), step)}:
-        if int(batch.lengths[user]) == 0:
-            continue
-        same, exact = (
-            _attend(batch, user, sample.rows[user], pattern, lists, dtype)
-            for dtype in (batch.k.dtype, torch.float32)
-        )
-        pairs = [(a, b) for (_, a), (_, b) in zip(same, exact, strict=True)]
-        worst = max(worst, compare(pairs).relative)
-    return max(5 * worst, LEAST_TOLERANCE)
+
+    def attend(user: int, dtype: torch.dtype) -> list[Tensor]:
+        parts = _attend(batch, user, sample.rows[user], pattern, lists, dtype)
+        return [part for _, part in parts]
+
+    return tolerance_of(batch, attend)
 
 
 def _attend(

@@ -16,10 +16,10 @@ from tqdm import tqdm
 
 from jagged_kernels import KeyLists
 from jagged_ranking import results
-from jagged_ranking.devices import device_name
 from jagged_ranking.measure import timing
-from jagged_ranking.measure.ceilings import Ceilings, ceiling_rows, measure_ceilings
+from jagged_ranking.measure.ceilings import Ceilings
 from jagged_ranking.measure.contest import Contest, Run, known
+from jagged_ranking.measure.gathering import gathering
 from jagged_ranking.measure.lineup import (
     BY_LENGTH,
     JAGGED_LENGTHS,
@@ -94,13 +94,15 @@ def measure_sparse(
     known("group", weighed, SPARSE_GROUPS)
     if not workloads:
         return results.frame([])
-    with timing.threads(device, cpu_threads), timing.earlier_objects_apart():
-        name = device_name(device)
-        if ceilings is None:
-            ceilings = measure_ceilings(device, dtype=workloads[0].batch.dtype)
-        common = {"run_id": run_id, "run_key": run_key}
-        config = {"device": name, "ceiling_dtype": ceilings.dtype}
-        rows = ceiling_rows(ceilings, config=config, **common)
+    with gathering(
+        device,
+        workloads[0].batch.dtype,
+        effort=effort,
+        ceilings=ceilings,
+        run_id=run_id,
+        run_key=run_key,
+        cpu_threads=cpu_threads,
+    ) as gathered:
         bar = tqdm(total=len(workloads), disable=not progress, unit="workload")
         for workload in workloads:
             facts = workload.facts()
@@ -108,12 +110,9 @@ def measure_sparse(
                 workload,
                 op=OP,
                 workload=workload.name,
-                facts={**facts, "device": name},
-                device=device,
-                effort=effort or Effort(),
-                ceilings=ceilings,
-                common=common,
+                facts={**facts, "device": gathered.device_name},
                 tell=bar.set_postfix_str,
+                **gathered.options,
             )
             chosen = providers
             if chosen is None:
@@ -121,11 +120,11 @@ def measure_sparse(
             one.check_and_time(chosen, modes)
             if facts["group"] in weighed:
                 one.weigh(chosen, modes, one.alone)
-            rows += one.rows
+            gathered.rows.extend(one.rows)
             timing.release(device)
             bar.update()
         bar.close()
-    return results.frame(rows)
+    return gathered.table()
 
 
 class _Measurement(Contest):
@@ -161,17 +160,8 @@ class _Measurement(Contest):
         return ready.run, [*ready.inputs, ready.grad_output, *ready.held]
 
     def _prepare(self, name: str, batch: Batch, modes: Sequence[str]) -> Prepared | None:
-        if all((name, mode) in self.failed for mode in modes):
-            return None
-        self.tell(name, "prepare")
-        try:
-            ready = SPARSE_PROVIDERS[name].prepare(batch, self.sparse.pattern)
-        except Exception as error:
-            for mode in modes:
-                self.fail(name, mode, error)
-            return None
-        self.configs[name] = dict(ready.config)
-        return ready
+        provider = SPARSE_PROVIDERS[name]
+        return self.prepare(name, modes, lambda: provider.prepare(batch, self.sparse.pattern))
 
     def _check(self, providers: Sequence[str], batch: Batch, modes: Sequence[str]) -> None:
         """Results at a sample of queries, where there are too many scores for all of them."""
@@ -225,19 +215,9 @@ class _Measurement(Contest):
         ready = self._prepare(name, batch, modes)
         if ready is None:
             return
-        for mode in modes:
-            if (name, mode) in self.failed:
-                continue
-            self.tell(name, f"check, {mode}")
-            try:
-                errors = self._errors(ready, batch, expected, sample, mode)
-            except Exception as error:
-                self.fail(name, mode, error)
-                continue
-            self.judge(name, mode, errors, limit)
 
-    def _errors(
-        self, ready: Prepared, batch: Batch, expected: Reference, sample: Sample, mode: str
-    ) -> Errors:
-        got = ready.compare_as(batch, mode)
-        return errors_of(got, expected, sample, width=4 if mode == TRAINING else 1)
+        def errors(mode: str) -> Errors:
+            got = ready.compare_as(batch, mode)
+            return errors_of(got, expected, sample, width=4 if mode == TRAINING else 1)
+
+        self.check(name, modes, errors, limit)
