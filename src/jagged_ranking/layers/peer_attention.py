@@ -87,7 +87,7 @@ def padded_pointwise_attention(
     longest: int,
     divide_by: int,
 ) -> JaggedTensor:
-    """As `PointwiseAttention`, over [B, H, longest, longest] with every score and bias in memory."""
+    """As `PointwiseAttention`, with a number in memory for every score and its biases."""
     if len(q.values) == 0:
         return q
     queries, keys, values = (to_padded(x, longest).transpose(1, 2) for x in (q, k, v))
