@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from jagged_ranking.figures import panels, style
-from jagged_ranking.figures.labels import reference_line
 from jagged_ranking.figures.throughput_points import (
     CELL,
     COMPILED,
@@ -45,10 +45,14 @@ _RELATIVE = {
     "memory": ("peak_memory", "memory / ours", (1 / MEMORY_GOAL, 1 / PAPER_MEMORY)),
     "energy": ("energy", "energy / ours", ()),
 }
-_GOAL, _PAPER = "goal from {:.0%} waste: {:.2g}x", "paper: {:.2f}x"
-HOST = "waiting for the host"
+_GOAL, _PAPER = f"goal from {FASTER_FROM:.0%} waste: {{:.2g}}x", "the paper's models: {:.2f}x"
+_LINES: tuple[dict[str, Any], ...] = (
+    {"color": "#444444", "linewidth": 0.9, "linestyle": (0, (4, 2))},
+    {"color": style.PAPER_COLOR, "linewidth": 0.9, "linestyle": (0, (1, 1))},
+)
+BATCH, HOST = "batch", "waiting for the host"
 _COLORS = {
-    "batch": "#b3b3b3",
+    BATCH: "#b3b3b3",
     "embeddings": "#e7c26b",
     "attention": "#0173b2",
     "attention, backward": "#6db3de",
@@ -58,6 +62,7 @@ _COLORS = {
     "optimiser": "#949494",
     HOST: "#d62f2f",
 }
+_SHORT = {"padded_flash": "flash", "padded_dense": "dense", "padded_sdpa": "SDPA"}
 _ROW, _BESIDE = 1.0, 1.1  # inches of a row of panels, and of what is around them
 
 
@@ -119,11 +124,9 @@ def _relative_figure(
             panel, mine, workloads=list(labels), labels=labels, unit=mine["ours"]
         )
         panel.axhline(1.0, color="#888888", linewidth=0.7, zorder=1)
-        if lines:
-            goal, paper = lines
-            said = _GOAL.format(FASTER_FROM, goal)
-            reference_line(panel, goal, said, color="#444444")
-            reference_line(panel, paper, _PAPER.format(paper), color=style.PAPER_COLOR)
+        for at, said, look in zip(lines, (_GOAL, _PAPER), _LINES, strict=False):
+            panel.axhline(at, **look, zorder=1.5)
+            handles[said.format(at)] = Line2D([], [], **look)
         ratios = mine["value"] / mine["ours"]
         panels.padded_limits(panel, [*ratios, 1.0, *lines])
         panel.set_ylabel(label)
@@ -146,8 +149,8 @@ def _parts_figure(shown: pd.DataFrame, whole: pd.DataFrame, manifest: Mapping[st
     handles = {part: Patch(color=color) for part, color in _COLORS.items() if part in seen}
     style.legend(figure, handles, columns=5)
     note = (
-        "the device's time by part; in training the next batch is made beside the step, so that a "
-        "step may take less than its bar"
+        "the device's time by part; on a GPU a batch is made beside the step before, which takes "
+        "as long as a bar without it"
     )
     style.finish(figure, manifest, note=note)
     return figure
@@ -155,7 +158,8 @@ def _parts_figure(shown: pd.DataFrame, whole: pd.DataFrame, manifest: Mapping[st
 
 def _bars(panel: Axes, mine: pd.DataFrame, whole: pd.DataFrame) -> set[str]:
     """Bars side by side with a gap between models; the parts that there are."""
-    place, ticks, names, tops, seen = 0.0, [], [], [], set()
+    place = 0.0
+    bars: list[tuple[str, float, dict[str, float]]] = []  # kind, place, ms by part
     on_a_gpu = not mine["device"].astype(str).str.startswith("CPU").any()
     for model, layers in _models(mine):
         of_model = _of(mine, model, layers)
@@ -165,34 +169,32 @@ def _bars(panel: Axes, mine: pd.DataFrame, whole: pd.DataFrame) -> set[str]:
             step = _of(whole, model, layers)
             step = step.loc[step["provider"] == kind, "value"]
             if on_a_gpu and len(step):
-                taken[HOST] = max(0.0, float(step.iloc[0]) - sum(taken.values()))
-            bottom = 0.0
-            for part, color in _COLORS.items():
-                if taken.get(part, 0.0) > 0:
-                    panel.bar(place, taken[part], 0.8, bottom, color=color, linewidth=0)
-                    bottom += taken[part]
-                    seen.add(part)
-            ticks.append(place)
-            names.append(style.look_of(kind).label.partition(" (")[0])
-            tops.append((kind, place, bottom))
+                busy = sum(ms for part, ms in taken.items() if part != BATCH)
+                taken[HOST] = max(0.0, float(step.iloc[0]) - busy)
+            bars.append((kind, place, {part: taken.get(part, 0.0) for part in _COLORS}))
             place += 1.0
         panel.annotate(
             _title(model, layers), ((begin + place - 1) / 2, 1.0),
             xycoords=("data", "axes fraction"), ha="center", va="top", fontsize=5.5,
         )  # fmt: skip
         place += 0.7
-    panel.set_xticks(ticks, names, rotation=90, fontsize=5)
+    # Every score in memory takes so long that it would be all that is seen: such bars are cut off.
+    others = [taken for kind, _, taken in bars if kind != "padded_dense"]
+    limit = 1.3 * max(sum(of.values()) for of in others or [taken for *_, taken in bars])
+    for _, at, taken in bars:
+        bottom, whole = 0.0, sum(taken.values())
+        for part, ms in taken.items():
+            seen = min(ms, 0.8 * limit - bottom)
+            if seen > 0:
+                panel.bar(at, seen, 0.8, bottom, color=_COLORS[part], linewidth=0)
+                bottom += seen
+        said = f"{whole:.3g}" if whole <= 0.8 * limit else f"to {whole:.3g}"
+        panel.annotate(said, (at, bottom), ha="center", va="bottom", fontsize=4.5)
+    names = [_SHORT.get(kind, kind) for kind, *_ in bars]
+    panel.set_xticks([at for _, at, _ in bars], names, rotation=90, fontsize=5.5)
     panel.set_xlim(-0.8, place - 0.9)
-    # Every score in memory takes so long that it would be all that is seen.
-    rest = [top for kind, _, top in tops if kind != "padded_dense"] or [t for *_, t in tops]
-    limit = 1.3 * max(rest)
     panel.set_ylim(0, limit)
-    for _, at, top in tops:
-        panel.annotate(
-            f"{top:.3g}", (at, min(top, 0.86 * limit)), ha="center", va="bottom", fontsize=4.5,
-            color="white" if top > limit else "black",
-        )  # fmt: skip
-    return seen
+    return {part for *_, taken in bars for part, ms in taken.items() if ms > 0}
 
 
 def _compiled_too(rates: pd.DataFrame) -> pd.DataFrame:
@@ -210,11 +212,11 @@ def _modes_figure(both: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure:
     for (model, layers), panel in zip(models, axes[0], strict=True):
         mine = _of(both, model, layers)
         handles |= panels.lines_panel(panel, mine, column="mode", order=[EAGER, COMPILED])
-        panel.set_ylim(0, None)
+        panel.set_ylim(0, 1.15 * float(mine["value"].max()))
         panel.set_xlim(-0.4, 1.4)
         panel.set_title(_title(model, layers))
     axes[0][0].set_ylabel("samples a second")
     style.legend(figure, handles)
     batch = ", ".join(dict.fromkeys(both["workload"]))
-    style.finish(figure, manifest, note=f"on {batch}; no CUDA graph: see the table of results")
+    style.finish(figure, manifest, note=f"on {batch}; no CUDA graph: its sizes are one batch's")
     return figure

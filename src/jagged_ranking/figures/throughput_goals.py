@@ -30,9 +30,9 @@ from jagged_ranking.results import select
 NOTE = (
     "A step of training, the making of its batch included, by the wall; against padded flash "
     "attention (SDPA) in the same model, all else of which is jagged. Goals: "
-    f"{FASTER_GOAL:g}x from {FASTER_FROM:.0%} padding waste on, with at most {MEMORY_GOAL:g} of its "
-    f"peak memory (weights and optimiser included), and nowhere below {NOT_SLOWER:g}x; less than "
-    f"{HOST_GOAL:.0%} of a step waiting for the host. HSTU has no softmax, and so no flash "
+    f"{FASTER_GOAL:g}x from {FASTER_FROM:.0%} padding waste on, with at most {MEMORY_GOAL:g} of "
+    f"its peak memory (weights and optimiser included), and nowhere below {NOT_SLOWER:g}x; less "
+    f"than {HOST_GOAL:.0%} of a step waiting for the host. HSTU has no softmax, and so no flash "
     "attention to be held against. Memory is of eager steps."
 )
 

@@ -37,7 +37,7 @@ from jagged_ranking.reproduce.request_batches import (
     of_waste,
 )
 from jagged_ranking.reproduce.step_contest import PEAKS, Entry, StepContest, facts_of
-from jagged_ranking.reproduce.step_parts import StepClock, in_order, typical
+from jagged_ranking.reproduce.step_parts import DATA, StepClock, in_order, typical
 from jagged_ranking.reproduce.training_step import TrainingStep
 from jagged_ranking.training.config import TrainConfig
 
@@ -196,10 +196,11 @@ def throughput(
         "torch.compile" or "CUDA graph", the workload the name of the lengths. Metrics:
         "step_time" (ms; of the wall, the making of batches beside the steps included),
         "samples_per_second" (requests), "device_time" (ms; of the device, without waiting for the
-        host, the making of the batch behind the step before), "host_share" (of the step's time what
-        is not the device's), "energy" (J a request), "peak_memory" and "peak_memory_minus_inputs"
-        (bytes; of eager steps on the first batch), "rel_error" and "loss_rel_error" (see
-        `StepContest.check`).
+        host, the making of the batch in front of the step), "host_share" (of the step's time that
+        in which the device is at no part of it but the batch, made beside the step before: what
+        waits for the host, at most; on a GPU), "energy" (J a request; on a GPU), "peak_memory" and
+        "peak_memory_minus_inputs" (bytes; of eager steps on the first batch), "rel_error" and
+        "loss_rel_error" (see `StepContest.check`).
         Rows of op `PART`, the metric being the part (see `step_parts`): ms of the device in the
         median step; they add up to it.
     """
@@ -340,12 +341,13 @@ class _Measurement:
         for entry, samples in self._interleaved(clocks, effort).items():
             found = clocks[entry].samples[-len(samples) :]
             totals = [sum(parts.values()) for parts in found]
+            own = float(np.median([sum(parts.values()) - parts[DATA] for parts in found]))
             self.contest.row(entry, "device_time", "ms", samples=totals)
             if entry.mode == EAGER:
                 for part, ms in in_order(typical(found)).items():
                     self.contest.row(entry, part, "ms", op=PART, value=ms)
             if self.contest.device.type == "cuda":
-                share = max(0.0, 1 - float(np.median(totals)) / self.step_ms[entry])
+                share = max(0.0, 1 - own / self.step_ms[entry])
                 self.contest.row(entry, "host_share", "1", value=share)
             else:
                 said = "a CPU is its own host"

@@ -22,8 +22,9 @@ from jagged_ranking.training.optimisers import Optimisers
 
 # The parts that a step itself tells apart; `step_parts` takes the forward to pieces.
 FORWARD, BACKWARD, UPDATE = "head and loss", "backward", "optimiser"
-# Standard deviation, in place of zero: enough for logits to depend on attention.
-AWAY_FROM_ZERO = 0.1
+# Standard deviation in place of zero, of weights of layers times the root of their inputs: enough
+# for logits to depend on attention.
+AWAY_FROM_ZERO, OF_LAYERS = 0.1, 1.5
 
 
 def _nobody(part: str) -> None:
@@ -90,9 +91,12 @@ class TrainingStep:
 
 @torch.no_grad()
 def _leave_zero(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        if not parameter.any():
-            parameter.normal_(std=AWAY_FROM_ZERO)
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            if not parameter.any():
+                linear = isinstance(module, nn.Linear) and parameter.ndim == 2
+                std = OF_LAYERS / parameter.shape[1] ** 0.5 if linear else AWAY_FROM_ZERO
+                parameter.normal_(std=std)
 
 
 def _tensors_in(state: Any) -> Iterator[Tensor]:
