@@ -88,7 +88,7 @@ def test_a_gpu_takes_some() -> None:
 
     def work() -> None:
         for _ in range(100):
-            x @ x
+            torch.mm(x, x)
         torch.cuda.synchronize()
 
     found = energy_of(work, device=torch.device("cuda"), seconds=0.3)
