@@ -462,7 +462,7 @@ BUGS = (
     ),
     Bug(
         "hstu_sees_the_next_event",
-        "jagged_ranking.models.encoders.hstu",
+        "jagged_ranking.layers.attention",
         "causal=True,\n            scale",
         "window=(-1, 1),\n            scale",
         ("ranking/models/encoders::test_an_encoder_is_its_formula",),
