@@ -69,6 +69,7 @@ LOOKS: dict[str, Look] = {
     "segment_reduce": Look("segment_reduce", _COLORS[4], "D", (0, (1, 1))),
     "embedding_bag": Look("EmbeddingBag", _COLORS[3], "v", (0, (3, 1, 1, 1))),
     "flash_attn_4": Look("flash-attn 4", _COLORS[9], ">", (0, (4, 1.5, 1, 1.5))),
+    "padded_dense": Look("padded dense", _COLORS[1], "s", (0, (5, 1.5))),
     "padded_sdpa": Look("padded, masked (SDPA)", _COLORS[4], "D", (0, (1, 1))),
     "padded_flash": Look("padded flash (SDPA)", _COLORS[2], "^", (0, (3, 1))),
     "nested": Look("nested tensor + SDPA", _COLORS[5], "P", (0, (4, 1, 1, 1, 1, 1))),

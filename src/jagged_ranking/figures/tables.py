@@ -16,6 +16,7 @@ from jagged_ranking.figures.points import attention, modes_of, ours_of, schedule
 from jagged_ranking.figures.quality_tables import budgets, quality
 from jagged_ranking.figures.sparse_points import lists_ms, seen
 from jagged_ranking.figures.sparse_points import sparse as sparse_points
+from jagged_ranking.figures.throughput_tables import throughput_tables
 from jagged_ranking.figures.verdicts import number
 from jagged_ranking.measure.lineup import BY_LENGTH, JAGGED_LENGTHS
 
@@ -34,6 +35,7 @@ __all__ = [
     "speed",
     "summaries",
     "target",
+    "throughput_tables",
     "to_markdown",
 ]
 
@@ -186,6 +188,7 @@ def summaries(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
         *quality(results),
         (HISTORY, history_table(results)),
         *cached_tables(results),
+        *throughput_tables(results),
     ]
     return [(caption, table) for caption, table in found if len(table)]
 

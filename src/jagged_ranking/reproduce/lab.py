@@ -29,6 +29,11 @@ from jagged_ranking.reproduce.sparse_study import (
     sparse_batches,
 )
 from jagged_ranking.reproduce.synthetic_log import synthetic_log
+from jagged_ranking.reproduce.throughput_study import (
+    describe_lengths,
+    measured_throughput,
+    throughput_batches,
+)
 
 __all__ = [
     "Session",
@@ -38,6 +43,7 @@ __all__ = [
     "costs_by_cap",
     "describe_batches",
     "describe_cases",
+    "describe_lengths",
     "describe_sparse",
     "history_folders",
     "hstu_batches",
@@ -47,6 +53,7 @@ __all__ = [
     "measured_cached",
     "measured_interaction",
     "measured_sparse",
+    "measured_throughput",
     "patterns_of",
     "quality_by_cap",
     "quality_by_compression",
@@ -56,4 +63,5 @@ __all__ = [
     "study_batches",
     "synthetic_log",
     "target_batches",
+    "throughput_batches",
 ]

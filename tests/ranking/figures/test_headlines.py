@@ -15,6 +15,7 @@ from made_up_results import (
     quality_results,
     sparse_results,
     target_results,
+    throughput_results,
 )
 
 from jagged_ranking import results
@@ -48,6 +49,7 @@ def test_sections_are_of_the_results_that_are_there(tmp_path: Path) -> None:
             "07_hstu": hstu_results(),
             "08_sparse_attention": sparse_results(),
             "09_history_cache": cached_results(),
+            "10_training_throughput": throughput_results(),
         },
     )
     for name in ("01_speed_speedup", f"01_speed_{speed.PEERS}"):
