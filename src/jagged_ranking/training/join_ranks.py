@@ -112,7 +112,7 @@ def _spoken() -> Iterator[None]:
         yield
     except BaseException as error:
         alone = isinstance(error, RankLostError) or not isinstance(error, ValueError | OSError)
-        if rank < 2 and isinstance(error, KeyboardInterrupt):  # one of them is not the one gone
+        if isinstance(error, KeyboardInterrupt):
             print(
                 f"jagged: rank {rank} was told to end, perhaps since another rank has ended; "
                 "--resume goes on from the last checkpoint",
