@@ -44,6 +44,10 @@ _CACHED = (
 )
 _HSTU = (*_ATTENTION, f"{_RANKING}/reproduce/hstu_study.py")
 _INTERACTION = (*_ATTENTION, f"{_RANKING}/reproduce/interaction_study.py")
+_SCALING = (
+    *TRAINING,
+    *(f"{_RANKING}/reproduce/scaling_{name}.py" for name in ("study", "worker", "model")),
+)
 _SPARSE = (*_ATTENTION, f"{_RANKING}/reproduce/sparse_study.py")
 
 # Of each notebook, by its id, and of what is called in it, by the room; files and folders.
@@ -57,6 +61,7 @@ ROOTS: Mapping[str, tuple[str, ...]] = {
     "09_history_cache": _CACHED,
     "08_sparse_attention": _SPARSE,
     "07_hstu": _HSTU,
+    "12_scaling": _SCALING,
     "jagged_ranking.measure": MEASURE,
     "jagged_ranking.training": TRAINING,
 }

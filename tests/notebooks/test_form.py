@@ -34,6 +34,7 @@ def test_the_notebooks_are_there():
         "07_hstu",
         "08_sparse_attention",
         "09_history_cache",
+        "12_scaling",
     ]
     assert sorted(path.stem for path in (FOLDER / "params").glob("*")) == PRESETS
 
