@@ -28,7 +28,7 @@ def scaling_results() -> pd.DataFrame:
                 rows.append(results.row(metric=part, unit="ms", samples=[ms] * 3, **where))
             rows.append(results.row(metric="imbalance", unit="1", value=1 + wait / 20, **where))
             rows.append(results.row(metric="peak_memory", unit="bytes", value=4e9, **where))
-        gone = {"status": "missing", "message": "GPUs that are here: 4"}
+        gone: dict[str, Any] = {"status": "missing", "message": "GPUs that are here: 4"}
         rows.append(
             results.row(metric="throughput", unit="1/s", **_where("scaling", balance, 8), **gone)
         )
