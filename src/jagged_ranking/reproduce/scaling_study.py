@@ -29,13 +29,22 @@ from jagged_ranking.devices import device_name, usable_cores
 from jagged_ranking.models.model_config import encoder_of
 from jagged_ranking.processes import PARENT_VARIABLE, gpus_alone, temporary_folder
 from jagged_ranking.reproduce.cache import cached
+from jagged_ranking.reproduce.click_logs import find_prepared
 from jagged_ranking.reproduce.scaling_model import BALANCES, Assumptions, fitted, simulated
+from jagged_ranking.reproduce.synthetic_log import synthetic_log
 from jagged_ranking.training.config import TrainConfig
 
 WORKER = "jagged_ranking.reproduce.scaling_worker"
 PARTS = ("batch", "forward", "backward", "exchange", "update")
 LONGEST_SECONDS = 900.0  # of the ranks of one measurement
 MEASURED, SIMULATED = "scaling", "scaling_simulated"
+
+
+def scaling_data(dataset: str | None, log: Mapping[str, Any]) -> str:
+    """The folder of a prepared data set, by name or folder, or of a synthetic log of these options
+    where none is named or it is not at hand, which is said."""
+    found = find_prepared([dataset] if dataset else [])
+    return str(found[0]) if found else synthetic_log(log, name="synthetic_scaling")
 
 
 def scaling(
@@ -146,7 +155,7 @@ def measured_ranks(
             found, message = ([], lacks) if count > there else _run_ranks(count, asked)
             status = "missing" if count > there else "error"
             for balance in BALANCES:
-                where = {
+                where: dict[str, Any] = {
                     "op": MEASURED,
                     "provider": balance,
                     "workload": f"{count} ranks",

@@ -38,7 +38,9 @@ def test_every_figure_is_drawn_and_says_what_it_assumes(drawn: dict[str, Any]) -
 
 def test_what_was_not_simulated_is_not_drawn(drawn: dict[str, Any]) -> None:
     table = scaling_results()
-    scaling_figures.draw(table[table["op"] == "scaling"], {**MANIFEST, "id": ID}, Path("nowhere"))
+    scaling_figures.draw(
+        table.loc[table["op"] == "scaling", :], {**MANIFEST, "id": ID}, Path("nowhere")
+    )
     assert list(drawn) == [f"{ID}_efficiency", f"{ID}_step"]
     drawn.clear()
     scaling_figures.draw(attention_results(), MANIFEST, Path("nowhere"))
@@ -65,7 +67,7 @@ def test_the_goal_is_for_four_balanced_by_tokens() -> None:
     assert judged == {("4", "balanced by tokens"): "yes"}
     table = scaling_results()
     four = table["workload"] == "4 ranks"
-    rows = scaling_goals.scaling_rows(table[~four])
+    rows = scaling_goals.scaling_rows(table.loc[~four, :])
     assert rows[-1]["met"] == "not measured"
     worse = table.assign(value=table["value"].where(~four, 0.9 * table["value"]))
     assert "**no**" in [row["met"] for row in scaling_goals.scaling_rows(worse)]

@@ -60,7 +60,8 @@ def submit(
     def run(*words: str) -> tuple[int, str, str]:
         logs = ["--logs", str(tmp_path / "jobs")]
         status = main(["submit", "--local", "--gpus", "0", *logs, *words])
-        return (status, *capfd.readouterr())
+        said = capfd.readouterr()
+        return status, said.out, said.err
 
     return run
 
