@@ -168,12 +168,16 @@ def marked(tmp_path: Path) -> Iterator[Any]:
         running.end()
 
 
+@pytest.mark.parametrize("tables", ["replicated", "torchrec"])
 def test_a_rank_that_is_killed_ends_all_and_the_run_goes_on(
-    data: Path, tmp_path: Path, marked: Any, capsys: pytest.CaptureFixture[str]
+    data: Path, tmp_path: Path, marked: Any, tables: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    of_tables = ["--tables", tables, "--table-optimizer", "rowwise_adagrad"]
+    if tables == "torchrec":
+        pytest.importorskip("torchrec", reason="needs the extra torchrec")
     out = tmp_path / "run"
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
-    running = marked(*torchrun, "-m", "jagged_ranking", *long_training(data, out))
+    running = marked(*torchrun, "-m", "jagged_ranking", *long_training(data, out), *of_tables)
     wait_for(out / CHECKPOINT, running)
     rank_of(running, 0).kill()  # which writes
     status = running.ends_within(20)
