@@ -242,7 +242,8 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     turns = [rank["turns"][balance] for rank in found]  # [ranks][turns]
     seconds = np.max([[turn["seconds"] for turn in rank] for rank in turns], axis=0)
-    per_turn = facts["requests"] * facts["ranks"] * asked["steps"]
+    # the last batch of an epoch may be smaller
+    asked_for = np.sum([[np.sum(turn["of"], axis=0)[0] for turn in rank] for rank in turns], axis=0)
     parts = np.array([[step for turn in rank for step in turn["parts"]] for rank in turns])
     of = np.array([[step for turn in rank for step in turn["of"]] for rank in turns])
     squared = is_squared(str(facts["model"]))
@@ -258,7 +259,7 @@ def _rows(
     def row(metric: str, unit: str, **values: Any) -> dict[str, Any]:
         return results.row(**{**where, "config": facts, **values}, metric=metric, unit=unit)
 
-    yield row("throughput", "1/s", samples=per_turn / seconds)
+    yield row("throughput", "1/s", samples=asked_for / seconds)
     yield row("step", "ms", samples=1e3 * seconds / asked["steps"])
     # Who comes last to an exchange waits for nobody: what others take longer, they waited.
     exchange = parts[:, :, PARTS.index("exchange")]

@@ -36,6 +36,9 @@ from jagged_ranking.training.optimisers import Optimisers
 from jagged_ranking.training.rank_group import RankGroup
 
 WARMUP = 3  # steps of each way to balance
+# Of a step: its begin, and the ends of batch, forward, backward (where the exchange begins),
+# exchange, and of all else, which is clipping and the update.
+MARKS = 6
 
 
 class MeasuredRanks(RankGroup):
@@ -138,7 +141,7 @@ class _Training:
         return {"seconds": seconds, "parts": self.clock.steps(MARKS), "of": of, "peak": peak}
 
     def _step(self, batches: Iterator[JaggedBatch]) -> list[int]:
-        """Leaves `MARKS` marks: batch, forward, backward, (clipping), exchange, update."""
+        """As the trainer's, with `MARKS` marks; returns requests, tokens and their squares."""
         self.ranks.begin_step(self.config.seed, self.done)
         self.optimisers.zero_grad()
         self.clock.mark()
@@ -150,14 +153,11 @@ class _Training:
             loss.backward()
         self.optimisers.step(scale=1.0)
         self.average.update(self.done)
+        self.ranks.total_loss([] if loss is None else [loss.detach()])
         self.clock.mark()
         self.done += 1
         tokens = batch.events + batch.asked
         return [len(batch), int(tokens.sum()), int((tokens.astype(np.int64) ** 2).sum())]
-
-
-# begin, batch, forward, backward (where the exchange begins), exchange, update
-MARKS = 6
 
 
 def _without_end(loader: RequestLoader) -> Iterator[JaggedBatch]:
