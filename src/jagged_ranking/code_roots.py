@@ -46,6 +46,10 @@ _CACHED = (
 )
 _HSTU = (*_ATTENTION, f"{_RANKING}/reproduce/hstu_study.py")
 _INTERACTION = (*_ATTENTION, f"{_RANKING}/reproduce/interaction_study.py")
+_SCALING = (
+    *TRAINING,
+    *(f"{_RANKING}/reproduce/scaling_{name}.py" for name in ("study", "worker", "model")),
+)
 _SPARSE = (*_ATTENTION, f"{_RANKING}/reproduce/sparse_study.py")
 
 _THROUGHPUT = (
@@ -72,6 +76,7 @@ ROOTS: Mapping[str, tuple[str, ...]] = {
     "08_sparse_attention": _SPARSE,
     "07_hstu": _HSTU,
     "10_training_throughput": _THROUGHPUT,
+    "12_scaling": _SCALING,
     "jagged_ranking.measure": MEASURE,
     "jagged_ranking.training": TRAINING,
 }

@@ -21,6 +21,7 @@ from jagged_ranking.reproduce.history_study import (
 from jagged_ranking.reproduce.hstu_study import hstu_batches
 from jagged_ranking.reproduce.interaction_study import interaction_batches, measured_interaction
 from jagged_ranking.reproduce.quality_study import compared
+from jagged_ranking.reproduce.scaling_study import scaling, scaling_data
 from jagged_ranking.reproduce.session import Session, begin, show, show_tables
 from jagged_ranking.reproduce.sparse_study import (
     describe_sparse,
@@ -57,6 +58,8 @@ __all__ = [
     "patterns_of",
     "quality_by_cap",
     "quality_by_compression",
+    "scaling",
+    "scaling_data",
     "show",
     "show_tables",
     "sparse_batches",
