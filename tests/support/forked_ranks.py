@@ -84,6 +84,10 @@ STOP = 6  # steps, two behind a checkpoint
 RESUMED_FROM = {1: "from 2", 2: "from 1", 4: "from 2, by 4"}
 
 
+# What of a result is told.
+Told = Callable[[TrainResult], dict[str, Any]]
+
+
 class Stopped(Exception):
     pass
 
@@ -158,64 +162,76 @@ def losses(data: Path, out: Path) -> None:
     in_float64()
     dataset = open_dataset(data)
     found = {"1": [_results(dataset, Ranks())]}
-    _stop(dataset, out / "from 1", Ranks())
-    for count in (2, 4):
-
-        def work(count: int = count) -> None:
-            dist.init_process_group("gloo")
-            ranks = RankGroup(torch.device("cpu"), None)
-            results = _results(dataset, ranks)
-            if count == 2:
-                _stop(dataset, out / "from 2", ranks)
-                if ranks.leads:
-                    shutil.copytree(out / "from 2", out / "from 2, by 4")
-            results["resumed"] = _resumed(dataset, out / RESUMED_FROM[count], ranks)
-            (out / f"{count}.{ranks.number}.json").write_text(json.dumps(results))
-
-        statuses = forked(count, work, said=out / f"said {count}.")
-        assert statuses == [0] * count, [path.read_text() for path in out.glob("said*")]
-        texts = [(out / f"{count}.{rank}.json").read_text() for rank in range(count)]
-        found[str(count)] = [json.loads(text) for text in texts]
-    found["1"][0]["resumed"] = _resumed(dataset, out / RESUMED_FROM[1], Ranks())
+    found |= by_ranks(dataset, RESUMED, lambda ranks, _: _results(dataset, ranks), told, out)
+    found["1"][0]["resumed"] = resumed(dataset, RESUMED, out / RESUMED_FROM[1], Ranks(), told)
     print(json.dumps(found))
 
 
+def by_ranks(
+    dataset: ClickDataset,
+    config: TrainConfig,
+    work: Callable[[RankGroup, Path], dict[str, Any]],
+    told: Told,
+    out: Path,
+) -> dict[str, list[dict[str, Any]]]:
+    """What each of 2 and of 4 ranks has of `work`, which may write to the folder it is given; and,
+    as "resumed", of a run of `config` that others began. That of 2 is left, for one to go on."""
+    _stop(dataset, config, out / "from 1", Ranks())
+    found = {}
+    for count in (2, 4):
+
+        def do(count: int = count) -> None:
+            dist.init_process_group("gloo")
+            ranks = RankGroup(torch.device("cpu"), None)
+            results = work(ranks, out / f"by {count}")
+            if count == 2:
+                _stop(dataset, config, out / "from 2", ranks)
+                if ranks.leads:
+                    shutil.copytree(out / "from 2", out / "from 2, by 4")
+            results["resumed"] = resumed(dataset, config, out / RESUMED_FROM[count], ranks, told)
+            (out / f"{count}.{ranks.number}.json").write_text(json.dumps(results))
+            dist.destroy_process_group()
+
+        statuses = forked(count, do, said=out / f"said {count}.")
+        assert statuses == [0] * count, [path.read_text() for path in out.glob("said*")]
+        texts = [(out / f"{count}.{rank}.json").read_text() for rank in range(count)]
+        found[str(count)] = [json.loads(text) for text in texts]
+    return found
+
+
+def trained(dataset: ClickDataset, config: TrainConfig, **options: Any) -> TrainResult:
+    """On the CPU, without a bar."""
+    return train(config, dataset, progress=False, device="cpu", **options)
+
+
 def _results(dataset: ClickDataset, ranks: Ranks) -> dict[str, Any]:
-    return {
-        name: _told(train(config, dataset, progress=False, device="cpu", ranks=ranks))
-        for name, config in CONFIGS.items()
-    }
+    return {name: told(trained(dataset, one, ranks=ranks)) for name, one in CONFIGS.items()}
 
 
-def _stop(dataset: ClickDataset, out: Path, ranks: Ranks) -> None:
+def _stop(dataset: ClickDataset, config: TrainConfig, out: Path, ranks: Ranks) -> None:
     def after_step(step: int) -> None:
         if step == STOP:
             raise Stopped
 
-    options: dict[str, Any] = {"progress": False, "device": "cpu", "ranks": ranks}
     try:
-        train(RESUMED, dataset, out=out, after_step=after_step, **options)
+        trained(dataset, config, out=out, after_step=after_step, ranks=ranks)
     except Stopped:
         return
     raise AssertionError("there are too few steps")
 
 
-def _resumed(dataset: ClickDataset, out: Path, ranks: Ranks) -> dict[str, Any]:
+def resumed(
+    dataset: ClickDataset, config: TrainConfig, out: Path, ranks: Ranks, told: Told
+) -> dict[str, Any]:
+    """What came of a run that goes on, and the first step of it here."""
     steps: list[int] = []
-    result = train(
-        RESUMED,
-        dataset,
-        out=out,
-        resume=True,
-        progress=False,
-        device="cpu",
-        ranks=ranks,
-        after_step=steps.append,
-    )
-    return {**_told(result), "first step": steps[0]}
+    options: dict[str, Any] = {"resume": True, "after_step": steps.append}
+    result = trained(dataset, config, out=out, ranks=ranks, **options)
+    return {**told(result), "first step": steps[0]}
 
 
-def _told(result: TrainResult) -> dict[str, Any]:
+def told(result: TrainResult) -> dict[str, Any]:
+    """What tests look at."""
     return {
         "losses": result.losses,
         "metrics": [{k: v for k, v in row.items() if k != "seconds"} for row in result.history],

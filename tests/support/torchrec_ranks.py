@@ -16,8 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from forked_ranks import BY_ROW, NEXT, SMALL, Stopped, forked
+from forked_ranks import (
+    BY_ROW,
+    NEXT,
+    RESUMED_FROM,
+    SMALL,
+    by_ranks,
+    forked,
+    resumed,
+    told,
+    trained,
+)
 
 from click_data import ClickDataset, open_dataset
 from jagged_ranking import cli
@@ -26,7 +35,7 @@ from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.rank_group import RankGroup
 from jagged_ranking.training.ranks import Ranks
 from jagged_ranking.training.run_files import load_model
-from jagged_ranking.training.trainer import TrainResult, train
+from jagged_ranking.training.trainer import TrainResult
 
 # Rows that ranks share out are not clipped: nothing is, here.
 SHARED: dict[str, Any] = {**SMALL, **BY_ROW, "clip_norm": 1e9, "tables": "torchrec"}
@@ -38,81 +47,38 @@ CONFIGS = {
     "next items": TrainConfig(**SHARED, **NEXT, model="sasrec", batch_size=2),
 }
 RESUMED = TrainConfig(**SHARED, model="mean_pool", batch_size=16, checkpoint_steps=4)
-STOP = 6  # steps, two behind a checkpoint
-RESUMED_FROM = {1: "from 2", 2: "from 1", 4: "from 2, by 4"}
 
 
 def losses(data: Path, out: Path) -> None:
     """Of one process without TorchRec, of ranks with it, and of runs that go on as others."""
     dataset = open_dataset(data)
     plain = {name: replace(config, tables="replicated") for name, config in CONFIGS.items()}
-    found = {"1": [_results(dataset, Ranks(), plain | {"apart": RESUMED}, out / "by 1")]}
-    found["1"][0]["whole"] = _told(_train(dataset, replace(RESUMED, tables="replicated")))
-    _stop(dataset, out / "from 1", Ranks())
-    for count in (2, 4):
+    one = _results(dataset, Ranks(), plain | {"apart": RESUMED}, out / "by 1")
+    one["whole"] = _told(trained(dataset, replace(RESUMED, tables="replicated")))
 
-        def work(count: int = count) -> None:
-            dist.init_process_group("gloo")
-            ranks = RankGroup(torch.device("cpu"), None)
-            results = _results(dataset, ranks, CONFIGS, out / f"by {count}")
-            if count == 2:
-                _stop(dataset, out / "from 2", ranks)
-                if ranks.leads:
-                    shutil.copytree(out / "from 2", out / "from 2, by 4")
-            results["resumed"] = _resumed(dataset, out / RESUMED_FROM[count], ranks)
-            (out / f"{count}.{ranks.number}.json").write_text(json.dumps(results))
-            dist.destroy_process_group()
+    def work(ranks: RankGroup, folder: Path) -> dict[str, Any]:
+        return _results(dataset, ranks, CONFIGS, folder)
 
-        statuses = forked(count, work, said=out / f"said {count}.")
-        assert statuses == [0] * count, [path.read_text() for path in out.glob("said*")]
-        texts = [(out / f"{count}.{rank}.json").read_text() for rank in range(count)]
-        found[str(count)] = [json.loads(text) for text in texts]
-    found["1"][0]["resumed"] = _resumed(dataset, out / RESUMED_FROM[1], Ranks())
-    found["1"][0]["loaded"] = {
+    found = by_ranks(dataset, RESUMED, work, _told, out)
+    one["resumed"] = resumed(dataset, RESUMED, out / RESUMED_FROM[1], Ranks(), _told)
+    one["loaded"] = {
         name: _sums(load_model(out / "by 2" / name, digest=dataset.digest)[0]) for name in CONFIGS
     }
-    print(json.dumps(found))
-
-
-def _train(dataset: ClickDataset, config: TrainConfig, **options: Any) -> TrainResult:
-    return train(config, dataset, progress=False, device="cpu", **options)
+    print(json.dumps({"1": [one], **found}))
 
 
 def _results(
     dataset: ClickDataset, ranks: Ranks, configs: dict[str, TrainConfig], out: Path
 ) -> dict[str, Any]:
     return {
-        name: _told(_train(dataset, config, ranks=ranks, out=out / name))
+        name: _told(trained(dataset, config, ranks=ranks, out=out / name))
         for name, config in configs.items()
     }
 
 
-def _stop(dataset: ClickDataset, out: Path, ranks: Ranks) -> None:
-    def after_step(step: int) -> None:
-        if step == STOP:
-            raise Stopped
-
-    try:
-        _train(dataset, RESUMED, out=out, after_step=after_step, ranks=ranks)
-    except Stopped:
-        return
-    raise AssertionError("there are too few steps")
-
-
-def _resumed(dataset: ClickDataset, out: Path, ranks: Ranks) -> dict[str, Any]:
-    steps: list[int] = []
-    result = _train(dataset, RESUMED, out=out, resume=True, ranks=ranks, after_step=steps.append)
-    return {**_told(result), "first step": steps[0]}
-
-
 def _told(result: TrainResult) -> dict[str, Any]:
-    return {
-        "losses": result.losses,
-        "metrics": [{k: v for k, v in row.items() if k != "seconds"} for row in result.history],
-        "best_epoch": result.best_epoch,
-        "rows": [len(table.weight) for table in result.model.embedding.id_tables.values()],
-        "weights": _sums(result.model),
-    }
+    rows = [len(table.weight) for table in result.model.embedding.id_tables.values()]
+    return {**told(result), "rows": rows, "weights": _sums(result.model)}
 
 
 def _sums(model: torch.nn.Module) -> dict[str, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
 import subprocess
@@ -21,6 +20,7 @@ import torch
 from forked_ranks import CONFIGS, STOP, long_training
 from import_graph import PACKAGES
 from marked_process import MarkedProcess
+from rank_scripts import ENVIRONMENT, run_script
 
 from click_data import prepare
 from jagged_ranking.cli import main
@@ -33,7 +33,6 @@ from jagged_ranking.training.ranks import Ranks
 from jagged_ranking.training.run_files import CHECKPOINT
 
 SCRIPT = Path(__file__).parents[2] / "support" / "forked_ranks.py"
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 @pytest.fixture(scope="module")
@@ -43,22 +42,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare("synthetic", out=folder, users=9, items=12, categories=3, events=150)
 
 
-def run_script(*words: Any) -> dict[str, Any]:
-    """Without GPUs: where there are some, a process that has trained cannot be forked."""
-    ran = subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, words)],
-        env={**os.environ, **ENVIRONMENT, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout)
-
-
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_script("losses", data, tmp_path_factory.mktemp("trained"))
+    return run_script(SCRIPT, "losses", data, tmp_path_factory.mktemp("trained"))
 
 
 def close(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -94,7 +80,7 @@ def refused(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     other = prepare(
         "synthetic", out=folder / "other", users=9, items=12, categories=3, events=140, seed=1
     )
-    return run_script("commands", data, other, folder / "runs")
+    return run_script(SCRIPT, "commands", data, other, folder / "runs")
 
 
 @pytest.mark.parametrize(

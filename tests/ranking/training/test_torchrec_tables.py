@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torchrec_ranks import CONFIGS, SHARED, STOP
+from forked_ranks import STOP
+from rank_scripts import run_script
+from torchrec_ranks import CONFIGS, SHARED
 
 from click_data import ClickDataset, prepare
 from jagged_ranking.training import checkpoint, trainer
@@ -37,22 +37,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare("synthetic", out=folder, users=9, items=12, categories=3, events=150)
 
 
-def run_script(*words: Any) -> dict[str, Any]:
-    paths = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, words)],
-        env={**os.environ, **paths, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout)
-
-
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_script("losses", data, tmp_path_factory.mktemp("trained"))
+    return run_script(SCRIPT, "losses", data, tmp_path_factory.mktemp("trained"))
 
 
 def close(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -93,7 +80,7 @@ def test_one_process_reads_the_model_of_several(trained: dict[str, Any], name: s
 
 @pytest.fixture(scope="module")
 def broken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_script("broken", data, tmp_path_factory.mktemp("broken") / "run")
+    return run_script(SCRIPT, "broken", data, tmp_path_factory.mktemp("broken") / "run")
 
 
 @pytest.mark.parametrize(
