@@ -8,7 +8,7 @@ import pandas as pd
 from made_up_results import MANIFEST
 
 from jagged_ranking import results
-from jagged_ranking.reproduce.scaling_model import BALANCES
+from jagged_ranking.figures.scaling_points import BALANCES
 
 # Samples a second of 1, 2 and 4 ranks.
 THROUGHPUT = {"by_tokens": (100.0, 194.0, 372.0), "by_users": (100.0, 170.0, 280.0)}

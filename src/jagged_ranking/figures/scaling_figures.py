@@ -15,8 +15,8 @@ from matplotlib.patches import Patch
 from jagged_ranking.figures import style
 from jagged_ranking.figures.labels import reference_line
 from jagged_ranking.figures.scaling_points import (
+    BALANCES,
     BY_TOKENS,
-    BY_USERS,
     EFFICIENCY_GOAL,
     GOAL_RANKS,
     PARTS,
@@ -80,7 +80,7 @@ def _efficiency_figure(
     figure, ((left, right),) = style.new_figure(1, 2, height=2.4)
     through = measured(results, "throughput")
     handles = {}
-    for balance in (BY_TOKENS, BY_USERS):
+    for balance in BALANCES:
         handles |= _line(left, through[through["status"] == "ok"], balance)
         handles |= _line(right, good, balance)
     left.set_ylim(bottom=0)
@@ -124,7 +124,7 @@ def _handle(balance: str) -> Line2D:
 
 def _step_figure(parts: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure:
     figure, (panels,) = style.new_figure(1, 2, height=2.4, sharey=True)
-    for panel, balance in zip(panels, (BY_TOKENS, BY_USERS), strict=True):
+    for panel, balance in zip(panels, BALANCES, strict=True):
         mine = parts[(parts["provider"] == balance) & (parts["status"] == "ok")]
         _bars(panel, mine, PARTS)
         panel.set_title(style.look_of(balance).label)
@@ -157,7 +157,7 @@ def _simulated_figure(table: pd.DataFrame, manifest: Mapping[str, Any]) -> Figur
     handles = {}
     for panel, name in zip(panels, skews, strict=True):
         mine = table[[skew(sigma) == name for sigma in table["sigma"]]]
-        for balance in (BY_TOKENS, BY_USERS):
+        for balance in BALANCES:
             handles |= _line(panel, mine, balance)
         panel.set_ylim(0, 1.05)
         panel.set_title(name)

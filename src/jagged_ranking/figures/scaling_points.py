@@ -8,7 +8,7 @@ from jagged_ranking.results import select, with_config
 
 NOTEBOOK = "12_scaling"
 MEASURED, SIMULATED = "scaling", "scaling_simulated"
-BY_TOKENS, BY_USERS = "by_tokens", "by_users"
+BALANCES = (BY_TOKENS, BY_USERS) = ("by_tokens", "by_users")
 # What this project set itself: of so many ranks, with batches balanced by tokens.
 EFFICIENCY_GOAL, GOAL_RANKS = 0.9, 4
 # What a step is made of, in its order.

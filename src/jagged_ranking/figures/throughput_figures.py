@@ -14,14 +14,22 @@ from matplotlib.patches import Patch
 
 from jagged_ranking.figures import panels, style
 from jagged_ranking.figures.throughput_points import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    BACKWARD,
     CELL,
     COMPILED,
+    DATA,
     EAGER,
+    EMBEDDINGS,
+    ENCODER,
     FASTER_FROM,
     FASTER_GOAL,
+    HEAD,
     MEMORY_GOAL,
     PAPER_FASTER,
     PAPER_MEMORY,
+    UPDATE,
     parts,
     relative,
     steps,
@@ -50,16 +58,16 @@ _LINES: tuple[dict[str, Any], ...] = (
     {"color": "#444444", "linewidth": 0.9, "linestyle": (0, (4, 2))},
     {"color": style.PAPER_COLOR, "linewidth": 0.9, "linestyle": (0, (1, 1))},
 )
-BATCH, HOST = "batch", "waiting for the host"
+HOST = "waiting for the host"
 _COLORS = {
-    BATCH: "#b3b3b3",
-    "embeddings": "#e7c26b",
-    "attention": "#0173b2",
-    "attention, backward": "#6db3de",
-    "encoder, the rest": "#029e73",
-    "head and loss": "#cc78bc",
-    "backward": "#7fcfb7",
-    "optimiser": "#949494",
+    DATA: "#b3b3b3",
+    EMBEDDINGS: "#e7c26b",
+    ATTENTION: "#0173b2",
+    ATTENTION_BACKWARD: "#6db3de",
+    ENCODER: "#029e73",
+    HEAD: "#cc78bc",
+    BACKWARD: "#7fcfb7",
+    UPDATE: "#949494",
     HOST: "#d62f2f",
 }
 _SHORT = {"padded_flash": "flash", "padded_dense": "dense", "padded_sdpa": "SDPA"}
@@ -169,7 +177,7 @@ def _bars(panel: Axes, mine: pd.DataFrame, whole: pd.DataFrame) -> set[str]:
             step = _of(whole, model, layers)
             step = step.loc[step["provider"] == kind, "value"]
             if on_a_gpu and len(step):
-                busy = sum(ms for part, ms in taken.items() if part != BATCH)
+                busy = sum(ms for part, ms in taken.items() if part != DATA)
                 taken[HOST] = max(0.0, float(step.iloc[0]) - busy)
             bars.append((kind, place, {part: taken.get(part, 0.0) for part in _COLORS}))
             place += 1.0

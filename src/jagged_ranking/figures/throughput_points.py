@@ -10,6 +10,11 @@ from jagged_ranking.results import select, with_config
 NOTEBOOK = "10_training_throughput"
 # The ops of its rows: steps, and the parts of a step.
 STEP, PART = "throughput", "throughput_part"
+# The parts of a step, in its order; `BACKWARD` is all of it but that of attention.
+PARTS = (DATA, EMBEDDINGS, ATTENTION, ENCODER, HEAD, ATTENTION_BACKWARD, BACKWARD, UPDATE) = (
+    "batch", "embeddings", "attention", "encoder, the rest", "head and loss",
+    "attention, backward", "backward", "optimiser",
+)  # fmt: skip
 EAGER, COMPILED, GRAPH = MODES = ("eager", "torch.compile", "CUDA graph")
 # Who is compared with: what pads, by the fastest kernels there are for that.
 PEER = "padded_flash"

@@ -143,9 +143,8 @@ def attend(
         q: queries [Tq, H, D].
         k, v: keys and values [Tk, H, D].
         kind: "jagged", or by PyTorch's own: "padded_dense" (every score in memory), "padded_sdpa"
-            (SDPA with a mask of the padding), "padded_flash"
-            (the flash kernels of SDPA; on a GPU for half precision), "nested" (nested tensors;
-            causal on a GPU alone).
+            (SDPA with a mask of the padding), "padded_flash" (the flash kernels of SDPA; on a GPU
+            for half precision), "nested" (nested tensors; causal on a GPU alone).
         causal: a query sees no later key; for q and k of the same offsets.
         sink: [H], the score of one more key at every user, whose value is zero; not with `causal`.
         longest: queries and keys of the user with most of them, which what pads has to know. None:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from jagged_ranking.data.shares import share_out
+from jagged_ranking.figures.scaling_points import BALANCES
 
-BALANCES = ("by_tokens", "by_users")
 FLOAT, ID = 4, 8  # bytes
 
 

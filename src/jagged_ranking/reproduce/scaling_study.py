@@ -26,18 +26,18 @@ from jagged_ranking.data.batch import RequestTable
 from jagged_ranking.data.loader import RequestLoader
 from jagged_ranking.data.store import HistoryStore
 from jagged_ranking.devices import device_name, usable_cores
+from jagged_ranking.figures.scaling_points import BALANCES, MEASURED, SIMULATED
 from jagged_ranking.models.model_config import encoder_of
 from jagged_ranking.processes import PARENT_VARIABLE, gpus_alone, temporary_folder
 from jagged_ranking.reproduce.cache import cached
 from jagged_ranking.reproduce.click_logs import find_prepared
-from jagged_ranking.reproduce.scaling_model import BALANCES, Assumptions, fitted, simulated
+from jagged_ranking.reproduce.scaling_model import Assumptions, fitted, simulated
 from jagged_ranking.reproduce.synthetic_log import synthetic_log
 from jagged_ranking.training.config import TrainConfig
 
 WORKER = "jagged_ranking.reproduce.scaling_worker"
 PARTS = ("batch", "forward", "backward", "exchange", "update")
 LONGEST_SECONDS = 900.0  # of the ranks of one measurement
-MEASURED, SIMULATED = "scaling", "scaling_simulated"
 
 
 def scaling_data(dataset: str | None, log: Mapping[str, Any]) -> str:

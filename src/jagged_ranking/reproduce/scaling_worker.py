@@ -25,9 +25,9 @@ from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.data.loader import RequestLoader
 from jagged_ranking.data.shares import share_out
 from jagged_ranking.data.store import HistoryStore
+from jagged_ranking.figures.scaling_points import BALANCES
 from jagged_ranking.layers.id_table import IdTable, RowGradient
 from jagged_ranking.models.ranker import Ranker
-from jagged_ranking.reproduce.scaling_model import BALANCES
 from jagged_ranking.training.average import Average
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.determinism import deterministic

@@ -21,13 +21,17 @@ from torch.utils.hooks import RemovableHandle
 
 from jagged_kernels import JaggedTensor
 from jagged_ranking.data.batch import JaggedBatch
+from jagged_ranking.figures.throughput_points import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    BACKWARD,
+    DATA,
+    EMBEDDINGS,
+    ENCODER,
+    PARTS,
+)
 from jagged_ranking.layers.attention import Attention, PointwiseAttention
-from jagged_ranking.reproduce.training_step import BACKWARD, FORWARD, UPDATE, TrainingStep
-
-DATA, EMBEDDINGS, ATTENTION, ENCODER = "batch", "embeddings", "attention", "encoder, the rest"
-ATTENTION_BACKWARD = "attention, backward"
-# In the order of a step; `backward` is all of it but that of attention.
-PARTS = (DATA, EMBEDDINGS, ATTENTION, ENCODER, FORWARD, ATTENTION_BACKWARD, BACKWARD, UPDATE)
+from jagged_ranking.reproduce.training_step import TrainingStep
 
 # How long a GPU waits for the host: so many times as long as that took at first, and where it was
 # late all the same so many times longer, in so many tries. Of more launches than fit in the

@@ -20,7 +20,7 @@ import torch
 from click_data import history_lengths
 from jagged_ranking import paths, results
 from jagged_ranking.data.prefetch import beside_the_step
-from jagged_ranking.figures.throughput_points import COMPILED, EAGER, GRAPH, PART, STEP
+from jagged_ranking.figures.throughput_points import COMPILED, DATA, EAGER, GRAPH, PART, STEP
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.contest import explain
 from jagged_ranking.measure.timing import Effort
@@ -37,7 +37,7 @@ from jagged_ranking.reproduce.request_batches import (
     of_waste,
 )
 from jagged_ranking.reproduce.step_contest import PEAKS, Entry, StepContest, facts_of
-from jagged_ranking.reproduce.step_parts import DATA, StepClock, in_order, typical
+from jagged_ranking.reproduce.step_parts import StepClock, in_order, typical
 from jagged_ranking.reproduce.training_step import TrainingStep
 from jagged_ranking.training.config import TrainConfig
 

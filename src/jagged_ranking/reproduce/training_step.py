@@ -14,14 +14,13 @@ from torch import Tensor, nn
 
 from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.data.data_shape import DataShape
+from jagged_ranking.figures.throughput_points import BACKWARD, HEAD, UPDATE
 from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.training.average import Average
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.losses import loss_of
 from jagged_ranking.training.optimisers import Optimisers
 
-# The parts that a step itself tells apart; `step_parts` takes the forward to pieces.
-FORWARD, BACKWARD, UPDATE = "head and loss", "backward", "optimiser"
 # Standard deviation in place of zero, of weights of layers times the root of their inputs: enough
 # for logits to depend on attention.
 AWAY_FROM_ZERO, OF_LAYERS = 0.1, 1.5
@@ -79,7 +78,7 @@ class TrainingStep:
         return loss_of(self.config.loss, self.model, batch, negatives=self.config.negatives)
 
     def _update(self, loss: Tensor, ends: Callable[[str], object]) -> None:
-        ends(FORWARD)
+        ends(HEAD)
         loss.backward()
         ends(BACKWARD)
         self.optimisers.step(scale=1.0)

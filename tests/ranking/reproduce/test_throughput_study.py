@@ -14,14 +14,13 @@ import torch
 
 from jagged_ranking import results
 from jagged_ranking.data.batch import JaggedBatch
-from jagged_ranking.figures.throughput_points import PART, STEP
+from jagged_ranking.figures.throughput_points import PART, PARTS, STEP
 from jagged_ranking.layers import attention
 from jagged_ranking.measure.timing import Effort
 from jagged_ranking.reproduce import energy, throughput_study
 from jagged_ranking.reproduce.energy import Energy
 from jagged_ranking.reproduce.lab import describe_lengths, measured_throughput, throughput_batches
 from jagged_ranking.reproduce.request_batches import BatchLengths
-from jagged_ranking.reproduce.step_parts import PARTS
 from jagged_ranking.reproduce.throughput_study import throughput
 from jagged_ranking.reproduce.training_step import TrainingStep
 
