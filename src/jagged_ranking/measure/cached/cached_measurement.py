@@ -62,8 +62,8 @@ def measure_cached(
         pages, and "dense_sdpa", SDPA over padded keys; of "cache_append": "padded", indexing into
         padded keys, and "cat", a copy of all; of "prefixed_attention": "cat", the prefix copied in
         front of every user; of "key_statistics": "dense_scores", PyTorch on all scores at once.
-        Metrics as those of `measure_interaction`;
-        memory and the backward of "prefixed_attention" alone.
+        Metrics as those of `measure_interaction`; memory and the backward of "prefixed_attention"
+        alone.
     """
     device = torch.device(device)
     if not cases:
