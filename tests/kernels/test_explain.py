@@ -76,8 +76,10 @@ LINES = [
     ("many dense queries", False, "split: it takes 1 to 64 dense queries a user"),
     ("no longer short, pointwise scores", False, "plain: scores are pointwise, it takes softmax"),
     ("long, lists of keys", False, "plain: keys are lists, it takes ranges"),
-    ("few dense queries, pointwise scores", False,
-     "split, plain: scores are pointwise, it takes softmax"),
+    ("few dense queries, whole rows and pointwise scores", False,
+     "split: the schedule was built with split='rows'"),
+    ("few dense queries, whole rows and pointwise scores", False,
+     "plain: scores are pointwise, it takes softmax"),
     ("few dense queries, lists of keys", False, "split, plain: keys are lists, it takes ranges"),
     ("no key", False, "split: there is no key"),
 ]  # fmt: skip

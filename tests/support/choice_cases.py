@@ -162,7 +162,10 @@ CALLS = {
         LONG[128], 128, GENERAL, schedule={"keys": LISTS}, options={"keys": LISTS}
     ),
     "few dense queries, pointwise scores": Call(
-        200, 64, GENERAL, queries=3, options={"scores": SiLU()}
+        200, 64, SPLIT, queries=3, options={"scores": SiLU()}
+    ),
+    "few dense queries, whole rows and pointwise scores": Call(
+        200, 64, GENERAL, queries=3, schedule={"split": "rows"}, options={"scores": SiLU()}
     ),
     "few dense queries, lists of keys": Call(
         200, 64, GENERAL, queries=3, options={"keys": LISTS}

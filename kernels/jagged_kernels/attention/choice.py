@@ -88,7 +88,11 @@ class Family(NamedTuple):
 
 
 SPLIT = Family(
-    "split", "rows cut among programs, merged by a second launch", "split", rows=("cut",)
+    "split",
+    "rows cut among programs, merged by a second launch",
+    "split",
+    scores=("softmax", "pointwise"),
+    rows=("cut",),
 )
 HOPPER_FORWARD = Family(
     "hopper forward",

@@ -9,9 +9,17 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.attention.flops import forward_flops, pairs_of_cache, pairs_of_offsets
+from jagged_kernels.attention.meeting import MEET_SCHEMA, MeetTerms, meeting_of
+from jagged_kernels.attention.operators.general import (
+    TERMS_SCHEMA,
+    empty_general_output,
+    read_terms,
+)
 from jagged_kernels.attention.operators.native import attention_native
 from jagged_kernels.attention.operators.plain import empty_output, given_lse
 from jagged_kernels.attention.reference import attention_reference
+from jagged_kernels.attention.scores.bias_terms import BIAS_SCHEMA, BiasTerms
+from jagged_kernels.attention.scores.policy import Scores, check_scores
 from jagged_kernels.cache.history import HistoryCache
 from jagged_kernels.cache.schedule import (
     SMALLEST_TILE,
@@ -35,6 +43,10 @@ from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 from jagged_kernels.tensors.offsets import cumulative
 
+_MEETS = len(MeetTerms._fields)
+
+_MEETS = len(MeetTerms._fields)
+
 
 @overload
 def cached_attention(
@@ -43,6 +55,7 @@ def cached_attention(
     *,
     causal: bool = ...,
     scale: float | None = ...,
+    scores: Scores | None = ...,
     schedule: CacheSchedule | None = ...,
     backend: Backend = ...,
     return_lse: Literal[False] = ...,
@@ -54,6 +67,7 @@ def cached_attention(
     *,
     causal: bool = ...,
     scale: float | None = ...,
+    scores: Scores | None = ...,
     schedule: CacheSchedule | None = ...,
     backend: Backend = ...,
     return_lse: Literal[True],
@@ -65,6 +79,7 @@ def cached_attention(
     *,
     causal: bool = True,
     scale: float | None = None,
+    scores: Scores | None = None,
     schedule: CacheSchedule | None = None,
     backend: Backend = "auto",
     return_lse: bool = False,
@@ -78,6 +93,9 @@ def cached_attention(
             So new events are appended first, and see each other and those before. False for
             candidates, which see all.
         scale: of the scores, 1 / sqrt(D) when None.
+        scores: what a score becomes in place of its share of a softmax, as in `jagged_attention`.
+            Divided by the number of keys, weights change as a user's history grows; HSTU divides by
+            a number.
         schedule: from `cache_schedule` after the step's events were appended, to share it between
             layers; built here when None.
         backend: "triton" (CUDA, or Triton's interpreter), which reads keys and values where they
@@ -119,6 +137,9 @@ def cached_attention(
     if checking():
         cache.check_lists()
     scale = as_scale(scale, q.values.shape[2])
+    if scores is not None:
+        check_scores(scores, return_lse)
+    meets = MeetTerms.of(None, scores)
     right = 0 if causal else NO_LIMIT
     chosen = _choose_backend(backend, q, cache, schedule)
     stored = (cache.k_store, cache.v_store, cache.pages)
@@ -126,16 +147,22 @@ def cached_attention(
         if schedule is None:
             schedule = cache_schedule(q, cache, causal=causal)
         walk = (schedule.rows, schedule.partition.spans, schedule.partition.block, schedule.tile_q)
-        o, lse2 = call(
-            attention_cached, q.values, *stored, return_lse, cache.page_size, *walk, right, scale
-        )
+        rest = (cache.page_size, *walk, right, scale)
+        if scores is None:
+            o, lse2 = call(attention_cached, q.values, *stored, return_lse, *rest)
+        else:
+            terms = (None, 0.0, *meets, *BiasTerms())
+            offsets = (q.offsets, schedule.k_offsets)
+            o, lse2 = call(
+                attention_cached_general, q.values, *stored, return_lse, *rest, *offsets, *terms
+            )
         lse = lse2 * math.log(2)
     elif chosen == "native":
         rest = (cache.lengths, q.offsets, cache.page_size, right, scale)
-        o, lse = call(attention_cached_native, q.values, *stored, *rest)
+        o, lse = call(attention_cached_native, q.values, *stored, *rest, *meets, *BiasTerms())
     else:
         k, v = cache.gather()
-        mask = {"window": (NO_LIMIT, right), "scale": scale}
+        mask: dict[str, Any] = {"window": (NO_LIMIT, right), "scale": scale, "scores": scores}
         o, lse = attention_reference(q.values, k.values, v.values, q.offsets, k.offsets, **mask)
     out = JaggedTensor._trusted(o, q.offsets)
     return (out, lse) if return_lse else out
@@ -190,20 +217,40 @@ def _empty_cached(
     return empty_output(q, k_store, v_store, with_lse)
 
 
-def _attention_cached_native(
-    q: Tensor,
-    k_store: Tensor,
-    v_store: Tensor,
-    pages: Tensor,
-    lengths: Tensor,
-    q_offsets: Tensor,
-    page_size: int,
-    right: int,
-    scale: float,
+def _attention_cached_general(
+    q: Tensor, k_store: Tensor, v_store: Tensor, pages: Tensor, with_lse: bool, page_size: int,
+    rows: Tensor, spans: Tensor, block: int, tile_q: int, right: int, scale: float,
+    q_offsets: Tensor, k_offsets: Tensor, *terms: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`_attention_cached` with what `general.read_terms` reads; `k_offsets`: of what is cached."""
+    from jagged_kernels.attention.split.forward import launch_split_forward
+
+    seed, dropout_p, *rest = terms
+    meets, _, _bias = read_terms(seed, dropout_p, rest, q_offsets, k_offsets)
+    o, lse2 = launch_split_forward(
+        q, k_store, v_store, rows, Partition(spans, block, cuts=True),
+        tile_q=tile_q, left=NO_LIMIT, right=right, scale=scale,
+        with_lse=with_lse and not meets.scores, meeting=meeting_of(meets, k_offsets),
+        pages=pages, page_size=page_size,
+    )  # fmt: skip
+    return o, given_lse(lse2, q)
+
+
+def _empty_cached_general(
+    q: Tensor, k_store: Tensor, v_store: Tensor, pages: Tensor, with_lse: bool, *rest: Any
 ) -> tuple[Tensor, Tensor]:
-    """(o [Tq, H, Dv], lse [Tq, H])."""
+    return empty_general_output(q, k_store, v_store, with_lse, *rest)
+
+
+def _attention_cached_native(
+    q: Tensor, k_store: Tensor, v_store: Tensor, pages: Tensor, lengths: Tensor,
+    q_offsets: Tensor, page_size: int, right: int, scale: float, *terms: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """(o [Tq, H, Dv], lse [Tq, H]); terms: the fields of `MeetTerms`, then of `BiasTerms`."""
     k, v, k_offsets = gather_events(k_store, v_store, pages, lengths, page_size)
-    return attention_native(q, k, v, q_offsets, k_offsets, window=(NO_LIMIT, right), scale=scale)
+    meets, bias = MeetTerms(*terms[:_MEETS]), BiasTerms(*terms[_MEETS:])
+    mask = {"window": (NO_LIMIT, right), "scale": scale, "bias": bias, "meets": meets}
+    return attention_native(q, k, v, q_offsets, k_offsets, **mask)
 
 
 def _empty_native(q: Tensor, k_store: Tensor, v_store: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -211,20 +258,34 @@ def _empty_native(q: Tensor, k_store: Tensor, v_store: Tensor, *rest: Any) -> tu
     return q.new_empty((*q.shape[:2], v_store.shape[2])), q.new_empty(q.shape[:2], dtype=lse_dtype)
 
 
+_STORED = "(Tensor q, Tensor k_store, Tensor v_store, Tensor pages, "
 attention_cached = define_op(_attention_cached, fake=_empty_cached)
-attention_cached_native = define_op(_attention_cached_native, fake=_empty_native)
+attention_cached_general = define_op(
+    _attention_cached_general,
+    fake=_empty_cached_general,
+    schema=f"{_STORED}bool with_lse, int page_size, Tensor rows, Tensor spans, int block, "
+    "int tile_q, int right, float scale, Tensor q_offsets, Tensor k_offsets, "
+    f"{TERMS_SCHEMA}) -> (Tensor, Tensor)",
+)
+attention_cached_native = define_op(
+    _attention_cached_native,
+    fake=_empty_native,
+    schema=f"{_STORED}Tensor lengths, Tensor q_offsets, int page_size, int right, float scale, "
+    f"{MEET_SCHEMA}, {BIAS_SCHEMA}) -> (Tensor, Tensor)",
+)
 
 
 def _cached_flops(
     q: Tensor, k_store: Tensor, v_store: Tensor, pages: Tensor, with_lse: bool, page_size: int,
     rows: Tensor, spans: Tensor, block: int, tile_q: int, right: int, scale: float,
+    *rest: Any,
 ) -> Any:  # fmt: skip
     return forward_flops(q, v_store, pairs_of_cache(q, k_store, rows, pages.shape[0], right))
 
 
 def _native_flops(
     q: Tensor, k_store: Tensor, v_store: Tensor, pages: Tensor, lengths: Tensor, q_offsets: Tensor,
-    page_size: int, right: int, scale: float,
+    page_size: int, right: int, scale: float, *rest: Any,
 ) -> Any:  # fmt: skip
     k_offsets = cumulative(lengths)
     pairs = pairs_of_offsets(q, k_store, q_offsets, k_offsets, NO_LIMIT, right)
@@ -232,4 +293,5 @@ def _native_flops(
 
 
 define_flops(attention_cached, _cached_flops)
+define_flops(attention_cached_general, _cached_flops)
 define_flops(attention_cached_native, _native_flops)

@@ -33,7 +33,7 @@ def load_pack(
     D: tl.constexpr, PAD_D: tl.constexpr,
 ):  # fmt: skip
     """[PACK, PAD_D]: the tokens from `start` for MEMBERS heads; 0 from `end` and from D on."""
-    token, member, inside = _places(start, end, MEMBERS, TILE, PACK)
+    token, member, inside = places(start, end, MEMBERS, TILE, PACK)
     dim = tl.arange(0, PAD_D)
     address = token * stride_t + member.to(tl.int64) * stride_h
     return tl.load(
@@ -50,7 +50,7 @@ def store_pack(
     D: tl.constexpr, PAD_D: tl.constexpr,
 ):  # fmt: skip
     """The inverse of `load_pack`, in the dtype of `ptr`."""
-    token, member, inside = _places(start, end, MEMBERS, TILE, PACK)
+    token, member, inside = places(start, end, MEMBERS, TILE, PACK)
     dim = tl.arange(0, PAD_D)
     address = token * stride_t + member.to(tl.int64) * stride_h
     tl.store(
@@ -66,7 +66,7 @@ def load_pack_numbers(
     MEMBERS: tl.constexpr, TILE: tl.constexpr, PACK: tl.constexpr,
 ):  # fmt: skip
     """[PACK] numbers of [T, H], one for each token and head; 0 from `end` on."""
-    token, member, inside = _places(start, end, MEMBERS, TILE, PACK)
+    token, member, inside = places(start, end, MEMBERS, TILE, PACK)
     return tl.load(ptr + token * stride_t + member, mask=inside, other=0.0)
 
 
@@ -75,12 +75,12 @@ def store_pack_numbers(
     ptr, numbers, start, end, stride_t,
     MEMBERS: tl.constexpr, TILE: tl.constexpr, PACK: tl.constexpr,
 ):  # fmt: skip
-    token, member, inside = _places(start, end, MEMBERS, TILE, PACK)
+    token, member, inside = places(start, end, MEMBERS, TILE, PACK)
     tl.store(ptr + token * stride_t + member, numbers, mask=inside)
 
 
 @triton.jit
-def _places(start, end, MEMBERS: tl.constexpr, TILE: tl.constexpr, PACK: tl.constexpr):
+def places(start, end, MEMBERS: tl.constexpr, TILE: tl.constexpr, PACK: tl.constexpr):
     """[PACK]: tokens (int64) and heads of a tile of several heads, and which of them exist."""
     index = tl.arange(0, PACK)
     token, member = start + index % TILE, index // TILE

@@ -2,9 +2,10 @@
 
 A program takes its span of the partition (LeanAttention, arXiv 2405.10480) for one group of heads,
 row after row. A row that lies in the span whole is finished at once; of a row that is cut, each
-program keeps its online softmax state, and a second launch merges them. Keys and values are read
-once, whatever the number of queries and of heads that share them: one after another, or from where
-the pages of a cache say.
+program keeps its online softmax state, and a second launch merges them. Weights that are a function
+of each score alone have no such state: the pieces are sums, and are added up. Keys and values are
+read once, whatever the number of queries and of heads that share them: one after another, or from
+where the pages of a cache say.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.blocks import band, finite, lse2_of, weighted_mean
+from jagged_kernels.attention.meeting import RANGES, Meeting, MeetShape
 from jagged_kernels.attention.plans import PLANS, Call, LaunchPlan, empty_lse
 from jagged_kernels.attention.seen.triton_sums import SEEN_BLOCK, add_weighted, is_bad, size_of_sums
 from jagged_kernels.attention.split.blocks import (
@@ -28,12 +30,14 @@ from jagged_kernels.attention.split.blocks import (
     store_pack_numbers,
     store_partial,
 )
-from jagged_kernels.attention.split.merge import merge_states
+from jagged_kernels.attention.split.merge import merge_states, merge_sums
 from jagged_kernels.attention.split.pages import load_slots, slots_of_block
+from jagged_kernels.attention.triton_meeting import factor_of_user
 from jagged_kernels.core.backends import has_small_memory
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig
+from jagged_kernels.device.arithmetic import LN2
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.device.memory import load_block
 from jagged_kernels.schedule.row_access import load_row, load_user
@@ -44,6 +48,8 @@ from jagged_kernels.schedule.spans import (
     paged_config,
     split_forward_config,
 )
+
+_LN2 = tl.constexpr(LN2)
 
 
 def launch_split_forward(
@@ -58,6 +64,7 @@ def launch_split_forward(
     right: int,
     scale: float,
     with_lse: bool = True,
+    meeting: Meeting = RANGES,
     pages: Tensor | None = None,
     page_size: int = 0,
     config: LaunchConfig | None = None,
@@ -69,6 +76,7 @@ def launch_split_forward(
 
     Args:
         with_lse: compute the latter too; else it is None.
+        meeting: what a score becomes, where not its exponential.
         partition: of `rows`, with `partition.block` keys a block.
         pages: [users, G, P] int32, where keys and values lie in k and v, pages of `page_size`
             tokens, G lists for all key heads or one for each (`cache.slots`). Rows then count keys
@@ -84,10 +92,12 @@ def launch_split_forward(
         return o, lse2
     call = Call.of(q, k, v, left=left, right=right, scale=scale)
     paged = None if pages is None else _Paged(page_size, pages.shape[1], has_small_memory(q.device))
-    plan, pack = _plan(call, tile_q, partition.block, paged, config)
+    plan, pack = _plan(call, tile_q, partition.block, paged, meeting.constants, config)
     groups, programs = plan.programs, partition.programs
+    pointwise = meeting.constants.weight is not None
     # Two states a program: of the row it goes on with and of the one it begins.
-    slots = (programs if partition.cuts else 0, 2, groups, pack * (dim_v + 2))
+    numbers = dim_v if pointwise else dim_v + 2
+    slots = (programs if partition.cuts else 0, 2, groups, pack * numbers)
     states = torch.empty(slots, dtype=torch.float32, device=q.device)
     scale_log2 = plan.scale_log2
     page_count, page_limit = None, None
@@ -96,16 +106,17 @@ def launch_split_forward(
     launch(
         _split_forward_kernel,
         programs * groups,
-        (q, k, v, o, lse2, states, rows, partition.spans, scale_log2, left, right,
-         pages, page_count, page_limit),
+        (q, k, v, o, lse2, states, rows, partition.spans, meeting.arguments, scale_log2, left,
+         right, pages, page_count, page_limit),
         plan.constants,
         **plan.options,
     )  # fmt: skip
     if partition.cuts and programs > 1:
-        members = heads // groups
-        merge_states(
-            states, o, lse2, rows, partition, members=members, tile=tile_q, scale_log2=scale_log2
-        )
+        tile = {"members": heads // groups, "tile": tile_q}
+        if pointwise:
+            merge_sums(states, o, rows, partition, **tile, scale=1.0)
+        else:
+            merge_states(states, o, lse2, rows, partition, **tile, scale_log2=scale_log2)
     return o, lse2
 
 
@@ -119,8 +130,9 @@ class _Paged(NamedTuple):
 
 @lru_cache(PLANS)
 def _plan(
-    call: Call, tile: int, block: int, paged: _Paged | None, config: LaunchConfig | None
-) -> tuple[LaunchPlan, int]:
+    call: Call, tile: int, block: int, paged: _Paged | None, meets: MeetShape,
+    config: LaunchConfig | None,
+) -> tuple[LaunchPlan, int]:  # fmt: skip
     """With the rows of a query tile; programs are those of a span."""
     heads, kv_heads = call.q[0], call.k[0]
     members = members_in_tile(heads, kv_heads, tile)
@@ -132,15 +144,16 @@ def _plan(
     shape, options = call.shape(tile=tile, block=block), config.options()
     page, lists = (0, 0) if paged is None else paged[:2]
     constants = {"MEMBERS": members, "PACK": pack, "PAGE": page, "LISTS": lists}
+    constants["WEIGHT"] = meets.weight
     return call.plan(heads // members, shape, options, **constants), pack
 
 
 @triton.jit(do_not_specialize=["left", "right", "page_count", "page_limit"])
 def _split_forward_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, states_ptr, rows_ptr, spans_ptr,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, states_ptr, rows_ptr, spans_ptr, meets,
     scale_log2, left, right, pages_ptr, page_count, page_limit,
     S: tl.constexpr, NEGATE: tl.constexpr, MEMBERS: tl.constexpr, PACK: tl.constexpr,
-    PAGE: tl.constexpr, LISTS: tl.constexpr,
+    PAGE: tl.constexpr, LISTS: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
     HEADS: tl.constexpr = S.HEADS
     TILE: tl.constexpr = S.TILE
@@ -190,25 +203,29 @@ def _split_forward_kernel(
             end = tl.minimum(end, k_end)
         acc, top, total = _attend_span(
             q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
-            list_ptr, page_limit, S, PACK, PAGE, False,
+            list_ptr, page_limit, S, PACK, PAGE, WEIGHT, False,
         )  # fmt: skip
         if S.MASKED and is_bad(size_of_sums(acc)):
             acc, top, total = _attend_span(
                 q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
-                list_ptr, page_limit, S, PACK, PAGE, True,
+                list_ptr, page_limit, S, PACK, PAGE, WEIGHT, True,
             )  # fmt: skip
+        if WEIGHT is not None:
+            acc *= factor_of_user(meets, rows_ptr, row)
         if is_cut | (from_block > 0):
             slot = slot_of(span, (from_block == 0).to(tl.int32), group, GROUPS)
-            state_ptr = states_ptr + slot * (PACK * (DV + 2))
-            store_partial(state_ptr, acc, PACK, DV, PAD_DV)
-            numbers_ptr = state_ptr + PACK * DV + tl.arange(0, PACK)
-            tl.store(numbers_ptr, top)
-            tl.store(numbers_ptr + PACK, total)
+            if WEIGHT is None:
+                state_ptr = states_ptr + slot * (PACK * (DV + 2))
+                store_partial(state_ptr, acc, PACK, DV, PAD_DV)
+                numbers_ptr = state_ptr + PACK * DV + tl.arange(0, PACK)
+                tl.store(numbers_ptr, top)
+                tl.store(numbers_ptr + PACK, total)
+            else:
+                store_partial(states_ptr + slot * (PACK * DV), acc, PACK, DV, PAD_DV)
         else:
-            store_pack(
-                o_ptr, weighted_mean(acc, total), q_start, q_end, HEADS * DV, DV,
-                MEMBERS, TILE, PACK, DV, PAD_DV,
-            )  # fmt: skip
+            if WEIGHT is None:
+                acc = weighted_mean(acc, total)
+            store_pack(o_ptr, acc, q_start, q_end, HEADS * DV, DV, MEMBERS, TILE, PACK, DV, PAD_DV)
             if lse2_ptr is not None:
                 lse2 = lse2_of(top * scale_log2, total)
                 store_pack_numbers(lse2_ptr, lse2, q_start, q_end, HEADS, MEMBERS, TILE, PACK)
@@ -218,10 +235,11 @@ def _split_forward_kernel(
 def _attend_span(
     q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
     list_ptr, page_limit, S: tl.constexpr, PACK: tl.constexpr, PAGE: tl.constexpr,
-    SEEN: tl.constexpr,
+    WEIGHT: tl.constexpr, SEEN: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over the key blocks that start in [start, end): (acc, top, total). q as
-    `factor` makes it; with SEEN, sums over what is seen alone (`triton_sums`).
+    """Online softmax over the key blocks that start in [start, end): (acc, top, total), or weights
+    by a policy, without 1 / n, which leave the last two alone. q as `factor` makes it; with SEEN,
+    sums over what is seen alone (`triton_sums`).
 
     One loop with the mask in every block: the memory, not the arithmetic, is what takes time here,
     and a second loop for the last block would wait for its keys with nothing in flight.
@@ -245,18 +263,22 @@ def _attend_span(
         inside = band(seen_from, token, k_end, left, right, S.HAS_LEFT, S.HAS_RIGHT)
         if PAGE > 0:
             inside = inside & there[None, :]
-        scores = tl.where(inside, scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        finite_top = finite(new_top)
-        # Subtract before scaling: exact, so no weight passes 1 however large the scores are.
-        weights = tl.exp2((scores - finite_top[:, None]) * scale_log2)
-        correction = tl.exp2((top - finite_top) * scale_log2)
-        total = total * correction + tl.sum(weights, 1)
+        if WEIGHT is None:
+            scores = tl.where(inside, scores, float("-inf"))
+            new_top = tl.maximum(top, tl.max(scores, 1))
+            finite_top = finite(new_top)
+            # Subtract before scaling: exact, so no weight passes 1 however large the scores are.
+            weights = tl.exp2((scores - finite_top[:, None]) * scale_log2)
+            correction = tl.exp2((top - finite_top) * scale_log2)
+            total = total * correction + tl.sum(weights, 1)
+        else:
+            weights = tl.where(inside, WEIGHT(scores * (scale_log2 * _LN2)), 0.0)
         if PAGE > 0:
             v = load_slots(v_ptr, slot, there, S.V_STRIDE_T, S.DV, S.PAD_DV)
         else:
             v = load_block(v_ptr, block_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
-        acc = acc * correction[:, None]
+        if WEIGHT is None:
+            acc = acc * correction[:, None]
+            top = new_top
         acc = add_weighted(acc, weights, v, inside if SEEN else None, PRECISION)
-        top = new_top
     return acc, top, total
