@@ -147,9 +147,13 @@ CALLS = {
     "few dense queries": Call(200, 64, SPLIT, queries=3),
     "few dense queries, a schedule": Call(200, 64, SPLIT, queries=3, schedule={"split": "split"}),
     "few dense queries, whole rows": Call(200, 64, PLAIN, queries=3, schedule={"split": "rows"}),
-    "few dense queries, bias": Call(200, 64, GENERAL, queries=3, bias=True),
-    "few dense queries, cut rows and bias": Call(
-        200, 64, GENERAL, queries=3, schedule={"split": "stream"}, bias=True
+    "few dense queries, bias": Call(200, 64, SPLIT, queries=3, bias=True),
+    "few dense queries, cut rows, bias, dropout and pointwise scores": Call(
+        200, 64, SPLIT, queries=3, schedule={"split": "stream"}, bias=True,
+        options={"dropout_p": 0.5, "scores": SiLU()},
+    ),
+    "few dense queries, whole rows and bias": Call(
+        200, 64, GENERAL, queries=3, schedule={"split": "rows"}, bias=True
     ),
     "many dense queries": Call(200, 64, PLAIN, queries=65),
     "short users, pointwise scores": Call(20, 16, SHORT, options={"scores": SiLU()}),

@@ -231,7 +231,6 @@ def jagged_attention(
     meets = _RANGES if lists is None and scores is None else MeetTerms.of(lists, scores)
 
     if chosen == "triton":
-        whole = terms is not None or seed is not None or lists is not None
         if schedule is None:
             # Short of a schedule of the caller's, rows are enough for what takes them.
             schedule = build_schedule(
@@ -243,7 +242,6 @@ def jagged_attention(
                 dense=dense,
                 window=band,
                 head_dim=max(q_jagged.values.shape[2], v.values.shape[2]),
-                split="rows" if whole else "auto",
                 keys=keys,
                 lists=lists,
             )
@@ -282,7 +280,7 @@ def jagged_attention(
             spans = (partition.spans, partition.block)
             spans_t = (partition_t.spans, partition_t.block)
             rest = (*spans, *rows, *spans_t, *mask)
-            if meets is _RANGES:
+            if terms is None and seed is None and meets is _RANGES:
                 o, lse2 = call(ops_split.attention_split, *qkv, with_lse, *rest)
             else:
                 o, lse2 = call(

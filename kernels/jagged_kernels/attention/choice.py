@@ -93,6 +93,8 @@ SPLIT = Family(
     "split",
     scores=("softmax", "pointwise"),
     rows=("cut",),
+    bias=True,
+    dropout=True,
 )
 HOPPER_FORWARD = Family(
     "hopper forward",

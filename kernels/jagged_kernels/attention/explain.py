@@ -126,10 +126,9 @@ def explain_attention(
         cut, tile_q, tile_k = schedule.partition is not None, schedule.tile_q, schedule.tile_k
         shared = schedule.offsets is not None
     else:
-        whole = has_bias or has_dropout or keys is not None
         tile = None if keys is None else keys.block
         split, tile_q, tile_k = choose_tiles(
-            dense, "rows" if whole else "auto", tile, tile,
+            dense, "auto" if keys is None else "rows", tile, tile,
             q_tokens=tokens, device=device, **sizes,
         )  # fmt: skip
         cut, shared = split != "rows", isinstance(q, JaggedTensor) and q.offsets is k.offsets

@@ -15,6 +15,7 @@ from jagged_kernels.attention.operators.general import (
     TERMS_SCHEMA,
     empty_general_gradients,
     empty_general_output,
+    given_tensors,
     gradient_by,
     read_terms,
 )
@@ -40,11 +41,11 @@ def _attention_split_general(
     as `general.read_terms` has them."""
     from jagged_kernels.attention.split.forward import launch_split_forward
 
-    meets, _, _bias = read_terms(dropout_seed, dropout_p, terms, q_offsets, k_offsets)
+    meets, _, bias = read_terms(dropout_seed, dropout_p, terms, q_offsets, k_offsets)
     mask = {"tile_q": tile_q, "left": left, "right": right, "scale": scale}
     o, lse2 = launch_split_forward(
         q, k, v, rows, Partition(spans, block, cuts=True), **mask,
-        with_lse=with_lse and not meets.scores, meeting=meeting_of(meets, k_offsets),
+        with_lse=with_lse and not meets.scores, bias=bias, meeting=meeting_of(meets, k_offsets),
     )  # fmt: skip
     return o, given_lse(lse2, q)
 
@@ -57,18 +58,23 @@ def _attention_split_general_backward(
     *terms: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """(dq, dk, dv), and the gradients of `BiasTerms.learned` where `wanted`, else empty."""
+    from jagged_kernels.attention.scores.bias_launch import bias_slots, reduce_slots
     from jagged_kernels.attention.split.backward import launch_split_backward
 
-    meets, _, _bias = read_terms(dropout_seed, dropout_p, terms, q_offsets, k_offsets)
+    meets, bias_terms, bias = read_terms(dropout_seed, dropout_p, terms, q_offsets, k_offsets)
+    partition = Partition(spans_t, block_t, cuts=True)
+    slots = bias_slots(bias_terms, wanted, partition.programs, q.shape[1])
     # Every user has queries: without a window, every key is seen.
     all_seen = left == right == -1
     mask = {"tile_q": tile_q, "tile_k": tile_k, "left": left, "right": right, "scale": scale}
     gradients = launch_split_backward(
         d_o, d_lse2, q, k, v, o, None if meets.scores else lse2, rows,
-        Partition(spans_t, block_t, cuts=True), rows_t=None if all_seen else rows_t, **mask,
-        meeting=meeting_of(meets, k_offsets),
+        partition, rows_t=None if all_seen else rows_t, **mask,
+        bias=bias, bias_slots=None if bias is None else slots,
+        # Dense ones, as many of each user.
+        queries=q.shape[0] // (q_offsets.shape[0] - 1), meeting=meeting_of(meets, k_offsets),
     )  # fmt: skip
-    return *gradients, *(q.new_empty(0) for _ in wanted)
+    return *gradients, *given_tensors(reduce_slots(bias_terms, slots), q)
 
 
 attention_split_general = define_op(

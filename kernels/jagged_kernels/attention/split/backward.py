@@ -11,6 +11,7 @@ weights by a policy from scores alone.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
@@ -20,8 +21,17 @@ from torch import Tensor
 from jagged_kernels.attention.blocks import band, finite, probability
 from jagged_kernels.attention.meeting import RANGES, Meeting, MeetShape
 from jagged_kernels.attention.plans import PLANS, Call, LaunchPlan
+from jagged_kernels.attention.scores.bias_launch import (
+    NO_BIAS,
+    BiasShape,
+    BiasSlots,
+    launch_options,
+)
+from jagged_kernels.attention.scores.triton_bias import add_bias, bias_place, keep_block
 from jagged_kernels.attention.seen.triton_sums import SEEN_BLOCK, add_seen, is_bad, size_of_sums
+from jagged_kernels.attention.split.bias_sums import sum_by_bias
 from jagged_kernels.attention.split.blocks import (
+    heads_of_pack,
     load_pack,
     load_pack_numbers,
     load_span,
@@ -31,6 +41,7 @@ from jagged_kernels.attention.split.blocks import (
     store_partial,
 )
 from jagged_kernels.attention.split.merge import merge_sums
+from jagged_kernels.attention.split.unseen import zero_unseen
 from jagged_kernels.attention.triton_meeting import factor_of_user
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import rows_of_dims
@@ -39,7 +50,6 @@ from jagged_kernels.device.arithmetic import LN2, LOG2_E, add_factors
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.device.memory import load_block, store_block
 from jagged_kernels.schedule.row_access import load_row
-from jagged_kernels.schedule.row_layout import NO_LIMIT
 from jagged_kernels.schedule.spans import (
     Partition,
     pack_size,
@@ -68,6 +78,9 @@ def launch_split_backward(
     left: int,
     right: int,
     scale: float,
+    bias: dict[str, Any] | None = None,
+    bias_slots: BiasSlots | None = None,
+    queries: int = 0,
     meeting: Meeting = RANGES,
     config: LaunchConfig | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,6 +95,10 @@ def launch_split_backward(
         rows_t, tile_k: the transpose's rows and their tile, to zero dK and dV of keys that no
             query sees; None where it is known that every key is seen (every user has a query,
             and there is no window).
+        bias: from `bias_launch.bias_arguments`, or None; its gradients are left in `bias_slots`, in
+            rows one for each of `partition.programs`.
+        queries: the most that a user has, `tile_q` if 0: gradients of a bias take memory for so
+            many scores of each key and head.
         meeting: as the forward's.
         config: launch options in place of the rule's; its block is not used.
 
@@ -102,58 +119,55 @@ def launch_split_backward(
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
     call = Call.of(q, k, v, d_o, left=left, right=right, scale=scale)
-    plan, pack = _plan(call, tile_q, partition.block, meeting.constants, config)
+    bias = bias or NO_BIAS
+    plan, pack = _plan(call, tile_q, partition.block, bias["BIAS"], meeting.constants, config)
     slots = (partition.programs if partition.cuts else 0, 2, kv_heads, pack, dim)
     partials = torch.empty(slots, dtype=torch.float32, device=q.device)
     if rows_t is not None and k.shape[0]:
-        # From the keys' side the band is mirrored.
-        launch(
-            _zero_unseen_kernel,
-            rows_t.shape[0],
-            (dk, dv, rows_t, right, left),
-            {
-                "HAS_LEFT": right != NO_LIMIT,
-                "HAS_RIGHT": left != NO_LIMIT,
-                "WIDTH": kv_heads * dim,
-                "WIDTH_V": kv_heads * dim_v,
-                "TILE": tile_k,
-            },
-            num_warps=4,
-        )
+        zero_unseen(dk, dv, rows_t, tile_k=tile_k, left=left, right=right)
+    d_scores, lines = None, (None, None)
+    if bias_slots is not None and any(slot is not None for slot in bias_slots):
+        lines = (queries or tile_q, k.shape[0])
+        d_scores = torch.empty((heads, *lines), dtype=torch.float32, device=q.device)
     if tokens:
         launch(
             _split_backward_kernel,
             partition.programs * kv_heads,
             (q, k, v, o, d_o, lse2, d_lse2, dq, dk, dv, partials, rows, partition.spans,
-             meeting.arguments, scale, plan.scale_log2, left, right),
+             bias["bias"], d_scores, *lines, meeting.arguments,
+             scale, plan.scale_log2, left, right),
             plan.constants,
             **plan.options,
         )  # fmt: skip
         if partition.cuts and partition.programs > 1:
             members = heads // kv_heads
             merge_sums(partials, dq, rows, partition, members=members, tile=tile_q, scale=scale)
+    if d_scores is not None and bias_slots is not None:
+        sum_by_bias(d_scores, rows, partition, bias, bias_slots, tile=tile_q)
     return dq, dk, dv
 
 
 @lru_cache(PLANS)
 def _plan(
-    call: Call, tile: int, block: int, meets: MeetShape, config: LaunchConfig | None
-) -> tuple[LaunchPlan, int]:
+    call: Call, tile: int, block: int, BIAS: BiasShape, meets: MeetShape,
+    config: LaunchConfig | None,
+) -> tuple[LaunchPlan, int]:  # fmt: skip
     """With the rows of a query tile; programs are those of a span."""
     heads, kv_heads = call.q[0], call.k[0]
     pack = pack_size(heads // kv_heads, tile)
     config = config or split_backward_config(call.pad_dim, call.element_size, pack)
-    shape, options = call.shape(tile=tile, block=block), config.options()
-    constants = {"PACK": pack, "WEIGHT": meets.weight, "D_SCORE": meets.d_score}
+    shape, options = call.shape(tile=tile, block=block), launch_options(BIAS, config)
+    constants = {"PACK": pack, "BIAS": BIAS, "WEIGHT": meets.weight, "D_SCORE": meets.d_score}
     return call.plan(kv_heads, shape, options, **constants), pack
 
 
-@triton.jit(do_not_specialize=["left", "right"])
+@triton.jit(do_not_specialize=["queries", "k_tokens", "left", "right"])
 def _split_backward_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
-    partial_ptr, rows_ptr, spans_ptr, meets, scale, scale_log2, left, right,
-    S: tl.constexpr, NEGATE: tl.constexpr, PACK: tl.constexpr, WEIGHT: tl.constexpr,
-    D_SCORE: tl.constexpr,
+    partial_ptr, rows_ptr, spans_ptr, bias, d_scores_ptr, queries, k_tokens, meets,
+    scale, scale_log2, left, right,
+    S: tl.constexpr, NEGATE: tl.constexpr, PACK: tl.constexpr, BIAS: tl.constexpr,
+    WEIGHT: tl.constexpr, D_SCORE: tl.constexpr,
 ):  # fmt: skip
     HEADS: tl.constexpr = S.HEADS
     MEMBERS: tl.constexpr = S.GROUP
@@ -188,6 +202,12 @@ def _split_backward_kernel(
         )
         if WEIGHT is not None:
             of_query = (factor_of_user(meets, rows_ptr, row), 0.0)
+        place, q_token, heads = 0, 0, 0
+        if BIAS.ANY:
+            q_token, heads = heads_of_pack(q_start, q_end, head, MEMBERS, S.TILE, PACK)
+            q_token, heads = q_token[None, :], heads[None, :]
+            place = bias_place(bias, rows_ptr, row, heads, BIAS)
+        by = (bias, place, q_token, heads, d_scores_ptr, queries, k_tokens)
         if S.MASKED:
             # dK and dV of many blocks are not looked at. All that could touch them comes from the
             # queries, or touches dQ, too.
@@ -200,14 +220,16 @@ def _split_backward_kernel(
         end = tl.where(is_cut, k_start + last_block * BLOCK, k_end)
         dq = _walk_span(
             q, d_o, of_query, k_ptr, v_ptr, dk_ptr, dv_ptr, start, end, q_start, q_end, k_end,
-            shift, scale, scale_log2, left, right, S, NEGATE, PACK, WEIGHT, D_SCORE, False,
+            shift, scale, scale_log2, left, right, by, S, NEGATE, PACK, BIAS, WEIGHT, D_SCORE,
+            False,
         )  # fmt: skip
         if S.MASKED and (bad | is_bad(size_of_sums(dq))):
             # Not before other threads have written what is written again.
             tl.debug_barrier()
             dq = _walk_span(
                 q, d_o, of_query, k_ptr, v_ptr, dk_ptr, dv_ptr, start, end, q_start, q_end, k_end,
-                shift, scale, scale_log2, left, right, S, NEGATE, PACK, WEIGHT, D_SCORE, True,
+                shift, scale, scale_log2, left, right, by, S, NEGATE, PACK, BIAS, WEIGHT, D_SCORE,
+                True,
             )  # fmt: skip
         if is_cut | (from_block > 0):
             slot = slot_of(span, (from_block == 0).to(tl.int32), kv_head, KV_HEADS)
@@ -251,9 +273,9 @@ def _load_queries(
 @triton.jit
 def _walk_span(
     q_numbers, do_numbers, of_query, k_ptr, v_ptr, dk_ptr, dv_ptr, start, end, q_start, q_end,
-    k_end, shift, scale, scale_log2, left, right,
-    S: tl.constexpr, NEGATE: tl.constexpr, PACK: tl.constexpr, WEIGHT: tl.constexpr,
-    D_SCORE: tl.constexpr, SEEN: tl.constexpr,
+    k_end, shift, scale, scale_log2, left, right, by,
+    S: tl.constexpr, NEGATE: tl.constexpr, PACK: tl.constexpr, BIAS: tl.constexpr,
+    WEIGHT: tl.constexpr, D_SCORE: tl.constexpr, SEEN: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of the key blocks that start in [start, end), stored; returns dQ / scale.
 
@@ -262,6 +284,8 @@ def _walk_span(
 
     Args:
         of_query: (lse2, delta), or (1 / n, 0) of weights by a policy.
+        by: (bias, place, [1, PACK] queries, heads, where the scores' gradients are left for
+            `bias_sums` or None, and how that is shaped).
     """
     KV_HEADS: tl.constexpr = S.HEADS // S.GROUP
     PRECISION: tl.constexpr = S.PRECISION
@@ -272,6 +296,7 @@ def _walk_span(
     seen_from = (q_start + shift + tl.arange(0, PACK) % S.TILE)[None, :]
     _, _, exists = places(q_start, q_end, S.GROUP, S.TILE, PACK)
     exists = exists[None, :]
+    bias, place, q_token, heads, d_scores_ptr, queries, k_tokens = by
     PAD_D: tl.constexpr = S.PAD_D
     PAD_DV: tl.constexpr = S.PAD_DV
     dq = tl.zeros([PACK, PAD_D], tl.float32)
@@ -280,20 +305,31 @@ def _walk_span(
         k_numbers = load_block(k_ptr, block_start, k_end, S.K_STRIDE_T, BLOCK, D, S.PAD_D)
         v = load_block(v_ptr, block_start, k_end, S.V_STRIDE_T, BLOCK, DV, S.PAD_DV)
         k, v = factor(k_numbers, PRECISION), factor(v, PRECISION)
-        unit = scale_log2 if WEIGHT is None else scale_log2 * _LN2
+        unit = scale_log2 if WEIGHT is None or BIAS.ADDS else scale_log2 * _LN2
         scores = dot_factors(k, transposed(q, PRECISION), PRECISION) * unit
         if NEGATE:
             scores = -scores
         token = (block_start + tl.arange(0, BLOCK))[:, None]
         inside = band(seen_from, token, k_end, left, right, S.HAS_LEFT, S.HAS_RIGHT)
+        if BIAS.ADDS:
+            scores, _bucket = add_bias(
+                scores, bias, place, q_token, token, q_end, k_end, shift, heads, BIAS, S.HEADS
+            )
+            if WEIGHT is not None:
+                scores *= _LN2
+        if BIAS.ADDS or WEIGHT is not None:
+            # A place without a query has a score of 0, of which a policy may make anything.
+            inside = inside & exists
         if WEIGHT is None:
             scores = tl.where(inside, scores, float("-inf"))
             weights = probability(scores, of_query[0][None, :], True)
         else:
-            # A place without a query has a score of 0, of which a policy may make anything.
-            inside = inside & exists
             weights = tl.where(inside, WEIGHT(scores), 0.0)
-        kept = weights.to(dtype)
+        kept = weights
+        if BIAS.DROPS:
+            keep = keep_block(bias, place, q_token, token)
+            kept *= keep
+        kept = kept.to(dtype)
         if SEEN:
             dv = tl.zeros([BLOCK, PAD_DV], tl.float32)
             dv = add_seen(dv, kept, do_numbers, inside, PRECISION)
@@ -303,10 +339,19 @@ def _walk_span(
             dv *= of_query[0]
         store_block(dv_ptr, dv, block_start, k_end, KV_HEADS * DV, BLOCK, DV, S.PAD_DV)
         d_weights = dot_factors(v, transposed(d_o, PRECISION), PRECISION)
+        if BIAS.DROPS:
+            d_weights *= keep
         if WEIGHT is None:
             d_scores = weights * (d_weights - of_query[1][None, :])
         else:
             d_scores = tl.where(inside, D_SCORE(scores, d_weights * of_query[0]), 0.0)
+        if BIAS.ADDS:
+            # What is hidden is in no sum of a bias' gradient: these sums are not looked at.
+            d_scores = tl.where(inside, d_scores, 0.0)
+            if d_scores_ptr is not None:
+                line = heads * queries + (q_token - q_start)
+                address = d_scores_ptr + line * k_tokens + token
+                tl.store(address, d_scores, mask=(q_token < q_end) & (token < k_end))
         d_scores = d_scores.to(dtype)
         if SEEN:
             dk = tl.zeros([BLOCK, PAD_D], tl.float32)
@@ -321,36 +366,3 @@ def _walk_span(
         else:
             dq = add_factors(dq, transposed(d_scores_left, PRECISION), k, dtype, PRECISION)
     return dq
-
-
-@triton.jit(do_not_specialize=["left", "right"])
-def _zero_unseen_kernel(
-    dk_ptr, dv_ptr, rows_ptr, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
-    WIDTH: tl.constexpr, WIDTH_V: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """dK = dV = 0 for the keys of a tile that no query sees: those outside of every row's range.
-
-    The other kernel writes whole ranges, and the windows of neighbouring queries leave no gap
-    in them.
-    """
-    k_start, k_end, q_start, q_end, shift = load_row(rows_ptr, tl.program_id(0))
-    token = k_start + tl.arange(0, TILE)
-    seen_from = tl.zeros([TILE], tl.int32) + q_start
-    seen_to = tl.zeros([TILE], tl.int32) + q_end - 1
-    if HAS_LEFT:
-        seen_from = tl.maximum(seen_from, token + shift - left)
-    if HAS_RIGHT:
-        seen_to = tl.minimum(seen_to, token + shift + right)
-    unseen = (token < k_end) & (seen_from > seen_to)
-    if tl.max(unseen.to(tl.int32), 0) == 0:
-        return
-    CHUNK: tl.constexpr = 64
-    column = tl.arange(0, CHUNK)
-    at = token.to(tl.int64)[:, None]
-    zeros = tl.zeros([TILE, CHUNK], dk_ptr.dtype.element_ty)
-    for first in range(0, WIDTH, CHUNK):
-        mask = unseen[:, None] & (first + column < WIDTH)[None, :]
-        tl.store(dk_ptr + at * WIDTH + (first + column)[None, :], zeros, mask=mask)
-    for first in range(0, WIDTH_V, CHUNK):
-        mask = unseen[:, None] & (first + column < WIDTH_V)[None, :]
-        tl.store(dv_ptr + at * WIDTH_V + (first + column)[None, :], zeros, mask=mask)

@@ -88,6 +88,17 @@ def places(start, end, MEMBERS: tl.constexpr, TILE: tl.constexpr, PACK: tl.const
 
 
 @triton.jit
+def heads_of_pack(start, end, first_head, MEMBERS: tl.constexpr, TILE: tl.constexpr,
+                  PACK: tl.constexpr):  # fmt: skip
+    """[PACK] tokens (int32) and heads, as biases take them: what stands for no head is token `end`,
+    which is no query, of the last head, whose numbers can be read."""
+    index = tl.arange(0, PACK)
+    member = index // TILE
+    token = tl.where(member < MEMBERS, start + index % TILE, end)
+    return token, first_head + tl.minimum(member, MEMBERS - 1)
+
+
+@triton.jit
 def slot_of(span, begins, group, GROUPS: tl.constexpr):
     """Where a span keeps a partial result: one for the row it goes on with, one for the row that
     it begins and does not end."""

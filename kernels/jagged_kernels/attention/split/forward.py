@@ -11,7 +11,7 @@ where the pages of a cache say.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -21,8 +21,11 @@ from torch import Tensor
 from jagged_kernels.attention.blocks import band, finite, lse2_of, weighted_mean
 from jagged_kernels.attention.meeting import RANGES, Meeting, MeetShape
 from jagged_kernels.attention.plans import PLANS, Call, LaunchPlan, empty_lse
+from jagged_kernels.attention.scores.bias_launch import NO_BIAS, BiasShape, launch_options
+from jagged_kernels.attention.scores.triton_bias import add_bias, bias_place, keep_block
 from jagged_kernels.attention.seen.triton_sums import SEEN_BLOCK, add_weighted, is_bad, size_of_sums
 from jagged_kernels.attention.split.blocks import (
+    heads_of_pack,
     load_pack,
     load_span,
     slot_of,
@@ -64,6 +67,7 @@ def launch_split_forward(
     right: int,
     scale: float,
     with_lse: bool = True,
+    bias: dict[str, Any] | None = None,
     meeting: Meeting = RANGES,
     pages: Tensor | None = None,
     page_size: int = 0,
@@ -76,6 +80,7 @@ def launch_split_forward(
 
     Args:
         with_lse: compute the latter too; else it is None.
+        bias: from `scores.bias_launch.bias_arguments`, or None.
         meeting: what a score becomes, where not its exponential.
         partition: of `rows`, with `partition.block` keys a block.
         pages: [users, G, P] int32, where keys and values lie in k and v, pages of `page_size`
@@ -92,7 +97,9 @@ def launch_split_forward(
         return o, lse2
     call = Call.of(q, k, v, left=left, right=right, scale=scale)
     paged = None if pages is None else _Paged(page_size, pages.shape[1], has_small_memory(q.device))
-    plan, pack = _plan(call, tile_q, partition.block, paged, meeting.constants, config)
+    bias = bias or NO_BIAS
+    BIAS: BiasShape = bias["BIAS"]
+    plan, pack = _plan(call, tile_q, partition.block, paged, BIAS, meeting.constants, config)
     groups, programs = plan.programs, partition.programs
     pointwise = meeting.constants.weight is not None
     # Two states a program: of the row it goes on with and of the one it begins.
@@ -106,8 +113,8 @@ def launch_split_forward(
     launch(
         _split_forward_kernel,
         programs * groups,
-        (q, k, v, o, lse2, states, rows, partition.spans, meeting.arguments, scale_log2, left,
-         right, pages, page_count, page_limit),
+        (q, k, v, o, lse2, states, rows, partition.spans, bias["bias"], meeting.arguments,
+         scale_log2, left, right, pages, page_count, page_limit),
         plan.constants,
         **plan.options,
     )  # fmt: skip
@@ -116,7 +123,9 @@ def launch_split_forward(
         if pointwise:
             merge_sums(states, o, rows, partition, **tile, scale=1.0)
         else:
-            merge_states(states, o, lse2, rows, partition, **tile, scale_log2=scale_log2)
+            # Scores to which a bias was added are scaled.
+            unit = 1.0 if BIAS.ADDS else scale_log2
+            merge_states(states, o, lse2, rows, partition, **tile, scale_log2=unit)
     return o, lse2
 
 
@@ -130,7 +139,7 @@ class _Paged(NamedTuple):
 
 @lru_cache(PLANS)
 def _plan(
-    call: Call, tile: int, block: int, paged: _Paged | None, meets: MeetShape,
+    call: Call, tile: int, block: int, paged: _Paged | None, BIAS: BiasShape, meets: MeetShape,
     config: LaunchConfig | None,
 ) -> tuple[LaunchPlan, int]:  # fmt: skip
     """With the rows of a query tile; programs are those of a span."""
@@ -141,19 +150,19 @@ def _plan(
         config = split_forward_config(call.pad_dim, call.element_size, pack)
         if paged is not None:
             config = paged_config(config, call.element_size, pack, paged.small_memory)
-    shape, options = call.shape(tile=tile, block=block), config.options()
+    shape, options = call.shape(tile=tile, block=block), launch_options(BIAS, config)
     page, lists = (0, 0) if paged is None else paged[:2]
-    constants = {"MEMBERS": members, "PACK": pack, "PAGE": page, "LISTS": lists}
-    constants["WEIGHT"] = meets.weight
+    constants: dict[str, Any] = {"MEMBERS": members, "PACK": pack, "PAGE": page, "LISTS": lists}
+    constants |= {"BIAS": BIAS, "WEIGHT": meets.weight}
     return call.plan(heads // members, shape, options, **constants), pack
 
 
 @triton.jit(do_not_specialize=["left", "right", "page_count", "page_limit"])
 def _split_forward_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, states_ptr, rows_ptr, spans_ptr, meets,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, states_ptr, rows_ptr, spans_ptr, bias, meets,
     scale_log2, left, right, pages_ptr, page_count, page_limit,
     S: tl.constexpr, NEGATE: tl.constexpr, MEMBERS: tl.constexpr, PACK: tl.constexpr,
-    PAGE: tl.constexpr, LISTS: tl.constexpr, WEIGHT: tl.constexpr,
+    PAGE: tl.constexpr, LISTS: tl.constexpr, BIAS: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
     HEADS: tl.constexpr = S.HEADS
     TILE: tl.constexpr = S.TILE
@@ -185,8 +194,14 @@ def _split_forward_kernel(
         if NEGATE:
             q = -q
         q = factor(q, PRECISION)
+        place, q_token, heads, first = 0, 0, 0, 0
+        if BIAS.ANY:
+            q_token, heads = heads_of_pack(q_start, q_end, head, MEMBERS, TILE, PACK)
+            q_token, heads = q_token[:, None], heads[:, None]
+            place = bias_place(bias, rows_ptr, row, heads, BIAS)
         list_ptr = None
         if PAGE > 0:
+            first = k_start
             page_list = load_user(rows_ptr, row).to(tl.int64) * LISTS + (head // S.GROUP) % LISTS
             list_ptr = pages_ptr + page_list * page_count
             # A list has its user's keys alone, from place 0 on.
@@ -201,14 +216,15 @@ def _split_forward_kernel(
         end = tl.where(is_cut, k_start + last_block * BLOCK, k_end)
         if PAGE > 0:
             end = tl.minimum(end, k_end)
+        by = (bias, place, q_token, q_end, heads, first)
         acc, top, total = _attend_span(
-            q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
-            list_ptr, page_limit, S, PACK, PAGE, WEIGHT, False,
+            q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right, by,
+            list_ptr, page_limit, S, PACK, PAGE, BIAS, WEIGHT, False,
         )  # fmt: skip
         if S.MASKED and is_bad(size_of_sums(acc)):
             acc, top, total = _attend_span(
-                q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
-                list_ptr, page_limit, S, PACK, PAGE, WEIGHT, True,
+                q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right, by,
+                list_ptr, page_limit, S, PACK, PAGE, BIAS, WEIGHT, True,
             )  # fmt: skip
         if WEIGHT is not None:
             acc *= factor_of_user(meets, rows_ptr, row)
@@ -227,15 +243,15 @@ def _split_forward_kernel(
                 acc = weighted_mean(acc, total)
             store_pack(o_ptr, acc, q_start, q_end, HEADS * DV, DV, MEMBERS, TILE, PACK, DV, PAD_DV)
             if lse2_ptr is not None:
-                lse2 = lse2_of(top * scale_log2, total)
+                lse2 = lse2_of(top if BIAS.ADDS else top * scale_log2, total)
                 store_pack_numbers(lse2_ptr, lse2, q_start, q_end, HEADS, MEMBERS, TILE, PACK)
 
 
 @triton.jit
 def _attend_span(
-    q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
+    q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right, by,
     list_ptr, page_limit, S: tl.constexpr, PACK: tl.constexpr, PAGE: tl.constexpr,
-    WEIGHT: tl.constexpr, SEEN: tl.constexpr,
+    BIAS: tl.constexpr, WEIGHT: tl.constexpr, SEEN: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the key blocks that start in [start, end): (acc, top, total), or weights
     by a policy, without 1 / n, which leave the last two alone. q as `factor` makes it; with SEEN,
@@ -243,6 +259,10 @@ def _attend_span(
 
     One loop with the mask in every block: the memory, not the arithmetic, is what takes time here,
     and a second loop for the last block would wait for its keys with nothing in flight.
+
+    Args:
+        by: (bias, place, [PACK, 1] queries, their end, heads, what makes places in a list tokens of
+            the batch).
     """
     BLOCK: tl.constexpr = SEEN_BLOCK if SEEN else S.BLOCK
     PRECISION: tl.constexpr = S.PRECISION
@@ -251,6 +271,7 @@ def _attend_span(
     total = tl.zeros([PACK], tl.float32)
     PAD_DV: tl.constexpr = S.PAD_DV
     acc = tl.zeros([PACK, PAD_DV], tl.float32)
+    bias, place, q_token, q_end, heads, first = by
     for block_start in tl.range(start, end, BLOCK, num_stages=1 if SEEN else None):
         if PAGE > 0:
             slot, there = slots_of_block(list_ptr, block_start, k_end, page_limit, PAGE, BLOCK)
@@ -260,6 +281,14 @@ def _attend_span(
         k = transposed(factor(k, PRECISION), PRECISION)
         scores = dot_factors(q, k, PRECISION)
         token = (block_start + tl.arange(0, BLOCK))[None, :]
+        unit = scale_log2
+        k_token = token + first
+        if BIAS.ADDS:
+            scores, _bucket = add_bias(
+                scores * scale_log2, bias, place, q_token, k_token, q_end, k_end + first,
+                shift + first, heads, BIAS, S.HEADS,
+            )  # fmt: skip
+            unit = 1.0
         inside = band(seen_from, token, k_end, left, right, S.HAS_LEFT, S.HAS_RIGHT)
         if PAGE > 0:
             inside = inside & there[None, :]
@@ -268,11 +297,13 @@ def _attend_span(
             new_top = tl.maximum(top, tl.max(scores, 1))
             finite_top = finite(new_top)
             # Subtract before scaling: exact, so no weight passes 1 however large the scores are.
-            weights = tl.exp2((scores - finite_top[:, None]) * scale_log2)
-            correction = tl.exp2((top - finite_top) * scale_log2)
+            weights = tl.exp2((scores - finite_top[:, None]) * unit)
+            correction = tl.exp2((top - finite_top) * unit)
             total = total * correction + tl.sum(weights, 1)
         else:
-            weights = tl.where(inside, WEIGHT(scores * (scale_log2 * _LN2)), 0.0)
+            weights = tl.where(inside, WEIGHT(scores * (unit * _LN2)), 0.0)
+        if BIAS.DROPS:
+            weights *= keep_block(bias, place, q_token, k_token)
         if PAGE > 0:
             v = load_slots(v_ptr, slot, there, S.V_STRIDE_T, S.DV, S.PAD_DV)
         else:
