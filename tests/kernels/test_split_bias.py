@@ -4,16 +4,27 @@ gradients against the formulas in float64."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from attention_cases import DEVICE, Case, Inputs, run
-from bias_cases import Biases, assert_as_exact_as_pytorch, drawn_seed, run_biased
+from attention_cases import DEVICE, Case, Inputs, assert_no_worse, run
+from bias_cases import Biases, assert_as_exact_as_pytorch, drawn_seed, plain, run_biased
+from cache_cases import filled
 from combinations import combined
 from launch_keys import record_launches, watch_launches
 
-from jagged_kernels import ALiBi, JaggedTensor, SiLU, attention_schedule, jagged_attention
+from jagged_kernels import (
+    ALiBi,
+    JaggedTensor,
+    RelativePositionBias,
+    RelativeTimeBias,
+    SiLU,
+    attention_schedule,
+    cached_attention,
+    jagged_attention,
+)
 from jagged_kernels.attention.meeting import MeetTerms
 from jagged_kernels.attention.operators import split_general as ops_split_general
 from jagged_kernels.attention.scores.bias_terms import BiasTerms
@@ -257,6 +268,95 @@ def test_no_batch_compiles_anything_again(monkeypatch):
     assert found[0] == found[1] == found[2] != set()
 
 
+# --- a cache --------------------------------------------------------------------------------------
+
+CACHED = ([3, 1, 0, 2, 1, 17, 2], [3, 1, 16, 15, 117, 33, 40])
+
+
+@pytest.mark.parametrize(
+    ("kind", "page_size", "causal", "heads"),
+    combined([*KINDS, "everything"], [1, 16, 128], [True, False], [(2, 2), (4, 2), (9, 1)]),
+)
+def test_cached(kind, page_size, causal, heads):
+    biases = KINDS.get(kind, EVERYTHING)
+    inputs = Case(*CACHED, heads=heads[0], kv_heads=heads[1]).inputs(torch.float32)
+    exact, peer = (
+        plain(x, biases, biases.leaves(x), causal=causal) for x in (inputs.double(), inputs)
+    )
+    cache, q = filled(inputs, page_size), JaggedTensor(inputs.q, inputs.q_offsets)
+    with torch.no_grad():
+        bias = biases.values(inputs, biases.leaves(inputs))
+        for backend in ("triton", "native", "reference"):
+            o, lse = cached_attention(
+                q, cache, causal=causal, bias=bias, backend=backend, return_lse=True
+            )
+            found = {"o": o.values, "lse": lse}
+            assert_no_worse(found, peer.results, exact.results, name=backend, terms=exact.terms)
+
+
+@pytest.mark.parametrize("backend", ["native", "triton"])
+def test_an_hstu_layer_served_step_by_step(backend):
+    """With the biases that it learned, by position and by the time between two events: of a user's
+    events one after another what training's one causal attention has of them all."""
+    lengths = [150, 40, 0, 9]
+    whole = Case(lengths, heads=4, kv_heads=4).inputs(torch.float32)
+    x = [JaggedTensor(part, whole.q_offsets) for part in (whole.q, whole.k, whole.v)]
+    seconds = x[0].with_values(torch.randint(0, 10**6, (199,), device=DEVICE))
+    generator = torch.Generator().manual_seed(1)
+    by_distance, by_time = (
+        torch.randn(n, 4, generator=generator).to(DEVICE) for n in (16, 20)
+    )  # fmt: skip
+    position = RelativePositionBias(by_distance, max_distance=64, bidirectional=False)
+    options = {"causal": True, "scale": 1.0, "scores": SiLU(divide_by=200), "backend": backend}
+    bias = (position, RelativeTimeBias(by_time, seconds))
+    expected = jagged_attention(*x, bias=bias, **{**options, "backend": "reference"})
+    users = [part.unbind() for part in (*x, seconds)]
+    nothing = {name: getattr(whole, name)[:0] for name in ("k", "v")}
+    cache = filled(
+        replace(whole, **nothing, k_offsets=whole.k_offsets * 0), capacity=160
+    )  # fmt: skip
+    done = [0] * 4
+    for end in ([140, 39, 0, 0], [141, 40, 0, 8], [150, 40, 0, 9]):
+        q, k, v, query_times = (
+            JaggedTensor.from_list(
+                [user[a:b] for user, a, b in zip(part, done, end, strict=True)]
+            )
+            for part in users
+        )  # fmt: skip
+        cache.append(k, v, backend="triton")
+        times = JaggedTensor.from_list([t[:b] for t, b in zip(users[3], end, strict=True)])
+        bias = (position, RelativeTimeBias(by_time, times, query_times=query_times))
+        out = cached_attention(q, cache, bias=bias, **options)
+        for o, user, a, b in zip(out.unbind(), expected.unbind(), done, end, strict=True):
+            torch.testing.assert_close(o, user[a:b], atol=2e-6, rtol=2e-5)
+        done = end
+
+
+def test_what_is_wrong_with_biases_of_a_cache():
+    inputs = Case([2, 1], [30, 4]).inputs(torch.float32)
+    cache, q = filled(inputs), JaggedTensor(inputs.q, inputs.q_offsets)
+    table, times = torch.ones(4, 2, device=DEVICE), torch.zeros(34, device=DEVICE)
+    if DEVICE == "cpu":
+        for wrong in (times[:33], JaggedTensor(times[:3], inputs.q_offsets)):
+            bias = RelativeTimeBias(table, wrong, query_times=times[:3])
+            with pytest.raises(ValueError, match="a number for each of 34 events that are cached"):
+                cached_attention(q, cache, bias=bias)
+        with pytest.raises(ValueError, match="bias must have a row for each of 64 scores"):
+            cached_attention(q, cache, bias=torch.zeros(60, 2))
+    with pytest.raises(ValueError, match="RelativeTimeBias needs query_times"):
+        cached_attention(q, cache, bias=RelativeTimeBias(table, times))
+    with pytest.raises(ValueError, match="ALiBi's slopes must have H = 2 columns"):
+        cached_attention(q, cache, bias=ALiBi(torch.ones(3, device=DEVICE)))
+    with pytest.raises(TypeError, match="a bias is a RelativePositionBias"):
+        cached_attention(q, cache, bias=3)  # pyright: ignore
+    slopes = torch.ones(2, device=DEVICE).requires_grad_()
+    with pytest.raises(NotImplementedError, match="cached_attention has no gradient"):
+        cached_attention(q, cache, bias=ALiBi(slopes))
+    with torch.no_grad():
+        no_bias = cached_attention(q, cache, bias=(), backend="triton")
+        assert torch.equal(no_bias.values, cached_attention(q, cache, backend="triton").values)
+
+
 # --- on the device --------------------------------------------------------------------------------
 
 
@@ -304,3 +404,19 @@ def test_nothing_waits_for_the_device():
         step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("page_size", [1, 16, 128])
+@pytest.mark.parametrize("scores", [None, SiLU(divide_by=100)], ids=str)
+def test_a_cache_on_the_device(page_size, scores):
+    case = Case([3, 1, 0, 40], [3000, 70, 5, 400], heads=8, kv_heads=2, dim=64)
+    inputs = case.inputs(torch.bfloat16)
+    biases = Biases(position=32, time=16, alibi=True, max_distance=128)
+    cache = filled(inputs, page_size, capacity=4096)
+    q = JaggedTensor(inputs.q, inputs.q_offsets)
+    with torch.no_grad():
+        options = {"scores": scores, "bias": biases.values(inputs, biases.leaves(inputs))}
+        found = cached_attention(q, cache, backend="triton", **options).values
+        expected = cached_attention(q, cache, backend="reference", **options).values
+    torch.testing.assert_close(found.float(), expected.float(), rtol=2e-2, atol=2e-2)

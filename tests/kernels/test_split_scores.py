@@ -249,32 +249,6 @@ def test_cached_as_exact_as_the_formula(policy, page_size, causal, heads, dtype)
         assert (found.double() - exact).abs().max() <= 2 * error + 1e-6, backend
 
 
-def test_an_hstu_layer_served_step_by_step():
-    """Of a user's events one after another, what training's one causal attention has of them all:
-    weights are divided by a number."""
-    lengths, scores = [150, 40, 0, 9], SiLU(divide_by=200)
-    whole = Case(lengths, heads=4, kv_heads=4).inputs(torch.float32)
-    x = [JaggedTensor(part, whole.q_offsets) for part in (whole.q, whole.k, whole.v)]
-    expected = jagged_attention(*x, causal=True, scale=1.0, scores=scores, backend="native")
-    users = [part.unbind() for part in x]
-    nothing = {name: getattr(whole, name)[:0] for name in ("k", "v")}
-    empty = {**vars(whole), **nothing, "k_offsets": whole.k_offsets * 0}
-    cache = filled(Inputs(**empty), capacity=160)
-    done = [0] * 4
-    for end in ([140, 39, 0, 0], [141, 40, 0, 8], [150, 40, 0, 9]):
-        q, k, v = (
-            JaggedTensor.from_list(
-                [user[a:b] for user, a, b in zip(part, done, end, strict=True)]
-            )
-            for part in users
-        )  # fmt: skip
-        cache.append(k, v, backend="triton")
-        out = cached_attention(q, cache, scale=1.0, scores=scores, backend="triton")
-        for o, user, a, b in zip(out.unbind(), expected.unbind(), done, end, strict=True):
-            torch.testing.assert_close(o, user[a:b], atol=2e-6, rtol=2e-5)
-        done = end
-
-
 def test_a_page_that_the_store_does_not_have_is_hidden():
     """Whatever a policy has for a score of 0."""
     inputs = Case([2, 1], [200, 30]).inputs(torch.float32)
@@ -311,7 +285,7 @@ def test_opcheck_of_a_cache():
     walk = (schedule.rows, schedule.partition.spans, schedule.partition.block, schedule.tile_q)
     terms = (*MeetTerms(scores="silu", divide_by=7.0), *BiasTerms())
     offsets = (inputs.q_offsets, schedule.k_offsets)
-    arguments = (inputs.q, *stored, False, 1, *walk, 0, 0.25, *offsets, None, 0.0, *terms)
+    arguments = (inputs.q, *stored, False, 1, *walk, 0, 0.25, *offsets, *terms)
     torch.library.opcheck(ops_cached.attention_cached_general, arguments)
     rest = (cache.lengths, inputs.q_offsets, 1, 0, 0.25, *terms)
     torch.library.opcheck(ops_cached.attention_cached_native, (inputs.q, *stored, *rest))

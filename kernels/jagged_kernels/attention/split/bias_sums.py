@@ -3,7 +3,7 @@
 The heads that share keys stand in one tile of the backward, and each has sums of its own: in place
 of buckets for all of them beside dQ, dK and dV in registers, it leaves the gradients of the scores
 in memory, and here one program for each span and head walks them as the plain kernels do. They are
-few a key: where a key head has no more queries than numbers, less than dK and dV together take.
+few a key: where a key head has no more queries than numbers, no more than dK and dV take.
 """
 
 from __future__ import annotations
