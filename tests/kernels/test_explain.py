@@ -80,7 +80,9 @@ LINES = [
      "split: the schedule was built with split='rows'"),
     ("few dense queries, whole rows and pointwise scores", False,
      "plain: scores are pointwise, it takes softmax"),
-    ("few dense queries, lists of keys", False, "split, plain: keys are lists, it takes ranges"),
+    ("few dense queries, keys of a rule", False,
+     "split: keys are those of a rule, it takes lists"),
+    ("few dense queries, keys of a rule", False, "plain: keys are lists, it takes ranges"),
     ("no key", False, "split: there is no key"),
 ]  # fmt: skip
 

@@ -122,8 +122,8 @@ def queries_of(
     if split is None:
         return JaggedTensor(q, inputs.q_offsets), None
     dense = q.view(len(k), -1, *q.shape[1:])
-    band = {name: mask[name] for name in ("causal", "window") if name in mask}
-    return dense, attention_schedule(dense, k, split=split, **band)
+    shown = {name: mask[name] for name in ("causal", "window", "keys") if name in mask}
+    return dense, attention_schedule(dense, k, split=split, **shown)
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ CALLS = {
     "few dense queries, whole rows and pointwise scores": Call(
         200, 64, GENERAL, queries=3, schedule={"split": "rows"}, options={"scores": SiLU()}
     ),
-    "few dense queries, lists of keys": Call(
+    "few dense queries, keys of a rule": Call(
         200, 64, GENERAL, queries=3, options={"keys": LISTS}
     ),
     "no key": Call(0, 64, PLAIN, queries=1),

@@ -45,7 +45,8 @@ def run(backend: Any, inputs: Inputs, *, split: Any = None, **options: Any) -> d
     leaves = [t.detach().requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
     k, v = (JaggedTensor(x, inputs.k_offsets) for x in leaves[1:])
     q, schedule = queries_of(inputs, leaves[0], k, split, **options)
-    out: Any = jagged_attention(q, k, v, backend=backend, schedule=schedule, **options)
+    given: dict[str, Any] = {"schedule": schedule, **options}
+    out: Any = jagged_attention(q, k, v, backend=backend, **given)
     o = out.values if isinstance(out, JaggedTensor) else out.flatten(0, 1)
     return _with_gradients(o, inputs, leaves)
 

@@ -92,6 +92,7 @@ SPLIT = Family(
     "rows cut among programs, merged by a second launch",
     "split",
     scores=("softmax", "pointwise"),
+    keys=("ranges", "lists"),
     rows=("cut",),
     bias=True,
     dropout=True,

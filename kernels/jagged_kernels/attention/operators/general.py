@@ -146,10 +146,10 @@ def empty_general_gradients(
 def empty_general_output(
     q: Tensor, k: Tensor, v: Tensor, with_lse: bool, *rest: Any
 ) -> tuple[Tensor, Tensor]:
-    return empty_output(q, k, v, with_lse and not _meets(rest).scores)
+    return empty_output(q, k, v, with_lse and not meets_of(rest).scores)
 
 
-def _meets(rest: Sequence[Any]) -> MeetTerms:
+def meets_of(rest: Sequence[Any]) -> MeetTerms:
     """Of the last arguments."""
     end = len(rest) - len(BiasTerms._fields)
     return MeetTerms(*rest[end - _MEETS : end])
@@ -206,7 +206,7 @@ def _pairs(
     tile_q: int, tile_k: int, left: int, right: int, scale: float,
     q_offsets: Tensor, k_offsets: Tensor, offsets: Tensor | None, *rest: Any,
 ) -> Any:  # fmt: skip
-    lists = _meets(rest).lists(tile_q, left)
+    lists = meets_of(rest).lists(tile_q, left)
     if lists is not None:
         return pairs_of_lists(q, k, lists, q_offsets, k_offsets, (left, right))
     return pairs_of_rows(q, k, rows, rows_t, tile_k, left, right)

@@ -1,15 +1,19 @@
-"""Attention over rows that a partition cuts, with all that a call can ask for but lists of keys, as
-operators: bias, dropout, and what a score becomes. Without them `split` takes less of the host's
-time."""
+"""Attention over rows that a partition cuts, with all that a call can ask for, as operators: bias,
+dropout, lists of key blocks, and what a score becomes. Without them `split` takes less of the
+host's time. With lists, tiles of keys are blocks of these."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from jagged_kernels.attention.flops import backward_flops, forward_flops, pairs_of_rows
+from jagged_kernels.attention.flops import (
+    backward_flops,
+    forward_flops,
+    pairs_of_lists,
+    pairs_of_rows,
+)
 from jagged_kernels.attention.meeting import meeting_of
 from jagged_kernels.attention.operators.general import (
     TERMS_SCHEMA,
@@ -17,6 +21,7 @@ from jagged_kernels.attention.operators.general import (
     empty_general_output,
     given_tensors,
     gradient_by,
+    meets_of,
     read_terms,
 )
 from jagged_kernels.attention.operators.plain import given_lse, save_with_lse
@@ -46,6 +51,7 @@ def _attention_split_general(
     o, lse2 = launch_split_forward(
         q, k, v, rows, Partition(spans, block, cuts=True), **mask,
         with_lse=with_lse and not meets.scores, bias=bias, meeting=meeting_of(meets, k_offsets),
+        listed=tile_k if meets.groups else 0,
     )  # fmt: skip
     return o, given_lse(lse2, q)
 
@@ -73,6 +79,7 @@ def _attention_split_general_backward(
         bias=bias, bias_slots=None if bias is None else slots,
         # Dense ones, as many of each user.
         queries=q.shape[0] // (q_offsets.shape[0] - 1), meeting=meeting_of(meets, k_offsets),
+        listed=tile_k if meets.groups else 0,
     )  # fmt: skip
     return *gradients, *given_tensors(reduce_slots(bias_terms, slots), q)
 
@@ -104,19 +111,24 @@ define_gradient(
 def _forward_flops(
     q: Tensor, k: Tensor, v: Tensor, with_lse: bool, spans: Tensor, block: int, *walk: Any
 ) -> Any:
-    return forward_flops(q, v, _pairs(q, k, walk))
+    return forward_flops(q, v, _pairs(q, k, *walk))
 
 
 def _backward_flops(
     d_o: Tensor, d_lse2: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse2: Tensor,
     wanted: list[bool], *walk: Any,
 ) -> Any:  # fmt: skip
-    return backward_flops(q, v, _pairs(q, k, walk))
+    return backward_flops(q, v, _pairs(q, k, *walk))
 
 
-def _pairs(q: Tensor, k: Tensor, walk: Sequence[Any]) -> Any:
-    """walk: the arguments from `rows` on."""
-    rows, rows_t, _spans_t, _block_t, _tile_q, tile_k, left, right, *_ = walk
+def _pairs(
+    q: Tensor, k: Tensor, rows: Tensor, rows_t: Tensor, spans_t: Tensor, block_t: int,
+    tile_q: int, tile_k: int, left: int, right: int, scale: float,
+    q_offsets: Tensor, k_offsets: Tensor, *rest: Any,
+) -> Any:  # fmt: skip
+    lists = meets_of(rest).lists(tile_k, left)
+    if lists is not None:
+        return pairs_of_lists(q, k, lists, q_offsets, k_offsets, (left, right))
     return pairs_of_rows(q, k, rows, rows_t, tile_k, left, right)
 
 

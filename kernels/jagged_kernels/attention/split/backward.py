@@ -31,12 +31,14 @@ from jagged_kernels.attention.scores.triton_bias import add_bias, bias_place, ke
 from jagged_kernels.attention.seen.triton_sums import SEEN_BLOCK, add_seen, is_bad, size_of_sums
 from jagged_kernels.attention.split.bias_sums import sum_by_bias
 from jagged_kernels.attention.split.blocks import (
+    ends_of_walk,
     heads_of_pack,
     load_pack,
     load_pack_numbers,
     load_span,
     places,
     slot_of,
+    start_of_block,
     store_pack,
     store_partial,
 )
@@ -82,6 +84,7 @@ def launch_split_backward(
     bias_slots: BiasSlots | None = None,
     queries: int = 0,
     meeting: Meeting = RANGES,
+    listed: int = 0,
     config: LaunchConfig | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv), contiguous, in the dtypes of q, k and v. `o` and `lse2` are the forward's, and
@@ -94,12 +97,12 @@ def launch_split_backward(
         partition: of `rows`, with `partition.block` keys a block.
         rows_t, tile_k: the transpose's rows and their tile, to zero dK and dV of keys that no
             query sees; None where it is known that every key is seen (every user has a query,
-            and there is no window).
+            and there is no window). Not read where keys are listed: what is not is 0.
         bias: from `bias_launch.bias_arguments`, or None; its gradients are left in `bias_slots`, in
             rows one for each of `partition.programs`.
         queries: the most that a user has, `tile_q` if 0: gradients of a bias take memory for so
             many scores of each key and head.
-        meeting: as the forward's.
+        meeting, listed: as the forward's.
         config: launch options in place of the rule's; its block is not used.
 
     Raises:
@@ -115,15 +118,18 @@ def launch_split_backward(
             "tile; was the schedule built for this head_dim?"
         )
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    has_lists = meeting.constants.groups > 0
+    allocate = torch.zeros if has_lists else torch.empty
+    dk = allocate(k.shape, dtype=k.dtype, device=k.device)
+    dv = allocate(v.shape, dtype=v.dtype, device=v.device)
     d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
     call = Call.of(q, k, v, d_o, left=left, right=right, scale=scale)
     bias = bias or NO_BIAS
-    plan, pack = _plan(call, tile_q, partition.block, bias["BIAS"], meeting.constants, config)
+    tiles = (tile_q, max(listed // tile_q, 1))
+    plan, pack = _plan(call, tiles, partition.block, bias["BIAS"], meeting.constants, config)
     slots = (partition.programs if partition.cuts else 0, 2, kv_heads, pack, dim)
     partials = torch.empty(slots, dtype=torch.float32, device=q.device)
-    if rows_t is not None and k.shape[0]:
+    if rows_t is not None and k.shape[0] and not has_lists:
         zero_unseen(dk, dv, rows_t, tile_k=tile_k, left=left, right=right)
     d_scores, lines = None, (None, None)
     if bias_slots is not None and any(slot is not None for slot in bias_slots):
@@ -143,20 +149,22 @@ def launch_split_backward(
             members = heads // kv_heads
             merge_sums(partials, dq, rows, partition, members=members, tile=tile_q, scale=scale)
     if d_scores is not None and bias_slots is not None:
-        sum_by_bias(d_scores, rows, partition, bias, bias_slots, tile=tile_q)
+        sum_by_bias(d_scores, rows, partition, bias, bias_slots, meeting, plan.constants["S"])
     return dq, dk, dv
 
 
 @lru_cache(PLANS)
 def _plan(
-    call: Call, tile: int, block: int, BIAS: BiasShape, meets: MeetShape,
+    call: Call, tiles: tuple[int, int], block: int, BIAS: BiasShape, meets: MeetShape,
     config: LaunchConfig | None,
 ) -> tuple[LaunchPlan, int]:  # fmt: skip
-    """With the rows of a query tile; programs are those of a span."""
+    """With the rows of a query tile; programs are those of a span. `tiles` as the forward's."""
+    tile, parts = tiles
     heads, kv_heads = call.q[0], call.k[0]
     pack = pack_size(heads // kv_heads, tile)
     config = config or split_backward_config(call.pad_dim, call.element_size, pack)
-    shape, options = call.shape(tile=tile, block=block), launch_options(BIAS, config)
+    shape = call.shape(tile=tile * parts, parts=parts, block=block, meets=meets)
+    options = launch_options(BIAS, config)
     constants = {"PACK": pack, "BIAS": BIAS, "WEIGHT": meets.weight, "D_SCORE": meets.d_score}
     return call.plan(kv_heads, shape, options, **constants), pack
 
@@ -173,7 +181,6 @@ def _split_backward_kernel(
     MEMBERS: tl.constexpr = S.GROUP
     D: tl.constexpr = S.D
     DV: tl.constexpr = S.DV
-    BLOCK: tl.constexpr = S.BLOCK
     KV_HEADS: tl.constexpr = HEADS // MEMBERS
     span, kv_head = tl.program_id(0) // KV_HEADS, (tl.program_id(0) % KV_HEADS).to(tl.int64)
     first_row, first_block, last_row, last_block = load_span(spans_ptr, span)
@@ -216,20 +223,23 @@ def _split_backward_kernel(
                 bad = bad | is_bad(tl.abs(of_query[0]) + tl.abs(of_query[1]))
         from_block = tl.where(index == 0, first_block, 0)
         is_cut = row == last_row
-        start = k_start + from_block * BLOCK
-        end = tl.where(is_cut, k_start + last_block * BLOCK, k_end)
+        start, end, begin = ends_of_walk(
+            meets, rows_ptr, row, q_start, k_start, k_end, shift, head, from_block, last_block,
+            is_cut, S,
+        )  # fmt: skip
+        of_list = (meets, begin, k_start)
         dq = _walk_span(
             q, d_o, of_query, k_ptr, v_ptr, dk_ptr, dv_ptr, start, end, q_start, q_end, k_end,
-            shift, scale, scale_log2, left, right, by, S, NEGATE, PACK, BIAS, WEIGHT, D_SCORE,
-            False,
+            shift, scale, scale_log2, left, right, by, of_list, S, NEGATE, PACK, BIAS, WEIGHT,
+            D_SCORE, False,
         )  # fmt: skip
         if S.MASKED and (bad | is_bad(size_of_sums(dq))):
             # Not before other threads have written what is written again.
             tl.debug_barrier()
             dq = _walk_span(
                 q, d_o, of_query, k_ptr, v_ptr, dk_ptr, dv_ptr, start, end, q_start, q_end, k_end,
-                shift, scale, scale_log2, left, right, by, S, NEGATE, PACK, BIAS, WEIGHT, D_SCORE,
-                True,
+                shift, scale, scale_log2, left, right, by, of_list, S, NEGATE, PACK, BIAS, WEIGHT,
+                D_SCORE, True,
             )  # fmt: skip
         if is_cut | (from_block > 0):
             slot = slot_of(span, (from_block == 0).to(tl.int32), kv_head, KV_HEADS)
@@ -273,7 +283,7 @@ def _load_queries(
 @triton.jit
 def _walk_span(
     q_numbers, do_numbers, of_query, k_ptr, v_ptr, dk_ptr, dv_ptr, start, end, q_start, q_end,
-    k_end, shift, scale, scale_log2, left, right, by,
+    k_end, shift, scale, scale_log2, left, right, by, of_list,
     S: tl.constexpr, NEGATE: tl.constexpr, PACK: tl.constexpr, BIAS: tl.constexpr,
     WEIGHT: tl.constexpr, D_SCORE: tl.constexpr, SEEN: tl.constexpr,
 ):  # fmt: skip
@@ -286,6 +296,8 @@ def _walk_span(
         of_query: (lse2, delta), or (1 / n, 0) of weights by a policy.
         by: (bias, place, [1, PACK] queries, heads, where the scores' gradients are left for
             `bias_sums` or None, and how that is shaped).
+        of_list: (meets, begin, the user's first key), where `start` and `end` are numbers of blocks
+            of a list.
     """
     KV_HEADS: tl.constexpr = S.HEADS // S.GROUP
     PRECISION: tl.constexpr = S.PRECISION
@@ -301,7 +313,13 @@ def _walk_span(
     PAD_DV: tl.constexpr = S.PAD_DV
     dq = tl.zeros([PACK, PAD_D], tl.float32)
     q, d_o = factor(q_numbers, PRECISION), factor(do_numbers, PRECISION)
-    for block_start in tl.range(start, end, BLOCK, num_stages=1 if SEEN else None):
+    meets, begin, k_start = of_list
+    # Of a list the walk counts blocks, which may be smaller than the spans'.
+    STEP: tl.constexpr = 1 if S.GROUPS else BLOCK
+    if S.GROUPS:
+        start, end = start * (S.BLOCK // BLOCK), end * (S.BLOCK // BLOCK)
+    for at in tl.range(start, end, STEP, num_stages=1 if SEEN else None):
+        block_start = start_of_block(at, meets, begin, k_start, k_end, S, BLOCK)
         k_numbers = load_block(k_ptr, block_start, k_end, S.K_STRIDE_T, BLOCK, D, S.PAD_D)
         v = load_block(v_ptr, block_start, k_end, S.V_STRIDE_T, BLOCK, DV, S.PAD_DV)
         k, v = factor(k_numbers, PRECISION), factor(v, PRECISION)

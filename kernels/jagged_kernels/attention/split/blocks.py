@@ -9,6 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from jagged_kernels.attention.triton_meeting import list_ends, listed_block
 from jagged_kernels.schedule.span_layout import SPAN_WIDTH
 
 _SPAN_WIDTH = tl.constexpr(SPAN_WIDTH)
@@ -24,6 +25,33 @@ def load_span(spans_ptr, span):
         tl.load(base + _SPAN_WIDTH),
         tl.load(base + _SPAN_WIDTH + 1),
     )
+
+
+@triton.jit
+def ends_of_walk(
+    meets, rows_ptr, row, q_start, k_start, k_end, shift, head, from_block, last_block, is_cut,
+    S: tl.constexpr,
+):  # fmt: skip
+    """(start, end, begin of the row's list) of what a span walks of a row: tokens at which blocks
+    start, or numbers of blocks of its list, which may have fewer than another group's."""
+    begin = 0
+    if S.GROUPS:
+        begin, list_end = list_ends(meets, rows_ptr, row, q_start, k_end, shift, head, S)
+        count = (list_end - begin) * (S.TILE * S.PARTS // S.BLOCK)
+        start = from_block
+        end = tl.where(is_cut, tl.minimum(last_block, count), count)
+    else:
+        start = k_start + from_block * S.BLOCK
+        end = tl.where(is_cut, k_start + last_block * S.BLOCK, k_end)
+    return start, end, begin
+
+
+@triton.jit
+def start_of_block(at, meets, begin, k_start, k_end, S: tl.constexpr, BLOCK: tl.constexpr):
+    """The first token of a block, of those that `ends_of_walk` ends."""
+    if S.GROUPS:
+        at, _partial = listed_block(meets, begin, at, k_start, k_end, S.TILE * S.PARTS, BLOCK)
+    return at
 
 
 @triton.jit

@@ -25,10 +25,12 @@ from jagged_kernels.attention.scores.bias_launch import NO_BIAS, BiasShape, laun
 from jagged_kernels.attention.scores.triton_bias import add_bias, bias_place, keep_block
 from jagged_kernels.attention.seen.triton_sums import SEEN_BLOCK, add_weighted, is_bad, size_of_sums
 from jagged_kernels.attention.split.blocks import (
+    ends_of_walk,
     heads_of_pack,
     load_pack,
     load_span,
     slot_of,
+    start_of_block,
     store_pack,
     store_pack_numbers,
     store_partial,
@@ -69,6 +71,7 @@ def launch_split_forward(
     with_lse: bool = True,
     bias: dict[str, Any] | None = None,
     meeting: Meeting = RANGES,
+    listed: int = 0,
     pages: Tensor | None = None,
     page_size: int = 0,
     config: LaunchConfig | None = None,
@@ -81,7 +84,9 @@ def launch_split_forward(
     Args:
         with_lse: compute the latter too; else it is None.
         bias: from `scores.bias_launch.bias_arguments`, or None.
-        meeting: what a score becomes, where not its exponential.
+        meeting: which keys, where not the rows' ranges, and what a score becomes, where not its
+            exponential. Heads that share keys have one list.
+        listed: tokens of a block of lists, no less than the queries of a user.
         partition: of `rows`, with `partition.block` keys a block.
         pages: [users, G, P] int32, where keys and values lie in k and v, pages of `page_size`
             tokens, G lists for all key heads or one for each (`cache.slots`). Rows then count keys
@@ -99,7 +104,8 @@ def launch_split_forward(
     paged = None if pages is None else _Paged(page_size, pages.shape[1], has_small_memory(q.device))
     bias = bias or NO_BIAS
     BIAS: BiasShape = bias["BIAS"]
-    plan, pack = _plan(call, tile_q, partition.block, paged, BIAS, meeting.constants, config)
+    tiles = (tile_q, max(listed // tile_q, 1))
+    plan, pack = _plan(call, tiles, partition.block, paged, BIAS, meeting.constants, config)
     groups, programs = plan.programs, partition.programs
     pointwise = meeting.constants.weight is not None
     # Two states a program: of the row it goes on with and of the one it begins.
@@ -139,10 +145,12 @@ class _Paged(NamedTuple):
 
 @lru_cache(PLANS)
 def _plan(
-    call: Call, tile: int, block: int, paged: _Paged | None, BIAS: BiasShape, meets: MeetShape,
-    config: LaunchConfig | None,
+    call: Call, tiles: tuple[int, int], block: int, paged: _Paged | None, BIAS: BiasShape,
+    meets: MeetShape, config: LaunchConfig | None,
 ) -> tuple[LaunchPlan, int]:  # fmt: skip
-    """With the rows of a query tile; programs are those of a span."""
+    """With the rows of a query tile; programs are those of a span. tiles: queries, and how many
+    times as many a list's tile has."""
+    tile, parts = tiles
     heads, kv_heads = call.q[0], call.k[0]
     members = members_in_tile(heads, kv_heads, tile)
     pack = pack_size(members, tile)
@@ -150,7 +158,8 @@ def _plan(
         config = split_forward_config(call.pad_dim, call.element_size, pack)
         if paged is not None:
             config = paged_config(config, call.element_size, pack, paged.small_memory)
-    shape, options = call.shape(tile=tile, block=block), launch_options(BIAS, config)
+    shape = call.shape(tile=tile * parts, parts=parts, block=block, meets=meets)
+    options = launch_options(BIAS, config)
     page, lists = (0, 0) if paged is None else paged[:2]
     constants: dict[str, Any] = {"MEMBERS": members, "PACK": pack, "PAGE": page, "LISTS": lists}
     constants |= {"BIAS": BIAS, "WEIGHT": meets.weight}
@@ -166,7 +175,6 @@ def _split_forward_kernel(
 ):  # fmt: skip
     HEADS: tl.constexpr = S.HEADS
     TILE: tl.constexpr = S.TILE
-    BLOCK: tl.constexpr = S.BLOCK
     DV: tl.constexpr = S.DV
     PAD_DV: tl.constexpr = S.PAD_DV
     PRECISION: tl.constexpr = S.PRECISION
@@ -212,11 +220,13 @@ def _split_forward_kernel(
             k_end = tl.minimum(k_end, page_count * PAGE)
         from_block = tl.where(index == 0, first_block, 0)
         is_cut = row == last_row
-        start = k_start + from_block * BLOCK
-        end = tl.where(is_cut, k_start + last_block * BLOCK, k_end)
+        start, end, begin = ends_of_walk(
+            meets, rows_ptr, row, q_start, k_start, k_end, shift, head, from_block, last_block,
+            is_cut, S,
+        )  # fmt: skip
         if PAGE > 0:
             end = tl.minimum(end, k_end)
-        by = (bias, place, q_token, q_end, heads, first)
+        by = (bias, place, q_token, q_end, heads, first, meets, begin, k_start)
         acc, top, total = _attend_span(
             q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right, by,
             list_ptr, page_limit, S, PACK, PAGE, BIAS, WEIGHT, False,
@@ -261,8 +271,9 @@ def _attend_span(
     and a second loop for the last block would wait for its keys with nothing in flight.
 
     Args:
-        by: (bias, place, [PACK, 1] queries, their end, heads, what makes places in a list tokens of
-            the batch).
+        start, end: or numbers of blocks of a list of keys.
+        by: (bias, place, [PACK, 1] queries, their end, heads, what makes places in a list of pages
+            tokens of the batch, meets, begin of the list of keys, the user's first key).
     """
     BLOCK: tl.constexpr = SEEN_BLOCK if SEEN else S.BLOCK
     PRECISION: tl.constexpr = S.PRECISION
@@ -271,8 +282,13 @@ def _attend_span(
     total = tl.zeros([PACK], tl.float32)
     PAD_DV: tl.constexpr = S.PAD_DV
     acc = tl.zeros([PACK, PAD_DV], tl.float32)
-    bias, place, q_token, q_end, heads, first = by
-    for block_start in tl.range(start, end, BLOCK, num_stages=1 if SEEN else None):
+    bias, place, q_token, q_end, heads, first, meets, begin, k_start = by
+    # Of a list the walk counts blocks, which may be smaller than the spans'.
+    STEP: tl.constexpr = 1 if S.GROUPS else BLOCK
+    if S.GROUPS:
+        start, end = start * (S.BLOCK // BLOCK), end * (S.BLOCK // BLOCK)
+    for at in tl.range(start, end, STEP, num_stages=1 if SEEN else None):
+        block_start = start_of_block(at, meets, begin, k_start, k_end, S, BLOCK)
         if PAGE > 0:
             slot, there = slots_of_block(list_ptr, block_start, k_end, page_limit, PAGE, BLOCK)
             k = load_slots(k_ptr, slot, there, S.K_STRIDE_T, S.D, S.PAD_D)
