@@ -63,6 +63,11 @@ COMMANDS = {
         add="jagged_ranking.reproduce.run_commands:add_reproduce_arguments",
         run="jagged_ranking.reproduce.run_commands:reproduce",
     ),
+    "submit": Command(
+        "run train or reproduce as a job of SLURM",
+        add="jagged_ranking.reproduce.submit_command:add_arguments",
+        run="jagged_ranking.reproduce.submit_command:run",
+    ),
     "figures": Command(
         "redraw the figures from committed results (no GPU, no network)",
         add="jagged_ranking.figures.figures_command:add_arguments",

@@ -32,6 +32,8 @@ _HISTORY = (
     f"{_RANKING}/reproduce/quality_study.py",
     f"{_RANKING}/reproduce/history_study.py",
     f"{_RANKING}/reproduce/step_cost.py",
+    f"{_RANKING}/reproduce/step_contest.py",
+    f"{_RANKING}/reproduce/training_step.py",
 )
 _CACHED = (
     *TRAINING,
@@ -44,7 +46,23 @@ _CACHED = (
 )
 _HSTU = (*_ATTENTION, f"{_RANKING}/reproduce/hstu_study.py")
 _INTERACTION = (*_ATTENTION, f"{_RANKING}/reproduce/interaction_study.py")
+_SCALING = (
+    *TRAINING,
+    *(f"{_RANKING}/reproduce/scaling_{name}.py" for name in ("study", "worker", "model")),
+)
 _SPARSE = (*_ATTENTION, f"{_RANKING}/reproduce/sparse_study.py")
+
+_THROUGHPUT = (
+    *TRAINING,
+    f"{_RANKING}/measure",
+    *(
+        f"{_RANKING}/reproduce/{name}.py"
+        for name in (
+            "throughput_study", "request_batches", "step_contest", "step_parts", "training_step",
+            "energy",
+        )
+    ),
+)  # fmt: skip
 
 # Of each notebook, by its id, and of what is called in it, by the room; files and folders.
 ROOTS: Mapping[str, tuple[str, ...]] = {
@@ -57,6 +75,8 @@ ROOTS: Mapping[str, tuple[str, ...]] = {
     "09_history_cache": _CACHED,
     "08_sparse_attention": _SPARSE,
     "07_hstu": _HSTU,
+    "10_training_throughput": _THROUGHPUT,
+    "12_scaling": _SCALING,
     "jagged_ranking.measure": MEASURE,
     "jagged_ranking.training": TRAINING,
 }

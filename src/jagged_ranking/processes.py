@@ -6,10 +6,11 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from click_data.holding import hold
 PARENT_VARIABLE = "JAGGED_PARENT"
 POLL_SECONDS = 0.5
 _RANDOM = 8  # characters that `tempfile` puts behind a prefix
+_own_gpus: set[int] = set()  # that `gpus_alone` holds
 BUSY_SECONDS = 5.0  # what was killed needs some to end
 
 
@@ -172,3 +174,42 @@ def _make_and_hold(prefix: str, place: Path) -> tuple[Path, int | None]:
             return folder, handle
         if handle is not None:
             os.close(handle)
+
+
+@contextmanager
+def gpus_alone(numbers: Iterable[int]) -> Iterator[None]:
+    """Hold GPUs, by their numbers in this process, for the time of the block, so that two timing
+    runs never share a card. Waits for whoever has one, and says so; one that this process holds
+    already is its own."""
+    new = {number: _hold_gpu(number) for number in sorted(set(numbers) - _own_gpus)}
+    _own_gpus.update(new)
+    try:
+        yield
+    finally:
+        _own_gpus.difference_update(new)
+        for handle in new.values():
+            if handle is not None:
+                os.close(handle)
+
+
+def _hold_gpu(number: int) -> int | None:
+    """None where there are no locks: then go on as if alone."""
+    import torch
+
+    name = torch.cuda.get_device_properties(number).uuid
+    path = Path(tempfile.gettempdir()) / f"jagged-gpu-{name}.lock"
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        with suppress(OSError):  # another user's
+            path.chmod(0o666)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"GPU {number}: waiting for another timing run there ({path})", file=sys.stderr)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle

@@ -34,6 +34,8 @@ def test_the_notebooks_are_there():
         "07_hstu",
         "08_sparse_attention",
         "09_history_cache",
+        "10_training_throughput",
+        "12_scaling",
     ]
     assert sorted(path.stem for path in (FOLDER / "params").glob("*")) == PRESETS
 

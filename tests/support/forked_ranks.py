@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -79,6 +80,8 @@ CONFIGS = {
 }
 RESUMED = dataclasses.replace(CONFIGS["listwise"], checkpoint_steps=4)
 STOP = 6  # steps, two behind a checkpoint
+# Whose checkpoint so many ranks go on from.
+RESUMED_FROM = {1: "from 2", 2: "from 1", 4: "from 2, by 4"}
 
 
 class Stopped(Exception):
@@ -164,14 +167,16 @@ def losses(data: Path, out: Path) -> None:
             results = _results(dataset, ranks)
             if count == 2:
                 _stop(dataset, out / "from 2", ranks)
-                results["resumed"] = _resumed(dataset, out / "from 1", ranks)
+                if ranks.leads:
+                    shutil.copytree(out / "from 2", out / "from 2, by 4")
+            results["resumed"] = _resumed(dataset, out / RESUMED_FROM[count], ranks)
             (out / f"{count}.{ranks.number}.json").write_text(json.dumps(results))
 
         statuses = forked(count, work, said=out / f"said {count}.")
         assert statuses == [0] * count, [path.read_text() for path in out.glob("said*")]
         texts = [(out / f"{count}.{rank}.json").read_text() for rank in range(count)]
         found[str(count)] = [json.loads(text) for text in texts]
-    found["1"][0]["resumed"] = _resumed(dataset, out / "from 2", Ranks())
+    found["1"][0]["resumed"] = _resumed(dataset, out / RESUMED_FROM[1], Ranks())
     print(json.dumps(found))
 
 

@@ -394,3 +394,76 @@ def _quality(
                 }
                 rows.append(results.row(provider=model, **extra, **common))
     return results.frame(rows)
+
+
+def throughput_results() -> pd.DataFrame:
+    """Whole steps of two models on four batches: padded flash takes as long as ours without padding
+    and 2.4 times as long at 85%, in 1.2 to 3 times the memory; HSTU's has no flash kernels, and
+    every score in memory fits nowhere but without padding. Eight layers and compiled steps on the
+    batches of given waste alone."""
+    batches = (("waste 0%", "waste", 0.0), ("waste 85%", "waste", 0.85))
+    batches += (("lognormal 1024", "cap", 0.87), ("globo_clicks", "real", 0.97))
+    rows = []
+    for model, (name, group, waste), layers in itertools.product(
+        ("hstu", "sasrec"), batches, (4, 8)
+    ):
+        if layers == 8 and group != "waste":
+            continue
+        requests = 128 if waste == 0 else 853
+        config = {"model": model, "layers": layers, "cap": 1024, "group": group, "waste": waste}
+        config |= {"B": requests, "tokens": 131072, "device": MANIFEST["device"]}
+        for kind, mode in itertools.product(
+            ("jagged", "padded_flash", "padded_dense", "nested"),
+            ("eager", "torch.compile", "CUDA graph"),
+        ):
+            where: dict[str, Any] = {"provider": kind, "workload": name, "mode": mode}
+            where["config"] = config
+            if mode == "CUDA graph":
+                lost = {"status": "unsupported", "message": "sizes change"}
+                rows.append(
+                    results.row(op="throughput", metric="step_time", unit="ms", **lost, **where)
+                )
+            elif mode == "eager" or (name, layers, kind) == ("waste 85%", 4, "jagged"):
+                rows += _throughput_rows(kind, where, eager=mode == "eager")
+    return results.frame(rows)
+
+
+def _throughput_rows(kind: str, where: dict[str, Any], *, eager: bool) -> list[dict[str, Any]]:
+    config = where["config"]
+    model, waste, layers = config["model"], config["waste"], config["layers"]
+    trouble: dict[str, Any] = {}
+    if model == "hstu" and kind in ("padded_flash", "nested"):
+        trouble = {"status": "unsupported", "message": f"attention {kind} is a softmax"}
+    elif kind == "padded_dense" and waste:
+        trouble = {"status": "out_of_memory", "message": "CUDA out of memory"}
+    times = {"jagged": 1.0, "nested": 1.5, "padded_dense": 9.0, "padded_flash": 1.05}
+    padded = {"padded_flash": 1.35}.get(kind, 0.0) * waste / 0.85
+    ms = 4.0 * layers * (times[kind] + padded) * (1.0 if eager else 0.8)
+    host = 0.04 if kind == "jagged" else 0.02
+    memory = 1e9 * layers * (1.0 if kind == "jagged" else 1.2 + 1.8 * waste / 0.85)
+    found = [
+        ("step_time", "ms", ms),
+        ("samples_per_second", "1/s", config["B"] / ms * 1e3),
+        ("device_time", "ms", (1 - host) * ms),
+        ("host_share", "1", host),
+        ("energy", "J", 0.6 * ms / config["B"]),
+    ]
+    if eager:
+        found += [("peak_memory", "bytes", memory), ("peak_memory_minus_inputs", "bytes", memory)]
+    rows = [
+        results.row(
+            op="throughput", metric=metric, unit=unit, **where,
+            **(trouble or {"samples": [0.98 * value, value, 1.02 * value]}),
+        )
+        for metric, unit, value in found
+    ]  # fmt: skip
+    shares = {"batch": 0.05, "embeddings": 0.1, "attention": 0.15, "encoder, the rest": 0.2}
+    shares |= {"head and loss": 0.05, "attention, backward": 0.2, "backward": 0.2}
+    shares |= {"optimiser": 0.05}
+    if eager and not trouble:
+        for part, share in shares.items():
+            value = share * (1 - host) * ms
+            rows.append(
+                results.row(op="throughput_part", metric=part, unit="ms", value=value, **where)
+            )
+    return rows

@@ -51,17 +51,18 @@ class Evaluation:
         return cls(split=split, metrics=evaluate_metrics(**of, train_ctr=train_ctr), **of)
 
 
-def predict(model: torch.nn.Module, loader: RequestLoader) -> np.ndarray:
+def predict(model: Ranker, loader: RequestLoader) -> np.ndarray:
     """Probabilities of the first task, float64 [C] in the loader's order, in eval mode."""
     return score(model, loader)[0]
 
 
 @torch.no_grad()
-def score(model: torch.nn.Module, loader: RequestLoader) -> tuple[np.ndarray, np.ndarray]:
+def score(model: Ranker, loader: RequestLoader) -> tuple[np.ndarray, np.ndarray]:
     """What `predict` returns, and which of the split's candidates each is, int64 [C]."""
     model.eval()
     parts, places = [], []
     for batch in loader.batches():
+        model.bring(batch)
         if len(batch):  # of a batch that is shared there may be nothing here
             parts.append(model(batch)[:, 0].double().sigmoid())
             places.append(batch.index)

@@ -23,6 +23,7 @@ from jagged_ranking.figures.sparse_points import (
 )
 from jagged_ranking.figures.speed import CLAIMS as SPEED_CLAIMS
 from jagged_ranking.figures.sweeps import BASELINES
+from jagged_ranking.figures.throughput_goals import paper_rows
 from jagged_ranking.measure.lineup import BY_LENGTH, OURS
 from jagged_ranking.results import select
 
@@ -57,6 +58,7 @@ def claims(results: pd.DataFrame) -> pd.DataFrame:
             results, _Wanted(f"less memory than {title}, with inputs", paper, TOTAL, name, memory)
         )
     rows += _quality_rows(results) + _history_rows(results) + _sparse_rows(results)
+    rows += paper_rows(results)
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 

@@ -24,6 +24,9 @@ from jagged_ranking.figures.operation_goals import NOTE, interaction_rows
 from jagged_ranking.figures.operation_points import NOTEBOOK
 from jagged_ranking.figures.points import against_best, attention, of_group, schedule_ms
 from jagged_ranking.figures.result_folder import Results, has_results, read_results
+from jagged_ranking.figures.scaling_goals import NOTE as SCALING_NOTE
+from jagged_ranking.figures.scaling_goals import scaling_rows
+from jagged_ranking.figures.scaling_points import NOTEBOOK as SCALING_NOTEBOOK
 from jagged_ranking.figures.sparse_goals import (
     DENSITY_NOTE,
     LENGTH_NOTE,
@@ -34,6 +37,9 @@ from jagged_ranking.figures.sparse_goals import (
 )
 from jagged_ranking.figures.sparse_points import NOTEBOOK as SPARSE_NOTEBOOK
 from jagged_ranking.figures.tables import number, to_markdown
+from jagged_ranking.figures.throughput_goals import NOTE as THROUGHPUT_NOTE
+from jagged_ranking.figures.throughput_goals import throughput_rows
+from jagged_ranking.figures.throughput_points import NOTEBOOK as THROUGHPUT
 from jagged_ranking.figures.verdicts import NOT_MEASURED, both, bound, met
 from jagged_ranking.measure.cached.cached_ops import NOTEBOOK as CACHED
 from jagged_ranking.measure.lineup import OURS, default_providers
@@ -261,6 +267,8 @@ _TABLES: Sequence[tuple[str, str, str, Callable[[pd.DataFrame], list[dict[str, s
     ("Blocks of keys: time by density", SPARSE_NOTEBOOK, DENSITY_NOTE, density_rows),
     ("Retrieval: time of building lists", SPARSE_NOTEBOOK, RETRIEVAL_NOTE, retrieval_rows),
     ("HSTU's attention: time against its authors' kernels", HSTU_NOTEBOOK, HSTU_NOTE, hstu_rows),
+    ("Whole training steps: time and memory", THROUGHPUT, THROUGHPUT_NOTE, throughput_rows),
+    ("Training on several GPUs: scaling efficiency", SCALING_NOTEBOOK, SCALING_NOTE, scaling_rows),
 )
 
 

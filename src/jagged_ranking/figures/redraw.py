@@ -15,11 +15,13 @@ from jagged_ranking.figures import (
     memory,
     operation_figures,
     quality,
+    scaling_figures,
     sparse_figures,
     speed,
     style,
     tables,
     target,
+    throughput_figures,
 )
 from jagged_ranking.figures.operation_goals import operations_table
 from jagged_ranking.figures.result_folder import has_results, read_results, result_folders
@@ -74,7 +76,7 @@ def redraw(folder: Path | str) -> list[Path]:
     run = read_results(folder)
     modules = (
         speed, memory, target, operation_figures, quality, history_length, hstu_figures,
-        sparse_figures, cached_figures,
+        sparse_figures, cached_figures, throughput_figures, scaling_figures,
     )  # fmt: skip
     return [path for module in modules for path in module.draw(run.table, run.manifest, folder)]
 

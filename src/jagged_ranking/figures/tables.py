@@ -14,8 +14,10 @@ from jagged_ranking.figures.memory import BEYOND
 from jagged_ranking.figures.operation_points import largest, main_dtype, operations, standing
 from jagged_ranking.figures.points import attention, modes_of, ours_of, schedule_ms
 from jagged_ranking.figures.quality_tables import budgets, quality
+from jagged_ranking.figures.scaling_goals import scaling_rows
 from jagged_ranking.figures.sparse_points import lists_ms, seen
 from jagged_ranking.figures.sparse_points import sparse as sparse_points
+from jagged_ranking.figures.throughput_tables import throughput_tables
 from jagged_ranking.figures.verdicts import number
 from jagged_ranking.measure.lineup import BY_LENGTH, JAGGED_LENGTHS
 
@@ -30,10 +32,12 @@ __all__ = [
     "memory",
     "number",
     "quality",
+    "scaling",
     "sparse",
     "speed",
     "summaries",
     "target",
+    "throughput_tables",
     "to_markdown",
 ]
 
@@ -172,6 +176,11 @@ def keys_seen(results: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def scaling(results: pd.DataFrame) -> pd.DataFrame:
+    """Training on each number of ranks: samples a second, efficiency, what a step is made of."""
+    return pd.DataFrame(scaling_rows(results)).fillna("")
+
+
 def summaries(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """(what it is, table) of every table for reading that the results allow."""
     latency = "Latency in ms, forward / forward+backward, medians"
@@ -186,6 +195,8 @@ def summaries(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
         *quality(results),
         (HISTORY, history_table(results)),
         *cached_tables(results),
+        *throughput_tables(results),
+        ("Training on several ranks", scaling(results)),
     ]
     return [(caption, table) for caption, table in found if len(table)]
 

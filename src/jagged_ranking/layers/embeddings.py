@@ -8,6 +8,10 @@ so that the row learns what an unseen item is worth.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +34,17 @@ def log_bucket(x: Tensor) -> Tensor:
     # The binary exponent: a logarithm of 8 may be a little less than 3 on another device.
     exponent = torch.frexp(x.clamp(min=0).double() + 1).exponent - 1
     return exponent.clamp(max=BUCKETS - 1)
+
+
+class Rows(Protocol):
+    """The rows of some tables, by their number, that a batch asked for."""
+
+    def bring(self, ids: Sequence[Tensor], /) -> None:
+        """Fetches them: of each table the ids, int64 [N]."""
+
+    def look_up(self, table: int, ids: Tensor, /) -> Tensor:
+        """int [N] -> [N, D]."""
+        ...
 
 
 class EventEmbedding(nn.Module):
@@ -71,6 +86,7 @@ class EventEmbedding(nn.Module):
         self.describe = nn.Linear(len(shape.item_dense), dim) if shape.item_dense else None
         self.id_dropout = id_dropout
         self.dropout = nn.Dropout(dropout)
+        self._bring: Callable[[Sequence[Tensor]], None] | None = None
         for table in (self.item, self.recency, self.age):
             nn.init.normal_(table.weight, std=INITIAL_STD)
         for table in self._categories:
@@ -79,7 +95,34 @@ class EventEmbedding(nn.Module):
     @property
     def tables(self) -> list[Tensor]:
         """The tables of ids, most of whose rows are rare."""
-        return [table.weight for table in (self.item, *self._categories)]
+        return [table.weight for table in self.id_tables.values()]
+
+    @property
+    def id_tables(self) -> dict[str, IdTable]:
+        """The same as modules, by name: of items, then of categories."""
+        return {name: m for name, m in self.named_modules() if isinstance(m, IdTable)}
+
+    def move_rows(self, rows: Rows) -> None:
+        """From here on `rows` has those of all tables, by their number, and `bring` fetches what a
+        batch asks for, before it."""
+        for number, table in enumerate(self.id_tables.values()):
+            table.move_rows(partial(rows.look_up, number))
+        self._bring = rows.bring
+
+    def bring(self, batch: JaggedBatch, others: Tensor | None = None) -> None:
+        """Fetches the rows of a batch, and of other items, int64 [N], where rows are elsewhere.
+
+        All processes call it at once, also for a batch without requests.
+        """
+        if self._bring is None:
+            return
+        unknown = batch.user.new_zeros(1, dtype=torch.int64)  # which any item may be shown as
+        others = unknown if others is None else torch.cat([unknown, others])
+        ids = torch.cat([batch.item.values.long(), batch.candidate.values.long(), others])
+        codes = [batch.categories.values, batch.candidate_categories.values]
+        codes = torch.cat([*codes, batch.items.categories[others]])
+        known = ids.masked_fill(ids >= self.num_items, 0)
+        self._bring([known, *codes.long().unbind(1)])
 
     @property
     def _categories(self) -> list[IdTable]:
@@ -127,7 +170,7 @@ class EventEmbedding(nn.Module):
         if drop and self.training and self.id_dropout:
             unknown = unknown | (torch.rand(ids.shape, device=ids.device) < self.id_dropout)
         known, codes = ids.masked_fill(unknown, 0), categories.values.unbind(1)
-        if self.item.collects:
+        if self.item.by_lookup:
             content = item.with_values(self.item(known))
             for table, code in zip(self._categories, codes, strict=True):
                 content = content.with_values(content.values + table(code))

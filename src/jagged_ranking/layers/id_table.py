@@ -4,10 +4,14 @@
 step costs as much as the vocabulary is large. Where a table is trained `by_row`, each lookup is a
 leaf of its own, [N, D]; what came back to the leaves is summed by id (sorted ids, then sums of
 segments, so that a rerun gives the same bits), and only those rows are updated.
+
+Where the rows are shared out among several processes, a table has none itself: lookups go to what
+holds those that the batch asked for (`training/torchrec_tables.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,11 +36,16 @@ class RowGradient:
 
 
 class IdTable(nn.Embedding):
-    """Rows [V, D] of ids: an `nn.Embedding` until it is trained `by_row`."""
+    """Rows [V, D] of ids: an `nn.Embedding` until it is trained `by_row`, or its rows are
+    `elsewhere`.
+
+    saved_apart: whether its rows are left out of state dicts, since they have files of their own.
+    """
 
     def __init__(self, rows: int, dim: int, *, device: torch.device | str | None = None) -> None:
         super().__init__(rows, dim, device=device)
-        self.by_row = False
+        self.by_row = self.saved_apart = False
+        self.elsewhere: Callable[[Tensor], Tensor] | None = None
         self._lookups: list[tuple[Tensor, Tensor]] = []  # ids [N], what was looked up [N, D]
 
     def train_by_row(self) -> None:
@@ -44,13 +53,26 @@ class IdTable(nn.Embedding):
         self.by_row = True
         self.weight.requires_grad_(False)
 
+    def move_rows(self, elsewhere: Callable[[Tensor], Tensor]) -> None:
+        """From here on the rows are those that `elsewhere` has, int [N] -> [N, D], and the weight
+        has none."""
+        self.weight = nn.Parameter(self.weight.detach().new_empty(0, self.embedding_dim), False)
+        self.elsewhere = elsewhere
+
     @property
     def collects(self) -> bool:
         """Whether a lookup now is one to learn from."""
         return self.by_row and self.training and torch.is_grad_enabled()
 
+    @property
+    def by_lookup(self) -> bool:
+        """Whether rows come from `forward` alone now, not from the weight."""
+        return self.collects or self.elsewhere is not None
+
     def forward(self, input: Tensor) -> Tensor:
         """int [N] -> [N, D]."""
+        if self.elsewhere is not None:
+            return self.elsewhere(input)
         look_up: Any = self._collect if self.collects else super().forward
         return look_up(input)
 
@@ -59,6 +81,14 @@ class IdTable(nn.Embedding):
         found = super().forward(ids).detach().requires_grad_()
         self._lookups.append((ids, found))
         return found
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        if not self.saved_apart:
+            super()._save_to_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        if not self.saved_apart:
+            super()._load_from_state_dict(*args, **kwargs)
 
     def take_gradient(self) -> RowGradient | None:
         """Sums by row what came back to all lookups since the last call, and forgets them; None

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import embedding, pad, scaled_dot_product_attention, silu
 
 from jagged_kernels import JaggedTensor, from_padded, jagged_cat, to_padded
 
@@ -30,9 +30,10 @@ def padded_attention(
     causal: bool,
     sink: Tensor | None,
     longest: tuple[int, int],
-    flash: bool,
+    kind: str,
 ) -> JaggedTensor:
-    """As `attend`, by SDPA over [B, H, longest, D]."""
+    """As `attend`, over [B, H, longest, D]."""
+    flash = kind == "padded_flash"
     if flash and q.values.is_cuda and q.dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(f"attention padded_flash needs half precision on a GPU, got {q.dtype}")
     dim = q.values.shape[2]
@@ -55,16 +56,54 @@ def padded_attention(
         mask = (visible | ~visible.any(1, keepdim=True))[:, None, None]
         if causal:
             mask = mask & (place <= place[:, None])
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if flash else nullcontext():
-        found = scaled_dot_product_attention(
-            queries.transpose(1, 2),
-            keys.transpose(1, 2),
-            values.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=flash and causal,
-            scale=dim**-0.5,
-        )
+    heads_first = (x.transpose(1, 2) for x in (queries, keys, values))
+    if kind == "padded_dense":
+        found = _dense(*heads_first, mask=mask, scale=dim**-0.5)
+    else:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if flash else nullcontext():
+            found = scaled_dot_product_attention(
+                *heads_first, attn_mask=mask, is_causal=flash and causal, scale=dim**-0.5
+            )
     found = found.transpose(1, 2)[..., :dim]
+    return q.with_values(from_padded(found, offsets=q.offsets, total=len(q.values)).values)
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, scale: float) -> Tensor:
+    """softmax(q k^T scale) v of [B, H, N, D], with a number in memory for every score."""
+    scores = (q * scale) @ k.transpose(2, 3)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1).to(v.dtype) @ v
+
+
+def padded_pointwise_attention(
+    q: JaggedTensor,
+    k: JaggedTensor,
+    v: JaggedTensor,
+    *,
+    position: Tensor,
+    time: Tensor,
+    age: JaggedTensor,
+    longest: int,
+    divide_by: int,
+) -> JaggedTensor:
+    """As `PointwiseAttention`, with a number in memory for every score and its biases."""
+    if len(q.values) == 0:
+        return q
+    queries, keys, values = (to_padded(x, longest).transpose(1, 2) for x in (q, k, v))
+    ages = to_padded(age, longest)
+    place = torch.arange(longest, device=q.device)
+    distance = place[:, None] - place
+    elapsed = (ages[:, :, None] - ages[:, None, :]).abs()
+    # begins of buckets in place of a logarithm, which is not exact
+    begins = 2 ** torch.arange(len(time), device=q.device) - 1
+    bucket = torch.bucketize(elapsed, begins, right=True, out_int32=True) - 1
+    near = distance.clamp(min=0, max=len(position) - 1)
+    biases = embedding(bucket, time) + embedding(near, position)
+    scores = queries @ keys.transpose(2, 3) + biases.movedim(-1, 1)
+    visible = (distance >= 0) & (place < k.lengths[:, None, None])
+    weights = (silu(scores) / divide_by).masked_fill(~visible[:, None], 0.0)
+    found = (weights.to(values.dtype) @ values).transpose(1, 2)
     return q.with_values(from_padded(found, offsets=q.offsets, total=len(q.values)).values)
 
 

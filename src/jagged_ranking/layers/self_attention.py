@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from jagged_kernels import AttentionSchedule, JaggedTensor, attention_schedule
-from jagged_ranking.layers.attention import attend
+from jagged_ranking.layers.attention import Attention
 from jagged_ranking.layers.layer_options import LayerOptions
 
 
@@ -19,7 +19,7 @@ class TransformerLayer(nn.Module):
     def __init__(self, config: LayerOptions, *, causal: bool) -> None:
         super().__init__()
         dim, self.heads = config.dim, config.heads
-        self.causal, self.attention = causal, config.attention
+        self.attention = Attention(config.attention, causal=causal)
         self.attention_norm = nn.LayerNorm(dim)
         self.query_key_value = nn.Linear(dim, 3 * dim)
         self.out = nn.Linear(dim, dim)
@@ -43,12 +43,10 @@ class TransformerLayer(nn.Module):
         projected = self.query_key_value(self.attention_norm(x.values))
         parts = projected.unflatten(1, (3, self.heads, -1)).unbind(1)
         q, k, v = (x.with_values(part) for part in parts)
-        attended = attend(
+        attended = self.attention(
             q,
             k,
             v,
-            kind=self.attention,
-            causal=self.causal,
             longest=None if longest is None else (longest, longest),
             schedule=schedule,
         )

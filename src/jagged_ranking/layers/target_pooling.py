@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from jagged_kernels import JaggedTensor
-from jagged_ranking.layers.attention import attend
+from jagged_ranking.layers.attention import Attention
 from jagged_ranking.layers.layer_options import LayerOptions
 
 SINK = 2.0  # the sink's score at the start: as much as a handful of unrelated events
@@ -27,10 +27,11 @@ class TargetPooling(nn.Module):
 
     def __init__(self, config: LayerOptions) -> None:
         super().__init__()
-        dim, self.heads, self.attention = config.dim, config.heads, config.attention
+        dim, self.heads = config.dim, config.heads
         self.query = nn.Linear(dim, dim)
         self.key_value = nn.Linear(dim, 2 * dim)
         self.sink = nn.Parameter(torch.full((config.heads,), SINK))
+        self.attention = Attention(config.attention)
         self.out = nn.Linear(dim, dim)
         self.dropout = nn.Dropout(config.dropout)
         # the same rotation for queries and keys: attention starts as likeness to the candidate
@@ -49,11 +50,10 @@ class TargetPooling(nn.Module):
         """history [T, D], candidates [C, D] -> [C, D]; `longest` as in `attend`."""
         query = self.query(candidates.values).unflatten(1, (self.heads, -1))
         key, value = self.key_value(history.values).unflatten(1, (2, self.heads, -1)).unbind(1)
-        answer = attend(
+        answer = self.attention(
             candidates.with_values(query),
             history.with_values(key),
             history.with_values(value),
-            kind=self.attention,
             sink=self.sink,
             longest=longest,
         )

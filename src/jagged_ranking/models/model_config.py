@@ -17,7 +17,7 @@ MODEL_NAMES = tuple(
 )
 _KNOWN = f"one of {', '.join(MODEL_NAMES)}, or package.module of a file with an ENCODER"
 HEADS = ("mlp", "dcn_v2", "dhen", "dot")
-ATTENTIONS = ("jagged", "padded_sdpa", "padded_flash", "nested")
+ATTENTIONS = ("jagged", "padded_dense", "padded_sdpa", "padded_flash", "nested")
 LOSSES = ("pointwise", "listwise", "next_item")
 # Trained on which of a list comes first, so that their probabilities say nothing.
 LOSSES_OF_ORDER = ("listwise", "next_item")

@@ -56,6 +56,11 @@ class Ranker(nn.Module):
         with _full_precision(batch.user.device):
             return self.head(answer.float(), candidates.values.float(), batch)
 
+    def bring(self, batch: JaggedBatch, others: Tensor | None = None) -> None:
+        """Before a batch: fetches its rows of the tables, and those of other items, int64 [N],
+        where several processes share the rows out. All of them call it, also without a request."""
+        self.embedding.bring(batch, others)
+
     @property
     def follows_sequences(self) -> bool:
         """Whether it can say after every event which item is next: `states`, `answers`, `items`."""

@@ -21,6 +21,7 @@ from jagged_ranking.reproduce.history_study import (
 from jagged_ranking.reproduce.hstu_study import hstu_batches
 from jagged_ranking.reproduce.interaction_study import interaction_batches, measured_interaction
 from jagged_ranking.reproduce.quality_study import compared
+from jagged_ranking.reproduce.scaling_study import scaling, scaling_data
 from jagged_ranking.reproduce.session import Session, begin, show, show_tables
 from jagged_ranking.reproduce.sparse_study import (
     describe_sparse,
@@ -29,6 +30,11 @@ from jagged_ranking.reproduce.sparse_study import (
     sparse_batches,
 )
 from jagged_ranking.reproduce.synthetic_log import synthetic_log
+from jagged_ranking.reproduce.throughput_study import (
+    describe_lengths,
+    measured_throughput,
+    throughput_batches,
+)
 
 __all__ = [
     "Session",
@@ -38,6 +44,7 @@ __all__ = [
     "costs_by_cap",
     "describe_batches",
     "describe_cases",
+    "describe_lengths",
     "describe_sparse",
     "history_folders",
     "hstu_batches",
@@ -47,13 +54,17 @@ __all__ = [
     "measured_cached",
     "measured_interaction",
     "measured_sparse",
+    "measured_throughput",
     "patterns_of",
     "quality_by_cap",
     "quality_by_compression",
+    "scaling",
+    "scaling_data",
     "show",
     "show_tables",
     "sparse_batches",
     "study_batches",
     "synthetic_log",
     "target_batches",
+    "throughput_batches",
 ]

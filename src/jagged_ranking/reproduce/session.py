@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tqdm import TqdmWarning
 
 from jagged_ranking import paths, provenance, results
 from jagged_ranking.devices import default_device
+from jagged_ranking.processes import gpus_alone
 from jagged_ranking.reproduce.cache import kept_tables
 from jagged_ranking.reproduce.click_logs import describe_data, histories_digests, prepared_digests
 from jagged_ranking.reproduce.freshness import COMMAND_VARIABLE, KEY_VARIABLE
@@ -23,6 +25,10 @@ from jagged_ranking.reproduce.run_record import read_record
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="IProgress not found", category=TqdmWarning)
     import tqdm.auto  # noqa: F401
+
+
+SMOKE = "smoke"  # the preset that times nothing that counts
+_held = ExitStack()
 
 
 @dataclass
@@ -98,6 +104,9 @@ def begin(
         described = describe_data(data)
         digests[described["name"]] = described["digest"]
     device = default_device() if device == "auto" else device
+    if device == "cuda" and preset != SMOKE:
+        # until the process ends
+        _held.enter_context(gpus_alone([0]))
     folder = Path(out) if out else paths.RUNS / preset / run_id
     folder.mkdir(parents=True, exist_ok=True)
     paths.settle_build(folder)

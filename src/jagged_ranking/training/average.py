@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+M = TypeVar("M", bound=nn.Module)
 
-class Average:
+
+class Average(Generic[M]):
     """Exponential moving average, over few steps at first and more as they come.
 
     On little data single steps still move the metrics by more than models differ. What is not
@@ -17,7 +19,7 @@ class Average:
     everything, is shared with the model and not copied.
     """
 
-    def __init__(self, model: nn.Module, *, decay: float) -> None:
+    def __init__(self, model: M, *, decay: float) -> None:
         own = [p for p in model.parameters() if decay and p.requires_grad]
         averaged = {id(p) for p in own}
         shared = {id(p): p for p in model.parameters() if id(p) not in averaged}

@@ -9,6 +9,7 @@ from typing import Any
 from jagged_ranking.models.model_config import LOSSES, LOSSES_OF_ORDER, ModelConfig, option
 
 TABLE_OPTIMIZERS = ("adamw", "rowwise_adagrad")
+TABLES = ("replicated", "torchrec")
 # What an epoch is chosen by where nothing is said, for each of `LOSSES`.
 AUTO = "auto"
 _SELECT_FOR = {"pointwise": "log_loss", "listwise": "list_auc", "next_item": "ndcg@10"}
@@ -20,6 +21,7 @@ COMPILERS = ("off", "inductor", "aot_eager", "eager")
 CHOICES = {
     "select": SELECT,
     "loss": LOSSES,
+    "tables": TABLES,
     "table_optimizer": TABLE_OPTIMIZERS,
     "schedule": SCHEDULES,
     "compile": COMPILERS,
@@ -48,6 +50,11 @@ class TrainConfig(ModelConfig):
     learning_rate: float = option(3e-3, "AdamW's, at the start")
     weight_decay: float = option(0.1, "AdamW's, decoupled")
     embedding_weight_decay: float = option(0.1, "the same for the tables of ids")
+    tables: str = option(
+        "replicated",
+        "where rows of ids are: replicated on all ranks, or shared out among them by torchrec, for "
+        "tables larger than a GPU; of the item's own bias, a number an item, always the former",
+    )
     table_optimizer: str = option(
         "adamw",
         f"of the tables of ids: {', '.join(TABLE_OPTIMIZERS)}, whose steps do not depend on the "
@@ -108,10 +115,30 @@ class TrainConfig(ModelConfig):
         ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.tables == "torchrec":
+            self._check_torchrec()
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must lie in [0, 2**63), got {self.seed}")
         if not 0 < self.lr_factor < 1:
             raise ValueError(f"lr_factor must lie in (0, 1), got {self.lr_factor}")
+
+    @property
+    def table_rate(self) -> float:
+        """The learning rate of the tables of ids, at the start."""
+        return self.table_learning_rate or self.learning_rate
+
+    def _check_torchrec(self) -> None:
+        needed = {"table_optimizer": "rowwise_adagrad", "accumulate": 1, "compile": "off"}
+        for name, value in needed.items():
+            if (got := getattr(self, name)) != value:
+                raise ValueError(f"tables torchrec needs {name} {value}, got {got}")
+        if self.dim % 4:
+            raise ValueError(f"tables torchrec needs a dim that 4 divides, got {self.dim}")
+        if self.loss == "next_item" and not self.negatives:
+            raise ValueError(
+                "tables torchrec needs negatives, which the loss next_item tells items from: of "
+                "all items no rank has the rows"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as JSON has them."""

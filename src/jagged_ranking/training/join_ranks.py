@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,15 +27,17 @@ from jagged_ranking.training.rank_group import RankGroup, RankLostError
 
 # For the slowest rank: it may compile, or write a large checkpoint, while others wait.
 TIMEOUT = timedelta(minutes=10)
+Group = TypeVar("Group", bound=RankGroup)
 GRACE_SECONDS = 5  # what is told to end has so long
 
 
 @contextmanager
-def joined(device: str | None) -> Iterator[RankGroup]:
+def joined(device: str | None, kind: type[Group] = RankGroup) -> Iterator[Group]:
     """The ranks of this run; for a process that ends with the block, or soon after an error in it.
 
     Args:
         device: cpu, cuda (a GPU of its own for each rank of a machine), or None for what there is.
+        kind: of what is returned.
 
     Raises:
         ValueError: a backend or a GPU is missing, or the ranks cannot meet.
@@ -55,7 +57,7 @@ def joined(device: str | None) -> Iterator[RankGroup]:
         hosts = RankGroup(torch.device("cpu"), None)
         own = hosts.each(lambda: _own_device(device))
         hosts.agree({"device": own.type})
-        yield hosts if own.type == "cpu" else RankGroup(own, _gpus_together(own))
+        yield kind(own, None if own.type == "cpu" else _gpus_together(own))
         dist.destroy_process_group()
 
 
@@ -112,7 +114,7 @@ def _spoken() -> Iterator[None]:
         yield
     except BaseException as error:
         alone = isinstance(error, RankLostError) or not isinstance(error, ValueError | OSError)
-        if rank < 2 and isinstance(error, KeyboardInterrupt):  # one of them is not the one gone
+        if isinstance(error, KeyboardInterrupt):
             print(
                 f"jagged: rank {rank} was told to end, perhaps since another rank has ended; "
                 "--resume goes on from the last checkpoint",

@@ -11,6 +11,7 @@ from jagged_ranking.layers.id_table import IdTable, RowGradient
 from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.ranks import Ranks
+from jagged_ranking.training.torchrec_tables import TorchRecTables
 
 EPSILON = 1e-8
 
@@ -48,44 +49,83 @@ class RowwiseAdagrad:
             step = self.learning_rate * scale / (total.sqrt() + EPSILON)
             weight[rows] = weight[rows] - step[:, None] * sums
 
+    def rows_apart(self) -> dict[str, Tensor]:
+        """Of the tables that are saved apart, rows NAME.weight and accumulators NAME.squares."""
+        found = {}
+        for name, table in self.tables.items():
+            if table.saved_apart:
+                found[f"{name}.weight"] = table.weight.detach()
+                found[f"{name}.squares"] = self._squares[name]
+        return found
+
     def state_dict(self) -> dict[str, Tensor]:
-        """The accumulators, float32 [V] a table."""
-        return self._squares
+        """The accumulators of the others, float32 [V] a table."""
+        return {n: own for n, own in self._squares.items() if not self.tables[n].saved_apart}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """The inverse of `state_dict`."""
-        for name, squares in self._squares.items():
+        for name, squares in self.state_dict().items():
             squares.copy_(state[name])
 
 
-class Optimisers:
-    """All that updates a model's weights in a step, behind one clipping of the whole gradient."""
+def share_rows(model: Ranker, config: TrainConfig, ranks: Ranks) -> TorchRecTables | None:
+    """Leaves each rank its part of the rows of the embedding's tables, if `config.tables` says so.
 
-    def __init__(self, model: Ranker, config: TrainConfig, ranks: Ranks | None = None) -> None:
-        self.ranks = ranks or Ranks()
+    Before the model goes to a device, which need not be able to hold them all.
+    """
+    if config.tables != "torchrec":
+        return None
+    tables = {f"embedding.{name}": table for name, table in model.embedding.id_tables.items()}
+    for table in tables.values():
+        table.saved_apart = True
+    rows = ranks.share_rows(tables, learning_rate=config.table_rate, epsilon=EPSILON)
+    if rows is not None:
+        model.embedding.move_rows(rows)
+    return rows
+
+
+class Optimisers:
+    """All that updates a model's weights in a step, behind one clipping of the whole gradient.
+
+    But for the rows that ranks share out (`shared`): they are updated as their gradients are
+    summed, before the norm could be known, and neither count in it nor are clipped. Adagrad divides
+    by what a row's gradients have been so far, so that no step of a row is a long one anyway.
+    """
+
+    def __init__(
+        self,
+        model: Ranker,
+        config: TrainConfig,
+        ranks: Ranks | None = None,
+        shared: TorchRecTables | None = None,
+    ) -> None:
+        self.ranks, self.shared = ranks or Ranks(), shared
         self.clip_norm = config.clip_norm
-        table_rate = config.table_learning_rate or config.learning_rate
         tables: dict[str, IdTable] = {}
         if config.table_optimizer == "rowwise_adagrad":
-            tables = {n: m for n, m in model.named_modules() if isinstance(m, IdTable)}
+            of_ids = ((n, m) for n, m in model.named_modules() if isinstance(m, IdTable))
+            tables = {name: table for name, table in of_ids if table.elsewhere is None}
             for table in tables.values():
                 table.train_by_row()
-        self.by_row = RowwiseAdagrad(tables, learning_rate=table_rate)
-        dense, of_ids = model.parameter_groups(
+        self.by_row = RowwiseAdagrad(tables, learning_rate=config.table_rate)
+        dense, ids = model.parameter_groups(
             weight_decay=config.weight_decay,
             embedding_weight_decay=config.embedding_weight_decay,
         )
         groups: list[dict[str, Any]] = [{**dense, "lr": config.learning_rate}]
-        if not tables:
-            groups.append({**of_ids, "lr": table_rate})
+        if config.table_optimizer == "adamw":
+            groups.append({**ids, "lr": config.table_rate})
         fused = next(model.parameters()).device.type in ("cpu", "cuda")
         self.adamw = torch.optim.AdamW(groups, fused=fused)
         self._rates = [group["lr"] for group in groups]
         self._dense = [p for group in groups for p in group["params"]]
 
-    def zero_grad(self) -> None:
-        """Forgets the gradients."""
+    def zero_grad(self, *, scale: float = 1.0) -> None:
+        """Forgets the gradients. `scale` is that of the coming `step`, which must be known before
+        the forward where ranks share out rows."""
         self.adamw.zero_grad(set_to_none=True)
+        if self.shared is not None:
+            self.shared.set_rate(scale=scale)
 
     def step(self, *, scale: float) -> Tensor:
         """Sums gradients over all ranks, clips, updates at `scale` times the learning rates, and
@@ -102,10 +142,17 @@ class Optimisers:
             group["lr"] = rate * scale
         self.adamw.step()
         self.by_row.step(by_row, scale=scale)
+        if self.shared is not None:
+            self.shared.step()
         return norm
 
+    def rows_apart(self) -> dict[str, Any]:
+        """Rows [V, D] and accumulators [V] of the tables that are saved apart, or this rank's
+        shards of them: the memory that is trained."""
+        return self.by_row.rows_apart() if self.shared is None else self.shared.state()
+
     def state_dict(self) -> dict[str, Any]:
-        """Of both."""
+        """Of both, without `rows_apart`."""
         return {"adamw": self.adamw.state_dict(), "by_row": self.by_row.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

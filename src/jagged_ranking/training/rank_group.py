@@ -31,6 +31,7 @@ from jagged_ranking.training.determinism import seed_of
 from jagged_ranking.training.losses import loss_of, terms_of
 from jagged_ranking.training.ranks import Ranks
 from jagged_ranking.training.run_progress import TrainingError
+from jagged_ranking.training.torchrec_tables import TorchRecTables
 
 T = TypeVar("T")
 
@@ -90,6 +91,10 @@ class RankGroup(Ranks):
                         f"rank {rank}"
                     )
 
+    def together(self, do: Callable[[], T]) -> T:
+        with self._all_answer():
+            return do()
+
     def device(self, given: Callable[[], torch.device]) -> torch.device:
         return self.own_device
 
@@ -99,6 +104,18 @@ class RankGroup(Ranks):
             return np.flatnonzero(share_out(cost, ranks=self.count) == self.number)
 
         return mine
+
+    def share_rows(
+        self, tables: Mapping[str, IdTable], *, learning_rate: float, epsilon: float
+    ) -> TorchRecTables | None:
+        return TorchRecTables(
+            tables,
+            device=self.own_device,
+            group=self._on_device,
+            learning_rate=learning_rate,
+            epsilon=epsilon,
+            together=self.together,
+        )
 
     def begin_step(self, seed: int, step: int) -> int:
         alike = seed_of(seed, step)
@@ -115,6 +132,7 @@ class RankGroup(Ranks):
                 generator=self._draws,
                 device=self.own_device,
             )
+        model.bring(batch, drawn)
         terms = torch.zeros((), dtype=torch.int64, device=self.own_device)
         if len(batch):
             terms += terms_of(config.loss, batch, num_items=model.num_items)

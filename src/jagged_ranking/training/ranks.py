@@ -19,6 +19,7 @@ from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.determinism import seed_of
 from jagged_ranking.training.losses import loss_of
+from jagged_ranking.training.torchrec_tables import TorchRecTables
 
 T = TypeVar("T")
 
@@ -47,12 +48,21 @@ class Ranks:
     def agree(self, facts: Mapping[str, Any]) -> None:
         """ValueError where facts are others on another rank."""
 
+    def together(self, do: Callable[[], T]) -> T:
+        """`do`, which asks the other ranks for something, and which all call at once."""
+        return do()
+
     def device(self, given: Callable[[], torch.device]) -> torch.device:
         """The device of this rank, `given` where there is no choice."""
         return given()
 
     def share(self, *, squared: bool) -> Callable[[np.ndarray], np.ndarray] | None:
         """Which requests of a batch are this rank's, by the tokens of each; None: all."""
+
+    def share_rows(
+        self, tables: Mapping[str, IdTable], *, learning_rate: float, epsilon: float
+    ) -> TorchRecTables | None:
+        """Shares the rows of tables out; None where this rank has all of them."""
 
     def begin_step(self, seed: int, step: int) -> int:
         """Before the batches of a step of a run of that seed; the seed of this rank's dropout."""

@@ -15,6 +15,7 @@ from jagged_ranking.training import checkpoint
 from jagged_ranking.training.checkpoint import CheckpointError
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.run_progress import TrainingError
+from jagged_ranking.training.table_files import load_tables
 
 # In a run's folder.
 CHECKPOINT = "checkpoint.pt"  # where to go on
@@ -40,9 +41,12 @@ class RunFiles:
         """The state to go on from."""
         self._write(CHECKPOINT, content)
 
-    def save_model(self, weights: dict[str, Tensor], shape: DataShape, *, epoch: int) -> None:
-        """The weights of the best epoch so far."""
-        self._write(MODEL, {"model": weights, "shape": shape.to_dict(), "epoch": epoch})
+    def save_model(
+        self, weights: dict[str, Tensor], shape: DataShape, *, epoch: int, rows: str = ""
+    ) -> None:
+        """The weights of the best epoch so far, and the folder of tables that are saved apart."""
+        content = {"model": weights, "shape": shape.to_dict(), "epoch": epoch, "rows": rows}
+        self._write(MODEL, content)
 
     def load(self, device: torch.device) -> dict[str, Any] | None:
         """What `save` wrote last; None where it did not."""
@@ -93,5 +97,13 @@ def load_model(
     saved = checkpoint.load(run / MODEL, device=device, digest=digest)
     config = TrainConfig.from_dict(saved.config)
     model = Ranker(config, DataShape.from_dict(saved.content["shape"])).to(device)
+    tables = model.embedding.id_tables
+    if rows := saved.content.get("rows"):
+        weights = {f"embedding.{n}.weight": t.weight.detach() for n, t in tables.items()}
+        load_tables(run / rows, weights)
+    for table in tables.values():
+        table.saved_apart = bool(rows)
     load_weights(model, saved.content["model"], run / MODEL)
+    for table in tables.values():
+        table.saved_apart = False
     return model.eval(), config

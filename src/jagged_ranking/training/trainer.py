@@ -43,11 +43,13 @@ from jagged_ranking.training.board import Board
 from jagged_ranking.training.checkpoint import CheckpointError
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.determinism import deterministic, generators_of
-from jagged_ranking.training.optimisers import Optimisers
+from jagged_ranking.training.optimisers import Optimisers, share_rows
 from jagged_ranking.training.ranks import Ranks
 from jagged_ranking.training.run_files import CHECKPOINT, MODEL, RunFiles, load_weights
 from jagged_ranking.training.run_progress import Progress, StepNumbers, TrainingError
 from jagged_ranking.training.schedule import lower_on_plateau, rate_scale
+from jagged_ranking.training.table_files import TableFiles
+from jagged_ranking.training.torchrec_tables import check_torchrec
 
 if TYPE_CHECKING:
     from click_data import ClickDataset
@@ -108,6 +110,8 @@ def train(
         ranks.lead(hold)
         stack.enter_context(torch.random.fork_rng(devices=on_gpu))
         stack.enter_context(deterministic(device))
+        if config.tables == "torchrec" and ranks.count > 1:
+            ranks.each(check_torchrec)
         run = ranks.each(lambda: _Run(config, dataset, device=device, out=out, ranks=ranks))
         if resume:
             run.restore()
@@ -170,20 +174,26 @@ class _Run:
         self.out, self.files = out, None
         if out is not None and self.ranks.leads:
             self.files = RunFiles(out, config, dataset.digest)
+        if config.tables != "replicated" and out is None:
+            raise ValueError(f"tables {config.tables} needs a folder for the run")
+        self.rows = TableFiles(out, self.ranks) if config.tables != "replicated" and out else None
         self.shape = DataShape.of(dataset)
         self.valid = dataset.requests("valid")
         if len(self.valid.item) == 0:
             raise ValueError(f"{dataset.name}: there are no validation requests to stop on")
         torch.manual_seed(config.seed)
-        self.model = Ranker(config, self.shape).to(device)
-        _check_loss(config.loss, self.model, dataset)
-        self.optimisers = Optimisers(self.model, config, self.ranks)
+        model = Ranker(config, self.shape)
+        _check_loss(config.loss, model, dataset)
+        shared = share_rows(model, config, self.ranks)
+        self.model = model.to(device)
+        self.optimisers = Optimisers(self.model, config, self.ranks, shared)
         self.average = Average(self.model, decay=config.average_decay)
         if config.compile != "off":
             self.model.compile(backend=config.compile, dynamic=True)
         self.progress, self.numbers = Progress(), StepNumbers()
         self.generators = generators_of(device)
         self.best_weights: dict[str, Tensor] = {}
+        self.best_rows = ""
         self.board = Board(None)
         store = HistoryStore.from_dataset(dataset, device)
         requests = RequestTable.from_columns(dataset.requests("train"), device)
@@ -292,7 +302,7 @@ class _Run:
         seed = self.ranks.begin_step(self.config.seed, now.step)
         for generator in self.generators:
             generator.manual_seed(seed)
-        self.optimisers.zero_grad()
+        self.optimisers.zero_grad(scale=scale)
         losses = []
         for batch in islice(batches, count):
             part = self.ranks.loss(self.config, self.model, batch)
@@ -314,19 +324,33 @@ class _Run:
 
     def save(self) -> None:
         self.read_numbers()  # behind a checkpoint there is no loss that is none
+        rows = self._save_rows()
         if self.files is not None:
             content = {
                 "model": self.model.state_dict(),
                 "average": self.average.state_dict(),
                 "optimisers": self.optimisers.state_dict(),
                 "progress": asdict(self.progress),
+                # the folders of tables that are saved apart, now and of the best epoch
+                "rows": rows,
+                "best_rows": self.best_rows,
             }
             self.files.save(content)
+            if self.rows is not None:
+                self.rows.keep(rows, self.best_rows)
+
+    def _save_rows(self) -> str:
+        """The folder of the tables that are saved apart; none has no name."""
+        if self.rows is None:
+            return ""
+        return self.rows.save(self.progress.step, self.optimisers.rows_apart())
 
     def keep_best(self) -> None:
         weights = self.average.model.state_dict()
+        self.best_rows = self._save_rows()
         if self.files is not None:
-            self.files.save_model(weights, self.shape, epoch=self.progress.best_epoch)
+            epoch = self.progress.best_epoch
+            self.files.save_model(weights, self.shape, epoch=epoch, rows=self.best_rows)
         elif self.ranks.leads:
             self.best_weights = {name: value.clone() for name, value in weights.items()}
 
@@ -338,6 +362,8 @@ class _Run:
             )
         self.ranks.lead(self._load_best)
         self.ranks.copy(self.model)
+        if self.rows is not None:
+            self.rows.load(self.best_rows, self.optimisers.rows_apart())
         return self.model.eval()
 
     def _load_best(self) -> None:
@@ -351,6 +377,9 @@ class _Run:
         if content is not None and self.out is not None:
             path = self.out / CHECKPOINT
             self.ranks.each(lambda: self._take(content, path))
+            if self.rows is not None:
+                self.best_rows = content["best_rows"]
+                self.rows.load(content["rows"], self.optimisers.rows_apart())
 
     def _take(self, content: dict[str, Any], path: Path) -> None:
         load_weights(self.model, content["model"], path)

@@ -15,7 +15,9 @@ from made_up_results import (
     quality_results,
     sparse_results,
     target_results,
+    throughput_results,
 )
+from made_up_scaling import scaling_results
 
 from jagged_ranking import results
 from jagged_ranking.figures import headlines, redraw, speed, tables
@@ -48,6 +50,8 @@ def test_sections_are_of_the_results_that_are_there(tmp_path: Path) -> None:
             "07_hstu": hstu_results(),
             "08_sparse_attention": sparse_results(),
             "09_history_cache": cached_results(),
+            "10_training_throughput": throughput_results(),
+            "12_scaling": scaling_results(),
         },
     )
     for name in ("01_speed_speedup", f"01_speed_{speed.PEERS}"):

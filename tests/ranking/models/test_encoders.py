@@ -111,7 +111,10 @@ def hstu(encoder: Any, tokens: Tensor, candidate: Tensor, age: Tensor) -> Tensor
         distance = (place[:, None] - place).clamp(min=0)
         gap = log_bucket(age - age[:, None])
         bias = layer.position[distance] + layer.time[gap]
-        weight = silu(by_head(q) @ by_head(k).mT + bias.permute(2, 0, 1)).tril() / layer.longest
+        weight = (
+            silu(by_head(q) @ by_head(k).mT + bias.permute(2, 0, 1)).tril()
+            / layer.attention.divide_by
+        )
         summed = (weight @ by_head(v)).transpose(0, 1).flatten(1)
         norm = layer.attended_norm
         gated = nn.functional.layer_norm(summed, (DIM,), norm.weight, norm.bias) * u

@@ -13,14 +13,15 @@ from small_rankers import batch_of
 
 from click_data import ClickDataset
 from jagged_ranking import results
+from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.figures.affordability import by_cap, longest_caps
 from jagged_ranking.measure.timing import Effort
 from jagged_ranking.models.model_config import ATTENTIONS
-from jagged_ranking.reproduce import step_cost
 from jagged_ranking.reproduce.history_study import budget_rows, used_caps
 from jagged_ranking.reproduce.lab import costs_by_cap, history_folders, joined, quality_by_cap
 from jagged_ranking.reproduce.step_cost import longest_history, step_costs
+from jagged_ranking.reproduce.training_step import TrainingStep
 from jagged_ranking.training import runs
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.losses import loss_of
@@ -116,9 +117,10 @@ def test_costs_are_of_the_same_batches_by_every_kind(home: Path, toy: ClickDatas
     for _, mine in steps.groupby("cap"):
         assert set(mine["provider"]) == set(ATTENTIONS)
         assert len(set(zip(mine["tokens"], mine["candidates"], mine["B"], strict=True))) == 1
-    assert set(steps["metric"]) == {"latency", "rel_error", *PEAKS}
+    assert set(steps["metric"]) == {"latency", "rel_error", "loss_rel_error", *PEAKS}
     assert steps["device"].str.startswith("CPU").all()
-    assert (results.select(steps, metric="rel_error")["value"] < 1e-5).all()
+    errors = results.select(steps, metric=["rel_error", "loss_rel_error"])
+    assert (errors["value"] < 1e-5).all()
     assert results.select(steps, metric="latency")["samples"].map(len).ge(2).all()
     longest = longest_history(toy)
     peak, beyond = (by_cap_and_kind(steps, name) for name in PEAKS)
@@ -131,14 +133,18 @@ def test_costs_are_of_the_same_batches_by_every_kind(home: Path, toy: ClickDatas
 def test_a_kind_that_is_wrong_fails_or_cannot_is_said_and_not_timed(
     home: Path, toy: ClickDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logits = step_cost._Step.logits
+    logits, after = TrainingStep.logits, TrainingStep.loss_after_a_step
 
-    def wrong(step: step_cost._Step) -> torch.Tensor:
+    def wrong(step: TrainingStep, batch: JaggedBatch) -> torch.Tensor:
         if step.config.attention == "padded_flash":
             raise torch.OutOfMemoryError("full")
-        return logits(step) + (step.config.attention == "padded_sdpa")
+        return logits(step, batch) + (step.config.attention == "padded_sdpa")
 
-    monkeypatch.setattr(step_cost._Step, "logits", wrong)
+    def wrong_later(step: TrainingStep, batch: JaggedBatch) -> torch.Tensor:
+        return after(step, batch) + (step.config.attention == "padded_dense")
+
+    monkeypatch.setattr(TrainingStep, "logits", wrong)
+    monkeypatch.setattr(TrainingStep, "loss_after_a_step", wrong_later)
     table = step_costs(
         toy.folder,
         models=["transformer"],
@@ -151,11 +157,13 @@ def test_a_kind_that_is_wrong_fails_or_cannot_is_said_and_not_timed(
     latency = results.select(table, metric="latency").set_index("provider")
     assert latency["status"].to_dict() == {
         "jagged": "ok",
+        "padded_dense": "error",
         "padded_sdpa": "error",
         "padded_flash": "out_of_memory",
         "nested": "unsupported",
     }
-    assert latency["message"]["padded_sdpa"].startswith("wrong: relative error")
+    assert latency["message"]["padded_sdpa"].startswith("wrong: rel_error")
+    assert latency["message"]["padded_dense"].startswith("wrong: loss_rel_error")
     assert "causal on a GPU alone" in latency["message"]["nested"]
     assert set(table["provider"][table["metric"] == "peak_memory"]) == set(ATTENTIONS)
 
@@ -164,7 +172,7 @@ def test_a_step_is_that_of_training(toy: ClickDataset) -> None:
     """The same loss falls, the weights move, and no gradient is left."""
     config = TrainConfig.from_dict({**TINY, "max_history": 5, "learning_rate": 0.05})
     batch = batch_of(toy, np.arange(64), max_history=5)
-    step = step_cost._Step(config, DataShape.of(toy), batch)
+    step = TrainingStep(config, DataShape.of(toy), torch.device("cpu"))
 
     def loss() -> float:
         with torch.no_grad():
@@ -172,7 +180,7 @@ def test_a_step_is_that_of_training(toy: ClickDataset) -> None:
 
     before = loss()
     for _ in range(10):
-        step()
+        step(batch)
     assert loss() < before - 0.01
     assert all(parameter.grad is None for parameter in step.model.parameters())
 
@@ -272,7 +280,7 @@ def test_every_kind_is_measured_on_a_gpu(toy: ClickDataset, model: str) -> None:
         effort=QUICK,
     )
     assert set(table["status"]) == {"ok"}, table[["provider", "status", "message"]]
-    assert set(table["metric"]) == {"latency", "host_time", "rel_error", *PEAKS}
+    assert set(table["metric"]) == {"latency", "host_time", "rel_error", "loss_rel_error", *PEAKS}
     assert set(table["provider"]) == set(ATTENTIONS)
     steps = results.with_config(table, "cap")
     peak, beyond = (by_cap_and_kind(steps, name) for name in PEAKS)

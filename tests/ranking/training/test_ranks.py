@@ -81,7 +81,7 @@ def test_ranks_have_the_losses_of_one_process(
     assert others == [first] * (count - 1)
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, 2, 4])
 def test_a_run_goes_on_with_another_number_of_ranks(trained: dict[str, Any], count: int) -> None:
     for rank in trained[str(count)]:
         assert rank["resumed"].pop("first step") < STOP  # behind the last checkpoint
@@ -168,21 +168,26 @@ def marked(tmp_path: Path) -> Iterator[Any]:
         running.end()
 
 
+@pytest.mark.parametrize("tables", ["replicated", "torchrec"])
 def test_a_rank_that_is_killed_ends_all_and_the_run_goes_on(
-    data: Path, tmp_path: Path, marked: Any, capsys: pytest.CaptureFixture[str]
+    data: Path, tmp_path: Path, marked: Any, tables: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    of_tables = ["--tables", tables, "--table-optimizer", "rowwise_adagrad"]
+    if tables == "torchrec":
+        pytest.importorskip("torchrec", reason="needs the extra torchrec")
     out = tmp_path / "run"
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    running = marked(*torchrun, "-m", "jagged_ranking", *long_training(data, out))
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
+    running = marked(*torchrun, "-m", "jagged_ranking", *long_training(data, out), *of_tables)
     wait_for(out / CHECKPOINT, running)
     rank_of(running, 0).kill()  # which writes
     status = running.ends_within(20)
     assert status, running.said()
     assert running.left()[1] == []
     lines = re.findall("jagged: .*", running.said())  # perhaps behind a bar that was cut off
-    assert len(lines) == 1
-    assert lines[0].startswith("jagged: rank 1")
-    assert "--resume goes on from the last checkpoint" in lines[0]
+    assert sorted(line[: len("jagged: rank 1")] for line in lines) == [
+        f"jagged: rank {rank}" for rank in (1, 2, 3)
+    ]
+    assert all("--resume goes on from the last checkpoint" in line for line in lines)
 
     before = checkpoint.load(out / CHECKPOINT).content["progress"]
     options = ["--epochs", str(before["epoch"] + 1), "--device", "cpu"]
@@ -270,7 +275,8 @@ def test_one_process_does_without_a_group(
                 node
             ):
                 importing.add(path.stem)
-    assert importing == {"rank_group", "join_ranks"}
+    # table_files writes without a group, too
+    assert importing == {"rank_group", "join_ranks", "table_files"}
     code = (
         "import sys; from jagged_ranking.cli import main; status = main(sys.argv[1:]);"
         "print('jagged_ranking.training.rank_group' in sys.modules, status)"

@@ -42,7 +42,11 @@ def test_a_checkpoint_holds_weights_average_and_optimisers_once(
 ) -> None:
     result = quick(toy, out=tmp_path)
     content = checkpoint.load(tmp_path / CHECKPOINT).content
-    assert content.keys() == {"model", "average", "optimisers", "progress"}
+    assert content.keys() == {
+        *("model", "average", "optimisers", "progress"),
+        *("rows", "best_rows"),
+    }
+    assert content["rows"] == content["best_rows"] == ""
     assert content["average"].keys() == dict(result.model.named_parameters()).keys()
     weights = checkpoint.load(tmp_path / MODEL).content["model"]
     for name, value in result.model.state_dict().items():

@@ -17,13 +17,10 @@ from jagged_kernels import (
     AttentionSchedule,
     JaggedLayerNorm,
     JaggedTensor,
-    RelativePositionBias,
-    RelativeTimeBias,
-    SiLU,
     attention_schedule,
-    jagged_attention,
 )
 from jagged_ranking.data.batch import JaggedBatch
+from jagged_ranking.layers.attention import PointwiseAttention
 from jagged_ranking.layers.embeddings import BUCKETS
 from jagged_ranking.layers.target_pooling import TargetPooling
 from jagged_ranking.models.model_config import ModelConfig
@@ -34,7 +31,8 @@ class HSTULayer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.heads, self.longest = config.heads, config.max_history
+        self.heads = config.heads
+        self.attention = PointwiseAttention(config.attention, divide_by=config.max_history)
         self.norm = JaggedLayerNorm(config.dim)
         self.project = nn.Linear(config.dim, 4 * config.dim)
         self.position = nn.Parameter(torch.zeros(config.max_history, config.heads))
@@ -46,30 +44,28 @@ class HSTULayer(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def forward(
-        self, x: JaggedTensor, age: JaggedTensor, schedule: AttentionSchedule | None
+        self,
+        x: JaggedTensor,
+        age: JaggedTensor,
+        *,
+        longest: int | None = None,
+        schedule: AttentionSchedule | None = None,
     ) -> JaggedTensor:
-        """[T, D], and the seconds since each event [T] -> [T, D]."""
+        """[T, D], and the seconds since each event [T] -> [T, D]; `longest` as in `attend`."""
         u, *qkv = silu(self.project(self.norm(x).values)).chunk(4, dim=1)
         q, k, v = (x.with_values(part.unflatten(1, (self.heads, -1))) for part in qkv)
-        attended = jagged_attention(
+        attended = self.attention(
             q,
             k,
             v,
-            causal=True,
-            scale=1.0,
-            bias=(self._by_distance(), RelativeTimeBias(self.time, age)),
-            scores=SiLU(divide_by=self.longest),
+            position=self.position,
+            time=self.time,
+            age=age,
+            longest=longest,
             schedule=schedule,
         )
         gated = self.attended_norm(x.with_values(attended.values.flatten(1))).values * u
         return x.with_values(x.values + self.dropout(self.out(gated)))
-
-    def _by_distance(self) -> RelativePositionBias:
-        """A number for each distance: half of the buckets are single distances, and the others,
-        which grow, have the last one's number."""
-        far = self.position[-1:].expand(self.longest, -1)
-        table = torch.cat([self.position, far])
-        return RelativePositionBias(table, max_distance=self.longest + 1, bidirectional=False)
 
 
 class HSTU(nn.Module):
@@ -79,7 +75,7 @@ class HSTU(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.head_dim = config.dim // config.heads
+        self.head_dim, self.attention = config.dim // config.heads, config.attention
         self.layers = nn.ModuleList(HSTULayer(config) for _ in range(config.layers))
         self.pool = TargetPooling(config)
 
@@ -88,10 +84,10 @@ class HSTU(nn.Module):
     ) -> Tensor:
         """history [T, D], candidates [C, D] -> [C, D]."""
         schedule = None
-        if history.values.is_cuda:  # only the kernels read it
+        if history.values.is_cuda and self.attention == "jagged":  # only the kernels read it
             schedule = attention_schedule(history, causal=True, head_dim=self.head_dim)
         for layer in self.layers:
-            history = layer(history, batch.age, schedule)
+            history = layer(history, batch.age, longest=batch.longest[1], schedule=schedule)
         return self.pool(history, candidates, longest=batch.longest)
 
 

@@ -22,7 +22,7 @@ from jagged_kernels import (
     jagged_top_k,
 )
 from jagged_ranking.data.batch import JaggedBatch
-from jagged_ranking.layers.attention import attend
+from jagged_ranking.layers.attention import Attention
 from jagged_ranking.layers.target_pooling import SINK
 from jagged_ranking.models.model_config import ModelConfig
 
@@ -35,7 +35,7 @@ class SIM(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.heads, self.top_k = config.heads, config.top_k
-        self.attention = config.attention
+        self.attention = Attention(config.attention)
         self.query = nn.Linear(config.dim, config.dim)
         self.key_value = nn.Linear(config.dim, 2 * config.dim)
         self.sink = nn.Parameter(torch.full((config.heads,), SINK))
@@ -86,7 +86,7 @@ class SIM(nn.Module):
         key, value = events.values.unflatten(1, (2, self.heads, -1)).unbind(1)
         heads = query.values.unflatten(1, (self.heads, -1))
         parts = query.with_values(heads), events.with_values(key), events.with_values(value)
-        attended = attend(*parts, kind=self.attention, sink=self.sink, longest=longest)
+        attended = self.attention(*parts, sink=self.sink, longest=longest)
         return attended.values.flatten(1)
 
 

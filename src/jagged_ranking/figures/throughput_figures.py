@@ -1,0 +1,222 @@
+"""Figures of whole training steps: time, memory and energy by each kind of attention relative to
+ours, where the time of a step goes, and what compiling changes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from jagged_ranking.figures import panels, style
+from jagged_ranking.figures.throughput_points import (
+    CELL,
+    COMPILED,
+    EAGER,
+    FASTER_FROM,
+    FASTER_GOAL,
+    MEMORY_GOAL,
+    PAPER_FASTER,
+    PAPER_MEMORY,
+    parts,
+    relative,
+    steps,
+)
+from jagged_ranking.results import select
+
+TITLES = {
+    "time": "Time of a training step by each kind of attention relative to jagged attention, on "
+    "each batch, a row a model, with the goal and the paper's 10% more queries a second",
+    "memory": "Peak memory of a training step by each kind of attention relative to jagged "
+    "attention, on each batch, a row a model, with the goal and the paper's 18% less memory",
+    "energy": "Energy of a training step by each kind of attention relative to jagged attention, "
+    "on each batch, a row a model",
+    "parts": "Where the time of a training step goes, by each kind of attention, as stacked bars, "
+    "with what it waits for the host",
+    "modes": "Samples a second in training, eager and through torch.compile",
+}
+# metric, the y axis, (height, name) of the lines, of which the first is the goal.
+_RELATIVE = {
+    "time": ("step_time", "time / ours", (FASTER_GOAL, PAPER_FASTER)),
+    "memory": ("peak_memory", "memory / ours", (1 / MEMORY_GOAL, 1 / PAPER_MEMORY)),
+    "energy": ("energy", "energy / ours", ()),
+}
+_GOAL, _PAPER = f"goal from {FASTER_FROM:.0%} waste: {{:.2g}}x", "the paper's models: {:.2f}x"
+_LINES: tuple[dict[str, Any], ...] = (
+    {"color": "#444444", "linewidth": 0.9, "linestyle": (0, (4, 2))},
+    {"color": style.PAPER_COLOR, "linewidth": 0.9, "linestyle": (0, (1, 1))},
+)
+BATCH, HOST = "batch", "waiting for the host"
+_COLORS = {
+    BATCH: "#b3b3b3",
+    "embeddings": "#e7c26b",
+    "attention": "#0173b2",
+    "attention, backward": "#6db3de",
+    "encoder, the rest": "#029e73",
+    "head and loss": "#cc78bc",
+    "backward": "#7fcfb7",
+    "optimiser": "#949494",
+    HOST: "#d62f2f",
+}
+_SHORT = {"padded_flash": "flash", "padded_dense": "dense", "padded_sdpa": "SDPA"}
+_ROW, _BESIDE = 1.0, 1.1  # inches of a row of panels, and of what is around them
+
+
+def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) -> list[Path]:
+    """Draw what the results allow; returns the files, SVG, PDF and PNG of each figure.
+
+    `<id>_time`, `<id>_memory`, `<id>_energy`: everybody relative to ours, eager;
+    `<id>_parts`: the parts of a step on the batches of given waste, eager;
+    `<id>_modes`: samples a second where steps were compiled, too.
+    """
+    figures: dict[str, Figure] = {}
+    with style.look():
+        for name, (metric, label, lines) in _RELATIVE.items():
+            table = select(relative(results, metric), mode=EAGER)
+            table = table.loc[table["ours"].notna(), :]
+            if len(table):
+                figures[name] = _relative_figure(table, label, lines, manifest)
+        taken = parts(results)
+        if len(shown := taken[taken["group"] == "waste"] if len(taken) else taken):
+            figures["parts"] = _parts_figure(shown, steps(results, "step_time"), manifest)
+        rates = select(steps(results, "samples_per_second"), status="ok")
+        if len(both := _compiled_too(rates)):
+            figures["modes"] = _modes_figure(both, manifest)
+        return style.save_all(figures, TITLES, manifest, out)
+
+
+def _models(table: pd.DataFrame) -> list[tuple[str, int]]:
+    """Models and their numbers of layers, in the order of legends."""
+    found = set(zip(table["model"], table["layers"], strict=True))
+    return [
+        (model, layers)
+        for model in style.ordered(list(dict.fromkeys(table["model"])))
+        for layers in sorted(number for name, number in found if name == model)
+    ]
+
+
+def _title(model: str, layers: int) -> str:
+    return f"{style.look_of(model).label}, {style.counted(int(layers), 'layer')}"
+
+
+def _of(table: pd.DataFrame, model: str, layers: int) -> pd.DataFrame:
+    return table.loc[(table["model"] == model) & (table["layers"] == layers), :]
+
+
+def _relative_figure(
+    table: pd.DataFrame, label: str, lines: tuple[float, ...], manifest: Mapping[str, Any]
+) -> Figure:
+    models = _models(table)
+    labels = {
+        str(row["workload"]): f"{style.broken(str(row['workload']))}\n{row['waste']:.0%} waste"
+        for row in table.drop_duplicates("workload").to_dict("records")
+    }
+    height = _BESIDE + _ROW * len(models)
+    figure, axes = style.new_figure(len(models), 1, height=height, sharex=True)
+    handles: dict[str, Any] = {}
+    for (model, layers), panel in zip(models, axes[:, 0], strict=True):
+        mine = _of(table, model, layers)
+        handles |= panels.dot_panel(
+            panel, mine, workloads=list(labels), labels=labels, unit=mine["ours"]
+        )
+        panel.axhline(1.0, color="#888888", linewidth=0.7, zorder=1)
+        for at, said, look in zip(lines, (_GOAL, _PAPER), _LINES, strict=False):
+            panel.axhline(at, **look, zorder=1.5)
+            handles[said.format(at)] = Line2D([], [], **look)
+        ratios = mine["value"] / mine["ours"]
+        panels.padded_limits(panel, [*ratios, 1.0, *lines])
+        panel.set_ylabel(label)
+        panel.set_title(_title(model, layers))
+    style.legend(figure, handles)
+    style.finish(figure, manifest, note="relative to jagged attention; eager")
+    return figure
+
+
+def _parts_figure(shown: pd.DataFrame, whole: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure:
+    """A row a batch, a group of bars a model, a bar a kind of attention."""
+    batches = list(dict.fromkeys(shown["workload"]))
+    figure, axes = style.new_figure(len(batches), 1, height=_BESIDE + 2.0 * len(batches))
+    seen: set[str] = set()
+    for batch, panel in zip(batches, axes[:, 0], strict=True):
+        mine = shown[shown["workload"] == batch]
+        seen |= _bars(panel, mine, select(whole, workload=batch, mode=EAGER, status="ok"))
+        panel.set_title(f"{batch}, history cap {int(mine['cap'].iloc[0]):,}")
+        panel.set_ylabel("ms of a step")
+    handles = {part: Patch(color=color) for part, color in _COLORS.items() if part in seen}
+    style.legend(figure, handles, columns=5)
+    note = (
+        "the device's time by part; on a GPU a batch is made beside the step before, which takes "
+        "as long as a bar without it"
+    )
+    style.finish(figure, manifest, note=note)
+    return figure
+
+
+def _bars(panel: Axes, mine: pd.DataFrame, whole: pd.DataFrame) -> set[str]:
+    """Bars side by side with a gap between models; the parts that there are."""
+    place = 0.0
+    bars: list[tuple[str, float, dict[str, float]]] = []  # kind, place, ms by part
+    on_a_gpu = not mine["device"].astype(str).str.startswith("CPU").any()
+    for model, layers in _models(mine):
+        of_model = _of(mine, model, layers)
+        begin = place
+        for kind in style.ordered(list(of_model["provider"].unique())):
+            taken = of_model[of_model["provider"] == kind].set_index("metric")["value"].to_dict()
+            step = _of(whole, model, layers)
+            step = step.loc[step["provider"] == kind, "value"]
+            if on_a_gpu and len(step):
+                busy = sum(ms for part, ms in taken.items() if part != BATCH)
+                taken[HOST] = max(0.0, float(step.iloc[0]) - busy)
+            bars.append((kind, place, {part: taken.get(part, 0.0) for part in _COLORS}))
+            place += 1.0
+        panel.annotate(
+            _title(model, layers), ((begin + place - 1) / 2, 1.0),
+            xycoords=("data", "axes fraction"), ha="center", va="top", fontsize=5.5,
+        )  # fmt: skip
+        place += 0.7
+    # Every score in memory takes so long that it would be all that is seen: such bars are cut off.
+    others = [taken for kind, _, taken in bars if kind != "padded_dense"]
+    limit = 1.3 * max(sum(of.values()) for of in others or [taken for *_, taken in bars])
+    for _, at, taken in bars:
+        bottom, whole = 0.0, sum(taken.values())
+        for part, ms in taken.items():
+            seen = min(ms, 0.8 * limit - bottom)
+            if seen > 0:
+                panel.bar(at, seen, 0.8, bottom, color=_COLORS[part], linewidth=0)
+                bottom += seen
+        said = f"{whole:.3g}" if whole <= 0.8 * limit else f"to {whole:.3g}"
+        panel.annotate(said, (at, bottom), ha="center", va="bottom", fontsize=4.5)
+    names = [_SHORT.get(kind, kind) for kind, *_ in bars]
+    panel.set_xticks([at for _, at, _ in bars], names, rotation=90, fontsize=5.5)
+    panel.set_xlim(-0.8, place - 0.9)
+    panel.set_ylim(0, limit)
+    return {part for *_, taken in bars for part, ms in taken.items() if ms > 0}
+
+
+def _compiled_too(rates: pd.DataFrame) -> pd.DataFrame:
+    """Rows, eager too, of the models and batches where something was compiled."""
+    keys = [name for name in CELL if name != "mode"]
+    compiled = {tuple(row) for row in rates.loc[rates["mode"] == COMPILED, keys].to_numpy()}
+    keep = np.array([tuple(row) in compiled for row in rates[keys].to_numpy()], dtype=bool)
+    return rates.loc[keep, :]
+
+
+def _modes_figure(both: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure:
+    models = _models(both)
+    figure, axes = style.new_figure(1, len(models), height=2.4)
+    handles: dict[str, Any] = {}
+    for (model, layers), panel in zip(models, axes[0], strict=True):
+        mine = _of(both, model, layers)
+        handles |= panels.lines_panel(panel, mine, column="mode", order=[EAGER, COMPILED])
+        panel.set_ylim(0, 1.15 * float(mine["value"].max()))
+        panel.set_xlim(-0.4, 1.4)
+        panel.set_title(_title(model, layers))
+    axes[0][0].set_ylabel("samples a second")
+    style.legend(figure, handles)
+    batch = ", ".join(dict.fromkeys(both["workload"]))
+    style.finish(figure, manifest, note=f"on {batch}; no CUDA graph: its sizes are one batch's")
+    return figure

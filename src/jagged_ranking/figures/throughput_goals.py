@@ -1,0 +1,144 @@
+"""Whole training steps against the goals: faster than with padded flash attention, in less memory,
+and without waiting for the host."""
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from jagged_ranking.devices import CPU
+from jagged_ranking.figures import style
+from jagged_ranking.figures.affordability import SHORT
+from jagged_ranking.figures.throughput_points import (
+    CELL,
+    COMPILED,
+    EAGER,
+    FASTER_FROM,
+    FASTER_GOAL,
+    HOST_GOAL,
+    MEMORY_GOAL,
+    NOT_SLOWER,
+    PAPER_FASTER,
+    PAPER_MEMORY,
+    against_peer,
+    steps,
+)
+from jagged_ranking.figures.verdicts import NOT_MEASURED, at_least, both, bound, met, number
+from jagged_ranking.measure.lineup import OURS
+from jagged_ranking.results import select
+
+NOTE = (
+    "A step of training, the making of its batch included, by the wall; against padded flash "
+    "attention (SDPA) in the same model, all else of which is jagged. Goals: "
+    f"{FASTER_GOAL:g}x from {FASTER_FROM:.0%} padding waste on, with at most {MEMORY_GOAL:g} of "
+    f"its peak memory (weights and optimiser included), and nowhere below {NOT_SLOWER:g}x; less "
+    f"than {HOST_GOAL:.0%} of a step waiting for the host. HSTU has no softmax, and so no flash "
+    "attention to be held against. Memory is of eager steps."
+)
+
+
+def throughput_rows(table: pd.DataFrame) -> list[dict[str, str]]:
+    """A row for each batch, model, number of layers and mode, with the goals that hold there."""
+    memory, energy = (_by_cell(against_peer(table, of)) for of in ("peak_memory", "energy"))
+    shares = _by_cell(select(steps(table, "host_share"), provider=OURS))
+    rows = []
+    for row in against_peer(table, "samples_per_second").to_dict("records"):
+        cell = tuple(row[name] for name in CELL)
+        wasteful = round(row["waste"], 2) >= FASTER_FROM
+        fits = row["peer_status"] in ("ok", "out_of_memory")
+        faster = _times(row["ours"], row)
+        least = (FASTER_GOAL if wasteful else NOT_SLOWER) if fits else math.nan
+        weighed = memory.get(cell, {})
+        heavy = _share(weighed)
+        most = MEMORY_GOAL if wasteful and fits and weighed else math.nan
+        share = shares.get(cell, {})
+        host = float(share.get("value", math.nan))
+        goal = HOST_GOAL if share.get("status") == "ok" else math.nan
+        rows.append(
+            {
+                "batch": row["workload"],
+                "waste": f"{row['waste']:.0%}",
+                "model": style.look_of(row["model"]).label,
+                "layers": str(row["layers"]),
+                "mode": row["mode"],
+                "ours (samples/s)": number(row["ours"]),
+                "padded flash (samples/s)": _peer(row),
+                "times faster": _said(faster),
+                "at least": bound(least),
+                "memory / padded flash's": _said(heavy),
+                "at most": bound(most),
+                "J a sample / padded flash's": _said(_share(energy.get(cell, {}))),
+                "host's share": "" if math.isnan(host) else f"{host:.0%}",
+                "below": "" if math.isnan(goal) else f"{goal:.0%}",
+                "met": both(both(at_least(faster, least), met(heavy, most)), _below(host, goal)),
+            }
+        )
+    return rows
+
+
+def paper_rows(table: pd.DataFrame) -> list[dict[str, str]]:
+    """The paper's claims of production models, held against steps of ours: a row for more samples a
+    second in each mode, and one for less memory."""
+    rows = []
+    for metric, claim, paper, bar in (
+        ("samples_per_second", "more samples a second in training", "+10%", PAPER_FASTER),
+        ("peak_memory", "less memory in training", "-18%", 1 / PAPER_MEMORY),
+    ):
+        for mode in (EAGER, COMPILED):
+            found = select(against_peer(table, metric), mode=mode, peer_status="ok")
+            if found.empty:
+                continue
+            of_rate = metric == "samples_per_second"
+            gain = found["ours"] / found["peer"] if of_rate else found["peer"] / found["ours"]
+            found = found.assign(gain=gain, change=(gain if of_rate else 1 / gain) - 1)
+            reached = int((found["gain"] >= bar).sum())
+            holds = "no" if not reached else "yes" if reached > len(found) / 2 else "in part"
+            on_cpu = found["device"].astype(str).str.startswith(CPU).any()
+            ends = (found.loc[found["gain"].idxmax()], found.loc[found["gain"].idxmin()])
+            rows.append(
+                {
+                    "claim": f"{claim} than with padded flash attention",
+                    "paper": paper,
+                    "mode": mode,
+                    "this run": ", ".join(map(_where, ends)),
+                    "holds": "n/a: not on a GPU" if on_cpu else holds,
+                    "where": f"{paper} or better on {reached} of {len(found)} batches and models",
+                    "device": ", ".join(dict.fromkeys(map(str, found["device"]))),
+                }
+            )
+    return rows
+
+
+def _where(row: Any) -> str:
+    model = style.look_of(row["model"]).label
+    return f"{row['change']:+.0%} at {row['waste']:.0%} waste ({row['workload']}, {model})"
+
+
+def _by_cell(table: pd.DataFrame) -> dict[tuple, dict]:
+    return {tuple(row[name] for name in CELL): row for row in table.to_dict("records")}
+
+
+def _times(ours: float, row: dict) -> float:
+    """How many times ours a peer takes; without end where it ran out of memory."""
+    return math.inf if row["peer_status"] == "out_of_memory" else ours / row["peer"]
+
+
+def _share(row: dict) -> float:
+    """Ours as a share of the peer's; none of it where that ran out of memory."""
+    if not row:
+        return math.nan
+    return 0.0 if row["peer_status"] == "out_of_memory" else row["ours"] / row["peer"]
+
+
+def _peer(row: dict) -> str:
+    return number(row["peer"]) if row["peer_status"] == "ok" else SHORT.get(row["peer_status"], "")
+
+
+def _said(ratio: float) -> str:
+    return "" if math.isnan(ratio) or math.isinf(ratio) or ratio == 0 else f"{ratio:.2f}"
+
+
+def _below(share: float, goal: float) -> str:
+    if math.isnan(goal):
+        return ""
+    return NOT_MEASURED if math.isnan(share) else "yes" if share < goal else "**no**"

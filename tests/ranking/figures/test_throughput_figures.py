@@ -1,0 +1,179 @@
+"""Figures, tables and goals of whole training steps, from made-up results."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from made_up_results import MANIFEST, hstu_results, throughput_results
+from matplotlib.colors import to_hex
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
+
+from jagged_ranking import results
+from jagged_ranking.figures import goals, speed, tables, throughput_figures
+from jagged_ranking.figures.throughput_goals import throughput_rows
+
+ID = "10_training_throughput"
+MADE_BY = {**MANIFEST, "id": ID}
+TITLE = "Whole training steps: time and memory"
+
+
+@pytest.fixture(scope="module")
+def measured() -> pd.DataFrame:
+    return throughput_results()
+
+
+def said_by(figure: Any) -> str:
+    return "\n".join(text.get_text() for text in figure.findobj(Text))
+
+
+def row_of(rows: list[dict[str, str]], batch: str, model: str, **wanted: str) -> dict[str, str]:
+    wanted = {"batch": batch, "model": model, "layers": "4", "mode": "eager", **wanted}
+    (found,) = [row for row in rows if wanted.items() <= row.items()]
+    return found
+
+
+def changed(table: pd.DataFrame, value: float, **where: str) -> pd.DataFrame:
+    table = table.copy()
+    at = results.select(table, **where).index
+    assert len(at)
+    table.loc[at, "value"] *= value
+    return table
+
+
+def test_every_figure_is_drawn_and_says_who_and_where(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    throughput_figures.draw(measured, MADE_BY, Path("nowhere"))
+    assert list(drawn) == [
+        f"{ID}_{name}" for name in ("time", "memory", "energy", "parts", "modes")
+    ]
+    for name, figure in drawn.items():
+        said = said_by(figure)
+        assert "Imaginary GPU 80GB" in said
+        for wanted in ("SASRec, 4 layers", "HSTU, 4 layers"):
+            assert wanted in said, name
+    assert "the paper's models: 1.10x" in said_by(drawn[f"{ID}_time"])
+    assert "the paper's models: 1.22x" in said_by(drawn[f"{ID}_memory"])
+    assert "out of memory" in said_by(drawn[f"{ID}_time"])
+    assert "waiting for the host" in said_by(drawn[f"{ID}_parts"])
+
+
+def test_a_bar_without_its_batch_is_the_step_by_the_wall(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    throughput_figures.draw(measured, MADE_BY, Path("nowhere"))
+    panel = drawn[f"{ID}_parts"].axes[1]
+    bars = [bar for bar in panel.patches if isinstance(bar, Rectangle)]
+    first = [bar for bar in bars if bar.get_x() == bars[0].get_x()]
+    ours = results.select(
+        measured, op="throughput", metric="step_time", provider="jagged", workload="waste 85%"
+    )
+    models = results.with_config(ours, "model", "layers")
+    (step,) = models.loc[(models["model"] == "sasrec") & (models["layers"] == 4), "value"][:1]
+    batch, *others = (bar.get_height() for bar in first)
+    assert batch > 0
+    assert sum(others) == pytest.approx(step)
+    red = throughput_figures._COLORS[throughput_figures.HOST]
+    assert [to_hex(bar.get_facecolor()) for bar in first][-1] == red
+
+
+def test_goals_are_held_against_padded_flash(measured: pd.DataFrame) -> None:
+    rows = throughput_rows(measured)
+    without = row_of(rows, "waste 0%", "SASRec")
+    assert (without["times faster"], without["at least"]) == ("1.05", "1.00")
+    assert (without["at most"], without["met"]) == ("", "yes")
+    wasteful = row_of(rows, "waste 85%", "SASRec", layers="8")
+    assert (wasteful["times faster"], wasteful["at least"]) == ("2.40", "1.50")
+    assert (wasteful["memory / padded flash's"], wasteful["at most"]) == ("0.33", "0.50")
+    assert (wasteful["host's share"], wasteful["below"], wasteful["met"]) == ("4%", "10%", "yes")
+    hstu = row_of(rows, "waste 85%", "HSTU")
+    assert (hstu["padded flash (samples/s)"], hstu["times faster"]) == ("n/a", "")
+    assert (hstu["at least"], hstu["at most"], hstu["met"]) == ("", "", "yes")
+    compiled = row_of(rows, "waste 85%", "SASRec", mode="torch.compile")
+    assert (compiled["padded flash (samples/s)"], compiled["at least"]) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("metric", "factor", "batch"),
+    [
+        ("samples_per_second", 0.5, "waste 85%"),
+        ("samples_per_second", 0.9, "waste 0%"),
+        ("peak_memory", 2.0, "waste 85%"),
+        ("host_share", 3.0, "waste 0%"),
+    ],
+)
+def test_each_goal_can_be_missed(
+    measured: pd.DataFrame, metric: str, factor: float, batch: str
+) -> None:
+    where = {"provider": "jagged", "metric": metric, "workload": batch, "op": "throughput"}
+    rows = throughput_rows(changed(measured, factor, **where))
+    assert row_of(rows, batch, "SASRec")["met"] == "**no**"
+    other = {"waste 0%": "waste 85%", "waste 85%": "waste 0%"}[batch]
+    assert row_of(rows, other, "SASRec")["met"] == "yes"
+
+
+def test_a_peer_that_does_not_fit_is_no_miss(measured: pd.DataFrame) -> None:
+    table = measured.copy()
+    where = {"provider": "padded_flash", "op": "throughput", "workload": "waste 85%"}
+    at = results.select(table, **where).index
+    table.loc[at, ["value", "status"]] = [float("nan"), "out_of_memory"]
+    row = row_of(throughput_rows(table), "waste 85%", "SASRec")
+    assert (row["padded flash (samples/s)"], row["times faster"], row["met"]) == ("OOM", "", "yes")
+
+
+def test_the_papers_numbers_are_lines_to_pass(measured: pd.DataFrame) -> None:
+    claims = tables.claims(measured).to_dict("records")
+    assert [(claim["paper"], claim["mode"]) for claim in claims] == [
+        ("+10%", "eager"),
+        ("-18%", "eager"),
+    ]
+    assert [claim["holds"] for claim in claims] == ["yes", "yes"]
+    assert "at 97% waste (globo_clicks, SASRec)" in claims[0]["this run"]
+    # 22% more memory than ours is 18% less of ours: as much as without padding, and not enough.
+    assert "-17% at 0% waste" in claims[1]["this run"]
+    where = {"provider": "jagged", "op": "throughput"}
+    slow = changed(measured, 0.3, metric="samples_per_second", **where)
+    assert tables.claims(slow).iloc[0]["holds"] == "no"
+    config = measured["config"].str.replace("Imaginary GPU 80GB", "CPU (some)")
+    assert set(tables.claims(measured.assign(config=config))["holds"]) == {"n/a: not on a GPU"}
+
+
+def test_tables_have_a_column_a_kind(measured: pd.DataFrame) -> None:
+    found = dict(tables.throughput_tables(measured))
+    assert list(found) == [
+        "Samples a second in training",
+        "Peak memory of a training step, GB",
+        "Energy of a training step, mJ a sample",
+    ]
+    without = measured.loc[measured["metric"] != "energy", :]
+    assert len(tables.throughput_tables(without)) == 2
+    memory = found["Peak memory of a training step, GB"]
+    row = memory[(memory["batch"] == "waste 85%") & (memory["model"] == "HSTU")].iloc[0]
+    assert (row["jagged (ours)"], row["padded dense"], row["padded flash (SDPA)"]) == (
+        "4.00",
+        "OOM",
+        "n/a",
+    )
+
+
+def test_the_page_of_goals_has_it(measured: pd.DataFrame, tmp_path: Path) -> None:
+    text = goals.goal_tables(tmp_path).partition(f"### {TITLE}")[2]
+    assert "\n\nNot measured." in text
+    folder = tmp_path / ID
+    results.write(measured, folder / "results.parquet")
+    (folder / "manifest.json").write_text(json.dumps({**MADE_BY, "preset": "paper"}))
+    text = goals.goal_tables(tmp_path).partition(f"### {TITLE}")[2]
+    assert "| waste 85% | 85% | SASRec | 8 | eager |" in text
+
+
+def test_other_studies_draw_nothing_of_it_nor_it_of_them(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    speed.draw(measured, MADE_BY, Path("nowhere"))
+    throughput_figures.draw(hstu_results(), MADE_BY, Path("nowhere"))
+    throughput_figures.draw(results.frame([]), MADE_BY, Path("nowhere"))
+    assert not drawn
+    assert throughput_rows(hstu_results()) == []

@@ -1,0 +1,287 @@
+"""Whole training steps by kind of attention, on tiny batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from jagged_ranking import results
+from jagged_ranking.data.batch import JaggedBatch
+from jagged_ranking.figures.throughput_points import PART, STEP
+from jagged_ranking.layers import attention
+from jagged_ranking.measure.timing import Effort
+from jagged_ranking.reproduce import energy, throughput_study
+from jagged_ranking.reproduce.energy import Energy
+from jagged_ranking.reproduce.lab import describe_lengths, measured_throughput, throughput_batches
+from jagged_ranking.reproduce.request_batches import BatchLengths
+from jagged_ranking.reproduce.step_parts import PARTS
+from jagged_ranking.reproduce.throughput_study import throughput
+from jagged_ranking.reproduce.training_step import TrainingStep
+
+LENGTHS = BatchLengths(name="some", group="waste", cap=8, batches=((3, 8, 5), (1, 8, 2)))
+KINDS = ("jagged", "padded_flash", "padded_dense", "nested")
+QUICK = Effort(rounds=2, inner=1, warmup=1, seconds=0.02)
+TIMES = {"step_time", "samples_per_second", "device_time"}
+PEAKS = {"peak_memory", "peak_memory_minus_inputs"}
+ERRORS = {"rel_error", "loss_rel_error"}
+
+pytestmark = pytest.mark.usefixtures("objects_apart")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty checkout, with no logs."""
+    home = tmp_path / "home"
+    (home / "notebooks").mkdir(parents=True)
+    (home / "pyproject.toml").touch()
+    monkeypatch.setenv("JAGGED_HOME", str(home))
+    monkeypatch.delenv("JAGGED_BUILD", raising=False)
+    monkeypatch.setenv("CLICK_DATA_DIR", str(tmp_path / "logs"))
+    return home
+
+
+def measured(**changes: Any) -> pd.DataFrame:
+    given: dict[str, Any] = {
+        "models": ["bst"],
+        "layers": 2,
+        "attentions": KINDS,
+        "options": {"dim": 8, "hidden": [8]},
+        "items": 40,
+        "candidates": 2,
+        "effort": QUICK,
+        "energy_seconds": 0.01,
+        "device": "cpu",
+    }
+    return throughput(LENGTHS, **{**given, **changes})
+
+
+def of(table: pd.DataFrame, metric: str, mode: str = "eager") -> pd.DataFrame:
+    return results.select(table, op=STEP, metric=metric, mode=mode).set_index("provider")
+
+
+def test_every_kind_has_all_its_numbers() -> None:
+    table = measured()
+    steps = results.select(table, op=STEP, mode="eager")
+    assert set(steps["provider"]) == set(KINDS)
+    for _, mine in steps.groupby("provider"):
+        status = dict(zip(mine["metric"], mine["status"], strict=True))
+        lost = {name for name, said in status.items() if said != "ok"}
+        assert lost == {"host_share", "energy"}  # of a CPU
+        assert set(status) - lost == TIMES | PEAKS | ERRORS
+    assert (results.select(steps, metric=sorted(ERRORS))["value"] < 1e-4).all()
+    facts = results.with_config(steps, "B", "tokens", "candidates", "waste", "cap", "model")
+    assert set(facts["B"]) == {3}
+    assert set(facts["tokens"]) == {round((16 + 11) / 2)}
+    assert set(facts["candidates"]) == {6}
+    assert facts["waste"].unique() == pytest.approx([1 - 27 / 48])
+    rates, times = (of(table, name)["samples"] for name in ("samples_per_second", "step_time"))
+    for kind in KINDS:
+        requests = np.array(rates[kind]) * np.array(times[kind]) / 1e3
+        assert requests == pytest.approx([3.0] * len(requests))
+
+
+def test_parts_add_up_to_a_step_that_was_measured() -> None:
+    table = measured(attentions=("jagged", "padded_dense"))
+    for kind, mine in results.select(table, op=PART).groupby("provider"):
+        assert list(mine["metric"]) == list(PARTS)
+        (device,) = results.select(
+            table, op=STEP, metric="device_time", mode="eager", provider=str(kind)
+        )["samples"]
+        assert np.abs(np.array(device) - mine["value"].sum()).min() < 1e-9
+
+
+def test_what_cannot_be_measured_says_why() -> None:
+    table = measured(models=["hstu"], attentions=KINDS)
+    step = of(table, "step_time")
+    assert step["status"].to_dict() == {
+        "jagged": "ok",
+        "padded_dense": "ok",
+        "padded_flash": "unsupported",
+        "nested": "unsupported",
+    }
+    assert "is a softmax" in step["message"]["padded_flash"]
+    graph = of(table, "step_time", "CUDA graph")
+    assert set(graph["status"]) == {"unsupported"}
+    assert graph["message"].str.contains("sizes of one batch").all()
+    assert of(table, "energy")["message"]["jagged"] == "energy is measured on a GPU alone"
+    causal = of(measured(models=["sasrec"], attentions=("jagged", "nested")), "step_time")
+    assert causal["status"].to_dict() == {"jagged": "ok", "nested": "unsupported"}
+
+
+def test_an_attention_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    padded = attention.padded_attention
+
+    def blind(*given: Any, causal: bool, **options: Any) -> Any:
+        return padded(*given, **{**options, "causal": True})
+
+    monkeypatch.setattr(attention, "padded_attention", blind)
+    step = of(measured(attentions=("jagged", "padded_dense")), "step_time")
+    assert step["status"].to_dict() == {"jagged": "ok", "padded_dense": "error"}
+    assert step["message"]["padded_dense"].startswith("wrong: rel_error")
+
+
+def test_who_runs_out_of_memory_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    call = TrainingStep.__call__
+
+    def full(step: TrainingStep, batch: JaggedBatch, *given: Any) -> None:
+        if step.config.attention == "padded_dense" and step.steps > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        call(step, batch, *given)
+
+    monkeypatch.setattr(TrainingStep, "__call__", full)
+    table = measured(attentions=("jagged", "padded_dense"))
+    for metric in ("step_time", "device_time", "peak_memory"):
+        assert of(table, metric)["status"].to_dict() == {
+            "jagged": "ok",
+            "padded_dense": "out_of_memory",
+        }
+
+
+def test_energy_is_told_by_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ten_joules_a_call(call: Any, *, device: torch.device, seconds: float) -> Energy:
+        call()
+        return Energy(10.0 * 7, 7, energy.COUNTER)
+
+    monkeypatch.setattr(throughput_study, "energy_of", ten_joules_a_call)
+    found = results.with_config(of(measured(attentions=("jagged",)), "energy"), "means")
+    # two steps of three requests each in a call
+    assert found["value"].tolist() == pytest.approx([10 / 6])
+    assert found["means"].tolist() == [energy.COUNTER]
+
+
+def test_a_board_that_fails_costs_the_energy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: Any, **__: Any) -> Energy:
+        raise RuntimeError("GPU is lost")
+
+    monkeypatch.setattr(throughput_study, "energy_of", lost)
+    table = measured(attentions=("jagged",))
+    assert of(table, "energy")["message"].tolist() == ["RuntimeError: GPU is lost"]
+    assert {*of(table, "step_time")["status"], *of(table, "peak_memory")["status"]} == {"ok"}
+
+
+def test_steps_through_the_compiler_are_rows_of_their_own() -> None:
+    table = measured(
+        models=["target_attention"], layers=1, attentions=("jagged",),
+        compiled_attentions=("jagged",), compiler="eager",
+    )  # fmt: skip
+    compiled = results.select(table, op=STEP, mode="torch.compile", status="ok")
+    assert set(compiled["metric"]) == {*TIMES, "rel_error"}
+    assert results.with_config(compiled, "compile")["compile"].unique().tolist() == ["eager"]
+
+
+@contextmanager
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, int, list[str]]]]:
+    """What cells are measured, in place of measuring them."""
+    cells: list[tuple[str, str, int, list[str]]] = []
+
+    def record(_: Any, one: BatchLengths, **given: Any) -> pd.DataFrame:
+        cells.append((one.name, given["models"][0], given["layers"], given["compiled_attentions"]))
+        return results.frame([])
+
+    monkeypatch.setattr(throughput_study, "cached", record)
+    yield cells
+
+
+def study(batches: list[BatchLengths], **changes: Any) -> pd.DataFrame:
+    given: dict[str, Any] = {
+        "models": ["sasrec", "target_attention"],
+        "layers": [4, 8],
+        "attentions": ["jagged"],
+        "compiled": ["sasrec"],
+        "compiled_attentions": ["jagged"],
+        "options": {"dim": 8},
+        "seed": 0,
+    }
+    return measured_throughput(batches, **{**given, **changes})
+
+
+def test_depth_and_compiling_are_for_the_batches_of_given_waste(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = throughput_batches(
+        wastes=[0.0, 0.5], caps=[8], at_cap=8, histories=[], batch_tokens=64, batches=2, seed=0
+    )
+    assert describe_lengths(batches)["padding waste"].tolist()[:2] == ["0%", "50%"]
+    with recorded(monkeypatch) as cells:
+        study(batches)
+    assert cells == [
+        ("waste 0%", "sasrec", 4, []),
+        ("waste 0%", "sasrec", 8, []),
+        ("waste 50%", "sasrec", 4, ["jagged"]),
+        ("waste 50%", "sasrec", 8, []),
+        ("lognormal 8", "sasrec", 4, []),
+        ("waste 0%", "target_attention", 1, []),
+        ("waste 50%", "target_attention", 1, []),
+        ("lognormal 8", "target_attention", 1, []),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"models": ["sasrecs"]}, "model must be one of .* got 'sasrecs'"),
+        ({"attentions": ["flash"]}, "attention must be one of .* got 'flash'"),
+        ({"options": {"dims": 8}}, "unknown option 'dims'"),
+        ({"layers": []}, "at least one model and one number of layers"),
+        ({"models": []}, "at least one model and one number of layers"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_measured(
+    changes: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with recorded(monkeypatch) as cells, pytest.raises(ValueError, match=said):
+        study([LENGTHS], **changes)
+    assert not cells
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"at_cap": 0}, "at_cap must be at least 1, got 0"),
+        ({"batch_tokens": 0}, "batch_tokens must be at least 1"),
+        ({"caps": [8, 0]}, "caps must be at least 1, got 0"),
+        ({"wastes": [], "caps": []}, "no batch to measure"),
+    ],
+)
+def test_batches_that_cannot_be(home: Path, changes: dict[str, Any], said: str) -> None:
+    given: dict[str, Any] = {
+        "wastes": [0.0], "caps": [8], "at_cap": 8, "histories": [], "batch_tokens": 64,
+        "batches": 1, "seed": 0,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=said):
+        throughput_batches(**{**given, **changes})
+
+
+def test_a_log_that_is_not_at_hand_is_left_out(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = throughput_batches(
+        wastes=[0.0], caps=[], at_cap=8, histories=["globo_clicks"], batch_tokens=64, batches=1,
+        seed=0,
+    )  # fmt: skip
+    assert [one.name for one in found] == ["waste 0%"]
+    assert "no globo_clicks in" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", ["hstu", "bst", "sasrec", "target_attention"])
+def test_steps_on_a_gpu(model: str) -> None:
+    table = measured(models=[model], options={"dim": 64, "heads": 2}, device="cuda")
+    steps = results.select(table, op=STEP, mode="eager")
+    wrong = steps[steps["status"] != "ok"]
+    softmax_alone = {"padded_flash", "nested"} if model == "hstu" else set()
+    assert set(wrong["provider"]) == softmax_alone, wrong[["provider", "metric", "message"]]
+    jagged = results.select(steps, provider="jagged")
+    assert set(jagged["metric"]) == {*TIMES, *PEAKS, *ERRORS, "host_share", "energy"}
+    values = dict(zip(jagged["metric"], jagged["value"], strict=True))
+    assert 0 <= values["host_share"] < 1
+    assert values["energy"] > 0
