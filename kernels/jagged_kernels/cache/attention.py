@@ -46,8 +46,6 @@ from jagged_kernels.tensors.offsets import cumulative
 
 _MEETS = len(MeetTerms._fields)
 
-_MEETS = len(MeetTerms._fields)
-
 
 @overload
 def cached_attention(
