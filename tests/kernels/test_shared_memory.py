@@ -211,7 +211,7 @@ def sizes():
         config = LaunchConfig(block, **launch_options(every, config))
         masked = shape(pack, block, precision)._replace(HAS_RIGHT=True)
         found.append(shared(kernel, config, kinds, S=masked, **constants))
-    sums = {"BIAS": every, "HEADS": 4, "TILE": pack, "BLOCK": block}
+    sums = {"BIAS": every, "S": masked}
     config = LaunchConfig(block, num_warps=4, num_stages=1)
     return [*found, shared(bias_sums._bias_sums_kernel, config, kinds, **sums)]
 """
