@@ -24,6 +24,9 @@ from jagged_ranking.figures.operation_goals import NOTE, interaction_rows
 from jagged_ranking.figures.operation_points import NOTEBOOK
 from jagged_ranking.figures.points import against_best, attention, of_group, schedule_ms
 from jagged_ranking.figures.result_folder import Results, has_results, read_results
+from jagged_ranking.figures.serving_goals import NOTE as SERVING_NOTE
+from jagged_ranking.figures.serving_goals import serving_rows
+from jagged_ranking.figures.serving_points import NOTEBOOK as SERVING
 from jagged_ranking.figures.sparse_goals import (
     DENSITY_NOTE,
     LENGTH_NOTE,
@@ -265,6 +268,7 @@ _TABLES: Sequence[tuple[str, str, str, Callable[[pd.DataFrame], list[dict[str, s
     ("Retrieval: time of building lists", SPARSE_NOTEBOOK, RETRIEVAL_NOTE, retrieval_rows),
     ("HSTU's attention: time against its authors' kernels", HSTU_NOTEBOOK, HSTU_NOTE, hstu_rows),
     ("Whole training steps: time and memory", THROUGHPUT, THROUGHPUT_NOTE, throughput_rows),
+    ("Served requests: latency and memory", SERVING, SERVING_NOTE, serving_rows),
 )
 
 

@@ -15,6 +15,7 @@ from jagged_ranking.figures import (
     memory,
     operation_figures,
     quality,
+    serving_figures,
     sparse_figures,
     speed,
     style,
@@ -75,7 +76,7 @@ def redraw(folder: Path | str) -> list[Path]:
     run = read_results(folder)
     modules = (
         speed, memory, target, operation_figures, quality, history_length, hstu_figures,
-        sparse_figures, cached_figures, throughput_figures,
+        sparse_figures, cached_figures, throughput_figures, serving_figures,
     )  # fmt: skip
     return [path for module in modules for path in module.draw(run.table, run.manifest, folder)]
 

@@ -14,6 +14,7 @@ from jagged_ranking.figures.memory import BEYOND
 from jagged_ranking.figures.operation_points import largest, main_dtype, operations, standing
 from jagged_ranking.figures.points import attention, modes_of, ours_of, schedule_ms
 from jagged_ranking.figures.quality_tables import budgets, quality
+from jagged_ranking.figures.serving_tables import serving_tables
 from jagged_ranking.figures.sparse_points import lists_ms, seen
 from jagged_ranking.figures.sparse_points import sparse as sparse_points
 from jagged_ranking.figures.throughput_tables import throughput_tables
@@ -32,6 +33,7 @@ __all__ = [
     "number",
     "quality",
     "sparse",
+    "serving_tables",
     "speed",
     "summaries",
     "target",
@@ -189,6 +191,7 @@ def summaries(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
         (HISTORY, history_table(results)),
         *cached_tables(results),
         *throughput_tables(results),
+        *serving_tables(results),
     ]
     return [(caption, table) for caption, table in found if len(table)]
 

@@ -1,4 +1,4 @@
-"""Attention of new events and candidates over keys and values that are kept from request to request."""
+"""Attention of new events and candidates over keys and values kept from request to request."""
 
 from __future__ import annotations
 

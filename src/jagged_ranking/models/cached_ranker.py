@@ -9,7 +9,7 @@ events are told from their arrival (`ModelConfig.event_time`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.layers.embeddings import Arrivals
 from jagged_ranking.layers.growing_cache import GrowingCache
 from jagged_ranking.layers.head import RankingHead, features_of, positives
-from jagged_ranking.models.model_config import MODEL_NAMES, encoder_of
+from jagged_ranking.models.model_config import MODEL_NAMES, ModelConfig, encoder_of
 from jagged_ranking.models.ranker import Ranker, full_precision
 
 
@@ -39,8 +39,8 @@ class CachedRanker:
     """
 
     def __init__(self, ranker: Ranker, users: int, *, capacity: int, page_size: int = 16) -> None:
-        check_cached(ranker)
         config = ranker.config
+        check_cached(config)
         self.ranker = ranker.eval()
         self.device = next(ranker.parameters()).device
         lower = ranker.lower_precision and self.device.type == "cuda"
@@ -70,6 +70,12 @@ class CachedRanker:
     def nbytes(self) -> int:
         """Of keys and values of all users, with their lists."""
         return sum(cache.nbytes for cache in self._caches)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that is kept."""
+        for cache in self._caches:
+            yield from (cache.k_store, cache.v_store, cache.pages, cache.lengths)
+        yield from (self._seen, self._last, self._positives)
 
     def events(self, users: Sequence[int] | np.ndarray) -> np.ndarray:
         """int64 [R], how many events are kept of these users."""
@@ -173,7 +179,7 @@ class CachedRanker:
     ) -> np.ndarray:
         """int64 [R], if they can be served."""
         rows = np.asarray(users, np.int64)
-        if rows.ndim != 1 or batch is not None and len(rows) != len(batch):
+        if rows.ndim != 1 or (batch is not None and len(rows) != len(batch)):
             wanted = "a list" if batch is None else f"one for each of {len(batch)} requests"
             raise ValueError(f"users must be {wanted}, got an array of shape {rows.shape}")
         wrong = rows[(rows < 0) | (rows >= len(self))]
@@ -216,14 +222,13 @@ def cut_histories(batch: JaggedBatch, begin: np.ndarray, end: np.ndarray) -> Jag
     return dataclasses.replace(batch, **histories, events=events)
 
 
-def check_cached(ranker: Ranker) -> None:
-    """Whether caches can serve a ranker.
+def check_cached(config: ModelConfig) -> None:
+    """Whether caches can serve such a ranker.
 
     Raises:
         ValueError: they cannot, and why.
     """
-    config = ranker.config
-    if not getattr(ranker.encoder, "cached_attentions", 0):
+    if not hasattr(encoder_of(config.model), "cached_attentions"):
         able = [name for name in MODEL_NAMES if hasattr(encoder_of(name), "cached_attentions")]
         raise ValueError(
             f"model {config.model} does not take its history from caches; {' and '.join(able)} do"
