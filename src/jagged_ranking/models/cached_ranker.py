@@ -23,6 +23,9 @@ from jagged_ranking.layers.head import RankingHead, features_of, positives
 from jagged_ranking.models.model_config import MODEL_NAMES, ModelConfig, encoder_of
 from jagged_ranking.models.ranker import Ranker, full_precision
 
+Users = Sequence[int] | np.ndarray
+Times = Sequence[int] | np.ndarray | Tensor
+
 
 class CachedRanker:
     """A ranker with room for the histories of some users, who are known by numbers from 0 on.
@@ -77,19 +80,17 @@ class CachedRanker:
             yield from (cache.k_store, cache.v_store, cache.pages, cache.lengths)
         yield from (self._seen, self._last, self._positives)
 
-    def events(self, users: Sequence[int] | np.ndarray) -> np.ndarray:
+    def events(self, users: Users) -> np.ndarray:
         """int64 [R], how many events are kept of these users."""
         return self._held[np.asarray(users, np.int64)]
 
-    def forget(self, users: Sequence[int] | np.ndarray) -> None:
+    def forget(self, users: Users) -> None:
         """All events of these users: their room is that of others, or of a history begun anew."""
         rows = self._checked(users)
         self._held[rows] = 0
         self._seen.index_fill_(0, self._to_device(rows), 0)
 
-    def append(
-        self, batch: JaggedBatch, users: Sequence[int] | np.ndarray, time: Sequence[int] | Tensor
-    ) -> None:
+    def append(self, batch: JaggedBatch, users: Users, time: Times) -> None:
         """Keep new events, and score nothing. See `score`."""
         nobody = torch.zeros(len(batch) + 1, dtype=torch.int64, device=self.device)
         self._step(batch, users, time, keep=True, nobody=nobody)
@@ -97,8 +98,8 @@ class CachedRanker:
     def score(
         self,
         batch: JaggedBatch,
-        users: Sequence[int] | np.ndarray,
-        time: Sequence[int] | Tensor,
+        users: Users,
+        time: Times,
         *,
         keep: bool = True,
     ) -> Tensor:
@@ -129,8 +130,8 @@ class CachedRanker:
     def _step(
         self,
         batch: JaggedBatch,
-        users: Sequence[int] | np.ndarray,
-        time: Sequence[int] | Tensor,
+        users: Users,
+        time: Times,
         *,
         keep: bool,
         nobody: Tensor | None = None,
@@ -174,9 +175,7 @@ class CachedRanker:
             told = None if signal is None else positive
             return head(*given, features_of(length, told, positive_rate=rate))
 
-    def _checked(
-        self, users: Sequence[int] | np.ndarray, batch: JaggedBatch | None = None
-    ) -> np.ndarray:
+    def _checked(self, users: Users, batch: JaggedBatch | None = None) -> np.ndarray:
         """int64 [R], if they can be served."""
         rows = np.asarray(users, np.int64)
         if rows.ndim != 1 or (batch is not None and len(rows) != len(batch)):

@@ -1,5 +1,5 @@
-"""Several ways to answer the same requests, from the same weights: each kind of attention over whole
-histories, and ours over histories that a cache holds but for their newest events."""
+"""Several ways to answer the same requests, from the same weights: each kind of attention over
+whole histories, and ours over histories that a cache holds but for their newest events."""
 
 from __future__ import annotations
 

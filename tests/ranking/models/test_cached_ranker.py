@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ def pieces(batch: JaggedBatch, seed: int) -> list[tuple[np.ndarray, np.ndarray]]
     rng = np.random.default_rng(seed)
     cuts = np.sort(rng.integers(0, batch.events + 1, (3, len(batch))), axis=0)
     edges = [np.zeros_like(batch.events), *cuts, batch.events]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(itertools.pairwise(edges))
 
 
 @torch.no_grad()
@@ -125,7 +126,7 @@ def test_what_came_before_matters(toy: ClickDataset, batch: JaggedBatch) -> None
     server.append(cut_histories(batch, np.zeros_like(half), half), users, times(batch))
     later = [time + 10**5 for time in times(batch)]
     at_once = server.score(new, users, times(batch), keep=False)
-    asked = batch.events[batch.request.numpy()] > 1
+    asked = torch.from_numpy(batch.events > 1)[batch.request]
     assert (alone != at_once)[asked].all()
     assert (server.score(new, users, later, keep=False) != at_once)[asked].all()
 
@@ -152,7 +153,7 @@ def test_room_is_checked_before_anything_changes(toy: ClickDataset, batch: Jagge
 
 def test_who_cannot_be_served(toy: ClickDataset) -> None:
     hstu = ranker(toy, "hstu", event_time="arrival")
-    with pytest.raises(ValueError, match="hstu does not .* target_attention and transformer do"):
+    with pytest.raises(ValueError, match=r"hstu does not .* target_attention and transformer do"):
         served(hstu, 1)
     with pytest.raises(ValueError, match="event_time 'arrival'"):
         served(ranker(toy, "transformer"), 1)
