@@ -468,6 +468,20 @@ BUGS = (
         ("ranking/models/encoders::test_an_encoder_is_its_formula",),
     ),
     Bug(
+        "padded_hstu_sees_the_next_event",
+        "jagged_ranking.layers.peer_attention",
+        "visible = (distance >= 0)",
+        "visible = (distance >= -1)",
+        ("ranking/models/attentions::test_a_model_is_the_same_by_any",),
+    ),
+    Bug(
+        "attentions_backward_is_another_part",
+        "jagged_ranking.reproduce.step_parts",
+        "_Mark.apply(ends, ATTENTION_BACKWARD,",
+        "_Mark.apply(ends, BACKWARD,",
+        ("ranking/reproduce/step_parts::test_the_parts_of_a_step_are_all_of_it",),
+    ),
+    Bug(
         "the_search_keeps_one_less",
         "jagged_ranking.models.encoders.sim",
         "rank = torch.arange(total, device=query.device) - offsets[candidate]",

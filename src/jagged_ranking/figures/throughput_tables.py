@@ -17,12 +17,12 @@ _SHOWN = (
 
 def throughput_tables(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """(what it is, table): a row a batch, model, number of layers and mode, a column a kind of
-    attention."""
+    attention; of what anybody has a number of."""
     found = []
     for metric, title, size in _SHOWN:
         table = steps(results, metric)
         table = table[table["mode"].isin(MODES)]
-        if len(table):
+        if (table["status"] == "ok").any():
             kinds = style.ordered(list(table["provider"].unique()))
             rows = [_row(mine, kinds, size) for _, mine in table.groupby(CELL, sort=False)]
             found.append((title, pd.DataFrame(rows)))

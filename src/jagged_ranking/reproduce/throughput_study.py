@@ -22,7 +22,7 @@ from jagged_ranking import paths, results
 from jagged_ranking.data.prefetch import beside_the_step
 from jagged_ranking.figures.throughput_points import COMPILED, EAGER, GRAPH, PART, STEP
 from jagged_ranking.measure import timing
-from jagged_ranking.measure.providers import Unavailable
+from jagged_ranking.measure.contest import explain
 from jagged_ranking.measure.timing import Effort
 from jagged_ranking.models.model_config import check_model, encoder_of
 from jagged_ranking.reproduce.cache import cached
@@ -342,8 +342,9 @@ class _Measurement:
     def _energy(self, entry: Entry, run: Callable[[], object]) -> None:
         try:
             found = energy_of(run, device=self.contest.device, seconds=self.energy_seconds)
-        except Unavailable as error:
-            self.contest.row(entry, "energy", "J", status=error.status, message=str(error))
+        except Exception as error:  # of NVML too, which costs nobody the other numbers
+            status, message = explain(error)
+            self.contest.row(entry, "energy", "J", status=status, message=message)
             return
         joules = found.joules / (found.calls * self.steps * self.requests)
         self.contest.row(entry, "energy", "J", value=joules, extra={"means": found.means})

@@ -158,6 +158,16 @@ def test_energy_is_told_by_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["means"].tolist() == [energy.COUNTER]
 
 
+def test_a_board_that_fails_costs_the_energy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: Any, **__: Any) -> Energy:
+        raise RuntimeError("GPU is lost")
+
+    monkeypatch.setattr(throughput_study, "energy_of", lost)
+    table = measured(attentions=("jagged",))
+    assert of(table, "energy")["message"].tolist() == ["RuntimeError: GPU is lost"]
+    assert {*of(table, "step_time")["status"], *of(table, "peak_memory")["status"]} == {"ok"}
+
+
 def test_steps_through_the_compiler_are_rows_of_their_own() -> None:
     table = measured(
         models=["target_attention"], layers=1, attentions=("jagged",),
