@@ -131,7 +131,10 @@ def _dkv_kernel(
     )  # fmt: skip
     if C.consumers == 1:
         gl.warp_specialize(
-            [(_differentiate, (differentiate, S, C, WEIGHT, D_SCORE, 0)), (_load, (load, S, C, WEIGHT))],
+            [
+                (_differentiate, (differentiate, S, C, WEIGHT, D_SCORE, 0)),
+                (_load, (load, S, C, WEIGHT)),
+            ],
             [1],
             [24],
         )
@@ -291,10 +294,16 @@ def _differentiate(
             left_over = S.GROUP * gl.cdiv(q_end - q_start, S.BLOCK) - 1
             d_scores = gl.zeros([ROWS, BLOCK], gl.float32, SCORES)
             state = (dk, dv, d_scores, stage, phase)
-            state = _meet(
-                state, k, v, buffers, barriers, q_start, band, left_over > 0, scale_log2,
-                factor_n, S, C, WEIGHT, D_SCORE, SCORES, True,
-            )  # fmt: skip
+            if WEIGHT is None:
+                state = _meet(
+                    state, k, v, buffers, barriers, q_start, band, left_over > 0, scale_log2,
+                    S, C, SCORES, True,
+                )  # fmt: skip
+            else:
+                state = _meet_pointwise(
+                    state, k, v, buffers, barriers, q_start, band, left_over > 0, scale_log2,
+                    factor_n, S, C, WEIGHT, D_SCORE, SCORES, True,
+                )  # fmt: skip
             if HELD:
                 # As in `hopper.dq`: not before products have read the registers.
                 mbarrier.arrive(tile_empty)
@@ -302,10 +311,16 @@ def _differentiate(
             for block in range(left_over):
                 start += S.BLOCK
                 start = gl.where(start < q_end, start, q_start)
-                state = _meet(
-                    state, k, v, buffers, barriers, start, band, block + 1 < left_over,
-                    scale_log2, factor_n, S, C, WEIGHT, D_SCORE, SCORES, False,
-                )  # fmt: skip
+                if WEIGHT is None:
+                    state = _meet(
+                        state, k, v, buffers, barriers, start, band, block + 1 < left_over,
+                        scale_log2, S, C, SCORES, False,
+                    )  # fmt: skip
+                else:
+                    state = _meet_pointwise(
+                        state, k, v, buffers, barriers, start, band, block + 1 < left_over,
+                        scale_log2, factor_n, S, C, WEIGHT, D_SCORE, SCORES, False,
+                    )  # fmt: skip
             dk, dv, d_scores, stage, phase = state
             if not HELD:
                 mbarrier.arrive(tile_empty)
@@ -324,16 +339,15 @@ def _differentiate(
 
 @gluon.jit
 def _meet(
-    state, k, v, buffers, barriers, start, band, more, scale_log2, factor_n,
-    S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr, D_SCORE: gl.constexpr,
-    SCORES: gl.constexpr, FIRST: gl.constexpr,
+    state, k, v, buffers, barriers, start, band, more, scale_log2,
+    S: gl.constexpr, C: gl.constexpr, SCORES: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
     """The block of queries from `start`, whose Q is there, adds to dV and gives its dS; the one
     before adds to dK.
 
-    So two products are in the making while weights are, and one while dS is.
+    So two products are in the making while probabilities are, and one while dS is.
     """
-    q_buffer, do_buffer = buffers[2:4]
+    q_buffer, do_buffer, lse2_buffer, delta_buffer = buffers[2:]
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
     first_k, q_end, whole_start, whole_end, shift, left, right = band
     COLUMN: gl.constexpr = gl.SliceLayout(0, SCORES)
@@ -348,49 +362,27 @@ def _meet(
         dk = warpgroup_mma(factor, q_buffer.index(before), dk, is_async=True)
     mbarrier.wait(do_full.index(stage), phase)
     d_o = do_buffer.index(stage)
-    d_weights = product_with_transpose(v, d_o, SCORES)
-    # Weights by a policy come with their slopes, for which there are no registers at head_dim 128
-    # before the factor of the product with Q has been read.
-    EARLY: gl.constexpr = WEIGHT is not None and S.D > 64 and not FIRST
-    if EARLY:
-        dk, factor, scores = warpgroup_mma_wait(1, deps=[dk, factor, scores])
-        mbarrier.arrive(q_empty.index(before))
-    else:
-        scores = warpgroup_mma_wait(1 if FIRST else 2, deps=[scores])
-    HIDDEN: gl.constexpr = float("-inf") if WEIGHT is None else 0.0
-    if WEIGHT is None:
-        lse2_buffer, delta_buffer = buffers[4:]
-        lse2 = gl.expand_dims(lse2_buffer.index(stage).load(COLUMN), 0)
-        weights = scores * scale_log2 - lse2
-    else:
-        scores = natural_scores(scores, scale_log2)
-        weights = WEIGHT(scores)
-        slopes = D_SCORE(scores, gl.full_like(scores, factor_n))
+    d_probabilities = product_with_transpose(v, d_o, SCORES)
+    scores = warpgroup_mma_wait(1 if FIRST else 2, deps=[scores])
+    lse2 = gl.expand_dims(lse2_buffer.index(stage).load(COLUMN), 0)
+    exponent = scores * scale_log2 - lse2
     cut = (start < whole_start) | (start >= whole_end)
     if cut:
-        weights = mask_block(
-            weights, first_k, start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, HIDDEN
+        exponent = mask_block(
+            exponent, first_k, start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT
         )
-    if WEIGHT is None:
-        weights = gl.exp2(weights)
+    probabilities = gl.exp2(exponent)
+    if FIRST:
+        d_probabilities = warpgroup_mma_wait(0, deps=[d_probabilities])
     else:
-        # Now, because slopes need the registers; a softmax needs its weights once more.
-        kept = left_factor(weights, dv, q_buffer.dtype)
-    if FIRST or EARLY:
-        d_weights = warpgroup_mma_wait(0, deps=[d_weights])
-    else:
-        dk, factor, d_weights = warpgroup_mma_wait(0, deps=[dk, factor, d_weights])
+        dk, factor, d_probabilities = warpgroup_mma_wait(0, deps=[dk, factor, d_probabilities])
         mbarrier.arrive(q_empty.index(before))
-    if WEIGHT is None:
-        kept = left_factor(weights, dv, q_buffer.dtype)
-    dv = warpgroup_mma(kept, d_o, dv, is_async=True)
-    if WEIGHT is None:
-        delta = gl.expand_dims(delta_buffer.index(stage).load(COLUMN), 0)
-        d_scores = weights * (d_weights - delta)
-    else:
-        d_scores = slopes * d_weights
+    weights = left_factor(probabilities, dv, q_buffer.dtype)
+    dv = warpgroup_mma(weights, d_o, dv, is_async=True)
+    delta = gl.expand_dims(delta_buffer.index(stage).load(COLUMN), 0)
+    d_scores = probabilities * (d_probabilities - delta)
     if cut:
-        # What inf or NaN of a query made of a weight 0.
+        # What inf or NaN of a query made of a probability 0.
         d_scores = mask_block(
             d_scores, first_k, start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT,
             0.0,
@@ -399,6 +391,61 @@ def _meet(
     # does not move the end of the products up to before dS.
     ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
     mbarrier.wait(q_full.index(ahead_stage), ahead_phase, pred=more)
-    dv, kept = warpgroup_mma_wait(0, deps=[dv, kept])
+    dv, weights = warpgroup_mma_wait(0, deps=[dv, weights])
+    mbarrier.arrive(do_empty.index(stage))
+    return dk, dv, d_scores, stage, phase
+
+
+@gluon.jit
+def _meet_pointwise(
+    state, k, v, buffers, barriers, start, band, more, scale_log2, factor_n,
+    S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr, D_SCORE: gl.constexpr,
+    SCORES: gl.constexpr, FIRST: gl.constexpr,
+):  # fmt: skip
+    """`_meet` of weights by a policy.
+
+    Weights come with their slopes, which at head_dim 128 leave no registers for a product with V
+    meanwhile: that begins when weights have become halves, beside the one that adds to dV.
+    """
+    q_buffer, do_buffer = buffers[2:]
+    tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
+    first_k, q_end, whole_start, whole_end, shift, left, right = band
+    dk, dv, d_scores, stage, phase = state
+    before = stage
+    if not FIRST:
+        stage, phase = next_slot(stage, phase, C.stages)
+    scores = product_with_transpose(k, q_buffer.index(stage), SCORES)
+    if not FIRST:
+        factor = left_factor(d_scores, dk, q_buffer.dtype)
+        dk = warpgroup_mma(factor, q_buffer.index(before), dk, is_async=True)
+    scores = warpgroup_mma_wait(0 if FIRST else 1, deps=[scores])
+    scores = natural_scores(scores, scale_log2)
+    weights = WEIGHT(scores)
+    slopes = D_SCORE(scores, gl.full_like(scores, factor_n))
+    cut = (start < whole_start) | (start >= whole_end)
+    if cut:
+        weights = mask_block(
+            weights, first_k, start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, 0.0
+        )
+    weights = left_factor(weights, dv, q_buffer.dtype)
+    mbarrier.wait(do_full.index(stage), phase)
+    d_o = do_buffer.index(stage)
+    d_weights = product_with_transpose(v, d_o, SCORES)
+    dv = warpgroup_mma(weights, d_o, dv, is_async=True)
+    if FIRST:
+        d_weights = warpgroup_mma_wait(1, deps=[d_weights])
+    else:
+        dk, factor, d_weights = warpgroup_mma_wait(1, deps=[dk, factor, d_weights])
+        mbarrier.arrive(q_empty.index(before))
+    d_scores = slopes * d_weights
+    if cut:
+        # What inf or NaN of a query made of a weight 0.
+        d_scores = mask_block(
+            d_scores, first_k, start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, 0.0
+        )
+    # Here because that wait is a loop; see `_meet`.
+    ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
+    mbarrier.wait(q_full.index(ahead_stage), ahead_phase, pred=more)
+    dv, weights = warpgroup_mma_wait(0, deps=[dv, weights])
     mbarrier.arrive(do_empty.index(stage))
     return dk, dv, d_scores, stage, phase

@@ -59,8 +59,11 @@ def launch_exact(
         cdiv(marks.numel(), _PLACES.value),
         (q, k, v, o, lse2, marks, rows, marks.numel(), meeting.arguments, scale_log2, left, right),
         {
-            "S": shape, "NEGATE": negate, "BIAS": NO_BIAS["BIAS"],
-            "WEIGHT": meeting.constants.weight, "PARTS": parts,
+            "S": shape,
+            "NEGATE": negate,
+            "BIAS": NO_BIAS["BIAS"],
+            "WEIGHT": meeting.constants.weight,
+            "PARTS": parts,
         },
         **config.options(),
     )
