@@ -367,7 +367,8 @@ def test_partial_is_what_a_band_cuts(data, lengths, left, right):
         torch.tensor(blocks, dtype=torch.int64, device=DEVICE),
         q_offsets, k_offsets, block=BLOCK, window=(left, right),
     )  # fmt: skip
-    assert int(lists.row_ptr[-1]) == int(lists.row_ptr_t[-1]) == len(blocks)
+    row_ptr_t, col_t = lists.transposed()
+    assert int(lists.row_ptr[-1]) == int(row_ptr_t[-1]) == len(blocks)
     for user, (n, m) in enumerate(zip(queries, lengths, strict=True)):
         distance = torch.arange(m) - torch.arange(m - n, m)[:, None]
         visible = torch.ones(n, m, dtype=torch.bool)
@@ -377,7 +378,7 @@ def test_partial_is_what_a_band_cuts(data, lengths, left, right):
             visible &= distance <= right
         for pointer, col, offsets, size, other, mask in (
             (lists.row_ptr, lists.col, q_offsets, n, m, visible),
-            (lists.row_ptr_t, lists.col_t, k_offsets, m, n, visible.T),
+            (row_ptr_t, col_t, k_offsets, m, n, visible.T),
         ):
             first = int(offsets[user]) // BLOCK + user
             for tile in range(-(-size // BLOCK)):
@@ -392,8 +393,9 @@ def test_lists_of_no_blocks():
     offsets = offsets_of([40, 3])
     row_ptr = torch.zeros(5, dtype=torch.int32, device=DEVICE)
     lists = KeyLists.from_rows(row_ptr, row_ptr[:0], offsets, offsets, block=BLOCK)
-    assert lists.row_ptr.tolist() == lists.row_ptr_t.tolist() == [0] * 5
-    assert lists.col.shape == lists.col_t.shape == (0,)
+    row_ptr_t, col_t = lists.transposed()
+    assert lists.row_ptr.tolist() == row_ptr_t.tolist() == [0] * 5
+    assert lists.col.shape == col_t.shape == (0,)
     check_lists(lists, offsets, offsets, q_tokens=43, k_tokens=43)
 
 
