@@ -11,18 +11,20 @@ from attention_cases import DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from key_cases import BLOCK, LENGTHS, offsets_of
-from launch_keys import batches, record_launches, watch_launches
-from processes import run_python
-from torch.utils._python_dispatch import TorchDispatchMode
+from retrieval_cases import (
+    BACKENDS,
+    categories_of,
+    expected_lists,
+    jagged,
+    listed,
+    means_of,
+    use,
+)
 
 from jagged_kernels import JaggedTensor
-from jagged_kernels.attention.retrieval import block_means as means_module
-from jagged_kernels.attention.retrieval import choice, native_choice, retrieval, triton_choice
-from jagged_kernels.attention.retrieval.block_means import block_means, block_means_op
-from jagged_kernels.attention.retrieval.choice import choose_blocks
+from jagged_kernels.attention.retrieval import native_choice, retrieval
+from jagged_kernels.attention.retrieval.block_means import block_means
 from jagged_kernels.attention.retrieval.retrieval import retrieved_blocks
-from jagged_kernels.core import contents
-from jagged_kernels.schedule.keys import build, transpose
 from jagged_kernels.schedule.keys.check import check_lists
 
 # --- means ----------------------------------------------------------------------------------------

@@ -91,7 +91,8 @@ def test_scores_that_are_no_numbers(monkeypatch):
     """NaN is higher than all, as in `torch.topk`; infinities are scores."""
     q = JaggedTensor(torch.ones(1, 1, 4, device=DEVICE), offsets_of([1]))
     of_block = torch.tensor([1.0, math.nan, -math.inf, math.inf, 0.0, -0.0], device=DEVICE)
-    k = JaggedTensor(of_block.repeat_interleave(BLOCK)[:, None, None].repeat(1, 1, 4), offsets_of([96]))
+    values = of_block.repeat_interleave(BLOCK)[:, None, None].repeat(1, 1, 4)
+    k = JaggedTensor(values, offsets_of([96]))
     for backend in ("triton", "native"):
         use(monkeypatch, backend)
         for top_k, expected in ((1, [1]), (2, [1, 3]), (4, [0, 1, 3, 4]), (5, [0, 1, 3, 4, 5])):

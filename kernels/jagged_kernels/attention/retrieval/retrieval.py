@@ -80,6 +80,15 @@ def retrieved_blocks(
     >>> lists = retrieved_blocks(x, x, 1, newest=1, block=16, causal=True)
     >>> lists.row_ptr.tolist()
     [0, 1, 3, 5, 7, 9, 11, 13]
+
+    Means kept, of the six blocks that are whole:
+
+    >>> k, q = x[0], torch.randn(3, 2, 8)
+    >>> kept = k[:96].view(6, 16, 2, 8).mean(1)
+    >>> means = JaggedTensor(kept, torch.tensor([0, 6]))
+    >>> lists = retrieved_blocks(q, x, 2, newest=1, block=16, key_means=means)
+    >>> jagged_attention(q, x, x, keys=lists).shape
+    torch.Size([1, 3, 2, 8])
     """
     top_k, newest, groups = (
         as_int(name, x) for name, x in (("top_k", top_k), ("newest", newest), ("groups", groups))

@@ -139,9 +139,7 @@ class KeyLists:
         assert self.k_offsets is not None
         q_tokens = total_of(self.q_offsets, q_tokens, argument="q_tokens")
         k_tokens = total_of(self.k_offsets, k_tokens, argument="k_tokens")
-        batch = Batch(
-            self.q_offsets, self.k_offsets, q_tokens, k_tokens, self.block, self.groups
-        )
+        batch = Batch(self.q_offsets, self.k_offsets, q_tokens, k_tokens, self.block, self.groups)
         tables = transposed_lists(self.row_ptr, self.col, batch, self.window)
         if can_be_read(self.row_ptr):
             self.row_ptr_t, self.col_t = tables

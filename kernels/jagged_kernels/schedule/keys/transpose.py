@@ -21,9 +21,7 @@ _MOST_ENTRIES = 2**31 - 1
 _Rows = tuple[Tensor, Tensor]
 
 
-def sorted_rows(
-    row_ptr: Tensor, blocks: Tensor, batch: Batch, window: tuple[int, int]
-) -> _Rows:
+def sorted_rows(row_ptr: Tensor, blocks: Tensor, batch: Batch, window: tuple[int, int]) -> _Rows:
     """(row_ptr, col) of `KeyLists`, from lists of plain key blocks.
 
     Does not wait for a GPU; by sorting, so that it is the same each time.
@@ -75,9 +73,7 @@ def transposed_lists(row_ptr: Tensor, col: Tensor, batch: Batch, window: tuple[i
     )  # fmt: skip
 
 
-def _native_transpose(
-    row_ptr: Tensor, col: Tensor, batch: Batch, window: tuple[int, int]
-) -> _Rows:
+def _native_transpose(row_ptr: Tensor, col: Tensor, batch: Batch, window: tuple[int, int]) -> _Rows:
     """By sorting."""
     if min(batch.entries()) == 0 or col.shape[0] == 0:
         return _zeros(col, batch.entries()[1] + 1), torch.zeros_like(col)

@@ -37,9 +37,7 @@ def launch_transpose(
     offsets = (batch.q_offsets.contiguous(), batch.k_offsets.contiguous())
     sizes = (users, search_steps(users))
     constants = {"BLOCK": block, "GROUPS": groups, "KEYS": _KEYS, "TILES": _TILES}
-    launch(
-        _count_listing_kernel, grid, (*given, *offsets, counts, *sizes), constants, num_warps=4
-    )
+    launch(_count_listing_kernel, grid, (*given, *offsets, counts, *sizes), constants, num_warps=4)
     row_ptr_t = counts.cumsum(0, dtype=torch.int32)
     launch(
         _fill_transpose_kernel, grid, (*given, *offsets, row_ptr_t, col_t, *sizes, *window),
