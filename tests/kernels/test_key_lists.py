@@ -249,7 +249,7 @@ def test_lists_are_built_in_a_compiled_function(backend, rule):
         lists = build_lists(
             rule, offsets, offsets, q_tokens=tokens, k_tokens=tokens, heads=2, longest=128
         )
-        return lists.row_ptr, lists.col, lists.row_ptr_t, lists.col_t
+        return lists.row_ptr, lists.col, *lists.transposed()
 
     for lengths in ([40, 9], [100, 0, 20, 8]):
         offsets = offsets_of(lengths)
