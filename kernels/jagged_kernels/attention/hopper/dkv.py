@@ -35,6 +35,7 @@ from jagged_kernels.attention.hopper.blocks import (
 from jagged_kernels.attention.plans import Call
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.layouts import empty_as
 from jagged_kernels.device.arithmetic import LOG2_E
 from jagged_kernels.schedule.policy.hopper import HopperConfig, dkv_config
 
@@ -66,8 +67,7 @@ def launch_dkv(
     """
     kv_heads, dim = k.shape[1:]
     config = config or dkv_config(dim)
-    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    dk, dv = empty_as(k), empty_as(v)
     part_k, block = config.part_q, config.block
     constants, options = plan(call.mirrored, config)
     launch(

@@ -49,6 +49,7 @@ from jagged_kernels.attention.hopper.exact import launch_exact
 from jagged_kernels.attention.plans import PLANS, Call, empty_lse, scale_argument
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.layouts import empty_as
 from jagged_kernels.schedule.policy.hopper import HopperConfig, forward_config
 
 _FAR = gl.constexpr(FAR)
@@ -72,9 +73,9 @@ def launch_forward(
         rows: tiles of `config.tile_q` queries.
         config: in place of the rule's.
     """
-    tokens, heads, dim = q.shape
+    _, heads, dim = q.shape
     config = config or forward_config(dim)
-    o = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
+    o = empty_as(q)
     lse2 = empty_lse(q) if with_lse else None
     marks = torch.empty((rows.shape[0], config.consumers, heads), dtype=torch.int8, device=q.device)
     part_q, block = config.part_q, config.block
