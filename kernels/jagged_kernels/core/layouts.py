@@ -45,6 +45,7 @@ def rows_of_dims(x: Tensor) -> Tensor:
 
 def empty_as(x: Tensor) -> Tensor:
     """Uninitialised, contiguous, of the shape, dtype and device of x."""
-    # `empty_like` takes half the time of `empty`, but would keep other strides.
-    contiguous = x.is_contiguous()
-    return torch.empty_like(x) if contiguous else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    # In half the time of `empty`; of what is not contiguous it would keep the strides.
+    if x.is_contiguous():
+        return torch.empty_like(x)
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)

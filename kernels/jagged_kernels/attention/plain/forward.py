@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
