@@ -223,6 +223,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str]) -> int:
     try:
+        with _signals_as_interrupts():
+            return _run(arguments)
+    except Terminated as ended:
+        return 128 + ended.signal
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `jagged datasets | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
         parser = build_parser(arguments)
         parsed = parser.parse_args(arguments)
         if parsed.command is None:
@@ -237,16 +250,9 @@ def _main(arguments: Sequence[str]) -> int:
             if os.environ.get("RANK", "0") != "0":
                 return 1  # one of them speaks
             raise ValueError(f"{parsed.command} is done by one process: start it without torchrun")
-        command = COMMANDS[parsed.command]
-        with _signals_as_interrupts():
-            return _find(command.run)(parsed) or 0
-    except Terminated as ended:
-        return 128 + ended.signal
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # `jagged datasets | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return _find(COMMANDS[parsed.command].run)(parsed) or 0
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         # Every error that is meant for the user is a ValueError (DataError, RunError, ...).
         verbosity.print_traceback(error)

@@ -19,21 +19,21 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from click_data import ClickDataset, open_dataset
 from jagged_kernels import JaggedTensor
-from jagged_ranking import cli
+from jagged_ranking import cli, verbosity
 from jagged_ranking.data import loader
 from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.models.encoders.mean_pool import MeanPool
 from jagged_ranking.models.model_config import ModelConfig
 from jagged_ranking.training import join_ranks
 from jagged_ranking.training.config import TrainConfig
-from jagged_ranking.training.rank_group import RankGroup
+from jagged_ranking.training.rank_group import RankGroup, RankLostError
 from jagged_ranking.training.ranks import Ranks
 from jagged_ranking.training.trainer import TrainResult, train
 
@@ -260,6 +260,7 @@ def commands(data: Path, other: Path, out: Path) -> None:
         "model": [*new, "--loss", "next_item", "--head", "dot", "--model", "din"],
         "gloo": new,
         "silent": [*plain, str(out / "silent"), "--model", "mean_pool"],
+        "told late": [*plain, str(out / "late"), "--model", "mean_pool"],
         "fine": [*new, "--model", "mean_pool"],
     }
     pairs = {name: (new, words) for name, words in changed.items()}
@@ -274,12 +275,20 @@ def commands(data: Path, other: Path, out: Path) -> None:
                 join_ranks.TIMEOUT = timedelta(seconds=4)
                 if os.environ["RANK"] == "1":
                     RankGroup.whole = lambda *_: signal.pause()
+            if name == "told late":
+                leads = os.environ["RANK"] == "0"
+                RankGroup.whole = lambda *_: _lost() if leads else signal.pause()
+                verbosity.print_traceback = lambda _: os.kill(os.getpid(), signal.SIGTERM)
             return cli.main(pair[int(os.environ["RANK"])])
 
         statuses = forked(2, do, said=out / f"{name} ")
         said = [(out / f"{name} {rank}").read_text() for rank in (0, 1)]
         found[name] = {"statuses": statuses, "said": said}
     print(json.dumps(found))
+
+
+def _lost() -> NoReturn:
+    raise RankLostError("rank 0: others are gone")
 
 
 def long_training(data: Path, out: Path) -> list[str]:

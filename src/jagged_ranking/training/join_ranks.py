@@ -114,16 +114,20 @@ def _spoken() -> Iterator[None]:
         yield
     except BaseException as error:
         alone = isinstance(error, RankLostError) or not isinstance(error, ValueError | OSError)
+        silent = rank and not alone
+        if not silent and threading.current_thread() is threading.main_thread():
+            # torchrun's may come before the line is written, which would be lost
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if isinstance(error, KeyboardInterrupt):
             print(
                 f"jagged: rank {rank} was told to end, perhaps since another rank has ended; "
                 "--resume goes on from the last checkpoint",
                 file=sys.stderr,
             )
-        if rank and not alone:
+        if silent:
             time.sleep(GRACE_SECONDS)  # rank 0 says it, ends, and then torchrun ends this one
         signal.alarm(GRACE_SECONDS)
-        if rank and not alone:
+        if silent:
             raise ValueError(f"rank {rank}: {error}") from error
         raise
 

@@ -120,6 +120,13 @@ def test_a_rank_that_does_not_answer_is_not_waited_for(refused: dict[str, Any]) 
     assert "jagged: rank 0: another process of this run has ended or does not" in found["said"][0]
 
 
+def test_a_rank_that_is_told_to_end_while_it_speaks_ends_its_line(refused: dict[str, Any]) -> None:
+    found = refused["told late"]
+    assert found["statuses"] == [1, 143]
+    assert found["said"][0].endswith("jagged: rank 0: others are gone\n")  # behind a bar
+    assert "jagged: rank 1 was told to end, " in found["said"][1]
+
+
 def test_rank_0_alone_speaks(refused: dict[str, Any]) -> None:
     assert refused["fine"]["statuses"] == [0, 0]
     assert "best epoch: 0" in refused["fine"]["said"][0]
