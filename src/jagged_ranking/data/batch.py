@@ -230,6 +230,7 @@ def make_batch(
 
 def _brought(values: Tensor, device: torch.device) -> Tensor:
     """The same on a device, without waiting for a GPU."""
-    if device.type == "cuda" and values.device.type == "cpu":  # from other memory a copy would wait
+    # from other memory a copy would wait
+    if device.type == "cuda" and values.device.type == "cpu" and values.numel():
         values = values.pin_memory()
     return values.to(device, non_blocking=True)
