@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import NullLocator, PercentFormatter
 
 from jagged_ranking.figures import style
 from jagged_ranking.figures.labels import reference_line
@@ -55,6 +55,8 @@ def _figure(logs: list[dict], manifest: Mapping[str, Any]) -> Figure:
     for panel, (metric, label, unit) in zip(panels, _PANELS, strict=True):
         panel.plot(events, [log[metric] / unit for log in logs], **line)
         panel.set_xscale("log")
+        panel.set_xticks(events, [_short(count) for count in events])
+        panel.xaxis.set_minor_locator(NullLocator())
         panel.set_xlabel("events of the log")
         panel.set_ylabel(label)
     memory, waiting, rate = panels
@@ -76,3 +78,11 @@ def _figure(logs: list[dict], manifest: Mapping[str, Any]) -> Figure:
     )
     style.finish(figure, manifest, note=note)
     return figure
+
+
+def _short(count: int) -> str:
+    """1,500,000 is 1.5M."""
+    for unit, letter in ((10**6, "M"), (10**3, "k")):
+        if count >= unit:
+            return f"{count / unit:g}{letter}"
+    return f"{count}"

@@ -33,6 +33,8 @@ def test_the_figure_shows_every_log_with_limit_and_goal(drawn: dict[str, Any]) -
     said = "\n".join(text.get_text() for text in figure.findobj(Text))
     for wanted in ("limit: 4 GiB", "goal: below 5%", "HSTU, 512 requests", "the log's columns"):
         assert wanted in said
+    for panel in figure.axes:
+        assert [label.get_text() for label in panel.get_xticklabels()] == ["1M", "10M", "50M"]
     memory = figure.axes[0].get_lines()[0]
     assert list(memory.get_ydata()) == pytest.approx([1.0, 1.05, 1.3])
     assert list(memory.get_xdata()) == [1e6, 1e7, 5e7]
