@@ -26,7 +26,7 @@ from click_data.errors import DataError
 from click_data.holding import abandoned, delete, held, unfinished
 
 _VALUES = 2**20  # of a column that are decoded at once, about
-_STARTS = "starts"  # of lists
+_STARTS = "starts.flat"  # of lists
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _kind(of: pa.DataType) -> np.dtype:
 
 
 def _file(name: str) -> str:
-    return f"column {quote(name, safe=' ')}"
+    return f"column {quote(name, safe=' ')}.flat"
 
 
 def _mapped(path: Path, kind: np.dtype) -> NDArray[Any]:

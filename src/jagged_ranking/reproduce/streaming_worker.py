@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 WARM_UP = 10  # steps that compile, and that read what the first batches need
-_EVERY = 0.005  # seconds between two looks
+_EVERY = 0.02  # seconds between two looks
 
 
 class PeakMemory:
