@@ -34,9 +34,9 @@ CATEGORY_STD = 0.7
 
 def log_bucket(x: Tensor) -> Tensor:
     """floor(log2(1 + x)) of integers, at most `BUCKETS` - 1; negative ones go to 0."""
-    # The binary exponent: a logarithm of 8 may be a little less than 3 on another device.
-    exponent = torch.frexp(x.clamp(min=0).double() + 1).exponent - 1
-    return exponent.clamp(max=BUCKETS - 1)
+    # Compared with powers: a logarithm of 8 may be a little less than 3 on another device.
+    least = 2 ** torch.arange(1, BUCKETS, device=x.device) - 1
+    return torch.bucketize(x, least, right=True, out_int32=True)
 
 
 class Arrivals(NamedTuple):

@@ -13,8 +13,8 @@ from torch import nn
 
 from click_data import ClickDataset
 from jagged_kernels import JaggedTensor
-from jagged_ranking.data.batch import MATCHES
 from jagged_ranking.data.data_shape import DataShape, Scale
+from jagged_ranking.data.matches import MATCHES
 from jagged_ranking.layers.embeddings import BUCKETS, log_bucket
 from jagged_ranking.layers.head import PRIOR_EVENTS, history_features
 from jagged_ranking.layers.scaling import StandardWithLog
@@ -33,7 +33,10 @@ HISTORY_FIELDS = ("item", "categories", "age", "recency", "signals")
 
 def test_log_bucket() -> None:
     x = torch.tensor([-5, 0, 1, 2, 3, 6, 7, 2**20 - 1, 2**62])
-    assert log_bucket(x).tolist() == [0, 0, 1, 1, 2, 2, 3, 20, BUCKETS - 1]
+    buckets = [0, 0, 1, 1, 2, 2, 3, 20, BUCKETS - 1]
+    assert log_bucket(x).tolist() == buckets
+    # models are compiled on CPUs, too, for which not every operation can be
+    assert torch.compile(log_bucket)(x).tolist() == buckets
 
 
 def test_history_features(toy: ClickDataset) -> None:
