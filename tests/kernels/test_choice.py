@@ -38,7 +38,9 @@ def kernels_of(picks: Picks) -> set[str]:
 
 
 ROOM = "jagged_kernels.attention."
-OPERATORS = {"general": "attention_triton_general", "split": "attention_split"}
+# Of a family that takes all that a call can ask for: without and with any of it.
+OPERATORS = {"split": ("attention_split", "attention_split_general")}
+OTHERS = ("attention_triton", "attention_triton_general")
 EVERY_KERNEL = {name for names in KERNELS.values() for name in names if name} | set(SHORT_KERNELS)
 
 
@@ -75,8 +77,7 @@ def check(call: Call, picks: Picks, keys: list[Key], monkeypatch: pytest.MonkeyP
     # Of a sum of squares: its gradient has a layout of its own.
     values.square().sum().backward()
     general = any(options.get(name) for name in ("bias", "dropout_p", "scores", "keys"))
-    family = "general" if general else picks[0]
-    assert operators == [OPERATORS.get(family, "attention_triton")]
+    assert operators == [OPERATORS.get(picks[0], OTHERS)[general]]
     launched = {f"{module.removeprefix(ROOM)}.{name}" for name, module, *_ in keys}
     expected = kernels_of(picks)
     if not call.length:

@@ -147,9 +147,13 @@ CALLS = {
     "few dense queries": Call(200, 64, SPLIT, queries=3),
     "few dense queries, a schedule": Call(200, 64, SPLIT, queries=3, schedule={"split": "split"}),
     "few dense queries, whole rows": Call(200, 64, PLAIN, queries=3, schedule={"split": "rows"}),
-    "few dense queries, bias": Call(200, 64, GENERAL, queries=3, bias=True),
-    "few dense queries, cut rows and bias": Call(
-        200, 64, GENERAL, queries=3, schedule={"split": "stream"}, bias=True
+    "few dense queries, bias": Call(200, 64, SPLIT, queries=3, bias=True),
+    "few dense queries, cut rows, bias, dropout and pointwise scores": Call(
+        200, 64, SPLIT, queries=3, schedule={"split": "stream"}, bias=True,
+        options={"dropout_p": 0.5, "scores": SiLU()},
+    ),
+    "few dense queries, whole rows and bias": Call(
+        200, 64, GENERAL, queries=3, schedule={"split": "rows"}, bias=True
     ),
     "many dense queries": Call(200, 64, PLAIN, queries=65),
     "short users, pointwise scores": Call(20, 16, SHORT, options={"scores": SiLU()}),
@@ -162,9 +166,12 @@ CALLS = {
         LONG[128], 128, GENERAL, schedule={"keys": LISTS}, options={"keys": LISTS}
     ),
     "few dense queries, pointwise scores": Call(
-        200, 64, GENERAL, queries=3, options={"scores": SiLU()}
+        200, 64, SPLIT, queries=3, options={"scores": SiLU()}
     ),
-    "few dense queries, lists of keys": Call(
+    "few dense queries, whole rows and pointwise scores": Call(
+        200, 64, GENERAL, queries=3, schedule={"split": "rows"}, options={"scores": SiLU()}
+    ),
+    "few dense queries, keys of a rule": Call(
         200, 64, GENERAL, queries=3, options={"keys": LISTS}
     ),
     "no key": Call(0, 64, PLAIN, queries=1),

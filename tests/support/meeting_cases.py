@@ -9,23 +9,46 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from attention_cases import DEVICE, Inputs, assert_no_worse
+import triton
+import triton.language as tl
+from attention_cases import DEVICE, Inputs, assert_no_worse, queries_of
 from torch import Tensor
 
-from jagged_kernels import JaggedTensor, jagged_attention
+from jagged_kernels import JaggedTensor, PointwiseScores, Sigmoid, SiLU, jagged_attention
 
 GRADIENTS = ("dq", "dk", "dv")
 # [H or 1, n, m] of (user, queries, keys): which pairs are visible.
 Mask = Callable[[int, int, int], Tensor]
 
 
-def run(backend: Any, inputs: Inputs, **options: Any) -> dict[str, Tensor]:
-    """o and the gradients of q, k and v."""
+@triton.jit
+def squared(score):
+    return tl.maximum(score, 0.0) * tl.maximum(score, 0.0)
+
+
+@triton.jit
+def d_squared(score, d_weight):
+    return 2.0 * tl.maximum(score, 0.0) * d_weight
+
+
+OWN = PointwiseScores("squared relu", lambda x: x.relu().square(), squared, d_squared)
+POLICIES = {
+    "silu": (SiLU(), torch.nn.functional.silu),
+    "silu by a number": (SiLU(divide_by=50), torch.nn.functional.silu),
+    "sigmoid": (Sigmoid(divide_by=1.5), torch.sigmoid),
+    "own": (OWN, lambda x: x.relu().square()),
+}
+
+
+def run(backend: Any, inputs: Inputs, *, split: Any = None, **options: Any) -> dict[str, Tensor]:
+    """o and the gradients of q, k and v; `split` as `attention_cases.queries_of` has it."""
     leaves = [t.detach().requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
-    q = JaggedTensor(leaves[0], inputs.q_offsets)
     k, v = (JaggedTensor(x, inputs.k_offsets) for x in leaves[1:])
-    out = jagged_attention(q, k, v, backend=backend, **options).values
-    return _with_gradients(out, inputs, leaves)
+    q, schedule = queries_of(inputs, leaves[0], k, split, **options)
+    given: dict[str, Any] = {"schedule": schedule, **options}
+    out: Any = jagged_attention(q, k, v, backend=backend, **given)
+    o = out.values if isinstance(out, JaggedTensor) else out.flatten(0, 1)
+    return _with_gradients(o, inputs, leaves)
 
 
 def formula(

@@ -300,7 +300,7 @@ BUGS = (
     ),
     Bug(
         "split_unseen_keys",
-        "jagged_kernels.attention.split.backward",
+        "jagged_kernels.attention.split.unseen",
         "seen_to = tl.minimum(seen_to, token + shift + right)",
         "seen_to = seen_to",
         ("kernels/split::test_every_element_is_written",),

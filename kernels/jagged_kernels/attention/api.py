@@ -15,6 +15,7 @@ from jagged_kernels.attention.operators import general as ops_general
 from jagged_kernels.attention.operators import native as ops_native
 from jagged_kernels.attention.operators import plain as ops
 from jagged_kernels.attention.operators import split as ops_split
+from jagged_kernels.attention.operators import split_general as ops_split_general
 from jagged_kernels.attention.reference import attention_reference
 from jagged_kernels.attention.scores.bias import Bias, bias_terms
 from jagged_kernels.attention.scores.bias_terms import BiasTerms
@@ -230,7 +231,6 @@ def jagged_attention(
     meets = _RANGES if lists is None and scores is None else MeetTerms.of(lists, scores)
 
     if chosen == "triton":
-        general = terms is not None or seed is not None or meets is not _RANGES
         if schedule is None:
             # Short of a schedule of the caller's, rows are enough for what takes them.
             schedule = build_schedule(
@@ -242,7 +242,6 @@ def jagged_attention(
                 dense=dense,
                 window=band,
                 head_dim=max(q_jagged.values.shape[2], v.values.shape[2]),
-                split="rows" if general else "auto",
                 keys=keys,
                 lists=lists,
             )
@@ -281,7 +280,21 @@ def jagged_attention(
             spans = (partition.spans, partition.block)
             spans_t = (partition_t.spans, partition_t.block)
             rest = (*spans, *rows, *spans_t, *mask)
-            o, lse2 = call(ops_split.attention_split, *qkv, with_lse, *rest)
+            if terms is None and seed is None and meets is _RANGES:
+                o, lse2 = call(ops_split.attention_split, *qkv, with_lse, *rest)
+            else:
+                o, lse2 = call(
+                    ops_split_general.attention_split_general,
+                    *qkv,
+                    with_lse,
+                    *rest,
+                    q_jagged.offsets,
+                    k.offsets,
+                    seed,
+                    dropout_p,
+                    *meets,
+                    *(BiasTerms() if terms is None else terms),
+                )
         else:
             o, lse2 = call(ops.attention_triton, *qkv, with_lse, *rows, *mask, schedule.offsets)
         lse = lse2 * math.log(2) if return_lse else lse2

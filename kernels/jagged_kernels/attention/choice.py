@@ -88,7 +88,14 @@ class Family(NamedTuple):
 
 
 SPLIT = Family(
-    "split", "rows cut among programs, merged by a second launch", "split", rows=("cut",)
+    "split",
+    "rows cut among programs, merged by a second launch",
+    "split",
+    scores=("softmax", "pointwise"),
+    keys=("ranges", "lists"),
+    rows=("cut",),
+    bias=True,
+    dropout=True,
 )
 HOPPER_FORWARD = Family(
     "hopper forward",

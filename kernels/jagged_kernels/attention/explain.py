@@ -44,7 +44,7 @@ from jagged_kernels.schedule.dense import DenseShape, check_dense
 from jagged_kernels.schedule.keys.lists import KeyLists
 from jagged_kernels.schedule.keys.rules import KeyRule
 from jagged_kernels.schedule.schedule import AttentionSchedule, dense_queries
-from jagged_kernels.schedule.tiles import choose_tiles, cut_refusal, tile_to_cut
+from jagged_kernels.schedule.tiles import choose_tiles, cut_refusal, list_cut_refusal, tile_to_cut
 from jagged_kernels.tensors.checks import as_scale
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
@@ -126,11 +126,8 @@ def explain_attention(
         cut, tile_q, tile_k = schedule.partition is not None, schedule.tile_q, schedule.tile_k
         shared = schedule.offsets is not None
     else:
-        whole = has_bias or has_dropout or scores is not None or keys is not None
-        tile = None if keys is None else keys.block
         split, tile_q, tile_k = choose_tiles(
-            dense, "rows" if whole else "auto", tile, tile,
-            q_tokens=tokens, device=device, **sizes,
+            dense, "auto", q_tokens=tokens, device=device, keys=keys, **sizes,
         )  # fmt: skip
         cut, shared = split != "rows", isinstance(q, JaggedTensor) and q.offsets is k.offsets
     asked = Asked(
@@ -145,6 +142,7 @@ def explain_attention(
     if isinstance(scores, PointwiseScores):
         scores.functions()
     uncut = cut_refusal(dense, tile_to_cut(dense), device=device, **sizes)
+    uncut = uncut or list_cut_refusal(keys, dense)
     if uncut is None and schedule is not None:
         uncut = "the schedule was built with split='rows'"
     return "\n".join([*said, *_with_kernels(asked, qkv, tokens, users, None if cut else uncut)])

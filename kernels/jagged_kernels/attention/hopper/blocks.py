@@ -44,9 +44,25 @@ def token_blocks(x: Tensor, block: int) -> TensorDescriptor:
     h * x.stride(1). Tokens from T on read as 0.
     """
     tokens, heads, dim = x.shape
-    width = (heads - 1) * x.stride(1) + dim
-    layout = _block_layout(block, dim, x.dtype)
-    return TensorDescriptor(x, [tokens, width], [x.stride(0), 1], [block, dim], layout)
+    stride_t, stride_h, _ = x.stride()
+    width = (heads - 1) * stride_h + dim
+    # Past its constructor, whose checks take as long as a launch: `tma_reads` has looked at x, and
+    # what else there is was checked with the first of its kind.
+    descriptor = object.__new__(TensorDescriptor)
+    kept = _kept_fields(block, width, stride_t, dim, x.dtype)
+    descriptor.__dict__ = {**kept, "base": x, "shape": [tokens, width]}
+    return descriptor
+
+
+@lru_cache(PLANS)
+def _kept_fields(
+    block: int, width: int, stride_t: int, dim: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Of a descriptor, what a batch does not change."""
+    layout = _block_layout(block, dim, dtype)
+    base = torch.empty(0, dtype=dtype)
+    first = TensorDescriptor(base, [block, width], [stride_t, 1], [block, dim], layout)
+    return {name: value for name, value in vars(first).items() if name not in ("base", "shape")}
 
 
 @lru_cache  # 20 microseconds
