@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+import score_policies
 import torch
 from attention_cases import DEVICE, Case, Inputs, Standard, run
-from choice_cases import hopper_fits
+from choice_cases import hopper_fits, on_hopper
 from processes import run_python
 from torch import Tensor
 
@@ -17,15 +19,10 @@ from jagged_kernels.schedule.policy.hopper import forward_config
 from jagged_kernels.schedule.rows import build_rows
 from jagged_kernels.schedule.window import resolve_window
 
-HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
 # Around parts of 64 queries, tiles of 128 and blocks of 128 keys.
 LENGTHS = [0, 1, 63, 64, 65, 127, 128, 129, 1000, 0, 7, 300]
 DIMS = pytest.mark.parametrize("dim", [64, 128])
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-
-
-def on_hopper(test: Any) -> Any:
-    return pytest.mark.gpu(pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")(test))
 
 
 def attend(
@@ -344,11 +341,21 @@ from jagged_kernels.attention.plans import AttentionShape, Call
 from jagged_kernels.attention.hopper import dkv as gluon_dkv
 from jagged_kernels.attention.hopper import exact_backward
 from jagged_kernels.attention.hopper import dq as gluon_dq
+from jagged_kernels.attention.hopper import exact
 from jagged_kernels.attention.hopper import forward as gluon_forward
+from jagged_kernels.attention.hopper.policies import in_gluon
+from jagged_kernels.attention.meeting import MeetArguments, MeetShape
+from jagged_kernels.attention.scores.bias_launch import NO_BIAS
+from jagged_kernels.attention.scores.policy import functions_of
 from jagged_kernels.schedule.policy import hopper
 
+sys.path.append(sys.argv[1])
+from score_policies import OWN
 
-def compile_kernel(name, dim):
+BY_KEYS = MeetArguments("constexpr", "constexpr", "constexpr", "constexpr", "*i64", "fp32")
+
+
+def compile_kernel(name, dim, policy):
     kernel, config, tiles = {
         "forward": (gluon_forward._forward_kernel, hopper.forward_config(dim), "q"),
         "dq": (gluon_dq._dq_kernel, hopper.DQ_CONFIG, ("q", "do", "o")),
@@ -363,7 +370,11 @@ def compile_kernel(name, dim):
     shape = AttentionShape(
         8, 1, dim, dim, dim, dim, config.tile_q, 1, config.block, True, True, "ieee", *strides
     )
-    constants = {"S": shape, "C": config, "NEGATE": True}
+    functions = functions_of(policy) if policy else (None, None)
+    weight, d_score = map(in_gluon, functions)
+    constants = {"S": shape, "C": config, "NEGATE": True, "WEIGHT": weight, "D_SCORE": d_score}
+    softmax = ("lse2_ptr", "d_lse2_ptr", "delta_ptr", "o_blocks")
+    constants |= dict.fromkeys(softmax if policy else ("meets",))
     pointers = {
         "lse2_ptr": "*fp32", "d_lse2_ptr": "*fp32", "delta_ptr": "*fp32", "marks_ptr": "*i8",
         "rows_ptr": "*i32",
@@ -372,6 +383,8 @@ def compile_kernel(name, dim):
     def kind(argument):
         if argument in constants:
             return "constexpr"
+        if argument == "meets":
+            return BY_KEYS
         if argument.endswith("_blocks"):
             tile = argument.removesuffix("_blocks") in tiles
             return blocks(config.part_q if tile else config.block)
@@ -388,42 +401,62 @@ def compile_kernel(name, dim):
     options = {"num_warps": config.warps, "maxnreg": config.start_registers}
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert "wgmma.mma_async" in compiled.asm["ptx"] and compiled.asm["cubin"]
+    assert compiled.metadata.shared <= 227 * 1024 // config.residents
 
 
-def compile_exact_backward(dim):
-    kernel = exact_backward._exact_backward_kernel
+def compile_exact(module, dim, policy):
     q, k = (torch.zeros(2, heads, dim, dtype=torch.bfloat16) for heads in (4, 2))
     call = Call.of(q, k, k, q, left=3, right=0, scale=-1.0)
     part = hopper.dkv_config(dim).part_q
-    _, constants = exact_backward._constants(call, part, part, 2, 2)
+    weight, d_score = functions_of(policy) if policy else (None, None)
+    shape = MeetShape(weight=weight, d_score=d_score)
+    if module is exact:
+        kernel = exact._exact_kernel
+        shape, config, _ = exact._layout(call.shape(tile=2 * part, block=64), part, 2)
+        constants = {"S": shape, "NEGATE": True, "WEIGHT": weight, "PARTS": 2, **NO_BIAS}
+        options = config.options()
+    else:
+        kernel = exact_backward._exact_backward_kernel
+        _, constants = exact_backward._constants(call, part, part, 2, 2, shape)
+        options = {"num_warps": 4, "num_stages": 1}
+    names = kernel.arg_names
+    constants = {name: value for name, value in constants.items() if name in names}
+    if not policy:
+        constants["meets"] = None
     numbers = {"lse2_ptr": "*fp32", "delta_ptr": "*fp32", "scale": "fp32", "scale_log2": "fp32"}
-    integers = ("rows_ptr", "rows_t_ptr", "alarm_ptr")
+    numbers |= dict.fromkeys(("rows_ptr", "rows_t_ptr", "alarm_ptr"), "*i32")
+    numbers |= {"marks_ptr": "*i8", "meets": BY_KEYS}
 
     def kind(argument):
         if argument in constants:
             return "constexpr"
-        if argument in integers:
-            return "*i32"
         return numbers.get(argument, "*bf16" if argument.endswith("_ptr") else "i32")
 
-    names = kernel.arg_names
     source = ASTSource(
         fn=kernel,
         signature={argument: kind(argument) for argument in names},
         constexprs={(names.index(c),): value for c, value in constants.items()},
     )
-    options = {"num_warps": 4, "num_stages": 1}
     assert triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["cubin"]
 
 
-compile_exact_backward(128)
+# Of a policy its key; "" for softmax.
+policy = sys.argv[2]
+compile_exact(exact, 128, policy)
+compile_exact(exact_backward, 128, policy)
 for name, dim in (("forward", 64), ("forward", 128), ("dq", 128), ("dkv", 64), ("dkv", 128)):
     print(name, dim, file=sys.stderr)
-    compile_kernel(name, dim)
+    compile_kernel(name, dim, policy)
+if policy:
+    for one in (OWN.key, "sigmoid"):
+        compile_kernel("forward", 64, one)
+        compile_kernel("dkv", 64, one)
 """
 
 
-def test_it_compiles_without_a_gpu(tmp_path):
+@pytest.mark.parametrize("policy", ["", "silu"], ids=["softmax", "pointwise"])
+def test_it_compiles_without_a_gpu(policy, tmp_path):
     """All in one process, which starts for longer than it compiles."""
-    result = run_python(COMPILE, TRITON_CACHE_DIR=str(tmp_path))
+    support = str(Path(score_policies.__file__).parent)
+    result = run_python(COMPILE, support, policy, TRITON_CACHE_DIR=str(tmp_path))
     assert result.returncode == 0, result.stderr[-2000:]

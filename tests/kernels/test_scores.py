@@ -15,7 +15,8 @@ import torch
 from attention_cases import DEVICE, Case, seen_keys
 from combinations import combined
 from launch_keys import batches, record_launches
-from meeting_cases import OWN, POLICIES, assert_as_exact, pointwise, run
+from meeting_cases import assert_as_exact, pointwise, run
+from score_policies import OWN, POLICIES
 
 from jagged_kernels import (
     ALiBi,

@@ -13,7 +13,8 @@ from bias_cases import Biases
 from choice_cases import SPLIT, said_picks
 from combinations import combined
 from launch_keys import watch_launches
-from meeting_cases import POLICIES, assert_as_exact, pointwise, run, softmax
+from meeting_cases import assert_as_exact, pointwise, run, softmax
+from score_policies import POLICIES
 
 from jagged_kernels import (
     JaggedTensor,

@@ -14,7 +14,8 @@ from attention_cases import DEVICE, Case, Inputs, seen_keys
 from cache_cases import filled
 from combinations import combined
 from launch_keys import record_launches, watch_launches
-from meeting_cases import OWN, POLICIES, assert_as_exact, formula, pointwise, run
+from meeting_cases import assert_as_exact, formula, pointwise, run
+from score_policies import OWN, POLICIES
 
 from jagged_kernels import (
     JaggedTensor,

@@ -160,7 +160,16 @@ CALLS = {
     "no longer short, pointwise scores": Call(
         MOSTLY_SHORT, 16, GENERAL, options={"scores": SiLU()}
     ),
-    "long, pointwise scores": Call(LONG[128], 128, GENERAL, options={"scores": Sigmoid()}),
+    "long, pointwise scores": Call(
+        LONG[128], 128, GENERAL, EVERY_HOPPER, options={"scores": Sigmoid()}
+    ),
+    "long, pointwise scores, head_dim 64": Call(
+        LONG[64], 64, GENERAL, ("hopper forward", "general", "hopper dkv"),
+        options={"scores": SiLU(), "causal": True},
+    ),
+    "long, pointwise scores and bias": Call(
+        LONG[128], 128, GENERAL, bias=True, options={"scores": SiLU()}
+    ),
     "long, lists of keys": Call(LONG[128], 128, GENERAL, options={"keys": LISTS}),
     "long, lists of keys, a schedule": Call(
         LONG[128], 128, GENERAL, schedule={"keys": LISTS}, options={"keys": LISTS}
@@ -203,6 +212,12 @@ def hopper_fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
         *choice.refusals(choice.HOPPER_DKV, asked._replace(of_pass="dkv")),
     ]
     return not said and choice.hopper_reads(q, k, v)
+
+
+def on_hopper(test: Any) -> Any:
+    """A test that needs a Hopper GPU."""
+    hopper = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
+    return pytest.mark.gpu(pytest.mark.skipif(not hopper, reason="needs a Hopper GPU")(test))
 
 
 def pass_for_hopper(monkeypatch: pytest.MonkeyPatch, hopper: bool = True) -> None:

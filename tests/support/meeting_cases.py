@@ -9,35 +9,14 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from attention_cases import DEVICE, Inputs, assert_no_worse, queries_of
 from torch import Tensor
 
-from jagged_kernels import JaggedTensor, PointwiseScores, Sigmoid, SiLU, jagged_attention
+from jagged_kernels import JaggedTensor, jagged_attention
 
 GRADIENTS = ("dq", "dk", "dv")
 # [H or 1, n, m] of (user, queries, keys): which pairs are visible.
 Mask = Callable[[int, int, int], Tensor]
-
-
-@triton.jit
-def squared(score):
-    return tl.maximum(score, 0.0) * tl.maximum(score, 0.0)
-
-
-@triton.jit
-def d_squared(score, d_weight):
-    return 2.0 * tl.maximum(score, 0.0) * d_weight
-
-
-OWN = PointwiseScores("squared relu", lambda x: x.relu().square(), squared, d_squared)
-POLICIES = {
-    "silu": (SiLU(), torch.nn.functional.silu),
-    "silu by a number": (SiLU(divide_by=50), torch.nn.functional.silu),
-    "sigmoid": (Sigmoid(divide_by=1.5), torch.sigmoid),
-    "own": (OWN, lambda x: x.relu().square()),
-}
 
 
 def run(backend: Any, inputs: Inputs, *, split: Any = None, **options: Any) -> dict[str, Tensor]:

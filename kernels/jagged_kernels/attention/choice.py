@@ -105,6 +105,7 @@ HOPPER_FORWARD = Family(
     dtypes=_HALF,
     head_dims=(64, 128),
     equal_dims=True,
+    scores=("softmax", "pointwise"),
     hopper=True,
     tile_q=HOPPER_TILES,
     pays_from=FORWARD_PAYS_FROM,

@@ -4,7 +4,8 @@ Two passes as in `plain.backward`: dQ over the rows (3 products a block), then d
 rows of the transpose (4 products). In both, probabilities and their gradients go from one product
 to the next in registers, so that consumers write no shared memory, and nothing is summed by two
 programs. dQ at head_dim 64 is the plain one's, which is faster. With a mask, a third launch looks
-for what has to be computed again (`hopper.exact_backward`).
+for what has to be computed again (`hopper.exact_backward`). Weights by a policy make their slopes
+from the scores: they have no lse and no delta.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from jagged_kernels.attention.choice import HOPPER_DQ
 from jagged_kernels.attention.hopper.dkv import launch_dkv
 from jagged_kernels.attention.hopper.dq import launch_dq
 from jagged_kernels.attention.hopper.exact_backward import launch_exact_backward
+from jagged_kernels.attention.meeting import RANGES, Meeting
 from jagged_kernels.attention.plain import dq as plain_dq
 from jagged_kernels.attention.plans import Call
 from jagged_kernels.schedule.policy.hopper import DQ_CONFIG, dkv_config, for_tma, forward_config
@@ -38,17 +40,20 @@ def launch_backward(
     right: int,
     scale: float,
     wanted_kv: bool = True,
+    meeting: Meeting = RANGES,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`plain.backward.launch_backward` for what `choice.HOPPER_DKV` takes.
 
     Args:
+        lse2: [0] where weights are by a policy.
         rows, rows_t: of tiles of `forward_config(head_dim).tile_q` queries and keys.
         wanted_kv: False leaves out dk and dv: [0].
     """
     d_o = for_tma(d_o)
-    d_lse2 = None if d_lse2 is None else d_lse2.contiguous()
+    softmax = meeting.constants.weight is None
+    d_lse2 = d_lse2.contiguous() if softmax and d_lse2 is not None else None
     call = Call.of(q, k, v, d_o, left=left, right=right, scale=scale)
-    band: dict[str, Any] = {"left": left, "right": right}
+    band: dict[str, Any] = {"left": left, "right": right, "meeting": meeting}
     dim = q.shape[2]
     tile = forward_config(dim).tile_q
     gluon_dq = dim in HOPPER_DQ.head_dims
@@ -58,8 +63,10 @@ def launch_backward(
     if gluon_dq:
         dq, delta = launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, call, alarm, **band)
     else:
-        dq, delta = plain_dq.launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, call, tile=tile, **band)
-        assert delta is not None, "of a softmax"
+        given = lse2 if softmax else None
+        dq, delta = plain_dq.launch_dq(
+            d_o, d_lse2, q, k, v, o, given, rows, call, tile=tile, **band
+        )
     dkv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, call, alarm, **band) if wanted_kv else None
     if alarm is not None:
         launch_exact_backward(

@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from jagged_kernels.attention import blocks as triton_blocks
+from jagged_kernels.attention import triton_meeting
 from jagged_kernels.attention.plans import PLANS, Call
 from jagged_kernels.schedule.policy.hopper import HopperConfig
 from jagged_kernels.schedule.row_layout import ROW_WIDTH
@@ -24,6 +25,7 @@ from jagged_kernels.schedule.row_layout import ROW_WIDTH
 # They take no layouts, and so they are the same in Gluon.
 whole_blocks = gluon.jit(triton_blocks.whole_blocks.fn)
 _band = gluon.jit(triton_blocks.band.fn)
+_factor_of_user = gluon.jit(triton_meeting.factor_of_user.fn)
 
 _ROW_WIDTH = gl.constexpr(ROW_WIDTH)
 _GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
@@ -122,8 +124,18 @@ def row_fields(rows_ptr, step, count, HEADS: gl.constexpr):
 
 
 @gluon.jit
-def mask_scores(scores, band, before, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr):
-    """-inf where the query does not see the key; see `attention.blocks.visible`.
+def factor_of_place(meets, rows_ptr, step, count, HEADS: gl.constexpr):
+    """1 / n of a policy's weights, of the user of this program's tile number `step`; of any user
+    from `count` on."""
+    return _factor_of_user(meets, rows_ptr, gl.minimum(place_of(step), count - 1) // HEADS)
+
+
+@gluon.jit
+def mask_scores(
+    scores, band, before, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+    HIDDEN: gl.constexpr = float("-inf"),
+):  # fmt: skip
+    """HIDDEN where the query does not see the key; see `attention.blocks.visible`.
 
     Args:
         band: (first query, first key of the last block, end of the keys, shift, left, right).
@@ -131,7 +143,9 @@ def mask_scores(scores, band, before, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.cons
     """
     q_start, last_k, k_end, shift, left, right = band
     k_start = last_k - before
-    return mask_block(scores, q_start, k_start, k_end, shift, left, right, HAS_LEFT, HAS_RIGHT)
+    return mask_block(
+        scores, q_start, k_start, k_end, shift, left, right, HAS_LEFT, HAS_RIGHT, HIDDEN
+    )
 
 
 @gluon.jit

@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from jagged_kernels.attention.hopper.blocks import (
+    factor_of_place,
     left_factor,
     mask_block,
     next_slot,
@@ -32,6 +33,8 @@ from jagged_kernels.attention.hopper.blocks import (
     whole_blocks,
     zero_rows,
 )
+from jagged_kernels.attention.hopper.policies import backward_constants, natural_scores
+from jagged_kernels.attention.meeting import RANGES, Meeting
 from jagged_kernels.attention.plans import Call
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
@@ -47,19 +50,20 @@ def launch_dkv(
     k: Tensor,
     v: Tensor,
     lse2: Tensor,
-    delta: Tensor,
+    delta: Tensor | None,
     rows_t: Tensor,
     call: Call,
     alarm: Tensor | None,
     *,
     left: int,
     right: int,
+    meeting: Meeting = RANGES,
     config: HopperConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`plain.dkv.launch_dkv` for what `choice.HOPPER_DKV` takes.
 
     Args:
-        lse2, delta: [Tq, H] float32, contiguous.
+        lse2, delta: [Tq, H] float32, contiguous; of weights by a policy [0] and None.
         rows_t: tiles of `config.tile_q` keys.
         alarm: as for `launch_dq`, of dk and dv.
         config: in place of the rule's.
@@ -77,9 +81,9 @@ def launch_dkv(
             lse2, delta, dk, dv, alarm, rows_t, rows_t.shape[0],
             token_blocks(k, part_k), token_blocks(v, part_k),
             token_blocks(q, block), token_blocks(d_o, block),
-            call.scale, call.scale * LOG2_E, right, left,
+            meeting.arguments_t, call.scale, call.scale * LOG2_E, right, left,
         ),
-        constants,
+        {**constants, **backward_constants(meeting)},
         **options,
     )  # fmt: skip
     return dk, dv
@@ -88,8 +92,9 @@ def launch_dkv(
 @gluon.jit(do_not_specialize=["row_count", "left", "right"])
 def _dkv_kernel(
     lse2_ptr, delta_ptr, dk_ptr, dv_ptr, alarm_ptr, rows_ptr, row_count,
-    k_blocks, v_blocks, q_blocks, do_blocks,
-    scale, scale_log2, left, right, S: gl.constexpr, C: gl.constexpr,
+    k_blocks, v_blocks, q_blocks, do_blocks, meets,
+    scale, scale_log2, left, right,
+    S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr, D_SCORE: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_blocks.dtype
     TILE: gl.constexpr = [C.consumers, C.part_q, S.D]
@@ -101,13 +106,17 @@ def _dkv_kernel(
         gl.allocate_shared_memory(dtype, TILE, v_blocks.layout),
         gl.allocate_shared_memory(dtype, RING, q_blocks.layout),
         gl.allocate_shared_memory(dtype, RING, do_blocks.layout),
-        gl.allocate_shared_memory(gl.float32, NUMBERS, PLAIN),
-        gl.allocate_shared_memory(gl.float32, NUMBERS, PLAIN),
     )
+    if WEIGHT is None:
+        buffers = buffers + (  # noqa: RUF005 - Gluon does not unpack
+            gl.allocate_shared_memory(gl.float32, NUMBERS, PLAIN),
+            gl.allocate_shared_memory(gl.float32, NUMBERS, PLAIN),
+        )
     barriers = (
         one_barrier(1),  # the tile's K and V are there
         one_barrier(C.consumers),  # they may be overwritten
-        ring_of_barriers(C.stages, 1 + _LANES),  # Q is there, and lane by lane lse2 and delta
+        # Q is there, and lane by lane lse2 and delta, if there are any
+        ring_of_barriers(C.stages, 1 + (_LANES if WEIGHT is None else 0)),
         ring_of_barriers(C.stages, C.consumers),
         ring_of_barriers(C.stages, 1),  # dO is there
         ring_of_barriers(C.stages, C.consumers),
@@ -117,21 +126,24 @@ def _dkv_kernel(
     descriptors = (k_blocks, v_blocks, q_blocks, do_blocks)
     load = (descriptors, lse2_ptr, delta_ptr, rows_ptr, row_count, buffers, barriers)
     differentiate = (
-        dk_ptr, dv_ptr, alarm_ptr, rows_ptr, row_count,
+        dk_ptr, dv_ptr, alarm_ptr, rows_ptr, row_count, meets,
         scale, scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
     if C.consumers == 1:
         gl.warp_specialize(
-            [(_differentiate, (differentiate, S, C, 0)), (_load, (load, S, C))],
+            [
+                (_differentiate, (differentiate, S, C, WEIGHT, D_SCORE, 0)),
+                (_load, (load, S, C, WEIGHT)),
+            ],
             [1],
             [24],
         )
     else:
         gl.warp_specialize(
             [
-                (_differentiate, (differentiate, S, C, 0)),
-                (_differentiate, (differentiate, S, C, 1)),
-                (_load, (load, S, C)),
+                (_differentiate, (differentiate, S, C, WEIGHT, D_SCORE, 0)),
+                (_differentiate, (differentiate, S, C, WEIGHT, D_SCORE, 1)),
+                (_load, (load, S, C, WEIGHT)),
             ],
             [C.warps, 1],
             [C.registers, 24],
@@ -139,11 +151,14 @@ def _dkv_kernel(
 
 
 @gluon.jit
-def _load(args, S: gl.constexpr, C: gl.constexpr):
-    """Brings each tile's K and V, and Q, dO, lse2 and delta of its queries, head by head."""
+def _load(args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr):
+    """Brings each tile's K and V, and Q, dO, lse2 and delta of its queries, head by head.
+
+    Weights by a policy know neither lse2 nor delta.
+    """
     descriptors, lse2_ptr, delta_ptr, rows_ptr, row_count, buffers, barriers = args
     k_blocks, v_blocks, q_blocks, do_blocks = descriptors
-    k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer = buffers
+    k_buffer, v_buffer, q_buffer, do_buffer = buffers[:4]
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
     CONSUMERS: gl.constexpr = C.consumers
     KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
@@ -181,10 +196,12 @@ def _load(args, S: gl.constexpr, C: gl.constexpr):
                     d_o = do_buffer.index(stage)
                     q_there = q_full.index(stage)
                     do_there = do_full.index(stage)
-                    _load_numbers(
-                        lse2_ptr + q_head, delta_ptr + q_head, start, q_end,
-                        lse2_buffer.index(stage), delta_buffer.index(stage), q_there, S.HEADS,
-                    )  # fmt: skip
+                    if WEIGHT is None:
+                        lse2_buffer, delta_buffer = buffers[4:]
+                        _load_numbers(
+                            lse2_ptr + q_head, delta_ptr + q_head, start, q_end,
+                            lse2_buffer.index(stage), delta_buffer.index(stage), q_there, S.HEADS,
+                        )  # fmt: skip
                     if tail:
                         mbarrier.expect(landed, 2 * BLOCK_BYTES)
                         tma.async_copy_global_to_shared(q_blocks, [start, q_column], landed, q)
@@ -224,14 +241,17 @@ def _load_numbers(
 
 
 @gluon.jit
-def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
+def _differentiate(
+    args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr, D_SCORE: gl.constexpr,
+    ME: gl.constexpr,
+):  # fmt: skip
     """One consumer: the keys from ME * ROWS to (ME + 1) * ROWS of every tile.
 
     The queries of the heads of a group follow each other as one long row of blocks.
     """
-    dk_ptr, dv_ptr, alarm_ptr, rows_ptr, row_count = args[:5]
-    scale, scale_log2, left, right, buffers, barriers = args[5:]
-    k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer = buffers
+    dk_ptr, dv_ptr, alarm_ptr, rows_ptr, row_count, meets = args[:6]
+    scale, scale_log2, left, right, buffers, barriers = args[6:]
+    k_buffer, v_buffer, q_buffer, do_buffer = buffers[:4]
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
     OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.D, 16])
@@ -253,6 +273,9 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
         first_k = k_start + ME * ROWS
         dk = gl.zeros([ROWS, D], gl.float32, OUTPUT)
         dv = gl.zeros([ROWS, D], gl.float32, OUTPUT)
+        factor_n = 1.0
+        if WEIGHT is not None:
+            factor_n = factor_of_place(meets, rows_ptr, step, count, KV_HEADS)
         if q_start < q_end:
             mbarrier.wait(tile_full, tile_phase)
             tile_phase ^= 1
@@ -271,10 +294,16 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
             left_over = S.GROUP * gl.cdiv(q_end - q_start, S.BLOCK) - 1
             d_scores = gl.zeros([ROWS, BLOCK], gl.float32, SCORES)
             state = (dk, dv, d_scores, stage, phase)
-            state = _meet(
-                state, k, v, buffers, barriers, q_start, band, left_over > 0, scale_log2,
-                S, C, SCORES, True,
-            )  # fmt: skip
+            if WEIGHT is None:
+                state = _meet(
+                    state, k, v, buffers, barriers, q_start, band, left_over > 0, scale_log2,
+                    S, C, SCORES, True,
+                )  # fmt: skip
+            else:
+                state = _meet_pointwise(
+                    state, k, v, buffers, barriers, q_start, band, left_over > 0, scale_log2,
+                    factor_n, S, C, WEIGHT, D_SCORE, SCORES, True,
+                )  # fmt: skip
             if HELD:
                 # As in `hopper.dq`: not before products have read the registers.
                 mbarrier.arrive(tile_empty)
@@ -282,10 +311,16 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
             for block in range(left_over):
                 start += S.BLOCK
                 start = gl.where(start < q_end, start, q_start)
-                state = _meet(
-                    state, k, v, buffers, barriers, start, band, block + 1 < left_over,
-                    scale_log2, S, C, SCORES, False,
-                )  # fmt: skip
+                if WEIGHT is None:
+                    state = _meet(
+                        state, k, v, buffers, barriers, start, band, block + 1 < left_over,
+                        scale_log2, S, C, SCORES, False,
+                    )  # fmt: skip
+                else:
+                    state = _meet_pointwise(
+                        state, k, v, buffers, barriers, start, band, block + 1 < left_over,
+                        scale_log2, factor_n, S, C, WEIGHT, D_SCORE, SCORES, False,
+                    )  # fmt: skip
             dk, dv, d_scores, stage, phase = state
             if not HELD:
                 mbarrier.arrive(tile_empty)
@@ -296,6 +331,8 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
             stage, phase = next_slot(stage, phase, C.stages)
         if first_k < k_end:
             store_tile(dk_ptr, dk * scale, first_k, k_end, head, KV_HEADS, alarm_ptr)
+            if WEIGHT is not None:
+                dv = dv * factor_n
             store_tile(dv_ptr, dv, first_k, k_end, head, KV_HEADS, alarm_ptr)
         head, k_start, k_end, q_start, q_end, shift = ahead
 
@@ -352,6 +389,61 @@ def _meet(
         )  # fmt: skip
     # The next block's Q is waited for here because that wait is a loop: across it the assembler
     # does not move the end of the products up to before dS.
+    ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
+    mbarrier.wait(q_full.index(ahead_stage), ahead_phase, pred=more)
+    dv, weights = warpgroup_mma_wait(0, deps=[dv, weights])
+    mbarrier.arrive(do_empty.index(stage))
+    return dk, dv, d_scores, stage, phase
+
+
+@gluon.jit
+def _meet_pointwise(
+    state, k, v, buffers, barriers, start, band, more, scale_log2, factor_n,
+    S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr, D_SCORE: gl.constexpr,
+    SCORES: gl.constexpr, FIRST: gl.constexpr,
+):  # fmt: skip
+    """`_meet` of weights by a policy.
+
+    Weights come with their slopes, which at head_dim 128 leave no registers for a product with V
+    meanwhile: that begins when weights have become halves, beside the one that adds to dV.
+    """
+    q_buffer, do_buffer = buffers[2:]
+    tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
+    first_k, q_end, whole_start, whole_end, shift, left, right = band
+    dk, dv, d_scores, stage, phase = state
+    before = stage
+    if not FIRST:
+        stage, phase = next_slot(stage, phase, C.stages)
+    scores = product_with_transpose(k, q_buffer.index(stage), SCORES)
+    if not FIRST:
+        factor = left_factor(d_scores, dk, q_buffer.dtype)
+        dk = warpgroup_mma(factor, q_buffer.index(before), dk, is_async=True)
+    scores = warpgroup_mma_wait(0 if FIRST else 1, deps=[scores])
+    scores = natural_scores(scores, scale_log2)
+    weights = WEIGHT(scores)
+    slopes = D_SCORE(scores, gl.full_like(scores, factor_n))
+    cut = (start < whole_start) | (start >= whole_end)
+    if cut:
+        weights = mask_block(
+            weights, first_k, start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, 0.0
+        )
+    weights = left_factor(weights, dv, q_buffer.dtype)
+    mbarrier.wait(do_full.index(stage), phase)
+    d_o = do_buffer.index(stage)
+    d_weights = product_with_transpose(v, d_o, SCORES)
+    dv = warpgroup_mma(weights, d_o, dv, is_async=True)
+    if FIRST:
+        d_weights = warpgroup_mma_wait(1, deps=[d_weights])
+    else:
+        dk, factor, d_weights = warpgroup_mma_wait(1, deps=[dk, factor, d_weights])
+        mbarrier.arrive(q_empty.index(before))
+    d_scores = slopes * d_weights
+    if cut:
+        # What inf or NaN of a query made of a weight 0.
+        d_scores = mask_block(
+            d_scores, first_k, start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, 0.0
+        )
+    # Here because that wait is a loop; see `_meet`.
     ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
     mbarrier.wait(q_full.index(ahead_stage), ahead_phase, pred=more)
     dv, weights = warpgroup_mma_wait(0, deps=[dv, weights])

@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from jagged_kernels.attention.hopper.blocks import (
+    factor_of_place,
     left_factor,
     mask_block,
     next_slot,
@@ -31,6 +32,8 @@ from jagged_kernels.attention.hopper.blocks import (
     whole_blocks,
     zero_rows,
 )
+from jagged_kernels.attention.hopper.policies import backward_constants, natural_scores
+from jagged_kernels.attention.meeting import RANGES, Meeting
 from jagged_kernels.attention.plans import Call
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
@@ -54,11 +57,13 @@ def launch_dq(
     *,
     left: int,
     right: int,
+    meeting: Meeting = RANGES,
     config: HopperConfig | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """`plain.dq.launch_dq` for what `choice.HOPPER_DQ` takes.
 
     Args:
+        o, lse2: not read where weights are by a policy; lse2 is a tensor, [0] is enough.
         rows: tiles of `config.tile_q` queries.
         alarm: int32, becomes 1 where a part of dq may have to be computed again
             (`hopper.exact_backward`); None where that cannot be.
@@ -66,7 +71,8 @@ def launch_dq(
     """
     config = config or DQ_CONFIG
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    delta = torch.empty_like(lse2)
+    softmax = meeting.constants.weight is None
+    delta = torch.empty_like(lse2) if softmax else None
     part_q, block = config.part_q, config.block
     constants, options = plan(call, config)
     launch(
@@ -74,11 +80,12 @@ def launch_dq(
         min(multiprocessors(q.device) * config.residents, rows.shape[0] * q.shape[1]),
         (
             lse2, d_lse2, delta, dq, alarm, rows, rows.shape[0],
-            token_blocks(q, part_q), token_blocks(d_o, part_q), token_blocks(o, part_q),
+            token_blocks(q, part_q), token_blocks(d_o, part_q),
+            token_blocks(o, part_q) if softmax else None,
             token_blocks(k, block), token_blocks(v, block),
-            call.scale, call.scale * LOG2_E, left, right,
+            meeting.arguments, call.scale, call.scale * LOG2_E, left, right,
         ),
-        constants,
+        {**constants, **backward_constants(meeting)},
         **options,
     )  # fmt: skip
     return dq, delta
@@ -87,16 +94,22 @@ def launch_dq(
 @gluon.jit(do_not_specialize=["row_count", "left", "right"])
 def _dq_kernel(
     lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, alarm_ptr, rows_ptr, row_count,
-    q_blocks, do_blocks, o_blocks, k_blocks, v_blocks,
-    scale, scale_log2, left, right, S: gl.constexpr, C: gl.constexpr,
+    q_blocks, do_blocks, o_blocks, k_blocks, v_blocks, meets,
+    scale, scale_log2, left, right,
+    S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr, D_SCORE: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_blocks.dtype
     TILE: gl.constexpr = [C.consumers, C.part_q, S.D]
     RING: gl.constexpr = [C.stages, S.BLOCK, S.D]
+    q_buffer = gl.allocate_shared_memory(dtype, TILE, q_blocks.layout)
+    do_buffer = gl.allocate_shared_memory(dtype, TILE, do_blocks.layout)
+    o_buffer = do_buffer  # a tuple cannot hold None
+    if WEIGHT is None:
+        o_buffer = gl.allocate_shared_memory(dtype, TILE, o_blocks.layout)
     buffers = (
-        gl.allocate_shared_memory(dtype, TILE, q_blocks.layout),
-        gl.allocate_shared_memory(dtype, TILE, do_blocks.layout),
-        gl.allocate_shared_memory(dtype, TILE, o_blocks.layout),
+        q_buffer,
+        do_buffer,
+        o_buffer,
         gl.allocate_shared_memory(dtype, RING, k_blocks.layout),
         gl.allocate_shared_memory(dtype, RING, v_blocks.layout),
     )
@@ -113,14 +126,14 @@ def _dq_kernel(
     descriptors = (q_blocks, do_blocks, o_blocks, k_blocks, v_blocks)
     load = (descriptors, rows_ptr, row_count, buffers, barriers)
     differentiate = (
-        lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, alarm_ptr, rows_ptr, row_count,
+        lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, alarm_ptr, rows_ptr, row_count, meets,
         scale, scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (_differentiate, (differentiate, S, C, 0)),
-            (_differentiate, (differentiate, S, C, 1)),
-            (_load, (load, S, C)),
+            (_differentiate, (differentiate, S, C, WEIGHT, D_SCORE, 0)),
+            (_differentiate, (differentiate, S, C, WEIGHT, D_SCORE, 1)),
+            (_load, (load, S, C, WEIGHT)),
         ],
         [C.warps, 1],
         [C.registers, 24],
@@ -128,14 +141,15 @@ def _dq_kernel(
 
 
 @gluon.jit
-def _load(args, S: gl.constexpr, C: gl.constexpr):
-    """Brings each tile's Q, dO and O, and its K and V."""
+def _load(args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr):
+    """Brings each tile's Q, dO and, of a softmax, O; and its K and V."""
     descriptors, rows_ptr, row_count, buffers, barriers = args
     q_blocks, do_blocks, o_blocks, k_blocks, v_blocks = descriptors
     q_buffer, do_buffer, o_buffer, k_buffer, v_buffer = buffers
     tile_full, tile_empty, k_full, k_empty, v_full, v_empty, landed = barriers
     CONSUMERS: gl.constexpr = C.consumers
-    TILE_BYTES: gl.constexpr = 3 * CONSUMERS * q_blocks.block_type.nbytes
+    SIDES: gl.constexpr = 3 if WEIGHT is None else 2
+    TILE_BYTES: gl.constexpr = SIDES * CONSUMERS * q_blocks.block_type.nbytes
     stage = 0
     phase = 0
     tile_phase = 0
@@ -155,9 +169,10 @@ def _load(args, S: gl.constexpr, C: gl.constexpr):
                 tma.async_copy_global_to_shared(
                     do_blocks, [start, head * S.DO_STRIDE_H], tile_full, do_buffer.index(consumer)
                 )
-                tma.async_copy_global_to_shared(
-                    o_blocks, [start, head * S.D], tile_full, o_buffer.index(consumer)
-                )
+                if WEIGHT is None:
+                    tma.async_copy_global_to_shared(
+                        o_blocks, [start, head * S.D], tile_full, o_buffer.index(consumer)
+                    )
             tile_phase ^= 1
             k_column = head // S.GROUP * S.K_STRIDE_H
             v_column = head // S.GROUP * S.V_STRIDE_H
@@ -187,10 +202,13 @@ def _load(args, S: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
+def _differentiate(
+    args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr, D_SCORE: gl.constexpr,
+    ME: gl.constexpr,
+):  # fmt: skip
     """One consumer: the queries from ME * ROWS to (ME + 1) * ROWS of every tile."""
-    lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, alarm_ptr, rows_ptr, row_count = args[:7]
-    scale, scale_log2, left, right, buffers, barriers = args[7:]
+    lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, alarm_ptr, rows_ptr, row_count, meets = args[:8]
+    scale, scale_log2, left, right, buffers, barriers = args[8:]
     q_buffer, do_buffer, o_buffer, k_buffer, v_buffer = buffers
     tile_full, tile_empty, k_full, k_empty, v_full, v_empty, landed = barriers
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
@@ -211,17 +229,22 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
         first_q = q_start + ME * ROWS
         dq = gl.zeros([ROWS, D], gl.float32, OUTPUT)
         if k_start < k_end:
-            token = first_q + gl.arange(0, ROWS, ROW)
-            own = token < q_end
-            place = token.to(gl.int64) * S.HEADS + head
-            lse2 = gl.load(lse2_ptr + place, mask=own, other=0.0)
-            lse2 = gl.where(lse2 == float("-inf"), 0.0, lse2)
+            if WEIGHT is None:
+                token = first_q + gl.arange(0, ROWS, ROW)
+                own = token < q_end
+                place = token.to(gl.int64) * S.HEADS + head
+                lse2 = gl.load(lse2_ptr + place, mask=own, other=0.0)
+                lse2 = gl.where(lse2 == float("-inf"), 0.0, lse2)
             mbarrier.wait(tile_full, tile_phase)
             tile_phase ^= 1
-            delta = _delta(o_buffer.index(ME), do_buffer.index(ME), ROW)
-            if d_lse2_ptr is not None:
-                delta -= gl.load(d_lse2_ptr + place, mask=own, other=0.0) * _LOG2_E
-            gl.store(delta_ptr + place, delta, mask=own)
+            if WEIGHT is None:
+                delta = _delta(o_buffer.index(ME), do_buffer.index(ME), ROW)
+                if d_lse2_ptr is not None:
+                    delta -= gl.load(d_lse2_ptr + place, mask=own, other=0.0) * _LOG2_E
+                gl.store(delta_ptr + place, delta, mask=own)
+                of_query = (lse2, delta)
+            else:
+                of_query = (factor_of_place(meets, rows_ptr, step, count, S.HEADS), 0.0)
             q = q_buffer.index(ME).load(LEFT)
             d_o = do_buffer.index(ME).load(LEFT)
 
@@ -233,8 +256,8 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
             mbarrier.wait(k_full.index(stage), phase)
             state = (dq, gl.zeros([ROWS, BLOCK], gl.float32, SCORES), stage, phase)
             state = _meet(
-                state, q, d_o, lse2, delta, buffers, barriers, k_start, band, scale_log2,
-                S, C, SCORES, True,
+                state, q, d_o, of_query, buffers, barriers, k_start, band, scale_log2,
+                S, C, WEIGHT, D_SCORE, SCORES, True,
             )  # fmt: skip
             # Q and dO are in registers since before these products, which have ended: now they
             # may be overwritten. Right after their loads is too early: TMA does not wait for loads
@@ -242,8 +265,8 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
             mbarrier.arrive(tile_empty)
             for start in range(k_start + S.BLOCK, k_end, S.BLOCK):
                 state = _meet(
-                    state, q, d_o, lse2, delta, buffers, barriers, start, band, scale_log2,
-                    S, C, SCORES, False,
+                    state, q, d_o, of_query, buffers, barriers, start, band, scale_log2,
+                    S, C, WEIGHT, D_SCORE, SCORES, False,
                 )  # fmt: skip
             dq, d_scores, stage, phase = state
             factor = left_factor(d_scores, dq, dtype)
@@ -266,12 +289,16 @@ def _delta(o, d_o, ROW: gl.constexpr):
 
 @gluon.jit
 def _meet(
-    state, q, d_o, lse2, delta, buffers, barriers, start, band, scale_log2,
-    S: gl.constexpr, C: gl.constexpr, SCORES: gl.constexpr, FIRST: gl.constexpr,
+    state, q, d_o, of_query, buffers, barriers, start, band, scale_log2,
+    S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr, D_SCORE: gl.constexpr,
+    SCORES: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
     """The block of keys from `start`, whose K is there, gives its dS; the one before adds to dQ.
 
-    So two products are in the making while probabilities are.
+    So two products are in the making while probabilities are, or the slopes of weights by a policy.
+
+    Args:
+        of_query: (lse2, delta), or (1 / n, 0) of weights by a policy.
     """
     k_buffer, v_buffer = buffers[3:]
     tile_full, tile_empty, k_full, k_empty, v_full, v_empty, landed = barriers
@@ -286,28 +313,36 @@ def _meet(
         factor = left_factor(d_scores, dq, k_buffer.dtype)
         dq = warpgroup_mma(factor, k_buffer.index(before), dq, is_async=True)
     mbarrier.wait(v_full.index(stage), phase)
-    d_probabilities = product_with_transpose(d_o, v_buffer.index(stage), SCORES)
+    d_weights = product_with_transpose(d_o, v_buffer.index(stage), SCORES)
     scores = warpgroup_mma_wait(1 if FIRST else 2, deps=[scores])
-    exponent = scores * scale_log2 - gl.expand_dims(lse2, 1)
+    if WEIGHT is None:
+        exponent = scores * scale_log2 - gl.expand_dims(of_query[0], 1)
+    else:
+        scores = natural_scores(scores, scale_log2)
+        slopes = D_SCORE(scores, gl.full_like(scores, of_query[0]))
     cut = (start < whole_start) | (start >= whole_end)
-    if cut:
-        exponent = mask_block(
-            exponent, first_q, start, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT
-        )
-    probabilities = gl.exp2(exponent)
+    if WEIGHT is None:
+        if cut:
+            exponent = mask_block(
+                exponent, first_q, start, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT
+            )
+        probabilities = gl.exp2(exponent)
     # The next block's K is waited for here because that wait is a loop: across it the assembler
     # does not move the end of the products up to before the probabilities.
     ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
     mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=start + S.BLOCK < k_end)
     if FIRST:
-        d_probabilities = warpgroup_mma_wait(0, deps=[d_probabilities])
+        d_weights = warpgroup_mma_wait(0, deps=[d_weights])
     else:
-        dq, factor, d_probabilities = warpgroup_mma_wait(0, deps=[dq, factor, d_probabilities])
+        dq, factor, d_weights = warpgroup_mma_wait(0, deps=[dq, factor, d_weights])
         mbarrier.arrive(k_empty.index(before))
     mbarrier.arrive(v_empty.index(stage))
-    d_scores = probabilities * (d_probabilities - gl.expand_dims(delta, 1))
+    if WEIGHT is None:
+        d_scores = probabilities * (d_weights - gl.expand_dims(of_query[1], 1))
+    else:
+        d_scores = slopes * d_weights
     if cut:
-        # What the next user's V made of a probability 0.
+        # What the next user's V made of a weight 0.
         d_scores = mask_block(
             d_scores, first_q, start, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT,
             0.0,

@@ -30,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from jagged_kernels.attention.blocks import FAR
 from jagged_kernels.attention.hopper.blocks import (
     by_row,
+    factor_of_place,
     left_factor,
     mask_scores,
     next_slot,
@@ -46,6 +47,8 @@ from jagged_kernels.attention.hopper.blocks import (
     zero_tail,
 )
 from jagged_kernels.attention.hopper.exact import launch_exact
+from jagged_kernels.attention.hopper.policies import in_gluon, pointwise_weights
+from jagged_kernels.attention.meeting import RANGES, Meeting
 from jagged_kernels.attention.plans import PLANS, Call, empty_lse, scale_argument
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
@@ -63,6 +66,7 @@ def launch_forward(
     left: int,
     right: int,
     scale: float,
+    meeting: Meeting = RANGES,
     with_lse: bool = True,
     config: HopperConfig | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -76,41 +80,49 @@ def launch_forward(
     config = config or forward_config(dim)
     o = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
     lse2 = empty_lse(q) if with_lse else None
-    marks = torch.empty((rows.shape[0], config.consumers, heads), dtype=torch.int8, device=q.device)
     part_q, block = config.part_q, config.block
     call = Call.of(q, k, v, left=left, right=right, scale=scale)
-    scale_log2, constants, options = _plan(call, config)
+    scale_log2, constants, options = _plan(call, config, meeting.constants.weight)
+    marks = None
+    # No score is too large for weights by a policy, and without a mask nothing is hidden.
+    if any(call.limits) or meeting.constants.weight is None:
+        marks = (rows.shape[0], config.consumers, heads)
+        marks = torch.empty(marks, dtype=torch.int8, device=q.device)
     launch(
         _forward_kernel,
         min(multiprocessors(q.device) * config.residents, rows.shape[0] * heads),
         (
             o, lse2, marks, rows, rows.shape[0],
             token_blocks(q, part_q), token_blocks(k, block), token_blocks(v, block),
-            scale_log2, left, right,
+            meeting.arguments, scale_log2, left, right,
         ),
         constants,
         **options,
     )  # fmt: skip
-    launch_exact(
-        q, k, v, o, lse2, marks, rows,
-        shape=constants["S"], part_q=part_q, left=left, right=right,
-        scale_log2=scale_log2, negate=constants["NEGATE"],
-    )  # fmt: skip
+    if marks is not None:
+        launch_exact(
+            q, k, v, o, lse2, marks, rows,
+            shape=constants["S"], part_q=part_q, left=left, right=right,
+            scale_log2=scale_log2, negate=constants["NEGATE"], meeting=meeting,
+        )  # fmt: skip
     return o, lse2
 
 
 @lru_cache(PLANS)
-def _plan(call: Call, config: HopperConfig) -> tuple[float, dict[str, Any], dict[str, int]]:
+def _plan(
+    call: Call, config: HopperConfig, weight: Any
+) -> tuple[float, dict[str, Any], dict[str, int]]:
     """(scale in base 2, compile-time parameters, launch options)."""
     constants, options = plan(call, config)
     scale_log2, negate = scale_argument(call.scale)
-    return scale_log2, {**constants, "NEGATE": negate}, options
+    return scale_log2, {**constants, "NEGATE": negate, "WEIGHT": in_gluon(weight)}, options
 
 
 @gluon.jit(do_not_specialize=["row_count", "left", "right"])
 def _forward_kernel(
-    o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, q_blocks, k_blocks, v_blocks,
-    scale_log2, left, right, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr,
+    o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, q_blocks, k_blocks, v_blocks, meets,
+    scale_log2, left, right,
+    S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, WEIGHT: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_blocks.dtype
     buffers = (
@@ -130,19 +142,20 @@ def _forward_kernel(
     fence_async_shared()
     load = (q_blocks, k_blocks, v_blocks, rows_ptr, row_count, buffers, barriers)
     attend = (
-        o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, scale_log2, left, right, buffers, barriers,
+        o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, meets,
+        scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
     if C.consumers == 1:
         gl.warp_specialize(
-            [(_attend, (attend, S, C, NEGATE, 0)), (_load, (load, S, C))],
+            [(_attend, (attend, S, C, NEGATE, WEIGHT, 0)), (_load, (load, S, C))],
             [1],
             [24],
         )
     else:
         gl.warp_specialize(
             [
-                (_attend, (attend, S, C, NEGATE, 0)),
-                (_attend, (attend, S, C, NEGATE, 1)),
+                (_attend, (attend, S, C, NEGATE, WEIGHT, 0)),
+                (_attend, (attend, S, C, NEGATE, WEIGHT, 1)),
                 (_load, (load, S, C)),
             ],
             [C.warps, 1],
@@ -196,14 +209,18 @@ def _load(args, S: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl.constexpr):
+def _attend(
+    args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, WEIGHT: gl.constexpr,
+    ME: gl.constexpr,
+):  # fmt: skip
     """One consumer: part ME of every tile's queries.
 
     Block j's scores are in the making while block j - 1's softmax goes into its product with V;
-    a product with V ends under the next softmax.
+    a product with V ends under the next softmax. Weights by a policy have no top, no total and no
+    reach, which stay what they are at the start.
     """
-    o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count = args[:5]
-    scale_log2, left, right, buffers, barriers = args[5:]
+    o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, meets = args[:6]
+    scale_log2, left, right, buffers, barriers = args[6:]
     q_buffer, k_buffer, v_buffer = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned = barriers
     ROWS: gl.constexpr = C.part_q
@@ -247,10 +264,13 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
                 mbarrier.arrive(k_empty.index(stage))
                 if NEGATE:
                     scores = -scores
-                scores = mask_scores(scores, band, 0, S.HAS_LEFT, S.HAS_RIGHT)
-                weights, correction, top, total, reach = _softmax(
-                    scores, top, total, reach, scale_log2, True
-                )
+                if WEIGHT is None:
+                    scores = mask_scores(scores, band, 0, S.HAS_LEFT, S.HAS_RIGHT)
+                    weights, correction, top, total, reach = _softmax(
+                        scores, top, total, reach, scale_log2, True
+                    )
+                else:
+                    weights = pointwise_weights(scores, band, 0, scale_log2, S, WEIGHT, True)
                 if last_k + BLOCK > k_end:
                     mbarrier.wait(v_full.index(stage), phase)
                     zero_tail(
@@ -265,16 +285,16 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
                 if S.HAS_RIGHT:
                     state = _walk(
                         state, q, buffers, barriers, 1, masked_until, blocks, band, scale_log2,
-                        S, C, NEGATE, SCORES, True,
+                        S, C, NEGATE, WEIGHT, SCORES, True,
                     )  # fmt: skip
                 state = _walk(
                     state, q, buffers, barriers, masked_until, whole_until, blocks, band,
-                    scale_log2, S, C, NEGATE, SCORES, False,
+                    scale_log2, S, C, NEGATE, WEIGHT, SCORES, False,
                 )  # fmt: skip
                 if S.HAS_LEFT:
                     state = _walk(
                         state, q, buffers, barriers, whole_until, blocks, blocks, band, scale_log2,
-                        S, C, NEGATE, SCORES, True,
+                        S, C, NEGATE, WEIGHT, SCORES, True,
                     )  # fmt: skip
                 acc, total, top, reach, weights, stage, phase = state
 
@@ -305,7 +325,7 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
         # Not at the top as in `_load`: registers are scarce in between, and it is in the cache now.
         ahead = row_fields(rows_ptr, step + 1, count, S.HEADS)
         place = place_of(step)
-        if place < count:
+        if (marks_ptr is not None) and (place < count):
             # What `hopper.exact` is to compute again: not for the next user's queries.
             own = first_q + gl.arange(0, ROWS, ROW) < q_end
             if S.MASKED:
@@ -315,15 +335,19 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
             mark = place // S.HEADS * C.consumers + ME
             gl.store(marks_ptr + mark * S.HEADS + head, far.to(gl.int8))
         if first_q < q_end:
-            _store(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS)
+            if WEIGHT is None:
+                _store(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS)
+            else:
+                factor = factor_of_place(meets, rows_ptr, step, count, S.HEADS)
+                store_tile(o_ptr, acc * factor, first_q, q_end, head, S.HEADS)
         head, q_start, q_end, k_start, k_end, shift = ahead
 
 
 @gluon.jit
 def _walk(
     state, q, buffers, barriers, first, last, blocks, band, scale_log2,
-    S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, SCORES: gl.constexpr,
-    MASKED: gl.constexpr,
+    S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, WEIGHT: gl.constexpr,
+    SCORES: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """The blocks number [first, last), counted from the end of the keys; the first's K is there."""
     q_buffer, k_buffer, v_buffer = buffers
@@ -342,18 +366,24 @@ def _walk(
         mbarrier.arrive(k_empty.index(stage))
         if NEGATE:
             scores = -scores
-        if MASKED:
-            scores = mask_scores(scores, band, block * S.BLOCK, S.HAS_LEFT, S.HAS_RIGHT)
-        weights, correction, top, total, reach = _softmax(
-            scores, top, total, reach, scale_log2, MASKED
-        )
+        if WEIGHT is None:
+            if MASKED:
+                scores = mask_scores(scores, band, block * S.BLOCK, S.HAS_LEFT, S.HAS_RIGHT)
+            weights, correction, top, total, reach = _softmax(
+                scores, top, total, reach, scale_log2, MASKED
+            )
+        else:
+            weights = pointwise_weights(
+                scores, band, block * S.BLOCK, scale_log2, S, WEIGHT, MASKED
+            )
         # The next block's K is waited for here because that wait is a loop: across it the assembler
         # does not move the end of the product with V up to before the softmax.
         ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
         mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=block < blocks - 1)
         acc, p = warpgroup_mma_wait(0, deps=[running, p])
         mbarrier.arrive(v_empty.index(v_stage))
-        acc = acc * by_row(correction, acc)
+        if WEIGHT is None:
+            acc = acc * by_row(correction, acc)
     return acc, total, top, reach, weights, stage, phase
 
 

@@ -1,5 +1,5 @@
 """The plain kernels with all that a call can ask for as operators: bias, dropout, lists of key
-blocks, and what a score becomes."""
+blocks, and what a score becomes; and others that are faster for some of that."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from jagged_kernels.attention.choice import SHORT, Pass, pick
+from jagged_kernels.attention.choice import (
+    HOPPER_DKV,
+    HOPPER_FORWARD,
+    SHORT,
+    Family,
+    Pass,
+    pick,
+)
 from jagged_kernels.attention.flops import (
     backward_flops,
     forward_flops,
@@ -66,15 +73,23 @@ def _attention_triton_general(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(o [Tq, H, Dv], lse2 [Tq, H], or [0] without), as `operators.plain.attention_triton`;
     `terms` as `read_terms` has them."""
-    from jagged_kernels.attention.plain.forward import launch_forward
-
     meets, _, bias = read_terms(dropout_seed, dropout_p, terms, q_offsets, k_offsets)
-    mask = {"tile_q": tile_q, "left": left, "right": right, "scale": scale}
-    short = _short_offsets("forward", (q, k, v), rows, tile_q, tile_k, offsets, bias, meets)
-    o, lse2 = launch_forward(
-        q, k, v, rows, **mask, bias=bias, meeting=meeting_of(meets, k_offsets),
-        short_offsets=short, with_lse=with_lse and not meets.scores,
-    )  # fmt: skip
+    band = {"left": left, "right": right, "scale": scale}
+    options = {
+        "meeting": meeting_of(meets, k_offsets), "with_lse": with_lse and not meets.scores
+    }  # fmt: skip
+    family = _family("forward", (q, k, v), rows, tile_q, tile_k, offsets, bias, meets)
+    if family is HOPPER_FORWARD:
+        from jagged_kernels.attention.hopper import forward as gluon_forward
+
+        o, lse2 = gluon_forward.launch_forward(q, k, v, rows, **band, **options)
+    else:
+        from jagged_kernels.attention.plain.forward import launch_forward
+
+        short = offsets if family is SHORT else None
+        o, lse2 = launch_forward(
+            q, k, v, rows, tile_q=tile_q, **band, **options, bias=bias, short_offsets=short
+        )
     return o, given_lse(lse2, q)
 
 
@@ -86,11 +101,22 @@ def _attention_triton_general_backward(
     dropout_p: float, *terms: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """(dq, dk, dv), and the gradients of `BiasTerms.learned` where `wanted`, else empty."""
-    from jagged_kernels.attention.plain.backward import launch_backward
     from jagged_kernels.attention.scores.bias_launch import bias_slots, reduce_slots
 
     meets, bias_terms, bias = read_terms(dropout_seed, dropout_p, terms, q_offsets, k_offsets)
-    short = _short_offsets("dkv", (q, k, v), rows, tile_q, tile_k, offsets, bias, meets)
+    band = {"left": left, "right": right, "scale": scale}
+    meeting = meeting_of(meets, k_offsets)
+    family = _family("dkv", (q, k, v), rows, tile_q, tile_k, offsets, bias, meets)
+    if family is HOPPER_DKV:
+        from jagged_kernels.attention.hopper import backward as gluon_backward
+
+        gradients = gluon_backward.launch_backward(
+            d_o, d_lse2, q, k, v, o, lse2, rows, rows_t, **band, meeting=meeting
+        )
+        return *gradients, *given_tensors([None] * _LEARNED, q)
+    from jagged_kernels.attention.plain.backward import launch_backward
+
+    short = offsets if family is SHORT else None
     # Without a query no row has a program, and an empty sum is 0.
     programs = 0
     if q.shape[0]:
@@ -102,11 +128,11 @@ def _attention_triton_general_backward(
     if short is not None:
         programs += short.shape[0] - 1
     slots = bias_slots(bias_terms, wanted, programs, q.shape[1])
-    mask = {"tile_q": tile_q, "tile_k": tile_k, "left": left, "right": right, "scale": scale}
     gradients = launch_backward(
-        d_o, d_lse2, q, k, v, o, None if meets.scores else lse2, rows, rows_t, **mask,
+        d_o, d_lse2, q, k, v, o, None if meets.scores else lse2, rows, rows_t,
+        tile_q=tile_q, tile_k=tile_k, **band,
         bias=bias, bias_slots=None if bias is None else slots,
-        meeting=meeting_of(meets, k_offsets), short_offsets=short,
+        meeting=meeting, short_offsets=short,
     )  # fmt: skip
     return *gradients, *given_tensors(reduce_slots(bias_terms, slots), q)
 
@@ -116,19 +142,17 @@ def given_tensors(d_bias: Sequence[Tensor | None], q: Tensor) -> list[Tensor]:
     return [q.new_empty(0) if d is None else d for d in d_bias]
 
 
-def _short_offsets(
+def _family(
     of_pass: Pass, qkv: tuple[Tensor, Tensor, Tensor], rows: Tensor, tile_q: int, tile_k: int,
     offsets: Tensor | None, bias: dict[str, Any] | None, meets: MeetTerms,
-) -> Tensor | None:  # fmt: skip
-    """The users' offsets where `plain.short` takes the short ones, else None."""
-    family = pick(
+) -> Family:  # fmt: skip
+    return pick(
         of_pass, *qkv, rows, tile_q, tile_k, offsets,
         bias=bias is not None and bias["BIAS"].ADDS,
         dropout=bias is not None and bias["BIAS"].DROPS,
         scores="pointwise" if meets.scores else "softmax",
         keys="lists" if meets.groups else "ranges",
     )  # fmt: skip
-    return offsets if family is SHORT else None
 
 
 def empty_general_gradients(

@@ -34,7 +34,8 @@ class PointwiseScores:
         weight: the same as a `triton.jit` function, (score) -> weight on a float32 block. None
             where the triton backend is not used.
         d_score: a `triton.jit` function, (score, d_weight) -> the gradient of the score: d_weight
-            times the derivative of `weight`.
+            times the derivative of `weight`. Like `weight` it makes no blocks but from its
+            arguments: the kernels for Hopper call both through Gluon.
         divide_by: n, at any query; None for the number of keys that the user has (seen or not),
             which does not depend on who else is in the batch.
         key: what operators know it by, the same for the same functions.
