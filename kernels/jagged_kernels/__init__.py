@@ -56,7 +56,8 @@ from jagged_kernels.attention import (
     prefix_schedule,
     prefixed_attention,
 )
-from jagged_kernels.attention.retrieval.retrieval import block_means, retrieved_blocks
+from jagged_kernels.attention.retrieval.block_means import block_means
+from jagged_kernels.attention.retrieval.retrieval import retrieved_blocks
 from jagged_kernels.cache import (
     CacheSchedule,
     HistoryCache,

@@ -248,10 +248,15 @@ def jagged_attention(
         # Here, so that the backward has the copies of what kernels cannot read, if there are any.
         qkv = [rows_of_dims(x) for x in (q_jagged.values, k.values, v.values)]
         learned = () if terms is None else terms.learned()
-        with_lse = return_lse or wants_gradient(*qkv, *(x for x in learned if x is not None))
+        training = wants_gradient(*qkv, *(x for x in learned if x is not None))
+        with_lse = return_lse or training
         rows = (schedule.rows, schedule.rows_t)
         mask = (schedule.tile_q, schedule.tile_k, *band, scale)
         partition, partition_t = schedule.partition, schedule.partition_t
+        # A backward of rows that are cut goes by the lists of tiles alone.
+        if training and lists is not None and lists.row_ptr_t is None and partition is None:
+            row_ptr_t, col_t = lists.transposed(q_jagged.values.shape[0], k.values.shape[0])
+            meets = meets._replace(row_ptr_t=row_ptr_t, col_t=col_t)
         operator = pick_operator(
             bias=terms is not None,
             dropout=seed is not None,
