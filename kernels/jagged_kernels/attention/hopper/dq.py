@@ -37,6 +37,7 @@ from jagged_kernels.attention.meeting import RANGES, Meeting
 from jagged_kernels.attention.plans import Call
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.layouts import empty_as
 from jagged_kernels.device.arithmetic import LOG2_E
 from jagged_kernels.schedule.policy.hopper import DQ_CONFIG, HopperConfig
 
@@ -70,7 +71,7 @@ def launch_dq(
         config: in place of the rule's.
     """
     config = config or DQ_CONFIG
-    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    dq = empty_as(q)
     softmax = meeting.constants.weight is None
     delta = torch.empty_like(lse2) if softmax else None
     part_q, block = config.part_q, config.block

@@ -52,6 +52,7 @@ from jagged_kernels.attention.meeting import RANGES, Meeting
 from jagged_kernels.attention.plans import PLANS, Call, empty_lse, scale_argument
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.layouts import empty_as
 from jagged_kernels.schedule.policy.hopper import HopperConfig, forward_config
 
 _FAR = gl.constexpr(FAR)
@@ -76,9 +77,9 @@ def launch_forward(
         rows: tiles of `config.tile_q` queries.
         config: in place of the rule's.
     """
-    tokens, heads, dim = q.shape
+    _, heads, dim = q.shape
     config = config or forward_config(dim)
-    o = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
+    o = empty_as(q)
     lse2 = empty_lse(q) if with_lse else None
     part_q, block = config.part_q, config.block
     call = Call.of(q, k, v, left=left, right=right, scale=scale)

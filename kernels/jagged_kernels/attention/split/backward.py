@@ -46,7 +46,7 @@ from jagged_kernels.attention.split.merge import merge_sums
 from jagged_kernels.attention.split.unseen import zero_unseen
 from jagged_kernels.attention.triton_meeting import factor_of_user
 from jagged_kernels.core.launch import launch
-from jagged_kernels.core.layouts import rows_of_dims
+from jagged_kernels.core.layouts import empty_as, rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig
 from jagged_kernels.device.arithmetic import LN2, LOG2_E, add_factors
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
@@ -117,7 +117,7 @@ def launch_split_backward(
             f"{heads // kv_heads} heads of {tile_q} queries and head_dim {head_dim} do not fit one "
             "tile; was the schedule built for this head_dim?"
         )
-    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    dq = empty_as(q)
     has_lists = meeting.constants.groups > 0
     allocate = torch.zeros if has_lists else torch.empty
     dk = allocate(k.shape, dtype=k.dtype, device=k.device)
