@@ -13,9 +13,9 @@ import torch
 from choice_cases import CALLS, EACH_CALL, HALF, SINGLE, Call, Picks, pass_for_hopper, said_picks
 from launch_keys import Key, record_launches, watch_launches
 
-from jagged_kernels import JaggedTensor, explain_attention, jagged_attention
+from jagged_kernels import JaggedTensor, SiLU, explain_attention, jagged_attention
 from jagged_kernels.attention import api, choice
-from jagged_kernels.schedule.policy.hopper import is_hopper
+from jagged_kernels.schedule.policy.hopper import FORWARD_PAYS_FROM, is_hopper
 
 # The kernels of a family in each pass, below jagged_kernels.attention.
 KERNELS = {
@@ -41,6 +41,13 @@ ROOM = "jagged_kernels.attention."
 # Of a family that takes all that a call can ask for: without and with any of it.
 OPERATORS = {"split": ("attention_split", "attention_split_general")}
 OTHERS = ("attention_triton", "attention_triton_general")
+# Whose kernels an operator launches.
+HOPPER = (choice.HOPPER_FORWARD, choice.HOPPER_DKV, choice.HOPPER_DQ)
+LAUNCHED = {
+    "split": (choice.SPLIT,),
+    "plain": (*HOPPER, choice.SHORT, choice.PLAIN),
+    "general": (*HOPPER, choice.SHORT, choice.GENERAL),
+}
 EVERY_KERNEL = {name for names in KERNELS.values() for name in names if name} | set(SHORT_KERNELS)
 
 
@@ -117,16 +124,31 @@ def test_the_choice_is_the_first_that_says_nothing(monkeypatch):
                 family
                 for family in choice.TRITON
                 if not choice.refusals(family, asked)
-                and not choice.batch_refusals(family, asked.head_dim, tokens, users, tma=tma)
+                and not choice.batch_refusals(family, asked, tokens, users, tma=tma)
             )
             picked = choice.first_that_pays(able, tokens, users, lambda tma=tma: tma)
             assert picked is expected
             any_batch = next(one for one, least, limit in able if (least, limit) == (0, math.inf))
             assert any_batch.operator == operator
-            # What pays for some batches alone is launched by the operator beside.
-            assert picked.operator == operator or picked is not any_batch
+            assert picked in LAUNCHED[operator]
             seen.add(picked.name)
     assert seen == {family.name for family in choice.TRITON}
+
+
+@pytest.mark.parametrize(
+    ("scores", "length", "forward"),
+    [
+        ("pointwise", 500, "hopper forward"),
+        ("pointwise", 499, "general"),
+        ("softmax", 500, "plain"),
+    ],
+)
+def test_pointwise_scores_pay_from_lengths_of_their_own(scores, length, forward, monkeypatch):
+    pass_for_hopper(monkeypatch)
+    monkeypatch.setitem(FORWARD_PAYS_FROM["pointwise"], 64, 500)
+    options = {"scores": SiLU()} if scores == "pointwise" else {}
+    arguments, options = Call(length, 64, (forward,) * 3, options=options).arguments()
+    assert said_picks(explain_attention(*arguments, **options))[0] == forward
 
 
 def test_dq_of_hopper_comes_beside_dkv_alone(monkeypatch):

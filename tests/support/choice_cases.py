@@ -100,7 +100,9 @@ class Call:
 
 
 LISTS = SemiLocalKeys(64, 8)
-LONG = {64: FORWARD_PAYS_FROM[64], 128: FORWARD_PAYS_FROM[128]}
+LONG, LONG_BACKWARD = FORWARD_PAYS_FROM["softmax"], BACKWARD_PAYS_FROM["softmax"]
+# A schedule's tile is that of softmax's lengths.
+LONG_POINTWISE = {dim: max(LONG[dim], n) for dim, n in FORWARD_PAYS_FROM["pointwise"].items()}
 CALLS = {
     "short users": Call(20, 16, SHORT),
     "short users at a head_dim of Hopper's": Call(MOSTLY_SHORT - 1, 64, SHORT),
@@ -121,11 +123,11 @@ CALLS = {
     ),
     "no longer short": Call(MOSTLY_SHORT, 16, PLAIN),
     "long enough for the backward": Call(
-        BACKWARD_PAYS_FROM[64], 64, PLAIN, ("plain", "plain", "hopper dkv")
+        LONG_BACKWARD[64], 64, PLAIN, ("plain", "plain", "hopper dkv")
     ),
-    "too short for the backward": Call(BACKWARD_PAYS_FROM[64] - 1, 64, PLAIN),
+    "too short for the backward": Call(LONG_BACKWARD[64] - 1, 64, PLAIN),
     "too short for the forward": Call(
-        FORWARD_PAYS_FROM[64] - 1, 64, PLAIN, ("plain", "plain", "hopper dkv")
+        LONG[64] - 1, 64, PLAIN, ("plain", "plain", "hopper dkv")
     ),
     "long": Call(LONG[64], 64, PLAIN, ("hopper forward", "plain", "hopper dkv")),
     "long, head_dim 128": Call(LONG[128], 128, PLAIN, EVERY_HOPPER),
@@ -161,14 +163,14 @@ CALLS = {
         MOSTLY_SHORT, 16, GENERAL, options={"scores": SiLU()}
     ),
     "long, pointwise scores": Call(
-        LONG[128], 128, GENERAL, EVERY_HOPPER, options={"scores": Sigmoid()}
+        LONG_POINTWISE[128], 128, GENERAL, EVERY_HOPPER, options={"scores": Sigmoid()}
     ),
     "long, pointwise scores, head_dim 64": Call(
-        LONG[64], 64, GENERAL, ("hopper forward", "general", "hopper dkv"),
+        LONG_POINTWISE[64], 64, GENERAL, ("hopper forward", "general", "hopper dkv"),
         options={"scores": SiLU(), "causal": True},
     ),
     "long, pointwise scores and bias": Call(
-        LONG[128], 128, GENERAL, bias=True, options={"scores": SiLU()}
+        LONG_POINTWISE[128], 128, GENERAL, bias=True, options={"scores": SiLU()}
     ),
     "long, lists of keys": Call(LONG[128], 128, GENERAL, options={"keys": LISTS}),
     "long, lists of keys, a schedule": Call(

@@ -62,8 +62,8 @@ class Family(NamedTuple):
         shared: queries and keys must have the same offsets.
         tile_q, tile_k: for a head_dim, the tile of a schedule that it must have.
         least_tile: both tiles must have more tokens.
-        pays_from: for a head_dim, tokens of a user's queries, on average, from which it is faster
-            than those after it; `pays_below`: below which.
+        pays_from: for what scores become and a head_dim, tokens of a user's queries, on average,
+            from which it is faster than those after it; `pays_below`: below which.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Family(NamedTuple):
     tile_q: Mapping[int, int] | None = None
     tile_k: Mapping[int, int] | None = None
     least_tile: int = 0
-    pays_from: Mapping[int, int] | None = None
+    pays_from: Mapping[str, Mapping[int, int]] | None = None
     pays_below: int | None = None
 
 
@@ -253,7 +253,7 @@ def able_families(*asked: object) -> tuple[tuple[Family, int, float], ...]:
     able = [family for family in TRITON if not refusals(family, call)]
     if not able:
         raise NotImplementedError(f"the triton backend: {'; '.join(refusals(GENERAL, call))}")
-    return tuple((family, *_pays_between(family, call.head_dim)) for family in able)
+    return tuple((family, *_pays_between(family, call)) for family in able)
 
 
 def first_that_pays(
@@ -276,8 +276,10 @@ def hopper_reads(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return q.shape[0] > 0 and k.shape[0] > 0 and all(map(tma_reads, (q, k, v)))
 
 
-def _pays_between(family: Family, head_dim: int) -> tuple[int, float]:
-    least = 0 if family.pays_from is None else family.pays_from.get(head_dim, 0)
+def _pays_between(family: Family, asked: Asked) -> tuple[int, float]:
+    least = 0
+    if family.pays_from is not None:
+        least = family.pays_from[asked.scores].get(asked.head_dim, 0)
     return least, math.inf if family.pays_below is None else family.pays_below
 
 
@@ -335,16 +337,16 @@ def _tile_refusals(family: Family, asked: Asked) -> list[str]:
 
 
 def batch_refusals(
-    family: Family, head_dim: int, tokens: int, users: int, *, tma: bool
+    family: Family, asked: Asked, tokens: int, users: int, *, tma: bool
 ) -> list[str]:
     """Why a family that can take a call does not take its batch, in words; see
     `first_that_pays`."""
-    least, limit = _pays_between(family, head_dim)
+    least, limit = _pays_between(family, asked)
     said = []
     # Rounded down, so that it is on the side of a limit that it is on.
     mean = f"users have {math.floor(10 * tokens / max(users, 1)) / 10:g} queries on average"
     if tokens < least * users:
-        said.append(f"{mean}, at head_dim {head_dim} it pays from {least}")
+        said.append(f"{mean}, at head_dim {asked.head_dim} it pays from {least}")
     if limit != math.inf and tokens >= limit * users:
         said.append(f"{mean}, it pays below {limit}")
     if family.hopper and not tma:

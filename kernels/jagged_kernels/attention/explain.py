@@ -180,7 +180,7 @@ def _with_kernels(
             if of_pass in faster.passes:
                 refused[faster.name] = [
                     *refusals(faster, call),
-                    *batch_refusals(faster, call.head_dim, tokens, users, tma=tma),
+                    *batch_refusals(faster, call, tokens, users, tma=tma),
                 ]
     if SPLIT.name in refused:
         # Why rows are whole says more than that they are.

@@ -1,4 +1,5 @@
-"""dK and dV for Hopper, keys standing in the rows; see `hopper.backward`."""
+"""dK and dV for Hopper, keys standing in the rows; see `hopper.backward`. What keys do with a block
+of queries is in `dkv_blocks`."""
 
 # Tuples are taken apart whole, also where a function needs a part.
 # ruff: noqa: RUF059
@@ -20,11 +21,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from jagged_kernels.attention.hopper.blocks import (
     factor_of_place,
     left_factor,
-    mask_block,
     next_slot,
     one_barrier,
     plan,
-    product_with_transpose,
     ring_of_barriers,
     row_fields,
     store_tile,
@@ -32,7 +31,8 @@ from jagged_kernels.attention.hopper.blocks import (
     whole_blocks,
     zero_rows,
 )
-from jagged_kernels.attention.hopper.policies import backward_constants, natural_scores
+from jagged_kernels.attention.hopper.dkv_blocks import meet_pointwise, meet_softmax
+from jagged_kernels.attention.hopper.policies import backward_constants
 from jagged_kernels.attention.meeting import RANGES, Meeting
 from jagged_kernels.attention.plans import Call
 from jagged_kernels.core.backends import multiprocessors
@@ -294,12 +294,12 @@ def _differentiate(
             d_scores = gl.zeros([ROWS, BLOCK], gl.float32, SCORES)
             state = (dk, dv, d_scores, stage, phase)
             if WEIGHT is None:
-                state = _meet(
+                state = meet_softmax(
                     state, k, v, buffers, barriers, q_start, band, left_over > 0, scale_log2,
                     S, C, SCORES, True,
                 )  # fmt: skip
             else:
-                state = _meet_pointwise(
+                state = meet_pointwise(
                     state, k, v, buffers, barriers, q_start, band, left_over > 0, scale_log2,
                     factor_n, S, C, WEIGHT, D_SCORE, SCORES, True,
                 )  # fmt: skip
@@ -311,12 +311,12 @@ def _differentiate(
                 start += S.BLOCK
                 start = gl.where(start < q_end, start, q_start)
                 if WEIGHT is None:
-                    state = _meet(
+                    state = meet_softmax(
                         state, k, v, buffers, barriers, start, band, block + 1 < left_over,
                         scale_log2, S, C, SCORES, False,
                     )  # fmt: skip
                 else:
-                    state = _meet_pointwise(
+                    state = meet_pointwise(
                         state, k, v, buffers, barriers, start, band, block + 1 < left_over,
                         scale_log2, factor_n, S, C, WEIGHT, D_SCORE, SCORES, False,
                     )  # fmt: skip
@@ -334,117 +334,3 @@ def _differentiate(
                 dv = dv * factor_n
             store_tile(dv_ptr, dv, first_k, k_end, head, KV_HEADS, alarm_ptr)
         head, k_start, k_end, q_start, q_end, shift = ahead
-
-
-@gluon.jit
-def _meet(
-    state, k, v, buffers, barriers, start, band, more, scale_log2,
-    S: gl.constexpr, C: gl.constexpr, SCORES: gl.constexpr, FIRST: gl.constexpr,
-):  # fmt: skip
-    """The block of queries from `start`, whose Q is there, adds to dV and gives its dS; the one
-    before adds to dK.
-
-    So two products are in the making while probabilities are, and one while dS is.
-    """
-    q_buffer, do_buffer, lse2_buffer, delta_buffer = buffers[2:]
-    tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
-    first_k, q_end, whole_start, whole_end, shift, left, right = band
-    COLUMN: gl.constexpr = gl.SliceLayout(0, SCORES)
-    dk, dv, d_scores, stage, phase = state
-    before = stage
-    if not FIRST:
-        stage, phase = next_slot(stage, phase, C.stages)
-    scores = product_with_transpose(k, q_buffer.index(stage), SCORES)
-    if not FIRST:
-        # Not at the end of the loop: halves carried around it are taken apart and packed again.
-        factor = left_factor(d_scores, dk, q_buffer.dtype)
-        dk = warpgroup_mma(factor, q_buffer.index(before), dk, is_async=True)
-    mbarrier.wait(do_full.index(stage), phase)
-    d_o = do_buffer.index(stage)
-    d_probabilities = product_with_transpose(v, d_o, SCORES)
-    scores = warpgroup_mma_wait(1 if FIRST else 2, deps=[scores])
-    lse2 = gl.expand_dims(lse2_buffer.index(stage).load(COLUMN), 0)
-    exponent = scores * scale_log2 - lse2
-    cut = (start < whole_start) | (start >= whole_end)
-    if cut:
-        exponent = mask_block(
-            exponent, first_k, start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT
-        )
-    probabilities = gl.exp2(exponent)
-    if FIRST:
-        d_probabilities = warpgroup_mma_wait(0, deps=[d_probabilities])
-    else:
-        dk, factor, d_probabilities = warpgroup_mma_wait(0, deps=[dk, factor, d_probabilities])
-        mbarrier.arrive(q_empty.index(before))
-    weights = left_factor(probabilities, dv, q_buffer.dtype)
-    dv = warpgroup_mma(weights, d_o, dv, is_async=True)
-    delta = gl.expand_dims(delta_buffer.index(stage).load(COLUMN), 0)
-    d_scores = probabilities * (d_probabilities - delta)
-    if cut:
-        # What inf or NaN of a query made of a probability 0.
-        d_scores = mask_block(
-            d_scores, first_k, start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT,
-            0.0,
-        )  # fmt: skip
-    # The next block's Q is waited for here because that wait is a loop: across it the assembler
-    # does not move the end of the products up to before dS.
-    ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
-    mbarrier.wait(q_full.index(ahead_stage), ahead_phase, pred=more)
-    dv, weights = warpgroup_mma_wait(0, deps=[dv, weights])
-    mbarrier.arrive(do_empty.index(stage))
-    return dk, dv, d_scores, stage, phase
-
-
-@gluon.jit
-def _meet_pointwise(
-    state, k, v, buffers, barriers, start, band, more, scale_log2, factor_n,
-    S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr, D_SCORE: gl.constexpr,
-    SCORES: gl.constexpr, FIRST: gl.constexpr,
-):  # fmt: skip
-    """`_meet` of weights by a policy.
-
-    Weights come with their slopes, which at head_dim 128 leave no registers for a product with V
-    meanwhile: that begins when weights have become halves, beside the one that adds to dV.
-    """
-    q_buffer, do_buffer = buffers[2:]
-    tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
-    first_k, q_end, whole_start, whole_end, shift, left, right = band
-    dk, dv, d_scores, stage, phase = state
-    before = stage
-    if not FIRST:
-        stage, phase = next_slot(stage, phase, C.stages)
-    scores = product_with_transpose(k, q_buffer.index(stage), SCORES)
-    if not FIRST:
-        factor = left_factor(d_scores, dk, q_buffer.dtype)
-        dk = warpgroup_mma(factor, q_buffer.index(before), dk, is_async=True)
-    scores = warpgroup_mma_wait(0 if FIRST else 1, deps=[scores])
-    scores = natural_scores(scores, scale_log2)
-    weights = WEIGHT(scores)
-    slopes = D_SCORE(scores, gl.full_like(scores, factor_n))
-    cut = (start < whole_start) | (start >= whole_end)
-    if cut:
-        weights = mask_block(
-            weights, first_k, start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, 0.0
-        )
-    weights = left_factor(weights, dv, q_buffer.dtype)
-    mbarrier.wait(do_full.index(stage), phase)
-    d_o = do_buffer.index(stage)
-    d_weights = product_with_transpose(v, d_o, SCORES)
-    dv = warpgroup_mma(weights, d_o, dv, is_async=True)
-    if FIRST:
-        d_weights = warpgroup_mma_wait(1, deps=[d_weights])
-    else:
-        dk, factor, d_weights = warpgroup_mma_wait(1, deps=[dk, factor, d_weights])
-        mbarrier.arrive(q_empty.index(before))
-    d_scores = slopes * d_weights
-    if cut:
-        # What inf or NaN of a query made of a weight 0.
-        d_scores = mask_block(
-            d_scores, first_k, start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, 0.0
-        )
-    # Here because that wait is a loop; see `_meet`.
-    ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
-    mbarrier.wait(q_full.index(ahead_stage), ahead_phase, pred=more)
-    dv, weights = warpgroup_mma_wait(0, deps=[dv, weights])
-    mbarrier.arrive(do_empty.index(stage))
-    return dk, dv, d_scores, stage, phase

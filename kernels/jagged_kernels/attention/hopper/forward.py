@@ -48,6 +48,7 @@ from jagged_kernels.attention.hopper.blocks import (
 )
 from jagged_kernels.attention.hopper.exact import launch_exact
 from jagged_kernels.attention.hopper.policies import in_gluon, pointwise_weights
+from jagged_kernels.attention.hopper.softmax import online_softmax, store_mean
 from jagged_kernels.attention.meeting import RANGES, Meeting
 from jagged_kernels.attention.plans import PLANS, Call, empty_lse, scale_argument
 from jagged_kernels.core.backends import multiprocessors
@@ -267,7 +268,7 @@ def _attend(
                     scores = -scores
                 if WEIGHT is None:
                     scores = mask_scores(scores, band, 0, S.HAS_LEFT, S.HAS_RIGHT)
-                    weights, correction, top, total, reach = _softmax(
+                    weights, correction, top, total, reach = online_softmax(
                         scores, top, total, reach, scale_log2, True
                     )
                 else:
@@ -337,7 +338,7 @@ def _attend(
             gl.store(marks_ptr + mark * S.HEADS + head, far.to(gl.int8))
         if first_q < q_end:
             if WEIGHT is None:
-                _store(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS)
+                store_mean(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS)
             else:
                 factor = factor_of_place(meets, rows_ptr, step, count, S.HEADS)
                 store_tile(o_ptr, acc * factor, first_q, q_end, head, S.HEADS)
@@ -370,7 +371,7 @@ def _walk(
         if WEIGHT is None:
             if MASKED:
                 scores = mask_scores(scores, band, block * S.BLOCK, S.HAS_LEFT, S.HAS_RIGHT)
-            weights, correction, top, total, reach = _softmax(
+            weights, correction, top, total, reach = online_softmax(
                 scores, top, total, reach, scale_log2, MASKED
             )
         else:
@@ -386,31 +387,3 @@ def _walk(
         if WEIGHT is None:
             acc = acc * by_row(correction, acc)
     return acc, total, top, reach, weights, stage, phase
-
-
-@gluon.jit
-def _softmax(scores, top, total, reach, scale_log2, MASKED: gl.constexpr):
-    """(weights, correction of what was summed before, top, total, reach); `top` is scaled already.
-
-    Weights are relative to the rounded top, everywhere the same one, so its rounding cancels; but
-    where `reach`, the largest |top| so far, is enormous, it could move them out of range.
-    """
-    new_top = gl.maximum(top, gl.max(scores, 1) * scale_log2)
-    # -inf - -inf is NaN: a query that has seen nothing yet subtracts 0.
-    shift = gl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
-    weights = gl.exp2(scores * scale_log2 - gl.expand_dims(shift, 1))
-    correction = gl.exp2(top - shift)
-    reach = gl.maximum(reach, gl.abs(shift))
-    return weights, correction, new_top, total * correction + gl.sum(weights, 1), reach
-
-
-@gluon.jit
-def _store(acc, total, top, o_ptr, lse2_ptr, q_start, q_end, head, HEADS: gl.constexpr):
-    """A query that saw nothing has total 0: its output is 0 and its lse -inf."""
-    divisor = gl.where(total == 0.0, 1.0, total)
-    if lse2_ptr is not None:
-        lse2 = gl.where(total == 0.0, float("-inf"), top + gl.log2(divisor))
-        token = q_start + gl.arange(0, acc.shape[0], lse2.type.layout)
-        gl.store(lse2_ptr + token.to(gl.int64) * HEADS + head, lse2, mask=token < q_end)
-
-    store_tile(o_ptr, acc * by_row(1.0 / divisor, acc), q_start, q_end, head, HEADS)

@@ -79,17 +79,20 @@ def dkv_config(head_dim: int) -> HopperConfig:
     return HopperConfig(consumers=2, warps=4, block=64, stages=4)
 
 
-# Tokens of a user, on average, from which these kernels are faster than the plain ones,
-# by head_dim.
-FORWARD_PAYS_FROM = {64: 1024, 128: 256}
-BACKWARD_PAYS_FROM = {64: 128, 128: 256}
+# Tokens of a user, on average, from which these kernels are faster than the plain ones, by what
+# scores become and by head_dim. Those of pointwise scores are softmax's: not measured yet.
+FORWARD_PAYS_FROM = {"softmax": {64: 1024, 128: 256}, "pointwise": {64: 1024, 128: 256}}
+BACKWARD_PAYS_FROM = {"softmax": {64: 128, 128: 256}, "pointwise": {64: 128, 128: 256}}
 # Of queries and of keys in the rows that they walk, by head_dim.
-HOPPER_TILES = {dim: forward_config(dim).tile_q for dim in FORWARD_PAYS_FROM}
+HOPPER_TILES = {dim: forward_config(dim).tile_q for dim in FORWARD_PAYS_FROM["softmax"]}
 
 
 def hopper_tile(head_dim: int, tokens: int, users: int) -> int | None:
-    """The tile to take for histories long enough, `tokens` in all; else None."""
-    pays = head_dim in FORWARD_PAYS_FROM and tokens >= FORWARD_PAYS_FROM[head_dim] * users
+    """The tile to take for histories long enough, `tokens` in all; else None. By softmax's lengths:
+    a schedule does not know what its scores become. At head_dim 64 it is the plain kernels' tile,
+    and pointwise scores can have lengths of their own; at 128 only longer ones."""
+    least = FORWARD_PAYS_FROM["softmax"]
+    pays = head_dim in least and tokens >= least[head_dim] * users
     return HOPPER_TILES[head_dim] if pays else None
 
 
