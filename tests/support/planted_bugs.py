@@ -178,10 +178,17 @@ BUGS = (
     ),
     Bug(
         "queries_of_other_groups",
-        "jagged_kernels.attention.retrieval.triton_block_scores",
-        "tl.load(queries_ptr + entry * SIZE",
-        "tl.load(queries_ptr + tile * SIZE",
-        ("kernels/block_retrieval::test_scores_of_blocks",),
+        "jagged_kernels.attention.retrieval.triton_choice",
+        "queries_ptr += (tile.to(tl.int64) * GROUPS + group) * SIZE",
+        "queries_ptr += tile.to(tl.int64) * GROUPS * SIZE",
+        ("kernels/block_retrieval::test_lists_hold_the_best_blocks",),
+    ),
+    Bug(
+        "tiles_that_see_over_each_other",
+        "jagged_kernels.schedule.keys.triton_transpose",
+        "written += tl.sum(found.to(tl.int32), 0)",
+        "written += 0",
+        ("kernels/transposed_lists::test_kernels_list_what_sorting_does",),
     ),
     Bug(
         "list_of_another_head",
