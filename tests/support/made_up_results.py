@@ -271,6 +271,8 @@ def _sparse_rows(one: SparseWorkload) -> list[dict[str, Any]]:
     share = 2 * ceilings.limit_ms(one.batch.facts(), "forward")
     share *= 0.3 if group == RETRIEVAL and facts["queries"] == 64 else 0.01
     rows.append(results.row(op="lists", samples=[share] * 3, **built))
+    if group == RETRIEVAL:
+        rows.append(results.row(op="lists_with_transpose", samples=[1.5 * share] * 3, **built))
     return rows
 
 
