@@ -1,4 +1,4 @@
-"""Lists of key blocks and weights by policy inside the plain and the split kernels (see `meeting`).
+"""Lists of key blocks and weights by policy inside the kernels (see `meeting`).
 
 The kernels take `meets` (`meeting.MeetArguments`, or None) and, in S, what of it is known when they
 are compiled. Rows are of one side and walk over blocks of the other, either way round.
