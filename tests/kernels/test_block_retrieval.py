@@ -117,6 +117,15 @@ def test_any_lengths_with_categories(data, lengths, top_k, newest):
     assert listed(retrieved_blocks(q, k, **options), q) == expected_lists(q, k, **options)
 
 
+@BACKENDS
+def test_categories_of_users_without_keys(backend, monkeypatch):
+    use(monkeypatch, backend)
+    q, k = jagged([3, 0, 20]), jagged([0, 0, 0])
+    categories = categories_of(q, k)
+    lists = retrieved_blocks(q, k, 2, newest=1, block=BLOCK, longest=90, categories=categories)
+    assert not lists.row_ptr.any()
+
+
 @pytest.mark.parametrize("shape", [(3, 5), (5,)])
 def test_categories_of_dense_queries(shape):
     k = jagged([100, 0, 40])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -77,7 +78,10 @@ def launch_forward(
     """
     q, k, v = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v)
     tokens, heads, dim = q.shape
-    o = empty_as(q) if (dim_v := v.shape[2]) == dim else q.new_empty((tokens, heads, dim_v))
+    dim_v = v.shape[2]
+    o = empty_as(q)
+    if dim_v != dim:
+        o = torch.empty((tokens, heads, dim_v), dtype=q.dtype, device=q.device)
     lse2 = empty_lse(q) if with_lse else None
     if tokens == 0:
         return o, lse2

@@ -80,7 +80,7 @@ def _scores(
     compute = torch.promote_types(queries.dtype, torch.float32)
     products = queries[tile, group].to(compute) * keys[row, group].to(compute)
     scores = products.sum(-1).float()
-    if categories is not None:
+    if categories is not None and len(scores):
         of_queries, of_keys = categories
         tiles, blocks = (x // groups for x in batch.entries())
         of_tiles = _by_block(of_queries, batch.q_offsets, block, tiles)
