@@ -125,6 +125,15 @@ def test_with_biases_and_dropout(shape, scores):
         torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=5e-5)
 
 
+def test_a_backward_goes_by_the_lists_of_tiles_alone():
+    """Rows that are whole need the transpose."""
+    inputs, lists, _ = problem("one query", torch.float32)
+    for split in (*SPLITS, "rows"):
+        assert lists.row_ptr_t is None
+        run("triton", inputs, keys=lists, split=split)
+    assert lists.row_ptr_t is not None
+
+
 @pytest.mark.parametrize("place", ["q", "k", "v", "d_o"])
 def test_what_is_hidden_touches_nothing(place):
     results = []
