@@ -373,7 +373,7 @@ BUGS = (
     ),
     Bug(
         "top_k_of_negative_scores",
-        "jagged_kernels.ops.ids.triton_top_k",
+        "jagged_kernels.device.arithmetic",
         "tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)",
         "bits",
         ("kernels/interaction_top_k::test_top_k_exact",),

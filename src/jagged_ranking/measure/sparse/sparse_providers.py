@@ -68,9 +68,6 @@ def _prepare_listed(batch: Batch, pattern: Pattern) -> Prepared:
     queries, histories = histories_of(batch, q, k)
     values = histories.with_values(v)
     forward, held, builds = _listed(queries, histories, values, pattern, batch)
-    if isinstance(pattern, RandomBlocks):
-        # They are drawn on the host: what that takes says nothing.
-        builds.clear()
     if isinstance(pattern, Retrieved):
         builds[MEANS] = lambda: block_means(histories, pattern.block)
     return Prepared(
@@ -109,9 +106,12 @@ def _listed(
 
     schedule = build()
     built: dict[str, Any] = {"keys": schedule.keys, "schedule": schedule}
-    builds: dict[str, Callable[[], object]] = {LISTS: build}
-    if schedule.lists is not None and schedule.lists.row_ptr_t is None:
-        builds[TURNED_LISTS] = build_for_a_backward
+    builds: dict[str, Callable[[], object]] = {}
+    # Random blocks are drawn on the host: what that takes says nothing.
+    if not isinstance(pattern, RandomBlocks):
+        builds[LISTS] = build
+        if schedule.lists is not None and schedule.lists.row_ptr_t is None:
+            builds[TURNED_LISTS] = build_for_a_backward
 
     def forward() -> Tensor:
         return jagged_attention(queries, histories, values, **options, **built).values
