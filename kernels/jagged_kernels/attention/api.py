@@ -28,12 +28,12 @@ from jagged_kernels.core.operators import call, wants_gradient
 from jagged_kernels.schedule.band import band_of, check_groups, lists_of
 from jagged_kernels.schedule.check import check_schedule
 from jagged_kernels.schedule.dense import DenseShape
+from jagged_kernels.schedule.kept import schedule_of_call
 from jagged_kernels.schedule.keys.lists import KeyLists
 from jagged_kernels.schedule.keys.rules import KeyRule
 from jagged_kernels.schedule.offsets import check_contents
 from jagged_kernels.schedule.schedule import (
     AttentionSchedule,
-    build_schedule,
     check_users,
     dense_queries,
 )
@@ -162,8 +162,9 @@ def jagged_attention(
             see others, for as many heads; without one, a rule waits once for a GPU to read the
             longest user (`attention_schedule` has `longest`).
         schedule: from `attention_schedule` for the same offsets and mask (of dense queries also
-            the same heads and dtype), to share its construction between layers; built here when
-            None, where q and k have the same offsets only if these are one tensor. A GPU compares
+            the same heads and dtype), to share its construction between layers. None: one is
+            built here and kept for as long as these offsets live and do not change; q and k then
+            have the same offsets only if these are one tensor. A GPU compares
             offsets that are others than the schedule's for itself, once for each of them, and stops
             at its next operation where they differ: nobody waits for it.
         backend: "triton" (CUDA, or Triton's interpreter), "native" (vectorised PyTorch),
@@ -233,12 +234,11 @@ def jagged_attention(
     if chosen == "triton":
         if schedule is None:
             # Short of a schedule of the caller's, rows are enough for what takes them.
-            schedule = build_schedule(
+            schedule = schedule_of_call(
                 q_jagged.offsets,
                 k.offsets,
                 q_tokens=q_jagged.values.shape[0],
                 k_tokens=k.values.shape[0],
-                offsets=k.offsets if q_jagged.offsets is k.offsets else None,
                 dense=dense,
                 window=band,
                 head_dim=max(q_jagged.values.shape[2], v.values.shape[2]),
