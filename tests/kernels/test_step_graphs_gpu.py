@@ -20,9 +20,9 @@ pytestmark = pytest.mark.gpu
 class Training:
     """A model, its optimiser, and a step of them."""
 
-    def __init__(self, model, **options):
+    def __init__(self, model, optimiser=torch.optim.AdamW, **options):
         self.model = copy.deepcopy(model)
-        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=0.01, **options)
+        self.optimiser = optimiser(self.model.parameters(), lr=0.01, **options)
 
     def __call__(self, inputs, real):
         loss = step_loss(self.model, inputs, real)
@@ -43,9 +43,10 @@ def two_sizes(count):
 
 
 def test_training_by_graphs_is_training():
-    """Within rounding: sums over tokens are of other lengths with padding."""
+    """Within rounding: sums over tokens are of other lengths with padding. By SGD: AdamW divides
+    by gradients, also by those that are nothing but rounding."""
     model = Model(torch.float32).cuda()
-    plain, graphed = Training(model), Training(model, capturable=True)
+    plain, graphed = (Training(model, torch.optim.SGD, momentum=0.9) for _ in range(2))
     steps = StepGraphs(graphed, per_octave=1)
     for batch in two_sizes(20):
         expected = plain(batch, everyone(batch)).detach()
@@ -55,7 +56,7 @@ def test_training_by_graphs_is_training():
     assert steps.eager <= WARM_UPS * len(steps.buckets)
     assert steps.memory > 0
     for mine, other in zip(graphed.model.parameters(), plain.model.parameters(), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-2, atol=2e-3)
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(("dim", "dtype"), [(64, torch.float32), (128, torch.bfloat16)], ids=str)
