@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 class Training:
     """A model, its optimiser, and a step of them."""
 
-    def __init__(self, model, optimiser=torch.optim.AdamW, **options):
+    def __init__(self, model, optimiser: Any = torch.optim.AdamW, **options):
         self.model = copy.deepcopy(model)
         self.optimiser = optimiser(self.model.parameters(), lr=0.01, **options)
 

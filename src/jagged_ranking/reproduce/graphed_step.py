@@ -27,14 +27,26 @@ class GraphedStep(TrainingStep):
     replayed; that of their average, whose share grows from step to step, is not.
 
     On a CPU batches are padded likewise, and nothing is captured.
+
+    Args:
+        per_octave: see `StepGraphs`; many, since batches that are measured are about as large as
+            each other, and padding is time of the device.
     """
 
-    def __init__(self, config: TrainConfig, shape: DataShape, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        shape: DataShape,
+        device: torch.device,
+        *,
+        per_octave: int = 16,
+    ) -> None:
         super().__init__(config, shape, device)
         if device.type == "cuda":
             for group in self.optimisers.adamw.param_groups:
                 group["capturable"] = True
-        self.graphs, self._forward = StepGraphs(self._trained), StepGraphs(self._answered)
+        self.graphs = StepGraphs(self._trained, per_octave=per_octave)
+        self._forward = StepGraphs(self._answered, per_octave=per_octave)
         self._fixed: tuple[ItemTable, int] | None = None  # items, and candidates of a request
 
     def __call__(self, batch: JaggedBatch, ends: Callable[[str], object] = nobody) -> None:

@@ -37,7 +37,7 @@ def config_of(model: str, **options: Any) -> TrainConfig:
 def pair_of(config: TrainConfig, made: RequestBatches) -> tuple[TrainingStep, GraphedStep]:
     return (
         TrainingStep(config, made.shape, made.device),
-        GraphedStep(config, made.shape, made.device),
+        GraphedStep(config, made.shape, made.device, per_octave=4),
     )
 
 
