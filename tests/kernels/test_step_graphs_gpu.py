@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from graph_steps import Model, a_batch, everyone, some_lengths, step_loss
+from processes import run_python
 
 from jagged_kernels import JaggedTensor, StepGraphs, jagged_attention
 from jagged_kernels.graphs.step_graphs import WARM_UPS
@@ -197,3 +198,34 @@ def test_an_optimiser_that_is_not_capturable_is_refused():
     with pytest.raises(RuntimeError, match=r"the step cannot be captured: .*capturable is False"):
         steps(batch)
     assert works_still()
+
+
+def test_what_cuda_refuses_leaves_the_stream_and_the_memory_in_order():
+    """In a process of its own: how a refused capture leaves the rest, PyTorch does not say."""
+    code = """
+import torch
+from jagged_kernels import JaggedTensor, StepGraphs
+
+def step(inputs, real):
+    total = inputs["x"].values.sum()
+    if torch.cuda.is_current_stream_capturing():
+        total.item()
+    return total
+
+x = JaggedTensor.from_list([torch.ones(3, device="cuda"), torch.ones(2, device="cuda")])
+steps = StepGraphs(step)
+print([steps({"x": x}).item() for _ in range(2)])
+try:
+    steps({"x": x})
+except RuntimeError as error:
+    print(error)
+print(torch.cuda.current_stream() == torch.cuda.default_stream())
+more = StepGraphs(lambda inputs, real: inputs["x"].values.sum())
+print([more({"x": x}).item() for _ in range(4)], more.graphs)
+"""
+    found = run_python(code)
+    lines = found.stdout.splitlines()
+    assert found.returncode == 0, found.stderr
+    assert lines[0] == "[5.0, 5.0]"
+    assert lines[1].startswith("the step cannot be captured: ")
+    assert lines[2:] == ["True", "[5.0, 5.0, 5.0, 5.0] 1"]

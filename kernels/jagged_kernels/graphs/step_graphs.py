@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ Step = Callable[[Any, Tensor], Any]
 # Steps of a bucket before its graph is captured: the first compiles kernels and makes what is made
 # once, the second is watched for waiting.
 WARM_UPS = 2
-# PyTorch's allocator goes on asking a graph whose capture failed, so that it must stay.
+# PyTorch's allocator of pinned memory goes on asking a graph whose capture failed: it must stay.
 _FAILED: list[torch.cuda.CUDAGraph] = []
 
 
@@ -251,7 +250,8 @@ class _Captures:
             graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
         )
         try:
-            with capture:
+            # The outer one, because a capture that fails does not leave its stream.
+            with torch.cuda.stream(self.stream), capture:
                 before = torch.cuda.memory_reserved(self.device)
                 outputs = step()
                 self.reserved += torch.cuda.memory_reserved(self.device) - before
@@ -265,6 +265,10 @@ class _Captures:
         return graph, outputs
 
     def _give_up(self, graph: torch.cuda.CUDAGraph) -> None:
-        _FAILED.append(graph)
-        with suppress(RuntimeError):  # where the capture ended in order
+        """What PyTorch does where a capture ends, and leaves undone where CUDA has refused it."""
+        try:
             torch._C._cuda_endAllocateToPool(self.device.index, self.pool)
+        except RuntimeError:  # it has ended in order
+            return
+        torch._C._cuda_releasePool(self.device.index, self.pool)
+        _FAILED.append(graph)
