@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import threading
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -179,6 +180,39 @@ def test_further_buckets_are_not_kept():
     assert sizes == [16, 112, 1024, 16, 1024]
     assert [bucket.tokens for bucket in steps.buckets] == [(16,), (112,)]
     assert repr(steps) == "StepGraphs(buckets=2, graphs=0, replayed=0, eager=5)"
+
+
+class Recorded:
+    """In place of CUDA: what is taken, watched, captured and replayed."""
+
+    def __init__(self):
+        self.log = []
+
+    def beside(self, step, *, watched):
+        self.log.append("watched" if watched else "taken")
+        return step()
+
+    def captured(self, step):
+        self.log.append("captured")
+        outputs = step()
+        outputs.fill_(torch.nan)  # a capture computes nothing
+        return SimpleNamespace(replay=lambda: self._replay(outputs)), outputs
+
+    def _replay(self, outputs):
+        self.log.append("replayed")
+        outputs.fill_(7)
+
+
+def test_the_third_batch_of_a_bucket_is_captured():
+    x = JaggedTensor.from_list([torch.ones(3)])
+    captures: Any = Recorded()
+    steps = StepGraphs(lambda inputs, real: inputs["x"].values.sum())
+    steps({"x": x})
+    (kept,) = steps._kept.values()
+    found = [steps._on_a_gpu(kept, captures) for _ in range(5)]
+    assert captures.log == ["taken", "watched", "captured", "replayed", "replayed", "replayed"]
+    assert torch.stack(found).tolist() == [3, 3, 7, 7, 7]
+    assert repr(steps) == "StepGraphs(buckets=1, graphs=1, replayed=3, eager=3)"
 
 
 # --- errors ---------------------------------------------------------------------------------------

@@ -44,12 +44,16 @@ class StepGraphs:
             bool [B], False at padding users. Returns tensors, also in tuples and dictionaries, or
             None. It must leave out padding users where it adds up over users or tokens, as in
             `torch.where(real, loss, 0).sum() / real.sum()`: then all their gradients are zeros, and
-            those of weights are the batch's. What it computes of zeros must be finite.
+            those of weights are the batch's. What it computes of zeros must be finite. Of tokens it
+            is `torch.repeat_interleave(real, x.lengths, output_size=len(x.values))`.
         per_octave: sizes from one power of two to the next, itself a power of two up to 16: the
-            tokens of a padded batch are at most a 1 / per_octave more (from 16 on). More sizes
-            waste less, and make more graphs.
+            tokens of a padded batch are at most 1 / per_octave more than a batch's (from 16 on).
+            More sizes waste less, and make more graphs.
         most_graphs: buckets that are kept. Batches of further ones are padded and taken without a
             graph.
+
+    Attributes:
+        replayed, eager: calls so far that replayed a graph, and that took the step without one.
 
     Raises:
         ValueError: `per_octave` or `most_graphs` is none of those.
