@@ -22,11 +22,13 @@ from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.data.prefetch import tensors_of
 from jagged_ranking.devices import device_name
+from jagged_ranking.figures.throughput_points import GRAPH
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.contest import explain
 from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.measure.peak_memory import Peak, allocated, peak_memory, storage_bytes
 from jagged_ranking.measure.reference import Errors, compare
+from jagged_ranking.reproduce.graphed_step import GraphedStep
 from jagged_ranking.reproduce.training_step import TrainingStep
 from jagged_ranking.training.config import TrainConfig
 
@@ -36,6 +38,7 @@ from jagged_ranking.training.config import TrainConfig
 LOWER_PRECISION_ERROR = 5 * torch.finfo(torch.bfloat16).eps
 TIMES_OURS = 5
 FLOAT32_ERROR = 1e-3
+NO_CAPTURE = "the step cannot be captured"
 PEAKS = ("peak_memory", "peak_memory_minus_inputs")
 
 
@@ -95,7 +98,9 @@ class StepContest:
             config = self.configs[entry]
             lower = self.device.type == "cuda" and config.precision != "float32"
             bound = LOWER_PRECISION_ERROR if lower else FLOAT32_ERROR
-            answers = self.tried(entry, lambda c=config: self._answers(c))
+            answers = self.tried(entry, lambda c=config, m=entry.mode: self._answers(c, m))
+            if entry.mode == GRAPH:  # which keeps all memory of its step
+                timing.release(self.device)
             if answers is None:
                 continue
             error = compare([(answers[0], logits)])
@@ -108,10 +113,10 @@ class StepContest:
             if answers[1] is not None and loss is not None and entry not in self.failed:
                 self._judge(entry, "loss_rel_error", compare([(answers[1], loss)]), bound)
 
-    def _answers(self, config: TrainConfig) -> tuple[Tensor, Tensor | None]:
+    def _answers(self, config: TrainConfig, mode: str = "") -> tuple[Tensor, Tensor | None]:
         """Logits, and the loss after a step; of what is compiled the former alone, since every
         graph more is compiled for a long time."""
-        step = self.step_of(config)
+        step = self.step_of(config, mode)
         logits = step.logits(self.batch)
         compiled = config.compile != "off"
         return logits, None if compiled else step.loss_after_a_step(self.batch)
@@ -129,14 +134,15 @@ class StepContest:
         found: dict[Entry, TrainingStep] = {}
         for entry, config in self.configs.items():
             if entry not in self.failed:
-                step = self.tried(entry, lambda c=config: self.step_of(c))
+                step = self.tried(entry, lambda c=config, m=entry.mode: self.step_of(c, m))
                 if step is not None:
                     found[entry] = step
         return found
 
-    def step_of(self, config: TrainConfig) -> TrainingStep:
-        """A step from the first weights."""
-        return TrainingStep(config, self.shape, self.device)
+    def step_of(self, config: TrainConfig, mode: str = "") -> TrainingStep:
+        """A step from the first weights; of the mode `GRAPH` one that is captured."""
+        kind = GraphedStep if mode == GRAPH else TrainingStep
+        return kind(config, self.shape, self.device)
 
     def weigh(self, entries: Iterable[Entry]) -> None:
         """Rows of the peak memory of each of these who has not failed, alone on the device."""
@@ -168,9 +174,11 @@ class StepContest:
     def fail(self, entry: Entry, error: Exception) -> None:
         """Remember what an entry raised."""
         status, message = explain(error)
-        # What the seam itself says that a kind cannot do here.
+        # What the seam itself says that a kind cannot do here, and `StepGraphs` of a step.
         kind = self.configs[entry].attention
-        if isinstance(error, ValueError) and str(error).startswith(f"attention {kind} "):
+        cannot = isinstance(error, ValueError) and str(error).startswith(f"attention {kind} ")
+        cannot = cannot or (status == "error" and str(error).startswith(NO_CAPTURE))
+        if cannot:
             status, message = "unsupported", str(error)
         self.failed[entry] = (status, message)
         timing.release(self.device)
