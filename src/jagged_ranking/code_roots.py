@@ -65,6 +65,17 @@ _THROUGHPUT = (
     ),
 )  # fmt: skip
 
+_SERVING = (
+    *TRAINING,
+    f"{_RANKING}/measure",
+    *(
+        f"{_RANKING}/reproduce/{name}.py"
+        for name in (
+            "serving_study", "serving_contest", "request_batches", "step_contest", "training_step",
+        )
+    ),
+)  # fmt: skip
+
 # Of each notebook, by its id, and of what is called in it, by the room; files and folders.
 ROOTS: Mapping[str, tuple[str, ...]] = {
     "01_speed": _ATTENTION,
@@ -77,6 +88,7 @@ ROOTS: Mapping[str, tuple[str, ...]] = {
     "08_sparse_attention": _SPARSE,
     "07_hstu": _HSTU,
     "10_training_throughput": _THROUGHPUT,
+    "11_serving": _SERVING,
     "12_scaling": _SCALING,
     "jagged_ranking.measure": MEASURE,
     "jagged_ranking.training": TRAINING,

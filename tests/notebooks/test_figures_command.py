@@ -11,6 +11,7 @@ from made_up_results import (
     history_results,
     hstu_results,
     interaction_results,
+    serving_results,
     sparse_results,
     target_results,
     throughput_results,
@@ -108,6 +109,7 @@ def test_it_needs_neither_torch_nor_the_kernels(committed: Path) -> None:
         "08_sparse_attention": results.select(sparse_results(), workload="length 16384"),
         "09_history_cache": cached_results(),
         "10_training_throughput": results.select(throughput_results(), workload="waste 85%"),
+        "11_serving": serving_results(),
         "12_scaling": scaling_results(),
     }
     for name, table in made.items():
@@ -132,7 +134,8 @@ def test_it_needs_neither_torch_nor_the_kernels(committed: Path) -> None:
         assert "jagged_sum" in (committed / name).read_text()
     drawn = ("03_target_attention_ratios", "05_interaction_kernels_limit")
     drawn += ("06_history_length_transformer", "07_hstu_ratios", "08_sparse_attention_speedup")
-    drawn += ("09_history_cache_decode", "10_training_throughput_parts", "12_scaling_simulated")
+    drawn += ("09_history_cache_decode", "10_training_throughput_parts", "11_serving_latency")
+    drawn += ("12_scaling_simulated",)
     for name in drawn:
         assert list(committed.glob(f"figures/*/{name}.svg"))
 

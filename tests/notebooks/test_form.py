@@ -35,6 +35,7 @@ def test_the_notebooks_are_there():
         "08_sparse_attention",
         "09_history_cache",
         "10_training_throughput",
+        "11_serving",
         "12_scaling",
     ]
     assert sorted(path.stem for path in (FOLDER / "params").glob("*")) == PRESETS

@@ -13,7 +13,7 @@ SAID_ONLY = {f"jagged_ranking.{name}" for name in ("paths", "devices", "processe
 RANKING = "src/jagged_ranking"
 SPEED, INTERACTION, QUALITY = "01_speed", "05_interaction_kernels", "04_quality"
 HISTORY, POINTWISE, SPARSE = "06_history_length", "07_hstu", "08_sparse_attention"
-STEPS = "10_training_throughput"
+STEPS, SERVED = "10_training_throughput", "11_serving"
 SCALING = "12_scaling"
 
 
@@ -48,11 +48,11 @@ def test_the_hash_follows_content_and_place_of_code_only(checkout: Path) -> None
     [
         (
             "kernels/inner/a.py",
-            {SPEED, INTERACTION, QUALITY, HISTORY, POINTWISE, SPARSE, STEPS, SCALING},
+            {SPEED, INTERACTION, QUALITY, HISTORY, POINTWISE, SPARSE, STEPS, SERVED, SCALING},
         ),
         (
             f"{RANKING}/measure/inner/a.py",
-            {SPEED, INTERACTION, HISTORY, POINTWISE, SPARSE, STEPS},
+            {SPEED, INTERACTION, HISTORY, POINTWISE, SPARSE, STEPS, SERVED},
         ),
         (f"{RANKING}/reproduce/attention_study.py", {SPEED, INTERACTION, POINTWISE, SPARSE}),
         (f"{RANKING}/reproduce/hstu_study.py", {POINTWISE}),
@@ -60,11 +60,13 @@ def test_the_hash_follows_content_and_place_of_code_only(checkout: Path) -> None
         (f"{RANKING}/reproduce/interaction_study.py", {INTERACTION}),
         (f"{RANKING}/reproduce/history_study.py", {HISTORY}),
         (f"{RANKING}/reproduce/sparse_study.py", {SPARSE}),
-        (f"{RANKING}/reproduce/step_contest.py", {HISTORY, STEPS}),
+        (f"{RANKING}/reproduce/step_contest.py", {HISTORY, STEPS, SERVED}),
         (f"{RANKING}/reproduce/throughput_study.py", {STEPS}),
-        (f"{RANKING}/models/inner/a.py", {QUALITY, HISTORY, STEPS, SCALING}),
-        (f"{RANKING}/training/inner/a.py", {QUALITY, HISTORY, STEPS, SCALING}),
-        ("data_prep/inner/a.py", {QUALITY, HISTORY, STEPS, SCALING}),
+        (f"{RANKING}/reproduce/serving_study.py", {SERVED}),
+        (f"{RANKING}/reproduce/serving_contest.py", {SERVED}),
+        (f"{RANKING}/models/inner/a.py", {QUALITY, HISTORY, STEPS, SERVED, SCALING}),
+        (f"{RANKING}/training/inner/a.py", {QUALITY, HISTORY, STEPS, SERVED, SCALING}),
+        ("data_prep/inner/a.py", {QUALITY, HISTORY, STEPS, SERVED, SCALING}),
         (f"{RANKING}/figures/inner/a.py", set()),
         (f"{RANKING}/provenance.py", set()),
         ("docs/inner/a.py", set()),
@@ -73,7 +75,7 @@ def test_the_hash_follows_content_and_place_of_code_only(checkout: Path) -> None
 def test_a_change_makes_stale_what_depends_on_it(
     checkout: Path, place: str, stale: set[str]
 ) -> None:
-    notebooks = (SPEED, INTERACTION, QUALITY, HISTORY, POINTWISE, SPARSE, STEPS, SCALING)
+    notebooks = (SPEED, INTERACTION, QUALITY, HISTORY, POINTWISE, SPARSE, STEPS, SERVED, SCALING)
     before = {name: code_hash(checkout, roots_of(name)) for name in notebooks}
     (checkout / place).write_text("changed\n")
     after = {name: code_hash(checkout, roots_of(name)) for name in notebooks}

@@ -469,3 +469,44 @@ def _throughput_rows(kind: str, where: dict[str, Any], *, eager: bool) -> list[d
                 results.row(op="throughput_part", metric=part, unit="ms", value=value, **where)
             )
     return rows
+
+
+def serving_results() -> pd.DataFrame:
+    """Requests to two models at two caps: padded flash takes 1.2 times as long as ours and 1.5
+    times its memory, and a cache spares a transformer half of its time by the wall and 9 tenths
+    of the device's. HSTU has neither, and every score in memory fits at the smaller cap alone."""
+    rows = []
+    kinds = (("jagged", 1.0), ("padded_flash", 1.2), ("padded_dense", 3.0), ("jagged_cached", 0.5))
+    for model, cap, (candidates, requests), (kind, times) in itertools.product(
+        ("transformer", "hstu"), (1024, 16384), ((1, 1), (100, 1), (100, 32)), kinds
+    ):
+        trouble: dict[str, Any] = {}
+        if model == "hstu" and kind in ("padded_flash", "jagged_cached"):
+            trouble = {"status": "unsupported", "message": f"hstu has no {kind}"}
+        elif kind == "padded_dense" and cap > 1024:
+            trouble = {"status": "out_of_memory", "message": "CUDA out of memory"}
+        ms = times * (2.0 + 0.01 * candidates) * cap / 1024
+        device = 0.1 * ms / times if kind == "jagged_cached" else 0.9 * ms
+        memory = 1e6 * {"jagged": 2, "padded_flash": 3}.get(kind, 1) * requests
+        found = [
+            ("latency", "ms", ms),
+            ("latency_p99", "ms", 2 * ms),
+            ("device_time", "ms", device),
+            ("requests_per_second", "1/s", requests * 1e3 / ms),
+            ("peak_memory", "bytes", memory + 1e6),
+            ("peak_memory_minus_inputs", "bytes", memory),
+        ]
+        if kind == "jagged_cached" and not trouble:
+            found.append(("cache_memory", "bytes", 1024.0 * cap))
+        config = {"model": model, "layers": 4, "cap": cap, "requests": requests, "waste": 0.8}
+        config |= {"candidates": candidates, "B": requests, "tokens": cap, "new_events": 8}
+        config |= {"device": MANIFEST["device"]}
+        for metric, unit, value in found:
+            rows.append(
+                results.row(
+                    op="serving", provider=kind, mode="scoring", metric=metric, unit=unit,
+                    workload=f"{requests} x {candidates} candidates, cap {cap}", config=config,
+                    **(trouble or {"samples": [0.98 * value, value, 1.02 * value]}),
+                )
+            )  # fmt: skip
+    return results.frame(rows)

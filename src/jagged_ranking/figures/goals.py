@@ -27,6 +27,9 @@ from jagged_ranking.figures.result_folder import Results, has_results, read_resu
 from jagged_ranking.figures.scaling_goals import NOTE as SCALING_NOTE
 from jagged_ranking.figures.scaling_goals import scaling_rows
 from jagged_ranking.figures.scaling_points import NOTEBOOK as SCALING_NOTEBOOK
+from jagged_ranking.figures.serving_goals import NOTE as SERVING_NOTE
+from jagged_ranking.figures.serving_goals import serving_rows
+from jagged_ranking.figures.serving_points import NOTEBOOK as SERVING
 from jagged_ranking.figures.sparse_goals import (
     DENSITY_NOTE,
     LENGTH_NOTE,
@@ -268,6 +271,7 @@ _TABLES: Sequence[tuple[str, str, str, Callable[[pd.DataFrame], list[dict[str, s
     ("Retrieval: time of building lists", SPARSE_NOTEBOOK, RETRIEVAL_NOTE, retrieval_rows),
     ("HSTU's attention: time against its authors' kernels", HSTU_NOTEBOOK, HSTU_NOTE, hstu_rows),
     ("Whole training steps: time and memory", THROUGHPUT, THROUGHPUT_NOTE, throughput_rows),
+    ("Served requests: latency and memory", SERVING, SERVING_NOTE, serving_rows),
     ("Training on several GPUs: scaling efficiency", SCALING_NOTEBOOK, SCALING_NOTE, scaling_rows),
 )
 

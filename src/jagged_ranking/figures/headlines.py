@@ -21,6 +21,7 @@ from jagged_ranking.figures.published import PUBLISHED
 from jagged_ranking.figures.quality import FLOORS, NAMES, differences, shown_metrics, summary
 from jagged_ranking.figures.result_folder import Results, read_results, result_folders
 from jagged_ranking.figures.scaling_goals import scaling_rows
+from jagged_ranking.figures.serving_goals import serving_rows
 from jagged_ranking.figures.sparse_goals import length_rows
 from jagged_ranking.figures.tables import number, to_markdown
 from jagged_ranking.figures.throughput_goals import throughput_rows
@@ -259,6 +260,25 @@ SECTIONS: Sequence[Section] = (
             "host's share",
         ),
         ("10_training_throughput_parts",),
+    ),
+    Section(
+        "Serving requests",
+        ("11_serving",),
+        "What a caller waits, histories encoded once a request, against padded flash attention in "
+        "the same model; and over histories whose keys and values are kept between requests.",
+        some_columns(
+            serving_rows,
+            "model",
+            "requests x candidates",
+            "history cap",
+            "ours, p50 / p99 (ms)",
+            "times faster",
+            "memory / padded flash's",
+            "cached, p50 / p99 (ms)",
+            "saves (wall)",
+            "saves (device)",
+        ),
+        ("11_serving_latency",),
     ),
     Section(
         "Training on several GPUs",

@@ -16,6 +16,7 @@ from jagged_ranking.figures import (
     operation_figures,
     quality,
     scaling_figures,
+    serving_figures,
     sparse_figures,
     speed,
     style,
@@ -76,7 +77,7 @@ def redraw(folder: Path | str) -> list[Path]:
     run = read_results(folder)
     modules = (
         speed, memory, target, operation_figures, quality, history_length, hstu_figures,
-        sparse_figures, cached_figures, throughput_figures, scaling_figures,
+        sparse_figures, cached_figures, throughput_figures, serving_figures, scaling_figures,
     )  # fmt: skip
     return [path for module in modules for path in module.draw(run.table, run.manifest, folder)]
 

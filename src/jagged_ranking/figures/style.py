@@ -73,6 +73,7 @@ LOOKS: dict[str, Look] = {
     "padded_sdpa": Look("padded, masked (SDPA)", _COLORS[4], "D", (0, (1, 1))),
     "padded_flash": Look("padded flash (SDPA)", _COLORS[2], "^", (0, (3, 1))),
     "nested": Look("nested tensor + SDPA", _COLORS[5], "P", (0, (4, 1, 1, 1, 1, 1))),
+    "jagged_cached": Look("ours, histories cached", "#6f5bd0", "X", (0, (5, 1))),
     "varlen_paged": Look("varlen_attn, paged (FA2)", "#4d4d4d", "d", (0, (2, 1))),
     "varlen_gathered": Look("varlen_attn, keys copied", "#8a8a8a", "*", (0, (2, 1, 0.5, 1))),
     "cat": Look("jagged_cat: a copy of all", _COLORS[3], "v", (0, (3, 1, 1, 1))),

@@ -15,6 +15,7 @@ from jagged_ranking.figures.operation_points import largest, main_dtype, operati
 from jagged_ranking.figures.points import attention, modes_of, ours_of, schedule_ms
 from jagged_ranking.figures.quality_tables import budgets, quality
 from jagged_ranking.figures.scaling_goals import scaling_rows
+from jagged_ranking.figures.serving_tables import serving_tables
 from jagged_ranking.figures.sparse_points import lists_ms, seen
 from jagged_ranking.figures.sparse_points import sparse as sparse_points
 from jagged_ranking.figures.throughput_tables import throughput_tables
@@ -33,6 +34,7 @@ __all__ = [
     "number",
     "quality",
     "scaling",
+    "serving_tables",
     "sparse",
     "speed",
     "summaries",
@@ -196,6 +198,7 @@ def summaries(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
         (HISTORY, history_table(results)),
         *cached_tables(results),
         *throughput_tables(results),
+        *serving_tables(results),
         ("Training on several ranks", scaling(results)),
     ]
     return [(caption, table) for caption, table in found if len(table)]

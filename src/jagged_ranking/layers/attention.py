@@ -168,6 +168,11 @@ def attend(
     if sink is None:
         return jagged_attention(q, k, v, causal=causal, schedule=schedule)
     pooled, lse = jagged_attention(q, k, v, causal=causal, schedule=schedule, return_lse=True)
+    return with_sink(pooled, lse, sink)
+
+
+def with_sink(pooled: JaggedTensor, lse: Tensor, sink: Tensor) -> JaggedTensor:
+    """Attention [T, H, D] and its lse [T, H] with one more key, of score `sink` [H] and value 0."""
     # Softmax over one more score is the result without it times this; 0 where lse is -inf.
     kept = (lse - sink).sigmoid()[..., None]
     return pooled.with_values(pooled.values * kept.to(pooled.values.dtype))

@@ -4,13 +4,16 @@ A history token is `f(item, its features, signals, recency, age)` and a candidat
 `f(item, its features)`; both read the same tables. Row 0 is the unknown item and an ordinary row:
 items that training has not seen read it, and in training a share of the ids is shown as unknown,
 so that the row learns what an unseen item is worth.
+
+Recency and age are told from the request: they change with every request, and the token with them.
+Told from the event's arrival instead (`Arrivals`), they stay, and so does what is computed of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +34,46 @@ CATEGORY_STD = 0.7
 
 def log_bucket(x: Tensor) -> Tensor:
     """floor(log2(1 + x)) of integers, at most `BUCKETS` - 1; negative ones go to 0."""
-    # The binary exponent: a logarithm of 8 may be a little less than 3 on another device.
-    exponent = torch.frexp(x.clamp(min=0).double() + 1).exponent - 1
-    return exponent.clamp(max=BUCKETS - 1)
+    # Compared with powers: a logarithm of 8 may be a little less than 3 on another device.
+    least = 2 ** torch.arange(1, BUCKETS, device=x.device) - 1
+    return torch.bucketize(x, least, right=True, out_int32=True)
+
+
+class Arrivals(NamedTuple):
+    """How events stood when they arrived, which nothing later changes.
+
+    place: int64 [T], how many events of the user there were before; since: int64 [T], the time
+    since the one before, 0 for the first.
+    """
+
+    place: Tensor
+    since: Tensor
+
+    @classmethod
+    def of(
+        cls, batch: JaggedBatch, *, seen: Tensor | None = None, elapsed: Tensor | None = None
+    ) -> Arrivals:
+        """Those of a batch, whose histories begin with the first event, or go on.
+
+        Args:
+            batch: of requests.
+            seen: [R] integers, events of each user before those of the batch.
+            elapsed: int64 [R], the time from the last of these to the request.
+        """
+        age, length = batch.age.values, batch.offsets.diff()
+        tokens = len(age)
+
+        def of_events(x: Tensor) -> Tensor:
+            return torch.repeat_interleave(x, length, output_size=tokens)
+
+        place = torch.arange(tokens, device=age.device) - of_events(batch.offsets[:-1])
+        first, since = place == 0, age.roll(1) - age
+        if seen is None or elapsed is None:
+            return cls(place, since.masked_fill(first, 0))
+        before = of_events(seen).long()
+        since = torch.where(first, of_events(elapsed) - age, since)
+        place = place + before
+        return cls(place, since.masked_fill(place == 0, 0))
 
 
 class Rows(Protocol):
@@ -61,6 +101,7 @@ class EventEmbedding(nn.Module):
         id_dropout: share of the item ids shown as unknown in training.
         dropout: on the vectors.
         category_std: of the vectors of categories at the start.
+        arrival: events have their `Arrivals` in place of recency and age.
     """
 
     def __init__(
@@ -71,8 +112,10 @@ class EventEmbedding(nn.Module):
         id_dropout: float = 0.0,
         dropout: float = 0.0,
         category_std: float = CATEGORY_STD,
+        arrival: bool = False,
     ) -> None:
         super().__init__()
+        self.arrival = arrival
         self.num_items = shape.num_items
         self.item = IdTable(shape.num_items, dim)
         self.categories = nn.ModuleList(
@@ -130,14 +173,15 @@ class EventEmbedding(nn.Module):
 
     def forward(self, batch: JaggedBatch) -> tuple[JaggedTensor, JaggedTensor]:
         """The batch's histories as tokens, and its candidates."""
-        history = self.history(batch)
-        candidate = self._content(
-            batch.candidate, batch.candidate_categories, batch.candidate_dense
-        )
-        return history, candidate.with_values(self.dropout(candidate.values))
+        return self.history(batch), self.candidates(batch)
 
-    def history(self, batch: JaggedBatch) -> JaggedTensor:
-        """The batch's histories as tokens [T, dim]."""
+    def candidates(self, batch: JaggedBatch) -> JaggedTensor:
+        """The batch's candidates [C, dim]."""
+        content = self._content(batch.candidate, batch.candidate_categories, batch.candidate_dense)
+        return content.with_values(self.dropout(content.values))
+
+    def history(self, batch: JaggedBatch, arrivals: Arrivals | None = None) -> JaggedTensor:
+        """The batch's histories as tokens [T, dim]; `arrivals` of those that go on."""
         token = self._content(batch.item, batch.categories, batch.item_dense).values
         if self.reaction is not None:
             standard = self.signals(batch.signals.values)
@@ -145,7 +189,10 @@ class EventEmbedding(nn.Module):
             token = token * (1 + gate) + reaction
         # every pair of buckets, a small table, so that each token is one lookup instead of two
         places = (self.recency.weight[:, None] + self.age.weight).flatten(0, 1)
-        place = log_bucket(batch.recency.values) * BUCKETS + log_bucket(batch.age.values)
+        near, old = batch.recency.values, batch.age.values
+        if self.arrival:
+            near, old = Arrivals.of(batch) if arrivals is None else arrivals
+        place = log_bucket(near) * BUCKETS + log_bucket(old)
         token = token + nn.functional.embedding(place, places)
         return batch.item.with_values(self.dropout(token))
 

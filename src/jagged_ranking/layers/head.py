@@ -29,10 +29,20 @@ def history_features(batch: JaggedBatch, *, positive_rate: float, signal: int | 
     `PRIOR_EVENTS` events at the train split's rate besides, which is all that a user without
     history has.
     """
-    length = batch.item.lengths.float()
-    if signal is None:
+    positive = None if signal is None else positives(batch, signal)
+    return features_of(batch.item.lengths, positive, positive_rate=positive_rate)
+
+
+def positives(batch: JaggedBatch, signal: int) -> Tensor:
+    """float32 [R]: the sum of a signal over each history."""
+    return jagged_sum(batch.signals.with_values(batch.signals.values[:, signal].float()))
+
+
+def features_of(length: Tensor, positive: Tensor | None, *, positive_rate: float) -> Tensor:
+    """`history_features` of lengths [R] and `positives` [R]."""
+    length = length.float()
+    if positive is None:
         return length.log1p()[:, None]
-    positive = jagged_sum(batch.signals.with_values(batch.signals.values[:, signal].float()))
     rate = (positive + PRIOR_EVENTS * positive_rate) / (length + PRIOR_EVENTS)
     return torch.stack([length.log1p(), torch.logit(rate)], dim=1)
 
@@ -90,9 +100,21 @@ class RankingHead(nn.Module):
         """The tables of ids, most of whose rows are rare."""
         return [self.item_bias.weight]
 
-    def forward(self, pooled: Tensor, candidate: Tensor, batch: JaggedBatch) -> Tensor:
-        """pooled, candidate [C, D] -> logits [C, tasks]."""
-        numbers = [self._of_request(batch)[batch.request], self.features(batch.features.values)]
+    def forward(
+        self,
+        pooled: Tensor,
+        candidate: Tensor,
+        batch: JaggedBatch,
+        of_history: Tensor | None = None,
+    ) -> Tensor:
+        """pooled, candidate [C, D] -> logits [C, tasks]; `of_history` are the `history_features` of
+        requests whose histories are not in the batch."""
+        if of_history is None:
+            of_history = history_features(
+                batch, positive_rate=self.positive_rate, signal=self.label_signal
+            )
+        request = torch.cat([of_history, self.context_dense(batch.context_dense)], dim=1)
+        numbers = [request[batch.request], self.features(batch.features.values)]
         linear = torch.cat(numbers, dim=1)
         mixed = [pooled, candidate, pooled * candidate, linear]
         if self.context:
@@ -102,9 +124,3 @@ class RankingHead(nn.Module):
         item = batch.candidate.values
         known = item.masked_fill(item >= self.num_items, 0)
         return self.mixer(mixed) + self.linear(linear) + self.item_bias(known)
-
-    def _of_request(self, batch: JaggedBatch) -> Tensor:
-        of_history = history_features(
-            batch, positive_rate=self.positive_rate, signal=self.label_signal
-        )
-        return torch.cat([of_history, self.context_dense(batch.context_dense)], dim=1)

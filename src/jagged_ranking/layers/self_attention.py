@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from jagged_kernels import AttentionSchedule, JaggedTensor, attention_schedule
 from jagged_ranking.layers.attention import Attention
+from jagged_ranking.layers.growing_cache import GrowingCache
 from jagged_ranking.layers.layer_options import LayerOptions
 
 
@@ -38,18 +41,23 @@ class TransformerLayer(nn.Module):
         *,
         longest: int | None = None,
         schedule: AttentionSchedule | None = None,
+        cache: GrowingCache | None = None,
     ) -> JaggedTensor:
-        """[T, D] -> [T, D]; of `attend`, whose `longest` is that of x twice."""
+        """[T, D] -> [T, D]; of `attend`, whose `longest` is that of x twice. With a cache x are
+        new events, which are appended to it."""
         projected = self.query_key_value(self.attention_norm(x.values))
         parts = projected.unflatten(1, (3, self.heads, -1)).unbind(1)
         q, k, v = (x.with_values(part) for part in parts)
-        attended = self.attention(
-            q,
-            k,
-            v,
-            longest=None if longest is None else (longest, longest),
-            schedule=schedule,
-        )
+        if cache is not None:
+            attended = cache.attend(q, k, v, causal=self.attention.causal)
+        else:
+            attended = self.attention(
+                q,
+                k,
+                v,
+                longest=None if longest is None else (longest, longest),
+                schedule=schedule,
+            )
         values = x.values + self.dropout(self.out(attended.values.flatten(1)))
         hidden = self.activation(self.widen(self.forward_norm(values)))
         return x.with_values(values + self.dropout(self.narrow(hidden)))
@@ -63,11 +71,18 @@ class TransformerLayers(nn.ModuleList):
         self.head_dim, self.causal = config.dim // config.heads, causal
         self.attention = config.attention
 
-    def forward(self, x: JaggedTensor, *, longest: int | None = None) -> JaggedTensor:
-        """[T, D] -> [T, D]."""
+    def forward(
+        self,
+        x: JaggedTensor,
+        *,
+        longest: int | None = None,
+        caches: Sequence[GrowingCache] | None = None,
+    ) -> JaggedTensor:
+        """[T, D] -> [T, D]; `caches` one a layer, see `TransformerLayer`."""
         schedule = None
-        if x.values.is_cuda and self.attention == "jagged":  # only the kernels read it
+        if x.values.is_cuda and self.attention == "jagged" and caches is None:
+            # only the kernels read it
             schedule = attention_schedule(x, causal=self.causal, head_dim=self.head_dim)
-        for layer in self:
-            x = layer(x, longest=longest, schedule=schedule)
+        for layer, cache in zip(self, caches or [None] * len(self), strict=True):
+            x = layer(x, longest=longest, schedule=schedule, cache=cache)
         return x

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from jagged_kernels import JaggedTensor
 from jagged_ranking.layers.attention import Attention
+from jagged_ranking.layers.growing_cache import GrowingCache
 from jagged_ranking.layers.layer_options import LayerOptions
 
 SINK = 2.0  # the sink's score at the start: as much as a handful of unrelated events
@@ -46,15 +47,16 @@ class TargetPooling(nn.Module):
         candidates: JaggedTensor,
         *,
         longest: tuple[int, int] | None = None,
+        cache: GrowingCache | None = None,
     ) -> Tensor:
-        """history [T, D], candidates [C, D] -> [C, D]; `longest` as in `attend`."""
+        """history [T, D], candidates [C, D] -> [C, D]; `longest` as in `attend`. With a cache the
+        history are new events, which are appended to it."""
         query = self.query(candidates.values).unflatten(1, (self.heads, -1))
         key, value = self.key_value(history.values).unflatten(1, (2, self.heads, -1)).unbind(1)
-        answer = self.attention(
-            candidates.with_values(query),
-            history.with_values(key),
-            history.with_values(value),
-            sink=self.sink,
-            longest=longest,
-        )
+        asked = candidates.with_values(query)
+        k, v = history.with_values(key), history.with_values(value)
+        if cache is not None:
+            answer = cache.attend(asked, k, v, sink=self.sink)
+        else:
+            answer = self.attention(asked, k, v, sink=self.sink, longest=longest)
         return self.dropout(self.out(answer.values.flatten(1)))

@@ -18,6 +18,7 @@ MODEL_NAMES = tuple(
 _KNOWN = f"one of {', '.join(MODEL_NAMES)}, or package.module of a file with an ENCODER"
 HEADS = ("mlp", "dcn_v2", "dhen", "dot")
 ATTENTIONS = ("jagged", "padded_dense", "padded_sdpa", "padded_flash", "nested")
+EVENT_TIMES = ("request", "arrival")
 LOSSES = ("pointwise", "listwise", "next_item")
 # Trained on which of a list comes first, so that their probabilities say nothing.
 LOSSES_OF_ORDER = ("listwise", "next_item")
@@ -82,6 +83,11 @@ class ModelConfig:
     id_dropout: float = option(0.05, "share of item ids shown as unknown in training")
     top_k: int = option(16, "events that a search for the candidate keeps (sim)")
     max_history: int = option(50, "most recent events that a request sees")
+    event_time: str = option(
+        "request",
+        "what an event's place and age are told from: the request, or the event's own arrival, "
+        "after which they stay, so that its keys and values can be cached",
+    )
     precision: str = option(
         "bfloat16", f"of products on a GPU, the head's apart: {', '.join(PRECISIONS)}"
     )
@@ -96,7 +102,11 @@ class ModelConfig:
             )
         if self.dim % self.heads:
             raise ValueError(f"dim must be divisible by heads, got {self.dim} and {self.heads}")
-        for name, known in (("head", HEADS), ("attention", ATTENTIONS)):
+        for name, known in (
+            ("head", HEADS),
+            ("attention", ATTENTIONS),
+            ("event_time", EVENT_TIMES),
+        ):
             if (got := getattr(self, name)) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {got!r}")
         if self.experts < 0:

@@ -23,7 +23,7 @@ class Ranker(nn.Module):
 
     def __init__(self, config: ModelConfig, shape: DataShape) -> None:
         super().__init__()
-        self.max_history = config.max_history
+        self.config, self.max_history = config, config.max_history
         self.num_items, self.positive_rate = shape.num_items, shape.positive_rate
         self.lower_precision = config.precision == "bfloat16"
         self.embedding = EventEmbedding(
@@ -33,6 +33,7 @@ class Ranker(nn.Module):
             dropout=config.embedding_dropout,
             # far apart, they would be the whole of a plain dot product
             category_std=INITIAL_STD if config.head == "dot" else CATEGORY_STD,
+            arrival=config.event_time == "arrival",
         )
         self.encoder = encoder_of(config.model)(config)
         self.head: RankingHead | DotHead = (
@@ -50,10 +51,10 @@ class Ranker(nn.Module):
 
     def forward(self, batch: JaggedBatch) -> Tensor:
         """Logits float32 [C, tasks]."""
-        with self._precision(batch.user.device):
+        with self.precision(batch.user.device):
             history, candidates = self.embedding(batch)
             answer = self.encoder(history, candidates, batch)
-        with _full_precision(batch.user.device):
+        with full_precision(batch.user.device):
             return self.head(answer.float(), candidates.values.float(), batch)
 
     def bring(self, batch: JaggedBatch, others: Tensor | None = None) -> None:
@@ -69,14 +70,14 @@ class Ranker(nn.Module):
     def states(self, batch: JaggedBatch) -> JaggedTensor:
         """What is known of a user after each event of the history, float32 [T, D]."""
         encoder: Any = self.encoder
-        with self._precision(batch.user.device):
+        with self.precision(batch.user.device):
             states = encoder.states(self.embedding.history(batch), batch)
         return states.with_values(states.values.float())
 
     def answers(self, batch: JaggedBatch) -> Tensor:
         """What each request is answered, float32 [R, D]; for encoders to whom all candidates are
         alike, and requests that have some."""
-        with self._precision(batch.user.device):
+        with self.precision(batch.user.device):
             answer = self.encoder(*self.embedding(batch), batch)
         return answer[batch.candidate.offsets[:-1]].float()
 
@@ -87,7 +88,7 @@ class Ranker(nn.Module):
         """
         return self.embedding.items(ids, items), self.head.item_bias(ids)[:, 0]
 
-    def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
+    def precision(self, device: torch.device) -> AbstractContextManager[Any]:
         """That of all but the head; on a CPU a lower one would be slower."""
         if self.lower_precision and device.type == "cuda":
             return torch.autocast("cuda", torch.bfloat16)
@@ -109,7 +110,7 @@ class Ranker(nn.Module):
         ]
 
 
-def _full_precision(device: torch.device) -> AbstractContextManager[Any]:
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """Whatever is around it."""
     if device.type == "meta":  # which has no precision
         return nullcontext()

@@ -22,6 +22,11 @@ from jagged_ranking.reproduce.hstu_study import hstu_batches
 from jagged_ranking.reproduce.interaction_study import interaction_batches, measured_interaction
 from jagged_ranking.reproduce.quality_study import compared
 from jagged_ranking.reproduce.scaling_study import scaling, scaling_data
+from jagged_ranking.reproduce.serving_study import (
+    describe_points,
+    measured_serving,
+    serving_points,
+)
 from jagged_ranking.reproduce.session import Session, begin, show, show_tables
 from jagged_ranking.reproduce.sparse_study import (
     describe_sparse,
@@ -45,6 +50,7 @@ __all__ = [
     "describe_batches",
     "describe_cases",
     "describe_lengths",
+    "describe_points",
     "describe_sparse",
     "history_folders",
     "hstu_batches",
@@ -53,6 +59,7 @@ __all__ = [
     "measured",
     "measured_cached",
     "measured_interaction",
+    "measured_serving",
     "measured_sparse",
     "measured_throughput",
     "patterns_of",
@@ -60,6 +67,7 @@ __all__ = [
     "quality_by_compression",
     "scaling",
     "scaling_data",
+    "serving_points",
     "show",
     "show_tables",
     "sparse_batches",

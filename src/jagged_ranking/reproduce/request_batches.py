@@ -71,6 +71,14 @@ def of_cap(cap: int, *, tokens: int, batches: int, seed: int) -> BatchLengths:
     return BatchLengths(name=f"lognormal {cap}", group="cap", cap=cap, batches=drawn)
 
 
+def of_requests(cap: int, *, requests: int, batches: int, seed: int) -> BatchLengths:
+    """Lognormal lengths of so many requests a batch, one of all of them the cap."""
+    median = max(1.0, cap * _MEDIAN)
+    drawn = lognormal(requests * batches, cap, median, _generator(seed)).view(batches, requests)
+    every = tuple(tuple(lengths) for lengths in drawn.tolist())
+    return BatchLengths(name=f"lognormal {cap}", group="cap", cap=cap, batches=every)
+
+
 def of_log(
     name: str, lengths: np.ndarray, *, cap: int, tokens: int, batches: int, seed: int
 ) -> BatchLengths:

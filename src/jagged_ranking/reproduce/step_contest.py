@@ -28,6 +28,7 @@ from jagged_ranking.measure.contest import explain
 from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.measure.peak_memory import Peak, allocated, peak_memory, storage_bytes
 from jagged_ranking.measure.reference import Errors, compare
+from jagged_ranking.measure.timing import Effort
 from jagged_ranking.reproduce.graphed_step import GraphedStep
 from jagged_ranking.reproduce.training_step import TrainingStep
 from jagged_ranking.training.config import TrainConfig
@@ -40,6 +41,8 @@ TIMES_OURS = 5
 FLOAT32_ERROR = 1e-3
 NO_CAPTURE = "the step cannot be captured"
 PEAKS = ("peak_memory", "peak_memory_minus_inputs")
+WALL = torch.device("cpu")  # whose clock is that of the wall, for what ends by waiting
+EXACT = "exact"  # the mode of what all others are held against
 
 
 @dataclass(frozen=True)
@@ -88,17 +91,19 @@ class StepContest:
             next(iter(self.configs.values())), attention=OURS, precision="float32", compile="off"
         )
         try:
-            logits, loss = self._answers(exact)
+            logits, loss = self._answers(Entry(OURS, EXACT), exact)
         except Exception as error:  # nobody can be held against it
             for entry in self.configs:
                 self.fail(entry, error)
             return
         ours: float | None = None
         for entry in sorted(self.configs, key=lambda entry: entry.provider != OURS):
+            if entry in self.failed:
+                continue
             config = self.configs[entry]
             lower = self.device.type == "cuda" and config.precision != "float32"
             bound = LOWER_PRECISION_ERROR if lower else FLOAT32_ERROR
-            answers = self.tried(entry, lambda c=config, m=entry.mode: self._answers(c, m))
+            answers = self.tried(entry, lambda e=entry, c=config: self._answers(e, c))
             if entry.mode == GRAPH:  # which keeps all memory of its step
                 timing.release(self.device)
             if answers is None:
@@ -113,10 +118,10 @@ class StepContest:
             if answers[1] is not None and loss is not None and entry not in self.failed:
                 self._judge(entry, "loss_rel_error", compare([(answers[1], loss)]), bound)
 
-    def _answers(self, config: TrainConfig, mode: str = "") -> tuple[Tensor, Tensor | None]:
+    def _answers(self, entry: Entry, config: TrainConfig) -> tuple[Tensor, Tensor | None]:
         """Logits, and the loss after a step; of what is compiled the former alone, since every
         graph more is compiled for a long time."""
-        step = self.step_of(config, mode)
+        step = self.step_of(config, entry.mode)
         logits = step.logits(self.batch)
         compiled = config.compile != "off"
         return logits, None if compiled else step.loss_after_a_step(self.batch)
@@ -144,21 +149,37 @@ class StepContest:
         kind = GraphedStep if mode == GRAPH else TrainingStep
         return kind(config, self.shape, self.device)
 
+    def interleaved(
+        self,
+        calls: Mapping[Entry, Callable[[], object]],
+        effort: Effort,
+        device: torch.device,
+    ) -> dict[Entry, list[float]]:
+        """ms of calls of all who have not failed, by the clock of a device, or of the `WALL`."""
+        left = {f"{e.provider}, {e.mode}": e for e in calls if e not in self.failed}
+        timed = timing.interleaved(
+            {name: calls[entry] for name, entry in left.items()}, device=device, effort=effort
+        )
+        for name, one in timed.items():
+            if one.failure:
+                self.fail(left[name], one.failure)
+        return {left[name]: one.samples for name, one in timed.items() if not one.failure}
+
     def weigh(self, entries: Iterable[Entry]) -> None:
         """Rows of the peak memory of each of these who has not failed, alone on the device."""
         for entry in entries:
             if entry in self.failed:
                 continue
-            peak = self.tried(entry, lambda e=entry: self._peak(self.configs[e]))
+            peak = self.tried(entry, lambda e=entry: self._peak(e))
             if peak is not None:
                 for metric, value in zip(PEAKS, (peak.total, peak.beyond_inputs), strict=True):
                     self.row(entry, metric, "bytes", value=float(value))
 
-    def _peak(self, config: TrainConfig) -> Peak:
+    def _peak(self, entry: Entry) -> Peak:
         timing.release(self.device)
         # the batch counts, the data set that it was cut out of does not
         floor = allocated(self.device) - storage_bytes(tensors_of(self.batch))
-        step = self.step_of(config)
+        step = self.step_of(self.configs[entry])
         step(self.batch)  # the optimiser makes its state in the first
         inputs = [*step.tensors(), *tensors_of(self.batch)]
         return peak_memory(lambda: step(self.batch), inputs=inputs, device=self.device, floor=floor)

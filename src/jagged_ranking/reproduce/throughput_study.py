@@ -37,7 +37,7 @@ from jagged_ranking.reproduce.request_batches import (
     of_log,
     of_waste,
 )
-from jagged_ranking.reproduce.step_contest import PEAKS, Entry, StepContest, facts_of
+from jagged_ranking.reproduce.step_contest import PEAKS, WALL, Entry, StepContest, facts_of
 from jagged_ranking.reproduce.step_parts import StepClock, in_order, typical
 from jagged_ranking.reproduce.training_step import TrainingStep
 from jagged_ranking.training.config import TrainConfig
@@ -51,7 +51,6 @@ _UNITS = {
     "energy": "J",
     **dict.fromkeys(PEAKS, "bytes"),
 }
-_WALL = torch.device("cpu")  # by whose clock whole steps are timed, which end by waiting
 
 
 def throughput_batches(
@@ -322,21 +321,8 @@ class _Measurement:
                 if entry not in self.contest.failed:
                     self._energy(entry, run)
 
-    def _interleaved(
-        self, calls: Mapping[Entry, Callable[[], object]], effort: Effort
-    ) -> dict[Entry, list[float]]:
-        """ms of calls of all who have not failed, by the wall's clock."""
-        left = {f"{e.provider}, {e.mode}": e for e in calls if e not in self.contest.failed}
-        timed = timing.interleaved(
-            {name: calls[entry] for name, entry in left.items()}, device=_WALL, effort=effort
-        )
-        for name, one in timed.items():
-            if one.failure:
-                self.contest.fail(left[name], one.failure)
-        return {left[name]: one.samples for name, one in timed.items() if not one.failure}
-
     def _times(self, runs: Mapping[Entry, Callable[[], object]]) -> None:
-        for entry, samples in self._interleaved(runs, self.effort).items():
+        for entry, samples in self.contest.interleaved(runs, self.effort, WALL).items():
             steps = [ms / self.steps for ms in samples]
             rates = [self.requests / ms * 1e3 for ms in steps]
             self.step_ms[entry] = float(np.median(steps))
@@ -346,7 +332,7 @@ class _Measurement:
     def _parts(self, clocks: Mapping[Entry, StepClock]) -> None:
         # a step where a run takes several
         effort = replace(self.effort, inner=self.effort.inner * self.steps)
-        for entry, samples in self._interleaved(clocks, effort).items():
+        for entry, samples in self.contest.interleaved(clocks, effort, WALL).items():
             found = clocks[entry].samples[-len(samples) :]
             totals = [sum(parts.values()) for parts in found]
             own = float(np.median([sum(parts.values()) - parts[DATA] for parts in found]))

@@ -31,18 +31,11 @@ def nobody(part: str) -> None:
 
 
 class TrainingStep:
-    """A model with all that a step of it needs.
-
-    Branches that begin at zero, as those of transformers do, would hide what their attention
-    computes: here all that is zero begins at numbers drawn by the seed.
-    """
+    """A model (`ranker_to_measure`) with all that a step of it needs."""
 
     def __init__(self, config: TrainConfig, shape: DataShape, device: torch.device) -> None:
-        torch.manual_seed(config.seed)
         self.config = config
-        self.model = Ranker(config, shape)
-        _leave_zero(self.model)
-        self.model.to(device)
+        self.model = ranker_to_measure(config, shape, device)
         self.optimisers = Optimisers(self.model, config)
         self.average = Average(self.model, decay=config.average_decay)
         if config.compile != "off":
@@ -86,6 +79,18 @@ class TrainingStep:
         self.steps += 1
         self.optimisers.zero_grad()
         ends(UPDATE)
+
+
+def ranker_to_measure(config: TrainConfig, shape: DataShape, device: torch.device) -> Ranker:
+    """A model with the weights that its seed says.
+
+    Branches that begin at zero, as those of transformers do, would hide what their attention
+    computes: here all that is zero begins at numbers drawn by the seed.
+    """
+    torch.manual_seed(config.seed)
+    model = Ranker(config, shape)
+    _leave_zero(model)
+    return model.to(device)
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from made_up_results import (
     hstu_results,
     next_item_results,
     quality_results,
+    serving_results,
     sparse_results,
     target_results,
     throughput_results,
@@ -51,6 +52,7 @@ def test_sections_are_of_the_results_that_are_there(tmp_path: Path) -> None:
             "08_sparse_attention": sparse_results(),
             "09_history_cache": cached_results(),
             "10_training_throughput": throughput_results(),
+            "11_serving": serving_results(),
             "12_scaling": scaling_results(),
         },
     )

@@ -33,7 +33,10 @@ HISTORY_FIELDS = ("item", "categories", "age", "recency", "signals")
 
 def test_log_bucket() -> None:
     x = torch.tensor([-5, 0, 1, 2, 3, 6, 7, 2**20 - 1, 2**62])
-    assert log_bucket(x).tolist() == [0, 0, 1, 1, 2, 2, 3, 20, BUCKETS - 1]
+    buckets = [0, 0, 1, 1, 2, 2, 3, 20, BUCKETS - 1]
+    assert log_bucket(x).tolist() == buckets
+    # models are compiled on CPUs, too, for which not every operation can be
+    assert torch.compile(log_bucket)(x).tolist() == buckets
 
 
 def test_history_features(toy: ClickDataset) -> None:

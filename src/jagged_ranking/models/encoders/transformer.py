@@ -6,10 +6,13 @@ So what is computed for a history is shared by all candidates of its request.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from jagged_kernels import JaggedTensor
 from jagged_ranking.data.batch import JaggedBatch
+from jagged_ranking.layers.growing_cache import GrowingCache
 from jagged_ranking.layers.self_attention import TransformerLayers
 from jagged_ranking.layers.target_pooling import TargetPooling
 from jagged_ranking.models.model_config import ModelConfig
@@ -25,12 +28,22 @@ class Transformer(nn.Module):
         self.layers = TransformerLayers(config, causal=True)
         self.pool = TargetPooling(config)
 
+    @property
+    def cached_attentions(self) -> int:
+        """Those over the history, whose keys and values can be kept."""
+        return len(self.layers) + 1
+
     def forward(
-        self, history: JaggedTensor, candidates: JaggedTensor, batch: JaggedBatch
+        self,
+        history: JaggedTensor,
+        candidates: JaggedTensor,
+        batch: JaggedBatch,
+        caches: Sequence[GrowingCache] | None = None,
     ) -> Tensor:
-        """history [T, D], candidates [C, D] -> [C, D]."""
-        encoded = self.layers(history, longest=batch.longest[1])
-        return self.pool(encoded, candidates, longest=batch.longest)
+        """history [T, D], candidates [C, D] -> [C, D]; with caches the history are new events."""
+        of_layers, of_pool = (None, None) if caches is None else (caches[:-1], caches[-1])
+        encoded = self.layers(history, longest=batch.longest[1], caches=of_layers)
+        return self.pool(encoded, candidates, longest=batch.longest, cache=of_pool)
 
 
 ENCODER = Transformer

@@ -1,0 +1,105 @@
+"""Served requests against the goals, and what a cache of histories saves."""
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from jagged_ranking.figures import style
+from jagged_ranking.figures.affordability import SHORT
+from jagged_ranking.figures.serving_points import (
+    CACHED,
+    NOT_MORE,
+    NOT_SLOWER,
+    PEER,
+    TAIL,
+    cells,
+    value,
+)
+from jagged_ranking.figures.verdicts import at_least, both, bound, met, number
+from jagged_ranking.measure.lineup import OURS
+
+NOTE = (
+    "What a caller waits for a batch of requests, ids on the device to logits on the host, over "
+    "histories of lognormal lengths up to the cap: median and 99th percentile by the wall. Goals: "
+    f"nowhere slower than padded flash attention (SDPA) in the same model, {NOT_SLOWER:g}x, one "
+    "request alone, which is of equal length to itself, and many; and nowhere more of its memory "
+    "beyond weights and inputs. *Saves*: times that encoding the whole history takes what a cache "
+    "takes, by the wall and of the device; no goal was set. HSTU has no softmax, and so no flash "
+    "attention to be held against."
+)
+
+
+def serving_rows(table: pd.DataFrame) -> list[dict[str, str]]:
+    """A row for each kind of requests and model, with the goals that hold there."""
+    waited, tails = cells(table, "latency"), cells(table, TAIL)
+    device, memory = cells(table, "device_time"), cells(table, "peak_memory_minus_inputs")
+    held = cells(table, "cache_memory")
+    rows = []
+    for cell, mine in waited.items():
+        ours = value(mine)
+        if math.isnan(ours):
+            continue
+        facts, peer = mine[OURS], mine.get(PEER, {}).get("status", "")
+        judged = peer in ("ok", "out_of_memory")
+        faster = math.inf if peer == "out_of_memory" else value(mine, PEER) / ours
+        heavy = _share(memory.get(cell))
+        least, most = (NOT_SLOWER, NOT_MORE) if judged else (math.nan, math.nan)
+        if math.isnan(value(memory.get(cell))):
+            most = math.nan
+        rows.append(
+            {
+                "model": style.look_of(facts["model"]).label,
+                "requests x candidates": f"{facts['requests']:,} x {facts['candidates']:,}",
+                "history cap": f"{facts['cap']:,}",
+                "ours, p50 / p99 (ms)": f"{number(ours)} / {number(value(tails.get(cell)))}",
+                "padded flash, p50 (ms)": _peer(mine),
+                "times faster": _said(faster),
+                "at least": bound(least),
+                "memory / padded flash's": _said(heavy),
+                "at most": bound(most),
+                "cached, p50 / p99 (ms)": _cached(mine, tails.get(cell)),
+                "saves (wall)": _said(ours / value(mine, CACHED)),
+                "saves (device)": _saved(device.get(cell)),
+                "MB of a user in the cache": _bytes(held.get(cell)),
+                "met": both(at_least(faster, least), met(heavy, most)),
+            }
+        )
+    return rows
+
+
+def _share(rows: dict[str, dict[str, Any]] | None) -> float:
+    """Ours as a share of the peer's memory; none of it where that ran out of memory."""
+    if (rows or {}).get(PEER, {}).get("status") == "out_of_memory":
+        return 0.0
+    return value(rows) / value(rows, PEER)
+
+
+def _peer(rows: dict[str, dict[str, Any]]) -> str:
+    return _value_or_why(rows, PEER)
+
+
+def _cached(rows: dict[str, dict[str, Any]], tails: dict[str, dict[str, Any]] | None) -> str:
+    said = _value_or_why(rows, CACHED)
+    tail = value(tails, CACHED)
+    return said if math.isnan(tail) else f"{said} / {number(tail)}"
+
+
+def _value_or_why(rows: dict[str, dict[str, Any]], provider: str) -> str:
+    row = rows.get(provider)
+    if row is None:
+        return ""
+    return number(row["value"]) if row["status"] == "ok" else SHORT.get(row["status"], "")
+
+
+def _saved(rows: dict[str, dict[str, Any]] | None) -> str:
+    return _said(value(rows) / value(rows, CACHED))
+
+
+def _bytes(rows: dict[str, dict[str, Any]] | None) -> str:
+    held = value(rows, CACHED)
+    return "" if math.isnan(held) else number(held / 1e6)
+
+
+def _said(ratio: float) -> str:
+    return "" if math.isnan(ratio) or math.isinf(ratio) or ratio == 0 else f"{ratio:.2f}"

@@ -1,0 +1,49 @@
+"""Tables of served requests for reading: everybody, beside the goals that ours is held to."""
+
+import pandas as pd
+
+from jagged_ranking.figures import style
+from jagged_ranking.figures.affordability import SHORT
+from jagged_ranking.figures.serving_points import TAIL, cells, served, value
+from jagged_ranking.figures.verdicts import number
+
+# metric, what it is called, what its values are divided by, and what stands behind each.
+_SHOWN = (
+    ("latency", "Latency of requests, p50 / p99, ms", 1.0, TAIL),
+    ("requests_per_second", "Requests a second", 1.0, ""),
+    ("device_time", "Time of the device for requests, ms", 1.0, ""),
+    ("peak_memory_minus_inputs", "Peak memory of requests beyond weights and inputs, MB", 1e6, ""),
+)
+
+
+def serving_tables(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """(what it is, table): a row a model and kind of requests, a column a way to answer them."""
+    found = []
+    for metric, title, size, behind in _SHOWN:
+        kinds = style.ordered(list(served(results, metric)["provider"].unique()))
+        others = cells(results, behind) if behind else {}
+        rows = []
+        for cell, mine in cells(results, metric).items():
+            facts = next(iter(mine.values()))
+            row = {
+                "model": style.look_of(facts["model"]).label,
+                "requests": f"{facts['requests']:,}",
+                "candidates": f"{facts['candidates']:,}",
+                "history cap": f"{facts['cap']:,}",
+            }
+            for kind in kinds:
+                second = value(others.get(cell), kind) if behind else None
+                row[style.look_of(kind).label] = _cell(mine.get(kind), size, second)
+            rows.append(row)
+        if rows:
+            found.append((title, pd.DataFrame(rows)))
+    return found
+
+
+def _cell(row: dict | None, size: float, second: float | None) -> str:
+    if row is None:
+        return ""
+    if row["status"] != "ok":
+        return SHORT[row["status"]]
+    behind = "" if second is None else f" / {number(second)}"
+    return f"{number(row['value'] / size)}{behind}"

@@ -1,0 +1,132 @@
+"""Figures, tables and goals of served requests, from made-up results."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from made_up_results import MANIFEST, serving_results, throughput_results
+from matplotlib.text import Text
+
+from jagged_ranking import results
+from jagged_ranking.figures import (
+    goals,
+    serving_figures,
+    speed,
+    tables,
+    throughput_figures,
+)
+from jagged_ranking.figures.serving_goals import serving_rows
+
+ID = "11_serving"
+MADE_BY = {**MANIFEST, "id": ID}
+TITLE = "Served requests: latency and memory"
+
+
+@pytest.fixture(scope="module")
+def measured() -> pd.DataFrame:
+    return serving_results()
+
+
+def row_of(rows: list[dict[str, str]], **wanted: str) -> dict[str, str]:
+    chosen = {"requests x candidates": "1 x 100", "history cap": "1,024", "model": "transformer"}
+    chosen |= wanted
+    (found,) = [row for row in rows if chosen.items() <= row.items()]
+    return found
+
+
+def changed(table: pd.DataFrame, value: float, **where: str) -> pd.DataFrame:
+    table = table.copy()
+    at = results.select(table, **where).index
+    assert len(at)
+    table.loc[at, "value"] *= value
+    return table
+
+
+def test_every_figure_is_drawn(measured: pd.DataFrame, drawn: dict[str, Any]) -> None:
+    serving_figures.draw(measured, MADE_BY, Path("nowhere"))
+    assert list(drawn) == [f"{ID}_{name}" for name in ("latency", "device", "memory", "rate")]
+    for name, figure in drawn.items():
+        said = "\n".join(text.get_text() for text in figure.findobj(Text))
+        for wanted in ("Imaginary GPU 80GB", "histories to 16,384", "HSTU", "at most 8 new events"):
+            assert wanted in said, name
+        assert len(figure.axes) == 4, name
+    latency, *_, last = drawn[f"{ID}_latency"].axes  # names below the last row alone
+    assert [text.get_text() for text in last.get_xticklabels()] == ["1", "100"]
+    # bars reach from the median to the 99th percentile, which is twice as much here
+    (bars,) = latency.containers[0][2]
+    for low, high in (segment[:, 1] for segment in bars.get_segments()):
+        assert high == pytest.approx(2 * low)
+
+
+def test_goals_are_held_against_padded_flash(measured: pd.DataFrame) -> None:
+    rows = serving_rows(measured)
+    assert len(rows) == 2 * 2 * 3
+    row = row_of(rows)
+    assert row["ours, p50 / p99 (ms)"] == "3.00 / 6.00"
+    assert (row["times faster"], row["at least"]) == ("1.20", "1.00")
+    assert (row["memory / padded flash's"], row["at most"], row["met"]) == ("0.67", "1.00", "yes")
+    assert row["cached, p50 / p99 (ms)"] == "1.50 / 3.00"
+    assert (row["saves (wall)"], row["saves (device)"]) == ("2.00", "9.00")
+    assert row["MB of a user in the cache"] == "1.05"
+    hstu = row_of(rows, model="HSTU")
+    assert (hstu["padded flash, p50 (ms)"], hstu["cached, p50 / p99 (ms)"]) == ("n/a", "n/a")
+    assert (hstu["at least"], hstu["saves (wall)"], hstu["met"]) == ("", "", "")
+
+
+@pytest.mark.parametrize(
+    ("metric", "factor"), [("latency", 1.3), ("peak_memory_minus_inputs", 1.6)]
+)
+def test_each_goal_can_be_missed(measured: pd.DataFrame, metric: str, factor: float) -> None:
+    where = {"provider": "jagged", "metric": metric}
+    where["workload"] = "1 x 100 candidates, cap 1024"
+    rows = serving_rows(changed(measured, factor, **where))
+    assert row_of(rows)["met"] == "**no**"
+    assert row_of(rows, **{"history cap": "16,384"})["met"] == "yes"
+
+
+def test_a_peer_that_does_not_fit_is_no_miss(measured: pd.DataFrame) -> None:
+    table = measured.copy()
+    at = results.select(table, provider="padded_flash").index
+    table.loc[at, ["value", "status"]] = [float("nan"), "out_of_memory"]
+    row = row_of(serving_rows(table))
+    assert (row["padded flash, p50 (ms)"], row["times faster"], row["met"]) == ("OOM", "", "yes")
+
+
+def test_tables_have_a_column_a_way_to_answer(measured: pd.DataFrame) -> None:
+    found = dict(tables.serving_tables(measured))
+    assert list(found) == [
+        "Latency of requests, p50 / p99, ms",
+        "Requests a second",
+        "Time of the device for requests, ms",
+        "Peak memory of requests beyond weights and inputs, MB",
+    ]
+    latency = found["Latency of requests, p50 / p99, ms"]
+    row = latency[(latency["history cap"] == "16,384") & (latency["candidates"] == "1")].iloc[0]
+    assert row["jagged (ours)"] == "32.2 / 64.3"
+    assert row["padded dense"] == "OOM"
+    rate = found["Requests a second"]
+    row = rate[(rate["history cap"] == "1,024") & (rate["requests"] == "32")].iloc[0]
+    assert row["ours, histories cached"] == tables.number(32e3 / 1.5)
+
+
+def test_the_page_of_goals_has_it(measured: pd.DataFrame, tmp_path: Path) -> None:
+    text = goals.goal_tables(tmp_path).partition(f"### {TITLE}")[2]
+    assert "\n\nNot measured." in text
+    folder = tmp_path / ID
+    results.write(measured, folder / "results.parquet")
+    (folder / "manifest.json").write_text(json.dumps({**MADE_BY, "preset": "paper"}))
+    text = goals.goal_tables(tmp_path).partition(f"### {TITLE}")[2]
+    assert "| transformer | 1 x 100 | 1,024 |" in text
+
+
+def test_other_studies_draw_nothing_of_it_nor_it_of_them(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    speed.draw(measured, MADE_BY, Path("nowhere"))
+    throughput_figures.draw(measured, MADE_BY, Path("nowhere"))
+    serving_figures.draw(throughput_results(), MADE_BY, Path("nowhere"))
+    serving_figures.draw(results.frame([]), MADE_BY, Path("nowhere"))
+    assert not drawn
+    assert serving_rows(throughput_results()) == []

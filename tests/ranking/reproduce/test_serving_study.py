@@ -1,0 +1,140 @@
+"""Requests that are served, by kind of attention and from a cache, on tiny histories."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from jagged_ranking import results
+from jagged_ranking.figures.serving_points import CACHED, SERVING, TAIL
+from jagged_ranking.layers import attention, growing_cache
+from jagged_ranking.measure.timing import Effort
+from jagged_ranking.reproduce.lab import describe_points, serving_points
+from jagged_ranking.reproduce.serving_contest import NewEvents
+from jagged_ranking.reproduce.serving_study import ServingPoint, serving
+
+KINDS = ("jagged", "padded_flash", "padded_dense")
+TIMES = {"latency", TAIL, "requests_per_second"}
+PEAKS = {"peak_memory", "peak_memory_minus_inputs"}
+
+pytestmark = pytest.mark.usefixtures("objects_apart")
+
+
+def measured(model: str = "transformer", **changes: Any) -> pd.DataFrame:
+    given: dict[str, Any] = {
+        "attentions": KINDS,
+        "options": {"dim": 8, "hidden": [8]},
+        "items": 40,
+        "drawn": 4,
+        "new_events": 2,
+        "page_size": 4,
+        "effort": Effort(rounds=2, inner=1, warmup=1, seconds=0.02),
+        "device": "cpu",
+    }
+    point = ServingPoint(model=model, layers=1, cap=16, candidates=3, requests=2)
+    return serving(point, **{**given, **changes})
+
+
+def of(table: pd.DataFrame, metric: str) -> pd.DataFrame:
+    return results.select(table, op=SERVING, metric=metric).set_index("provider")
+
+
+@pytest.mark.parametrize("model", ["target_attention", "transformer"])
+def test_everybody_has_all_numbers(model: str) -> None:
+    table = measured(model)
+    assert set(table["provider"]) == {*KINDS, CACHED}
+    for provider, mine in table.groupby("provider"):
+        status = dict(zip(mine["metric"], mine["status"], strict=True))
+        lost = {name for name, said in status.items() if said != "ok"}
+        assert lost == {"device_time"}  # of a CPU
+        held = {"cache_memory"} if provider == CACHED else set()
+        assert set(status) - lost == TIMES | PEAKS | {"rel_error"} | held
+    assert (of(table, "rel_error")["value"] < 1e-5).all()
+    facts = results.with_config(table, "requests", "candidates", "cap", "B", "new_events").iloc[0]
+    told = [facts[name] for name in ("requests", "candidates", "cap", "B", "new_events")]
+    assert told == [2, 3, 16, 2, 2]
+    waited, tail, rate = (of(table, name) for name in ("latency", TAIL, "requests_per_second"))
+    for provider, samples in waited["samples"].items():
+        assert len(samples) % 2 == 0  # whole passes over both batches
+        assert tail["value"][provider] == pytest.approx(np.percentile(samples, 99))
+        assert rate["value"][provider] == pytest.approx(2e3 / np.mean(samples))
+
+
+def test_what_cannot_be_measured_says_why() -> None:
+    waited = of(measured("hstu"), "latency")
+    assert waited["status"].to_dict() == {
+        "jagged": "ok",
+        "padded_dense": "ok",
+        "padded_flash": "unsupported",
+        CACHED: "unsupported",
+    }
+    assert "does not take its history from caches" in waited["message"][CACHED]
+
+
+def test_who_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    padded, asked = attention.padded_attention, growing_cache.cached_attention
+
+    def blind(*given: Any, causal: bool, **options: Any) -> Any:
+        return padded(*given, **{**options, "causal": False})
+
+    def doubled(q: Any, *given: Any, **options: Any) -> Any:
+        return asked(q.with_values(2 * q.values), *given, **options)
+
+    monkeypatch.setattr(attention, "padded_attention", blind)
+    monkeypatch.setattr(growing_cache, "cached_attention", doubled)
+    waited = of(measured(attentions=("jagged", "padded_dense")), "latency")
+    assert waited["status"].to_dict() == {"jagged": "ok", "padded_dense": "error", CACHED: "error"}
+    assert waited["message"].drop("jagged").str.startswith("wrong: rel_error").all()
+
+
+def test_who_runs_out_of_memory_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*given: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(NewEvents, "__init__", full)
+    table = measured(attentions=("jagged",))
+    for metric in (*TIMES, *PEAKS):
+        assert of(table, metric)["status"].to_dict() == {"jagged": "ok", CACHED: "out_of_memory"}
+
+
+def points(**changes: Any) -> list[ServingPoint]:
+    given: dict[str, Any] = {
+        "models": ["target_attention", "transformer"],
+        "layers": 3,
+        "caps": [8, 16],
+        "candidates": [1, 10],
+        "requests": [1, 4],
+        "at_candidates": 10,
+    }
+    return serving_points(**{**given, **changes})
+
+
+def test_points_are_every_cap_with_every_kind_of_requests() -> None:
+    found = points()
+    assert len(found) == len(set(found)) == 2 * 2 * 3
+    kinds = {(one.candidates, one.requests) for one in found}
+    assert kinds == {(1, 1), (10, 1), (10, 4)}
+    assert {one.model: one.layers for one in found} == {"target_attention": 1, "transformer": 3}
+    table = describe_points(found)
+    assert list(table.index) == ["8", "16"]
+    assert set(table["requests x candidates"]) == {"4 x 10"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"candidates": [1, 0]}, "candidates must be at least 1, got 0"),
+        ({"at_candidates": 0}, "at_candidates must be at least 1, got 0"),
+        ({"models": ["nobody"]}, "model must be one of"),
+        ({"caps": []}, "nothing to measure"),
+    ],
+)
+def test_bad_points_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        points(**changes)
