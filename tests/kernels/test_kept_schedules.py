@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ def jagged(offsets: torch.Tensor, *, dim: int = 16) -> JaggedTensor:
     return JaggedTensor(torch.randn(20, 2, dim, device=DEVICE), offsets, validate=False)
 
 
-def attend(q: JaggedTensor | torch.Tensor, k: JaggedTensor, **options: object) -> torch.Tensor:
+def attend(q: Any, k: JaggedTensor, **options: Any) -> torch.Tensor:
     out = jagged_attention(q, k, k, backend="triton", **options)
     expected = jagged_attention(q, k, k, backend="reference", **options)
     values = [x.values if isinstance(x, JaggedTensor) else x for x in (out, expected)]
