@@ -121,9 +121,8 @@ def test_any_lengths_with_categories(data, lengths, top_k, newest):
 def test_categories_of_users_without_keys(backend, monkeypatch):
     use(monkeypatch, backend)
     q, k = jagged([3, 0, 20]), jagged([0, 0, 0])
-    categories = categories_of(q, k)
-    lists = retrieved_blocks(q, k, 2, newest=1, block=BLOCK, longest=90, categories=categories)
-    assert not lists.row_ptr.any()
+    options: dict[str, Any] = {"block": BLOCK, "longest": 90, "categories": categories_of(q, k)}
+    assert not retrieved_blocks(q, k, 2, newest=1, **options).row_ptr.any()
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (5,)])

@@ -143,7 +143,7 @@ def test_columns_that_are_no_block_are_not_read(block):
     for more in ([-2], [2 * 17, 2 * 1000], [2**31 - 2, 2**30, -(2**31)]):
         tables = (
             *_more_columns(lists.row_ptr, lists.col, more),
-            *_more_columns(lists.row_ptr_t, lists.col_t, more),
+            *_more_columns(*lists.transposed(), more),
         )
         wrong = replace(lists, **dict(zip(TABLES, tables, strict=True)))
         for name, result in run("triton", inputs, keys=wrong).items():
@@ -159,7 +159,7 @@ def test_entries_beyond_32_bits():
         q_tokens=tokens, k_tokens=tokens, heads=2,
     )  # fmt: skip
     far, tables = 2**29 + 5, []  # pieces of at most 32 tokens, 4 an entry
-    for row_ptr, col in ((lists.row_ptr, lists.col), (lists.row_ptr_t, lists.col_t)):
+    for row_ptr, col in ((lists.row_ptr, lists.col), lists.transposed()):
         moved = torch.empty(far + len(col), dtype=torch.int32, device=DEVICE)
         moved[:64] = 1  # what an entry that wraps would be
         moved[far:] = col
