@@ -14,8 +14,9 @@ from click_data.store import ClickDataset
 def open_dataset(folder: str | Path, *, cache: str | Path | None = None) -> ClickDataset:
     """Open a folder that `prepare` wrote.
 
-    `datasets` maps an uncompressed copy of the Parquet files into memory; that copy is kept in
-    `cache`: by default FOLDER/.cache, or a temporary folder where FOLDER cannot be written.
+    An uncompressed copy of the Parquet files is mapped into memory (see `flat`; of items, by
+    `datasets`); that copy is kept in `cache`: by default FOLDER/.cache, or a temporary folder where
+    FOLDER cannot be written.
     Raises DataError if the folder is not a whole prepared data set, if its tables are not those
     that were written (all of them are read for that, a GB or so a second), or if they hold what
     cannot be (see `soundness`; looked at once, and then said so in the cache).

@@ -57,7 +57,7 @@ _NEEDED = {
     **dict.fromkeys(("item_features", "context"), dict),
 }
 
-# One row group keeps each column in one piece of memory when it is opened.
+# One row group, so that what `datasets` opens has each column in one piece of memory.
 _ROW_GROUP = 2**26
 
 

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from click_data import schema
 from click_data.errors import DataError
-from click_data.pieces import pieces
+from click_data.pieces import pieces, pieces_of
 from click_data.split import SPLITS
 from click_data.store import ClickDataset, HistoryColumns, RequestColumns
 
 _SAMPLE = 256  # candidates of each split, of which clicks are counted again
+_PIECE = 2**20  # rows that are looked at at once: a training looks, which needs little memory
 _SLACK = 1e-4  # of a logarithm in float32
 
 
@@ -69,7 +70,7 @@ def _check_histories(dataset: ClickDataset, histories: HistoryColumns) -> None:
         row = int(np.searchsorted(offsets, bad, side="right")) - 1
         _fail(dataset, schema.HISTORIES, "item", _no_item(dataset, histories.item[bad]), row)
     time = histories.time
-    for some in pieces(max(events - 1, 0)):
+    for some in pieces(max(events - 1, 0), _PIECE):
         back = np.flatnonzero(time[some.start + 1 : some.stop + 1] < time[some]) + some.start + 1
         inside = back[offsets[np.searchsorted(offsets, back)] != back]
         if len(inside):
@@ -100,7 +101,7 @@ class _Rows:
             if bad is not None:
                 message = f"{values[bad]} is not a label: 0 or 1"
                 self._fail(schema.label_column(task), self._request(bad), message)
-        for some in pieces(len(asked)):
+        for some in pieces(len(asked), _PIECE):
             self._check_prefixes(some)
 
     def _request(self, candidate: int) -> int:
@@ -166,18 +167,23 @@ def _check_train_counts(
     rows, bounds = dataset.item_rows, dataset.info.get("split_times")
     count = np.zeros(rows, np.int64)
     if bounds is not None and dataset.info["timed"] == "all":
-        for some in pieces(len(histories.item)):
+        for some in pieces(len(histories.item), _PIECE):
             seen = histories.time[some] < bounds["valid"]
             count += np.bincount(histories.item[some][seen], minlength=rows)
     else:
         reach = np.zeros(dataset.num_users, np.int64)
-        np.maximum.at(reach, train.user, train.prefix)
-        lengths = np.diff(histories.offsets)
-        left = np.repeat(histories.offsets[:-1] + reach, lengths)
-        seen = np.arange(len(histories.item)) < left
-        count += np.bincount(histories.item[seen], minlength=rows)
-        clicked = train.item[train.labels[dataset.tasks[0]] == 1]
-        count += np.bincount(clicked, minlength=rows)
+        for some in pieces(len(train), _PIECE):
+            np.maximum.at(reach, train.user[some], train.prefix[some])
+        offsets = histories.offsets
+        for some in pieces_of(offsets, _PIECE):
+            begin, end = int(offsets[some.start]), int(offsets[some.stop])
+            lengths = np.diff(offsets[some.start : some.stop + 1])
+            left = np.repeat(offsets[some] + reach[some], lengths)
+            seen = np.arange(begin, end) < left
+            count += np.bincount(histories.item[begin:end][seen], minlength=rows)
+        label = train.labels[dataset.tasks[0]]
+        for some in pieces(len(label), _PIECE):
+            count += np.bincount(train.item[some][label[some] == 1], minlength=rows)
     said = dataset.items["train_count"].to_numpy()
     if (said > count).any():
         bad = int(np.argmax(said > count))
@@ -235,7 +241,7 @@ def _clicks(
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]:
     """Items and times of all clicks, in pieces."""
     listed = dataset.info["timed"] == "requests"
-    for some in pieces(len(histories.item)):
+    for some in pieces(len(histories.item), _PIECE):
         time = histories.time[some]
         # Events precede every request, nobody knows by how much.
         yield histories.item[some], np.full_like(time, -1) if listed else time

@@ -1,6 +1,8 @@
 """A prepared data set, opened as memory-mapped columns."""
 
 import glob
+import os
+import tempfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 
 from click_data import schema
 from click_data.errors import DataError
+from click_data.flat import FlatTable, flat_table
 from click_data.split import SPLITS
 
 
@@ -108,11 +111,10 @@ class ClickDataset:
 
     @cached_property
     def histories(self) -> HistoryColumns:
-        table = self._open(schema.HISTORIES)
-        lists = {name: _whole(table, name) for name in ("item", "time", *self.signals)}
-        values = {name: _values(column) for name, column in lists.items()}
+        table = self._histories
+        values = {name: table.lists(name, 0) for name in table.values}
         return HistoryColumns(
-            offsets=_offsets(lists["item"]),
+            offsets=table.offsets[0],
             item=values["item"],
             time=values["time"],
             signals={name: values[name] for name in self.signals},
@@ -137,29 +139,57 @@ class ClickDataset:
         """Requests of "train", "valid" or "test", in time order."""
         if split not in SPLITS:
             raise ValueError(f"no split {split!r}; there are {', '.join(SPLITS)}")
-        counts = self.info["counts"]["requests"]
-        start = sum(counts[name] for name in SPLITS[: SPLITS.index(split)])
-        table = self._requests.slice(start, counts[split])
-        labels = {task: schema.label_column(task) for task in self.tasks}
-        features = {name: schema.feature_column(name) for name in self.features}
-        context = {name: schema.context_column(name) for name in self.context}
-        item = _whole(table, "item")
-        user, prefix, time = (_whole(table, of).to_numpy() for of in ("user", "prefix", "time"))
+        part, table = SPLITS.index(split), self._requests
         return RequestColumns(
-            user=user,
-            prefix=prefix,
-            time=time,
-            offsets=_offsets(item),
-            item=_values(item),
-            labels={task: _values(_whole(table, of)) for task, of in labels.items()},
-            features={name: _values(_whole(table, of)) for name, of in features.items()},
-            context={name: _whole(table, of).to_numpy() for name, of in context.items()},
+            user=table.plain("user", part),
+            prefix=table.plain("prefix", part),
+            time=table.plain("time", part),
+            offsets=table.offsets[part],
+            item=table.lists("item", part),
+            labels={task: table.lists(schema.label_column(task), part) for task in self.tasks},
+            features={
+                name: table.lists(schema.feature_column(name), part) for name in self.features
+            },
+            context={name: table.plain(schema.context_column(name), part) for name in self.context},
         )
 
     @cached_property
-    def _requests(self) -> pa.Table:
+    def _histories(self) -> FlatTable:
+        names = ("item", "time", *self.signals)
+        return self._flat(schema.HISTORIES, lists=names, plain=(), parts=[self.num_users])
+
+    @cached_property
+    def _requests(self) -> FlatTable:
         """Those of all splits."""
-        return self._open(schema.REQUESTS)
+        counts = self.info["counts"]["requests"]
+        return self._flat(
+            schema.REQUESTS,
+            lists=[
+                "item",
+                *map(schema.label_column, self.tasks),
+                *map(schema.feature_column, self.features),
+            ],
+            plain=["user", "prefix", "time", *map(schema.context_column, self.context)],
+            parts=[counts[split] for split in SPLITS],
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all histories and requests, as they are mapped."""
+        return sum(table.nbytes for table in (self._histories, self._requests))
+
+    def scratch(self, count: int, dtype: Any) -> NDArray[Any]:
+        """A flat array for what is made of long columns, in a file without a name in the cache: no
+        memory that the system could not take back. It goes with the array."""
+        if count == 0:
+            return np.empty(0, dtype)
+        place = self._cache if os.access(self._cache, os.W_OK) else None
+        with tempfile.TemporaryFile(dir=place) as file:
+            return np.asarray(np.memmap(file, dtype, "w+", shape=(count,)))
+
+    def _flat(self, name: str, **columns: Any) -> FlatTable:
+        cache = self._cache / self.digest[:16]
+        return flat_table(self.folder / name, cache=cache, **columns)
 
     def _open(self, name: str) -> pa.Table:
         import datasets  # slow to import, and only reading needs it
@@ -181,19 +211,6 @@ class ClickDataset:
             if not quiet:
                 datasets.enable_progress_bars()
         return dataset.data.table
-
-
-def _offsets(lists: Any) -> NDArray[np.int64]:
-    """Where each list of a column begins, int64, from 0."""
-    offsets = lists.offsets.to_numpy().astype(np.int64)
-    offsets -= offsets[0]
-    offsets.flags.writeable = False
-    return offsets
-
-
-def _values(lists: Any) -> NDArray[Any]:
-    """What the lists of a column hold, one behind the other, without a copy."""
-    return lists.flatten().to_numpy()
 
 
 def _whole(table: pa.Table, name: str) -> Any:

@@ -60,7 +60,7 @@ _THROUGHPUT = (
         f"{_RANKING}/reproduce/{name}.py"
         for name in (
             "throughput_study", "request_batches", "step_contest", "step_parts", "training_step",
-            "graphed_step", "energy",
+            "graphed_step", "energy", "streaming_study", "streaming_worker",
         )
     ),
 )  # fmt: skip

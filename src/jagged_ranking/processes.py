@@ -134,7 +134,9 @@ def _share(handle: int) -> None:
 
 
 @contextmanager
-def temporary_folder(prefix: str, *, longest: int | None = None) -> Iterator[Path]:
+def temporary_folder(
+    prefix: str, *, longest: int | None = None, place: Path | None = None
+) -> Iterator[Path]:
     """An empty folder for the time of the block; those of processes that are gone are deleted.
 
     A process that is killed cannot delete its own.
@@ -142,8 +144,10 @@ def temporary_folder(prefix: str, *, longest: int | None = None) -> Iterator[Pat
     Args:
         longest: characters that its path may have: where the usual place for temporary folders is
             too deep for that, the folder lies in /tmp.
+        place: where it lies, made if need be; None is the usual place for temporary folders.
     """
-    place = Path(tempfile.gettempdir())
+    place = place or Path(tempfile.gettempdir())
+    place.mkdir(parents=True, exist_ok=True)
     if longest is not None and len(f"{place}/{prefix}") + _RANDOM > longest:
         place = Path("/tmp")
     for stale in place.glob(f"{prefix}*"):

@@ -100,7 +100,7 @@ def test_opening_writes_beside_the_data_or_where_told_never_in_the_home(tmp_path
             env=clean | {"HOME": str(home)},
             cwd=tmp_path,
         )
-        assert any(place.rglob("*.arrow"))
+        assert any(place.rglob("column item.flat"))
     assert list(home.rglob("*")) == []
 
 
@@ -111,7 +111,7 @@ def test_a_folder_that_cannot_be_written_can_be_opened(
     (out / ".cache").write_text("a file where the cache would go")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
     assert len(open_dataset(out).requests("test")) > 0
-    assert any((tmp_path / "scratch").rglob("*.arrow"))
+    assert any((tmp_path / "scratch").rglob("column item.flat"))
 
 
 def test_opening_after_a_replacement_shows_the_new_data(tmp_path: Path) -> None:

@@ -4,16 +4,16 @@
 
 On a GPU by events: from the end of a step to where the next batch is there. `--one-stream` makes
 batches in the stream of the steps, to compare. On a CPU it is the time that making batches takes.
+`--from-disk` leaves events in their files whatever the log.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
-from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -21,29 +21,12 @@ import torch
 from click_data import open_dataset
 from jagged_ranking.data import loader
 from jagged_ranking.data.batch import JaggedBatch
+from jagged_ranking.data.batch_clock import BatchClock
 from jagged_ranking.devices import default_device, device_name
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.trainer import _Run
 
 WARM_UP = 10  # steps, which compile
-
-
-class Clock:
-    """Points in time of a device: those of a GPU are read when all is done."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def now(self) -> Any:
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        return torch.cuda.current_stream(self.device).record_event(torch.cuda.Event(True))
-
-    def between(self, first: Any, last: Any) -> float:
-        """Milliseconds."""
-        if self.device.type != "cuda":
-            return 1000 * (last - first)
-        return first.elapsed_time(last)
 
 
 def endless(run: _Run) -> Iterator[JaggedBatch]:
@@ -56,19 +39,14 @@ def endless(run: _Run) -> Iterator[JaggedBatch]:
 
 def measure(run: _Run, steps: int) -> tuple[list[float], list[float]]:
     """Milliseconds that each step took with its batch, and that its batch was waited for."""
-    clock, batches = Clock(run.device), endless(run)
+    clock = BatchClock(run.device)
+    batches = clock(endless(run))
     run.model.train()
-    points = []
-    for _ in range(WARM_UP + steps):
-        asked = clock.now()
-        batch = next(batches)
-        given = clock.now()
-        run._step(iter([batch]))
-        points.append((asked, given, clock.now()))
+    for _ in range(WARM_UP + steps + 1):
+        run._step(batches)
     run.read_numbers()
-    kept = points[WARM_UP:]
-    wholes = [clock.between(asked, done) for asked, _, done in kept]
-    return wholes, [clock.between(asked, given) for asked, given, _ in kept]
+    wholes, waits, _ = clock.steps(WARM_UP)
+    return wholes, waits
 
 
 def main() -> None:
@@ -76,6 +54,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--one-stream", action="store_true")
+    parser.add_argument("--from-disk", action="store_true", default=None)
     parser.add_argument("options", nargs="*", help="of TrainConfig, such as model=din")
     args = parser.parse_args()
     defaults = TrainConfig().to_dict()
@@ -84,11 +63,10 @@ def main() -> None:
     device = torch.device(default_device())
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
-    run = _Run(config, open_dataset(args.data), device=device, out=None)
-    if args.one_stream:
-        with patch.object(loader, "beside_the_step", lambda batches, device: batches):
-            wholes, waits = measure(run, args.steps)
-    else:
+    data = open_dataset(args.data)
+    run = _Run(config, data, device=device, out=None, from_disk=args.from_disk)
+    one_stream = patch.object(loader, "beside_the_step", lambda batches, device: batches)
+    with one_stream if args.one_stream else nullcontext():
         wholes, waits = measure(run, args.steps)
     print(
         f"{device_name(device)}, {config.model}: a step takes {median(wholes):.2f} ms, its batch "

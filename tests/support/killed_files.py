@@ -75,7 +75,8 @@ class Place:
     def being_written(self) -> Iterator[Path]:
         """What has a temporary name now; looked at quickly."""
         results, kept = self.out.glob("*/"), self.home / "build" / "cache"
-        for folder in (self.root, self.out, *results, kept, *self.data.glob(".cache/*/*/*/")):
+        copies = (*self.data.glob(".cache/*/"), *self.data.glob(".cache/*/*/*/"))
+        for folder in (self.root, self.out, *results, kept, *copies):
             with suppress(OSError):
                 yield from self.unfinished(folder)
 
@@ -132,6 +133,13 @@ def _npz(path: Path) -> None:
             file[name]
 
 
+def _flat(path: Path) -> None:
+    starts = np.fromfile(path.with_name("starts.flat"), np.int64)
+    ends = np.append(starts[:-1][starts[1:] == 0], starts[-1])  # of parts, each of which is from 0
+    if path.with_name("column item.flat").stat().st_size != 4 * ends.sum():
+        raise ValueError("it holds no whole lists")
+
+
 def _ends(*ends: bytes) -> Callable[[Path], None]:
     def read(path: Path) -> None:
         if not path.read_bytes().rstrip().endswith(ends):
@@ -156,6 +164,7 @@ _READERS: dict[str, Callable[[Path], object]] = {
     ".ipynb": _notebook,
     ".pt": checkpoint.load,
     ".arrow": _arrow,
+    ".flat": _flat,
     ".svg": ElementTree.parse,
     ".png": _image,
     ".pdf": _ends(b"%%EOF"),

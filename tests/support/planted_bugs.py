@@ -448,10 +448,10 @@ BUGS = (
     ),
     Bug(
         "matches_of_what_comes_later",
-        "jagged_ranking.data.store",
-        "last = torch.searchsorted(places, pair * tokens + end)",
-        "last = torch.searchsorted(places, pair * tokens + end + 1)",
-        ("ranking/data/batch::test_batches_are_the_naive_slices",),
+        "jagged_ranking.data.matches",
+        "ends = offsets[whose + some.start] - begin + columns.prefix[request]",
+        "ends = offsets[whose + some.start] - begin + columns.prefix[request] + 1",
+        ("ranking/data/matches::test_all_that_a_request_may_see_and_nothing_later",),
     ),
     Bug(
         "labels_among_the_features",

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from click_data.pieces import pieces
 from jagged_kernels import JaggedTensor
-from jagged_ranking.data.store import HistoryStore, ItemTable, ranges, stacked, tensor
-
-# Names of the features that come with every candidate: of its earlier events in the history.
-MATCHES = ("matches", "matched", "match_recency")
+from jagged_ranking.data.columns import PIECE, Table, column, table
+from jagged_ranking.data.matches import earlier_matches, match_features
+from jagged_ranking.data.store import HistoryStore, ItemTable, ranges
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class JaggedBatch:
     [T, K]; age int64 [T], the request's time minus the event's (0 where there are no times);
     recency int32 [T], 0 for the latest event; signals float32 [T, S].
     Candidates, likewise: candidate int32 [C]; candidate_categories int32 [C, K]; features float32
-    [C, F + 3], the data set's and then `MATCHES`; label float32 [C, tasks].
+    [C, F + 3], the data set's and then `matches.MATCHES`; label float32 [C, tasks].
     item_dense: float32 [T, E] and candidate_dense [C, E], dense features of the items.
     Of requests: user int32 [R]; context int32 [R, X] and context_dense float32 [R, Y]. request
     int64 [C] is a candidate's request, index int64 [C] its row among all candidates of its split.
@@ -97,11 +97,11 @@ class JaggedBatch:
 
 @dataclass(frozen=True)
 class RequestTable:
-    """The requests of one split as tensors on the store's device: R requests, C candidates.
+    """The requests of one split, in one place: R requests, C candidates.
 
     user, prefix int32 [R]; time int64 [R]; offsets int64 [R+1], a request's candidates; item int32
     [C]; label float32 [C, tasks]; features float32 [C, F]; context int32 [R, X]; context_dense
-    float32 [R, Y]. host_prefix and host_offsets are copies that are read without waiting.
+    float32 [R, Y]. host_prefix [R] and host_offsets [R+1], integers, are read without waiting.
     """
 
     user: Tensor
@@ -109,31 +109,33 @@ class RequestTable:
     time: Tensor
     offsets: Tensor
     item: Tensor
-    label: Tensor
-    features: Tensor
-    context: Tensor
-    context_dense: Tensor
+    label: Table
+    features: Table
+    context: Table
+    context_dense: Table
     host_prefix: np.ndarray = field(repr=False)
     host_offsets: np.ndarray = field(repr=False)
 
     @classmethod
-    def from_columns(cls, columns: Any, device: torch.device | str = "cpu") -> RequestTable:
-        """From click_data's `RequestColumns` (or anything with those arrays)."""
+    def from_columns(cls, columns: Any, place: torch.device | str = "cpu") -> RequestTable:
+        """From click_data's `RequestColumns` (or anything with those arrays), for a store with
+        events in this place: on the CPU they stay where they are."""
+        place = torch.device(place)
         requests, candidates = len(columns.user), len(columns.item)
         codes = {n: c for n, c in columns.context.items() if c.dtype == np.int32}
         dense = {n: c for n, c in columns.context.items() if c.dtype != np.int32}
         return cls(
-            user=tensor(columns.user, np.int32, device),
-            prefix=tensor(columns.prefix, np.int32, device),
-            time=tensor(columns.time, np.int64, device),
-            offsets=tensor(columns.offsets, np.int64, device),
-            item=tensor(columns.item, np.int32, device),
-            label=stacked(columns.labels, candidates, np.float32, device),
-            features=stacked(columns.features, candidates, np.float32, device),
-            context=stacked(codes, requests, np.int32, device),
-            context_dense=stacked(dense, requests, np.float32, device),
-            host_prefix=np.array(columns.prefix, np.int64),
-            host_offsets=np.array(columns.offsets, np.int64),
+            user=column(columns.user, torch.int32, place),
+            prefix=column(columns.prefix, torch.int32, place),
+            time=column(columns.time, torch.int64, place),
+            offsets=column(columns.offsets, torch.int64, place),
+            item=column(columns.item, torch.int32, place),
+            label=table(columns.labels, candidates, torch.float32, place),
+            features=table(columns.features, candidates, torch.float32, place),
+            context=table(codes, requests, torch.int32, place),
+            context_dense=table(dense, requests, torch.float32, place),
+            host_prefix=np.asarray(columns.prefix),
+            host_offsets=np.asarray(columns.offsets),
         )
 
     def __len__(self) -> int:
@@ -141,10 +143,17 @@ class RequestTable:
 
     def last_of_users(self) -> np.ndarray:
         """Of each user the request that sees most, the later of equals; ascending, int64."""
-        user = self.user.cpu().numpy()
-        order = np.lexsort((np.arange(len(user)), self.host_prefix, user))
-        last = np.diff(user[order], append=-1) != 0
-        return np.sort(order[last])
+        best: dict[str, np.ndarray] = {}
+        for some in pieces(len(self), PIECE):
+            here = self.user[some].cpu().numpy()
+            seen, row = self.host_prefix[some], np.arange(some.start, some.stop)
+            found = {"user": here, "seen": seen, "row": row}
+            if best:
+                found = {name: np.concatenate([best[name], found[name]]) for name in found}
+            order = np.lexsort((found["row"], found["seen"], found["user"]))
+            last = order[np.diff(found["user"][order], append=-1) != 0]
+            best = {name: values[last] for name, values in found.items()}
+        return np.sort(best["row"]) if best else np.empty(0, np.int64)
 
 
 def make_batch(
@@ -152,75 +161,76 @@ def make_batch(
 ) -> JaggedBatch:
     """The requests `index` (int64 [R], on the host) with their histories; no synchronisation.
 
-    All lengths are known on the host too, so that none need be read back.
+    Rows are taken where the store and the requests are, in the store's place, and brought to its
+    device, where all else is made of them: whichever place that is, the batch is the same to the
+    bit. All lengths are known on the host too, so that none need be read back.
     """
-    device = store.item.device
-    seen = np.minimum(requests.host_prefix[index], max_history)
+    seen = np.minimum(requests.host_prefix[index], max_history).astype(np.int64)
     asked = requests.host_offsets[index + 1] - requests.host_offsets[index]
     tokens, candidates = int(seen.sum()), int(asked.sum())
-    rows = torch.from_numpy(index)
-    if device.type == "cuda":  # from other memory a copy would wait
-        rows = rows.pin_memory()
-    rows = rows.to(device, non_blocking=True)
-    user, prefix, now = requests.user[rows], requests.prefix[rows], requests.time[rows]
-
-    token, offsets = store.prefix_index(user, prefix, max_history=max_history, total=tokens)
-    # offsets just computed need no check, which on a GPU would wait for them
-    item = JaggedTensor(store.item[token], offsets, validate=False)
-    length = offsets.diff()
-    end, at = (torch.repeat_interleave(x, length, output_size=tokens) for x in (offsets[1:], now))
-    position = torch.arange(tokens, device=device)
-    age = torch.zeros_like(at) if store.time is None else at - store.time[token]
-
+    rows = _brought(torch.from_numpy(index), store.place)
+    user, prefix = requests.user[rows], requests.prefix[rows]
+    token, begins = store.prefix_index(user, prefix, max_history=max_history, total=tokens)
     first = requests.offsets[rows]
-    shown, shown_offsets = ranges(first, requests.offsets[rows + 1] - first, candidates)
-    candidate = JaggedTensor(requests.item[shown], shown_offsets, validate=False)
-    request = torch.repeat_interleave(
-        torch.arange(len(index), device=device), shown_offsets.diff(), output_size=candidates
+    shown, shown_begins = ranges(first, requests.offsets[rows + 1] - first, candidates)
+    found = {
+        "offsets": begins,
+        "item": store.item[token],
+        "signals": store.signals[token],
+        **({} if store.time is None else {"time": store.time[token]}),
+        "user": user,
+        "now": requests.time[rows],
+        "context": requests.context[rows],
+        "context_dense": requests.context_dense[rows],
+        "index": shown,
+        "asked_offsets": shown_begins,
+        "candidate": requests.item[shown],
+        "features": requests.features[shown],
+        "label": requests.label[shown],
+    }
+    here = {name: _brought(values, store.device) for name, values in found.items()}
+    # offsets just computed need no check, which on a GPU would wait for them
+    item = JaggedTensor(here["item"], here["offsets"], validate=False)
+    candidate = JaggedTensor(here["candidate"], here["asked_offsets"], validate=False)
+    number = torch.arange(len(index), device=store.device)
+    owner, request = (
+        torch.repeat_interleave(number, of.offsets.diff(), output_size=total)
+        for of, total in ((item, tokens), (candidate, candidates))
     )
-    stop = store.offsets[user.long()] + prefix
-    matches = store.matches(
-        user[request], candidate.values, (stop - length)[request], stop[request]
-    )
-    features = torch.cat([requests.features[shown], match_features(*matches)], dim=1)
+    end = item.offsets[1:]
+    position = torch.arange(tokens, device=store.device)
+    time, now = here.get("time"), here["now"]
     items = store.items
+    matches = earlier_matches(
+        owner, item.values, request, candidate.values, end[request], rows=len(items.categories)
+    )
+    features = torch.cat([here["features"], match_features(*matches)], dim=1)
     return JaggedBatch(
         item=item,
         categories=item.with_values(items.categories[item.values.long()]),
         item_dense=item.with_values(items.dense[item.values.long()]),
-        age=item.with_values(age),
-        recency=item.with_values((end - 1 - position).int()),
-        signals=item.with_values(store.signals[token]),
+        age=item.with_values(torch.zeros_like(owner) if time is None else now[owner] - time),
+        recency=item.with_values((end[owner] - 1 - position).int()),
+        signals=item.with_values(here["signals"]),
         candidate=candidate,
         candidate_categories=candidate.with_values(items.categories[candidate.values.long()]),
         candidate_dense=candidate.with_values(items.dense[candidate.values.long()]),
         features=candidate.with_values(features),
-        label=candidate.with_values(requests.label[shown]),
-        user=user,
-        context=requests.context[rows],
-        context_dense=requests.context_dense[rows],
+        label=candidate.with_values(here["label"]),
+        user=here["user"],
+        context=here["context"],
+        context_dense=here["context_dense"],
         request=request,
-        index=shown,
+        index=here["index"],
         items=items,
         events=seen,
         asked=asked,
     )
 
 
-def match_features(count: Tensor, since: Tensor) -> Tensor:
-    """`MATCHES` [C, 3]: log(1 + how often), whether at all, 1 / (1 + events since the last)."""
-    recency = torch.where(since < 0, 0.0, 1 / (1 + since.clamp(min=0).float()))
-    return torch.stack([count.float().log1p(), (count > 0).float(), recency], dim=1)
-
-
-def whole_matches(store: HistoryStore, columns: Any) -> Tensor:
-    """`MATCHES` [C, 3] of the candidates of click_data's `RequestColumns`, in all of the history
-    that each request may see; on the store's device."""
-    device = store.item.device
-    user, prefix = (tensor(of, np.int64, device) for of in (columns.user, columns.prefix))
-    asked = tensor(np.diff(columns.offsets), np.int64, device)
-    request = torch.repeat_interleave(torch.arange(len(user), device=device), asked)
-    start = store.offsets[user]
-    item = tensor(columns.item, np.int64, device)
-    found = store.matches(user[request], item, start[request], (start + prefix)[request])
-    return match_features(*found)
+def _brought(values: Tensor, device: torch.device) -> Tensor:
+    """The same on a device, without waiting for a GPU."""
+    # from other memory a copy would wait
+    if device.type == "cuda" and values.device.type == "cpu" and values.numel():
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
-from jagged_ranking.data.batch import MATCHES, whole_matches
-from jagged_ranking.data.store import HistoryStore, once
+from click_data.pieces import pieces, pieces_of
+from jagged_ranking.data.columns import PIECE
+from jagged_ranking.data.matches import whole_matches
+from jagged_ranking.data.store import once
 
 if TYPE_CHECKING:
     from click_data import ClickDataset
@@ -24,7 +27,8 @@ def is_next_items(dataset: ClickDataset) -> bool:
     """Whether train requests have one candidate each, the item that came next."""
     if dataset.info["timed"] != "none":
         return False
-    return all((np.asarray(of) == 1).all() for of in dataset.requests("train").labels.values())
+    labels = dataset.requests("train").labels.values()
+    return all((of[some] == 1).all() for of in labels for some in pieces(len(of), PIECE))
 
 
 @dataclass(frozen=True)
@@ -38,17 +42,28 @@ class Scale:
     log_std: float = 1.0
 
     @classmethod
-    def of(cls, numbers: Any) -> Scale:
-        """Of an array; a constant has the deviation 1e-6, of nothing the mean is 0."""
+    def of(cls, numbers: Any, scratch: Callable[[int, Any], np.ndarray] = np.empty) -> Scale:
+        """Of an array; a constant has the deviation 1e-6, of nothing the mean is 0.
+
+        `scratch(count, dtype)` makes the arrays of that length that are needed on the way: of long
+        columns, `ClickDataset.scratch`.
+        """
         if len(numbers) == 0:
             return cls(0.0, 1.0)
         values = np.asarray(numbers)
-        return cls(*_moments(values), *_moments(np.sign(values) * np.log1p(np.abs(values))))
+        logs = scratch(len(values), np.result_type(values, np.float16))
+        for some in pieces(len(values), PIECE):
+            logs[some] = np.sign(values[some]) * np.log1p(np.abs(values[some]))
+        return cls(*_moments(values, scratch), *_moments(logs, scratch))
 
 
-def _moments(values: np.ndarray) -> tuple[float, float]:
-    mean, std = float(values.mean(dtype=np.float64)), float(values.std(dtype=np.float64))
-    return mean, max(std, 1e-6)
+def _moments(values: np.ndarray, scratch: Callable[[int, Any], np.ndarray]) -> tuple[float, float]:
+    """Mean and standard deviation: those of NumPy, to the bit, which would make whole arrays."""
+    mean = values.mean(dtype=np.float64)
+    squares = scratch(len(values), np.float64)
+    for some in pieces(len(values), PIECE):
+        np.square(np.subtract(values[some], mean, dtype=np.float64), out=squares[some])
+    return float(mean), max(math.sqrt(np.add.reduce(squares) / len(values)), 1e-6)
 
 
 def symmetric_log(x: Tensor) -> Tensor:
@@ -104,10 +119,7 @@ class DataShape:
                 raise ValueError(
                     f"{dataset.name}: train candidates all have the label {rate:.0f}{which}"
                 )
-        columns = dataset.histories
-        matches = whole_matches(HistoryStore.from_dataset(dataset), train).numpy().T
-        features = {**train.features, **dict(zip(MATCHES, matches, strict=True))}
-        past = _seen(columns.offsets, np.asarray(train.user), np.asarray(train.prefix))
+        features = {**train.features, **whole_matches(dataset, train)}
         return cls(
             num_items=dataset.num_items,
             categories=dict(dataset.item_features),
@@ -116,10 +128,13 @@ class DataShape:
                 name: Scale.of(values[1 : dataset.num_items])
                 for name, values in dataset.item_dense.items()
             },
-            signals={n: Scale.of(np.asarray(v)[past]) for n, v in columns.signals.items()},
-            features={name: Scale.of(values) for name, values in features.items()},
+            signals={
+                name: Scale.of(values, dataset.scratch)
+                for name, values in _past_signals(dataset, train).items()
+            },
+            features={name: Scale.of(values, dataset.scratch) for name, values in features.items()},
             context={
-                name: Scale.of(train.context[name]) if codes is None else codes
+                name: Scale.of(train.context[name], dataset.scratch) if codes is None else codes
                 for name, codes in dataset.context.items()
             },
         )
@@ -140,10 +155,25 @@ class DataShape:
         return cls(**made)
 
 
-def _seen(offsets: Any, user: np.ndarray, prefix: np.ndarray) -> np.ndarray:
-    """Which events some request of these sees, bool [T]."""
-    lengths = np.diff(offsets)
-    longest = np.zeros(len(lengths), np.int64)
-    np.maximum.at(longest, user, prefix)
-    position = np.arange(int(offsets[-1])) - np.repeat(np.asarray(offsets)[:-1], lengths)
-    return position < np.repeat(longest, lengths)
+def _past_signals(dataset: ClickDataset, asked: Any) -> dict[str, np.ndarray]:
+    """Signals of the events that some request of these sees, by name."""
+    columns = dataset.histories
+    offsets = columns.offsets
+    longest = np.zeros(dataset.num_users, np.int64)
+    for some in pieces(len(asked), PIECE):
+        np.maximum.at(longest, asked.user[some], asked.prefix[some])
+    found = {
+        name: dataset.scratch(int(longest.sum()), values.dtype)
+        for name, values in columns.signals.items()
+    }
+    done = 0
+    for some in pieces_of(offsets, PIECE):
+        begin, end = int(offsets[some.start]), int(offsets[some.stop])
+        lengths = np.diff(offsets[some.start : some.stop + 1])
+        position = np.arange(end - begin) - np.repeat(offsets[some] - begin, lengths)
+        past = position < np.repeat(longest[some], lengths)
+        for name, values in columns.signals.items():
+            seen = values[begin:end][past]
+            found[name][done : done + len(seen)] = seen
+        done += int(longest[some].sum())
+    return found

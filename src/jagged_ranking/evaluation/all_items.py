@@ -25,11 +25,11 @@ def ranks_among_all(model: Ranker, loader: RequestLoader) -> np.ndarray:
     order; of equal scores the mean."""
     model.eval()
     store, requests, order = loader.store, loader.requests, loader.order(0)
-    every = torch.arange(model.num_items, device=store.item.device)
+    every = torch.arange(model.num_items, device=store.device)
     vectors, bias = model.items(every, store.items)
     ranks, done = [], 0
     for batch in loader.batches():
-        rows = torch.from_numpy(order[done : done + len(batch)]).to(vectors.device)
+        rows = torch.from_numpy(order[done : done + len(batch)].astype(np.int64)).to(store.place)
         done += len(batch)
         target = batch.candidate.values[batch.candidate.offsets[:-1]].long()
         target = target.masked_fill(target >= len(vectors), 0)
@@ -46,9 +46,9 @@ def ranks_among_all(model: Ranker, loader: RequestLoader) -> np.ndarray:
 def _met(store: HistoryStore, user: Tensor, prefix: Tensor, num_items: int) -> Tensor:
     """Which items are in the whole of these prefixes, bool [R, num_items], and the unknown one."""
     token, offsets = store.prefix_index(user, prefix, max_history=len(store.item))
-    row = torch.repeat_interleave(offsets.diff(), output_size=len(token))
-    item = store.item[token].long()
-    met = torch.zeros(len(user), num_items, dtype=torch.bool, device=item.device)
+    row = torch.repeat_interleave(offsets.diff(), output_size=len(token)).to(store.device)
+    item = store.item[token].long().to(store.device)
+    met = torch.zeros(len(user), num_items, dtype=torch.bool, device=store.device)
     met[:, 0] = True
     met[row, item.masked_fill(item >= num_items, 0)] = True
     return met

@@ -86,9 +86,10 @@ def evaluate_model(
     if len(columns.item) == 0:
         raise ValueError(f"{dataset.name}: there are no {split} requests")
     device = torch.device(device or next(model.parameters()).device)
+    store = HistoryStore.from_dataset(dataset, device)
     loader = RequestLoader(
-        HistoryStore.from_dataset(dataset, device),
-        RequestTable.from_columns(columns, device),
+        store,
+        RequestTable.from_columns(columns, store.place),
         batch_size=batch_size,
         max_history=model.max_history,
     )

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from click_data.split import SPLITS
-from jagged_ranking.data.batch import whole_matches
-from jagged_ranking.data.store import HistoryStore
+from jagged_ranking.data.matches import MATCHES, whole_matches
 from jagged_ranking.evaluation.evaluate import Evaluation
 from jagged_ranking.evaluation.metrics import log_loss
 
@@ -99,9 +98,10 @@ def popularity_features(dataset: ClickDataset) -> Features:
 
 def repeat_features(dataset: ClickDataset) -> Features:
     """`MATCHES` in the whole history that a request may see."""
-    store = HistoryStore.from_dataset(dataset)
+    found = {split: whole_matches(dataset, dataset.requests(split)) for split in SPLITS}
     return {
-        split: whole_matches(store, dataset.requests(split)).double().numpy() for split in SPLITS
+        split: np.stack([of[name] for name in MATCHES], axis=1).astype(np.float64)
+        for split, of in found.items()
     }
 
 

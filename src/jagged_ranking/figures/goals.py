@@ -39,6 +39,8 @@ from jagged_ranking.figures.sparse_goals import (
     retrieval_rows,
 )
 from jagged_ranking.figures.sparse_points import NOTEBOOK as SPARSE_NOTEBOOK
+from jagged_ranking.figures.streaming_goals import NOTE as STREAMING_NOTE
+from jagged_ranking.figures.streaming_goals import streaming_rows
 from jagged_ranking.figures.tables import number, to_markdown
 from jagged_ranking.figures.throughput_goals import NOTE as THROUGHPUT_NOTE
 from jagged_ranking.figures.throughput_goals import throughput_rows
@@ -271,6 +273,7 @@ _TABLES: Sequence[tuple[str, str, str, Callable[[pd.DataFrame], list[dict[str, s
     ("Retrieval: time of building lists", SPARSE_NOTEBOOK, RETRIEVAL_NOTE, retrieval_rows),
     ("HSTU's attention: time against its authors' kernels", HSTU_NOTEBOOK, HSTU_NOTE, hstu_rows),
     ("Whole training steps: time and memory", THROUGHPUT, THROUGHPUT_NOTE, throughput_rows),
+    ("Training from disk: memory and waiting", THROUGHPUT, STREAMING_NOTE, streaming_rows),
     ("Served requests: latency and memory", SERVING, SERVING_NOTE, serving_rows),
     ("Training on several GPUs: scaling efficiency", SCALING_NOTEBOOK, SCALING_NOTE, scaling_rows),
 )

@@ -19,6 +19,7 @@ from jagged_ranking.figures import (
     serving_figures,
     sparse_figures,
     speed,
+    streaming_figures,
     style,
     tables,
     target,
@@ -77,7 +78,8 @@ def redraw(folder: Path | str) -> list[Path]:
     run = read_results(folder)
     modules = (
         speed, memory, target, operation_figures, quality, history_length, hstu_figures,
-        sparse_figures, cached_figures, throughput_figures, serving_figures, scaling_figures,
+        sparse_figures, cached_figures, throughput_figures, streaming_figures,
+        serving_figures, scaling_figures,
     )  # fmt: skip
     return [path for module in modules for path in module.draw(run.table, run.manifest, folder)]
 

@@ -87,6 +87,7 @@ LOOKS: dict[str, Look] = {
     "retrieved": Look("retrieval", _COLORS[4], "D", (0, (1, 1))),
     "all_keys": Look("all keys", _COLORS[1], "s", (0, (5, 1.5))),
     "by_tokens": Look("balanced by tokens", _COLORS[0], "o", "-"),
+    "from_disk": Look("trained from disk", _COLORS[0], "o", "-"),
     "by_users": Look("balanced by users", _COLORS[1], "s", (0, (5, 1.5))),
     "mean_pool": Look("mean-pool", _COLORS[7], "s"),
     "pma": Look("PMA", "#8a8a8a", "P"),

@@ -18,6 +18,7 @@ from jagged_ranking.figures.scaling_goals import scaling_rows
 from jagged_ranking.figures.serving_tables import serving_tables
 from jagged_ranking.figures.sparse_points import lists_ms, seen
 from jagged_ranking.figures.sparse_points import sparse as sparse_points
+from jagged_ranking.figures.streaming_goals import streaming_rows
 from jagged_ranking.figures.throughput_tables import throughput_tables
 from jagged_ranking.figures.verdicts import number
 from jagged_ranking.measure.lineup import BY_LENGTH, JAGGED_LENGTHS
@@ -37,6 +38,7 @@ __all__ = [
     "serving_tables",
     "sparse",
     "speed",
+    "streaming",
     "summaries",
     "target",
     "throughput_tables",
@@ -183,6 +185,11 @@ def scaling(results: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(scaling_rows(results)).fillna("")
 
 
+def streaming(results: pd.DataFrame) -> pd.DataFrame:
+    """Training from disk: memory, waiting and samples a second of each log."""
+    return pd.DataFrame(streaming_rows(results)).fillna("")
+
+
 def summaries(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """(what it is, table) of every table for reading that the results allow."""
     latency = "Latency in ms, forward / forward+backward, medians"
@@ -198,6 +205,7 @@ def summaries(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
         (HISTORY, history_table(results)),
         *cached_tables(results),
         *throughput_tables(results),
+        ("Training from disk, by the length of the log", streaming(results)),
         *serving_tables(results),
         ("Training on several ranks", scaling(results)),
     ]

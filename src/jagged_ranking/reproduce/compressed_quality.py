@@ -252,7 +252,7 @@ class CompressionScore(NamedTuple):
         model.eval()
         device = next(model.parameters()).device
         store, columns = HistoryStore.from_dataset(dataset, device), dataset.requests(SPLIT)
-        requests, most = RequestTable.from_columns(columns, device), model.max_history
+        requests, most = RequestTable.from_columns(columns, store.place), model.max_history
         found = np.zeros((len(self.settings), len(columns.item)))
         for index in cuts(events_of(dataset, most)):
             batch = make_batch(store, requests, index, max_history=most)

@@ -34,6 +34,7 @@ from jagged_ranking.reproduce.sparse_study import (
     patterns_of,
     sparse_batches,
 )
+from jagged_ranking.reproduce.streaming_study import measured_streaming
 from jagged_ranking.reproduce.synthetic_log import synthetic_log
 from jagged_ranking.reproduce.throughput_study import (
     describe_lengths,
@@ -61,6 +62,7 @@ __all__ = [
     "measured_interaction",
     "measured_serving",
     "measured_sparse",
+    "measured_streaming",
     "measured_throughput",
     "patterns_of",
     "quality_by_cap",

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from jagged_ranking.data.batch import MATCHES, JaggedBatch, RequestTable, make_batch
+from jagged_ranking.data.batch import JaggedBatch, RequestTable, make_batch
 from jagged_ranking.data.data_shape import DataShape, Scale
+from jagged_ranking.data.matches import MATCHES
 from jagged_ranking.data.store import HistoryStore, ItemTable
 from jagged_ranking.measure.length_distributions import lognormal, with_waste
 

@@ -106,7 +106,7 @@ class _Training:
         self.clock, self.done = _Clock(self.device), 0
         ranks.mark = self.clock.mark
         store = HistoryStore.from_dataset(dataset, self.device)
-        requests = RequestTable.from_columns(dataset.requests("train"), self.device)
+        requests = RequestTable.from_columns(dataset.requests("train"), store.place)
         squared = getattr(self.model.encoder, "self_attention", False)
         shares = dict(zip(BALANCES, (ranks.share(squared=squared), ranks.by_users), strict=True))
         self.batches = {

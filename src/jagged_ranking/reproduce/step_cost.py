@@ -80,9 +80,9 @@ def step_costs(
     dataset = open_dataset(data)
     rows: list[dict[str, Any]] = []
     with timing.threads(where, cpu_threads), timing.earlier_objects_apart():
-        table = RequestTable.from_columns(dataset.requests("train"), where)
-        drawn = np.random.default_rng(seed).permutation(len(table))[:requests]
         store, longest = HistoryStore.from_dataset(dataset, where), longest_history(dataset)
+        table = RequestTable.from_columns(dataset.requests("train"), store.place)
+        drawn = np.random.default_rng(seed).permutation(len(table))[:requests]
         for of_kinds in configs:
             batch = make_batch(store, table, drawn, max_history=of_kinds[0].max_history)
             contest = StepContest(

@@ -85,6 +85,8 @@ def train(
     after_step: Callable[[int], None] | None = None,
     board: Path | None = None,
     ranks: Ranks | None = None,
+    from_disk: bool | None = None,
+    through: Callable[[Iterator[JaggedBatch]], Iterator[JaggedBatch]] | None = None,
 ) -> TrainResult:
     """Trains on the train split, choosing the epoch on the validation split.
 
@@ -93,7 +95,8 @@ def train(
     there is one. `after_step(step)` is called behind each optimiser step and its checkpoint.
     `board` is a folder for TensorBoard: the loss of each step, and what is known of each epoch.
     `ranks` are the processes that train together, of which each calls this alike: rank 0 alone
-    reads and writes `out` and `board`.
+    reads and writes `out` and `board`. `from_disk`: see `HistoryStore.from_dataset`. The batches
+    of an epoch go `through` a function, which may watch them, such as a `BatchClock`.
 
     Raises TrainingError when `out` cannot be a folder, before anything is trained, and when the
     loss is NaN or infinite, or a checkpoint cannot be written; CheckpointError where the checkpoint
@@ -112,9 +115,12 @@ def train(
         stack.enter_context(deterministic(device))
         if config.tables == "torchrec" and ranks.count > 1:
             ranks.each(check_torchrec)
-        run = ranks.each(lambda: _Run(config, dataset, device=device, out=out, ranks=ranks))
+        run = ranks.each(
+            lambda: _Run(config, dataset, device=device, out=out, ranks=ranks, from_disk=from_disk)
+        )
         if resume:
             run.restore()
+        run.through = through or run.through
         run.go(progress=progress, after_step=after_step, board=board)
         model = run.best_model()
     return TrainResult(
@@ -168,6 +174,7 @@ class _Run:
         device: torch.device,
         out: Path | None,
         ranks: Ranks | None = None,
+        from_disk: bool | None = None,
     ) -> None:
         self.config, self.dataset, self.device = config, dataset, device
         self.ranks = ranks or Ranks()
@@ -195,8 +202,9 @@ class _Run:
         self.best_weights: dict[str, Tensor] = {}
         self.best_rows = ""
         self.board = Board(None)
-        store = HistoryStore.from_dataset(dataset, device)
-        requests = RequestTable.from_columns(dataset.requests("train"), device)
+        self.through: Callable[[Iterator[JaggedBatch]], Iterator[JaggedBatch]] = iter
+        store = HistoryStore.from_dataset(dataset, device, from_disk=from_disk)
+        requests = RequestTable.from_columns(dataset.requests("train"), store.place)
         share = self.ranks.share(squared=getattr(self.model.encoder, "self_attention", False))
         self.loader = RequestLoader(
             store,
@@ -212,7 +220,7 @@ class _Run:
         )
         self.valid_loader = RequestLoader(
             store,
-            RequestTable.from_columns(self.valid, device),
+            RequestTable.from_columns(self.valid, store.place),
             batch_size=config.batch_size,
             batch_tokens=config.batch_tokens,
             max_history=config.max_history,
@@ -222,7 +230,7 @@ class _Run:
     def go(
         self, *, progress: bool, after_step: Callable[[int], None] | None, board: Path | None
     ) -> None:
-        now, requests = self.progress, len(self.loader.rows)
+        now, requests = self.progress, len(self.loader)
         self.board = Board(board if self.ranks.leads else None, step=now.step)
         bar = tqdm(
             total=self.config.epochs * requests,
@@ -252,7 +260,7 @@ class _Run:
         # where each step begins, and the last one ends, in batches
         places = [*range(0, len(cuts) - 1, config.accumulate), len(cuts) - 1]
         steps = len(places) - 1
-        batches = self.loader.batches(now.epoch, start=places[now.epoch_step])
+        batches = self.through(self.loader.batches(now.epoch, start=places[now.epoch_step]))
         bar.update(int(cuts[places[now.epoch_step]]))
         scale = 1.0
         for first, end in pairwise(places[now.epoch_step :]):

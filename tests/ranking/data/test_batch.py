@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from click_data import ClickDataset, open_dataset
 from jagged_kernels import JaggedTensor
+from jagged_ranking.data import loader as loader_module
 from jagged_ranking.data.batch import JaggedBatch, RequestTable, make_batch
 from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.data.loader import RequestLoader
@@ -179,15 +180,16 @@ def test_a_history_is_strictly_earlier_than_its_request(toy: ClickDataset) -> No
 
 def test_what_the_data_set_has_arrives_in_its_order(toy: ClickDataset) -> None:
     store = HistoryStore.from_dataset(toy)
-    names = list(toy.histories.signals)
+    names, every = list(toy.histories.signals), torch.arange(len(store.item))
     assert set(names) == {"label", "rating"}
     for position, name in enumerate(names):
-        assert store.signals[:, position].tolist() == toy.histories.signals[name].tolist()
+        assert store.signals[every][:, position].tolist() == toy.histories.signals[name].tolist()
     columns = toy.requests("test")
     requests = RequestTable.from_columns(columns)
+    every = torch.arange(len(requests.item))
     for position, values in enumerate(columns.features.values()):
-        assert requests.features[:, position].tolist() == values.tolist()
-    assert requests.label[:, 0].tolist() == columns.labels["label"].tolist()
+        assert requests.features[every][:, position].tolist() == values.tolist()
+    assert requests.label[every][:, 0].tolist() == columns.labels["label"].tolist()
 
 
 def test_loader_order(toy: ClickDataset) -> None:
@@ -212,13 +214,19 @@ def test_loader_order(toy: ClickDataset) -> None:
     assert first != sorted(first)
     assert first == order(loader(shuffle=True, seed=3).batches(0))
     assert rows(shuffled, 0) != rows(shuffled, 1) != rows(loader(shuffle=True, seed=4), 0)
+    generator = np.random.default_rng((3, 1))
+    assert rows(shuffled, 1) == generator.permutation(len(requests)).tolist()
+    assert shuffled.order(1).dtype == np.int32
     rest = order(shuffled.batches(0, start=3))
     assert rest == first[-len(rest) :]
     assert len(list(shuffled.batches(0, start=3))) == len(list(shuffled.batches(0))) - 3
 
 
 @pytest.mark.parametrize("tokens", [1, 40, 700, 10**9])
-def test_batches_of_about_so_many_tokens(toy: ClickDataset, tokens: int) -> None:
+def test_batches_of_about_so_many_tokens(
+    toy: ClickDataset, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader_module, "PIECE", 61)
     store = HistoryStore.from_dataset(toy)
     requests = RequestTable.from_columns(toy.requests("train"))
     loader = RequestLoader(

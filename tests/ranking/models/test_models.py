@@ -13,8 +13,8 @@ from torch import nn
 
 from click_data import ClickDataset
 from jagged_kernels import JaggedTensor
-from jagged_ranking.data.batch import MATCHES
 from jagged_ranking.data.data_shape import DataShape, Scale
+from jagged_ranking.data.matches import MATCHES
 from jagged_ranking.layers.embeddings import BUCKETS, log_bucket
 from jagged_ranking.layers.head import PRIOR_EVENTS, history_features
 from jagged_ranking.layers.scaling import StandardWithLog

@@ -13,8 +13,11 @@ import torch
 
 from click_data import ClickDataset
 from jagged_ranking.data import loader as loader_module
+from jagged_ranking.data import store as store_module
 from jagged_ranking.data.batch import JaggedBatch
+from jagged_ranking.data.batch_clock import BatchClock
 from jagged_ranking.data.prefetch import AHEAD, beside_the_step, tensors_of
+from jagged_ranking.data.store import HistoryStore
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.trainer import _Run, train
 
@@ -24,13 +27,14 @@ MODELS = ("mean_pool", "din", "target_attention", "transformer")
 SMALL = TrainConfig(dim=32, max_history=20, batch_size=64, epochs=1)
 
 
+@pytest.mark.parametrize("from_disk", [False, True])
 @pytest.mark.parametrize("table_optimizer", ["adamw", "rowwise_adagrad"])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_step_does_not_wait_for_the_device(
-    toy: ClickDataset, model: str, table_optimizer: str
+    toy: ClickDataset, model: str, table_optimizer: str, from_disk: bool
 ) -> None:
     config = dataclasses.replace(SMALL, model=model, table_optimizer=table_optimizer)
-    run = _Run(config, toy, device=torch.device("cuda"), out=None)
+    run = _Run(config, toy, device=torch.device("cuda"), out=None, from_disk=from_disk)
     batches = run.loader.batches()
     run.model.train()
     for _ in range(2):  # the first steps compile, and make the optimiser's state
@@ -42,6 +46,47 @@ def test_a_step_does_not_wait_for_the_device(
         torch.cuda.set_sync_debug_mode("default")
     run.read_numbers()
     assert len(run.progress.losses) == 3
+
+
+def test_a_log_in_files_makes_the_same_batches_and_losses(toy: ClickDataset) -> None:
+    runs = [
+        _Run(SMALL, toy, device=torch.device("cuda"), out=None, from_disk=from_disk)
+        for from_disk in (False, True)
+    ]
+    places = [run.loader.store.place.type for run in runs]
+    assert places == ["cuda", "cpu"]
+    pairs = zip(*(run.loader.batches() for run in runs), strict=True)
+    for copied, brought in islice(pairs, 5):
+        assert copied.longest == brought.longest
+        for one, other in zip(tensors_of(copied), tensors_of(brought), strict=True):
+            assert one.device == other.device
+            assert torch.equal(one, other)
+    losses = [
+        train(SMALL, toy, progress=False, device="cuda", from_disk=from_disk).losses
+        for from_disk in (False, True)
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_a_long_log_stays_in_its_files(toy: ClickDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "ON_THE_GPU", toy.nbytes - 1)
+    store = HistoryStore.from_dataset(toy, "cuda")
+    assert (store.place.type, store.device.type) == ("cpu", "cuda")
+    monkeypatch.setattr(store_module, "ON_THE_GPU", toy.nbytes)
+    assert HistoryStore.from_dataset(toy, "cuda").place.type == "cuda"
+
+
+def test_waiting_is_seen_by_the_device(toy: ClickDataset) -> None:
+    device = torch.device("cuda")
+    run = _Run(SMALL, toy, device=device, out=None)
+    clock = BatchClock(device)
+    batches = clock(run.loader.batches())
+    for _ in range(6):
+        run._step(batches)
+    wholes, waits, requests = clock.steps(2)
+    assert len(wholes) == len(waits) == 3
+    assert requests == [SMALL.batch_size] * 3
+    assert all(0 <= wait <= whole for wait, whole in zip(waits, wholes, strict=True))
 
 
 @pytest.mark.parametrize("table_optimizer", ["adamw", "rowwise_adagrad"])
