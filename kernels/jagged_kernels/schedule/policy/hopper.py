@@ -79,6 +79,12 @@ def dkv_config(head_dim: int) -> HopperConfig:
     return HopperConfig(consumers=2, warps=4, block=64, stages=4)
 
 
+@lru_cache
+def one_pass_config(head_dim: int) -> HopperConfig:
+    """Of `hopper.one_pass`; a block has queries."""
+    return HopperConfig(consumers=2, warps=4, block=64, stages=4 if head_dim == 64 else 3)
+
+
 # Tokens of a user, on average, from which these kernels are faster than the plain ones,
 # by head_dim.
 FORWARD_PAYS_FROM = {64: 1024, 128: 256}
