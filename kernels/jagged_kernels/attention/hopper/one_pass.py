@@ -1,21 +1,20 @@
-"""dQ, dK and dV in one pass for Hopper, five products a block of scores; see `one_pass_order`.
+"""dQ, dK and dV in one pass for Hopper, five products a block of scores.
 
 A program holds a tile of one user's keys for one head, as in `hopper.dkv`. Both consumers put their
-dS into shared memory, and each adds up half of dQ's columns over all keys of the tile, which is
-what the tile adds to a block of dQ. The blocks are added up in float32, in memory that is small
-enough for the L2 cache: a ring of blocks, used by one (user, head) pair after another. Who has the
-first turn at a block stores, others add, and the last one writes dQ. Where a user has one tile it is
-first and last.
+dS into shared memory, and each makes half of the columns of what the whole tile adds to a block of
+dQ. Blocks of dQ are added up in float32, in a ring of blocks that one (user, head) pair uses after
+another: who has the first turn at a block stores, others add, the last writes dQ
+(`one_pass_order`). Where a user has one tile, it is first and last, and dQ leaves the registers.
 
-A warp of its own waits for turns and announces them, so that consumers wait for neither.
+Other warps wait for turns and work out where things are: consumers have no registers for that.
+Their loop, per block of queries: S; then dQ and dK of the block before, under which probabilities
+are made and dQ is added; then dP and dV, under which dS is.
 """
 
 # Tuples are taken apart whole, also where a function needs a part.
 # ruff: noqa: RUF059
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +34,6 @@ from jagged_kernels.attention.hopper.blocks import (
     load_numbers,
     next_slot,
     one_barrier,
-    place_of,
     plan,
     product_with_transpose,
     ring_of_barriers,
@@ -50,21 +48,87 @@ from jagged_kernels.attention.plans import Call
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
 from jagged_kernels.device.arithmetic import LOG2_E
-from jagged_kernels.schedule.policy.hopper import HopperConfig, one_pass_config
-from jagged_kernels.schedule.row_layout import ROW_FIELDS, ROW_WIDTH
+from jagged_kernels.schedule.policy.hopper import HopperConfig, one_pass_config, ring_blocks
 
 _LANES = gl.constexpr(32)
-_ROW_WIDTH = gl.constexpr(ROW_WIDTH)
-_USER = gl.constexpr(ROW_FIELDS.index("user"))
-_LENGTH = gl.constexpr(ROW_FIELDS.index("length"))
 # What a block's count of adds becomes when it was the last.
 _DONE = gl.constexpr(1 << 30)
 
 # They take no layouts, and so they are the same in Gluon.
 _blocks_of_tile = gluon.jit(order.blocks_of_tile.fn)
-_tile_of_number = gluon.jit(order.tile_of_number.fn)
+_place_of_step = gluon.jit(order.place_of_step.fn)
+_tile_of_place = gluon.jit(order.tile_of_place.fn)
 _start_of_tile = gluon.jit(order.start_of_tile.fn)
 _turn_of_tile = gluon.jit(order.turn_of_tile.fn)
+
+
+def launch_one_pass(
+    d_o: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse2: Tensor,
+    delta: Tensor,
+    rows_t: Tensor,
+    offsets: Tensor,
+    call: Call,
+    alarm: Tensor | None,
+    *,
+    left: int,
+    right: int,
+    ordered: bool = True,
+    config: HopperConfig | None = None,
+    ring: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv) for what `choice.HOPPER_ONE_PASS` takes.
+
+    Args:
+        lse2, delta: [T, H] float32, contiguous.
+        rows_t: tiles of `config.tile_q` keys.
+        offsets: [B + 1] of queries and keys alike.
+        alarm: as for `launch_dq`, of all three.
+        ordered: False adds to dQ as it comes: it differs from run to run, and needs float32 numbers
+            for all of it.
+        config, ring: in place of the rules'.
+    """
+    heads, dim = q.shape[1:]
+    config = config or one_pass_config(dim)
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    part_k, block = config.part_q, config.block
+    constants, options = plan(call.mirrored, config)
+    kv_heads = k.shape[1]
+    blocks = rows_t.shape[0] * heads * (config.tile_q // block)
+    if ordered:
+        blocks_of_sums = ring or ring_blocks(blocks, k.shape[0], heads // kv_heads, dim, config)
+        sums = torch.empty((blocks_of_sums, block * dim), dtype=torch.float32, device=q.device)
+        counts = torch.zeros(blocks, dtype=torch.int32, device=q.device)
+    else:
+        blocks_of_sums = blocks
+        sums = torch.zeros((blocks, block * dim), dtype=torch.float32, device=q.device)
+        counts = None
+    places = rows_t.shape[0] * kv_heads
+    launch(
+        _kernel,
+        min(multiprocessors(k.device) * config.residents, places),
+        (
+            lse2, delta, dq, dk, dv, alarm, sums, counts, rows_t, offsets,
+            rows_t.shape[0], blocks_of_sums, token_blocks(k, part_k), token_blocks(v, part_k),
+            token_blocks(q, block), token_blocks(d_o, block),
+            call.scale, call.scale * LOG2_E, right, left,
+        ),
+        {**constants, "ORDERED": ordered},
+        # Who waits for a turn waits for other programs.
+        **options, launch_cooperative_grid=ordered,
+    )  # fmt: skip
+    if not ordered:
+        launch(
+            _convert_kernel,
+            places,
+            (dq, alarm, sums, rows_t, offsets, rows_t.shape[0], call.scale, right, left),
+            constants,
+            num_warps=config.warps,
+        )
+    return dq, dk, dv
 
 
 @gluon.jit(do_not_specialize=["row_count", "ring", "left", "right"])
@@ -139,38 +203,14 @@ def _kernel(
 
 @gluon.jit
 def _tile(tables, step, S: gl.constexpr, C: gl.constexpr):
-    """(kv head, tile, tiles, start, length, base) of this program's tile number `step`: of a pair's
-    tiles and of its user's tokens. `base` counts the blocks of all pairs before. Without a tile,
-    `tiles` is 0."""
+    """`tile_of_place` of this program's tile number `step`."""
     rows_ptr, offsets_ptr, row_count, left, right = tables
     KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
-    TILE: gl.constexpr = C.tile_q
-    if S.HAS_LEFT or S.HAS_RIGHT:
-        place = place_of(step)
-    else:
-        # A pair's tiles are to be at different programs.
-        place = step * gl.num_programs(0) + gl.program_id(0)
-    there = place < row_count * KV_HEADS
-    row = place // KV_HEADS
-    fields = rows_ptr + row.to(gl.int64) * _ROW_WIDTH
-    length = gl.load(fields + _LENGTH, mask=there, other=0)
-    first = gl.load(fields, mask=there, other=0)
-    user = gl.load(fields + _USER, mask=there, other=0)
-    start = gl.load(offsets_ptr + user).to(gl.int32)
-    tiles = gl.cdiv(length, TILE)
-    # A user's rows follow each other, at times from the last one on: `rows.later_first`.
-    index = (first - start) // TILE
-    if S.HAS_RIGHT:
-        later_first = True
-        if S.HAS_LEFT:
-            later_first = left > right
-        index = gl.where(later_first, tiles - 1 - index, index)
-    row -= index
-    number = place - row * KV_HEADS
-    head = number // gl.maximum(tiles, 1)
-    tile = _tile_of_number(number - head * tiles, tiles, S.HAS_LEFT)
-    base = (row * KV_HEADS + head * tiles) * (S.GROUP * (TILE // S.BLOCK))
-    return head, tile, tiles, start, length, base
+    place = _place_of_step(step, gl.program_id(0), gl.num_programs(0), S.HAS_LEFT, S.HAS_RIGHT)
+    return _tile_of_place(
+        rows_ptr, offsets_ptr, place, row_count, left, right,
+        KV_HEADS, S.GROUP, S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK,
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -378,14 +418,13 @@ def _take_turns(args, S: gl.constexpr, C: gl.constexpr, ORDERED: gl.constexpr):
                         gl.atomic_add(counts_ptr + number, more, sem="release", scope="gpu")
                     block = gl.where(block + 1 == count, 0, block + 1)
             if ORDERED:
-                if tile == tiles - 1:
-                    blocks = gl.cdiv(length, BLOCK)
-                    for member in range(S.GROUP):
-                        for block in range(blocks, tiles * RATIO):
-                            number = base + member * tiles * RATIO + block
-                            if number >= ring:
-                                _wait_for(counts_ptr + number - ring, _DONE)
-                            gl.atomic_add(counts_ptr + number, _DONE, sem="release", scope="gpu")
+                for member in range(S.GROUP):
+                    # Of one tile: the last.
+                    for block in range(gl.cdiv(length, BLOCK), (tile + 1) * RATIO):
+                        number = base + member * tiles * RATIO + block
+                        if number >= ring:
+                            _wait_for(counts_ptr + number - ring, _DONE)
+                        gl.atomic_add(counts_ptr + number, _DONE, sem="release", scope="gpu")
         head, tile, tiles, start, length, base = ahead
 
 
@@ -416,10 +455,8 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
     OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.D, 16])
     ROWS: gl.constexpr = C.part_q
-    BLOCK: gl.constexpr = S.BLOCK
     D: gl.constexpr = S.D
     KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
-    dtype: gl.constexpr = k_buffer.dtype
     # Registers for K and V, which shared memory then need not bring for every block.
     HELD: gl.constexpr = D == 64
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
@@ -507,7 +544,6 @@ def _meet(
     of_tile, of_block, of_turn = notes
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, ds_full = barriers[:7]
     COLUMN: gl.constexpr = gl.SliceLayout(0, SCORES)
-    ROWS: gl.constexpr = C.part_q
     dtype: gl.constexpr = q_buffer.dtype
     dk, dv, rings = state
     stage, phase, side, side_phase, turn_phase = rings
@@ -637,3 +673,38 @@ def _write(block, ptr, alarm_ptr, start, end, head, S: gl.constexpr, ME: gl.cons
         sizes = size_of_sums(block.to(gl.float32))
         alarms = alarm_ptr + gl.zeros([block.shape[0]], gl.int32, gl.SliceLayout(1, LAYOUT))
         gl.store(alarms, 1, mask=~(sizes < float("inf")) & own)
+
+
+@gluon.jit(do_not_specialize=["row_count", "left", "right"])
+def _convert_kernel(
+    dq_ptr, alarm_ptr, sums_ptr, rows_ptr, offsets_ptr, row_count, scale, left, right,
+    S: gl.constexpr, C: gl.constexpr,
+):  # fmt: skip
+    """dq of the queries of a tile, of sums that were added up in no order."""
+    CONSUMERS: gl.constexpr = C.consumers
+    KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
+    TILE: gl.constexpr = C.tile_q
+    BLOCK: gl.constexpr = S.BLOCK
+    COLUMNS: gl.constexpr = S.D // CONSUMERS
+    RATIO: gl.constexpr = TILE // BLOCK
+    PART: gl.constexpr = BLOCK * COLUMNS
+    FLAT: gl.constexpr = gl.BlockedLayout([4], [_LANES], [C.warps], [0])
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, COLUMNS, 16])
+    head, tile, tiles, start, length, base = _tile_of_place(
+        rows_ptr, offsets_ptr, gl.program_id(0), row_count, left, right,
+        KV_HEADS, S.GROUP, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
+    )  # fmt: skip
+    if tiles > 1:
+        for index in range(S.GROUP * RATIO):
+            member = index // RATIO
+            block = tile * RATIO + index % RATIO
+            if block * BLOCK < length:
+                number = base + member * tiles * RATIO + block
+                for part in gl.static_range(CONSUMERS):
+                    place = number.to(gl.int64) * CONSUMERS + part
+                    flat = gl.load(sums_ptr + place * PART + gl.arange(0, PART, FLAT))
+                    dq = _block(flat, LAYOUT, BLOCK, COLUMNS)
+                    _write(
+                        dq * scale, dq_ptr, alarm_ptr, start + block * BLOCK, start + length,
+                        head * S.GROUP + member, S, part,
+                    )  # fmt: skip

@@ -28,6 +28,59 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from jagged_kernels.schedule.row_layout import ROW_FIELDS, ROW_WIDTH
+
+_ROW_WIDTH = tl.constexpr(ROW_WIDTH)
+_USER = tl.constexpr(ROW_FIELDS.index("user"))
+_LENGTH = tl.constexpr(ROW_FIELDS.index("length"))
+
+
+@triton.jit
+def place_of_step(
+    step, program, programs, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr
+):  # fmt: skip
+    """Of a program's tile number `step` among all: of a row, then of its key heads' tiles."""
+    if HAS_LEFT or HAS_RIGHT:
+        # To and fro, since tiles of a pair differ, and come longest pair first.
+        program = tl.where(step % 2 == 0, program, programs - 1 - program)
+    return step * programs + program
+
+
+@triton.jit
+def tile_of_place(
+    rows_ptr, offsets_ptr, place, row_count, left, right,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """(key head, tile, tiles, start, length, base): `tiles` of its pair, from `start` on the tokens
+    of its user; `base` counts the blocks of all pairs before. Without a tile, `tiles` is 0.
+
+    Args:
+        rows_ptr: of tiles of TILE keys, as `schedule.rows` sorts them: those of a user follow each
+            other. So a user's rows, times the heads, have places for his tiles, head by head.
+        offsets_ptr: of the users, of queries and keys alike.
+    """
+    there = place < row_count * KV_HEADS
+    row = place // KV_HEADS
+    fields = rows_ptr + row.to(tl.int64) * _ROW_WIDTH
+    first = tl.load(fields, mask=there, other=0)
+    user = tl.load(fields + _USER, mask=there, other=0)
+    length = tl.load(fields + _LENGTH, mask=there, other=0)
+    start = tl.load(offsets_ptr + user).to(tl.int32)
+    tiles = (length + TILE - 1) // TILE
+    # The first row of the user. They may stand from his last tile on: `rows.later_first`.
+    index = (first - start) // TILE
+    if HAS_LEFT and HAS_RIGHT:
+        index = tl.where(left > right, tiles - 1 - index, index)
+    elif HAS_RIGHT:
+        index = tiles - 1 - index
+    row -= index
+    number = place - row * KV_HEADS
+    head = number // tl.maximum(tiles, 1)
+    tile = tile_of_number(number - head * tiles, tiles, HAS_LEFT)
+    base = (row * KV_HEADS + head * tiles) * (GROUP * (TILE // BLOCK))
+    return head, tile, tiles, start, length, base
+
 
 @triton.jit
 def blocks_of_tile(

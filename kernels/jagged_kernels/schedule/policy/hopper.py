@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.layouts import read_in_place
+from jagged_kernels.core.sizes import cdiv
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,22 @@ def dkv_config(head_dim: int) -> HopperConfig:
 def one_pass_config(head_dim: int) -> HopperConfig:
     """Of `hopper.one_pass`; a block has queries."""
     return HopperConfig(consumers=2, warps=4, block=64, stages=4 if head_dim == 64 else 3)
+
+
+# What dQ is added up in has at least this much memory, if there is as much to add up: more stays in
+# the L2 cache only in part.
+RING_BYTES = 32 * 2**20
+
+
+def ring_blocks(blocks: int, tokens: int, group: int, head_dim: int, config: HopperConfig) -> int:
+    """How many blocks of dQ `hopper.one_pass` adds up at a time: as many as the longest user may
+    have for one key head (his length is not known here), or all `blocks`, if these are fewer.
+
+    Args:
+        group: query heads of a key head.
+    """
+    longest = group * cdiv(tokens, config.tile_q) * (config.tile_q // config.block)
+    return min(blocks, max(longest, RING_BYTES // (4 * config.block * head_dim)))
 
 
 # Tokens of a user, on average, from which these kernels are faster than the plain ones,
