@@ -387,57 +387,72 @@ def _take_turns(args, S: gl.constexpr, C: gl.constexpr, ORDERED: gl.constexpr):
                 tile, tiles, gl.num_programs(0), S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
             )
             for member in range(S.GROUP):
+                base_of_head = base + member * tiles * RATIO
                 block = start_block
+                seen = -1
                 for _ in range(count):
                     turn, turns = _turn_of_tile(
                         tile, first + block, tiles, gl.num_programs(0), left, right,
                         S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
                     )  # fmt: skip
-                    number = base + member * tiles * RATIO + first + block
+                    q_start = start + (first + block) * BLOCK
+                    number = base_of_head + first + block
                     place = number
                     what = gl.where(tiles == 1, _ALONE, _ADD)
                     if ORDERED:
                         place = number % ring
-                        if turn == 0:
-                            what = _FIRST
-                            if number >= ring:
-                                _wait_for(counts_ptr + number - ring, _DONE)
-                        else:
-                            _wait_for(counts_ptr + number, turn)
+                        what = gl.where(turn == 0, _FIRST, what)
                         if turn + 1 == turns:
                             what = gl.where(turn == 0, _ALONE, _LAST)
+                        at, least = _wanted(number, turn, ring)
+                        while seen < least:
+                            seen = _count(counts_ptr + at)
                     _tell(of_turn, 0, what)
                     _tell(of_turn, 1, place)
-                    _tell(of_turn, 2, start + (first + block) * BLOCK)
+                    _tell(of_turn, 2, q_start)
                     _tell(of_turn, 3, head * S.GROUP + member)
                     mbarrier.arrive(my_turn)
+                    block = gl.where(block + 1 == count, 0, block + 1)
+                    if ORDERED:
+                        # The next count is on its way meanwhile; what was last seen is enough if
+                        # it is the tile's turn there by now.
+                        next_turn, _ = _turn_of_tile(
+                            tile, first + block, tiles, gl.num_programs(0), left, right,
+                            S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
+                        )  # fmt: skip
+                        at, least = _wanted(base_of_head + first + block, next_turn, ring)
+                        seen = _count(counts_ptr + at)
                     mbarrier.wait(added, phase)
                     phase ^= 1
                     if ORDERED:
                         more = gl.where(turn + 1 == turns, _DONE, 1)
                         gl.atomic_add(counts_ptr + number, more, sem="release", scope="gpu")
-                    block = gl.where(block + 1 == count, 0, block + 1)
             if ORDERED:
                 for member in range(S.GROUP):
                     # Of one tile: the last.
                     for block in range(gl.cdiv(length, BLOCK), (tile + 1) * RATIO):
                         number = base + member * tiles * RATIO + block
-                        if number >= ring:
-                            _wait_for(counts_ptr + number - ring, _DONE)
+                        at, least = _wanted(number, 0, ring)
+                        while _count(counts_ptr + at) < least:
+                            pass
                         gl.atomic_add(counts_ptr + number, _DONE, sem="release", scope="gpu")
         head, tile, tiles, start, length, base = ahead
 
 
 @gluon.jit
-def _wait_for(count_ptr, least):
-    count = _acquire(count_ptr)
-    while count < least:
-        count = _acquire(count_ptr)
+def _wanted(number, turn, ring):
+    """(at, least): it is the turn at a block when the count at `at` is `least` or more. The first
+    waits for the block that was at the same place of the ring, if there was one."""
+    again = (turn == 0) & (number >= ring)
+    return gl.where(again, number - ring, number), gl.where(again, _DONE, turn)
 
 
 @gluon.jit
-def _acquire(count_ptr):
-    return gl.atomic_add(count_ptr, 0, sem="acquire", scope="gpu")
+def _count(ptr):
+    return gl.inline_asm_elementwise(
+        "ld.acquire.gpu.global.b32 $0, [$1];", "=r,l", [ptr.to(gl.int64)],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
 
 
 @gluon.jit
