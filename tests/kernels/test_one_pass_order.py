@@ -133,9 +133,7 @@ def batch(
     table[: len(asked)] = torch.tensor(asked, dtype=torch.int32).view(-1, 3)
     told = torch.zeros(len(table), 2, dtype=torch.int32, device=DEVICE)
     columns = [column.contiguous().to(DEVICE) for column in table.unbind(1)]
-    _turns_kernel[(1,)](
-        *columns, told, programs, left, right, **limits, **sizes, SIZE=len(table)
-    )
+    _turns_kernel[(1,)](*columns, told, programs, left, right, **limits, **sizes, SIZE=len(table))
     turns = dict(zip(asked, map(tuple, told.tolist()), strict=False))
     return Batch(walks, turns, group, rows.shape[0] * kv_heads * group * RATIO)
 
@@ -278,9 +276,8 @@ def test_a_deadlock_is_found():
 
 def test_a_ring_that_is_too_small_is_found():
     made = batch([640, 640], MASKS["causal"], programs=3, kv_heads=1)
-    with pytest.raises(AssertionError):
-        for seed in range(20):
-            run(made, 3, seed)
+    with pytest.raises(AssertionError, match=r"all wait|not done"):
+        run(made, 3, seed=0)
 
 
 @pytest.mark.parametrize("name", ["full", "causal", "window"])

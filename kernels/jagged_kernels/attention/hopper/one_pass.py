@@ -108,7 +108,7 @@ def launch_one_pass(
         counts = None
     places = rows_t.shape[0] * kv_heads
     launch(
-        _kernel,
+        _one_pass_kernel,
         min(multiprocessors(k.device) * config.residents, places),
         (
             lse2, delta, dq, dk, dv, alarm, sums, counts, rows_t, offsets,
@@ -132,7 +132,7 @@ def launch_one_pass(
 
 
 @gluon.jit(do_not_specialize=["row_count", "ring", "left", "right"])
-def _kernel(
+def _one_pass_kernel(
     lse2_ptr, delta_ptr, dq_ptr, dk_ptr, dv_ptr, alarm_ptr, sums_ptr, counts_ptr, rows_ptr,
     offsets_ptr, row_count, ring, k_blocks, v_blocks, q_blocks, do_blocks,
     scale, scale_log2, left, right,

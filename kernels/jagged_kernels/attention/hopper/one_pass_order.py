@@ -18,7 +18,7 @@ that are not done, look at the pair with the lowest numbers. Its tiles were star
 programs hold tiles of earlier pairs, which are none, or of the same one. In a walk around no
 program has two of one pair. In the other orders a tile waits for lower numbers alone, of which the
 lowest waits for nobody. What a block of dQ is added up in is used again by a later pair
-(`_kernel` in `one_pass`), which waits for earlier ones alone.
+(`hopper.one_pass`), which waits for earlier ones alone.
 
 Left and right are the keys' here: key i meets queries i - left ... i + right.
 """

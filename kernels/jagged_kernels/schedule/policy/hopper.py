@@ -5,6 +5,7 @@ Apart from the kernels, because Gluon is imported only where it runs.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -106,6 +107,10 @@ def ring_blocks(blocks: int, tokens: int, group: int, head_dim: int, config: Hop
 # by head_dim.
 FORWARD_PAYS_FROM = {64: 1024, 128: 256}
 BACKWARD_PAYS_FROM = {64: 128, 128: 256}
+# From which the backward in one pass is faster than in two. It was not measured yet: no user has as
+# many.
+NEVER = sys.maxsize
+ONE_PASS_PAYS_FROM = {64: NEVER, 128: NEVER}
 # Of queries and of keys in the rows that they walk, by head_dim.
 HOPPER_TILES = {dim: forward_config(dim).tile_q for dim in FORWARD_PAYS_FROM}
 
