@@ -189,16 +189,27 @@ def _one_pass_kernel(
         dq_ptr, dk_ptr, dv_ptr, alarm_ptr, sums_ptr, left, right, scale, scale_log2,
         buffers, notes, barriers,
     )  # fmt: skip
-    gl.warp_specialize(
-        [
-            (_differentiate, (differentiate, S, C, 0)),
-            (_differentiate, (differentiate, S, C, 1)),
-            (_load, (load, S, C)),
-            (_take_turns, (take_turns, S, C, ORDERED)),
-        ],
-        [C.warps, 1, 1],
-        [C.registers, 24, 24],
-    )
+    if C.consumers == 1:
+        gl.warp_specialize(
+            [
+                (_differentiate, (differentiate, S, C, 0)),
+                (_load, (load, S, C)),
+                (_take_turns, (take_turns, S, C, ORDERED)),
+            ],
+            [1, 1],
+            [24, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_differentiate, (differentiate, S, C, 0)),
+                (_differentiate, (differentiate, S, C, 1)),
+                (_load, (load, S, C)),
+                (_take_turns, (take_turns, S, C, ORDERED)),
+            ],
+            [C.warps, 1, 1],
+            [C.registers, 24, 24],
+        )
 
 
 @gluon.jit
