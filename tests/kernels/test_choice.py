@@ -151,12 +151,13 @@ def one_pass_pays(monkeypatch):
 def test_one_pass_where_it_pays(dim, length, monkeypatch):
     keys = record_launches(monkeypatch)
     pass_for_hopper(monkeypatch)
-    two = ("plain" if dim == 64 else "hopper dq", "hopper dkv")
-    backward = two if length < 300 else ["hopper one pass"] * 2
+    dq, one = "plain" if dim == 64 else "hopper dq", "hopper one pass"
     forward = "plain" if dim == 64 else "hopper forward"
-    check(Call(length, dim, (forward, *backward)), (forward, *backward), keys, monkeypatch)
+    two: Picks = (forward, dq, "hopper dkv")
+    picks: Picks = two if length < 300 else (forward, one, one)
+    check(Call(length, dim, picks), picks, keys, monkeypatch)
     keys.clear()
-    other = Call(length, dim, (forward, *two), own_offsets=True)
+    other = Call(length, dim, two, own_offsets=True)
     check(other, other.picks, keys, monkeypatch)
 
 

@@ -90,12 +90,12 @@ class Tile(NamedTuple):
     length: int
     base: int
     first: int
-    count: int
+    met: int
     begin: int
 
     def blocks(self) -> list[int]:
         """In the order in which the kernel walks over them, for one query head."""
-        return [self.first + (self.begin + step) % self.count for step in range(self.count)]
+        return [self.first + (self.begin + step) % self.met for step in range(self.met)]
 
 
 @dataclass
