@@ -104,13 +104,15 @@ def test_exact_without_a_gradient_of_lse(dtype, dim):
     assert_exact(inputs, case, ours, d_lse=False)
 
 
+@ORDERED
 @pytest.mark.parametrize("name", ["odd", "causal", "grouped"])
-def test_one_consumer(name):
+@pytest.mark.parametrize("changed", [{"consumers": 1, "residents": 2}, {"turned": True}], ids=str)
+def test_laid_out_otherwise(name, changed, ordered):
     case = OWN[name]
     inputs = inputs_of(case, 64)
-    config = hopper.HopperConfig(consumers=1, warps=4, block=64, stages=4, residents=2)
-    ours = backward(inputs, case, forward_of(inputs, case), config=config)
-    assert_exact(inputs, case, ours)
+    config = replace(hopper.one_pass_config(64), **changed)
+    forward = forward_of(inputs, case)
+    assert_exact(inputs, case, backward(inputs, case, forward, ordered=ordered, config=config))
 
 
 @pytest.mark.parametrize("name", ["odd", "causal", "one key head"])

@@ -68,7 +68,7 @@ class Variant:
         )
 
 
-def _laid_out(dim: int, **changed: int) -> HopperConfig:
+def _laid_out(dim: int, **changed: Any) -> HopperConfig:
     return replace(one_pass_config(dim), **changed)
 
 
@@ -77,6 +77,7 @@ VARIANTS = {
     TWO: Variant(True),
     "one pass": Variant(True, _BOTH),
     "one pass, any order": Variant(False, _BOTH),
+    "one pass, turned": Variant(True, {64: _laid_out(64, turned=True)}),
     "one pass, 3 stages": Variant(True, {64: _laid_out(64, stages=3)}),
     "one pass, 2 stages": Variant(True, {128: _laid_out(128, stages=2)}),
     "one pass, 64 keys": Variant(True, {64: _laid_out(64, consumers=1, residents=2)}),

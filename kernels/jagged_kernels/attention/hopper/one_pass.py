@@ -481,10 +481,10 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
     OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.D, 16])
     ROWS: gl.constexpr = C.part_q
+    BLOCK: gl.constexpr = S.BLOCK
     D: gl.constexpr = S.D
     KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
-    # Registers for K and V, which shared memory then need not bring for every block.
-    HELD: gl.constexpr = D == 64
+    HELD: gl.constexpr = _holds(S)
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
     out = (dq_ptr, alarm_ptr, sums_ptr, scale)
     stage = 0
@@ -502,32 +502,38 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
         band = (first_k, end, left, right)
         dk = gl.zeros([ROWS, D], gl.float32, OUTPUT)
         dv = gl.zeros([ROWS, D], gl.float32, OUTPUT)
-        k = None
-        v = None
+        k = 0  # a tuple cannot hold None
+        v = 0
+        all_k = 0
+        kept = 0
         if HELD:
             k = k_buffer.index(ME).load(LEFT)
-            v = v_buffer.index(ME).load(LEFT)
+            kept = gl.zeros([ROWS, BLOCK], gl.float32, SCORES)
+            if C.turned:
+                all_k = _all_keys(k_buffer, S, C)
+            else:
+                v = v_buffer.index(ME).load(LEFT)
+        held = (k, v, all_k)
         mbarrier.wait(q_full.index(stage), phase)
         rings = (stage, phase, side, side_phase, turn_phase)
-        state = (dk, dv, rings)
-        steps -= 1
+        state = (dk, dv, kept, rings)
+        left_over = steps - 1
         state = _meet(
-            state, k, v, buffers, notes, barriers, band, out, steps > 0, scale_log2,
+            state, held, buffers, notes, barriers, band, out, left_over > 0, scale_log2,
             S, C, SCORES, ME, True,
         )  # fmt: skip
-        while steps > 0:
-            steps -= 1
+        for step in range(left_over):
             state = _meet(
-                state, k, v, buffers, notes, barriers, band, out, steps > 0, scale_log2,
+                state, held, buffers, notes, barriers, band, out, step + 1 < left_over, scale_log2,
                 S, C, SCORES, ME, False,
             )  # fmt: skip
-        dk, dv, rings = state
+        dk, dv, kept, rings = state
         stage, phase, side, side_phase, turn_phase = rings
         mbarrier.wait(ds_full.index(side), side_phase)
-        dq = _product_of_dq(ds_buffer, k_buffer, side, S, C, ME)
-        ds = ds_buffer.index(side * C.consumers + ME)
+        dq = _product_of_dq(ds_buffer, k_buffer, all_k, side, S, C, ME)
+        ds = _weights_of_dk(kept, ds_buffer, side, dk, S, C, ME)
         dk = warpgroup_mma(ds, q_buffer.index(stage), dk, is_async=True)
-        dk, dq = warpgroup_mma_wait(0, deps=[dk, dq])
+        dk, ds, dq = warpgroup_mma_wait(0, deps=[dk, ds, dq])
         mbarrier.arrive(tile_empty)
         mbarrier.arrive(q_empty.index(stage))
         turn_phase = _add(dq, end, out, notes, barriers, turn_phase, S, C, ME)
@@ -541,24 +547,64 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
         steps = _told(of_tile.index(3), C.warps)
 
 
+@gluon.constexpr_function
+def _holds(S):
+    """Whether there are registers for K and dS of the block before, and for V or, where dQ is made
+    as its transpose, for that of K: shared memory then need not bring them."""
+    return S.D == 64
+
+
+@gluon.constexpr_function
+def _layout_of_dq(S, C):
+    """Of the share of a consumer: half of dQ's columns, or half of those of its transpose."""
+    width = (S.BLOCK if C.turned else S.D) // C.consumers
+    return gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, width, 16])
+
+
 @gluon.jit
-def _product_of_dq(ds, k, side, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
-    """[BLOCK, COLUMNS] in the making, by one product for each consumer's keys."""
-    BLOCK: gl.constexpr = S.BLOCK
+def _all_keys(k, S: gl.constexpr, C: gl.constexpr):
+    """The transposes of the tile's K as left factors, one for each consumer's keys."""
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, _layout_of_dq(S, C), 2)
+    keys = (k.index(0).permute((1, 0)).load(LEFT),)
+    if C.consumers == 2:
+        keys = keys + (k.index(1).permute((1, 0)).load(LEFT),)  # noqa: RUF005
+    return keys
+
+
+@gluon.jit
+def _product_of_dq(ds, k, all_k, side, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
+    """A consumer's share of what the tile adds to a block of dQ, in the making, by one product for
+    each consumer's keys: [BLOCK, D / consumers], or [D, BLOCK / consumers] of the transpose."""
     CONSUMERS: gl.constexpr = C.consumers
-    COLUMNS: gl.constexpr = S.D // CONSUMERS
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, COLUMNS, 16])
-    dq = gl.full([BLOCK, COLUMNS], 0.0, gl.float32, LAYOUT)
+    ROWS: gl.constexpr = S.D if C.turned else S.BLOCK
+    WIDTH: gl.constexpr = (S.BLOCK if C.turned else S.D) // CONSUMERS
+    dq = gl.full([ROWS, WIDTH], 0.0, gl.float32, _layout_of_dq(S, C))
     for consumer in gl.static_range(CONSUMERS):
-        weights = ds.index(side * CONSUMERS + consumer).permute((1, 0))
-        columns = k.index(consumer).slice(ME * COLUMNS, COLUMNS, 1)
-        dq = warpgroup_mma(weights, columns, dq, use_acc=consumer > 0, is_async=True)
+        weights = ds.index(side * CONSUMERS + consumer)
+        if C.turned:
+            left = all_k[consumer]
+            right = weights.slice(ME * WIDTH, WIDTH, 1)
+        else:
+            left = weights.permute((1, 0))
+            right = k.index(consumer).slice(ME * WIDTH, WIDTH, 1)
+        dq = warpgroup_mma(left, right, dq, use_acc=consumer > 0, is_async=True)
     return dq
 
 
 @gluon.jit
+def _weights_of_dk(kept, ds, side, dk, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
+    """dS of the block before, as the left factor of what it adds to dK."""
+    if _holds(S):
+        # Not at the end of the loop: halves carried around it are taken apart and packed again.
+        weights = left_factor(kept, dk, ds.dtype)
+    else:
+        weights = ds.index(side * C.consumers + ME)
+    return weights
+
+
+@gluon.jit
 def _meet(
-    state, k, v, buffers, notes, barriers, band, out, more, scale_log2,
+    state, held, buffers, notes, barriers, band, out, more, scale_log2,
     S: gl.constexpr, C: gl.constexpr, SCORES: gl.constexpr, ME: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
     """The next block of queries, whose Q is there, adds to dV and gives its dS; the one before adds
@@ -571,22 +617,23 @@ def _meet(
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, ds_full = barriers[:7]
     COLUMN: gl.constexpr = gl.SliceLayout(0, SCORES)
     dtype: gl.constexpr = q_buffer.dtype
-    dk, dv, rings = state
+    k, v, all_k = held
+    dk, dv, kept, rings = state
     stage, phase, side, side_phase, turn_phase = rings
     before = stage
     if not FIRST:
         stage, phase = next_slot(stage, phase, C.stages)
-    if k is None:
-        k_tile = k_buffer.index(ME + stage // 64)
-        v_tile = v_buffer.index(ME + stage // 64)
-    else:
-        k_tile = k
-        v_tile = v
-    scores = product_with_transpose(k_tile, q_buffer.index(stage), SCORES)
+    # Plus 0, which the compiler does not know: addresses that it knew would be worked out before
+    # the loop, and be kept where registers are not enough.
+    if not _holds(S):
+        k = k_buffer.index(ME + stage // 64)
+    if C.turned or not _holds(S):
+        v = v_buffer.index(ME + stage // 64)
+    scores = product_with_transpose(k, q_buffer.index(stage), SCORES)
     if not FIRST:
         mbarrier.wait(ds_full.index(side), side_phase)
-        dq = _product_of_dq(ds_buffer, k_buffer, side, S, C, ME)
-        ds = ds_buffer.index(side * C.consumers + ME)
+        dq = _product_of_dq(ds_buffer, k_buffer, all_k, side, S, C, ME)
+        ds = _weights_of_dk(kept, ds_buffer, side, dk, S, C, ME)
         dk = warpgroup_mma(ds, q_buffer.index(before), dk, is_async=True)
         side, side_phase = next_slot(side, side_phase, 2)
     note = _told(of_block.index(stage), C.warps)
@@ -599,11 +646,11 @@ def _meet(
     if not FIRST:
         dq = warpgroup_mma_wait(1, deps=[dq])
         turn_phase = _add(dq, band[1], out, notes, barriers, turn_phase, S, C, ME)
-        dk = warpgroup_mma_wait(0, deps=[dk])
+        dk, ds = warpgroup_mma_wait(0, deps=[dk, ds])
         mbarrier.arrive(q_empty.index(before))
     mbarrier.wait(do_full.index(stage), phase)
     d_o = do_buffer.index(stage)
-    d_probabilities = product_with_transpose(v_tile, d_o, SCORES)
+    d_probabilities = product_with_transpose(v, d_o, SCORES)
     weights = left_factor(probabilities, dv, dtype)
     dv = warpgroup_mma(weights, d_o, dv, is_async=True)
     d_probabilities = warpgroup_mma_wait(1, deps=[d_probabilities])
@@ -623,7 +670,9 @@ def _meet(
     mbarrier.wait(q_full.index(ahead_stage), ahead_phase, pred=more)
     dv, weights = warpgroup_mma_wait(0, deps=[dv, weights])
     mbarrier.arrive(do_empty.index(stage))
-    return dk, dv, (stage, phase, side, side_phase, turn_phase)
+    if _holds(S):
+        kept = d_scores
+    return dk, dv, kept, (stage, phase, side, side_phase, turn_phase)
 
 
 @gluon.jit
@@ -641,7 +690,7 @@ def _mask(scores, q_start, band, S: gl.constexpr, HIDDEN: gl.constexpr):
 def _add(
     dq, end, out, notes, barriers, turn_phase, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr
 ):  # fmt: skip
-    """Adds [BLOCK, COLUMNS] to a block of dQ when it is the tile's turn."""
+    """Adds a consumer's share to a block of dQ when it is the tile's turn."""
     dq_ptr, alarm_ptr, sums_ptr, scale = out
     of_turn = notes[2]
     my_turn, added = barriers[7], barriers[8]
@@ -659,10 +708,10 @@ def _add(
     else:
         if what == _LAST:
             flat = gl.load(address, cache_modifier=".cg")
-            dq += _block(flat, LAYOUT, S.BLOCK, S.D // C.consumers)
+            dq += _block(flat, LAYOUT)
         q_start = _told(of_turn.index(2), C.warps)
         head = _told(of_turn.index(3), C.warps)
-        _write(dq * scale, dq_ptr, alarm_ptr, q_start, end, head, S, ME)
+        _write(dq * scale, dq_ptr, alarm_ptr, q_start, end, head, S, C, ME)
     mbarrier.arrive(added)
     return turn_phase ^ 1
 
@@ -677,23 +726,34 @@ def _flat(x, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _block(flat, LAYOUT: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+def _block(flat, LAYOUT: gl.constexpr):
     """`_flat` undone."""
-    x = flat.reshape([COLUMNS // 8, 4, 8, 4, 2, 2]).permute([1, 4, 2, 0, 3, 5])
-    return gl.convert_layout(x.reshape([ROWS, COLUMNS]), LAYOUT, assert_trivial=True)
+    N: gl.constexpr = flat.shape[0] // 64
+    x = flat.reshape([N // 8, 4, 8, 4, 2, 2]).permute([1, 4, 2, 0, 3, 5])
+    return gl.convert_layout(x.reshape([64, N]), LAYOUT, assert_trivial=True)
 
 
 @gluon.jit
-def _write(block, ptr, alarm_ptr, start, end, head, S: gl.constexpr, ME: gl.constexpr):
-    """Stores [ROWS, COLUMNS], columns number ME, of one head of the tokens [start, end)."""
+def _write(
+    share, ptr, alarm_ptr, start, end, head, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr
+):  # fmt: skip
+    """Stores a consumer's share of a block of dQ, which starts at token `start`."""
+    block = share.to(ptr.dtype.element_ty)
+    first_column = 0
+    if C.turned:
+        block = block.permute((1, 0))
+        BY_TOKEN: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
+        block = gl.convert_layout(block, BY_TOKEN)
+        start += ME * block.shape[0]
+    else:
+        first_column = ME * block.shape[1]
     COLUMNS: gl.constexpr = block.shape[1]
     LAYOUT: gl.constexpr = block.type.layout
-    block = block.to(ptr.dtype.element_ty)
     token = start + gl.arange(0, block.shape[0], gl.SliceLayout(1, LAYOUT))
     own = token < end
     token = gl.expand_dims(token, 1)
     column = gl.expand_dims(gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT)), 0)
-    address = ptr + (token.to(gl.int64) * S.HEADS + head) * S.D + (ME * COLUMNS + column)
+    address = ptr + (token.to(gl.int64) * S.HEADS + head) * S.D + (first_column + column)
     gl.store(address, block, mask=token < end)
     if alarm_ptr is not None:
         sizes = size_of_sums(block.to(gl.float32))
@@ -711,11 +771,10 @@ def _convert_kernel(
     KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
     TILE: gl.constexpr = C.tile_q
     BLOCK: gl.constexpr = S.BLOCK
-    COLUMNS: gl.constexpr = S.D // CONSUMERS
     RATIO: gl.constexpr = TILE // BLOCK
-    PART: gl.constexpr = BLOCK * COLUMNS
+    PART: gl.constexpr = BLOCK * S.D // CONSUMERS
     FLAT: gl.constexpr = gl.BlockedLayout([4], [_LANES], [C.warps], [0])
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, COLUMNS, 16])
+    LAYOUT: gl.constexpr = _layout_of_dq(S, C)
     head, tile, tiles, start, length, base = _tile_of_place(
         rows_ptr, offsets_ptr, gl.program_id(0), row_count, left, right,
         KV_HEADS, S.GROUP, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
@@ -729,8 +788,8 @@ def _convert_kernel(
                 for part in gl.static_range(CONSUMERS):
                     place = number.to(gl.int64) * CONSUMERS + part
                     flat = gl.load(sums_ptr + place * PART + gl.arange(0, PART, FLAT))
-                    dq = _block(flat, LAYOUT, BLOCK, COLUMNS)
+                    dq = _block(flat, LAYOUT)
                     _write(
                         dq * scale, dq_ptr, alarm_ptr, start + block * BLOCK, start + length,
-                        head * S.GROUP + member, S, part,
+                        head * S.GROUP + member, S, C, part,
                     )  # fmt: skip

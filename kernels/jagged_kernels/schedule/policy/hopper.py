@@ -26,6 +26,7 @@ class HopperConfig:
         block: keys taken at a time.
         stages: buffers for K and for V.
         residents: programs on a multiprocessor at a time.
+        turned: of `hopper.one_pass` at head_dim 64, whether dQ is made as its transpose.
     """
 
     consumers: int
@@ -33,6 +34,7 @@ class HopperConfig:
     block: int
     stages: int
     residents: int = 1
+    turned: bool = False
 
     @property
     def part_q(self) -> int:
