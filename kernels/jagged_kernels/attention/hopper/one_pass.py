@@ -594,12 +594,8 @@ def _product_of_dq(ds, k, all_k, side, S: gl.constexpr, C: gl.constexpr, ME: gl.
 @gluon.jit
 def _weights_of_dk(kept, ds, side, dk, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     """dS of the block before, as the left factor of what it adds to dK."""
-    if _holds(S):
-        # Not at the end of the loop: halves carried around it are taken apart and packed again.
-        weights = left_factor(kept, dk, ds.dtype)
-    else:
-        weights = ds.index(side * C.consumers + ME)
-    return weights
+    # Not at the end of the loop: halves carried around it are taken apart and packed again.
+    return left_factor(kept, dk, ds.dtype) if _holds(S) else ds.index(side * C.consumers + ME)
 
 
 @gluon.jit
@@ -643,12 +639,13 @@ def _meet(
     if note < 0:
         exponent = _mask(exponent, -1 - note, band, S, float("-inf"))
     probabilities = gl.exp2(exponent)
+    # Here because that wait is a loop: across it the assembler does not move the end of products.
+    mbarrier.wait(do_full.index(stage), phase)
     if not FIRST:
         dq = warpgroup_mma_wait(1, deps=[dq])
         turn_phase = _add(dq, band[1], out, notes, barriers, turn_phase, S, C, ME)
         dk, ds = warpgroup_mma_wait(0, deps=[dk, ds])
         mbarrier.arrive(q_empty.index(before))
-    mbarrier.wait(do_full.index(stage), phase)
     d_o = do_buffer.index(stage)
     d_probabilities = product_with_transpose(v, d_o, SCORES)
     weights = left_factor(probabilities, dv, dtype)
@@ -664,8 +661,7 @@ def _meet(
     ds_buffer.index(side * C.consumers + ME).store(d_scores.to(dtype))
     fence_async_shared()
     mbarrier.arrive(ds_full.index(side))
-    # The next block's Q is waited for here because that wait is a loop: across it the assembler
-    # does not move the end of the products up to before dS.
+    # The next block's Q is waited for here for the same reason: not before there is dS.
     ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
     mbarrier.wait(q_full.index(ahead_stage), ahead_phase, pred=more)
     dv, weights = warpgroup_mma_wait(0, deps=[dv, weights])
