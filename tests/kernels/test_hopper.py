@@ -341,7 +341,7 @@ from jagged_kernels.attention.plans import AttentionShape, Call
 from jagged_kernels.attention.hopper import dkv as gluon_dkv
 from jagged_kernels.attention.hopper import exact_backward
 from jagged_kernels.attention.hopper import dq as gluon_dq
-from jagged_kernels.attention.hopper import one_pass
+from jagged_kernels.attention.hopper import one_pass, one_pass_sums
 from jagged_kernels.attention.hopper import exact
 from jagged_kernels.attention.hopper import forward as gluon_forward
 from jagged_kernels.attention.hopper.policies import in_gluon
@@ -365,7 +365,7 @@ def compile_kernel(name, dim, policy):
         "one pass, unordered": (
             one_pass._one_pass_kernel, hopper.one_pass_config(dim), ("k", "v")
         ),
-        "convert": (one_pass._convert_kernel, hopper.one_pass_config(dim), ()),
+        "convert": (one_pass_sums.convert_kernel, hopper.one_pass_config(dim), ()),
     }[name]
 
     def blocks(tokens):

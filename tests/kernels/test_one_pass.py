@@ -24,7 +24,8 @@ from hopper_backward_cases import (
 from torch import Tensor
 
 from jagged_kernels.attention.hopper.backward import launch_backward, launch_backward_in_one_pass
-from jagged_kernels.attention.hopper.one_pass import _convert_kernel, _one_pass_kernel
+from jagged_kernels.attention.hopper.one_pass import _one_pass_kernel
+from jagged_kernels.attention.hopper.one_pass_sums import convert_kernel
 from jagged_kernels.schedule.policy import hopper
 
 pytestmark = [
@@ -204,7 +205,7 @@ def test_a_captured_graph_replays(dim):
 @ORDERED
 def test_other_batches_do_not_recompile(ordered, dim):
     def compiled():
-        kernels = (_one_pass_kernel, _convert_kernel)
+        kernels = (_one_pass_kernel, convert_kernel)
         return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
 
     counts = []

@@ -23,27 +23,30 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from jagged_kernels.attention.hopper import one_pass_order as order
 from jagged_kernels.attention.hopper.blocks import (
     left_factor,
-    load_numbers,
     next_slot,
     one_barrier,
     plan,
     product_with_transpose,
     ring_of_barriers,
-    size_of_sums,
     store_tile,
     token_blocks,
     visible_band,
-    whole_blocks,
-    zero_rows,
 )
+from jagged_kernels.attention.hopper.one_pass_sums import (
+    add,
+    all_keys,
+    convert_kernel,
+    holds,
+    product_of_dq,
+    told,
+)
+from jagged_kernels.attention.hopper.one_pass_warps import load, take_turns
 from jagged_kernels.attention.plans import Call
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
@@ -51,15 +54,6 @@ from jagged_kernels.device.arithmetic import LOG2_E
 from jagged_kernels.schedule.policy.hopper import HopperConfig, one_pass_config, ring_blocks
 
 _LANES = gl.constexpr(32)
-# What a block's count of adds becomes when it was the last.
-_DONE = gl.constexpr(1 << 30)
-
-# They take no layouts, and so they are the same in Gluon.
-_blocks_of_tile = gluon.jit(order.blocks_of_tile.fn)
-_place_of_step = gluon.jit(order.place_of_step.fn)
-_tile_of_place = gluon.jit(order.tile_of_place.fn)
-_start_of_tile = gluon.jit(order.start_of_tile.fn)
-_turn_of_tile = gluon.jit(order.turn_of_tile.fn)
 
 
 def launch_one_pass(
@@ -122,7 +116,7 @@ def launch_one_pass(
     )  # fmt: skip
     if not ordered:
         launch(
-            _convert_kernel,
+            convert_kernel,
             places,
             (dq, alarm, sums, rows_t, offsets, rows_t.shape[0], call.scale, right, left),
             constants,
@@ -144,7 +138,7 @@ def _one_pass_kernel(
         counts_ptr: int32 for each block of all pairs, 0: how many tiles have added.
         ring: blocks in `sums_ptr`.
         ORDERED: False adds when it comes, to zeros, and leaves dq of users with several tiles to
-            `_convert_kernel`; the ring has all blocks then, and there are no counts.
+            `convert_kernel`; the ring has all blocks then, and there are no counts.
     """
     dtype: gl.constexpr = q_blocks.dtype
     TILE: gl.constexpr = [C.consumers, C.part_q, S.D]
@@ -183,18 +177,18 @@ def _one_pass_kernel(
     fence_async_shared()
     descriptors = (k_blocks, v_blocks, q_blocks, do_blocks)
     tables = (rows_ptr, offsets_ptr, row_count, left, right)
-    load = (descriptors, lse2_ptr, delta_ptr, tables, buffers, notes, barriers)
-    take_turns = (counts_ptr, tables, ring, notes, barriers)
-    differentiate = (
+    to_load = (descriptors, lse2_ptr, delta_ptr, tables, buffers, notes, barriers)
+    to_take = (counts_ptr, tables, ring, notes, barriers)
+    to_differentiate = (
         dq_ptr, dk_ptr, dv_ptr, alarm_ptr, sums_ptr, left, right, scale, scale_log2,
         buffers, notes, barriers,
     )  # fmt: skip
     if C.consumers == 1:
         gl.warp_specialize(
             [
-                (_differentiate, (differentiate, S, C, 0)),
-                (_load, (load, S, C)),
-                (_take_turns, (take_turns, S, C, ORDERED)),
+                (_differentiate, (to_differentiate, S, C, 0)),
+                (load, (to_load, S, C)),
+                (take_turns, (to_take, S, C, ORDERED)),
             ],
             [1, 1],
             [24, 24],
@@ -202,268 +196,14 @@ def _one_pass_kernel(
     else:
         gl.warp_specialize(
             [
-                (_differentiate, (differentiate, S, C, 0)),
-                (_differentiate, (differentiate, S, C, 1)),
-                (_load, (load, S, C)),
-                (_take_turns, (take_turns, S, C, ORDERED)),
+                (_differentiate, (to_differentiate, S, C, 0)),
+                (_differentiate, (to_differentiate, S, C, 1)),
+                (load, (to_load, S, C)),
+                (take_turns, (to_take, S, C, ORDERED)),
             ],
             [C.warps, 1, 1],
             [C.registers, 24, 24],
         )
-
-
-@gluon.jit
-def _tile(tables, step, S: gl.constexpr, C: gl.constexpr):
-    """`tile_of_place` of this program's tile number `step`."""
-    rows_ptr, offsets_ptr, row_count, left, right = tables
-    KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
-    place = _place_of_step(step, gl.program_id(0), gl.num_programs(0), S.HAS_LEFT, S.HAS_RIGHT)
-    return _tile_of_place(
-        rows_ptr, offsets_ptr, place, row_count, left, right,
-        KV_HEADS, S.GROUP, S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _tell(notes, number: gl.constexpr, value):
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [_LANES], [1], [0])
-    notes.index(number).store(gl.full([1], 0, gl.int32, LAYOUT) + value)
-
-
-@gluon.jit
-def _told(note, WARPS: gl.constexpr):
-    return gl.sum(note.load(gl.BlockedLayout([1], [_LANES], [WARPS], [0])), 0)
-
-
-@gluon.jit
-def _load(args, S: gl.constexpr, C: gl.constexpr):
-    """Brings each tile's K and V, and Q, dO, lse2 and delta of its queries, head by head.
-
-    Notes are, of a tile, (first key, end of its user, kv head, steps), of 0 steps when there is
-    none any more; of a block its first token, or -1 minus that if some of it is hidden.
-    """
-    descriptors, lse2_ptr, delta_ptr, tables, buffers, notes, barriers = args
-    k_blocks, v_blocks, q_blocks, do_blocks = descriptors
-    k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer, ds_buffer = buffers
-    of_tile, of_block, of_turn = notes
-    tile_full, tile_empty, q_full, q_empty, do_full, do_empty = barriers[:6]
-    landed = barriers[9]
-    rows_ptr, offsets_ptr, row_count, left, right = tables
-    KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
-    TILE: gl.constexpr = C.tile_q
-    BLOCK: gl.constexpr = S.BLOCK
-    CONSUMERS: gl.constexpr = C.consumers
-    TILE_BYTES: gl.constexpr = 2 * CONSUMERS * k_blocks.block_type.nbytes
-    BLOCK_BYTES: gl.constexpr = q_blocks.block_type.nbytes
-    NOTE: gl.constexpr = gl.BlockedLayout([1], [_LANES], [1], [0])
-    stage = 0
-    phase = 0
-    tile_phase = 0
-    tail_phase = 0
-    head, tile, tiles, start, length, base = _tile(tables, 0, S, C)
-    for step in range(gl.cdiv(row_count * KV_HEADS, gl.num_programs(0))):
-        ahead = _tile(tables, step + 1, S, C)
-        if tiles > 0:
-            k_start = start + tile * TILE
-            end = start + length
-            first, count = _blocks_of_tile(
-                tile, length, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
-            )
-            start_block = _start_of_tile(
-                tile, tiles, gl.num_programs(0), S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
-            )
-            first = start + first * BLOCK
-            whole_start, whole_end = whole_blocks(
-                k_start, gl.minimum(k_start + TILE, end), first, end, 0, left, right,
-                S.HAS_LEFT, S.HAS_RIGHT, BLOCK,
-            )  # fmt: skip
-            mbarrier.wait(tile_empty, tile_phase ^ 1)
-            tile_phase ^= 1
-            _tell(of_tile, 0, k_start)
-            _tell(of_tile, 1, end)
-            _tell(of_tile, 2, head)
-            _tell(of_tile, 3, S.GROUP * count)
-            short = k_start + TILE > end
-            if short:
-                mbarrier.expect(landed, TILE_BYTES)
-                _load_tile(k_blocks, v_blocks, k_start, head, landed, k_buffer, v_buffer, S, C)
-                mbarrier.wait(landed, tail_phase)
-                tail_phase ^= 1
-                # dQ sums over all keys of the tile, and 0 times what the next user may have is not
-                # always 0.
-                for consumer in gl.static_range(CONSUMERS):
-                    zero_rows(k_buffer.index(consumer), end - k_start - consumer * C.part_q)
-                mbarrier.arrive(tile_full)
-                # With keys of the next user nothing is whole.
-                whole_end = whole_start
-            else:
-                mbarrier.expect(tile_full, TILE_BYTES)
-                _load_tile(k_blocks, v_blocks, k_start, head, tile_full, k_buffer, v_buffer, S, C)
-            for member in range(S.GROUP):
-                q_head = head * S.GROUP + member
-                q_column = q_head * S.Q_STRIDE_H
-                do_column = q_head * S.DO_STRIDE_H
-                block = start_block
-                for _ in range(count):
-                    q_start = first + block * BLOCK
-                    mbarrier.wait(q_empty.index(stage), phase ^ 1)
-                    mbarrier.wait(do_empty.index(stage), phase ^ 1)
-                    q = q_buffer.index(stage)
-                    d_o = do_buffer.index(stage)
-                    q_there = q_full.index(stage)
-                    do_there = do_full.index(stage)
-                    cut = (q_start < whole_start) | (q_start >= whole_end)
-                    note = gl.where(cut, -1 - q_start, q_start)
-                    of_block.index(stage).store(gl.full([1], 0, gl.int32, NOTE) + note)
-                    load_numbers(
-                        lse2_ptr + q_head, delta_ptr + q_head, q_start, end,
-                        lse2_buffer.index(stage), delta_buffer.index(stage), q_there, S.HEADS,
-                    )  # fmt: skip
-                    if q_start + BLOCK > end:
-                        mbarrier.expect(landed, 2 * BLOCK_BYTES)
-                        tma.async_copy_global_to_shared(q_blocks, [q_start, q_column], landed, q)
-                        tma.async_copy_global_to_shared(
-                            do_blocks, [q_start, do_column], landed, d_o
-                        )
-                        mbarrier.wait(landed, tail_phase)
-                        tail_phase ^= 1
-                        zero_rows(q, end - q_start)
-                        mbarrier.arrive(q_there)
-                        zero_rows(d_o, end - q_start)
-                        mbarrier.arrive(do_there)
-                    else:
-                        mbarrier.expect(q_there, BLOCK_BYTES)
-                        tma.async_copy_global_to_shared(q_blocks, [q_start, q_column], q_there, q)
-                        mbarrier.expect(do_there, BLOCK_BYTES)
-                        tma.async_copy_global_to_shared(
-                            do_blocks, [q_start, do_column], do_there, d_o
-                        )
-                    stage, phase = next_slot(stage, phase, C.stages)
-                    block = gl.where(block + 1 == count, 0, block + 1)
-        head, tile, tiles, start, length, base = ahead
-    mbarrier.wait(tile_empty, tile_phase ^ 1)
-    _tell(of_tile, 3, 0)
-    mbarrier.arrive(tile_full)
-
-
-@gluon.jit
-def _load_tile(
-    k_blocks, v_blocks, k_start, head, there, k, v, S: gl.constexpr, C: gl.constexpr
-):  # fmt: skip
-    CONSUMERS: gl.constexpr = C.consumers
-    for consumer in gl.static_range(CONSUMERS):
-        start = k_start + consumer * C.part_q
-        tma.async_copy_global_to_shared(
-            k_blocks, [start, head * S.K_STRIDE_H], there, k.index(consumer)
-        )
-        tma.async_copy_global_to_shared(
-            v_blocks, [start, head * S.V_STRIDE_H], there, v.index(consumer)
-        )
-
-
-# What a consumer does with what its tile adds to a block of dQ.
-_FIRST = gl.constexpr(0)  # it is the first: store
-_ADD = gl.constexpr(1)
-_LAST = gl.constexpr(2)  # add, and write dq
-_ALONE = gl.constexpr(3)  # write dq
-
-
-@gluon.jit
-def _take_turns(args, S: gl.constexpr, C: gl.constexpr, ORDERED: gl.constexpr):
-    """Waits for the tile's turn at each block, and announces when it has added.
-
-    Notes are (what to do, place in the ring, first token, query head).
-
-    The last of a user's blocks may be missing to whole tiles: it is counted all the same, so that
-    whoever is to use its place in the ring may wait for it. So are all blocks of a user of one
-    tile, which need no place.
-    """
-    counts_ptr, tables, ring, notes, barriers = args
-    rows_ptr, offsets_ptr, row_count, left, right = tables
-    of_tile, of_block, of_turn = notes
-    my_turn, added = barriers[7], barriers[8]
-    KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
-    TILE: gl.constexpr = C.tile_q
-    BLOCK: gl.constexpr = S.BLOCK
-    RATIO: gl.constexpr = TILE // BLOCK
-    phase = 0
-    head, tile, tiles, start, length, base = _tile(tables, 0, S, C)
-    for step in range(gl.cdiv(row_count * KV_HEADS, gl.num_programs(0))):
-        ahead = _tile(tables, step + 1, S, C)
-        if tiles > 0:
-            first, count = _blocks_of_tile(
-                tile, length, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
-            )
-            start_block = _start_of_tile(
-                tile, tiles, gl.num_programs(0), S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
-            )
-            for member in range(S.GROUP):
-                base_of_head = base + member * tiles * RATIO
-                block = start_block
-                seen = -1
-                for _ in range(count):
-                    turn, turns = _turn_of_tile(
-                        tile, first + block, tiles, gl.num_programs(0), left, right,
-                        S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
-                    )  # fmt: skip
-                    q_start = start + (first + block) * BLOCK
-                    number = base_of_head + first + block
-                    place = number
-                    what = gl.where(tiles == 1, _ALONE, _ADD)
-                    if ORDERED:
-                        place = number % ring
-                        what = gl.where(turn == 0, _FIRST, what)
-                        if turn + 1 == turns:
-                            what = gl.where(turn == 0, _ALONE, _LAST)
-                        at, least = _wanted(number, turn, ring)
-                        while seen < least:
-                            seen = _count(counts_ptr + at)
-                    _tell(of_turn, 0, what)
-                    _tell(of_turn, 1, place)
-                    _tell(of_turn, 2, q_start)
-                    _tell(of_turn, 3, head * S.GROUP + member)
-                    mbarrier.arrive(my_turn)
-                    block = gl.where(block + 1 == count, 0, block + 1)
-                    if ORDERED:
-                        # The next count is on its way meanwhile; what was last seen is enough if
-                        # it is the tile's turn there by now.
-                        next_turn, _ = _turn_of_tile(
-                            tile, first + block, tiles, gl.num_programs(0), left, right,
-                            S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
-                        )  # fmt: skip
-                        at, least = _wanted(base_of_head + first + block, next_turn, ring)
-                        seen = _count(counts_ptr + at)
-                    mbarrier.wait(added, phase)
-                    phase ^= 1
-                    if ORDERED:
-                        more = gl.where(turn + 1 == turns, _DONE, 1)
-                        gl.atomic_add(counts_ptr + number, more, sem="release", scope="gpu")
-            if ORDERED:
-                for member in range(S.GROUP):
-                    # Of one tile: the last.
-                    for block in range(gl.cdiv(length, BLOCK), (tile + 1) * RATIO):
-                        number = base + member * tiles * RATIO + block
-                        at, least = _wanted(number, 0, ring)
-                        while _count(counts_ptr + at) < least:
-                            pass
-                        gl.atomic_add(counts_ptr + number, _DONE, sem="release", scope="gpu")
-        head, tile, tiles, start, length, base = ahead
-
-
-@gluon.jit
-def _wanted(number, turn, ring):
-    """(at, least): it is the turn at a block when the count at `at` is `least` or more. The first
-    waits for the block that was at the same place of the ring, if there was one."""
-    again = (turn == 0) & (number >= ring)
-    return gl.where(again, number - ring, number), gl.where(again, _DONE, turn)
-
-
-@gluon.jit
-def _count(ptr):
-    return gl.inline_asm_elementwise(
-        "ld.acquire.gpu.global.b32 $0, [$1];", "=r,l", [ptr.to(gl.int64)],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @gluon.jit
@@ -484,7 +224,7 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     BLOCK: gl.constexpr = S.BLOCK
     D: gl.constexpr = S.D
     KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
-    HELD: gl.constexpr = _holds(S)
+    HELD: gl.constexpr = holds(S)
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
     out = (dq_ptr, alarm_ptr, sums_ptr, scale)
     stage = 0
@@ -494,11 +234,11 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     turn_phase = 0
     mbarrier.wait(tile_full, 0)
     tile_phase = 1
-    steps = _told(of_tile.index(3), C.warps)
+    steps = told(of_tile.index(3), C.warps)
     while steps > 0:
-        first_k = _told(of_tile.index(0), C.warps) + ME * ROWS
-        end = _told(of_tile.index(1), C.warps)
-        head = _told(of_tile.index(2), C.warps)
+        first_k = told(of_tile.index(0), C.warps) + ME * ROWS
+        end = told(of_tile.index(1), C.warps)
+        head = told(of_tile.index(2), C.warps)
         band = (first_k, end, left, right)
         dk = gl.zeros([ROWS, D], gl.float32, OUTPUT)
         dv = gl.zeros([ROWS, D], gl.float32, OUTPUT)
@@ -510,7 +250,7 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
             k = k_buffer.index(ME).load(LEFT)
             kept = gl.zeros([ROWS, BLOCK], gl.float32, SCORES)
             if C.turned:
-                all_k = _all_keys(k_buffer, S, C)
+                all_k = all_keys(k_buffer, S, C)
             else:
                 v = v_buffer.index(ME).load(LEFT)
         held = (k, v, all_k)
@@ -530,13 +270,13 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
         dk, dv, kept, rings = state
         stage, phase, side, side_phase, turn_phase = rings
         mbarrier.wait(ds_full.index(side), side_phase)
-        dq = _product_of_dq(ds_buffer, k_buffer, all_k, side, S, C, ME)
+        dq = product_of_dq(ds_buffer, k_buffer, all_k, side, S, C, ME)
         ds = _weights_of_dk(kept, ds_buffer, side, dk, S, C, ME)
         dk = warpgroup_mma(ds, q_buffer.index(stage), dk, is_async=True)
         dk, ds, dq = warpgroup_mma_wait(0, deps=[dk, ds, dq])
         mbarrier.arrive(tile_empty)
         mbarrier.arrive(q_empty.index(stage))
-        turn_phase = _add(dq, end, out, notes, barriers, turn_phase, S, C, ME)
+        turn_phase = add(dq, end, out, notes, barriers, turn_phase, S, C, ME)
         stage, phase = next_slot(stage, phase, C.stages)
         side, side_phase = next_slot(side, side_phase, 2)
         if first_k < end:
@@ -544,58 +284,14 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
             store_tile(dv_ptr, dv, first_k, end, head, KV_HEADS, alarm_ptr)
         mbarrier.wait(tile_full, tile_phase)
         tile_phase ^= 1
-        steps = _told(of_tile.index(3), C.warps)
-
-
-@gluon.constexpr_function
-def _holds(S):
-    """Whether there are registers for K and dS of the block before, and for V or, where dQ is made
-    as its transpose, for that of K: shared memory then need not bring them."""
-    return S.D == 64
-
-
-@gluon.constexpr_function
-def _layout_of_dq(S, C):
-    """Of the share of a consumer: half of dQ's columns, or half of those of its transpose."""
-    width = (S.BLOCK if C.turned else S.D) // C.consumers
-    return gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, width, 16])
-
-
-@gluon.jit
-def _all_keys(k, S: gl.constexpr, C: gl.constexpr):
-    """The transposes of the tile's K as left factors, one for each consumer's keys."""
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, _layout_of_dq(S, C), 2)
-    keys = (k.index(0).permute((1, 0)).load(LEFT),)
-    if C.consumers == 2:
-        keys = keys + (k.index(1).permute((1, 0)).load(LEFT),)  # noqa: RUF005
-    return keys
-
-
-@gluon.jit
-def _product_of_dq(ds, k, all_k, side, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
-    """A consumer's share of what the tile adds to a block of dQ, in the making, by one product for
-    each consumer's keys: [BLOCK, D / consumers], or [D, BLOCK / consumers] of the transpose."""
-    CONSUMERS: gl.constexpr = C.consumers
-    ROWS: gl.constexpr = S.D if C.turned else S.BLOCK
-    WIDTH: gl.constexpr = (S.BLOCK if C.turned else S.D) // CONSUMERS
-    dq = gl.full([ROWS, WIDTH], 0.0, gl.float32, _layout_of_dq(S, C))
-    for consumer in gl.static_range(CONSUMERS):
-        weights = ds.index(side * CONSUMERS + consumer)
-        if C.turned:
-            left = all_k[consumer]
-            right = weights.slice(ME * WIDTH, WIDTH, 1)
-        else:
-            left = weights.permute((1, 0))
-            right = k.index(consumer).slice(ME * WIDTH, WIDTH, 1)
-        dq = warpgroup_mma(left, right, dq, use_acc=consumer > 0, is_async=True)
-    return dq
+        steps = told(of_tile.index(3), C.warps)
 
 
 @gluon.jit
 def _weights_of_dk(kept, ds, side, dk, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     """dS of the block before, as the left factor of what it adds to dK."""
     # Not at the end of the loop: halves carried around it are taken apart and packed again.
-    return left_factor(kept, dk, ds.dtype) if _holds(S) else ds.index(side * C.consumers + ME)
+    return left_factor(kept, dk, ds.dtype) if holds(S) else ds.index(side * C.consumers + ME)
 
 
 @gluon.jit
@@ -621,18 +317,18 @@ def _meet(
         stage, phase = next_slot(stage, phase, C.stages)
     # Plus 0, which the compiler does not know: addresses that it knew would be worked out before
     # the loop, and be kept where registers are not enough.
-    if not _holds(S):
+    if not holds(S):
         k = k_buffer.index(ME + stage // 64)
-    if C.turned or not _holds(S):
+    if C.turned or not holds(S):
         v = v_buffer.index(ME + stage // 64)
     scores = product_with_transpose(k, q_buffer.index(stage), SCORES)
     if not FIRST:
         mbarrier.wait(ds_full.index(side), side_phase)
-        dq = _product_of_dq(ds_buffer, k_buffer, all_k, side, S, C, ME)
+        dq = product_of_dq(ds_buffer, k_buffer, all_k, side, S, C, ME)
         ds = _weights_of_dk(kept, ds_buffer, side, dk, S, C, ME)
         dk = warpgroup_mma(ds, q_buffer.index(before), dk, is_async=True)
         side, side_phase = next_slot(side, side_phase, 2)
-    note = _told(of_block.index(stage), C.warps)
+    note = told(of_block.index(stage), C.warps)
     scores = warpgroup_mma_wait(0 if FIRST else C.consumers + 1, deps=[scores])
     lse2 = gl.expand_dims(lse2_buffer.index(stage).load(COLUMN), 0)
     exponent = scores * scale_log2 - lse2
@@ -643,7 +339,7 @@ def _meet(
     mbarrier.wait(do_full.index(stage), phase)
     if not FIRST:
         dq = warpgroup_mma_wait(1, deps=[dq])
-        turn_phase = _add(dq, band[1], out, notes, barriers, turn_phase, S, C, ME)
+        turn_phase = add(dq, band[1], out, notes, barriers, turn_phase, S, C, ME)
         dk, ds = warpgroup_mma_wait(0, deps=[dk, ds])
         mbarrier.arrive(q_empty.index(before))
     d_o = do_buffer.index(stage)
@@ -666,7 +362,7 @@ def _meet(
     mbarrier.wait(q_full.index(ahead_stage), ahead_phase, pred=more)
     dv, weights = warpgroup_mma_wait(0, deps=[dv, weights])
     mbarrier.arrive(do_empty.index(stage))
-    if _holds(S):
+    if holds(S):
         kept = d_scores
     return dk, dv, kept, (stage, phase, side, side_phase, turn_phase)
 
@@ -680,112 +376,3 @@ def _mask(scores, q_start, band, S: gl.constexpr, HIDDEN: gl.constexpr):
     query = gl.expand_dims(q_start + gl.arange(0, scores.shape[1], gl.SliceLayout(0, layout)), 0)
     met = visible_band(key, query, end, left, right, S.HAS_LEFT, S.HAS_RIGHT) & (key < end)
     return gl.where(met, scores, HIDDEN)
-
-
-@gluon.jit
-def _add(
-    dq, end, out, notes, barriers, turn_phase, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr
-):  # fmt: skip
-    """Adds a consumer's share to a block of dQ when it is the tile's turn."""
-    dq_ptr, alarm_ptr, sums_ptr, scale = out
-    of_turn = notes[2]
-    my_turn, added = barriers[7], barriers[8]
-    PART: gl.constexpr = S.BLOCK * S.D // C.consumers
-    FLAT: gl.constexpr = gl.BlockedLayout([4], [_LANES], [C.warps], [0])
-    LAYOUT: gl.constexpr = dq.type.layout
-    mbarrier.wait(my_turn, turn_phase)
-    what = _told(of_turn.index(0), C.warps)
-    place = _told(of_turn.index(1), C.warps) * C.consumers + ME
-    address = sums_ptr + place.to(gl.int64) * PART + gl.arange(0, PART, FLAT)
-    if what == _ADD:
-        gl.atomic_add(address, _flat(dq, FLAT), sem="relaxed")
-    elif what == _FIRST:
-        gl.store(address, _flat(dq, FLAT))
-    else:
-        if what == _LAST:
-            flat = gl.load(address, cache_modifier=".cg")
-            dq += _block(flat, LAYOUT)
-        q_start = _told(of_turn.index(2), C.warps)
-        head = _told(of_turn.index(3), C.warps)
-        _write(dq * scale, dq_ptr, alarm_ptr, q_start, end, head, S, C, ME)
-    mbarrier.arrive(added)
-    return turn_phase ^ 1
-
-
-@gluon.jit
-def _flat(x, LAYOUT: gl.constexpr):
-    """[64, N] as a product leaves it in a warpgroup's registers: the numbers of a thread four by
-    four, those of threads next to each other. So no data moves, and every thread adds 16 bytes."""
-    N: gl.constexpr = x.shape[1]
-    x = x.reshape([4, 2, 8, N // 8, 4, 2]).permute([3, 0, 2, 4, 1, 5]).reshape([64 * N])
-    return gl.convert_layout(x, LAYOUT, assert_trivial=True)
-
-
-@gluon.jit
-def _block(flat, LAYOUT: gl.constexpr):
-    """`_flat` undone."""
-    N: gl.constexpr = flat.shape[0] // 64
-    x = flat.reshape([N // 8, 4, 8, 4, 2, 2]).permute([1, 4, 2, 0, 3, 5])
-    return gl.convert_layout(x.reshape([64, N]), LAYOUT, assert_trivial=True)
-
-
-@gluon.jit
-def _write(
-    share, ptr, alarm_ptr, start, end, head, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr
-):  # fmt: skip
-    """Stores a consumer's share of a block of dQ, which starts at token `start`."""
-    block = share.to(ptr.dtype.element_ty)
-    first_column = 0
-    if C.turned:
-        block = block.permute((1, 0))
-        BY_TOKEN: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
-        block = gl.convert_layout(block, BY_TOKEN)
-        start += ME * block.shape[0]
-    else:
-        first_column = ME * block.shape[1]
-    COLUMNS: gl.constexpr = block.shape[1]
-    LAYOUT: gl.constexpr = block.type.layout
-    token = start + gl.arange(0, block.shape[0], gl.SliceLayout(1, LAYOUT))
-    own = token < end
-    token = gl.expand_dims(token, 1)
-    column = gl.expand_dims(gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT)), 0)
-    address = ptr + (token.to(gl.int64) * S.HEADS + head) * S.D + (first_column + column)
-    gl.store(address, block, mask=token < end)
-    if alarm_ptr is not None:
-        sizes = size_of_sums(block.to(gl.float32))
-        alarms = alarm_ptr + gl.zeros([block.shape[0]], gl.int32, gl.SliceLayout(1, LAYOUT))
-        gl.store(alarms, 1, mask=~(sizes < float("inf")) & own)
-
-
-@gluon.jit(do_not_specialize=["row_count", "left", "right"])
-def _convert_kernel(
-    dq_ptr, alarm_ptr, sums_ptr, rows_ptr, offsets_ptr, row_count, scale, left, right,
-    S: gl.constexpr, C: gl.constexpr,
-):  # fmt: skip
-    """dq of the queries of a tile, of sums that were added up in no order."""
-    CONSUMERS: gl.constexpr = C.consumers
-    KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
-    TILE: gl.constexpr = C.tile_q
-    BLOCK: gl.constexpr = S.BLOCK
-    RATIO: gl.constexpr = TILE // BLOCK
-    PART: gl.constexpr = BLOCK * S.D // CONSUMERS
-    FLAT: gl.constexpr = gl.BlockedLayout([4], [_LANES], [C.warps], [0])
-    LAYOUT: gl.constexpr = _layout_of_dq(S, C)
-    head, tile, tiles, start, length, base = _tile_of_place(
-        rows_ptr, offsets_ptr, gl.program_id(0), row_count, left, right,
-        KV_HEADS, S.GROUP, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
-    )  # fmt: skip
-    if tiles > 1:
-        for index in range(S.GROUP * RATIO):
-            member = index // RATIO
-            block = tile * RATIO + index % RATIO
-            if block * BLOCK < length:
-                number = base + member * tiles * RATIO + block
-                for part in gl.static_range(CONSUMERS):
-                    place = number.to(gl.int64) * CONSUMERS + part
-                    flat = gl.load(sums_ptr + place * PART + gl.arange(0, PART, FLAT))
-                    dq = _block(flat, LAYOUT)
-                    _write(
-                        dq * scale, dq_ptr, alarm_ptr, start + block * BLOCK, start + length,
-                        head * S.GROUP + member, S, C, part,
-                    )  # fmt: skip
