@@ -157,19 +157,27 @@ def run(batch: Batch, ring: int, seed: int) -> dict[tuple[int, int, int], list[i
     sums: dict[int, list[int]] = {}
     written: dict[tuple[int, int, int], list[int]] = {}
 
+    def announce(owed: tuple[int, int] | None) -> None:
+        if owed is not None:
+            counts[owed[0]] += owed[1]
+
     def program(walk: list[Tile]):
         """Yields what it waits for: (number, least count)."""
         for tile in walk:
             for member in range(batch.group):
                 base = tile.base + member * tile.tiles * RATIO
+                owed = None  # an add that was not announced yet
                 for block in tile.blocks():
                     turn, turns = batch.turns[tile.tile, block, tile.tiles]
                     number = base + block
                     place = number % ring
-                    if turn > 0:
-                        yield number, turn
-                    elif number >= ring:
-                        yield number - ring, DONE
+                    wanted = (number, turn)
+                    if turn == 0 and number >= ring:
+                        wanted = (number - ring, DONE)
+                    if counts[wanted[0]] < wanted[1]:
+                        announce(owed)
+                        owed = None
+                        yield wanted
                     if turn == 0:
                         assert place not in owners, "somebody else is not done"
                         owners[place] = number
@@ -180,7 +188,10 @@ def run(batch: Batch, ring: int, seed: int) -> dict[tuple[int, int, int], list[i
                         head = tile.head * batch.group + member
                         written[tile.start, head, block] = sums[place]
                         del owners[place]
-                    counts[number] += DONE if turn + 1 == turns else 1
+                    yield number, 0  # anybody may come in between
+                    announce(owed)
+                    owed = (number, DONE if turn + 1 == turns else 1)
+                announce(owed)
                 for block in range(-(-tile.length // BLOCK), (tile.tile + 1) * RATIO):
                     if base + block >= ring:
                         yield base + block - ring, DONE

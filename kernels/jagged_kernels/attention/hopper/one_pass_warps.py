@@ -202,6 +202,8 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr, ORDERED: gl.constexpr):
                 base_of_head = base + member * tiles * RATIO
                 block = start_block
                 seen = -1
+                owed = -1
+                more = 1
                 for _ in range(count):
                     turn, turns = _turn_of_tile(
                         tile, first + block, tiles, gl.num_programs(0), left, right,
@@ -217,8 +219,12 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr, ORDERED: gl.constexpr):
                         if turn + 1 == turns:
                             what = gl.where(turn == 0, ALONE, LAST)
                         at, least = _wanted(number, turn, ring)
-                        while seen < least:
-                            seen = _count(counts_ptr + at)
+                        if seen < least:
+                            # Who waits must not let others wait.
+                            _announce(counts_ptr, owed, more)
+                            owed = -1
+                            while seen < least:
+                                seen = _count(counts_ptr + at)
                     tell(of_turn, 0, what)
                     tell(of_turn, 1, place)
                     tell(of_turn, 2, q_start)
@@ -226,8 +232,9 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr, ORDERED: gl.constexpr):
                     mbarrier.arrive(my_turn)
                     block = gl.where(block + 1 == count, 0, block + 1)
                     if ORDERED:
-                        # The next count is on its way meanwhile; what was last seen is enough if
-                        # it is the tile's turn there by now.
+                        # The add before takes a while to be seen by all; consumers have the next
+                        # turn meanwhile. What is counted at the block after is on its way then.
+                        _announce(counts_ptr, owed, more)
                         next_turn, _ = _turn_of_tile(
                             tile, first + block, tiles, gl.num_programs(0), left, right,
                             S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
@@ -236,9 +243,10 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr, ORDERED: gl.constexpr):
                         seen = _count(counts_ptr + at)
                     mbarrier.wait(added, phase)
                     phase ^= 1
-                    if ORDERED:
-                        more = gl.where(turn + 1 == turns, _DONE, 1)
-                        gl.atomic_add(counts_ptr + number, more, sem="release", scope="gpu")
+                    owed = number
+                    more = gl.where(turn + 1 == turns, _DONE, 1)
+                if ORDERED:
+                    _announce(counts_ptr, owed, more)
             if ORDERED:
                 for member in range(S.GROUP):
                     # Of one tile: the last.
@@ -247,7 +255,7 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr, ORDERED: gl.constexpr):
                         at, least = _wanted(number, 0, ring)
                         while _count(counts_ptr + at) < least:
                             pass
-                        gl.atomic_add(counts_ptr + number, _DONE, sem="release", scope="gpu")
+                        _announce(counts_ptr, number, _DONE)
         head, tile, tiles, start, length, base = ahead
 
 
@@ -257,6 +265,13 @@ def _wanted(number, turn, ring):
     waits for the block that was at the same place of the ring, if there was one."""
     again = (turn == 0) & (number >= ring)
     return gl.where(again, number - ring, number), gl.where(again, _DONE, turn)
+
+
+@gluon.jit
+def _announce(counts_ptr, number, more):
+    """That consumers have added to a block; -1: to none."""
+    ptr = counts_ptr + gl.maximum(number, 0)
+    gl.atomic_add(ptr, more, mask=number >= 0, sem="release", scope="gpu")
 
 
 @gluon.jit
