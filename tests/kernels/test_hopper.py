@@ -466,8 +466,7 @@ for name, dim in (("forward", 64), ("forward", 128), ("dq", 128), ("dkv", 64), (
     print(name, dim, file=sys.stderr)
     compile_kernel(name, dim, policy)
 if not policy:
-    for dim in (64, 128):
-        compile_kernel("one pass", dim, policy)
+    compile_kernel("one pass", 128, policy)
     compile_kernel("one pass, unordered", 64, policy)
     compile_kernel("convert", 128, policy)
 if policy:
