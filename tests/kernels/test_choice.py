@@ -15,7 +15,11 @@ from launch_keys import Key, record_launches, watch_launches
 
 from jagged_kernels import JaggedTensor, SiLU, explain_attention, jagged_attention
 from jagged_kernels.attention import api, choice
-from jagged_kernels.schedule.policy.hopper import FORWARD_PAYS_FROM, is_hopper
+from jagged_kernels.schedule.policy.hopper import (
+    FORWARD_PAYS_FROM,
+    ONE_PASS_PAYS_FROM,
+    is_hopper,
+)
 
 # The kernels of a family in each pass, below jagged_kernels.attention.
 KERNELS = {
@@ -23,6 +27,7 @@ KERNELS = {
     "split": ("split.forward._split_forward_kernel", "split.backward._split_backward_kernel",
               "split.backward._split_backward_kernel"),
     "hopper forward": ("hopper.forward._forward_kernel", "", ""),
+    "hopper one pass": ("", *["hopper.one_pass._one_pass_kernel"] * 2),
     "hopper dq": ("", "hopper.dq._dq_kernel", ""),
     "hopper dkv": ("", "", "hopper.dkv._dkv_kernel"),
 }  # fmt: skip
@@ -132,7 +137,7 @@ def test_the_choice_is_the_first_that_says_nothing(monkeypatch):
             assert any_batch.operator == operator
             assert picked in LAUNCHED[operator]
             seen.add(picked.name)
-    assert seen == {family.name for family in choice.TRITON}
+    assert seen == {family.name for family in choice.TRITON} - {choice.HOPPER_ONE_PASS.name}
 
 
 @pytest.mark.parametrize(
@@ -158,6 +163,53 @@ def test_dq_of_hopper_comes_beside_dkv_alone(monkeypatch):
         if not choice.refusals(choice.HOPPER_DQ, asked._replace(of_pass="dq")):
             assert not choice.refusals(choice.HOPPER_DKV, asked._replace(of_pass="dkv"))
     assert choice.HOPPER_DQ.pays_from == choice.HOPPER_DKV.pays_from
+
+
+@pytest.fixture
+def one_pass_pays(monkeypatch):
+    """Where by itself it does not yet; beside `pass_for_hopper`, with which nothing is kept."""
+    for dim in (paying := ONE_PASS_PAYS_FROM["softmax"]):
+        monkeypatch.setitem(paying, dim, 300)
+
+
+@pytest.mark.usefixtures("one_pass_pays")
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("length", [299, 300])
+def test_one_pass_where_it_pays(dim, length, monkeypatch):
+    keys = record_launches(monkeypatch)
+    pass_for_hopper(monkeypatch)
+    dq, one = "plain" if dim == 64 else "hopper dq", "hopper one pass"
+    forward = "plain" if dim == 64 else "hopper forward"
+    two: Picks = (forward, dq, "hopper dkv")
+    picks: Picks = two if length < 300 else (forward, one, one)
+    check(Call(length, dim, picks), picks, keys, monkeypatch)
+    keys.clear()
+    other = Call(length, dim, two, own_offsets=True)
+    check(other, other.picks, keys, monkeypatch)
+
+
+@pytest.mark.usefixtures("one_pass_pays")
+@pytest.mark.parametrize(
+    ("deterministic", "algorithms", "ordered"),
+    [(True, False, True), (False, False, False), (False, True, True)],
+)
+def test_sums_in_any_order_are_asked_for(deterministic, algorithms, ordered, monkeypatch):
+    from jagged_kernels.attention.hopper import backward
+
+    told = []
+
+    def launch(d_o, d_lse2, q, k, v, *rest, ordered, **options):
+        told.append(ordered)
+        return q, k, v
+
+    monkeypatch.setattr(backward, "launch_backward_in_one_pass", launch)
+    record_launches(monkeypatch)
+    pass_for_hopper(monkeypatch)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: algorithms)
+    arguments, options = Call(300, 128, ("", "", "")).arguments()
+    out = jagged_attention(*arguments, **options, deterministic=deterministic)
+    out.values.square().sum().backward()
+    assert told == [ordered]
 
 
 def test_nobody_takes_what_the_triton_backend_has_not():

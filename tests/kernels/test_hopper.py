@@ -341,6 +341,7 @@ from jagged_kernels.attention.plans import AttentionShape, Call
 from jagged_kernels.attention.hopper import dkv as gluon_dkv
 from jagged_kernels.attention.hopper import exact_backward
 from jagged_kernels.attention.hopper import dq as gluon_dq
+from jagged_kernels.attention.hopper import one_pass, one_pass_sums
 from jagged_kernels.attention.hopper import exact
 from jagged_kernels.attention.hopper import forward as gluon_forward
 from jagged_kernels.attention.hopper.policies import in_gluon
@@ -360,6 +361,11 @@ def compile_kernel(name, dim, policy):
         "forward": (gluon_forward._forward_kernel, hopper.forward_config(dim), "q"),
         "dq": (gluon_dq._dq_kernel, hopper.DQ_CONFIG, ("q", "do", "o")),
         "dkv": (gluon_dkv._dkv_kernel, hopper.dkv_config(dim), ("k", "v")),
+        "one pass": (one_pass._one_pass_kernel, hopper.one_pass_config(dim), ("k", "v")),
+        "one pass, unordered": (
+            one_pass._one_pass_kernel, hopper.one_pass_config(dim), ("k", "v")
+        ),
+        "convert": (one_pass_sums.convert_kernel, hopper.one_pass_config(dim), ()),
     }[name]
 
     def blocks(tokens):
@@ -375,10 +381,12 @@ def compile_kernel(name, dim, policy):
     constants = {"S": shape, "C": config, "NEGATE": True, "WEIGHT": weight, "D_SCORE": d_score}
     softmax = ("lse2_ptr", "d_lse2_ptr", "delta_ptr", "o_blocks")
     constants |= dict.fromkeys(softmax if policy else ("meets",))
-    pointers = {
-        "lse2_ptr": "*fp32", "d_lse2_ptr": "*fp32", "delta_ptr": "*fp32", "marks_ptr": "*i8",
-        "rows_ptr": "*i32",
-    }
+    constants["ORDERED"] = name == "one pass"
+    if name == "one pass, unordered":
+        constants["counts_ptr"] = None
+    pointers = dict.fromkeys(("lse2_ptr", "d_lse2_ptr", "delta_ptr", "sums_ptr"), "*fp32")
+    pointers |= dict.fromkeys(("rows_ptr", "counts_ptr", "alarm_ptr"), "*i32")
+    pointers |= {"marks_ptr": "*i8", "offsets_ptr": "*i64"}
 
     def kind(argument):
         if argument in constants:
@@ -397,10 +405,20 @@ def compile_kernel(name, dim, policy):
         fn=kernel,
         signature={argument: kind(argument) for argument in names},
         constexprs={(names.index(c),): value for c, value in constants.items() if c in names},
+        # As PyTorch allocates it.
+        attrs={
+            (place,): [["tt.divisibility", 16]]
+            for place, argument in enumerate(names)
+            if argument == "sums_ptr"
+        },
     )
     options = {"num_warps": config.warps, "maxnreg": config.start_registers}
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert "wgmma.mma_async" in compiled.asm["ptx"] and compiled.asm["cubin"]
+    ptx = compiled.asm["ptx"]
+    assert compiled.asm["cubin"] and ("wgmma.mma_async" in ptx) == (name != "convert")
+    if name.startswith("one pass"):
+        # Four numbers at a time.
+        assert ".add.v4.f32" in ptx, "how dQ is added"
     assert compiled.metadata.shared <= 227 * 1024 // config.residents
 
 
@@ -447,6 +465,10 @@ compile_exact(exact_backward, 128, policy)
 for name, dim in (("forward", 64), ("forward", 128), ("dq", 128), ("dkv", 64), ("dkv", 128)):
     print(name, dim, file=sys.stderr)
     compile_kernel(name, dim, policy)
+if not policy:
+    compile_kernel("one pass", 128, policy)
+    compile_kernel("one pass, unordered", 64, policy)
+    compile_kernel("convert", 128, policy)
 if policy:
     for one in (OWN.key, "sigmoid"):
         compile_kernel("forward", 64, one)

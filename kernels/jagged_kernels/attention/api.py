@@ -58,6 +58,7 @@ class _Options(TypedDict, total=False):
     keys: KeyRule | KeyLists | None
     schedule: AttentionSchedule | None
     backend: Backend
+    deterministic: bool
 
 
 @overload
@@ -129,6 +130,7 @@ def jagged_attention(
     keys: KeyRule | KeyLists | None = None,
     schedule: AttentionSchedule | None = None,
     backend: Backend = "auto",
+    deterministic: bool = True,
     return_lse: bool = False,
 ) -> JaggedTensor | Tensor | tuple[JaggedTensor | Tensor, Tensor]:
     """Softmax attention inside each user, without padding: softmax(scale * q k^T + bias) v.
@@ -170,6 +172,9 @@ def jagged_attention(
         backend: "triton" (CUDA, or Triton's interpreter), "native" (vectorised PyTorch),
             "reference" (the specification, a loop over users) or "auto": triton for what it
             covers on CUDA tensors (D and Dv up to 256, no float64), native otherwise.
+        deterministic: False allows kernels whose gradients differ from run to run, in the order of
+            their sums, where these are faster; not while
+            `torch.are_deterministic_algorithms_enabled()`.
         return_lse: also return lse [Tq, H] (dense queries: [B, N, H]), the natural log of the sum
             of exponentials, float32 (float64 for float64 inputs); differentiable.
 
@@ -191,7 +196,8 @@ def jagged_attention(
     what has its heads first in memory ([H, T, D]) once.
 
     Triton accumulates in float32; float32 inputs use TF32 only if
-    `torch.backends.cuda.matmul.fp32_precision` is "tf32". Results do not change from run to run.
+    `torch.backends.cuda.matmul.fp32_precision` is "tf32". Results do not change from run to run,
+    but for `deterministic`.
     The derivative of a gradient raises, except with backend="reference".
 
     With JAGGED_CHECK=1 in the environment, set before Python starts, contents of offsets and of the
@@ -301,7 +307,10 @@ def jagged_attention(
                     *(BiasTerms() if terms is None else terms),
                 )
         else:
-            o, lse2 = call(ops.attention_triton, *qkv, with_lse, *rows, *mask, schedule.offsets)
+            ordered = deterministic or torch.are_deterministic_algorithms_enabled()
+            o, lse2 = call(
+                ops.attention_triton, *qkv, with_lse, *rows, *mask, schedule.offsets, ordered
+            )
         lse = lse2 * math.log(2) if return_lse else lse2
     else:
         offsets = (q_jagged.offsets, k.offsets)

@@ -24,6 +24,8 @@ from jagged_kernels.schedule.policy.hopper import (
     BACKWARD_PAYS_FROM,
     FORWARD_PAYS_FROM,
     HOPPER_TILES,
+    NEVER,
+    ONE_PASS_PAYS_FROM,
     is_hopper,
     tma_reads,
 )
@@ -115,6 +117,11 @@ HOPPER_DKV = HOPPER_FORWARD._replace(
 )
 # Beside `HOPPER_DKV` alone. At head_dim 64 the plain one is faster.
 HOPPER_DQ = HOPPER_DKV._replace(name="hopper dq", passes=("dq",), head_dims=(128,))
+# Before both, which a backward of dQ alone has all the same.
+HOPPER_ONE_PASS = HOPPER_DKV._replace(
+    name="hopper one pass", about="Gluon, dQ, dK and dV at a time", passes=("dq", "dkv"),
+    scores=("softmax",), shared=True, pays_from=ONE_PASS_PAYS_FROM,
+)  # fmt: skip
 SHORT = Family(
     "short",
     f"a warp for each user of up to {SHORT_USER} tokens, the plain kernels for longer ones",
@@ -141,7 +148,9 @@ REFERENCE = NATIVE._replace(
     name="reference", about="the specification, a loop over users", operator="reference"
 )
 
-TRITON = (SPLIT, HOPPER_FORWARD, HOPPER_DKV, HOPPER_DQ, SHORT, PLAIN, GENERAL)
+TRITON = (
+    SPLIT, HOPPER_FORWARD, HOPPER_ONE_PASS, HOPPER_DKV, HOPPER_DQ, SHORT, PLAIN, GENERAL
+)  # fmt: skip
 FAMILIES = (*TRITON, NATIVE, REFERENCE)
 
 
@@ -279,7 +288,7 @@ def hopper_reads(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def _pays_between(family: Family, asked: Asked) -> tuple[int, float]:
     least = 0
     if family.pays_from is not None:
-        least = family.pays_from[asked.scores].get(asked.head_dim, 0)
+        least = family.pays_from.get(asked.scores, {}).get(asked.head_dim, 0)
     return least, math.inf if family.pays_below is None else family.pays_below
 
 
@@ -306,6 +315,8 @@ def refusals(family: Family, asked: Asked) -> list[str]:
     if family.shared and not asked.shared:
         said.append("queries and keys are not known to have the same offsets")
     said += _tile_refusals(family, asked)
+    if _pays_between(family, asked)[0] == NEVER:
+        said.append(f"at head_dim {asked.head_dim} nobody knows yet from when on it pays")
     return said
 
 
@@ -345,7 +356,7 @@ def batch_refusals(
     said = []
     # Rounded down, so that it is on the side of a limit that it is on.
     mean = f"users have {math.floor(10 * tokens / max(users, 1)) / 10:g} queries on average"
-    if tokens < least * users:
+    if least != NEVER and tokens < least * users:
         said.append(f"{mean}, at head_dim {asked.head_dim} it pays from {least}")
     if limit != math.inf and tokens >= limit * users:
         said.append(f"{mean}, it pays below {limit}")

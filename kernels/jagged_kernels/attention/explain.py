@@ -69,6 +69,7 @@ def explain_attention(
     keys: KeyRule | KeyLists | None = None,
     schedule: AttentionSchedule | None = None,
     backend: Backend = "auto",
+    deterministic: bool = True,
     return_lse: bool = False,
 ) -> str:
     """Which kernels take this call of `jagged_attention`, and why no faster ones do, in words.
@@ -78,8 +79,9 @@ def explain_attention(
 
     Args:
         q, k, v, causal, window, scale, bias, dropout_p, scores, keys, schedule, backend,
-            return_lse: as in the call; without a schedule, it is explained with the one that would
-            be built. `causal`, `window`, `scale` and `return_lse` choose no kernel.
+            deterministic, return_lse: as in the call; without a schedule, it is explained with the
+            one that would be built. `causal`, `window`, `scale`, `deterministic` and `return_lse`
+            choose no kernel.
 
     Returns:
         Lines: the backend; the kernels of the forward, and of the backward if there is one; and of

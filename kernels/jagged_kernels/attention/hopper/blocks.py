@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -24,10 +25,11 @@ from jagged_kernels.schedule.row_layout import ROW_WIDTH
 
 # They take no layouts, and so they are the same in Gluon.
 whole_blocks = gluon.jit(triton_blocks.whole_blocks.fn)
-_band = gluon.jit(triton_blocks.band.fn)
+visible_band = gluon.jit(triton_blocks.band.fn)
 _factor_of_user = gluon.jit(triton_meeting.factor_of_user.fn)
 
 _ROW_WIDTH = gl.constexpr(ROW_WIDTH)
+_LANES = gl.constexpr(32)
 _GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
@@ -159,7 +161,7 @@ def mask_block(
         q_start + shift + gl.arange(0, scores.shape[0], gl.SliceLayout(1, layout)), 1
     )
     token = gl.expand_dims(k_start + gl.arange(0, scores.shape[1], gl.SliceLayout(0, layout)), 0)
-    inside = _band(seen_from, token, k_end, left, right, HAS_LEFT, HAS_RIGHT)
+    inside = visible_band(seen_from, token, k_end, left, right, HAS_LEFT, HAS_RIGHT)
     return gl.where(inside, scores, HIDDEN)
 
 
@@ -197,6 +199,23 @@ def zero_rows(buffer, valid):
                 inside = gl.expand_dims(token, 1) < valid
                 share.store(gl.where(inside, values, gl.zeros_like(values)))
     fence_async_shared()
+
+
+@gluon.jit
+def load_numbers(
+    lse2_ptr, delta_ptr, start, end, lse2, delta, there, HEADS: gl.constexpr
+):  # fmt: skip
+    """One head's numbers of the block from `start`, 0 from `end` on.
+
+    Not by TMA, which wants the innermost coordinate at a multiple of 16 bytes. Each lane arrives
+    at `there` when its own copies have.
+    """
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [_LANES], [1], [0])
+    token = start + gl.arange(0, lse2.shape[0], LAYOUT)
+    place = token.to(gl.int64) * HEADS
+    async_copy.async_copy_global_to_shared(lse2, lse2_ptr + place, mask=token < end)
+    async_copy.async_copy_global_to_shared(delta, delta_ptr + place, mask=token < end)
+    async_copy.mbarrier_arrive(there, increment_count=False)
 
 
 @gluon.jit

@@ -9,7 +9,6 @@ from __future__ import annotations
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -21,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from jagged_kernels.attention.hopper.blocks import (
     factor_of_place,
     left_factor,
+    load_numbers,
     next_slot,
     one_barrier,
     plan,
@@ -197,7 +197,7 @@ def _load(args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr):
                     do_there = do_full.index(stage)
                     if WEIGHT is None:
                         lse2_buffer, delta_buffer = buffers[4:]
-                        _load_numbers(
+                        load_numbers(
                             lse2_ptr + q_head, delta_ptr + q_head, start, q_end,
                             lse2_buffer.index(stage), delta_buffer.index(stage), q_there, S.HEADS,
                         )  # fmt: skip
@@ -220,23 +220,6 @@ def _load(args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr):
                         )
                     stage, phase = next_slot(stage, phase, C.stages)
         head, k_start, k_end, q_start, q_end, shift = ahead
-
-
-@gluon.jit
-def _load_numbers(
-    lse2_ptr, delta_ptr, start, end, lse2, delta, there, HEADS: gl.constexpr
-):  # fmt: skip
-    """One head's numbers of the block from `start`, 0 from `end` on.
-
-    Not by TMA, which wants the innermost coordinate at a multiple of 16 bytes. Each lane arrives
-    at `there` when its own copies have.
-    """
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [_LANES], [1], [0])
-    token = start + gl.arange(0, lse2.shape[0], LAYOUT)
-    place = token.to(gl.int64) * HEADS
-    async_copy.async_copy_global_to_shared(lse2, lse2_ptr + place, mask=token < end)
-    async_copy.async_copy_global_to_shared(delta, delta_ptr + place, mask=token < end)
-    async_copy.mbarrier_arrive(there, increment_count=False)
 
 
 @gluon.jit

@@ -11,6 +11,7 @@ from torch import Tensor
 from jagged_kernels.attention.choice import (
     HOPPER_DKV,
     HOPPER_FORWARD,
+    HOPPER_ONE_PASS,
     SHORT,
     Family,
     Pass,
@@ -107,7 +108,7 @@ def _attention_triton_general_backward(
     band = {"left": left, "right": right, "scale": scale}
     meeting = meeting_of(meets, k_offsets)
     family = _family("dkv", (q, k, v), rows, tile_q, tile_k, offsets, bias, meets)
-    if family is HOPPER_DKV:
+    if family in (HOPPER_DKV, HOPPER_ONE_PASS):
         from jagged_kernels.attention.hopper import backward as gluon_backward
 
         gradients = gluon_backward.launch_backward(

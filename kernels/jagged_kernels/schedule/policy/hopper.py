@@ -5,6 +5,7 @@ Apart from the kernels, because Gluon is imported only where it runs.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.layouts import read_in_place
+from jagged_kernels.core.sizes import cdiv
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class HopperConfig:
         block: keys taken at a time.
         stages: buffers for K and for V.
         residents: programs on a multiprocessor at a time.
+        turned: of `hopper.one_pass` at head_dim 64, whether dQ is made as its transpose.
     """
 
     consumers: int
@@ -31,6 +34,7 @@ class HopperConfig:
     block: int
     stages: int
     residents: int = 1
+    turned: bool = False
 
     @property
     def part_q(self) -> int:
@@ -79,10 +83,36 @@ def dkv_config(head_dim: int) -> HopperConfig:
     return HopperConfig(consumers=2, warps=4, block=64, stages=4)
 
 
+@lru_cache
+def one_pass_config(head_dim: int) -> HopperConfig:
+    """Of `hopper.one_pass`; a block has queries."""
+    return HopperConfig(consumers=2, warps=4, block=64, stages=4 if head_dim == 64 else 3)
+
+
+# What dQ is added up in has at least this much memory, if there is as much to add up: more stays in
+# the L2 cache only in part.
+RING_BYTES = 32 * 2**20
+
+
+def ring_blocks(blocks: int, tokens: int, group: int, head_dim: int, config: HopperConfig) -> int:
+    """How many blocks of dQ `hopper.one_pass` adds up at a time: as many as the longest user may
+    have for one key head (his length is not known here), or all `blocks`, if these are fewer.
+
+    Args:
+        group: query heads of a key head.
+    """
+    longest = group * cdiv(tokens, config.tile_q) * (config.tile_q // config.block)
+    return min(blocks, max(longest, RING_BYTES // (4 * config.block * head_dim)))
+
+
 # Tokens of a user, on average, from which these kernels are faster than the plain ones, by what
 # scores become and by head_dim. Those of pointwise scores are softmax's: not measured yet.
 FORWARD_PAYS_FROM = {"softmax": {64: 1024, 128: 256}, "pointwise": {64: 1024, 128: 256}}
 BACKWARD_PAYS_FROM = {"softmax": {64: 128, 128: 256}, "pointwise": {64: 128, 128: 256}}
+# From which the backward in one pass is faster than in two. It was not measured yet: no user has as
+# many.
+NEVER = sys.maxsize
+ONE_PASS_PAYS_FROM = {"softmax": {64: NEVER, 128: NEVER}}
 # Of queries and of keys in the rows that they walk, by head_dim.
 HOPPER_TILES = {dim: forward_config(dim).tile_q for dim in FORWARD_PAYS_FROM["softmax"]}
 
