@@ -18,7 +18,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from jagged_kernels.attention import blocks as triton_blocks
 from jagged_kernels.attention import triton_meeting
+from jagged_kernels.attention.meeting import MeetShape
 from jagged_kernels.attention.plans import PLANS, Call
+from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.schedule.policy.hopper import HopperConfig
 from jagged_kernels.schedule.row_layout import ROW_WIDTH
 
@@ -32,11 +34,20 @@ _GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 @lru_cache(PLANS)
-def plan(call: Call, config: HopperConfig) -> tuple[dict[str, Any], dict[str, int]]:
+def plan(
+    call: Call, config: HopperConfig, meets: MeetShape
+) -> tuple[dict[str, Any], dict[str, int]]:
     """(compile-time parameters S and C, launch options) of a kernel whose rows hold q's side."""
-    shape = call.shape(tile=config.tile_q, block=config.block)
+    shape = call.shape(tile=config.tile_q, block=config.block, meets=meets)
     options = {"num_warps": config.warps, "maxnreg": config.start_registers}
     return {"S": shape, "C": config}, options
+
+
+def programs(device: torch.device, config: HopperConfig, tiles: int) -> int:
+    """How many are launched for so many tiles, each of one head."""
+    if not config.stays:
+        return tiles
+    return min(multiprocessors(device) * config.residents, tiles)
 
 
 def token_blocks(x: Tensor, block: int) -> TensorDescriptor:
