@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 import pytest
 import torch
 from attention_cases import DEVICE
 from choice_cases import on_hopper
-from hopper_pays import PASSES, SCORES, SIDES, Batch, main, pays_from, rows_of, said
+from hopper_pays import KEYS, PASSES, SCORES, SIDES, Batch, lay_out, main, pays_from, rows_of, said
 from old_and_new import difference
 
 from jagged_kernels import JaggedTensor, jagged_attention
-from jagged_kernels.schedule.policy.hopper import BACKWARD_PAYS_FROM, FORWARD_PAYS_FROM
+from jagged_kernels.schedule.policy.hopper import (
+    BACKWARD_PAYS_FROM,
+    FORWARD_PAYS_FROM,
+    HopperConfig,
+)
 from jagged_ranking.measure.timing import Effort
 
 
-def small(dtype: torch.dtype, **shape: int) -> Batch:
-    options = {"tokens": 300, "heads": 2, "dim": 16, **shape}
+def small(dtype: torch.dtype, **shape: Any) -> Batch:
+    options: dict[str, Any] = {"tokens": 300, "heads": 2, "dim": 16, **shape}
     return Batch(40, dtype=dtype, device=torch.device(DEVICE), **options)
 
 
@@ -34,6 +40,49 @@ def test_the_plain_side_is_attention(scores: str, causal: bool) -> None:
     assert difference((out.detach(),), calls["forward"]()) < 1e-4
     for of_pass in PASSES[1:]:
         assert difference(gradients, calls[of_pass]()) < 1e-4
+
+
+@pytest.mark.parametrize("keys", KEYS[1:])
+def test_the_plain_side_over_lists_is_attention(keys: str) -> None:
+    """Over as many keys as the lists show: what is compared is forward and backward alike."""
+    candidates = 20 if keys == "retrieval" else None
+    batch = small(torch.float32, candidates=candidates, even=True)
+    lists, _ = batch.lists(keys, 16)
+    assert lists is not None
+    calls = batch.calls("plain", None, causal=True, keys=keys, block=16)
+    leaves = [x.clone().requires_grad_() for x in (batch.q, batch.k, batch.v)]
+    q, k, v = (
+        JaggedTensor(x, of)
+        for x, of in zip(leaves, (batch.q_offsets, batch.offsets, batch.offsets), strict=True)
+    )
+    out = jagged_attention(q, k, v, keys=lists, backend="reference").values
+    gradients = torch.autograd.grad(out, leaves, batch.d_o)
+    assert difference((out.detach(),), calls["forward"]()) < 1e-4
+    for of_pass in PASSES[1:]:
+        assert difference(gradients, calls[of_pass]()) < 1e-4
+
+
+@on_hopper
+@pytest.mark.parametrize("block", [64, 128])
+@pytest.mark.parametrize("keys", KEYS[1:])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_both_sides_are_timed_over_lists_and_agree(dim: int, keys: str, block: int) -> None:
+    candidates = 100 if keys == "retrieval" else None
+    batch = small(torch.bfloat16, tokens=3000, dim=dim, candidates=candidates)
+    effort = Effort(rounds=1, inner=1, warmup=1)
+    found = list(rows_of(batch, None, effort, causal=True, keys=keys, block=block))
+    assert [row["pass"] for row in found] == list(PASSES[: 1 if (dim, block) == (128, 64) else 3])
+    for row in found:
+        assert row["results differ"] < 2e-2
+
+
+def test_a_layout_is_changed_in_words() -> None:
+    table = {(64, 64): HopperConfig(consumers=1, warps=4, block=128, stages=3, residents=2)}
+    lay_out(table, 64, 64, "block=64,residents=3")
+    lay_out(table, 128, 64, "block=32")
+    lay_out(table, 64, 64, None)
+    changed = HopperConfig(consumers=1, warps=4, block=64, stages=3, residents=3)
+    assert table == {(64, 64): changed}
 
 
 @on_hopper
@@ -66,6 +115,7 @@ def test_what_the_policy_says() -> None:
     assert said("silu", "forward", 64) == FORWARD_PAYS_FROM["pointwise"][64]
     assert said("softmax", "backward", 128) == BACKWARD_PAYS_FROM["softmax"][128]
     assert said("silu", "forward+backward", 64) is None
+    assert said("softmax", "forward", 64, "strided") == FORWARD_PAYS_FROM["lists"][64]
 
 
 def test_without_such_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

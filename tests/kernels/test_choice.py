@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from choice_cases import CALLS, EACH_CALL, HALF, SINGLE, Call, Picks, pass_for_hopper, said_picks
+from choice_cases import (
+    CALLS,
+    EACH_CALL,
+    HALF,
+    LISTS,
+    SINGLE,
+    Call,
+    Picks,
+    pass_for_hopper,
+    said_picks,
+)
 from launch_keys import Key, record_launches, watch_launches
 
 from jagged_kernels import JaggedTensor, SiLU, explain_attention, jagged_attention
@@ -152,6 +162,22 @@ def test_pointwise_scores_pay_from_lengths_of_their_own(scores, length, forward,
     pass_for_hopper(monkeypatch)
     monkeypatch.setitem(FORWARD_PAYS_FROM["pointwise"], 64, 500)
     options = {"scores": SiLU()} if scores == "pointwise" else {}
+    arguments, options = Call(length, 64, (forward,) * 3, options=options).arguments()
+    assert said_picks(explain_attention(*arguments, **options))[0] == forward
+
+
+@pytest.mark.parametrize(
+    ("keys", "length", "forward"),
+    [
+        (LISTS, 500, "hopper forward"),
+        (LISTS, 499, "general"),
+        (None, 500, "plain"),
+    ],
+)
+def test_lists_pay_from_lengths_of_their_own(keys, length, forward, monkeypatch):
+    pass_for_hopper(monkeypatch)
+    monkeypatch.setitem(FORWARD_PAYS_FROM["lists"], 64, 500)
+    options = {} if keys is None else {"keys": keys}
     arguments, options = Call(length, 64, (forward,) * 3, options=options).arguments()
     assert said_picks(explain_attention(*arguments, **options))[0] == forward
 

@@ -78,6 +78,12 @@ LINES = [
     ("many dense queries", False, "split: it takes 1 to 64 dense queries a user"),
     ("no longer short, pointwise scores", False, "plain: scores are pointwise, it takes softmax"),
     ("long, lists of keys", False, "plain: keys are lists, it takes ranges"),
+    ("too short for lists of keys", True, "hopper forward, hopper dkv: users have 1023 queries on "
+     "average, at head_dim 64 it pays from 1024"),
+    ("long enough for lists of small blocks", True,
+     "hopper forward, hopper dkv: lists are of blocks of 32 keys, it takes 64 or 128"),
+    ("long enough for lists of keys, head_dim 128", True,
+     "hopper dkv, hopper dq: lists are of blocks of 64 keys, it takes 128"),
     ("few dense queries, whole rows and pointwise scores", False,
      "split: the schedule was built with split='rows'"),
     ("few dense queries, whole rows and pointwise scores", False,

@@ -100,6 +100,10 @@ class Call:
 
 
 LISTS = SemiLocalKeys(64, 8)
+LARGE_LISTS, SMALL_LISTS = SemiLocalKeys(64, 8, block=128), SemiLocalKeys(64, 8, block=32)
+LONG_LISTS = {
+    dim: max(FORWARD_PAYS_FROM["lists"][dim], n) for dim, n in BACKWARD_PAYS_FROM["lists"].items()
+}
 LONG, LONG_BACKWARD = FORWARD_PAYS_FROM["softmax"], BACKWARD_PAYS_FROM["softmax"]
 # A schedule's tile is that of softmax's lengths.
 LONG_POINTWISE = {dim: max(LONG[dim], n) for dim, n in FORWARD_PAYS_FROM["pointwise"].items()}
@@ -175,6 +179,31 @@ CALLS = {
     "long, lists of keys": Call(LONG[128], 128, GENERAL, options={"keys": LISTS}),
     "long, lists of keys, a schedule": Call(
         LONG[128], 128, GENERAL, schedule={"keys": LISTS}, options={"keys": LISTS}
+    ),
+    "long enough for lists of keys": Call(
+        LONG_LISTS[64], 64, GENERAL, ("hopper forward", "general", "hopper dkv"),
+        options={"keys": LISTS},
+    ),
+    "too short for lists of keys": Call(
+        LONG_LISTS[64] - 1, 64, GENERAL, options={"keys": LISTS}
+    ),
+    "long enough for lists of keys, pointwise scores": Call(
+        LONG_LISTS[64], 64, GENERAL, ("hopper forward", "general", "hopper dkv"),
+        options={"keys": LISTS, "scores": SiLU()},
+    ),
+    "long enough for lists of keys, bias": Call(
+        LONG_LISTS[64], 64, GENERAL, bias=True, options={"keys": LISTS}
+    ),
+    "long enough for lists of keys, head_dim 128": Call(
+        LONG_LISTS[128], 128, GENERAL, ("hopper forward", "general", "general"),
+        options={"keys": LISTS},
+    ),
+    "long enough for lists of large blocks, head_dim 128": Call(
+        LONG_LISTS[128], 128, GENERAL, EVERY_HOPPER, schedule={"keys": LARGE_LISTS},
+        options={"keys": LARGE_LISTS},
+    ),
+    "long enough for lists of small blocks": Call(
+        LONG_LISTS[64], 64, GENERAL, options={"keys": SMALL_LISTS}
     ),
     "few dense queries, pointwise scores": Call(
         200, 64, SPLIT, queries=3, options={"scores": SiLU()}

@@ -57,6 +57,7 @@ _FORWARD = "jagged_kernels.attention.plain.forward"
 _DQ = "jagged_kernels.attention.plain.dq"
 _DKV = "jagged_kernels.attention.plain.dkv"
 _MEETING = "jagged_kernels.attention.triton_meeting"
+_NOTES = "jagged_kernels.attention.hopper.notes"
 _SHORT = "jagged_kernels.attention.plain.short"
 _LISTS = "jagged_kernels.schedule.keys.triton_lists"
 _METRICS = "jagged_ranking.evaluation.metrics"
@@ -224,6 +225,27 @@ BUGS = (
         "exists = (block >= 0) & (block <",
         "exists = (block <",
         ("kernels/keys_attention::test_columns_that_are_no_block_are_not_read",),
+    ),
+    Bug(
+        "hopper_notes_without_the_mask",
+        _NOTES,
+        "cut | (start + PART > range_end)",
+        "start + PART > range_end",
+        ("kernels/hopper_lists::test_the_lists_of_rules_are_noted_as_they_are",),
+    ),
+    Bug(
+        "hopper_notes_of_the_next_list",
+        _NOTES,
+        "(number >= 0) & (number < (end - begin) * SPLITS)",
+        "number >= 0",
+        ("kernels/hopper_lists::test_the_lists_of_rules_are_noted_as_they_are",),
+    ),
+    Bug(
+        "hopper_keys_again_by_the_lists_of_queries",
+        "jagged_kernels.attention.hopper.exact_backward",
+        "meets_t if T.GROUPS else meets",
+        "meets",
+        ("kernels/hopper_lists::test_parts_of_gradients_that_are_not_finite_are_computed_again",),
     ),
     # --- attention: what a score becomes ----------------------------------------------------------
     Bug(

@@ -22,6 +22,9 @@ from torch import Tensor
 from jagged_kernels.core.backends import Backend, choose_backend, or_native
 from jagged_kernels.schedule.policy.hopper import (
     BACKWARD_PAYS_FROM,
+    DKV_LISTED,
+    DQ_LISTED,
+    FORWARD_LISTED,
     FORWARD_PAYS_FROM,
     HOPPER_TILES,
     NEVER,
@@ -63,9 +66,11 @@ class Family(NamedTuple):
         hopper: it needs such a GPU, and what TMA can read.
         shared: queries and keys must have the same offsets.
         tile_q, tile_k: for a head_dim, the tile of a schedule that it must have.
+        listed: for a head_dim, the tiles that it must have where keys are lists: their blocks.
         least_tile: both tiles must have more tokens.
-        pays_from: for what scores become and a head_dim, tokens of a user's queries, on average,
-            from which it is faster than those after it; `pays_below`: below which.
+        pays_from: for what scores become, or "lists" where keys are, and a head_dim, tokens of a
+            user's queries, on average, from which it is faster than those after it; `pays_below`:
+            below which.
     """
 
     name: str
@@ -84,6 +89,7 @@ class Family(NamedTuple):
     shared: bool = False
     tile_q: Mapping[int, int] | None = None
     tile_k: Mapping[int, int] | None = None
+    listed: Mapping[int, tuple[int, ...]] | None = None
     least_tile: int = 0
     pays_from: Mapping[str, Mapping[int, int]] | None = None
     pays_below: int | None = None
@@ -108,19 +114,25 @@ HOPPER_FORWARD = Family(
     head_dims=(64, 128),
     equal_dims=True,
     scores=("softmax", "pointwise"),
+    keys=("ranges", "lists"),
     hopper=True,
     tile_q=HOPPER_TILES,
+    listed=FORWARD_LISTED,
     pays_from=FORWARD_PAYS_FROM,
 )
 HOPPER_DKV = HOPPER_FORWARD._replace(
-    name="hopper dkv", passes=("dkv",), tile_k=HOPPER_TILES, pays_from=BACKWARD_PAYS_FROM
-)
+    name="hopper dkv", passes=("dkv",), tile_k=HOPPER_TILES, listed=DKV_LISTED,
+    pays_from=BACKWARD_PAYS_FROM,
+)  # fmt: skip
 # Beside `HOPPER_DKV` alone. At head_dim 64 the plain one is faster.
-HOPPER_DQ = HOPPER_DKV._replace(name="hopper dq", passes=("dq",), head_dims=(128,))
+HOPPER_DQ = HOPPER_DKV._replace(
+    name="hopper dq", passes=("dq",), head_dims=(128,), listed=DQ_LISTED
+)
 # Before both, which a backward of dQ alone has all the same.
 HOPPER_ONE_PASS = HOPPER_DKV._replace(
     name="hopper one pass", about="Gluon, dQ, dK and dV at a time", passes=("dq", "dkv"),
-    scores=("softmax",), shared=True, pays_from=ONE_PASS_PAYS_FROM,
+    scores=("softmax",), keys=("ranges",), shared=True, listed=None,
+    pays_from=ONE_PASS_PAYS_FROM,
 )  # fmt: skip
 SHORT = Family(
     "short",
@@ -288,7 +300,8 @@ def hopper_reads(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def _pays_between(family: Family, asked: Asked) -> tuple[int, float]:
     least = 0
     if family.pays_from is not None:
-        least = family.pays_from.get(asked.scores, {}).get(asked.head_dim, 0)
+        by = "lists" if asked.keys == "lists" else asked.scores
+        least = family.pays_from.get(by, {}).get(asked.head_dim, 0)
     return least, math.inf if family.pays_below is None else family.pays_below
 
 
@@ -334,6 +347,11 @@ def _dim_refusals(family: Family, asked: Asked) -> list[str]:
 
 
 def _tile_refusals(family: Family, asked: Asked) -> list[str]:
+    if asked.keys == "lists" and family.listed is not None:
+        blocks = family.listed.get(asked.head_dim, (asked.tile_q,))
+        if {asked.tile_q, asked.tile_k} <= set(blocks):
+            return []
+        return [f"lists are of blocks of {asked.tile_q} keys, it takes {_either(map(str, blocks))}"]
     said = []
     for name, tile, takes in (
         ("queries", asked.tile_q, family.tile_q),

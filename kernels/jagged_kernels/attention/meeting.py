@@ -1,5 +1,5 @@
 """How queries meet keys where it is not today's way: by lists of key blocks, or by weights that are
-a function of each score alone. What kernels take for both; those for Hopper for the latter.
+a function of each score alone. What kernels take for both.
 
 `RANGES` is today's: rows see ranges, and a score becomes its share of a softmax. A kernel that is
 compiled for it has nothing of what follows.

@@ -53,12 +53,14 @@ def launch_backward(
     scale: float,
     wanted_kv: bool = True,
     meeting: Meeting = RANGES,
+    listed: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`plain.backward.launch_backward` for what `choice.HOPPER_DKV` takes.
 
     Args:
         lse2: [0] where weights are by a policy.
-        rows, rows_t: of tiles of `forward_config(head_dim).tile_q` queries and keys.
+        rows, rows_t: of tiles of `dkv_config(head_dim, listed).tile_q` queries and keys.
+        listed: tokens of a listed block, as many as of a tile; 0 where rows see ranges.
         wanted_kv: False leaves out dk and dv: [0].
     """
     d_o = for_tma(d_o)
@@ -67,24 +69,28 @@ def launch_backward(
     call = Call.of(q, k, v, d_o, left=left, right=right, scale=scale)
     band: dict[str, Any] = {"left": left, "right": right, "meeting": meeting}
     dim = q.shape[2]
-    tile = forward_config(dim).tile_q
+    of_keys = dkv_config(dim, listed)
     gluon_dq = dim in HOPPER_DQ.head_dims
     alarm = None
-    if any(call.limits) and (gluon_dq or wanted_kv):
+    if (any(call.limits) or listed) and (gluon_dq or wanted_kv):
         alarm = torch.zeros((), dtype=torch.int32, device=q.device)
     if gluon_dq:
         dq, delta = launch_dq(d_o, d_lse2, q, k, v, o, lse2, rows, call, alarm, **band)
     else:
         given = lse2 if softmax else None
         dq, delta = plain_dq.launch_dq(
-            d_o, d_lse2, q, k, v, o, given, rows, call, tile=tile, **band
+            d_o, d_lse2, q, k, v, o, given, rows, call, tile=of_keys.tile_q, **band
         )
-    dkv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, call, alarm, **band) if wanted_kv else None
+    dkv = None
+    if wanted_kv:
+        dkv = launch_dkv(
+            d_o, q, k, v, lse2, delta, rows_t, call, alarm, **band, listed=listed, config=of_keys
+        )
     if alarm is not None:
         launch_exact_backward(
             # The plain dq is right.
             d_o, q, k, v, lse2, delta, dq if gluon_dq else None, dkv, rows, rows_t, call, alarm,
-            tile=tile, part_q=DQ_CONFIG.part_q, part_k=dkv_config(dim).part_q, **band,
+            tile=of_keys.tile_q, part_q=DQ_CONFIG.part_q, part_k=of_keys.part_q, **band,
         )  # fmt: skip
     return dq, *(dkv or (k.new_empty(0), v.new_empty(0)))
 

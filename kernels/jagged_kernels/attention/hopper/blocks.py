@@ -19,7 +19,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from jagged_kernels.attention import blocks as triton_blocks
 from jagged_kernels.attention import triton_meeting
+from jagged_kernels.attention.meeting import MeetShape
 from jagged_kernels.attention.plans import PLANS, Call
+from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.schedule.policy.hopper import HopperConfig
 from jagged_kernels.schedule.row_layout import ROW_WIDTH
 
@@ -29,16 +31,25 @@ visible_band = gluon.jit(triton_blocks.band.fn)
 _factor_of_user = gluon.jit(triton_meeting.factor_of_user.fn)
 
 _ROW_WIDTH = gl.constexpr(ROW_WIDTH)
-_LANES = gl.constexpr(32)
+LANES = gl.constexpr(32)
 _GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 @lru_cache(PLANS)
-def plan(call: Call, config: HopperConfig) -> tuple[dict[str, Any], dict[str, int]]:
+def plan(
+    call: Call, config: HopperConfig, meets: MeetShape
+) -> tuple[dict[str, Any], dict[str, int]]:
     """(compile-time parameters S and C, launch options) of a kernel whose rows hold q's side."""
-    shape = call.shape(tile=config.tile_q, block=config.block)
+    shape = call.shape(tile=config.tile_q, block=config.block, meets=meets)
     options = {"num_warps": config.warps, "maxnreg": config.start_registers}
     return {"S": shape, "C": config}, options
+
+
+def programs(device: torch.device, config: HopperConfig, tiles: int) -> int:
+    """How many are launched for so many tiles, each of one head."""
+    if not config.stays:
+        return tiles
+    return min(multiprocessors(device) * config.residents, tiles)
 
 
 def token_blocks(x: Tensor, block: int) -> TensorDescriptor:
@@ -210,7 +221,7 @@ def load_numbers(
     Not by TMA, which wants the innermost coordinate at a multiple of 16 bytes. Each lane arrives
     at `there` when its own copies have.
     """
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [_LANES], [1], [0])
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [LANES], [1], [0])
     token = start + gl.arange(0, lse2.shape[0], LAYOUT)
     place = token.to(gl.int64) * HEADS
     async_copy.async_copy_global_to_shared(lse2, lse2_ptr + place, mask=token < end)

@@ -18,10 +18,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from jagged_kernels.attention.hopper.blocks import (
     left_factor,
-    mask_block,
     next_slot,
     product_with_transpose,
 )
+from jagged_kernels.attention.hopper.listed import hide, noted_block
 from jagged_kernels.attention.hopper.policies import natural_scores
 
 
@@ -34,10 +34,13 @@ def meet_softmax(
     before adds to dK.
 
     So two products are in the making while probabilities are, and one while dS is.
+
+    Args:
+        start: of a list's block its note says it.
+        band: as for `hide`.
     """
-    q_buffer, do_buffer, lse2_buffer, delta_buffer = buffers[2:]
+    q_buffer, do_buffer, lse2_buffer, delta_buffer = buffers[2:6]
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
-    first_k, q_end, whole_start, whole_end, shift, left, right = band
     COLUMN: gl.constexpr = gl.SliceLayout(0, SCORES)
     dk, dv, d_scores, stage, phase = state
     before = stage
@@ -51,14 +54,15 @@ def meet_softmax(
     mbarrier.wait(do_full.index(stage), phase)
     d_o = do_buffer.index(stage)
     d_probabilities = product_with_transpose(v, d_o, SCORES)
+    if S.GROUPS:
+        start, cut = noted_block(buffers[-1], stage)
     scores = warpgroup_mma_wait(1 if FIRST else 2, deps=[scores])
     lse2 = gl.expand_dims(lse2_buffer.index(stage).load(COLUMN), 0)
     exponent = scores * scale_log2 - lse2
-    cut = (start < whole_start) | (start >= whole_end)
+    if not S.GROUPS:
+        cut = (start < band[2]) | (start >= band[3])
     if cut:
-        exponent = mask_block(
-            exponent, first_k, start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT
-        )
+        exponent = hide(exponent, start, band, S, True)
     probabilities = gl.exp2(exponent)
     if FIRST:
         d_probabilities = warpgroup_mma_wait(0, deps=[d_probabilities])
@@ -71,10 +75,7 @@ def meet_softmax(
     d_scores = probabilities * (d_probabilities - delta)
     if cut:
         # What inf or NaN of a query made of a probability 0.
-        d_scores = mask_block(
-            d_scores, first_k, start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT,
-            0.0,
-        )  # fmt: skip
+        d_scores = hide(d_scores, start, band, S, True, 0.0)
     # The next block's Q is waited for here because that wait is a loop: across it the assembler
     # does not move the end of the products up to before dS.
     ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
@@ -95,9 +96,8 @@ def meet_pointwise(
     Weights come with their slopes, which at head_dim 128 leave no registers for a product with V
     meanwhile: that begins when weights have become halves, beside the one that adds to dV.
     """
-    q_buffer, do_buffer = buffers[2:]
+    q_buffer, do_buffer = buffers[2:4]
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
-    first_k, q_end, whole_start, whole_end, shift, left, right = band
     dk, dv, d_scores, stage, phase = state
     before = stage
     if not FIRST:
@@ -106,15 +106,16 @@ def meet_pointwise(
     if not FIRST:
         factor = left_factor(d_scores, dk, q_buffer.dtype)
         dk = warpgroup_mma(factor, q_buffer.index(before), dk, is_async=True)
+    if S.GROUPS:
+        start, cut = noted_block(buffers[-1], stage)
     scores = warpgroup_mma_wait(0 if FIRST else 1, deps=[scores])
     scores = natural_scores(scores, scale_log2)
     weights = WEIGHT(scores)
     slopes = D_SCORE(scores, gl.full_like(scores, factor_n))
-    cut = (start < whole_start) | (start >= whole_end)
+    if not S.GROUPS:
+        cut = (start < band[2]) | (start >= band[3])
     if cut:
-        weights = mask_block(
-            weights, first_k, start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, 0.0
-        )
+        weights = hide(weights, start, band, S, True, 0.0)
     weights = left_factor(weights, dv, q_buffer.dtype)
     mbarrier.wait(do_full.index(stage), phase)
     d_o = do_buffer.index(stage)
@@ -128,9 +129,7 @@ def meet_pointwise(
     d_scores = slopes * d_weights
     if cut:
         # What inf or NaN of a query made of a weight 0.
-        d_scores = mask_block(
-            d_scores, first_k, start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, 0.0
-        )
+        d_scores = hide(d_scores, start, band, S, True, 0.0)
     # Here because that wait is a loop; see `meet_softmax`.
     ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
     mbarrier.wait(q_full.index(ahead_stage), ahead_phase, pred=more)

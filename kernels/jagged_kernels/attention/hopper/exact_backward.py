@@ -20,10 +20,10 @@ from jagged_kernels.attention.hopper.exact import part_of_place
 from jagged_kernels.attention.meeting import RANGES, Meeting, MeetShape
 from jagged_kernels.attention.plain.dkv import dkv_walk
 from jagged_kernels.attention.plain.dq import dq_walk
-from jagged_kernels.attention.plans import PLANS, Call, scale_argument
+from jagged_kernels.attention.plans import PLANS, AttentionShape, Call, scale_argument
 from jagged_kernels.attention.scores.bias_launch import NO_BIAS
 from jagged_kernels.attention.seen.triton_sums import SEEN_BLOCK, is_bad, size_of_sums
-from jagged_kernels.attention.triton_meeting import factor_of_user
+from jagged_kernels.attention.triton_meeting import factor_of_user, list_ends, rule_of_row
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
 from jagged_kernels.device.memory import load_block, load_numbers, store_block
@@ -59,6 +59,7 @@ def launch_exact_backward(
             by a policy.
         dq, dkv: None for what is not to be looked at.
         rows, rows_t: of tiles of `tile` tokens, which holds one or more parts.
+        meeting: whose lists are of blocks as large as that tile.
         call: of q, k, v and d_o.
     """
     parts = 0 if dq is None else tile // part_q
@@ -73,7 +74,8 @@ def launch_exact_backward(
         min(multiprocessors(q.device), places + places_t),
         (
             q, k, v, d_o, lse2, delta, dq, *(dkv or (None, None)), rows, rows_t, alarm,
-            meeting.arguments, places, places_t, call.scale, scale_log2, left, right,
+            meeting.arguments, meeting.arguments_t if shape.groups else None,
+            places, places_t, call.scale, scale_log2, left, right,
         ),
         constants,
         num_warps=4,
@@ -87,10 +89,14 @@ def _constants(
 ) -> tuple[float, dict[str, Any]]:
     """(scale in base 2, the kernel's compile-time parameters)."""
     scale_log2, negate = scale_argument(call.scale)
-    block = SEEN_BLOCK.value
+
+    def shape(of: Call, part: int, parts: int) -> AttentionShape:
+        parts = max(parts, 1)
+        return of.shape(tile=part * parts, parts=parts, block=SEEN_BLOCK.value, meets=meets)
+
     return scale_log2, {
-        "S": call.shape(tile=part_q, block=block),
-        "T": call.mirrored.shape(tile=part_k, block=block),
+        "S": shape(call, part_q, parts),
+        "T": shape(call.mirrored, part_k, parts_t),
         "PARTS": parts,
         "PARTS_T": parts_t,
         "NEGATE": negate,
@@ -103,11 +109,12 @@ def _constants(
 @triton.jit(do_not_specialize=["places", "places_t", "left", "right"])
 def _exact_backward_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, delta_ptr, dq_ptr, dk_ptr, dv_ptr, rows_ptr, rows_t_ptr,
-    alarm_ptr, meets, places, places_t, scale, scale_log2, left, right,
+    alarm_ptr, meets, meets_t, places, places_t, scale, scale_log2, left, right,
     S: tl.constexpr, T: tl.constexpr, PARTS: tl.constexpr, PARTS_T: tl.constexpr,
     NEGATE: tl.constexpr, BIAS: tl.constexpr, WEIGHT: tl.constexpr, D_SCORE: tl.constexpr,
 ):  # fmt: skip
-    """A place is a (row, part, head); programs take every n-th."""
+    """A place is a (row, part, head); programs take every n-th. `meets_t`: of rows of keys that
+    have lists."""
     if tl.load(alarm_ptr) != 0:
         if PARTS > 0:
             for place in range(tl.program_id(0), places, tl.num_programs(0)):
@@ -120,7 +127,7 @@ def _exact_backward_kernel(
             for place in range(tl.program_id(0), places_t, tl.num_programs(0)):
                 _dkv_again(
                     q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, delta_ptr, dk_ptr, dv_ptr, rows_t_ptr,
-                    place, meets, scale, scale_log2, right, left,
+                    place, meets_t if T.GROUPS else meets, scale, scale_log2, right, left,
                     T, NEGATE, BIAS, WEIGHT, D_SCORE, PARTS_T,
                 )  # fmt: skip
 
@@ -138,12 +145,13 @@ def _dq_again(
     # The interpreter's loops count in Python integers.
     place += tl.full([], 0, tl.int32)
     row_ends = part_of_place(rows_ptr, place, HEADS, TILE, PARTS)
-    q_start, q_end, head = row_ends[0], row_ends[1], row_ends[5]
+    q_start, q_end, k_start, k_end, shift, head = row_ends
     dq_ptr += head * S.D
     dq = load_block(dq_ptr, q_start, q_end, HEADS * S.D, TILE, S.D, PAD_D).to(tl.float32)
     if is_bad(size_of_sums(dq)):
         # Not before all threads have read what is written again.
         tl.debug_barrier()
+        row = place // (PARTS * HEADS)
         q_ptr += head * S.Q_STRIDE_H
         do_ptr += head * S.DO_STRIDE_H
         k_ptr += (head // S.GROUP) * S.K_STRIDE_H
@@ -157,10 +165,16 @@ def _dq_again(
             delta = load_numbers(delta_ptr + head, q_start, q_end, HEADS, TILE)
             of_query = (lse2, delta)
         else:
-            of_query = (factor_of_user(meets, rows_ptr, place // (PARTS * HEADS)), 0.0)
+            of_query = (factor_of_user(meets, rows_ptr, row), 0.0)
+        ends = (k_start, k_end)
+        if S.GROUPS:
+            ends = list_ends(meets, rows_ptr, row, q_start, k_end, shift, head, S)
+        rule = 0
+        if S.RULED:
+            rule = rule_of_row(meets, rows_ptr, row, k_start, k_end, shift, False)
         dq, _, _, _ = dq_walk(
-            q, d_o, of_query, k_ptr, v_ptr, row_ends, None, scale_log2, left, right,
-            (0, 0, 0, 0, 0), S, BIAS, WEIGHT, D_SCORE, True,
+            q, d_o, of_query, k_ptr, v_ptr, row_ends, ends, scale_log2, left, right,
+            (0, 0, 0, meets, rule), S, BIAS, WEIGHT, D_SCORE, True,
         )  # fmt: skip
         store_block(dq_ptr, dq * scale, q_start, q_end, HEADS * S.D, TILE, S.D, PAD_D)
 
@@ -198,9 +212,12 @@ def _dkv_again(
         factor_n = 1.0
         if WEIGHT is not None:
             factor_n = factor_of_user(meets, rows_ptr, row)
+        rule = 0
+        if S.RULED:
+            rule = rule_of_row(meets, rows_ptr, row, q_start, q_end, shift, True)
         dk, dv = dkv_walk(
             k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends, kv_head,
-            scale_log2, left, right, rows_ptr, row, (0, 0, 0, factor_n),
+            scale_log2, left, right, rows_ptr, row, (0, meets, rule, factor_n),
             S, BIAS, WEIGHT, D_SCORE, True,
         )  # fmt: skip
         if WEIGHT is not None:

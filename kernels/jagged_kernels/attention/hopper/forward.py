@@ -38,6 +38,7 @@ from jagged_kernels.attention.hopper.blocks import (
     place_of,
     plan,
     product_with_transpose,
+    programs,
     ring_of_barriers,
     row_fields,
     size_of_sums,
@@ -47,11 +48,12 @@ from jagged_kernels.attention.hopper.blocks import (
     zero_tail,
 )
 from jagged_kernels.attention.hopper.exact import launch_exact
+from jagged_kernels.attention.hopper.forward_lists import attend_listed, load_listed
+from jagged_kernels.attention.hopper.listed import ring_of_notes
 from jagged_kernels.attention.hopper.policies import in_gluon, pointwise_weights
 from jagged_kernels.attention.hopper.softmax import online_softmax, store_mean
-from jagged_kernels.attention.meeting import RANGES, Meeting
+from jagged_kernels.attention.meeting import RANGES, Meeting, MeetShape
 from jagged_kernels.attention.plans import PLANS, Call, empty_lse, scale_argument
-from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import empty_as
 from jagged_kernels.schedule.policy.hopper import HopperConfig, forward_config
@@ -69,6 +71,7 @@ def launch_forward(
     right: int,
     scale: float,
     meeting: Meeting = RANGES,
+    listed: int = 0,
     with_lse: bool = True,
     config: HopperConfig | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -76,23 +79,24 @@ def launch_forward(
 
     Args:
         rows: tiles of `config.tile_q` queries.
+        listed: tokens of a listed block, as many as of a tile; 0 where rows see ranges.
         config: in place of the rule's.
     """
     _, heads, dim = q.shape
-    config = config or forward_config(dim)
+    config = config or forward_config(dim, listed)
     o = empty_as(q)
     lse2 = empty_lse(q) if with_lse else None
-    part_q, block = config.part_q, config.block
+    part_q, block = config.part_q, min(config.block, listed or config.block)
     call = Call.of(q, k, v, left=left, right=right, scale=scale)
-    scale_log2, constants, options = _plan(call, config, meeting.constants.weight)
+    scale_log2, constants, options = _plan(call, config, meeting.constants)
     marks = None
     # No score is too large for weights by a policy, and without a mask nothing is hidden.
-    if any(call.limits) or meeting.constants.weight is None:
+    if constants["S"].MASKED or meeting.constants.weight is None:
         marks = (rows.shape[0], config.consumers, heads)
         marks = torch.empty(marks, dtype=torch.int8, device=q.device)
     launch(
         _forward_kernel,
-        min(multiprocessors(q.device) * config.residents, rows.shape[0] * heads),
+        programs(q.device, config, rows.shape[0] * heads),
         (
             o, lse2, marks, rows, rows.shape[0],
             token_blocks(q, part_q), token_blocks(k, block), token_blocks(v, block),
@@ -112,12 +116,12 @@ def launch_forward(
 
 @lru_cache(PLANS)
 def _plan(
-    call: Call, config: HopperConfig, weight: Any
+    call: Call, config: HopperConfig, meets: MeetShape
 ) -> tuple[float, dict[str, Any], dict[str, int]]:
     """(scale in base 2, compile-time parameters, launch options)."""
-    constants, options = plan(call, config)
+    constants, options = plan(call, config, meets)
     scale_log2, negate = scale_argument(call.scale)
-    return scale_log2, {**constants, "NEGATE": negate, "WEIGHT": in_gluon(weight)}, options
+    return scale_log2, {**constants, "NEGATE": negate, "WEIGHT": in_gluon(meets.weight)}, options
 
 
 @gluon.jit(do_not_specialize=["row_count", "left", "right"])
@@ -127,11 +131,16 @@ def _forward_kernel(
     S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, WEIGHT: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_blocks.dtype
+    # A part is a whole block but where lists have shorter ones.
+    PART: gl.constexpr = k_blocks.block_type.shape[0]
+    RING: gl.constexpr = [C.stages * (S.BLOCK // PART), PART, S.D]
     buffers = (
         gl.allocate_shared_memory(dtype, [C.consumers, C.part_q, S.D], q_blocks.layout),
-        gl.allocate_shared_memory(dtype, [C.stages, S.BLOCK, S.D], k_blocks.layout),
-        gl.allocate_shared_memory(dtype, [C.stages, S.BLOCK, S.D], v_blocks.layout),
+        gl.allocate_shared_memory(dtype, RING, k_blocks.layout),
+        gl.allocate_shared_memory(dtype, RING, v_blocks.layout),
     )
+    if S.GROUPS:
+        buffers = buffers + (ring_of_notes(C.stages, S.BLOCK // PART),)  # noqa: RUF005
     barriers = (
         one_barrier(1),  # Q is there
         one_barrier(C.consumers),  # Q may be overwritten
@@ -139,7 +148,8 @@ def _forward_kernel(
         ring_of_barriers(C.stages, C.consumers),
         ring_of_barriers(C.stages, 1),  # V is there
         ring_of_barriers(C.stages, C.consumers),
-        one_barrier(C.consumers),  # V's last block holds nothing of the next user
+        # V's last block holds nothing of the next user; of lists, it is there with rows of his.
+        one_barrier(1 if S.GROUPS else C.consumers),
     )
     fence_async_shared()
     load = (q_blocks, k_blocks, v_blocks, rows_ptr, row_count, buffers, barriers)
@@ -147,18 +157,23 @@ def _forward_kernel(
         o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, meets,
         scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
+    if S.GROUPS:
+        load = (load, meets)
     if C.consumers == 1:
         gl.warp_specialize(
-            [(_attend, (attend, S, C, NEGATE, WEIGHT, 0)), (_load, (load, S, C))],
+            [
+                (attend_listed if S.GROUPS else _attend, (attend, S, C, NEGATE, WEIGHT, 0)),
+                (load_listed if S.GROUPS else _load, (load, S, C)),
+            ],
             [1],
             [24],
         )
     else:
         gl.warp_specialize(
             [
-                (_attend, (attend, S, C, NEGATE, WEIGHT, 0)),
-                (_attend, (attend, S, C, NEGATE, WEIGHT, 1)),
-                (_load, (load, S, C)),
+                (attend_listed if S.GROUPS else _attend, (attend, S, C, NEGATE, WEIGHT, 0)),
+                (attend_listed if S.GROUPS else _attend, (attend, S, C, NEGATE, WEIGHT, 1)),
+                (load_listed if S.GROUPS else _load, (load, S, C)),
             ],
             [C.warps, 1],
             [C.registers, 24],

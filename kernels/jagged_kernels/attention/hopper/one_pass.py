@@ -28,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from jagged_kernels.attention.hopper.blocks import (
+    LANES,
     left_factor,
     next_slot,
     one_barrier,
@@ -52,8 +53,6 @@ from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
 from jagged_kernels.device.arithmetic import LOG2_E
 from jagged_kernels.schedule.policy.hopper import HopperConfig, one_pass_config, ring_blocks
-
-_LANES = gl.constexpr(32)
 
 
 def launch_one_pass(
@@ -165,7 +164,7 @@ def _one_pass_kernel(
         one_barrier(1),  # the tile's K, V and note are there
         one_barrier(C.consumers),  # they may be overwritten
         # Q and its note are there, and lane by lane lse2 and delta
-        ring_of_barriers(C.stages, 1 + _LANES),
+        ring_of_barriers(C.stages, 1 + LANES),
         ring_of_barriers(C.stages, C.consumers),
         ring_of_barriers(C.stages, 1),  # dO is there
         ring_of_barriers(C.stages, C.consumers),

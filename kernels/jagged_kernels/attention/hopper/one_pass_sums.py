@@ -6,10 +6,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma
 
-from jagged_kernels.attention.hopper.blocks import size_of_sums
+from jagged_kernels.attention.hopper.blocks import LANES, size_of_sums
 from jagged_kernels.attention.hopper.one_pass_order import tile_of_place
 
-_LANES = gl.constexpr(32)
 _tile_of_place = gluon.jit(tile_of_place.fn)  # it takes no layouts
 
 # What a consumer does with what its tile adds to a block of dQ.
@@ -22,14 +21,14 @@ ALONE = gl.constexpr(3)  # write dq
 @gluon.jit
 def tell(notes, number: gl.constexpr, value):
     """Leaves a number for the consumers, by one warp."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [_LANES], [1], [0])
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [LANES], [1], [0])
     notes.index(number).store(gl.full([1], 0, gl.int32, LAYOUT) + value)
 
 
 @gluon.jit
 def told(note, WARPS: gl.constexpr):
     """The number that was left there."""
-    return gl.sum(note.load(gl.BlockedLayout([1], [_LANES], [WARPS], [0])), 0)
+    return gl.sum(note.load(gl.BlockedLayout([1], [LANES], [WARPS], [0])), 0)
 
 
 @gluon.constexpr_function
@@ -85,7 +84,7 @@ def add(
     of_turn = notes[2]
     my_turn, added = barriers[7], barriers[8]
     PART: gl.constexpr = S.BLOCK * S.D // C.consumers
-    FLAT: gl.constexpr = gl.BlockedLayout([4], [_LANES], [C.warps], [0])
+    FLAT: gl.constexpr = gl.BlockedLayout([4], [LANES], [C.warps], [0])
     LAYOUT: gl.constexpr = dq.type.layout
     mbarrier.wait(my_turn, turn_phase)
     what = told(of_turn.index(0), C.warps)
@@ -163,7 +162,7 @@ def convert_kernel(
     BLOCK: gl.constexpr = S.BLOCK
     RATIO: gl.constexpr = TILE // BLOCK
     PART: gl.constexpr = BLOCK * S.D // CONSUMERS
-    FLAT: gl.constexpr = gl.BlockedLayout([4], [_LANES], [C.warps], [0])
+    FLAT: gl.constexpr = gl.BlockedLayout([4], [LANES], [C.warps], [0])
     LAYOUT: gl.constexpr = layout_of_dq(S, C)
     head, tile, tiles, start, length, base = _tile_of_place(
         rows_ptr, offsets_ptr, gl.program_id(0), row_count, left, right,

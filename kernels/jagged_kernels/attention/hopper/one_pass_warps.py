@@ -12,6 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from jagged_kernels.attention.hopper import one_pass_order as order
 from jagged_kernels.attention.hopper.blocks import (
+    LANES,
     load_numbers,
     next_slot,
     whole_blocks,
@@ -19,7 +20,6 @@ from jagged_kernels.attention.hopper.blocks import (
 )
 from jagged_kernels.attention.hopper.one_pass_sums import ADD, ALONE, LAST, STORE, tell
 
-_LANES = gl.constexpr(32)
 # What a block's count of adds becomes when it was the last.
 _DONE = gl.constexpr(1 << 30)
 
@@ -63,7 +63,7 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
     CONSUMERS: gl.constexpr = C.consumers
     TILE_BYTES: gl.constexpr = 2 * CONSUMERS * k_blocks.block_type.nbytes
     BLOCK_BYTES: gl.constexpr = q_blocks.block_type.nbytes
-    NOTE: gl.constexpr = gl.BlockedLayout([1], [_LANES], [1], [0])
+    NOTE: gl.constexpr = gl.BlockedLayout([1], [LANES], [1], [0])
     stage = 0
     phase = 0
     tile_phase = 0

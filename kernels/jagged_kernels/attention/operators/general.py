@@ -83,7 +83,8 @@ def _attention_triton_general(
     if family is HOPPER_FORWARD:
         from jagged_kernels.attention.hopper import forward as gluon_forward
 
-        o, lse2 = gluon_forward.launch_forward(q, k, v, rows, **band, **options)
+        listed = tile_q if meets.groups else 0
+        o, lse2 = gluon_forward.launch_forward(q, k, v, rows, **band, **options, listed=listed)
     else:
         from jagged_kernels.attention.plain.forward import launch_forward
 
@@ -112,8 +113,9 @@ def _attention_triton_general_backward(
         from jagged_kernels.attention.hopper import backward as gluon_backward
 
         gradients = gluon_backward.launch_backward(
-            d_o, d_lse2, q, k, v, o, lse2, rows, rows_t, **band, meeting=meeting
-        )
+            d_o, d_lse2, q, k, v, o, lse2, rows, rows_t,
+            **band, meeting=meeting, listed=tile_q if meets.groups else 0,
+        )  # fmt: skip
         return *gradients, *given_tensors([None] * _LEARNED, q)
     from jagged_kernels.attention.plain.backward import launch_backward
 
