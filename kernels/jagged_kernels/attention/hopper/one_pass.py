@@ -34,6 +34,7 @@ from jagged_kernels.attention.hopper.blocks import (
     one_barrier,
     plan,
     product_with_transpose,
+    programs,
     ring_of_barriers,
     store_tile,
     token_blocks,
@@ -48,8 +49,8 @@ from jagged_kernels.attention.hopper.one_pass_sums import (
     told,
 )
 from jagged_kernels.attention.hopper.one_pass_warps import load, take_turns
+from jagged_kernels.attention.meeting import RANGES
 from jagged_kernels.attention.plans import Call
-from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
 from jagged_kernels.device.arithmetic import LOG2_E
 from jagged_kernels.schedule.policy.hopper import HopperConfig, one_pass_config, ring_blocks
@@ -88,7 +89,7 @@ def launch_one_pass(
     config = config or one_pass_config(dim)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     part_k, block = config.part_q, config.block
-    constants, options = plan(call.mirrored, config)
+    constants, options = plan(call.mirrored, config, RANGES.constants)
     kv_heads = k.shape[1]
     blocks = rows_t.shape[0] * heads * (config.tile_q // block)
     if ordered:
@@ -102,7 +103,7 @@ def launch_one_pass(
     places = rows_t.shape[0] * kv_heads
     launch(
         _one_pass_kernel,
-        min(multiprocessors(k.device) * config.residents, places),
+        programs(k.device, config, places),
         (
             lse2, delta, dq, dk, dv, alarm, sums, counts, rows_t, offsets,
             rows_t.shape[0], blocks_of_sums, token_blocks(k, part_k), token_blocks(v, part_k),
