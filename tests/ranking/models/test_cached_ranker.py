@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.models.cached_ranker import CachedRanker, cut_histories
 from jagged_ranking.models.ranker import Ranker
 
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "models.md"
 CACHED = ("target_attention", "transformer")
 CAPACITY = 20
 START = 10**6  # when requests are made; some origin
@@ -89,6 +93,18 @@ def test_events_are_kept_or_seen_by_one_request_alone(
     assert_same(server.score(new, users, times(batch)), after)
     rest = cut_histories(batch, second, batch.events)
     assert_same(server.score(rest, users, times(batch)), whole(one, batch, batch.events))
+
+
+def test_the_documented_server_is_one(toy: ClickDataset, batch: JaggedBatch) -> None:
+    examples = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    (example,) = [text for text in examples if "CachedRanker" in text]
+    namespace: dict[str, Any] = {}
+    exec(example, namespace)
+    one, half = made(toy, "transformer"), batch.events // 2
+    past = cut_histories(batch, np.zeros_like(half), half)
+    new = cut_histories(batch, half, batch.events)
+    logits = namespace["serve"](one, past, new, times(batch))
+    assert_same(logits, whole(one, batch, batch.events))
 
 
 def test_some_of_the_users_in_any_order(toy: ClickDataset, batch: JaggedBatch) -> None:
