@@ -133,6 +133,11 @@ def _share(handle: int) -> None:
             return
 
 
+def last_line(said: str) -> str:
+    """What a process said last, blank lines apart."""
+    return ([line for line in said.split("\n") if line.strip()] or ["no word"])[-1]
+
+
 @contextmanager
 def temporary_folder(
     prefix: str, *, longest: int | None = None, place: Path | None = None

@@ -1,11 +1,14 @@
-"""Figures as they are drawn, before they are files."""
+"""Figures as they are drawn, before they are files; and the page of goals."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
-from jagged_ranking.figures import style
+from jagged_ranking import results
+from jagged_ranking.figures import goals, style
 
 
 def keep_figures(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], dict[str, str]]:
@@ -20,3 +23,17 @@ def keep_figures(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], dict[
 
     monkeypatch.setattr(style, "save", save)
     return figures, titles
+
+
+def goals_before_and_after(
+    table: pd.DataFrame, made_by: dict[str, Any], title: str, folder: Path
+) -> tuple[str, str]:
+    """What the page of goals says from a title on, without results and with this table."""
+
+    def said() -> str:
+        return goals.goal_tables(folder).partition(f"### {title}")[2]
+
+    before, place = said(), folder / made_by["id"]
+    results.write(table, place / "results.parquet")
+    (place / "manifest.json").write_text(json.dumps({**made_by, "preset": "paper"}))
+    return before, said()

@@ -24,3 +24,12 @@ def run_script(script: Path, *words: Any) -> dict[str, Any]:
     )
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
+
+
+def assert_a_line_of_rank_0(found: dict[str, Any], line: str) -> None:
+    """All ranks failed, rank 0 said why in one line, and rank 1 nothing."""
+    assert all(found["statuses"])
+    assert found["said"][0].startswith("jagged: ")
+    assert line in found["said"][0]
+    assert found["said"][0].count("\n") == 1
+    assert found["said"][1] == ""

@@ -56,6 +56,12 @@ def encoder_of(name: str) -> Callable[[ModelConfig], Any]:
     return encoder
 
 
+def has_self_attention(name: str) -> bool:
+    """Whether events of a model attend to one another: then it has layers, and what a request costs
+    grows with its tokens squared. ValueError as `encoder_of`."""
+    return bool(getattr(encoder_of(name), "self_attention", False))
+
+
 def option(default: Any, meaning: str) -> Any:
     """A field with its one description, which the command line shows too."""
     return field(default=default, metadata={"help": meaning})

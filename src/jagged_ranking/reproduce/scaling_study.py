@@ -27,8 +27,8 @@ from jagged_ranking.data.loader import RequestLoader
 from jagged_ranking.data.store import HistoryStore
 from jagged_ranking.devices import device_name, usable_cores
 from jagged_ranking.figures.scaling_points import BALANCES, MEASURED, SIMULATED
-from jagged_ranking.models.model_config import encoder_of
-from jagged_ranking.processes import PARENT_VARIABLE, gpus_alone, temporary_folder
+from jagged_ranking.models.model_config import has_self_attention
+from jagged_ranking.processes import PARENT_VARIABLE, gpus_alone, last_line, temporary_folder
 from jagged_ranking.reproduce.cache import cached
 from jagged_ranking.reproduce.click_logs import find_prepared
 from jagged_ranking.reproduce.scaling_model import Assumptions, fitted, simulated
@@ -210,9 +210,8 @@ def _run_ranks(count: int, asked: Mapping[str, Any]) -> tuple[list[dict[str, Any
         if failed is None:
             texts = [(folder / f"found-{rank}").read_text() for rank in range(count)]
             return [json.loads(text) for text in texts], ""
-        lines = (folder / f"said-{failed}").read_text(errors="replace").split("\n")
-        said = [line for line in lines if line.strip()] or ["no word"]
-        return [], f"rank {failed} of {count}: {said[-1]}"
+        said = (folder / f"said-{failed}").read_text(errors="replace")
+        return [], f"rank {failed} of {count}: {last_line(said)}"
 
 
 def _ended(running: list[subprocess.Popen]) -> int | None:
@@ -246,7 +245,7 @@ def _rows(
     asked_for = np.sum([[np.sum(turn["of"], axis=0)[0] for turn in rank] for rank in turns], axis=0)
     parts = np.array([[step for turn in rank for step in turn["parts"]] for rank in turns])
     of = np.array([[step for turn in rank for step in turn["of"]] for rank in turns])
-    squared = is_squared(str(facts["model"]))
+    squared = has_self_attention(str(facts["model"]))
     cost = of[:, :, 2 if squared else 1].astype(float)
     facts = {
         **facts,
@@ -276,11 +275,6 @@ def _rows(
     peak = max(turn["peak"] for rank in turns for turn in rank)
     if facts["device_type"] == "cuda":
         yield row("peak_memory", "bytes", value=float(peak))
-
-
-def is_squared(model: str) -> bool:
-    """Whether attention among a history's events rules what a request costs."""
-    return bool(getattr(encoder_of(model), "self_attention", False))
 
 
 def simulated_ranks(

@@ -23,7 +23,7 @@ from jagged_ranking.figures.serving_points import CACHED, SCORING, SERVING, TAIL
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.measure.timing import Effort
-from jagged_ranking.models.model_config import check_model, encoder_of
+from jagged_ranking.models.model_config import has_self_attention
 from jagged_ranking.reproduce.cache import cached
 from jagged_ranking.reproduce.request_batches import RequestBatches, of_requests
 from jagged_ranking.reproduce.serving_contest import ServingContest
@@ -86,7 +86,7 @@ def serving_points(
     kinds += [(at_candidates, together) for together in requests]
     found = []
     for model in models:
-        deep = getattr(encoder_of(check_model(model)), "self_attention", False)
+        deep = has_self_attention(model)
         for cap, (asked, together) in itertools.product(caps, dict.fromkeys(kinds)):
             shape = {"cap": cap, "candidates": asked, "requests": together}
             found.append(ServingPoint(model=model, layers=layers if deep else 1, **shape))

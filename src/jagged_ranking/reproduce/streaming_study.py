@@ -21,7 +21,7 @@ import pandas as pd
 from jagged_ranking import paths, results
 from jagged_ranking.devices import device_name
 from jagged_ranking.figures.streaming_points import FROM_DISK, STREAMING
-from jagged_ranking.processes import PARENT_VARIABLE, gpus_alone, temporary_folder
+from jagged_ranking.processes import PARENT_VARIABLE, gpus_alone, last_line, temporary_folder
 from jagged_ranking.reproduce.cache import cached
 from jagged_ranking.training.config import TrainConfig
 
@@ -186,6 +186,5 @@ def _said_by(task: str, folder: Path, asked: Mapping[str, Any]) -> dict[str, Any
             errors="replace",
         )
     except subprocess.CalledProcessError as error:
-        said = [line for line in error.stderr.split("\n") if line.strip()] or ["no word"]
-        raise subprocess.SubprocessError(f"{task}: {said[-1]}") from error
+        raise subprocess.SubprocessError(f"{task}: {last_line(error.stderr)}") from error
     return json.loads(out.read_text())

@@ -24,7 +24,7 @@ from jagged_ranking.figures.throughput_points import COMPILED, DATA, EAGER, GRAP
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.contest import explain
 from jagged_ranking.measure.timing import Effort
-from jagged_ranking.models.model_config import check_model, encoder_of
+from jagged_ranking.models.model_config import has_self_attention
 from jagged_ranking.reproduce.cache import cached
 from jagged_ranking.reproduce.click_logs import find_histories
 from jagged_ranking.reproduce.energy import energy_of
@@ -133,7 +133,7 @@ def measured_throughput(
     by_waste = [one for one in batches if one.group == "waste"]
     cells: list[tuple[BatchLengths, dict[str, Any]]] = []
     for model in models:
-        deep = getattr(encoder_of(check_model(model)), "self_attention", False)
+        deep = has_self_attention(model)
         for one in batches:
             depths = (layers if one.group == "waste" else layers[:1]) if deep else (1,)
             for depth in depths:

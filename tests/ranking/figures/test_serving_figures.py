@@ -1,17 +1,16 @@
 """Figures, tables and goals of served requests, from made-up results."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from kept_figures import goals_before_and_after
 from made_up_results import MANIFEST, serving_results, throughput_results
 from matplotlib.text import Text
 
 from jagged_ranking import results
 from jagged_ranking.figures import (
-    goals,
     serving_figures,
     speed,
     tables,
@@ -112,13 +111,9 @@ def test_tables_have_a_column_a_way_to_answer(measured: pd.DataFrame) -> None:
 
 
 def test_the_page_of_goals_has_it(measured: pd.DataFrame, tmp_path: Path) -> None:
-    text = goals.goal_tables(tmp_path).partition(f"### {TITLE}")[2]
-    assert "\n\nNot measured." in text
-    folder = tmp_path / ID
-    results.write(measured, folder / "results.parquet")
-    (folder / "manifest.json").write_text(json.dumps({**MADE_BY, "preset": "paper"}))
-    text = goals.goal_tables(tmp_path).partition(f"### {TITLE}")[2]
-    assert "| transformer | 1 x 100 | 1,024 |" in text
+    before, after = goals_before_and_after(measured, MADE_BY, TITLE, tmp_path)
+    assert "\n\nNot measured." in before
+    assert "| transformer | 1 x 100 | 1,024 |" in after
 
 
 def test_other_studies_draw_nothing_of_it_nor_it_of_them(

@@ -1,18 +1,18 @@
 """Figures, tables and goals of whole training steps, from made-up results."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from kept_figures import goals_before_and_after
 from made_up_results import MANIFEST, hstu_results, throughput_results
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from jagged_ranking import results
-from jagged_ranking.figures import goals, speed, tables, throughput_figures
+from jagged_ranking.figures import speed, tables, throughput_figures
 from jagged_ranking.figures.throughput_goals import throughput_rows
 
 ID = "10_training_throughput"
@@ -160,13 +160,9 @@ def test_tables_have_a_column_a_kind(measured: pd.DataFrame) -> None:
 
 
 def test_the_page_of_goals_has_it(measured: pd.DataFrame, tmp_path: Path) -> None:
-    text = goals.goal_tables(tmp_path).partition(f"### {TITLE}")[2]
-    assert "\n\nNot measured." in text
-    folder = tmp_path / ID
-    results.write(measured, folder / "results.parquet")
-    (folder / "manifest.json").write_text(json.dumps({**MADE_BY, "preset": "paper"}))
-    text = goals.goal_tables(tmp_path).partition(f"### {TITLE}")[2]
-    assert "| waste 85% | 85% | SASRec | 8 | eager |" in text
+    before, after = goals_before_and_after(measured, MADE_BY, TITLE, tmp_path)
+    assert "\n\nNot measured." in before
+    assert "| waste 85% | 85% | SASRec | 8 | eager |" in after
 
 
 def test_other_studies_draw_nothing_of_it_nor_it_of_them(

@@ -20,7 +20,7 @@ import torch
 from forked_ranks import CONFIGS, STOP, long_training
 from import_graph import PACKAGES
 from marked_process import MarkedProcess
-from rank_scripts import ENVIRONMENT, run_script
+from rank_scripts import ENVIRONMENT, assert_a_line_of_rank_0, run_script
 
 from click_data import prepare
 from jagged_ranking.cli import main
@@ -99,12 +99,7 @@ def refused(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
 def test_what_does_not_fit_is_a_line_of_rank_0(
     refused: dict[str, Any], name: str, line: str
 ) -> None:
-    found = refused[name]
-    assert all(found["statuses"])
-    assert found["said"][0].startswith("jagged: ")
-    assert line in found["said"][0]
-    assert found["said"][0].count("\n") == 1
-    assert found["said"][1] == ""
+    assert_a_line_of_rank_0(refused[name], line)
 
 
 def test_more_ranks_than_gpus_are_refused(refused: dict[str, Any]) -> None:
