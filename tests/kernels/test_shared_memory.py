@@ -216,6 +216,37 @@ def sizes():
     return [*found, shared(bias_sums._bias_sums_kernel, config, kinds, **sums)]
 """
 
+# Over lists of key blocks.
+SPLIT_LISTED = """
+from jagged_kernels.attention.meeting import MeetArguments
+from jagged_kernels.attention.scores.bias_launch import BiasShape
+from jagged_kernels.attention.split import backward, forward
+from jagged_kernels.schedule import spans as partition
+
+partition.is_hopper = lambda _device: capability == 90
+partition.has_small_memory = lambda _device: capability == 89
+kinds = {"meets": MeetArguments("*i64", *["*i32"] * 3, "*i64", "fp32")}
+
+
+def sizes():
+    pack, listed = numbers
+    assert partition.split_backward_fits(1, 1, pack, dim, size, torch.device("cuda"))
+    constants = {"NEGATE": False, "MEMBERS": 1, "PACK": pack, "PAGE": 0, "LISTS": 0}
+    constants |= {"BIAS": BiasShape()} | dict.fromkeys(("queries", "k_tokens", "d_scores_ptr"))
+    configs = {
+        forward._split_forward_kernel: partition.split_forward_config(dim, size, pack),
+        backward._split_backward_kernel: partition.split_backward_config(
+            dim, size, pack, listed=True
+        ),
+    }
+    found = []
+    for kernel, config in configs.items():
+        block = min(config.block, listed)
+        listed_shape = shape(pack, block, precision)._replace(GROUPS=1, PARTS=listed // pack)
+        found.append(shared(kernel, config, kinds, S=listed_shape, **constants))
+    return found
+"""
+
 CACHED = """
 from jagged_kernels.attention.scores.bias_launch import BiasShape
 from jagged_kernels.attention.split import forward as triton_split_forward
@@ -275,6 +306,20 @@ def test_the_largest_tiles_of_few_queries_fit(tmp_path):
 def test_the_largest_tiles_of_few_queries_with_all_they_can_have_fit(tmp_path):
     cases = [("bf16", 90, 256, 64), ("bf16", 89, 64, 64)]
     assert _too_large(EVERY_BIAS + SPLIT_WITH_ALL, 3, cases, tmp_path) == {}
+
+
+def test_the_largest_tiles_of_few_queries_over_lists_fit(tmp_path):
+    cases = [
+        ("bf16", 89, 64, 64, 64),
+        ("bf16", 80, 256, 32, 64),
+        ("bf16", 90, 256, 64, 64),
+        ("bf16", 90, 128, 64, 64),
+        ("fp32", 89, 64, 32, 64),
+        ("fp32", 80, 64, 64, 64),
+        ("fp32", 90, 128, 64, 64),
+        ("fp32", 90, 256, 32, 64),
+    ]
+    assert _too_large(SPLIT_LISTED, 2, cases, tmp_path) == {}
 
 
 def test_the_largest_tiles_over_a_cache_fit(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 from itertools import pairwise
 from typing import Any
@@ -200,14 +201,14 @@ def test_an_optimiser_that_is_not_capturable_is_refused():
     assert works_still()
 
 
-def test_what_cuda_refuses_leaves_the_stream_and_the_memory_in_order():
+def test_what_cuda_refuses_leaves_stream_memory_and_generator_in_order():
     """In a process of its own: how a refused capture leaves the rest, PyTorch does not say."""
     code = """
 import torch
 from jagged_kernels import JaggedTensor, StepGraphs
 
 def step(inputs, real):
-    total = inputs["x"].values.sum()
+    total = torch.dropout(inputs["x"].values, 1e-9, True).sum()
     if torch.cuda.is_current_stream_capturing():
         total.item()
     return total
@@ -220,7 +221,8 @@ try:
 except RuntimeError as error:
     print(error)
 print(torch.cuda.current_stream() == torch.cuda.default_stream())
-more = StepGraphs(lambda inputs, real: inputs["x"].values.sum())
+print(torch.rand(2, device="cuda").unique().numel())
+more = StepGraphs(lambda inputs, real: torch.dropout(inputs["x"].values, 1e-9, True).sum())
 print([more({"x": x}).item() for _ in range(4)], more.graphs)
 """
     found = run_python(code)
@@ -228,4 +230,30 @@ print([more({"x": x}).item() for _ in range(4)], more.graphs)
     assert found.returncode == 0, found.stderr
     assert lines[0] == "[5.0, 5.0]"
     assert lines[1].startswith("the step cannot be captured: ")
-    assert lines[2:] == ["True", "[5.0, 5.0, 5.0, 5.0] 1"]
+    assert lines[2:] == ["True", "2", "[5.0, 5.0, 5.0, 5.0] 1"]
+
+
+def test_graphs_that_nobody_has_are_not_deleted_in_a_capture():
+    class Circle:
+        def __init__(self):
+            self.me, self.steps = self, StepGraphs(lambda inputs, real: inputs["x"].values * 2)
+
+    batch, thresholds = batch_of(8, 8), gc.get_threshold()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            circle = Circle()
+            for _ in range(WARM_UPS + 1):
+                circle.steps(batch)
+        del circle
+        steps = StepGraphs(lambda inputs, real: tuple((inputs["x"].values + 1,) for _ in range(9)))
+        for _ in range(WARM_UPS):
+            steps(batch)
+        gc.enable()
+        gc.set_threshold(1)
+        steps(batch)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.enable()
+    assert steps.replayed == 1

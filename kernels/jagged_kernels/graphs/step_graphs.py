@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -255,7 +257,7 @@ class _Captures:
         )
         try:
             # The outer one, because a capture that fails does not leave its stream.
-            with torch.cuda.stream(self.stream), capture:
+            with _uncollected(), torch.cuda.stream(self.stream), capture:
                 before = torch.cuda.memory_reserved(self.device)
                 outputs = step()
                 self.reserved += torch.cuda.memory_reserved(self.device) - before
@@ -276,3 +278,22 @@ class _Captures:
             return
         torch._C._cuda_releasePool(self.device.index, self.pool)
         _FAILED.append(graph)
+        # The device's generator of random numbers counts for a capture until one has ended.
+        with contextlib.suppress(RuntimeError), _uncollected():
+            nothing = torch.cuda.graph(
+                torch.cuda.CUDAGraph(), stream=self.stream, capture_error_mode="thread_local"
+            )
+            with torch.cuda.stream(self.stream), nothing:
+                torch.zeros((), device=self.device)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without Python's collector of cycles: a graph that it deletes ends a capture in failure."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -234,7 +234,7 @@ def split_partitions(
     shapes = []
     for config in (
         split_forward_config(head_dim, element_size, pack, short=short),
-        split_backward_config(head_dim, element_size, pack),
+        split_backward_config(head_dim, element_size, pack, listed=listed is not None),
     ):
         programs = SPLIT_CHUNKS
         if policy == "stream":
@@ -354,12 +354,17 @@ def paged_fits(
     return large or numbers <= 2**14
 
 
-def split_backward_config(head_dim: int, element_size: int, pack: int) -> SplitConfig:
-    """As `split_forward_config`; dK and dV of a block stand in registers beside its scores."""
+def split_backward_config(
+    head_dim: int, element_size: int, pack: int, *, listed: bool = False
+) -> SplitConfig:
+    """As `split_forward_config`; dK and dV of a block stand in registers beside its scores. Where
+    keys are listed, the compiler keeps more of a block in shared memory."""
     if element_size == 4:
         if head_dim > 128:
             return SplitConfig(16, 8, num_stages=1, resident=1)
-        block = 32 if head_dim > 64 and pack <= 32 else 64
+        block = 64
+        if head_dim > 64 and (pack <= 32 or listed):
+            block = 32 if pack <= 32 else 16
         resident = 2 if pack * head_dim <= (4096 if head_dim <= 64 else 2048) else 1
         return SplitConfig(block, 4, num_stages=1, resident=resident)
     if head_dim <= 64:
