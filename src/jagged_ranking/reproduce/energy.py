@@ -19,6 +19,8 @@ from jagged_ranking.measure.providers import Unavailable
 
 COUNTER, POWER = "energy counter", "sampled power"
 _EVERY_SECONDS = 0.02
+# How long a counter may stand still before it is taken for broken.
+_STILL_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,10 @@ def energy_of(call: Callable[[], object], *, device: torch.device, seconds: floa
     Args:
         call: ends when the device has.
         device: a CUDA device.
-        seconds: at least; a few times what the counter takes to move.
+        seconds: at least; a few times what the counter takes to move, which it does at least once.
 
     Raises:
-        Unavailable: a CPU, or no NVML that knows the device.
+        Unavailable: a CPU, no NVML that knows the device, or a counter that does not move.
     """
     if device.type != "cuda":
         raise Unavailable("unsupported", "energy is measured on a GPU alone")
@@ -52,10 +54,17 @@ def energy_of(call: Callable[[], object], *, device: torch.device, seconds: floa
 
 
 def _by_counter(nvml: Any, board: Any, call: Callable[[], object], seconds: float) -> Energy:
-    before = nvml.nvmlDeviceGetTotalEnergyConsumption(board)
+    def taken() -> int:
+        return nvml.nvmlDeviceGetTotalEnergyConsumption(board) - before
+
+    before, begun = nvml.nvmlDeviceGetTotalEnergyConsumption(board), time.perf_counter()
     calls, _ = _repeated(call, seconds)
-    joules = (nvml.nvmlDeviceGetTotalEnergyConsumption(board) - before) / 1e3
-    return Energy(joules, calls, COUNTER)
+    while (millijoules := taken()) <= 0:
+        if time.perf_counter() - begun > seconds + _STILL_SECONDS:
+            raise Unavailable("unsupported", "the board's counter of energy does not move")
+        call()
+        calls += 1
+    return Energy(millijoules / 1e3, calls, COUNTER)
 
 
 def _by_power(nvml: Any, board: Any, call: Callable[[], object], seconds: float) -> Energy:

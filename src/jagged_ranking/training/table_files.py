@@ -80,7 +80,8 @@ def load_tables(path: Path, state: dict[str, Any], *, alone: bool = True) -> Non
     try:
         _told(lambda: load(state, storage_reader=reader, no_dist=alone))
     except _Failed as error:
-        raise CheckpointError(f"{path}: cannot be read ({error})") from error
+        # Of a metadata that was refused, releases of PyTorch up to 2.11 say nothing.
+        raise CheckpointError(f"{path}: cannot be read ({reader.refusal or error})") from error
 
 
 class _Failed(Exception):
@@ -99,13 +100,23 @@ def _told(do: Callable[[], Any]) -> None:
 
 
 class _Reader(FileSystemReader):
-    """Its own reads the metadata by `pickle`, which runs whatever the file says."""
+    """Its own reads the metadata by `pickle`, which runs whatever the file says.
+
+    Attributes:
+        refusal: what was wrong with the metadata.
+    """
+
+    refusal: Exception | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with (Path(self.path) / _METADATA).open("rb") as file:
-            found = _Unpickler(file).load()
-        if not isinstance(found, Metadata):
-            raise ValueError("the metadata is none")
+        try:
+            with (Path(self.path) / _METADATA).open("rb") as file:
+                found = _Unpickler(file).load()
+            if not isinstance(found, Metadata):
+                raise ValueError("the metadata is none")
+        except Exception as error:  # whatever a damaged pickle raises
+            self.refusal = error
+            raise
         if found.storage_meta is None:
             found.storage_meta = StorageMeta()
         found.storage_meta.load_id = self.load_id

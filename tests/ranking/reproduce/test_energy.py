@@ -17,18 +17,22 @@ GPU = torch.device("cuda")
 
 
 class NVML:
-    """A board that takes 300 W, and 2 J each time that work is done."""
+    """A board that takes 300 W, and 2 J each time that work is done.
+
+    Args:
+        every: how often work is done before the counter moves.
+    """
 
     class NVMLError(Exception):
         pass
 
-    def __init__(self, *, counts: bool) -> None:
-        self.counts, self.done = counts, 0
+    def __init__(self, *, counts: bool, every: int = 1) -> None:
+        self.counts, self.every, self.done = counts, every, 0
 
     def nvmlDeviceGetTotalEnergyConsumption(self, board: str) -> int:
         if not self.counts:
             raise self.NVMLError("Not Supported")
-        return 10**9 + 2000 * self.done
+        return 10**9 + 2000 * (self.done // self.every * self.every)
 
     def nvmlDeviceGetPowerUsage(self, board: str) -> int:
         return 300_000
@@ -57,6 +61,23 @@ def test_the_counter_says_what_all_calls_took(board_of: Callable[[NVML], None]) 
     assert found.means == COUNTER
     assert found.calls == nvml.done > 1
     assert found.joules == pytest.approx(2.0 * found.calls)
+
+
+def test_the_counter_has_moved(board_of: Callable[[NVML], None]) -> None:
+    nvml = NVML(counts=True, every=7)
+    board_of(nvml)
+    found = energy_of(nvml.work, device=GPU, seconds=0.0)
+    assert found.calls == nvml.done == 7
+    assert found.joules == pytest.approx(14.0)
+
+
+def test_a_counter_that_stands_still_is_refused(
+    board_of: Callable[[NVML], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(energy, "_STILL_SECONDS", 0.02)
+    board_of(NVML(counts=True, every=10**9))
+    with pytest.raises(Unavailable, match="does not move"):
+        energy_of(lambda: time.sleep(0.002), device=GPU, seconds=0.0)
 
 
 def test_without_a_counter_power_is_sampled(board_of: Callable[[NVML], None]) -> None:
