@@ -132,6 +132,32 @@ def test_nothing_outlives_the_offsets() -> None:
         gc.enable()
 
 
+def test_tables_of_queries_that_are_gone_are_gone() -> None:
+    """A history that is kept meets queries of other users' numbers in each call."""
+    k = jagged(offsets_of())
+    for count in range(1, 6):
+        q = offsets_of([0, count, count, count, count])
+        x = JaggedTensor(torch.randn(count, 2, 16, device=DEVICE), q)
+        jagged_attention(x, k, k, backend="triton")
+    assert len(kept._kept[k.offsets]) == 1
+    jagged_attention(k, k, k, backend="triton")
+    assert len(kept._kept[k.offsets]) == 2
+    k.offsets[3] -= 1
+    jagged_attention(k, k, k, causal=True, backend="triton")
+    assert len(kept._kept[k.offsets]) == 1
+
+
+def test_tables_of_one_tensor_are_few(built, monkeypatch) -> None:
+    monkeypatch.setattr(kept, "_MOST", 3)
+    x = jagged(offsets_of())
+    windows = [(left, 0) for left in range(5)]
+    for window in windows:
+        attend(x, x, window=window)
+    assert [what[3] for what in kept._kept[x.offsets]] == windows[-3:]
+    attend(x, x, window=windows[-3])
+    assert len(built) == 5
+
+
 def test_all_is_built_anew_while_checking(built, monkeypatch) -> None:
     monkeypatch.setattr(kept, "checking", lambda: True)
     x = jagged(offsets_of())
