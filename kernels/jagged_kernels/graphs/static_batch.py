@@ -118,6 +118,8 @@ class StaticBatch:
         real: bool [B], whether a user is one of the batch's.
     """
 
+    # What inference mode makes could be filled in no other mode.
+    @torch.inference_mode(False)
     def __init__(self, form: Form, bucket: Bucket) -> None:
         self.bucket = bucket
         device = form.device

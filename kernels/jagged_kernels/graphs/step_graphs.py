@@ -229,13 +229,15 @@ class _Captures:
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
         waits: list[str] = []
-        with torch.cuda.stream(self.stream):
-            if watched:
-                with noted_waits() as waits:
+        try:
+            with torch.cuda.stream(self.stream):
+                if watched:
+                    with noted_waits() as waits:
+                        outputs = step()
+                else:
                     outputs = step()
-            else:
-                outputs = step()
-        current.wait_stream(self.stream)
+        finally:  # what a step had launched before it raised goes on
+            current.wait_stream(self.stream)
         if waits:
             raise RuntimeError(
                 f"the step cannot be captured: it waits for the device at {waits[0]}"
