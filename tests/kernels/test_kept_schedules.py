@@ -119,6 +119,19 @@ def test_inference_mode_leaves_tables_that_training_takes(built) -> None:
     assert len(built) == 3
 
 
+def test_inference_mode_shares_tables_of_dense_queries(built) -> None:
+    """Their offsets are made in each call, in inference mode such that count no changes."""
+    k = jagged(offsets_of())
+    q = torch.randn(4, 2, 2, 16, device=DEVICE)
+    with torch.inference_mode():
+        for _ in range(2):
+            jagged_attention(q, k, k, backend="triton")
+    leaf = q.clone().requires_grad_()
+    jagged_attention(leaf, k, k, backend="triton").sum().backward()
+    assert leaf.grad is not None
+    assert len(built) == 1
+
+
 def test_nothing_outlives_the_offsets() -> None:
     x = jagged(offsets_of())
     attend(x, x)

@@ -74,7 +74,8 @@ def schedule_of_call(
 
     if lists is not None or checking():
         return build()
-    if not (counts_changes(k_offsets) and counts_changes(q_offsets)):
+    # Offsets of dense queries are new in each call, and say no more than their shape does.
+    if not (counts_changes(k_offsets) and (dense is not None or counts_changes(q_offsets))):
         return build()
     stream = None
     if k_offsets.is_cuda:
@@ -93,7 +94,6 @@ def schedule_of_call(
     # Others may train with what inference mode would make for itself.
     with torch.inference_mode(False):
         schedule = build()
-    # Offsets of dense queries are new in each call, and say no more than their shape does.
     queries = None if dense is not None else (TensorWeakRef(q_offsets), q_offsets._version)
     tables = _Tables(
         k_offsets._version, queries, schedule.rows, schedule.rows_t, schedule.tile_q,
