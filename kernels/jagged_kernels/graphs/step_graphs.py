@@ -75,11 +75,13 @@ class StepGraphs:
 
     What a graph replays is what the step launched while it was captured:
     - What Python decides is decided then: numbers (a learning rate must be a tensor), `train()` and
-      `eval()`, which kernels. Kernels are chosen by the sizes of the bucket, tokens and users.
+      `eval()`, whether there are gradients, which kernels. Kernels are chosen by the sizes of the
+      bucket, tokens and users.
     - What is kept from step to step (weights, state of optimisers, averages) must exist after the
       first two steps, and change in place. Gradients are not kept: leave them in the step, with the
       optimiser (of PyTorch's with `capturable=True`), or return them.
-    - Build schedules in the step. Random numbers are drawn anew in each replay.
+    - Build a schedule in the step, for all layers: while a graph is captured, each call without one
+      builds its own. Random numbers are drawn anew in each replay.
     - Nothing may wait for the device: no `item()`, no indexing by bools, no data from the host. Of
       this package these wait: `to_padded` without `max_len`; `from_padded`, `jagged_recent`,
       `jagged_slice`, `jagged_index_select` and `jagged2_like` without `total`; `jagged_outer`
