@@ -86,6 +86,7 @@ class StepGraphs:
       this package these wait: `to_padded` without `max_len`; `from_padded`, `jagged_recent`,
       `jagged_slice`, `jagged_index_select` and `jagged2_like` without `total`; `jagged_outer`
       without `like`; `jagged_unique`; `retrieved_blocks`, and `keys` by a rule, without `longest`;
+      `KeyLists.from_rows` without `q_tokens` and `k_tokens`;
       `attention_schedule` of two offsets without `shared_offsets`; attention in PyTorch (float64,
       a head_dim above 256); sparse gradients of `jagged_embedding`; `JaggedTensor` without
       `validate=False`, users by index, `unbind`.
