@@ -319,6 +319,21 @@ def test_options_that_are_none(options, said):
         StepGraphs(lambda inputs, real: None, **options)
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("x", lambda inputs, real: inputs["x"].values.add_(1)),
+        ("x", lambda inputs, real: inputs["x"].offsets.mul_(1)),
+        ("label", lambda inputs, real: inputs["label"].zero_()),
+        ("real", lambda inputs, real: real.logical_not_()),
+    ],
+)
+def test_a_step_that_changes_its_inputs_is_refused(name, change):
+    """The next batch would find it at its padding users."""
+    with pytest.raises(ValueError, match=f"the step changed {name} in place"):
+        StepGraphs(change)({"x": X, "label": torch.ones(2)})
+
+
 def test_autocast_is_entered_in_the_step():
     steps = StepGraphs(lambda inputs, real: None)
     with torch.autocast("cpu"), pytest.raises(ValueError, match="enter it in the step"):

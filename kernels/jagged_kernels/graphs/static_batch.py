@@ -150,6 +150,16 @@ class StaticBatch:
         tensors = [*self._values.values(), *self._offsets, *self._reached, self.real]
         return sum(x.nbytes for x in tensors)
 
+    def versions(self) -> dict[str, tuple[int, ...]]:
+        """Of each input, and of `real`: PyTorch counts what changes them in place."""
+        found = {
+            name: (x.values._version, x.offsets._version)
+            if isinstance(x, JaggedTensor)
+            else (x._version,)
+            for name, x in self.inputs.items()
+        }
+        return {**found, "real": (self.real._version,)}
+
     @torch.no_grad()
     def fill(self, batch: Inputs, form: Form) -> None:
         """Copies a batch of this bucket, without waiting for the device."""

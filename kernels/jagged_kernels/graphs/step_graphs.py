@@ -44,8 +44,9 @@ class StepGraphs:
             bool [B], False at padding users. Returns tensors, also in tuples and dictionaries, or
             None. It must leave out padding users where it adds up over users or tokens, as in
             `torch.where(real, loss, 0).sum() / real.sum()`: then all their gradients are zeros, and
-            those of weights are the batch's. What it computes of zeros must be finite. Of tokens it
-            is `torch.repeat_interleave(real, x.lengths, output_size=len(x.values))`.
+            those of weights are the batch's. What it computes of zeros must be finite, and it
+            changes none of its inputs in place. Of tokens `real` is
+            `torch.repeat_interleave(real, x.lengths, output_size=len(x.values))`.
         per_octave: sizes from one power of two to the next, itself a power of two up to 16: the
             tokens of a padded batch are at most 1 / per_octave more than a batch's (from 16 on).
             More sizes waste less, and make more graphs.
@@ -66,8 +67,8 @@ class StepGraphs:
     returned, padding users included.
 
     Raises there:
-        TypeError, ValueError: a batch is not as the first one, or wants gradients; the first line
-            says which of its inputs.
+        TypeError, ValueError: a batch is not as the first one, or wants gradients, or the step
+            changed it in place; the first line says which of its inputs.
         ValueError: `torch.autocast` is around the call: casts of weights that it keeps would be
             those of the capture. Enter it in the step.
         RuntimeError: the step cannot be captured: it waits for the device, and where, or what CUDA
@@ -186,7 +187,15 @@ class StepGraphs:
         return _copied(kept.outputs)
 
     def _taken(self, static: StaticBatch) -> Any:
-        return self.step(dict(static.inputs), static.real)
+        before = static.versions()
+        outputs = self.step(dict(static.inputs), static.real)
+        for name, version in static.versions().items():
+            if version != before[name]:
+                raise ValueError(
+                    f"the step changed {name} in place: padding users would keep it in the next "
+                    "batch; copy it first"
+                )
+        return outputs
 
     def _check(self, form: Form) -> None:
         if self._expected is None:
