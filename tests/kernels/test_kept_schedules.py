@@ -119,6 +119,19 @@ def test_inference_mode_leaves_tables_that_training_takes(built) -> None:
     assert len(built) == 3
 
 
+def test_inference_mode_shares_tables_of_dense_queries(built) -> None:
+    """Their offsets are made in each call, in inference mode such that count no changes."""
+    k = jagged(offsets_of())
+    q = torch.randn(4, 2, 2, 16, device=DEVICE)
+    with torch.inference_mode():
+        for _ in range(2):
+            jagged_attention(q, k, k, backend="triton")
+    leaf = q.clone().requires_grad_()
+    jagged_attention(leaf, k, k, backend="triton").sum().backward()
+    assert leaf.grad is not None
+    assert len(built) == 1
+
+
 def test_nothing_outlives_the_offsets() -> None:
     x = jagged(offsets_of())
     attend(x, x)
@@ -130,6 +143,32 @@ def test_nothing_outlives_the_offsets() -> None:
         assert tables() is None
     finally:
         gc.enable()
+
+
+def test_tables_of_queries_that_are_gone_are_gone() -> None:
+    """A history that is kept meets queries of other users' numbers in each call."""
+    k = jagged(offsets_of())
+    for count in range(1, 6):
+        q = offsets_of([0, count, count, count, count])
+        x = JaggedTensor(torch.randn(count, 2, 16, device=DEVICE), q)
+        jagged_attention(x, k, k, backend="triton")
+    assert len(kept._kept[k.offsets]) == 1
+    jagged_attention(k, k, k, backend="triton")
+    assert len(kept._kept[k.offsets]) == 2
+    k.offsets[3] -= 1
+    jagged_attention(k, k, k, causal=True, backend="triton")
+    assert len(kept._kept[k.offsets]) == 1
+
+
+def test_tables_of_one_tensor_are_few(built, monkeypatch) -> None:
+    monkeypatch.setattr(kept, "_MOST", 3)
+    x = jagged(offsets_of())
+    windows = [(left, 0) for left in range(5)]
+    for window in windows:
+        attend(x, x, window=window)
+    assert [what[3] for what in kept._kept[x.offsets]] == windows[-3:]
+    attend(x, x, window=windows[-3])
+    assert len(built) == 5
 
 
 def test_all_is_built_anew_while_checking(built, monkeypatch) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import threading
 import warnings
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from graph_steps import GENERATOR, Model, a_batch, everyone, some_lengths, step_
 from jagged_kernels import JaggedTensor, StepGraphs
 from jagged_kernels.graphs.buckets import LEAST, bucket_of, round_up
 from jagged_kernels.graphs.static_batch import StaticBatch, form_of
+from jagged_kernels.graphs.step_graphs import _Captures
 from jagged_kernels.graphs.waits import noted_waits
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -174,6 +176,42 @@ def test_results_are_copies_without_gradients():
     assert StepGraphs(lambda inputs, real: None)({"x": x}) is None
 
 
+def test_inference_mode_leaves_inputs_that_training_takes():
+    x = JaggedTensor.from_list([torch.ones(2, 1), torch.ones(1, 1)])
+    weight = torch.ones(1, requires_grad=True)
+
+    def step(inputs, real):
+        loss = (inputs["x"].values * weight).sum()
+        return torch.autograd.grad(loss, weight) if torch.is_grad_enabled() else loss
+
+    steps = StepGraphs(step)
+    with torch.inference_mode():
+        assert steps({"x": x}) == 3
+    (gradient,) = steps({"x": x.with_values(2 * x.values)})
+    assert gradient == 6
+    with torch.inference_mode():
+        assert steps({"x": x}) == 3
+
+
+def test_the_stream_of_a_step_that_raised_is_waited_for(monkeypatch):
+    """Its launches go on, and read inputs that the next batch would overwrite."""
+    log = []
+    streams = [SimpleNamespace(wait_stream=lambda other, me=me: log.append((me, other)))
+               for me in ("current", "own")]  # fmt: skip
+    current, own = streams
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    captures: Any = SimpleNamespace(stream=own, device=None)
+
+    def step():
+        log.append("taken")
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        _Captures.beside(captures, step, watched=False)
+    assert log == [("own", current), "taken", ("current", own)]
+
+
 def test_further_buckets_are_not_kept():
     steps = StepGraphs(lambda inputs, real: inputs["x"].offsets.max(), most_graphs=2)
     sizes = [steps({"x": JaggedTensor.from_list([torch.ones(n)])}) for n in (1, 100, 1000, 1, 1000)]
@@ -279,6 +317,21 @@ def test_batches_that_are_not_as_the_first(batch, said):
 def test_options_that_are_none(options, said):
     with pytest.raises(ValueError, match=said):
         StepGraphs(lambda inputs, real: None, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("x", lambda inputs, real: inputs["x"].values.add_(1)),
+        ("x", lambda inputs, real: inputs["x"].offsets.mul_(1)),
+        ("label", lambda inputs, real: inputs["label"].zero_()),
+        ("real", lambda inputs, real: real.logical_not_()),
+    ],
+)
+def test_a_step_that_changes_its_inputs_is_refused(name, change):
+    """The next batch would find it at its padding users."""
+    with pytest.raises(ValueError, match=f"the step changed {name} in place"):
+        StepGraphs(change)({"x": X, "label": torch.ones(2)})
 
 
 def test_autocast_is_entered_in_the_step():

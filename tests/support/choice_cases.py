@@ -18,6 +18,7 @@ from jagged_kernels import (
     SemiLocalKeys,
     Sigmoid,
     SiLU,
+    StridedKeys,
     attention_schedule,
     lengths_to_offsets,
 )
@@ -213,6 +214,10 @@ CALLS = {
     ),
     "few dense queries, keys of a rule": Call(
         200, 64, GENERAL, queries=3, options={"keys": LISTS}
+    ),
+    # The rule of heads that have lists of their own, and none for tokens.
+    "few dense queries, keys of a rule for blocks": Call(
+        12, 64, SPLIT, queries=12, options={"keys": StridedKeys(2, 1, block=16)}
     ),
     "no key": Call(0, 64, PLAIN, queries=1),
 }  # fmt: skip

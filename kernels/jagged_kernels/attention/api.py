@@ -166,7 +166,9 @@ def jagged_attention(
         schedule: from `attention_schedule` for the same offsets and mask (of dense queries also
             the same heads and dtype), to share its construction between layers. None: one is
             built here and kept for as long as these offsets live and do not change; q and k then
-            have the same offsets only if these are one tensor. A GPU compares
+            have the same offsets only if these are one tensor. Of offsets that are written without
+            PyTorch's counting it (by a CUDA graph's replay, a collective, a kernel of your own, or
+            through `Tensor.data`), build one yourself after each write. A GPU compares
             offsets that are others than the schedule's for itself, once for each of them, and stops
             at its next operation where they differ: nobody waits for it.
         backend: "triton" (CUDA, or Triton's interpreter), "native" (vectorised PyTorch),

@@ -97,7 +97,9 @@ def cached_attention(
         scale: of the scores, 1 / sqrt(D) when None.
         bias: added to the scaled scores, as in `jagged_attention`. Of a `RelativeTimeBias` `times`
             are those of what is cached, in the order of `cache.gather()`, and `query_times` those
-            of q.
+            of q. Events that were dropped have no place any more: distances count those kept. All
+            heads have the same `times`, which is wrong where key heads keep other events
+            (`scissorhands`).
         scores: what a score becomes in place of its share of a softmax, as in `jagged_attention`.
             Divided by the number of keys, weights change as a user's history grows; HSTU divides by
             a number.

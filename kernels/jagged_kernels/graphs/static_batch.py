@@ -118,6 +118,8 @@ class StaticBatch:
         real: bool [B], whether a user is one of the batch's.
     """
 
+    # What inference mode makes could be filled in no other mode.
+    @torch.inference_mode(False)
     def __init__(self, form: Form, bucket: Bucket) -> None:
         self.bucket = bucket
         device = form.device
@@ -147,6 +149,16 @@ class StaticBatch:
         """Of all its tensors."""
         tensors = [*self._values.values(), *self._offsets, *self._reached, self.real]
         return sum(x.nbytes for x in tensors)
+
+    def versions(self) -> dict[str, tuple[int, ...]]:
+        """Of each input, and of `real`: PyTorch counts what changes them in place."""
+        found = {
+            name: (x.values._version, x.offsets._version)
+            if isinstance(x, JaggedTensor)
+            else (x._version,)
+            for name, x in self.inputs.items()
+        }
+        return {**found, "real": (self.real._version,)}
 
     @torch.no_grad()
     def fill(self, batch: Inputs, form: Form) -> None:

@@ -46,8 +46,9 @@ class StepGraphs:
             bool [B], False at padding users. Returns tensors, also in tuples and dictionaries, or
             None. It must leave out padding users where it adds up over users or tokens, as in
             `torch.where(real, loss, 0).sum() / real.sum()`: then all their gradients are zeros, and
-            those of weights are the batch's. What it computes of zeros must be finite. Of tokens it
-            is `torch.repeat_interleave(real, x.lengths, output_size=len(x.values))`.
+            those of weights are the batch's. What it computes of zeros must be finite, and it
+            changes none of its inputs in place. Of tokens `real` is
+            `torch.repeat_interleave(real, x.lengths, output_size=len(x.values))`.
         per_octave: sizes from one power of two to the next, itself a power of two up to 16: the
             tokens of a padded batch are at most 1 / per_octave more than a batch's (from 16 on).
             More sizes waste less, and make more graphs.
@@ -68,8 +69,8 @@ class StepGraphs:
     returned, padding users included.
 
     Raises there:
-        TypeError, ValueError: a batch is not as the first one, or wants gradients; the first line
-            says which of its inputs.
+        TypeError, ValueError: a batch is not as the first one, or wants gradients, or the step
+            changed it in place; the first line says which of its inputs.
         ValueError: `torch.autocast` is around the call: casts of weights that it keeps would be
             those of the capture. Enter it in the step.
         RuntimeError: the step cannot be captured: it waits for the device, and where, or what CUDA
@@ -77,15 +78,18 @@ class StepGraphs:
 
     What a graph replays is what the step launched while it was captured:
     - What Python decides is decided then: numbers (a learning rate must be a tensor), `train()` and
-      `eval()`, which kernels. Kernels are chosen by the sizes of the bucket, tokens and users.
+      `eval()`, whether there are gradients, which kernels. Kernels are chosen by the sizes of the
+      bucket, tokens and users.
     - What is kept from step to step (weights, state of optimisers, averages) must exist after the
       first two steps, and change in place. Gradients are not kept: leave them in the step, with the
       optimiser (of PyTorch's with `capturable=True`), or return them.
-    - Build schedules in the step. Random numbers are drawn anew in each replay.
+    - Build a schedule in the step, for all layers: while a graph is captured, each call without one
+      builds its own. Random numbers are drawn anew in each replay.
     - Nothing may wait for the device: no `item()`, no indexing by bools, no data from the host. Of
       this package these wait: `to_padded` without `max_len`; `from_padded`, `jagged_recent`,
       `jagged_slice`, `jagged_index_select` and `jagged2_like` without `total`; `jagged_outer`
       without `like`; `jagged_unique`; `retrieved_blocks`, and `keys` by a rule, without `longest`;
+      `KeyLists.from_rows` without `q_tokens` and `k_tokens`;
       `attention_schedule` of two offsets without `shared_offsets`; attention in PyTorch (float64,
       a head_dim above 256); sparse gradients of `jagged_embedding`; `JaggedTensor` without
       `validate=False`, users by index, `unbind`.
@@ -185,7 +189,15 @@ class StepGraphs:
         return _copied(kept.outputs)
 
     def _taken(self, static: StaticBatch) -> Any:
-        return self.step(dict(static.inputs), static.real)
+        before = static.versions()
+        outputs = self.step(dict(static.inputs), static.real)
+        for name, version in static.versions().items():
+            if version != before[name]:
+                raise ValueError(
+                    f"the step changed {name} in place: padding users would keep it in the next "
+                    "batch; copy it first"
+                )
+        return outputs
 
     def _check(self, form: Form) -> None:
         if self._expected is None:
@@ -231,13 +243,15 @@ class _Captures:
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
         waits: list[str] = []
-        with torch.cuda.stream(self.stream):
-            if watched:
-                with noted_waits() as waits:
+        try:
+            with torch.cuda.stream(self.stream):
+                if watched:
+                    with noted_waits() as waits:
+                        outputs = step()
+                else:
                     outputs = step()
-            else:
-                outputs = step()
-        current.wait_stream(self.stream)
+        finally:  # what a step had launched before it raised goes on
+            current.wait_stream(self.stream)
         if waits:
             raise RuntimeError(
                 f"the step cannot be captured: it waits for the device at {waits[0]}"

@@ -39,6 +39,9 @@ class _Tables(NamedTuple):
 
 # The keys' offsets -> what was asked for -> the tables built last.
 _kept = WeakTensorKeyDictionary()
+# Tables of one tensor of offsets, at most: those of a history that is kept meet queries of another
+# number in each call.
+_MOST = 16
 
 
 def schedule_of_call(
@@ -59,7 +62,7 @@ def schedule_of_call(
     They are built anew for lists of keys, on another stream, where PyTorch does not count changes
     of offsets, while a CUDA graph is captured, whose replay finds other offsets, while something
     traces, and with JAGGED_CHECK=1. Changes behind PyTorch's back, as by the replay of a graph that
-    writes offsets, are not noticed otherwise.
+    writes offsets or by a collective, are not noticed otherwise.
     """
     shared = k_offsets if q_offsets is k_offsets else None
 
@@ -71,7 +74,8 @@ def schedule_of_call(
 
     if lists is not None or checking():
         return build()
-    if not (counts_changes(k_offsets) and counts_changes(q_offsets)):
+    # Offsets of dense queries are new in each call, and say no more than their shape does.
+    if not (counts_changes(k_offsets) and (dense is not None or counts_changes(q_offsets))):
         return build()
     stream = None
     if k_offsets.is_cuda:
@@ -90,21 +94,30 @@ def schedule_of_call(
     # Others may train with what inference mode would make for itself.
     with torch.inference_mode(False):
         schedule = build()
-    # Offsets of dense queries are new in each call, and say no more than their shape does.
     queries = None if dense is not None else (TensorWeakRef(q_offsets), q_offsets._version)
     tables = _Tables(
         k_offsets._version, queries, schedule.rows, schedule.rows_t, schedule.tile_q,
         schedule.tile_k, schedule.split, schedule.partition, schedule.partition_t,
     )  # fmt: skip
-    _kept[k_offsets] = {**(known or {}), what: tables}
+    others = [(asked, kept) for asked, kept in (known or {}).items() if asked != what]
+    useful = [pair for pair in others if _can_serve(pair[1], k_offsets)]
+    _kept[k_offsets] = {**dict(useful[1 - _MOST :]), what: tables}
     return schedule
 
 
-def _are_of(tables: _Tables, q_offsets: Tensor, k_offsets: Tensor) -> bool:
-    """Whether these are the offsets that tables were built of, and have not changed since."""
+def _can_serve(tables: _Tables, k_offsets: Tensor) -> bool:
+    """Whether there still are offsets that tables are of."""
     if tables.k_version != k_offsets._version:
         return False
     if tables.jagged_queries is None:
         return True
     built, version = tables.jagged_queries
-    return built() is q_offsets and version == q_offsets._version
+    q_offsets = built()
+    return q_offsets is not None and version == q_offsets._version
+
+
+def _are_of(tables: _Tables, q_offsets: Tensor, k_offsets: Tensor) -> bool:
+    """Whether these are the offsets that tables were built of, and have not changed since."""
+    queries = tables.jagged_queries
+    same = queries is None or queries[0]() is q_offsets
+    return same and _can_serve(tables, k_offsets)

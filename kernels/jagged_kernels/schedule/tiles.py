@@ -8,7 +8,7 @@ import torch
 
 from jagged_kernels.schedule.dense import DenseShape
 from jagged_kernels.schedule.keys.lists import KeyLists
-from jagged_kernels.schedule.keys.rules import KeyRule
+from jagged_kernels.schedule.keys.rules import KeyRule, StridedKeys
 from jagged_kernels.schedule.policy.hopper import hopper_tile, is_hopper
 from jagged_kernels.schedule.policy.plain import DEFAULT_TILES
 from jagged_kernels.schedule.spans import split_backward_fits
@@ -95,11 +95,16 @@ def list_cut_refusal(keys: KeyRule | KeyLists | None, dense: DenseShape | None) 
     `cut_refusal` has others."""
     if keys is None:
         return None
-    if not isinstance(keys, KeyLists) or keys.rule is not None:
+    if isinstance(keys, StridedKeys):
+        # Its lists have no rule for tokens, and each head has its own.
+        groups = 1 if dense is None else dense.heads
+    elif isinstance(keys, KeyLists) and keys.rule is None:
+        groups = keys.groups
+    else:
         return "keys are those of a rule, it takes lists"
     if dense is not None and dense.queries > keys.block:
         return "a block of the lists does not hold the queries of a user"
-    if dense is not None and dense.kv_heads % keys.groups:
+    if dense is not None and dense.kv_heads % groups:
         return "heads that share keys have lists of their own"
     return None
 

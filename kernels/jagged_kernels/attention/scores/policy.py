@@ -34,8 +34,9 @@ class PointwiseScores:
         weight: the same as a `triton.jit` function, (score) -> weight on a float32 block. None
             where the triton backend is not used.
         d_score: a `triton.jit` function, (score, d_weight) -> the gradient of the score: d_weight
-            times the derivative of `weight`. Like `weight` it makes no blocks but from its
-            arguments: the kernels for Hopper call both through Gluon.
+            times the derivative of `weight`. Like `weight` it computes with its arguments and
+            numbers alone, without `tl.zeros_like`, `tl.full` and `tl.arange`: the kernels for
+            Hopper, which long users have, call both through Gluon, where these need a layout.
         divide_by: n, at any query; None for the number of keys that the user has (seen or not),
             which does not depend on who else is in the batch.
         key: what operators know it by, the same for the same functions.
