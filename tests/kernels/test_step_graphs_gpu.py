@@ -61,6 +61,37 @@ def test_training_by_graphs_is_training():
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
 
 
+def test_two_captures_train_one_model_in_turns():
+    """Each has graphs and buckets of its own, over the same weights and optimiser."""
+    model = Model(torch.float32).cuda()
+    plain, graphed = (Training(model, torch.optim.SGD, momentum=0.9) for _ in range(2))
+    turns = [StepGraphs(graphed, per_octave=1) for _ in range(2)]
+    for number, batch in enumerate(two_sizes(24)):
+        expected = plain(batch, everyone(batch)).detach()
+        found = turns[number // 2 % 2](batch)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+    assert all(steps.replayed for steps in turns)
+    for mine, other in zip(graphed.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-4)
+
+
+def test_a_step_that_raised_is_done_before_its_inputs_change():
+    out = torch.zeros(8, device="cuda")
+
+    def step(inputs, real):
+        torch.cuda._sleep(10**8)
+        out.copy_(inputs["label"][:8])
+        raise ValueError("of the step")
+
+    steps, batches = StepGraphs(step), [batch_of(8, 8) for _ in range(2)]
+    for batch in batches:
+        with pytest.raises(ValueError, match="of the step"):
+            steps(batch)
+        batch["was"] = out.clone()
+    for batch in batches:
+        assert torch.equal(batch["was"], batch["label"])
+
+
 @pytest.mark.parametrize(("dim", "dtype"), [(64, torch.float32), (128, torch.bfloat16)], ids=str)
 def test_a_replay_is_the_padded_step_to_the_bit(dim, dtype):
     """The same kernels by the same sizes, of long users Hopper's own."""
