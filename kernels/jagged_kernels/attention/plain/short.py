@@ -159,8 +159,9 @@ def _short_forward_kernel(
             q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, head, by, scale_log2, left, right,
             S, NEGATE, BIAS, WEIGHT, S.TILE,
         )  # fmt: skip
-    if S.MASKED and BIAS.ANY and bad:
-        # Once for both tiles: with biases it is long, and takes long to compile.
+    if S.MASKED and BIAS.LOOKS_UP and bad:
+        # Once for both tiles: with tables it is long, and takes long to compile. (Where it is
+        # short, ptxas has fewer spills with one for each tile.)
         tl.debug_barrier()
         attend_by_token(
             q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, head, by, scale_log2, left, right,
@@ -182,7 +183,7 @@ def _forward(
     S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr, WEIGHT: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    """Whether sums are not finite, where something is hidden and there are biases or dropout: then
+    """Whether sums are not finite, where something is hidden and biases have tables: then
     the caller attends by token.
 
     by: (bias, place, meets).
@@ -235,7 +236,7 @@ def _forward(
     bad = False
     if S.MASKED:
         bad = is_bad(sizes)
-    if S.MASKED and not BIAS.ANY and bad:
+    if S.MASKED and not BIAS.LOOKS_UP and bad:
         # Not before other threads have written what is written again.
         tl.debug_barrier()
         attend_by_token(
@@ -289,7 +290,7 @@ def _short_backward_kernel(
         d_position, d_time, d_slope = zero_sums(slots, BIAS)
         for member in range(S.GROUP):
             store_sums(d_position, d_time, d_slope, slots, slot, head + member, BIAS, S.HEADS)
-    if S.MASKED and BIAS.ANY and bad:
+    if S.MASKED and BIAS.LOOKS_UP and bad:
         # Once for both tiles, as in the forward.
         tl.debug_barrier()
         differentiate_by_token(
@@ -392,7 +393,7 @@ def _backward(
     if dk_ptr is not None:
         store_block(dk_ptr, dk * scale, start, end, KV_HEADS * S.D, TILE, S.D, PAD_D)
         store_block(dv_ptr, dv, start, end, KV_HEADS * S.DV, TILE, S.DV, PAD_DV)
-    if S.MASKED and not BIAS.ANY and bad:
+    if S.MASKED and not BIAS.LOOKS_UP and bad:
         # Not before other threads have written what is written again.
         tl.debug_barrier()
         differentiate_by_token(
