@@ -116,7 +116,7 @@ def asked_for() -> Iterator[choice.Asked]:
         *[(False, True)] * 3, ("whole", "cut"), ("softmax", "pointwise"), ("ranges", "lists"),
     ]  # fmt: skip
     for one, device, dtype, dim, dim_v, tile, *rest in itertools.product(*columns):
-        yield choice.Asked._make((one, device, dtype, dim, dim_v, *tile, *rest))
+        yield choice.Asked(one, device, dtype, dim, dim_v, *tile, *rest)
 
 
 def test_the_choice_is_the_first_that_says_nothing(monkeypatch):

@@ -34,6 +34,11 @@ from jagged_kernels import (
 )
 
 NO_HOPPER = "the tensors are not on a Hopper GPU"
+# Of `tl.full`.
+NO_GLUON = (
+    "its {} cannot be compiled by Gluon: "
+    "GluonSemantic.full() missing 1 required positional argument: 'layout'"
+)
 # (call, whether Hopper takes it, a line of what is said of it)
 LINES = [
     ("short users", False, "split: queries are jagged, it takes dense ones"),
@@ -84,6 +89,12 @@ LINES = [
      "hopper forward, hopper dkv: lists are of blocks of 32 keys, it takes 64 or 128"),
     ("long enough for lists of keys, head_dim 128", True,
      "hopper dkv, hopper dq: lists are of blocks of 64 keys, it takes 128"),
+    ("long, scores of one's own whose d_score Gluon does not compile", True,
+     f"hopper dkv, hopper dq: {NO_GLUON.format('d_score')}"),
+    ("long, scores of one's own that Gluon does not compile", True,
+     f"hopper forward: {NO_GLUON.format('weight')}"),
+    ("long, scores of one's own that Gluon does not compile", True,
+     f"hopper dkv, hopper dq: {NO_GLUON.format('weight')}; {NO_GLUON.format('d_score')}"),
     ("few dense queries, whole rows and pointwise scores", False,
      "split: the schedule was built with split='rows'"),
     ("few dense queries, whole rows and pointwise scores", False,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from attention_cases import DEVICE
+from score_policies import GLUON_COMPILES, GLUON_HAS_NEITHER, GLUON_HAS_NO_D_SCORE
 from torch import Tensor
 
 from jagged_kernels import (
@@ -176,6 +177,19 @@ CALLS = {
     ),
     "long, pointwise scores and bias": Call(
         LONG_POINTWISE[128], 128, GENERAL, bias=True, options={"scores": SiLU()}
+    ),
+    "long, scores of one's own": Call(
+        LONG_POINTWISE[128], 128, GENERAL, EVERY_HOPPER, options={"scores": GLUON_COMPILES}
+    ),
+    "long, scores of one's own whose d_score Gluon does not compile": Call(
+        LONG_POINTWISE[128], 128, GENERAL, ("hopper forward", "general", "general"),
+        options={"scores": GLUON_HAS_NO_D_SCORE},
+    ),
+    "long, scores of one's own that Gluon does not compile": Call(
+        LONG_POINTWISE[128], 128, GENERAL, options={"scores": GLUON_HAS_NEITHER}
+    ),
+    "long enough for lists of keys, scores of one's own that Gluon does not compile": Call(
+        LONG_LISTS[64], 64, GENERAL, options={"keys": LISTS, "scores": GLUON_HAS_NEITHER}
     ),
     "long, lists of keys": Call(LONG[128], 128, GENERAL, options={"keys": LISTS}),
     "long, lists of keys, a schedule": Call(

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from jagged_kernels.attention.scores.policy import functions_of, is_own
 from jagged_kernels.core.backends import Backend, choose_backend, or_native
 from jagged_kernels.schedule.policy.hopper import (
     BACKWARD_PAYS_FROM,
@@ -174,6 +175,7 @@ class Asked(NamedTuple):
         tile_q, tile_k: of the schedule.
         shared: queries and keys are known to have the same offsets.
         bias, dropout, rows, scores, keys: as in `Family`.
+        policy: its key, where scores become weights by one.
     """
 
     of_pass: Pass
@@ -189,6 +191,7 @@ class Asked(NamedTuple):
     rows: Rows = "whole"
     scores: Scores = "softmax"
     keys: Keys = "ranges"
+    policy: str = ""
 
 
 def pick_backend(backend: Backend, q: Tensor, v: Tensor) -> str:
@@ -241,7 +244,7 @@ def pick(
     *,
     bias: bool = False,
     dropout: bool = False,
-    scores: Scores = "softmax",
+    policy: str = "",
     keys: Keys = "ranges",
 ) -> Family:
     """Which family takes a pass of a call whose rows are not cut.
@@ -249,14 +252,16 @@ def pick(
     Args:
         q, k, v: [T, H, D], as `rows_of_dims` gives them.
         rows, tile_q, tile_k, offsets: of the `AttentionSchedule`.
-        bias, dropout, scores, keys: as in `Family`.
+        bias, dropout, keys: as in `Family`.
+        policy: the key of a policy of scores, "" for softmax.
     """
     tokens, _, dim = q.shape
     shared = offsets is not None
     asked = (of_pass, q.device, q.dtype, dim, v.shape[2], tile_q, tile_k, shared)
     # The defaults of `Asked` are looked up faster.
-    if bias or dropout or scores != "softmax" or keys != "ranges":
-        asked = (*asked, bias, dropout, "whole", scores, keys)
+    if bias or dropout or policy or keys != "ranges":
+        scores = "pointwise" if policy else "softmax"
+        asked = (*asked, bias, dropout, "whole", scores, keys, policy)
     able = able_families(*asked)
     users = users_of_rows(rows, tokens, tile_q)
     return first_that_pays(able, tokens, users, lambda: hopper_reads(q, k, v))
@@ -322,6 +327,8 @@ def refusals(family: Family, asked: Asked) -> list[str]:
         said.append(f"rows are {asked.rows}, not {_either(family.rows)}")
     if family.hopper and not is_hopper(asked.device):
         said.append("the tensors are not on a Hopper GPU")
+    elif family.hopper and asked.scores in family.scores and is_own(asked.policy):
+        said += _policy_refusals(asked)
     if asked.dtype not in family.dtypes:
         said.append(f"{_short(asked.dtype)} is not {_either(map(_short, family.dtypes))}")
     said += _dim_refusals(family, asked)
@@ -331,6 +338,17 @@ def refusals(family: Family, asked: Asked) -> list[str]:
     if _pays_between(family, asked)[0] == NEVER:
         said.append(f"at head_dim {asked.head_dim} nobody knows yet from when on it pays")
     return said
+
+
+def _policy_refusals(asked: Asked) -> list[str]:
+    from jagged_kernels.attention.scores.gluon_policies import d_score_refusal, weight_refusal
+
+    weight, d_score = functions_of(asked.policy)
+    said = [weight_refusal(weight)]
+    if asked.of_pass != "forward":
+        # Of all of a backward's launches: dQ and the others come together.
+        said.append(d_score_refusal(d_score))
+    return [reason for reason in said if reason is not None]
 
 
 def _dim_refusals(family: Family, asked: Asked) -> list[str]:

@@ -74,8 +74,9 @@ def explain_attention(
 ) -> str:
     """Which kernels take this call of `jagged_attention`, and why no faster ones do, in words.
 
-    Nothing is launched, built or waited for. Contents of tensors are not looked at, nor are a bias
-    and lists of keys: what is wrong with these, only the call itself says.
+    Nothing is launched, built or waited for; on a Hopper GPU, functions of a `PointwiseScores` are
+    compiled once, to see whether its kernels can call them. Contents of tensors are not looked at,
+    nor are a bias and lists of keys: what is wrong with these, only the call itself says.
 
     Args:
         q, k, v, causal, window, scale, bias, dropout_p, scores, keys, schedule, backend,
@@ -137,6 +138,7 @@ def explain_attention(
         rows="cut" if cut else "whole",
         scores="softmax" if scores is None else "pointwise",
         keys="ranges" if keys is None else "lists",
+        policy="" if scores is None else scores.key,
     )  # fmt: skip
     said = [f"backend: {chosen}"]
     if chosen != "triton":

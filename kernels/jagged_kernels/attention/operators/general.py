@@ -153,7 +153,7 @@ def _family(
         of_pass, *qkv, rows, tile_q, tile_k, offsets,
         bias=bias is not None and bias["BIAS"].ADDS,
         dropout=bias is not None and bias["BIAS"].DROPS,
-        scores="pointwise" if meets.scores else "softmax",
+        policy=meets.scores,
         keys="lists" if meets.groups else "ranges",
     )  # fmt: skip
 
