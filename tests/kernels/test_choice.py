@@ -21,7 +21,7 @@ from choice_cases import (
     pass_for_hopper,
     said_picks,
 )
-from launch_keys import Key, record_launches, watch_launches
+from launch_keys import ROWS, Key, record_launches, watch_launches
 
 from jagged_kernels import JaggedTensor, SiLU, explain_attention, jagged_attention
 from jagged_kernels.attention import api, choice
@@ -69,7 +69,7 @@ EVERY_KERNEL = {name for names in KERNELS.values() for name in names if name} | 
 @EACH_CALL
 @pytest.mark.parametrize("hopper", [False, True], ids=["other GPUs", "Hopper"])
 def test_what_is_said_is_what_is_launched(call, hopper, monkeypatch):
-    keys = record_launches(monkeypatch)
+    keys = record_launches(monkeypatch, ROWS)
     pass_for_hopper(monkeypatch, hopper)
     check(call, call.picks_on_hopper if hopper else call.picks, keys, monkeypatch)
 
@@ -202,7 +202,7 @@ def one_pass_pays(monkeypatch):
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("length", [299, 300])
 def test_one_pass_where_it_pays(dim, length, monkeypatch):
-    keys = record_launches(monkeypatch)
+    keys = record_launches(monkeypatch, ROWS)
     pass_for_hopper(monkeypatch)
     dq, one = "plain" if dim == 64 else "hopper dq", "hopper one pass"
     forward = "plain" if dim == 64 else "hopper forward"
@@ -229,7 +229,7 @@ def test_sums_in_any_order_are_asked_for(deterministic, algorithms, ordered, mon
         return q, k, v
 
     monkeypatch.setattr(backward, "launch_backward_in_one_pass", launch)
-    record_launches(monkeypatch)
+    record_launches(monkeypatch, ROWS)
     pass_for_hopper(monkeypatch)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: algorithms)
     arguments, options = Call(300, 128, ("", "", "")).arguments()
