@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attention_cases import DEVICE, DIFFERENT_DIMS, TILE, Case, assert_as_exact_as_sdpa, run
+from combinations import combined
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,21 +58,31 @@ def test_float16(backend, mask):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("dim", [8, 32, 64, 80, 128, 256])
-@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window": (100, 30)}], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "dim", "mask"),
+    combined(
+        [torch.float32, torch.float16, torch.bfloat16],
+        [8, 32, 64, 80, 128, 256],
+        [{}, {"causal": True}, {"window": (100, 30)}],
+        whole=False,
+    ),
+    ids=str,
+)
 def test_default_tiles_on_the_device(dtype, dim, mask):
     case = Case([0, 1, 63, 64, 65, 700, 128, 0, 17], heads=4, kv_heads=2, dim=dim)
     assert_as_exact_as_sdpa(case.inputs(dtype), "triton", tile=None, **mask)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("same_offsets", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "same_offsets"),
+    [(torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)],
+    ids=str,
+)
 @pytest.mark.parametrize(("dim", "dim_v"), DIFFERENT_DIMS)
 def test_head_dims_that_differ_on_the_device(dtype, same_offsets, dim, dim_v):
     """Users of one block and of several; with the same offsets, the short ones by kernels of their
-    own."""
+    own beside those that all users get without."""
     case = Case([5, 16, 17, 20, 40, 0, 64, 70, 130], heads=4, kv_heads=2, dim=dim, dim_v=dim_v)
     inputs = case.inputs(dtype)
     if same_offsets:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from attention_cases import DEVICE
+from combinations import combined
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from key_cases import BLOCK, LENGTHS, offsets_of
@@ -26,6 +27,8 @@ from jagged_kernels.attention.retrieval import native_choice, retrieval
 from jagged_kernels.attention.retrieval.block_means import block_means
 from jagged_kernels.attention.retrieval.retrieval import retrieved_blocks
 from jagged_kernels.schedule.keys.check import check_lists
+
+LONG = [100, 0, 3, 70, 16]
 
 # --- means ----------------------------------------------------------------------------------------
 
@@ -55,24 +58,28 @@ def test_means_have_gradients():
 # --- the choice -----------------------------------------------------------------------------------
 
 
-@BACKENDS
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads", "groups"), [(2, 2, 1), (4, 2, 2), (4, 1, 4)])
-def test_lists_hold_the_best_blocks(backend, causal, heads, kv_heads, groups, monkeypatch):
+@pytest.mark.parametrize(
+    ("backend", "causal", "heads", "blocks", "queries"),
+    combined(
+        ["native", "triton"],
+        [False, True],
+        [(2, 2, 1), (4, 2, 2), (4, 1, 4)],
+        [(2, 1), (1, 0), (3, 2), (0, 2)],
+        [LONG, [20, 3, 0, 33, 60]],
+    ),
+)
+def test_lists_hold_the_best_blocks(backend, causal, heads, blocks, queries, monkeypatch):
     use(monkeypatch, backend)
-    lengths = [100, 0, 3, 70, 16]
-    for top_k, newest in ((2, 1), (1, 0), (3, 2), (0, 2)):
-        k = jagged(lengths, kv_heads, seed=top_k)
-        for q in (jagged(lengths, heads, seed=1), jagged([20, 3, 0, 33, 60], heads, seed=2)):
-            options = {
-                "top_k": top_k, "newest": newest, "block": BLOCK, "groups": groups,
-                "causal": causal,
-            }  # fmt: skip
-            lists = retrieved_blocks(q, k, **options)
-            assert listed(lists, q) == expected_lists(q, k, **options)
-            assert lists.window == (-1, 0 if causal else -1)
-            tokens = {"q_tokens": q.values.shape[0], "k_tokens": k.values.shape[0]}
-            check_lists(lists, q.offsets, k.offsets, **tokens)
+    (q_heads, kv_heads, groups), (top_k, newest) = heads, blocks
+    q, k = jagged(queries, q_heads, seed=1), jagged(LONG, kv_heads, seed=2)
+    options = {
+        "top_k": top_k, "newest": newest, "block": BLOCK, "groups": groups, "causal": causal,
+    }  # fmt: skip
+    lists = retrieved_blocks(q, k, **options)
+    assert listed(lists, q) == expected_lists(q, k, **options)
+    assert lists.window == (-1, 0 if causal else -1)
+    tokens = {"q_tokens": q.values.shape[0], "k_tokens": k.values.shape[0]}
+    check_lists(lists, q.offsets, k.offsets, **tokens)
 
 
 @settings(max_examples=40, deadline=None)

@@ -54,14 +54,52 @@ def _combine_kernel(x_ptr, out_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     tl.store(out_ptr + 528 + row, tl.topk(some, ROWS))
 
 
+@triton.jit
+def _keep(out_ptr, number, place, values):
+    """As bits, since 0.0 is -0.0 and no NaN is itself."""
+    tl.store(out_ptr + number * 128 + place, values.to(tl.float64).to(tl.int64, bitcast=True))
+
+
+@triton.jit
+def _promote_kernel(x_ptr, out_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    place = row[:, None] * COLUMNS + column[None, :]
+    for _ in range(2):  # the second time types are known
+        x = tl.load(x_ptr + place)
+        half, byte, positive = x.to(tl.float16), x.to(tl.uint8), x > 0
+        _keep(out_ptr, 0, place, half * 3 + x)
+        _keep(out_ptr, 1, place, half / 3)
+        _keep(out_ptr, 2, place, x / 3)
+        _keep(out_ptr, 3, place, half * 1e4)
+        _keep(out_ptr, 4, place, byte + 200)
+        _keep(out_ptr, 5, place, x + row[:, None].to(tl.int16) * 7)
+        _keep(out_ptr, 6, place, tl.where(positive, -0.0, half))
+        _keep(out_ptr, 7, place, tl.where(positive, float("nan"), float("-inf")))
+        _keep(out_ptr, 8, place, positive & (row % 2 == 0)[:, None])
+        _keep(out_ptr, 9, place, column + positive)
+        _keep(out_ptr, 10, place, x * True - 2**40)
+        first = tl.load(x_ptr)
+        _keep(out_ptr, 11, place, first * half - first * 0.5)
+        _keep(out_ptr, 12, place, x * tl.load(1 + x_ptr + column))
+
+
+@triton.jit
+def _add_kernel(x_ptr, out_ptr, NUMBER: tl.constexpr):
+    place = tl.arange(0, 16)
+    tl.store(out_ptr + place, tl.load(x_ptr + place).to(tl.uint8) + NUMBER)
+
+
 def results() -> dict[str, Tensor]:
-    """Of custom reductions and scans, and of attention, whose kernels call device functions."""
+    """Of custom reductions and scans, of operands of many types, and of attention, whose kernels
+    call device functions."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(-9, 9, (ROWS, COLUMNS), generator=generator)
     out = torch.zeros(640, dtype=torch.int64)
     _combine_kernel[(1,)](x, out, ROWS, COLUMNS)
+    promoted = torch.zeros(13 * 128, dtype=torch.int64)
+    _promote_kernel[(1,)](x, promoted, ROWS, COLUMNS)
     inputs = Case([20, 0, 3], [5, 4, 33], heads=2, kv_heads=1).inputs(torch.float32)
-    return {"combined": out, **run("triton", inputs, window=(7, 2))}
+    return {"combined": out, "promoted": promoted, **run("triton", inputs, window=(7, 2))}
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="kernels are compiled here")
@@ -80,3 +118,14 @@ def test_the_lean_interpreter_changes_no_result(tmp_path: Path):
     for name, result in results().items():
         assert torch.equal(result, plain[name]), name
     assert plain["combined"].count_nonzero() > 300
+    assert (plain["promoted"].view(13, -1) != 0).any(1).all()
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="kernels are compiled here")
+def test_a_number_too_large_for_its_type_is_refused_whatever_was_before():
+    x, out = torch.arange(16), torch.zeros(16, dtype=torch.uint8)
+    _add_kernel[(1,)](x, out, 255)
+    assert out.tolist() == [255, *range(15)]
+    for number in (256, -1):
+        with pytest.raises(triton.runtime.interpreter.InterpreterError, match="ValueError"):
+            _add_kernel[(1,)](x, out, number)

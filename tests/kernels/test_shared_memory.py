@@ -34,22 +34,26 @@ class NoOptimisation:  # of what has no code: shared memory is laid out before
         return getattr(llvm, name)
 
     def optimize_module(self, *arguments, **options):
-        if dtype != "fp32":
+        if makes_code():
             llvm.optimize_module(*arguments, **options)
 
 
 llvm, compiler.llvm = compiler.llvm, NoOptimisation()
 
 
-def no_code_of_fp32(_backend=None, stages=None, *_):
-    # It takes the longest to make, and shared memory is laid out before.
-    if stages and dtype == "fp32":
+def makes_code():
+    # Others' takes the longest to make, and shared memory is laid out before.
+    return dtype != "fp32" and dim <= 128
+
+
+def perhaps_no_code(_backend=None, stages=None, *_):
+    if stages and not makes_code():
         stages["ptx"] = lambda _module, metadata: metadata.update(name="") or ""
         stages["cubin"] = lambda _module, _metadata: b""
-    return dtype, dtype
+    return str(makes_code()), str(makes_code())
 
 
-knobs.runtime.add_stages_inspection_hook = no_code_of_fp32
+knobs.runtime.add_stages_inspection_hook = perhaps_no_code
 
 
 def shape(rows, block, precision):

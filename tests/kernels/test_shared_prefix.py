@@ -384,10 +384,15 @@ def test_compiles_with_many_queries(backend):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    ("dim", "prefix", "lengths"),
-    combined([32, 64, 128], [1, 100, 700], [[0, 1, 63, 64, 65, 130], [200] * 40, [900, 0, 2000]]),
+    ("dtype", "dim", "prefix", "lengths"),
+    combined(
+        [torch.float32, torch.float16, torch.bfloat16],
+        [32, 64, 128],
+        [1, 100, 700],
+        [[0, 1, 63, 64, 65, 130], [200] * 40, [900, 0, 2000]],
+        whole=False,
+    ),
 )
 def test_on_the_device(dtype, dim, prefix, lengths):
     case = Case(lengths, heads=4, kv_heads=2, dim=dim)

@@ -116,7 +116,7 @@ def test_it_needs_neither_torch_nor_the_kernels(committed: Path) -> None:
         folder = committed / "figures" / name
         results.write(table, folder / "results.parquet")
         (folder / "manifest.json").write_text(json.dumps({**MANIFEST, "id": name}))
-    blocked = (  # one format is enough
+    blocked = (  # one format is enough, and that it would be written
         "import sys\n"
         "class Block:\n"
         "    def find_spec(self, name, *_):\n"
@@ -126,6 +126,7 @@ def test_it_needs_neither_torch_nor_the_kernels(committed: Path) -> None:
         "from jagged_ranking.cli import main\n"
         "from jagged_ranking.figures import style\n"
         "style.FORMATS = ('svg',)\n"
+        "style.Figure.savefig = lambda figure, file, **how: file.write(how['format'].encode())\n"
         "sys.exit(main(['figures']))"
     )
     done = run_python(blocked, JAGGED_HOME=str(committed), JAGGED_TRACEBACK="1")

@@ -17,6 +17,7 @@ import importlib.util
 import os
 import random
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -61,6 +62,16 @@ SMALL: dict[str, Any] = {
     "dtype": one_of([torch.float16, torch.float32]),
 }
 DELTA = {"delta_size": one_of([20, 512])}
+# PyTorch on a CPU: their sizes of hundreds are no other case than these.
+MIDDLE: dict[str, Any] = {
+    **SIZES,
+    "batch_size": st.just(4),
+    "max_uih_len": one_of([20, 100]),
+    "max_targets": one_of([20, 60]),
+    "attn_dim": one_of([16, 32]),
+    "hidden_dim": one_of([16, 32]),
+}
+BEFORE_DELTA = {**SIZES, **DELTA, "max_uih_len": one_of([100, 128, 256])}
 SMALL_DELTA = {"delta_size": st.just(20)}
 
 
@@ -139,7 +150,7 @@ def assert_delta_right(batch: Batch, **options: Any) -> None:
 
 
 @some(20)
-@given(**SIZES)
+@given(**(SIZES if ON_GPU else MIDDLE))
 def test_attn_without_kernels(**sizes: Any) -> None:
     assert_right(drawn(**sizes), backend="native")
 
@@ -150,15 +161,31 @@ def test_attn_small(**sizes: Any) -> None:
     assert_right(drawn(**sizes), backend="triton", block=16)
 
 
-@pytest.mark.gpu
-@some(40)
-@given(**SIZES)
-def test_attn(**sizes: Any) -> None:
-    assert_right(drawn(**sizes))
+def each_group(test: Callable[[Batch], None], sizes: dict[str, Any]) -> Any:
+    """40 examples as 8 tests, which several processes share: a head dim and a dtype each."""
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+    @pytest.mark.parametrize("attn_dim", [16, 32, 64, 128])
+    def group(attn_dim: int, dtype: torch.dtype) -> None:
+        fixed = {"attn_dim": st.just(attn_dim), "dtype": st.just(dtype)}
+
+        @hypothesis.seed(attn_dim + dtype.itemsize)  # else other sizes are the same in each group
+        @some(5)
+        @given(**{**sizes, **fixed})
+        def examples(**sizes: Any) -> None:
+            test(drawn(**sizes))
+
+        examples()
+
+    return group
+
+
+test_attn = each_group(assert_right, SIZES)
 
 
 @some(10)
-@given(**{**SIZES, **DELTA, "max_uih_len": one_of([100, 128, 256])})
+@given(**(BEFORE_DELTA if ON_GPU else {**MIDDLE, "delta_size": one_of([20, 60])}))
 def test_delta_attn_without_kernels(**sizes: Any) -> None:
     assert_delta_right(drawn(**sizes), backend="native")
 
@@ -169,11 +196,7 @@ def test_delta_attn_small(**sizes: Any) -> None:
     assert_delta_right(drawn(**sizes), backend="triton", block=16)
 
 
-@pytest.mark.gpu
-@some(40)
-@given(**{**SIZES, **DELTA, "max_uih_len": one_of([100, 128, 256])})
-def test_delta_attn(**sizes: Any) -> None:
-    assert_delta_right(drawn(**sizes))
+test_delta_attn = each_group(assert_delta_right, BEFORE_DELTA)
 
 
 @pytest.mark.gpu

@@ -1,6 +1,6 @@
 """Hopper's kernels compiled for such a GPU, without one.
 
-    python -c "import hopper_compile; hopper_compile.main()" SUPPORT POLICY [lists]
+    python -c "import hopper_compile; hopper_compile.main()" SUPPORT POLICY
 
 POLICY: the key of a policy, "" for softmax. In a process of its own, without the interpreter.
 """
@@ -14,6 +14,7 @@ import torch
 import triton
 from score_policies import OWN
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import compiler
 from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -29,6 +30,18 @@ from jagged_kernels.attention.scores.bias_launch import NO_BIAS
 from jagged_kernels.attention.scores.policy import functions_of
 from jagged_kernels.schedule.policy import hopper
 
+
+class _NoOptimisation:
+    """LLVM, which does not make code faster: a third of the time, and no kernel fails by it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_LLVM, name)
+
+    def optimize_module(self, *_arguments: Any, **_options: Any) -> None:
+        pass
+
+
+_LLVM: Any = compiler.llvm
 _TARGET = GPUTarget("cuda", 90, 32)
 _ARGUMENTS: Any = MeetArguments
 BY_KEYS = _ARGUMENTS("constexpr", "constexpr", "constexpr", "constexpr", "*i64", "fp32")
@@ -162,20 +175,35 @@ def compile_exact(module: Any, dim: int, policy: str, *, lists: bool = False) ->
     assert triton.compile(source, target=_TARGET, options=options).asm["cubin"]
 
 
+# (kernel, dim, tokens of a listed block, whether of "" and of a policy). Each takes seconds: of
+# listed blocks, not every size of either dim under both.
+LISTS = (
+    ("forward", 64, 64, (False, True)),
+    ("forward", 64, 128, (True, False)),
+    ("forward", 128, 64, (True, False)),
+    ("forward", 128, 128, (False, True)),
+    ("dkv", 64, 64, (True, True)),
+    ("dkv", 64, 128, (True, False)),
+    ("dkv", 128, 128, (True, True)),
+    ("dq", 128, 128, (True, True)),
+)
+
+
 def main() -> None:
-    policy, lists = sys.argv[2], "lists" in sys.argv[3:]
-    for module in (exact, exact_backward):
-        compile_exact(module, 128, policy, lists=lists)
-    if lists:
-        for dim, listed in ((64, 64), (64, 128), (128, 64), (128, 128)):
-            ruled = (dim == 64) == (listed == 64)
-            takers = [("forward", hopper.FORWARD_LISTED), ("dkv", hopper.DKV_LISTED)]
-            for name, takes in (*takers, ("dq", hopper.DQ_LISTED)):
-                if listed in takes.get(dim, ()):
-                    print(name, dim, listed, file=sys.stderr)
-                    group = 1 if ruled else 4
-                    compile_kernel(name, dim, policy, listed=listed, ruled=ruled, group=group)
-        return
+    policy = sys.argv[2]
+    compiler.llvm = _NoOptimisation()
+    takers = {"forward": hopper.FORWARD_LISTED, "dkv": hopper.DKV_LISTED, "dq": hopper.DQ_LISTED}
+    every = {(name, dim, n) for name, dims in takers.items() for dim in dims for n in dims[dim]}
+    assert every == {case[:3] for case in LISTS}
+    for lists in (False, True):
+        for module in (exact, exact_backward):
+            compile_exact(module, 128, policy, lists=lists)
+    for name, dim, size, taken in LISTS:
+        if taken[bool(policy)]:
+            print(name, dim, size, file=sys.stderr)
+            ruled = (dim == 64) == (size == 64)
+            group = 1 if ruled else 4
+            compile_kernel(name, dim, policy, listed=size, ruled=ruled, group=group)
     for name, dim in (("forward", 64), ("forward", 128), ("dq", 128), ("dkv", 64), ("dkv", 128)):
         print(name, dim, file=sys.stderr)
         compile_kernel(name, dim, policy)

@@ -299,10 +299,10 @@ def test_the_sweep_reaches_a_million_tokens_at_one_waste() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_on_a_gpu_whoever_runs_is_right(dtype: torch.dtype) -> None:
-    (batch,) = token_sweep([64], dtype=dtype)
-    table = measure_interaction(list(OPERATIONS), [batch], device="cuda", progress=False)
-    latency = results.select(table, metric="latency")
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_on_a_gpu_whoever_runs_is_right(name: str, dtype: torch.dtype) -> None:
+    batches = token_sweep([64], dtype=dtype)
+    latency = results.select(measure(name, workloads=batches, device="cuda"), metric="latency")
     ours = results.select(latency, provider="jagged")
     bad = ours[ours["status"] != "ok"]
     assert bad.empty, bad[["op", "mode", "message"]].to_string()
