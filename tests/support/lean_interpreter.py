@@ -1,4 +1,4 @@
-"""Triton's interpreter in an eighth of its time, with the same results.
+"""Triton's interpreter in a tenth of its time, with the same results.
 
 Of what it does, this leaves out what no result needs. A call of a device function sets every
 function of `triton.language` anew, although the launch has set them. Every sum and product of
