@@ -151,21 +151,21 @@ class _Operation(_Lean):
         self.plain = getattr(self.semantic, name)
         self.plans: dict[tuple[str, str], _Plan | None] = {}
 
-    def __call__(self, lhs: Any, rhs: Any, *options: Any) -> Any:
+    def __call__(self, lhs: Any, rhs: Any, *options: Any, **named: Any) -> Any:
         key = self.promoted.name(lhs), self.promoted.name(rhs)
         if key not in self.plans:
-            result = self.plain(lhs, rhs, *options)
+            result = self.plain(lhs, rhs, *options, **named)
             self.plans[key] = self.plan(lhs, rhs, result)
             return result
         plan = self.plans[key]
         if plan is None:
-            return self.plain(lhs, rhs, *options)
+            return self.plain(lhs, rhs, *options, **named)
         left, right = self.numbers(lhs, plan.operand), self.numbers(rhs, plan.operand)
         if left is None or right is None:
-            return self.plain(lhs, rhs, *options)
+            return self.plain(lhs, rhs, *options, **named)
         data = self.ufunc(left, right)
         if data.dtype != plan.data:  # a comparison's, whose numbers have the dtype of its operands
-            return self.plain(lhs, rhs, *options)
+            return self.plain(lhs, rhs, *options, **named)
         return core.tensor(self.handle(data, plan.handle), plan.result)
 
     def plan(self, lhs: Any, rhs: Any, result: Any) -> _Plan | None:
