@@ -124,7 +124,7 @@ class _Promoted(_Lean):
 
     def operand(self, x: Any, wanted: Any) -> Any:
         if isinstance(x, core.tensor):
-            return x if x.type.name == wanted.name else self.as_type(x, wanted)
+            return self.as_type(x, wanted)
         scalar = wanted.scalar
         sizes = wanted.sizes if wanted.is_block() else 1
         number = 0 if x == 0 else x  # what was -0.0, too

@@ -57,13 +57,10 @@ def _by_counter(nvml: Any, board: Any, call: Callable[[], object], seconds: floa
     def taken() -> int:
         return nvml.nvmlDeviceGetTotalEnergyConsumption(board) - before
 
-    before, begun = nvml.nvmlDeviceGetTotalEnergyConsumption(board), time.perf_counter()
-    calls, _ = _repeated(call, seconds)
-    while (millijoules := taken()) <= 0:
-        if time.perf_counter() - begun > seconds + _STILL_SECONDS:
-            raise Unavailable("unsupported", "the board's counter of energy does not move")
-        call()
-        calls += 1
+    before = nvml.nvmlDeviceGetTotalEnergyConsumption(board)
+    calls, _ = _repeated(call, seconds, until=lambda: taken() > 0)
+    if (millijoules := taken()) <= 0:
+        raise Unavailable("unsupported", "the board's counter of energy does not move")
     return Energy(millijoules / 1e3, calls, COUNTER)
 
 
@@ -84,13 +81,18 @@ def _by_power(nvml: Any, board: Any, call: Callable[[], object], seconds: float)
     return Energy(took * sum(watts) / len(watts), calls, POWER)
 
 
-def _repeated(call: Callable[[], object], seconds: float) -> tuple[int, float]:
-    """How often it was called, and how long that took."""
+def _repeated(
+    call: Callable[[], object], seconds: float, until: Callable[[], bool] = lambda: True
+) -> tuple[int, float]:
+    """How often it was called, and how long that took: for so many seconds, and until `until` is
+    so, for which it has `_STILL_SECONDS` more."""
     begun, calls = time.perf_counter(), 0
-    while calls == 0 or time.perf_counter() - begun < seconds:
+    while True:
         call()
         calls += 1
-    return calls, time.perf_counter() - begun
+        took = time.perf_counter() - begun
+        if took >= seconds and (until() or took > seconds + _STILL_SECONDS):
+            return calls, took
 
 
 @contextmanager

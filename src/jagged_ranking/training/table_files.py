@@ -78,23 +78,25 @@ def load_tables(path: Path, state: dict[str, Any], *, alone: bool = True) -> Non
         raise CheckpointError(f"{path}: no such tables, or not all of them")
     reader = _Reader(path)
     try:
-        _told(lambda: load(state, storage_reader=reader, no_dist=alone))
+        _told(lambda: load(state, storage_reader=reader, no_dist=alone), reader)
     except _Failed as error:
-        # Of a metadata that was refused, releases of PyTorch up to 2.11 say nothing.
-        raise CheckpointError(f"{path}: cannot be read ({reader.refusal or error})") from error
+        raise CheckpointError(f"{path}: cannot be read ({error})") from error
 
 
 class _Failed(Exception):
     """What a rank said of its shards, in one line."""
 
 
-def _told(do: Callable[[], Any]) -> None:
+def _told(do: Callable[[], Any], reader: _Reader | None = None) -> None:
     """An error that torch.distributed.checkpoint gathered from all ranks is one line."""
     try:
         with quiet():
             do()
     except CheckpointException as error:
         rank, (reason, _) = min(error.failures.items())
+        if reader is not None and reader.refusal is not None:
+            # All ranks read the same metadata, and PyTorch 2.11 keeps to itself what was wrong.
+            reason = reader.refusal
         line = (str(reason).splitlines() or [""])[0] or type(reason).__name__
         raise _Failed(f"rank {rank}: {line}") from error
 

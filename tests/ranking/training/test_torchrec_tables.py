@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import sys
@@ -14,10 +15,11 @@ import pytest
 import torch
 from forked_ranks import STOP
 from rank_scripts import assert_a_line_of_rank_0, run_script
+from torch.distributed.checkpoint.api import CheckpointException
 from torchrec_ranks import CONFIGS, SHARED
 
 from click_data import ClickDataset, prepare
-from jagged_ranking.training import checkpoint, trainer
+from jagged_ranking.training import checkpoint, table_files, trainer
 from jagged_ranking.training.checkpoint import CheckpointError
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.ranks import Ranks
@@ -189,3 +191,30 @@ def test_nothing_in_the_files_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(CheckpointError, match="has no place in a checkpoint"):
         load_tables(tmp_path / name, into)
     assert not (tmp_path / "planted").exists()
+
+
+@pytest.mark.parametrize(
+    ("contents", "said"),
+    [(b"", "Ran out of input"), (pickle.dumps(3), "the metadata is none")],
+    ids=["empty", "a number"],
+)
+def test_a_metadata_that_is_none_says_so_where_pytorch_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contents: bytes, said: str
+) -> None:
+    name = TableFiles(tmp_path, Ranks()).save(1, {"a": torch.zeros(2)})
+    (tmp_path / name / ".metadata").write_bytes(contents)
+
+    def silent(_state: Any, *, storage_reader: Any, no_dist: bool) -> None:
+        """As `load` of PyTorch 2.11."""
+        with contextlib.suppress(Exception):
+            storage_reader.read_metadata()
+        failures: Any = {0: (AssertionError("metadata is None"), None)}
+        raise CheckpointException("nothing was loaded", failures)
+
+    messages = []
+    for load in (table_files.load, silent):
+        monkeypatch.setattr(table_files, "load", load)
+        with pytest.raises(CheckpointError) as refused:
+            load_tables(tmp_path / name, {"a": torch.zeros(2)})
+        messages.append(str(refused.value))
+    assert messages == [f"{tmp_path / name}: cannot be read (rank 0: {said})"] * 2
