@@ -23,7 +23,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter takes milliseconds a block: small tiles reach every branch with few tokens.
 TILE = 64 if DEVICE == "cuda" else 16
 RESULTS = ("o", "lse", "dq", "dk", "dv")
-FACTOR = 3.0  # see `Standard`
+# See `Standard`. Triton's interpreter rounds a product before it is added to, which a GPU does not.
+FACTOR = 3.0 if DEVICE == "cuda" else 4.0
 # Of q and k, and of v. On a GPU what is compiled differs with each.
 DIFFERENT_DIMS = (
     (16, 32), (16, 64), (32, 16), (32, 64), (64, 16), (64, 32), (64, 128), (80, 16),

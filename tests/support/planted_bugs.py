@@ -294,8 +294,8 @@ BUGS = (
     Bug(
         "longest_short_user",
         _SHORT,
-        "if (length > 0) & (length <= HALF):\n        _forward(",
-        "if (length > 0) & (length < HALF):\n        _forward(",
+        "if (length > 0) & (length <= HALF):\n        bad = _forward(",
+        "if (length > 0) & (length < HALF):\n        bad = _forward(",
         ("kernels/short_users",),
     ),
     Bug(

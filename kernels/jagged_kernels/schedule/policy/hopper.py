@@ -145,6 +145,7 @@ FORWARD_LISTED = _blocks_by_dim(_LISTED_FORWARD)
 DKV_LISTED = _blocks_by_dim(_LISTED_DKV)
 DQ_LISTED = {128: (128,)}
 
+NEVER = sys.maxsize  # no user has as many tokens
 # Tokens of a user, on average, from which these kernels are faster than the plain ones, by what
 # scores become and by head_dim, and where keys are lists by head_dim. Those of pointwise scores are
 # softmax's: not measured yet. Those of lists are where dense attention's pays at head_dim 64, at
@@ -159,9 +160,7 @@ BACKWARD_PAYS_FROM = {
     "pointwise": {64: 128, 128: 256},
     "lists": {64: 1024, 128: 1024},
 }
-# From which the backward in one pass is faster than in two. It was not measured yet: no user has as
-# many.
-NEVER = sys.maxsize
+# From which the backward in one pass is faster than in two: not measured yet.
 ONE_PASS_PAYS_FROM = {"softmax": {64: NEVER, 128: NEVER}}
 # Of queries and of keys in the rows that they walk, by head_dim.
 HOPPER_TILES = {dim: forward_config(dim).tile_q for dim in FORWARD_PAYS_FROM["softmax"]}
