@@ -34,6 +34,7 @@ _HISTORY = (
     f"{_RANKING}/reproduce/step_cost.py",
     f"{_RANKING}/reproduce/step_contest.py",
     f"{_RANKING}/reproduce/training_step.py",
+    f"{_RANKING}/reproduce/graphed_step.py",
 )
 _CACHED = (
     *TRAINING,
@@ -59,7 +60,7 @@ _THROUGHPUT = (
         f"{_RANKING}/reproduce/{name}.py"
         for name in (
             "throughput_study", "request_batches", "step_contest", "step_parts", "training_step",
-            "energy", "streaming_study", "streaming_worker",
+            "graphed_step", "energy", "streaming_study", "streaming_worker",
         )
     ),
 )  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 import torch
 from attention_cases import DEVICE, DIFFERENT_DIMS, TILE, Case, assert_as_exact_as_sdpa, run
 from combinations import combined
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jagged_kernels import JaggedTensor, jagged_attention, lengths_to_offsets
@@ -151,6 +151,8 @@ def test_native_pads_little_and_holds_few_scores(q_lengths, k_lengths):
     window=st.one_of(st.none(), st.tuples(st.integers(-1, 20), st.integers(-1, 20))),
     seed=st.integers(0, 2**31),
 )
+# The interpreter's dv is 3.3 times as far off as PyTorch's.
+@example(lengths=[(7, 28)], heads=(1, 1), dim=16, causal=False, window=(12, 1), seed=378695374)
 def test_random_batches(lengths, heads, dim, causal, window, seed):
     q_lengths, k_lengths = zip(*lengths, strict=True)
     case = Case(q_lengths, k_lengths, heads=heads[0], kv_heads=heads[1], dim=dim)
