@@ -269,15 +269,16 @@ def test_graphs_that_nobody_has_are_not_deleted_in_a_capture():
         def __init__(self):
             self.me, self.steps = self, StepGraphs(lambda inputs, real: inputs["x"].values * 2)
 
+    def use(circle):
+        for _ in range(WARM_UPS + 1):
+            circle.steps(batch)
+
     batch, thresholds = batch_of(8, 8), gc.get_threshold()
     gc.collect()
     gc.disable()
     try:
         for _ in range(3):
-            circle = Circle()
-            for _ in range(WARM_UPS + 1):
-                circle.steps(batch)
-        del circle
+            use(Circle())
         steps = StepGraphs(lambda inputs, real: tuple((inputs["x"].values + 1,) for _ in range(9)))
         for _ in range(WARM_UPS):
             steps(batch)
