@@ -57,7 +57,7 @@ ROOM = "jagged_kernels.attention."
 OPERATORS = {"split": ("attention_split", "attention_split_general")}
 OTHERS = ("attention_triton", "attention_triton_general")
 # Whose kernels an operator launches.
-HOPPER = (choice.HOPPER_FORWARD, choice.HOPPER_DKV, choice.HOPPER_DQ)
+HOPPER = (choice.HOPPER_FORWARD, choice.HOPPER_ONE_PASS, choice.HOPPER_DKV, choice.HOPPER_DQ)
 LAUNCHED = {
     "split": (choice.SPLIT,),
     "plain": (*HOPPER, choice.SHORT, choice.PLAIN),
@@ -147,7 +147,7 @@ def test_the_choice_is_the_first_that_says_nothing(monkeypatch):
             assert any_batch.operator == operator
             assert picked in LAUNCHED[operator]
             seen.add(picked.name)
-    assert seen == {family.name for family in choice.TRITON} - {choice.HOPPER_ONE_PASS.name}
+    assert seen == {family.name for family in choice.TRITON}
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_dq_of_hopper_comes_beside_dkv_alone(monkeypatch):
 
 @pytest.fixture
 def one_pass_pays(monkeypatch):
-    """Where by itself it does not yet; beside `pass_for_hopper`, with which nothing is kept."""
+    """From fewer tokens than it does; beside `pass_for_hopper`, with which nothing is kept."""
     for dim in (paying := ONE_PASS_PAYS_FROM["softmax"]):
         monkeypatch.setitem(paying, dim, 300)
 

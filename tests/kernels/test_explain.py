@@ -68,7 +68,8 @@ LINES = [
      "hopper forward, hopper dkv, hopper dq: float32 is not float16 or bfloat16"),
     ("long, another head_dim", True,
      "hopper forward, hopper one pass, hopper dkv: head_dim 96 is not 64 or 128"),
-    ("long", True, "hopper one pass: at head_dim 64 nobody knows yet from when on it pays"),
+    ("long", True, "hopper one pass: users have 1024 queries on average, at "
+     "head_dim 64 it pays from 2048"),
     ("long, narrower values", True,
      "hopper forward, hopper dkv, hopper dq: v's head_dim 64 is not q's 128"),
     ("long, bias", True, "split: queries are jagged, it takes dense ones"),
@@ -83,8 +84,8 @@ LINES = [
     ("many dense queries", False, "split: it takes 1 to 64 dense queries a user"),
     ("no longer short, pointwise scores", False, "plain: scores are pointwise, it takes softmax"),
     ("long, lists of keys", False, "plain: keys are lists, it takes ranges"),
-    ("too short for lists of keys", True, "hopper forward, hopper dkv: users have 1023 queries on "
-     "average, at head_dim 64 it pays from 1024"),
+    ("too short for lists of keys", True, "hopper forward, hopper dkv: users have 4095 queries on "
+     "average, at head_dim 64 it pays from 4096"),
     ("long enough for lists of small blocks", True,
      "hopper forward, hopper dkv: lists are of blocks of 32 keys, it takes 64 or 128"),
     ("long enough for lists of keys, head_dim 128", True,

@@ -147,17 +147,17 @@ def test_the_same_from_run_to_run(rule):
 def test_more_than_2_to_the_31_elements():
     """Addresses of listed blocks at the end of an enormous batch; both batches are long enough for
     the same kernels."""
-    long, dim, heads = 2**31 // (64 * 8) + 5000, 64, 8
-    offsets = torch.tensor([0, long - 2000, long], device=DEVICE)
+    long, dim, heads = 2**31 // (64 * 8) + 9000, 64, 8
+    offsets = torch.tensor([0, long - 5000, long], device=DEVICE)
     q, k, v = (
         torch.zeros((long, heads, dim), device=DEVICE, dtype=torch.bfloat16) for _ in range(3)
     )
     for x in (q, k, v):
-        x[-2000:].normal_()
+        x[-5000:].normal_()
     keys = SemiLocalKeys(200, 10)
-    last = JaggedTensor(q[-2000:], torch.tensor([0, 2000], device=DEVICE))
-    rest = (last.with_values(k[-2000:]), last.with_values(v[-2000:]))
+    last = JaggedTensor(q[-5000:], torch.tensor([0, 5000], device=DEVICE))
+    rest = (last.with_values(k[-5000:]), last.with_values(v[-5000:]))
     expected = jagged_attention(last, *rest, keys=keys)
     x = JaggedTensor(q, offsets)
     found = jagged_attention(x, x.with_values(k), x.with_values(v), keys=keys)
-    torch.testing.assert_close(found.values[-2000:], expected.values)
+    torch.testing.assert_close(found.values[-5000:], expected.values)

@@ -28,7 +28,6 @@ from jagged_kernels.schedule.policy.hopper import (
     FORWARD_LISTED,
     FORWARD_PAYS_FROM,
     HOPPER_TILES,
-    NEVER,
     ONE_PASS_PAYS_FROM,
     is_hopper,
     tma_reads,
@@ -335,8 +334,6 @@ def refusals(family: Family, asked: Asked) -> list[str]:
     if family.shared and not asked.shared:
         said.append("queries and keys are not known to have the same offsets")
     said += _tile_refusals(family, asked)
-    if _pays_between(family, asked)[0] == NEVER:
-        said.append(f"at head_dim {asked.head_dim} nobody knows yet from when on it pays")
     return said
 
 
@@ -392,7 +389,7 @@ def batch_refusals(
     said = []
     # Rounded down, so that it is on the side of a limit that it is on.
     mean = f"users have {math.floor(10 * tokens / max(users, 1)) / 10:g} queries on average"
-    if least != NEVER and tokens < least * users:
+    if tokens < least * users:
         said.append(f"{mean}, at head_dim {asked.head_dim} it pays from {least}")
     if limit != math.inf and tokens >= limit * users:
         said.append(f"{mean}, it pays below {limit}")

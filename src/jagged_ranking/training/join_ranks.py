@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -118,6 +118,10 @@ def _spoken() -> Iterator[None]:
         if not silent and threading.current_thread() is threading.main_thread():
             # torchrun's may come before the line is written, which would be lost
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if not alone and dist.is_available() and dist.is_initialized():
+            # the first to end has the others ended, who may not have heard yet why
+            with suppress(RuntimeError, ValueError):
+                dist.monitored_barrier(timeout=timedelta(seconds=GRACE_SECONDS))
         if isinstance(error, KeyboardInterrupt):
             print(
                 f"jagged: rank {rank} was told to end, perhaps since another rank has ended; "

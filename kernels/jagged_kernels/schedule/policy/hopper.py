@@ -5,7 +5,6 @@ Apart from the kernels, because Gluon is imported only where it runs.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -145,23 +144,22 @@ FORWARD_LISTED = _blocks_by_dim(_LISTED_FORWARD)
 DKV_LISTED = _blocks_by_dim(_LISTED_DKV)
 DQ_LISTED = {128: (128,)}
 
-NEVER = sys.maxsize  # no user has as many tokens
 # Tokens of a user, on average, from which these kernels are faster than the plain ones, by what
-# scores become and by head_dim, and where keys are lists by head_dim. Those of pointwise scores are
-# softmax's: not measured yet. Those of lists are where dense attention's pays at head_dim 64, at
-# both: not measured yet.
+# scores become and by head_dim, and where keys are lists by head_dim: `hopper_pays.py` in
+# tests/support measures them. Lists at head_dim 64 are about even, those of few keys behind.
 FORWARD_PAYS_FROM = {
     "softmax": {64: 1024, 128: 256},
-    "pointwise": {64: 1024, 128: 256},
-    "lists": {64: 1024, 128: 1024},
+    "pointwise": {64: 4096, 128: 1024},
+    "lists": {64: 4096, 128: 512},
 }
 BACKWARD_PAYS_FROM = {
     "softmax": {64: 128, 128: 256},
-    "pointwise": {64: 128, 128: 256},
-    "lists": {64: 1024, 128: 1024},
+    "pointwise": {64: 128, 128: 512},
+    "lists": {64: 4096, 128: 1024},
 }
-# From which the backward in one pass is faster than in two: not measured yet.
-ONE_PASS_PAYS_FROM = {"softmax": {64: NEVER, 128: NEVER}}
+# From which the backward in one pass is faster than in two by more than a twentieth; it takes a
+# tenth more of memory. `backward_passes.py` in tests/support measures that.
+ONE_PASS_PAYS_FROM = {"softmax": {64: 2048, 128: 1024}}
 # Of queries and of keys in the rows that they walk, by head_dim.
 HOPPER_TILES = {dim: forward_config(dim).tile_q for dim in FORWARD_PAYS_FROM["softmax"]}
 
