@@ -82,8 +82,8 @@ KINDS = {
 }
 
 
-# Where Hopper's kernels run: users of several tiles of 128, at head_dim 64 of 1,024 tokens. Of twice
-# as many, at 128 of 1,024, the backward is in one pass.
+# Where Hopper's kernels run: users of several tiles of 128, at head_dim 64 of 1,024 tokens. From
+# 2,048 on, and at 128 of 1,024, the backward runs in one pass.
 def _long(length: int, dim: int, mask: Any, **options: Any) -> Kind:
     tokens = {"q": 3, "k": 200, "v": length - 40, "d_o": 260, "d_lse": 9}
     return _kind(Case([length, 5, length + 60], dim=dim), tokens, mask, shared=True, **options)

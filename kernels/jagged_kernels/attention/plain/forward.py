@@ -115,7 +115,8 @@ def _plan(
     block = meets.block_of(tile, config.block)
     shape = call.shape(tile=tile, parts=parts, block=block, skips=skips, meets=meets)
     constants = {"BIAS": BIAS, "WEIGHT": meets.weight}
-    return call.plan(parts * shape.HEADS, shape, launch_options(BIAS, config), **constants)
+    options = launch_options(BIAS, config, shape.TILE)
+    return call.plan(parts * shape.HEADS, shape, options, **constants)
 
 
 @triton.jit(do_not_specialize=["left", "right"])
