@@ -212,7 +212,7 @@ def sizes():
     for kernel, rule in rules.items():
         config = rule(dim, size, pack)
         block = config.block
-        config = LaunchConfig(block, **launch_options(every, config, pack))
+        config = LaunchConfig(block, **launch_options(every, config))
         masked = shape(pack, block, precision)._replace(HAS_RIGHT=True)
         found.append(shared(kernel, config, kinds, S=masked, **constants))
     sums = {"BIAS": every, "S": masked}

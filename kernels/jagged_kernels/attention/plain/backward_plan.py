@@ -30,5 +30,4 @@ def backward_plan(
     block = meets.block_of(tile, config.block)
     shape = call.shape(tile=tile, parts=parts, block=block, skips=skips, meets=meets)
     constants = {"BIAS": BIAS, "WEIGHT": meets.weight, "D_SCORE": meets.d_score}
-    options = launch_options(BIAS, config, shape.TILE)
-    return call.plan(parts * heads, shape, options, **constants)
+    return call.plan(parts * heads, shape, launch_options(BIAS, config), **constants)

@@ -115,8 +115,7 @@ def _plan(
     block = meets.block_of(tile, config.block)
     shape = call.shape(tile=tile, parts=parts, block=block, skips=skips, meets=meets)
     constants = {"BIAS": BIAS, "WEIGHT": meets.weight}
-    options = launch_options(BIAS, config, shape.TILE)
-    return call.plan(parts * shape.HEADS, shape, options, **constants)
+    return call.plan(parts * shape.HEADS, shape, launch_options(BIAS, config), **constants)
 
 
 @triton.jit(do_not_specialize=["left", "right"])

@@ -185,13 +185,9 @@ def reduce_slots(terms: BiasTerms, slots: BiasSlots) -> list[Tensor | None]:
     return [*sums, slots.scores]
 
 
-def launch_options(BIAS: BiasShape, config: LaunchConfig, rows: int) -> dict[str, int]:
+def launch_options(BIAS: BiasShape, config: LaunchConfig) -> dict[str, int]:
     """`config`'s, but for look-ups in tables: pipelined they would go through shared memory one
-    number at a time, and the addresses of 64 rows do not fit into the registers of four warps.
-
-    Those of fewer `rows` fit into what `config` has. Eight warps would each multiply all of 16
-    rows, and lost products of float32 at head_dim 16 behind a mask (an H100; Triton 3.6 and 3.7.1).
-    """
+    number at a time, and their addresses do not fit into the registers of four warps."""
     if BIAS.LOOKS_UP:
-        return {"num_warps": 8 if rows >= 64 else config.num_warps, "num_stages": 1}
+        return {"num_warps": 8, "num_stages": 1}
     return config.options()

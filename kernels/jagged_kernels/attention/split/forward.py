@@ -159,7 +159,7 @@ def _plan(
         if paged is not None:
             config = paged_config(config, call.element_size, pack, paged.small_memory)
     shape = call.shape(tile=tile * parts, parts=parts, block=block, meets=meets)
-    options = launch_options(BIAS, config, pack)
+    options = launch_options(BIAS, config)
     page, lists = (0, 0) if paged is None else paged[:2]
     constants: dict[str, Any] = {"MEMBERS": members, "PACK": pack, "PAGE": page, "LISTS": lists}
     constants |= {"BIAS": BIAS, "WEIGHT": meets.weight}
