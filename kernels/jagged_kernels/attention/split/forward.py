@@ -160,6 +160,11 @@ def _plan(
             config = paged_config(config, call.element_size, pack, paged.small_memory)
     shape = call.shape(tile=tile * parts, parts=parts, block=block, meets=meets)
     options = launch_options(BIAS, config)
+    if shape.PAD_DV < 32:
+        # Of 16 columns two warp groups take 8 each. Of float32 behind a mask ptxas (of Triton 3.6
+        # and 3.7.1, for an H100) then made the second one's descriptors from registers that nobody
+        # has written: results were wrong, or addresses.
+        options["num_warps"] = min(options["num_warps"], 4)
     page, lists = (0, 0) if paged is None else paged[:2]
     constants: dict[str, Any] = {"MEMBERS": members, "PACK": pack, "PAGE": page, "LISTS": lists}
     constants |= {"BIAS": BIAS, "WEIGHT": meets.weight}
