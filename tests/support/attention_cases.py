@@ -292,16 +292,21 @@ def assert_no_worse(
     name: str,
     terms: Mapping[str, Tensor] = MappingProxyType({}),
     summands: Mapping[str, Tensor] = MappingProxyType({}),
+    rounded_to: torch.dtype = torch.float64,
 ) -> None:
     """The rule of `Standard`, for the results in `ours`.
 
-    Where a result is a sum of what is rounded to its own precision before, `summands` has the sums
-    of those absolute values: one rounding of them is what even an exact sum is off by.
+    Where a result is a sum of what is rounded before, to its own precision or to `rounded_to`,
+    `summands` has the sums of those absolute values: one rounding of them is what even an exact sum
+    is off by.
     """
     for result in ours:
         error = error_of(ours[result], exact[result])
         scale = summands.get(result, exact[result])
-        rounding = torch.finfo(peer[result].dtype).eps * largest(scale)
+        eps = torch.finfo(peer[result].dtype).eps
+        if result in summands:
+            eps = max(eps, torch.finfo(rounded_to).eps)
+        rounding = eps * largest(scale)
         if result in terms:
             rounding = max(rounding, torch.finfo(torch.float32).eps * largest(terms[result]))
         allowed = FACTOR * max(error_of(peer[result], exact[result]), rounding)
