@@ -23,6 +23,7 @@ TRAINING = (
     "kernels",
     *DATA,
     *(f"{_RANKING}/{room}" for room in ("data", "layers", "models", "evaluation", "training")),
+    f"{_RANKING}/first_line.py",
     f"{_RANKING}/results.py",
 )
 _ATTENTION = (*MEASURE, f"{_RANKING}/reproduce/attention_study.py")
