@@ -21,6 +21,7 @@ if not torch.cuda.is_available():
 elif worker := os.environ.get("PYTEST_XDIST_WORKER"):  # gw0, gw1, ... take turns on the GPUs
     torch.cuda.set_device(int(worker.removeprefix("gw")) % torch.cuda.device_count())
 
+import lost_gpu
 import pytest
 from filelock import FileLock
 
@@ -130,3 +131,5 @@ class _Status:
 def pytest_configure(config: pytest.Config) -> None:
     """Watch the outcomes."""
     config.pluginmanager.register(_Status(config), "suite-status")
+    if torch.cuda.is_available():
+        lost_gpu.watch(config)

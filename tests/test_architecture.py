@@ -23,6 +23,7 @@ OF_THE_KERNELS = {"torch", "triton"}
 ROOMS = {
     "jagged_kernels": (
         *("core", "tensors", "device", "schedule", "ops", "attention", "cache", "modules"),
+        "graphs",
     ),
     "jagged_ranking": (
         *("data", "layers", "models", "evaluation", "training", "measure", "figures"),

@@ -24,6 +24,7 @@ the inputs. Examples need `import torch` and `from jagged_kernels import *`.
 - Selection: `jagged_cat`, `jagged_slice`, `jagged_recent`, `jagged_index_select`, `jagged_top_k`,
   `jagged_unique`
 - Modules: `JaggedMultiheadAttention`, `JaggedLayerNorm`, `JaggedRMSNorm`
+- CUDA graphs: `StepGraphs`
 
 Contents are not read where that would wait for a GPU, unless JAGGED_CHECK=1 is in the environment
 when Python starts: then attention reads those of offsets and schedules in each call, and whatever
@@ -56,7 +57,8 @@ from jagged_kernels.attention import (
     prefix_schedule,
     prefixed_attention,
 )
-from jagged_kernels.attention.retrieval.retrieval import block_means, retrieved_blocks
+from jagged_kernels.attention.retrieval.block_means import block_means
+from jagged_kernels.attention.retrieval.retrieval import retrieved_blocks
 from jagged_kernels.cache import (
     CacheSchedule,
     HistoryCache,
@@ -68,6 +70,7 @@ from jagged_kernels.cache import (
     persistence_ratio,
     scissorhands,
 )
+from jagged_kernels.graphs import StepGraphs
 from jagged_kernels.modules import JaggedLayerNorm, JaggedMultiheadAttention, JaggedRMSNorm
 from jagged_kernels.ops.elementwise.elementwise import jagged_add, jagged_mul
 from jagged_kernels.ops.elementwise.jagged2_mul import jagged2_mul
@@ -173,6 +176,7 @@ __all__ = [  # noqa: RUF022
     "JaggedMultiheadAttention",
     "JaggedLayerNorm",
     "JaggedRMSNorm",
+    "StepGraphs",
 ]
 
 __version__ = "0.1.0"

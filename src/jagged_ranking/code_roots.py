@@ -23,6 +23,7 @@ TRAINING = (
     "kernels",
     *DATA,
     *(f"{_RANKING}/{room}" for room in ("data", "layers", "models", "evaluation", "training")),
+    f"{_RANKING}/first_line.py",
     f"{_RANKING}/results.py",
 )
 _ATTENTION = (*MEASURE, f"{_RANKING}/reproduce/attention_study.py")
@@ -34,6 +35,7 @@ _HISTORY = (
     f"{_RANKING}/reproduce/step_cost.py",
     f"{_RANKING}/reproduce/step_contest.py",
     f"{_RANKING}/reproduce/training_step.py",
+    f"{_RANKING}/reproduce/graphed_step.py",
 )
 _CACHED = (
     *TRAINING,
@@ -59,7 +61,7 @@ _THROUGHPUT = (
         f"{_RANKING}/reproduce/{name}.py"
         for name in (
             "throughput_study", "request_batches", "step_contest", "step_parts", "training_step",
-            "energy", "streaming_study", "streaming_worker",
+            "graphed_step", "energy", "streaming_study", "streaming_worker",
         )
     ),
 )  # fmt: skip

@@ -197,7 +197,7 @@ def test_head_dims_beyond_the_triton_kernels(dim, dim_v, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("a schedule was built")
 
-    monkeypatch.setattr(api, "build_schedule", refuse)
+    monkeypatch.setattr(api, "schedule_of_call", refuse)
     message = f"goes to head_dim 256, got {dim} of q and {dim_v} of v"
     with pytest.raises(NotImplementedError, match=message):
         jagged_attention(q, k, v, backend="triton")

@@ -22,6 +22,8 @@ from jagged_kernels import (
     jagged_attention,
     lengths_to_offsets,
 )
+from jagged_kernels.attention.meeting import MeetTerms
+from jagged_kernels.attention.scores.bias_terms import BiasTerms
 from jagged_kernels.cache import attention as ops
 from jagged_kernels.cache import slots as ops_slots
 from jagged_kernels.core import contents
@@ -398,7 +400,7 @@ def test_opcheck():
     stored = (cache.k_store, cache.v_store, cache.pages)
     walk = (schedule.rows, schedule.partition.spans, schedule.partition.block, schedule.tile_q)
     torch.library.opcheck(ops.attention_cached, (inputs.q, *stored, True, 1, *walk, 0, 0.25))
-    rest = (cache.lengths, inputs.q_offsets, 1, 0, 0.25)
+    rest = (cache.lengths, inputs.q_offsets, 1, 0, 0.25, *MeetTerms(), *BiasTerms())
     torch.library.opcheck(ops.attention_cached_native, (inputs.q, *stored, *rest))
     for triton in (False, True):
         changed = (cache.k_store.clone(), cache.v_store.clone(), cache.lengths.clone())

@@ -10,12 +10,26 @@ from typing import Any
 
 import pytest
 import torch
-from choice_cases import CALLS, EACH_CALL, HALF, SINGLE, Call, Picks, pass_for_hopper, said_picks
-from launch_keys import Key, record_launches, watch_launches
+from choice_cases import (
+    CALLS,
+    EACH_CALL,
+    HALF,
+    LISTS,
+    SINGLE,
+    Call,
+    Picks,
+    pass_for_hopper,
+    said_picks,
+)
+from launch_keys import ROWS, Key, record_launches, watch_launches
 
-from jagged_kernels import JaggedTensor, explain_attention, jagged_attention
+from jagged_kernels import JaggedTensor, SiLU, explain_attention, jagged_attention
 from jagged_kernels.attention import api, choice
-from jagged_kernels.schedule.policy.hopper import is_hopper
+from jagged_kernels.schedule.policy.hopper import (
+    FORWARD_PAYS_FROM,
+    ONE_PASS_PAYS_FROM,
+    is_hopper,
+)
 
 # The kernels of a family in each pass, below jagged_kernels.attention.
 KERNELS = {
@@ -23,6 +37,7 @@ KERNELS = {
     "split": ("split.forward._split_forward_kernel", "split.backward._split_backward_kernel",
               "split.backward._split_backward_kernel"),
     "hopper forward": ("hopper.forward._forward_kernel", "", ""),
+    "hopper one pass": ("", *["hopper.one_pass._one_pass_kernel"] * 2),
     "hopper dq": ("", "hopper.dq._dq_kernel", ""),
     "hopper dkv": ("", "", "hopper.dkv._dkv_kernel"),
 }  # fmt: skip
@@ -38,14 +53,23 @@ def kernels_of(picks: Picks) -> set[str]:
 
 
 ROOM = "jagged_kernels.attention."
-OPERATORS = {"general": "attention_triton_general", "split": "attention_split"}
+# Of a family that takes all that a call can ask for: without and with any of it.
+OPERATORS = {"split": ("attention_split", "attention_split_general")}
+OTHERS = ("attention_triton", "attention_triton_general")
+# Whose kernels an operator launches.
+HOPPER = (choice.HOPPER_FORWARD, choice.HOPPER_ONE_PASS, choice.HOPPER_DKV, choice.HOPPER_DQ)
+LAUNCHED = {
+    "split": (choice.SPLIT,),
+    "plain": (*HOPPER, choice.SHORT, choice.PLAIN),
+    "general": (*HOPPER, choice.SHORT, choice.GENERAL),
+}
 EVERY_KERNEL = {name for names in KERNELS.values() for name in names if name} | set(SHORT_KERNELS)
 
 
 @EACH_CALL
 @pytest.mark.parametrize("hopper", [False, True], ids=["other GPUs", "Hopper"])
 def test_what_is_said_is_what_is_launched(call, hopper, monkeypatch):
-    keys = record_launches(monkeypatch)
+    keys = record_launches(monkeypatch, ROWS)
     pass_for_hopper(monkeypatch, hopper)
     check(call, call.picks_on_hopper if hopper else call.picks, keys, monkeypatch)
 
@@ -75,8 +99,7 @@ def check(call: Call, picks: Picks, keys: list[Key], monkeypatch: pytest.MonkeyP
     # Of a sum of squares: its gradient has a layout of its own.
     values.square().sum().backward()
     general = any(options.get(name) for name in ("bias", "dropout_p", "scores", "keys"))
-    family = "general" if general else picks[0]
-    assert operators == [OPERATORS.get(family, "attention_triton")]
+    assert operators == [OPERATORS.get(picks[0], OTHERS)[general]]
     launched = {f"{module.removeprefix(ROOM)}.{name}" for name, module, *_ in keys}
     expected = kernels_of(picks)
     if not call.length:
@@ -93,7 +116,7 @@ def asked_for() -> Iterator[choice.Asked]:
         *[(False, True)] * 3, ("whole", "cut"), ("softmax", "pointwise"), ("ranges", "lists"),
     ]  # fmt: skip
     for one, device, dtype, dim, dim_v, tile, *rest in itertools.product(*columns):
-        yield choice.Asked._make((one, device, dtype, dim, dim_v, *tile, *rest))
+        yield choice.Asked(one, device, dtype, dim, dim_v, *tile, *rest)
 
 
 def test_the_choice_is_the_first_that_says_nothing(monkeypatch):
@@ -116,15 +139,47 @@ def test_the_choice_is_the_first_that_says_nothing(monkeypatch):
                 family
                 for family in choice.TRITON
                 if not choice.refusals(family, asked)
-                and not choice.batch_refusals(family, asked.head_dim, tokens, users, tma=tma)
+                and not choice.batch_refusals(family, asked, tokens, users, tma=tma)
             )
             picked = choice.first_that_pays(able, tokens, users, lambda tma=tma: tma)
             assert picked is expected
             any_batch = next(one for one, least, limit in able if (least, limit) == (0, math.inf))
             assert any_batch.operator == operator
-            assert picked.operator == operator or picked is choice.SHORT
+            assert picked in LAUNCHED[operator]
             seen.add(picked.name)
     assert seen == {family.name for family in choice.TRITON}
+
+
+@pytest.mark.parametrize(
+    ("scores", "length", "forward"),
+    [
+        ("pointwise", 500, "hopper forward"),
+        ("pointwise", 499, "general"),
+        ("softmax", 500, "plain"),
+    ],
+)
+def test_pointwise_scores_pay_from_lengths_of_their_own(scores, length, forward, monkeypatch):
+    pass_for_hopper(monkeypatch)
+    monkeypatch.setitem(FORWARD_PAYS_FROM["pointwise"], 64, 500)
+    options = {"scores": SiLU()} if scores == "pointwise" else {}
+    arguments, options = Call(length, 64, (forward,) * 3, options=options).arguments()
+    assert said_picks(explain_attention(*arguments, **options))[0] == forward
+
+
+@pytest.mark.parametrize(
+    ("keys", "length", "forward"),
+    [
+        (LISTS, 500, "hopper forward"),
+        (LISTS, 499, "general"),
+        (None, 500, "plain"),
+    ],
+)
+def test_lists_pay_from_lengths_of_their_own(keys, length, forward, monkeypatch):
+    pass_for_hopper(monkeypatch)
+    monkeypatch.setitem(FORWARD_PAYS_FROM["lists"], 64, 500)
+    options = {} if keys is None else {"keys": keys}
+    arguments, options = Call(length, 64, (forward,) * 3, options=options).arguments()
+    assert said_picks(explain_attention(*arguments, **options))[0] == forward
 
 
 def test_dq_of_hopper_comes_beside_dkv_alone(monkeypatch):
@@ -134,6 +189,53 @@ def test_dq_of_hopper_comes_beside_dkv_alone(monkeypatch):
         if not choice.refusals(choice.HOPPER_DQ, asked._replace(of_pass="dq")):
             assert not choice.refusals(choice.HOPPER_DKV, asked._replace(of_pass="dkv"))
     assert choice.HOPPER_DQ.pays_from == choice.HOPPER_DKV.pays_from
+
+
+@pytest.fixture
+def one_pass_pays(monkeypatch):
+    """From fewer tokens than it does; beside `pass_for_hopper`, with which nothing is kept."""
+    for dim in (paying := ONE_PASS_PAYS_FROM["softmax"]):
+        monkeypatch.setitem(paying, dim, 300)
+
+
+@pytest.mark.usefixtures("one_pass_pays")
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("length", [299, 300])
+def test_one_pass_where_it_pays(dim, length, monkeypatch):
+    keys = record_launches(monkeypatch, ROWS)
+    pass_for_hopper(monkeypatch)
+    dq, one = "plain" if dim == 64 else "hopper dq", "hopper one pass"
+    forward = "plain" if dim == 64 else "hopper forward"
+    two: Picks = (forward, dq, "hopper dkv")
+    picks: Picks = two if length < 300 else (forward, one, one)
+    check(Call(length, dim, picks), picks, keys, monkeypatch)
+    keys.clear()
+    other = Call(length, dim, two, own_offsets=True)
+    check(other, other.picks, keys, monkeypatch)
+
+
+@pytest.mark.usefixtures("one_pass_pays")
+@pytest.mark.parametrize(
+    ("deterministic", "algorithms", "ordered"),
+    [(True, False, True), (False, False, False), (False, True, True)],
+)
+def test_sums_in_any_order_are_asked_for(deterministic, algorithms, ordered, monkeypatch):
+    from jagged_kernels.attention.hopper import backward
+
+    told = []
+
+    def launch(d_o, d_lse2, q, k, v, *rest, ordered, **options):
+        told.append(ordered)
+        return q, k, v
+
+    monkeypatch.setattr(backward, "launch_backward_in_one_pass", launch)
+    record_launches(monkeypatch, ROWS)
+    pass_for_hopper(monkeypatch)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: algorithms)
+    arguments, options = Call(300, 128, ("", "", "")).arguments()
+    out = jagged_attention(*arguments, **options, deterministic=deterministic)
+    out.values.square().sum().backward()
+    assert told == [ordered]
 
 
 def test_nobody_takes_what_the_triton_backend_has_not():

@@ -34,6 +34,11 @@ from jagged_kernels import (
 )
 
 NO_HOPPER = "the tensors are not on a Hopper GPU"
+# Of `tl.full`.
+NO_GLUON = (
+    "its {} cannot be compiled by Gluon: "
+    "GluonSemantic.full() missing 1 required positional argument: 'layout'"
+)
 # (call, whether Hopper takes it, a line of what is said of it)
 LINES = [
     ("short users", False, "split: queries are jagged, it takes dense ones"),
@@ -41,7 +46,7 @@ LINES = [
      "short: queries and keys are not known to have the same offsets"),
     ("short users, tiles as short", False, "short: a tile has 32 tokens, it needs over 32"),
     ("short users, dropout", False,
-     "split: it takes no dropout; queries are jagged, it takes dense ones"),
+     "split: queries are jagged, it takes dense ones"),
     ("no longer short, dropout", False,
      "short: users have 80 queries on average, it pays below 80"),
     ("no longer short, dropout", False, "plain: it takes no dropout"),
@@ -61,24 +66,43 @@ LINES = [
      "they are empty, not aligned, or overlap"),
     ("long, float32", True,
      "hopper forward, hopper dkv, hopper dq: float32 is not float16 or bfloat16"),
-    ("long, another head_dim", True, "hopper forward, hopper dkv: head_dim 96 is not 64 or 128"),
+    ("long, another head_dim", True,
+     "hopper forward, hopper one pass, hopper dkv: head_dim 96 is not 64 or 128"),
+    ("long", True, "hopper one pass: users have 1024 queries on average, at "
+     "head_dim 64 it pays from 2048"),
     ("long, narrower values", True,
      "hopper forward, hopper dkv, hopper dq: v's head_dim 64 is not q's 128"),
-    ("long, bias", True, "split: it takes no bias; queries are jagged, it takes dense ones"),
+    ("long, bias", True, "split: queries are jagged, it takes dense ones"),
     ("long, bias", True, "hopper forward, hopper dkv, hopper dq, plain: it takes no bias"),
     ("long, a small tile", True, "hopper forward: tiles have 64 queries, it takes 128"),
     ("long, a small tile of keys", True,
      "hopper dkv, hopper dq: tiles have 64 keys, it takes 128"),
     ("few dense queries, whole rows", False, "split: the schedule was built with split='rows'"),
-    ("few dense queries, bias", False, "split, plain: it takes no bias"),
-    ("few dense queries, cut rows and bias", False,
-     "plain: it takes no bias; rows are cut, not whole"),
+    ("few dense queries, whole rows and bias", False,
+     "split: the schedule was built with split='rows'"),
+    ("few dense queries, whole rows and bias", False, "plain: it takes no bias"),
     ("many dense queries", False, "split: it takes 1 to 64 dense queries a user"),
     ("no longer short, pointwise scores", False, "plain: scores are pointwise, it takes softmax"),
     ("long, lists of keys", False, "plain: keys are lists, it takes ranges"),
-    ("few dense queries, pointwise scores", False,
-     "split, plain: scores are pointwise, it takes softmax"),
-    ("few dense queries, lists of keys", False, "split, plain: keys are lists, it takes ranges"),
+    ("too short for lists of keys", True, "hopper forward, hopper dkv: users have 4095 queries on "
+     "average, at head_dim 64 it pays from 4096"),
+    ("long enough for lists of small blocks", True,
+     "hopper forward, hopper dkv: lists are of blocks of 32 keys, it takes 64 or 128"),
+    ("long enough for lists of keys, head_dim 128", True,
+     "hopper dkv, hopper dq: lists are of blocks of 64 keys, it takes 128"),
+    ("long, scores of one's own whose d_score Gluon does not compile", True,
+     f"hopper dkv, hopper dq: {NO_GLUON.format('d_score')}"),
+    ("long, scores of one's own that Gluon does not compile", True,
+     f"hopper forward: {NO_GLUON.format('weight')}"),
+    ("long, scores of one's own that Gluon does not compile", True,
+     f"hopper dkv, hopper dq: {NO_GLUON.format('weight')}; {NO_GLUON.format('d_score')}"),
+    ("few dense queries, whole rows and pointwise scores", False,
+     "split: the schedule was built with split='rows'"),
+    ("few dense queries, whole rows and pointwise scores", False,
+     "plain: scores are pointwise, it takes softmax"),
+    ("few dense queries, keys of a rule", False,
+     "split: keys are those of a rule, it takes lists"),
+    ("few dense queries, keys of a rule", False, "plain: keys are lists, it takes ranges"),
     ("no key", False, "split: there is no key"),
 ]  # fmt: skip
 

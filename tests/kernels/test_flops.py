@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 import torch
+from combinations import combined
 from operation_cases import DEVICE, flat
 from processes import run_python
 from product_cases import OPERATIONS
@@ -54,11 +55,13 @@ def counted(function):
     return result, counter.get_total_flops()
 
 
-@pytest.mark.parametrize("band", BANDS, ids=str)
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-@pytest.mark.parametrize("kind", ["native", "triton", "split", "rows", "stream", "biased"])
+@pytest.mark.parametrize(
+    ("kind", "lengths", "band"),
+    combined(["native", "triton", "split", "rows", "stream", "biased"], LENGTHS, BANDS),
+    ids=str,
+)
 def test_attention_counts_the_pairs_that_are_visible(kind, lengths, band):
-    q_lengths, k_lengths = lengths
+    q_lengths, k_lengths = LENGTHS[lengths]
     k = jagged(k_lengths, 2, DIM)
     v = k.with_values(jagged(k_lengths, 2, DIM_V).values)
     q = jagged(q_lengths, HEADS, DIM)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+import score_policies
 import torch
 from attention_cases import DEVICE, Case, Inputs, Standard, run
-from choice_cases import hopper_fits
+from choice_cases import hopper_fits, on_hopper
 from processes import run_python
 from torch import Tensor
 
@@ -17,15 +19,10 @@ from jagged_kernels.schedule.policy.hopper import forward_config
 from jagged_kernels.schedule.rows import build_rows
 from jagged_kernels.schedule.window import resolve_window
 
-HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
 # Around parts of 64 queries, tiles of 128 and blocks of 128 keys.
 LENGTHS = [0, 1, 63, 64, 65, 127, 128, 129, 1000, 0, 7, 300]
 DIMS = pytest.mark.parametrize("dim", [64, 128])
 CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-
-
-def on_hopper(test: Any) -> Any:
-    return pytest.mark.gpu(pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")(test))
 
 
 def attend(
@@ -331,99 +328,12 @@ def test_what_does_not_fit():
     assert not hopper_fits(x, x, zeros(3, 2, 128))
 
 
-COMPILE = """
-import sys
-import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
-
-from jagged_kernels.attention.plans import AttentionShape, Call
-from jagged_kernels.attention.hopper import dkv as gluon_dkv
-from jagged_kernels.attention.hopper import exact_backward
-from jagged_kernels.attention.hopper import dq as gluon_dq
-from jagged_kernels.attention.hopper import forward as gluon_forward
-from jagged_kernels.schedule.policy import hopper
+COMPILE = "import sys; sys.path.append(sys.argv[1]); import hopper_compile; hopper_compile.main()"
 
 
-def compile_kernel(name, dim):
-    kernel, config, tiles = {
-        "forward": (gluon_forward._forward_kernel, hopper.forward_config(dim), "q"),
-        "dq": (gluon_dq._dq_kernel, hopper.DQ_CONFIG, ("q", "do", "o")),
-        "dkv": (gluon_dkv._dkv_kernel, hopper.dkv_config(dim), ("k", "v")),
-    }[name]
-
-    def blocks(tokens):
-        layout = gl.NVMMASharedLayout.get_default_for([tokens, dim], gl.bfloat16)
-        return f"tensordesc<bf16[{tokens}, {dim}],{layout!r}>"
-
-    strides = [8 * dim, dim] * 4
-    shape = AttentionShape(
-        8, 1, dim, dim, dim, dim, config.tile_q, 1, config.block, True, True, "ieee", *strides
-    )
-    constants = {"S": shape, "C": config, "NEGATE": True}
-    pointers = {
-        "lse2_ptr": "*fp32", "d_lse2_ptr": "*fp32", "delta_ptr": "*fp32", "marks_ptr": "*i8",
-        "rows_ptr": "*i32",
-    }
-
-    def kind(argument):
-        if argument in constants:
-            return "constexpr"
-        if argument.endswith("_blocks"):
-            tile = argument.removesuffix("_blocks") in tiles
-            return blocks(config.part_q if tile else config.block)
-        if argument.endswith("_ptr"):
-            return pointers.get(argument, "*bf16")
-        return "fp32" if argument.startswith("scale") else "i32"
-
-    names = kernel.arg_names
-    source = GluonASTSource(
-        fn=kernel,
-        signature={argument: kind(argument) for argument in names},
-        constexprs={(names.index(c),): value for c, value in constants.items() if c in names},
-    )
-    options = {"num_warps": config.warps, "maxnreg": config.start_registers}
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert "wgmma.mma_async" in compiled.asm["ptx"] and compiled.asm["cubin"]
-
-
-def compile_exact_backward(dim):
-    kernel = exact_backward._exact_backward_kernel
-    q, k = (torch.zeros(2, heads, dim, dtype=torch.bfloat16) for heads in (4, 2))
-    call = Call.of(q, k, k, q, left=3, right=0, scale=-1.0)
-    part = hopper.dkv_config(dim).part_q
-    _, constants = exact_backward._constants(call, part, part, 2, 2)
-    numbers = {"lse2_ptr": "*fp32", "delta_ptr": "*fp32", "scale": "fp32", "scale_log2": "fp32"}
-    integers = ("rows_ptr", "rows_t_ptr", "alarm_ptr")
-
-    def kind(argument):
-        if argument in constants:
-            return "constexpr"
-        if argument in integers:
-            return "*i32"
-        return numbers.get(argument, "*bf16" if argument.endswith("_ptr") else "i32")
-
-    names = kernel.arg_names
-    source = ASTSource(
-        fn=kernel,
-        signature={argument: kind(argument) for argument in names},
-        constexprs={(names.index(c),): value for c, value in constants.items()},
-    )
-    options = {"num_warps": 4, "num_stages": 1}
-    assert triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["cubin"]
-
-
-compile_exact_backward(128)
-for name, dim in (("forward", 64), ("forward", 128), ("dq", 128), ("dkv", 64), ("dkv", 128)):
-    print(name, dim, file=sys.stderr)
-    compile_kernel(name, dim)
-"""
-
-
-def test_it_compiles_without_a_gpu(tmp_path):
+@pytest.mark.parametrize("policy", ["", "silu"], ids=["softmax", "pointwise"])
+def test_it_compiles_without_a_gpu(policy, tmp_path):
     """All in one process, which starts for longer than it compiles."""
-    result = run_python(COMPILE, TRITON_CACHE_DIR=str(tmp_path))
+    support = str(Path(score_policies.__file__).parent)
+    result = run_python(COMPILE, support, policy, TRITON_CACHE_DIR=str(tmp_path))
     assert result.returncode == 0, result.stderr[-2000:]

@@ -249,18 +249,19 @@ def test_lists_are_built_in_a_compiled_function(backend, rule):
         lists = build_lists(
             rule, offsets, offsets, q_tokens=tokens, k_tokens=tokens, heads=2, longest=128
         )
-        return lists.row_ptr, lists.col, lists.row_ptr_t, lists.col_t
+        return lists.row_ptr, lists.col, *lists.transposed()
 
     for lengths in ([40, 9], [100, 0, 20, 8]):
         offsets = offsets_of(lengths)
         row_ptr, col, row_ptr_t, col_t = run(offsets, torch.zeros(sum(lengths), device=DEVICE))
         expected = _build(rule, offsets, longest=128)
         assert torch.equal(row_ptr, expected.row_ptr)
-        assert torch.equal(row_ptr_t, expected.row_ptr_t)
+        expected_ptr_t, expected_t = expected.transposed()
+        assert torch.equal(row_ptr_t, expected_ptr_t)
         assert col.shape == expected.col.shape
         end = int(row_ptr[-1])
         assert torch.equal(col[:end], expected.col[:end])
-        assert torch.equal(col_t[:end], expected.col_t[:end])
+        assert torch.equal(col_t[:end], expected_t[:end])
 
 
 def test_offsets_that_cannot_be_read_need_longest():
@@ -367,7 +368,8 @@ def test_partial_is_what_a_band_cuts(data, lengths, left, right):
         torch.tensor(blocks, dtype=torch.int64, device=DEVICE),
         q_offsets, k_offsets, block=BLOCK, window=(left, right),
     )  # fmt: skip
-    assert int(lists.row_ptr[-1]) == int(lists.row_ptr_t[-1]) == len(blocks)
+    row_ptr_t, col_t = lists.transposed()
+    assert int(lists.row_ptr[-1]) == int(row_ptr_t[-1]) == len(blocks)
     for user, (n, m) in enumerate(zip(queries, lengths, strict=True)):
         distance = torch.arange(m) - torch.arange(m - n, m)[:, None]
         visible = torch.ones(n, m, dtype=torch.bool)
@@ -377,7 +379,7 @@ def test_partial_is_what_a_band_cuts(data, lengths, left, right):
             visible &= distance <= right
         for pointer, col, offsets, size, other, mask in (
             (lists.row_ptr, lists.col, q_offsets, n, m, visible),
-            (lists.row_ptr_t, lists.col_t, k_offsets, m, n, visible.T),
+            (row_ptr_t, col_t, k_offsets, m, n, visible.T),
         ):
             first = int(offsets[user]) // BLOCK + user
             for tile in range(-(-size // BLOCK)):
@@ -392,8 +394,9 @@ def test_lists_of_no_blocks():
     offsets = offsets_of([40, 3])
     row_ptr = torch.zeros(5, dtype=torch.int32, device=DEVICE)
     lists = KeyLists.from_rows(row_ptr, row_ptr[:0], offsets, offsets, block=BLOCK)
-    assert lists.row_ptr.tolist() == lists.row_ptr_t.tolist() == [0] * 5
-    assert lists.col.shape == lists.col_t.shape == (0,)
+    row_ptr_t, col_t = lists.transposed()
+    assert lists.row_ptr.tolist() == row_ptr_t.tolist() == [0] * 5
+    assert lists.col.shape == col_t.shape == (0,)
     check_lists(lists, offsets, offsets, q_tokens=43, k_tokens=43)
 
 

@@ -81,6 +81,11 @@ def _promote_kernel(x_ptr, out_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
         first = tl.load(x_ptr)
         _keep(out_ptr, 11, place, first * half - first * 0.5)
         _keep(out_ptr, 12, place, x * tl.load(1 + x_ptr + column))
+        _keep(out_ptr, 16, place, -x + tl.load(x_ptr + 20 - column))
+        large = first > -20  # of one number
+        _keep(out_ptr, 13, place, (positive & large) + ((large | positive) ^ positive) * 2)
+        _keep(out_ptr, 14, place, (half >= x) + (x != 1) * 2 + (x / 2 <= half) * 4 - large)
+        _keep(out_ptr, 15, place, (byte < 250) + (column == row[:, None]) * x)
 
 
 @triton.jit
@@ -96,7 +101,7 @@ def results() -> dict[str, Tensor]:
     x = torch.randint(-9, 9, (ROWS, COLUMNS), generator=generator)
     out = torch.zeros(640, dtype=torch.int64)
     _combine_kernel[(1,)](x, out, ROWS, COLUMNS)
-    promoted = torch.zeros(13 * 128, dtype=torch.int64)
+    promoted = torch.zeros(17 * 128, dtype=torch.int64)
     _promote_kernel[(1,)](x, promoted, ROWS, COLUMNS)
     inputs = Case([20, 0, 3], [5, 4, 33], heads=2, kv_heads=1).inputs(torch.float32)
     return {"combined": out, "promoted": promoted, **run("triton", inputs, window=(7, 2))}
@@ -118,7 +123,7 @@ def test_the_lean_interpreter_changes_no_result(tmp_path: Path):
     for name, result in results().items():
         assert torch.equal(result, plain[name]), name
     assert plain["combined"].count_nonzero() > 300
-    assert (plain["promoted"].view(13, -1) != 0).any(1).all()
+    assert (plain["promoted"].view(17, -1) != 0).any(1).all()
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="kernels are compiled here")

@@ -115,7 +115,7 @@ def tensors(result: Any) -> dict[str, Any]:
 
 TENSORS = {
     jk.AttentionSchedule: ("rows", "rows_t"),
-    jk.KeyLists: ("row_ptr", "col", "row_ptr_t", "col_t"),
+    jk.KeyLists: ("row_ptr", "col"),
     jk.CacheSchedule: ("rows", "k_offsets"),
     jk.Persistence: ("ratio", "kept", "pivotal"),
 }

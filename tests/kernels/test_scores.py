@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 from attention_cases import DEVICE, Case, seen_keys
 from combinations import combined
 from launch_keys import batches, record_launches
 from meeting_cases import assert_as_exact, pointwise, run
+from score_policies import OWN, POLICIES
 
 from jagged_kernels import (
     ALiBi,
@@ -37,23 +36,6 @@ BACKENDS = ("native", "triton")
 DTYPES = [torch.float32, torch.float16]
 
 
-@triton.jit
-def squared(score):
-    return tl.maximum(score, 0.0) * tl.maximum(score, 0.0)
-
-
-@triton.jit
-def d_squared(score, d_weight):
-    return 2.0 * tl.maximum(score, 0.0) * d_weight
-
-
-OWN = PointwiseScores("squared relu", lambda x: x.relu().square(), squared, d_squared)
-POLICIES = {
-    "silu": (SiLU(), torch.nn.functional.silu),
-    "silu by a number": (SiLU(divide_by=50), torch.nn.functional.silu),
-    "sigmoid": (Sigmoid(divide_by=1.5), torch.sigmoid),
-    "own": (OWN, lambda x: x.relu().square()),
-}
 MASKS = [{}, {"causal": True}, {"window": (7, 2)}, {"window": (-1, 1)}]
 SELF, CROSS = Case([37, 0, 5, 64, 1]), Case([3, 40, 0, 17], [33, 8, 5, 17])
 GROUPED = Case([20, 3], heads=4, kv_heads=2, dim=24, dim_v=40)
@@ -294,7 +276,7 @@ def test_refusals():
         with pytest.raises(TypeError, match="divide_by must be a number or None, got "):
             SiLU(divide_by=divide_by)  # pyright: ignore
     with pytest.raises(TypeError, match="both weight and d_score"):
-        PointwiseScores("half", torch.relu, squared)
+        PointwiseScores("half", torch.relu, OWN.weight)
     with pytest.raises(TypeError, match="reference must be a function"):
         PointwiseScores("none", 3)  # pyright: ignore
     x = x.to(DEVICE)

@@ -34,22 +34,26 @@ class NoOptimisation:  # of what has no code: shared memory is laid out before
         return getattr(llvm, name)
 
     def optimize_module(self, *arguments, **options):
-        if dtype != "fp32":
+        if makes_code():
             llvm.optimize_module(*arguments, **options)
 
 
 llvm, compiler.llvm = compiler.llvm, NoOptimisation()
 
 
-def no_code_of_fp32(_backend=None, stages=None, *_):
-    # It takes the longest to make, and shared memory is laid out before.
-    if stages and dtype == "fp32":
+def makes_code():
+    # Others' takes the longest to make, and shared memory is laid out before.
+    return dtype != "fp32" and dim <= 128
+
+
+def perhaps_no_code(_backend=None, stages=None, *_):
+    if stages and not makes_code():
         stages["ptx"] = lambda _module, metadata: metadata.update(name="") or ""
         stages["cubin"] = lambda _module, _metadata: b""
-    return dtype, dtype
+    return str(makes_code()), str(makes_code())
 
 
-knobs.runtime.add_stages_inspection_hook = no_code_of_fp32
+knobs.runtime.add_stages_inspection_hook = perhaps_no_code
 
 
 def shape(rows, block, precision):
@@ -120,12 +124,9 @@ def sizes():
     ]
 """
 
-# With all that a bias may have, and the walk for what is hidden.
-SHORT = """
-from jagged_kernels.attention.plain import short
+# Of all that a bias may have.
+EVERY_BIAS = """
 from jagged_kernels.attention.scores.bias_launch import BiasArguments, BiasShape, BiasSlots
-from jagged_kernels.core.sizes import LaunchConfig
-from jagged_kernels.schedule.policy.plain import short_warps
 
 floats = dict.fromkeys(("time_rate", "time_steps", "drop_below", "keep_scale"), "fp32")
 floats |= dict.fromkeys(("by_distance", "time", "slopes", "scores"), "*fp32")
@@ -134,11 +135,18 @@ kinds = {
     "offsets_ptr": "*i64", "first_slot": "i32",
     "bias": BiasArguments(**bias), "slots": BiasSlots(*["*fp32"] * len(BiasSlots._fields)),
 }
+every = BiasShape(POSITIONS=32, MAX_DISTANCE=128, TIMES=64, ADDS=True, DROPS=True)
+"""
+
+# With the walk for what is hidden.
+SHORT = """
+from jagged_kernels.attention.plain import short
+from jagged_kernels.core.sizes import LaunchConfig
+from jagged_kernels.schedule.policy.plain import short_warps
 
 
 def sizes():
     config = LaunchConfig(32, num_warps=short_warps(dim * size, biased=True), num_stages=1)
-    every = BiasShape(POSITIONS=32, MAX_DISTANCE=128, TIMES=64, ADDS=True, DROPS=True)
     constants = {"NEGATE": False, "BIAS": every}
     masked = shape(32, config.block, precision)._replace(HAS_RIGHT=True)
     return [
@@ -150,6 +158,7 @@ def sizes():
 SPLIT = """
 from jagged_kernels.attention.split import backward as triton_split_backward
 from jagged_kernels.attention.split import forward as triton_split_forward
+from jagged_kernels.attention.scores.bias_launch import BiasShape
 from jagged_kernels.schedule import spans as partition
 
 partition.is_hopper = lambda _device: capability == 90
@@ -164,14 +173,86 @@ def sizes():
         triton_split_backward._split_backward_kernel: partition.split_backward_config,
     }
     constants = {"NEGATE": False, "MEMBERS": 1, "PACK": pack, "PAGE": 0, "LISTS": 0}
+    constants |= {"BIAS": BiasShape()}
+    nothing = dict.fromkeys(("queries", "k_tokens", "d_scores_ptr"))
     configs = {kernel: rule(dim, size, pack) for kernel, rule in kernels.items()}
     return [
-        shared(kernel, config, S=shape(pack, config.block, precision), **constants)
+        shared(kernel, config, S=shape(pack, config.block, precision), **constants, **nothing)
         for kernel, config in configs.items()
     ]
 """
 
+# With weights by a policy, whose gradients leave those of scores.
+SPLIT_WITH_ALL = """
+from jagged_kernels.attention.meeting import MeetArguments
+from jagged_kernels.attention.scores.bias_launch import launch_options
+from jagged_kernels.attention.scores.triton_policies import silu_d_score, silu_weight
+from jagged_kernels.attention.split import backward, bias_sums, forward
+from jagged_kernels.core.sizes import LaunchConfig
+from jagged_kernels.schedule import spans as partition
+
+partition.is_hopper = lambda _device: capability == 90
+partition.has_small_memory = lambda _device: capability == 89
+kinds |= {
+    "meets": MeetArguments("*i64", *["*i32"] * 3, "*i64", "fp32"),
+    "d_scores_ptr": "*fp32", "queries": "i32", "k_tokens": "i32",
+}
+
+
+def sizes():
+    (pack,) = numbers
+    assert partition.split_backward_fits(1, 1, pack, dim, size, torch.device("cuda"))
+    constants = {"NEGATE": False, "MEMBERS": 1, "PACK": pack, "PAGE": 0, "LISTS": 0}
+    constants |= {"BIAS": every, "WEIGHT": silu_weight, "D_SCORE": silu_d_score}
+    rules = {
+        forward._split_forward_kernel: partition.split_forward_config,
+        backward._split_backward_kernel: partition.split_backward_config,
+    }
+    found = []
+    for kernel, rule in rules.items():
+        config = rule(dim, size, pack)
+        block = config.block
+        config = LaunchConfig(block, **launch_options(every, config))
+        masked = shape(pack, block, precision)._replace(HAS_RIGHT=True)
+        found.append(shared(kernel, config, kinds, S=masked, **constants))
+    sums = {"BIAS": every, "S": masked}
+    config = LaunchConfig(block, num_warps=4, num_stages=1)
+    return [*found, shared(bias_sums._bias_sums_kernel, config, kinds, **sums)]
+"""
+
+# Over lists of key blocks.
+SPLIT_LISTED = """
+from jagged_kernels.attention.meeting import MeetArguments
+from jagged_kernels.attention.scores.bias_launch import BiasShape
+from jagged_kernels.attention.split import backward, forward
+from jagged_kernels.schedule import spans as partition
+
+partition.is_hopper = lambda _device: capability == 90
+partition.has_small_memory = lambda _device: capability == 89
+kinds = {"meets": MeetArguments("*i64", *["*i32"] * 3, "*i64", "fp32")}
+
+
+def sizes():
+    pack, listed = numbers
+    assert partition.split_backward_fits(1, 1, pack, dim, size, torch.device("cuda"))
+    constants = {"NEGATE": False, "MEMBERS": 1, "PACK": pack, "PAGE": 0, "LISTS": 0}
+    constants |= {"BIAS": BiasShape()} | dict.fromkeys(("queries", "k_tokens", "d_scores_ptr"))
+    configs = {
+        forward._split_forward_kernel: partition.split_forward_config(dim, size, pack),
+        backward._split_backward_kernel: partition.split_backward_config(
+            dim, size, pack, listed=True
+        ),
+    }
+    found = []
+    for kernel, config in configs.items():
+        block = min(config.block, listed)
+        listed_shape = shape(pack, block, precision)._replace(GROUPS=1, PARTS=listed // pack)
+        found.append(shared(kernel, config, kinds, S=listed_shape, **constants))
+    return found
+"""
+
 CACHED = """
+from jagged_kernels.attention.scores.bias_launch import BiasShape
 from jagged_kernels.attention.split import forward as triton_split_forward
 from jagged_kernels.schedule import spans as partition
 
@@ -186,6 +267,7 @@ def sizes():
     config = partition.split_forward_config(dim, size, pack)
     config = partition.paged_config(config, size, pack, capability == 89)
     constants = {"NEGATE": False, "MEMBERS": 1, "PACK": pack, "LISTS": 1}
+    constants |= {"BIAS": BiasShape()}
     pages = {"pages_ptr": "*i32", "page_count": "i32", "page_limit": "i32"}
     return [
         shared(
@@ -210,7 +292,7 @@ def test_the_largest_heads_fit(tmp_path):
 
 def test_users_of_a_few_tokens_with_every_bias_fit(tmp_path):
     cases = [("bf16", 90, 64), ("fp32", 89, 256)]
-    assert _too_large(SHORT, 2, cases, tmp_path) == {}
+    assert _too_large(EVERY_BIAS + SHORT, 2, cases, tmp_path) == {}
 
 
 def test_the_largest_tiles_of_few_queries_fit(tmp_path):
@@ -223,6 +305,25 @@ def test_the_largest_tiles_of_few_queries_fit(tmp_path):
         ("fp32", 90, 256, 32),
     ]
     assert _too_large(SPLIT, 2, cases, tmp_path) == {}
+
+
+def test_the_largest_tiles_of_few_queries_with_all_they_can_have_fit(tmp_path):
+    cases = [("bf16", 90, 256, 64), ("bf16", 89, 64, 64)]
+    assert _too_large(EVERY_BIAS + SPLIT_WITH_ALL, 3, cases, tmp_path) == {}
+
+
+def test_the_largest_tiles_of_few_queries_over_lists_fit(tmp_path):
+    cases = [
+        ("bf16", 89, 64, 64, 64),
+        ("bf16", 80, 256, 32, 64),
+        ("bf16", 90, 256, 64, 64),
+        ("bf16", 90, 128, 64, 64),
+        ("fp32", 89, 64, 32, 64),
+        ("fp32", 80, 64, 64, 64),
+        ("fp32", 90, 128, 64, 64),
+        ("fp32", 90, 256, 32, 64),
+    ]
+    assert _too_large(SPLIT_LISTED, 2, cases, tmp_path) == {}
 
 
 def test_the_largest_tiles_over_a_cache_fit(tmp_path):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from attention_cases import Case, Inputs, assert_as_exact_as_sdpa, run
+from combinations import combined
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,9 +26,12 @@ from jagged_kernels.schedule.row_layout import SHORT_USER
 from jagged_kernels.schedule.rows import rows_to_walk
 
 LENGTHS = [3, 0, SHORT_USER, SHORT_USER + 1, 16, 17, 1, 0]
-MASKS = pytest.mark.parametrize(
-    "mask", [{}, {"causal": True}, {"window": (5, 2)}, {"window": (0, 0), "scale": -0.3}], ids=str
-)
+MASKS: list[dict[str, Any]] = [
+    {},
+    {"causal": True},
+    {"window": (5, 2)},
+    {"window": (0, 0), "scale": -0.3},
+]
 
 
 def inputs_of(lengths: list[int], dtype: torch.dtype = torch.float32, **options: Any) -> Inputs:
@@ -53,7 +57,7 @@ def launches(monkeypatch):
     return seen
 
 
-@MASKS
+@pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_exact(dtype, mask, launches):
     inputs = inputs_of(LENGTHS, dtype, heads=2, kv_heads=1)
@@ -76,9 +80,15 @@ def test_nobody_is_long(launches):
 
 
 @pytest.mark.gpu
-@MASKS
-@pytest.mark.parametrize("dim", [16, 32, 64, 80, 128, 256])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "dim", "mask"),
+    combined(
+        [torch.float32, torch.float16, torch.bfloat16],
+        [16, 32, 64, 80, 128, 256],
+        MASKS,
+        whole=False,
+    ),
+)
 def test_exact_on_the_device(dtype, dim, mask):
     lengths = [*range(SHORT_USER + 3), 70, 200, 0, 1, 65, 31]
     inputs = inputs_of(lengths, dtype, heads=4, kv_heads=2, dim=dim)

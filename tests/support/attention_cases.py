@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels import (
+    AttentionSchedule,
     JaggedTensor,
     attention_schedule,
     jagged_attention,
@@ -83,12 +84,20 @@ class Inputs:
         return replace(self, **parts)
 
 
-def run(backend: Any, inputs: Inputs, *, tile: int | None = TILE, **mask: Any) -> dict[str, Tensor]:
-    """Output, lse and the gradients of q, k, v through both outputs."""
+def run(
+    backend: Any,
+    inputs: Inputs,
+    *,
+    tile: int | None = TILE,
+    split: Any = None,
+    **mask: Any,
+) -> dict[str, Tensor]:
+    """Output, lse and the gradients of q, k, v through both outputs; `split`: as `queries_of` has
+    it, in place of tiles."""
     q, k, v = (t.detach().requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
-    jq, jk = JaggedTensor(q, inputs.q_offsets), JaggedTensor(k, inputs.k_offsets)
-    schedule = None
-    if tile is not None:
+    jk = JaggedTensor(k, inputs.k_offsets)
+    jq, schedule = queries_of(inputs, q, jk, split, **mask)
+    if split is None and tile is not None:
         band = {name: mask[name] for name in ("causal", "window") if name in mask}
         # Offsets of their own stay so, for the kernels that self-attention does without.
         options = {"tile_q": tile, "tile_k": tile, "shared_offsets": False}
@@ -96,11 +105,25 @@ def run(backend: Any, inputs: Inputs, *, tile: int | None = TILE, **mask: Any) -
     out, lse = jagged_attention(
         jq, jk, jk.with_values(v), backend=backend, schedule=schedule, return_lse=True, **mask
     )
-    loss = (out.values * inputs.d_o).sum(dtype=torch.float64)
+    o = out.values if isinstance(out, JaggedTensor) else out.flatten(0, 1)
+    lse = lse.view(o.shape[:2])
+    loss = (o * inputs.d_o).sum(dtype=torch.float64)
     loss = loss + (lse.masked_fill(lse == -math.inf, 0.0) * inputs.d_lse).sum()
     loss.backward()
     grads = [torch.zeros_like(t) if t.grad is None else t.grad for t in (q, k, v)]
-    return dict(zip(RESULTS, [out.values.detach(), lse.detach(), *grads], strict=True))
+    return dict(zip(RESULTS, [o.detach(), lse.detach(), *grads], strict=True))
+
+
+def queries_of(
+    inputs: Inputs, q: Tensor, k: JaggedTensor, split: Any, **mask: Any
+) -> tuple[Any, AttentionSchedule | None]:
+    """(jagged queries, None), or with `split` (dense ones, as many of each user, and a schedule
+    whose rows are cut so)."""
+    if split is None:
+        return JaggedTensor(q, inputs.q_offsets), None
+    dense = q.view(len(k), -1, *q.shape[1:])
+    shown = {name: mask[name] for name in ("causal", "window", "keys") if name in mask}
+    return dense, attention_schedule(dense, k, split=split, **shown)
 
 
 @dataclass(frozen=True)
@@ -268,17 +291,22 @@ def assert_no_worse(
     name: str,
     terms: Mapping[str, Tensor] = MappingProxyType({}),
     summands: Mapping[str, Tensor] = MappingProxyType({}),
+    rounded_to: torch.dtype = torch.float64,
     factor: float = FACTOR,
 ) -> None:
     """The rule of `Standard`, for the results in `ours`.
 
-    Where a result is a sum of what is rounded to its own precision before, `summands` has the sums
-    of those absolute values: one rounding of them is what even an exact sum is off by.
+    Where a result is a sum of what is rounded before, to its own precision or to `rounded_to`,
+    `summands` has the sums of those absolute values: one rounding of them is what even an exact sum
+    is off by.
     """
     for result in ours:
         error = error_of(ours[result], exact[result])
         scale = summands.get(result, exact[result])
-        rounding = torch.finfo(peer[result].dtype).eps * largest(scale)
+        eps = torch.finfo(peer[result].dtype).eps
+        if result in summands:
+            eps = max(eps, torch.finfo(rounded_to).eps)
+        rounding = eps * largest(scale)
         if result in terms:
             rounding = max(rounding, torch.finfo(torch.float32).eps * largest(terms[result]))
         allowed = factor * max(error_of(peer[result], exact[result]), rounding)

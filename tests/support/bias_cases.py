@@ -223,9 +223,11 @@ def assert_as_exact_as_pytorch(
     tile: int | None = TILE,
     leaf_dtype: torch.dtype | None = None,
     torch_seed: int = 0,
+    split: str | None = None,
     **options: object,
 ) -> None:
-    """The rule of `Standard`; `reference` is itself held against the formulas."""
+    """The rule of `Standard`; `reference` is itself held against the formulas. `split`: as
+    `attention_cases.queries_of` has it."""
 
     def formulas(x: Inputs, dtype: torch.dtype | None, fused: bool = False) -> Formulas:
         seed = drawn_seed(torch_seed) if options.get("dropout_p") else None
@@ -237,7 +239,8 @@ def assert_as_exact_as_pytorch(
     def seeded(backend: str, x: Inputs, dtype: torch.dtype | None) -> dict[str, Tensor]:
         torch.manual_seed(torch_seed)
         chosen = None if backend == "reference" else tile
-        return run_biased(backend, x, biases, leaf_dtype=dtype, tile=chosen, **options)
+        given = {"leaf_dtype": dtype, "tile": chosen, "split": split, **options}
+        return run_biased(backend, x, biases, **given)  # pyright: ignore[reportArgumentType]
 
     exact = formulas(inputs.double(), None)
     reference = seeded("reference", inputs.double(), None)
@@ -249,9 +252,9 @@ def assert_as_exact_as_pytorch(
         peer |= {name: sdpa[name] for name in RESULTS}
     for backend in backends:
         ours = seeded(backend, inputs, leaf_dtype)
-        assert_no_worse(
-            ours, peer, exact.results, name=backend, terms=exact.terms, summands=exact.summands
-        )
+        # Gradients of scores are made from o, which has the inputs' precision.
+        sums = {"summands": exact.summands, "rounded_to": inputs.q.dtype}
+        assert_no_worse(ours, peer, exact.results, name=backend, terms=exact.terms, **sums)
 
 
 def drawn_seed(torch_seed: int) -> Tensor:

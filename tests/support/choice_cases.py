@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from attention_cases import DEVICE
+from score_policies import GLUON_COMPILES, GLUON_HAS_NEITHER, GLUON_HAS_NO_D_SCORE
 from torch import Tensor
 
 from jagged_kernels import (
@@ -18,6 +19,7 @@ from jagged_kernels import (
     SemiLocalKeys,
     Sigmoid,
     SiLU,
+    StridedKeys,
     attention_schedule,
     lengths_to_offsets,
 )
@@ -100,7 +102,13 @@ class Call:
 
 
 LISTS = SemiLocalKeys(64, 8)
-LONG = {64: FORWARD_PAYS_FROM[64], 128: FORWARD_PAYS_FROM[128]}
+LARGE_LISTS, SMALL_LISTS = SemiLocalKeys(64, 8, block=128), SemiLocalKeys(64, 8, block=32)
+LONG_LISTS = {
+    dim: max(FORWARD_PAYS_FROM["lists"][dim], n) for dim, n in BACKWARD_PAYS_FROM["lists"].items()
+}
+LONG, LONG_BACKWARD = FORWARD_PAYS_FROM["softmax"], BACKWARD_PAYS_FROM["softmax"]
+# A schedule's tile is that of softmax's lengths.
+LONG_POINTWISE = {dim: max(LONG[dim], n) for dim, n in FORWARD_PAYS_FROM["pointwise"].items()}
 CALLS = {
     "short users": Call(20, 16, SHORT),
     "short users at a head_dim of Hopper's": Call(MOSTLY_SHORT - 1, 64, SHORT),
@@ -121,11 +129,11 @@ CALLS = {
     ),
     "no longer short": Call(MOSTLY_SHORT, 16, PLAIN),
     "long enough for the backward": Call(
-        BACKWARD_PAYS_FROM[64], 64, PLAIN, ("plain", "plain", "hopper dkv")
+        LONG_BACKWARD[64], 64, PLAIN, ("plain", "plain", "hopper dkv")
     ),
-    "too short for the backward": Call(BACKWARD_PAYS_FROM[64] - 1, 64, PLAIN),
+    "too short for the backward": Call(LONG_BACKWARD[64] - 1, 64, PLAIN),
     "too short for the forward": Call(
-        FORWARD_PAYS_FROM[64] - 1, 64, PLAIN, ("plain", "plain", "hopper dkv")
+        LONG[64] - 1, 64, PLAIN, ("plain", "plain", "hopper dkv")
     ),
     "long": Call(LONG[64], 64, PLAIN, ("hopper forward", "plain", "hopper dkv")),
     "long, head_dim 128": Call(LONG[128], 128, PLAIN, EVERY_HOPPER),
@@ -147,25 +155,83 @@ CALLS = {
     "few dense queries": Call(200, 64, SPLIT, queries=3),
     "few dense queries, a schedule": Call(200, 64, SPLIT, queries=3, schedule={"split": "split"}),
     "few dense queries, whole rows": Call(200, 64, PLAIN, queries=3, schedule={"split": "rows"}),
-    "few dense queries, bias": Call(200, 64, GENERAL, queries=3, bias=True),
-    "few dense queries, cut rows and bias": Call(
-        200, 64, GENERAL, queries=3, schedule={"split": "stream"}, bias=True
+    "few dense queries, bias": Call(200, 64, SPLIT, queries=3, bias=True),
+    "few dense queries, cut rows, bias, dropout and pointwise scores": Call(
+        200, 64, SPLIT, queries=3, schedule={"split": "stream"}, bias=True,
+        options={"dropout_p": 0.5, "scores": SiLU()},
+    ),
+    "few dense queries, whole rows and bias": Call(
+        200, 64, GENERAL, queries=3, schedule={"split": "rows"}, bias=True
     ),
     "many dense queries": Call(200, 64, PLAIN, queries=65),
     "short users, pointwise scores": Call(20, 16, SHORT, options={"scores": SiLU()}),
     "no longer short, pointwise scores": Call(
         MOSTLY_SHORT, 16, GENERAL, options={"scores": SiLU()}
     ),
-    "long, pointwise scores": Call(LONG[128], 128, GENERAL, options={"scores": Sigmoid()}),
+    "long, pointwise scores": Call(
+        LONG_POINTWISE[128], 128, GENERAL, EVERY_HOPPER, options={"scores": Sigmoid()}
+    ),
+    "long, pointwise scores, head_dim 64": Call(
+        LONG_POINTWISE[64], 64, GENERAL, ("hopper forward", "general", "hopper dkv"),
+        options={"scores": SiLU(), "causal": True},
+    ),
+    "long, pointwise scores and bias": Call(
+        LONG_POINTWISE[128], 128, GENERAL, bias=True, options={"scores": SiLU()}
+    ),
+    "long, scores of one's own": Call(
+        LONG_POINTWISE[128], 128, GENERAL, EVERY_HOPPER, options={"scores": GLUON_COMPILES}
+    ),
+    "long, scores of one's own whose d_score Gluon does not compile": Call(
+        LONG_POINTWISE[128], 128, GENERAL, ("hopper forward", "general", "general"),
+        options={"scores": GLUON_HAS_NO_D_SCORE},
+    ),
+    "long, scores of one's own that Gluon does not compile": Call(
+        LONG_POINTWISE[128], 128, GENERAL, options={"scores": GLUON_HAS_NEITHER}
+    ),
+    "long enough for lists of keys, scores of one's own that Gluon does not compile": Call(
+        LONG_LISTS[64], 64, GENERAL, options={"keys": LISTS, "scores": GLUON_HAS_NEITHER}
+    ),
     "long, lists of keys": Call(LONG[128], 128, GENERAL, options={"keys": LISTS}),
     "long, lists of keys, a schedule": Call(
         LONG[128], 128, GENERAL, schedule={"keys": LISTS}, options={"keys": LISTS}
     ),
-    "few dense queries, pointwise scores": Call(
-        200, 64, GENERAL, queries=3, options={"scores": SiLU()}
+    "long enough for lists of keys": Call(
+        LONG_LISTS[64], 64, GENERAL, ("hopper forward", "general", "hopper dkv"),
+        options={"keys": LISTS},
     ),
-    "few dense queries, lists of keys": Call(
+    "too short for lists of keys": Call(
+        LONG_LISTS[64] - 1, 64, GENERAL, options={"keys": LISTS}
+    ),
+    "long enough for lists of keys, pointwise scores": Call(
+        LONG_LISTS[64], 64, GENERAL, ("hopper forward", "general", "hopper dkv"),
+        options={"keys": LISTS, "scores": SiLU()},
+    ),
+    "long enough for lists of keys, bias": Call(
+        LONG_LISTS[64], 64, GENERAL, bias=True, options={"keys": LISTS}
+    ),
+    "long enough for lists of keys, head_dim 128": Call(
+        LONG_LISTS[128], 128, GENERAL, ("hopper forward", "general", "general"),
+        options={"keys": LISTS},
+    ),
+    "long enough for lists of large blocks, head_dim 128": Call(
+        LONG_LISTS[128], 128, GENERAL, EVERY_HOPPER, schedule={"keys": LARGE_LISTS},
+        options={"keys": LARGE_LISTS},
+    ),
+    "long enough for lists of small blocks": Call(
+        LONG_LISTS[64], 64, GENERAL, options={"keys": SMALL_LISTS}
+    ),
+    "few dense queries, pointwise scores": Call(
+        200, 64, SPLIT, queries=3, options={"scores": SiLU()}
+    ),
+    "few dense queries, whole rows and pointwise scores": Call(
+        200, 64, GENERAL, queries=3, schedule={"split": "rows"}, options={"scores": SiLU()}
+    ),
+    "few dense queries, keys of a rule": Call(
         200, 64, GENERAL, queries=3, options={"keys": LISTS}
+    ),
+    # The rule of heads that have lists of their own, and none for tokens.
+    "few dense queries, keys of a rule for blocks": Call(
+        12, 64, SPLIT, queries=12, options={"keys": StridedKeys(2, 1, block=16)}
     ),
     "no key": Call(0, 64, PLAIN, queries=1),
 }  # fmt: skip
@@ -196,6 +262,12 @@ def hopper_fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
         *choice.refusals(choice.HOPPER_DKV, asked._replace(of_pass="dkv")),
     ]
     return not said and choice.hopper_reads(q, k, v)
+
+
+def on_hopper(test: Any) -> Any:
+    """A test that needs a Hopper GPU."""
+    hopper = DEVICE == "cuda" and torch.cuda.get_device_capability()[0] == 9
+    return pytest.mark.gpu(pytest.mark.skipif(not hopper, reason="needs a Hopper GPU")(test))
 
 
 def pass_for_hopper(monkeypatch: pytest.MonkeyPatch, hopper: bool = True) -> None:

@@ -55,10 +55,11 @@ def assert_same_lists(lists: KeyLists, expected: KeyLists) -> None:
     assert (lists.block, lists.groups, lists.window) == (
         expected.block, expected.groups, expected.window
     )  # fmt: skip
-    for pointer, column in (("row_ptr", "col"), ("row_ptr_t", "col_t")):
-        row_ptr, col = getattr(lists, pointer), getattr(lists, column)
+    sides = (lists.row_ptr, lists.col), lists.transposed()
+    expected_sides = (expected.row_ptr, expected.col), expected.transposed()
+    for (row_ptr, col), (expected_ptr, expected_col) in zip(sides, expected_sides, strict=True):
         assert row_ptr.dtype == col.dtype == torch.int32
-        assert torch.equal(row_ptr, getattr(expected, pointer)), pointer
+        assert torch.equal(row_ptr, expected_ptr)
         end = int(row_ptr[-1])
         assert end <= col.shape[0]
-        assert torch.equal(col[:end], getattr(expected, column)[:end]), column
+        assert torch.equal(col[:end], expected_col[:end])

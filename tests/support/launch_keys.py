@@ -15,11 +15,14 @@ import jagged_kernels
 Key = tuple[Any, ...]
 # How many tokens a result has is read on the host.
 _SIZES = ("_cut_users_kernel",)
+# Rows of a schedule, of which partitions of lists look up users in PyTorch.
+ROWS = ("_count_kernel", "_place_kernel", "_fill_kernel")
 
 
-def record_launches(monkeypatch: pytest.MonkeyPatch) -> list[Key]:
+def record_launches(monkeypatch: pytest.MonkeyPatch, run: tuple[str, ...] = ()) -> list[Key]:
     """What each launch from now on compiles a kernel for, where it is not compiled yet: the key of
-    `launch._COMPILED`. Nothing runs but `_SIZES`: what kernels would write stays as allocated."""
+    `launch._COMPILED`. Nothing runs but `_SIZES` and `run`: what other kernels would write stays
+    as allocated."""
     launch = importlib.import_module("jagged_kernels.core.launch")
     real, keys = launch.launch, list[Key]()
 
@@ -34,7 +37,7 @@ def record_launches(monkeypatch: pytest.MonkeyPatch) -> list[Key]:
                 launch._look(argument, kinds)
         values = tuple(map(str, constants.values()))
         keys.append((kernel.fn.__qualname__, kernel.fn.__module__, *values, *options, *kinds))
-        if kernel.fn.__name__ in _SIZES:
+        if kernel.fn.__name__ in (*_SIZES, *run):
             real(kernel, grid, arguments, constants, **options)
 
     _take_launches(monkeypatch, record)

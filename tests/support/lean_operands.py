@@ -1,4 +1,4 @@
-"""Both operands of an operation in Triton's interpreter, promoted and broadcast in less time.
+"""Operations of two operands in Triton's interpreter, in less time.
 
 What becomes of two types is decided once. Triton's own code decides it, in dozens of calls, and
 raises what it has to say of types that do not go together; here the types of its results are kept.
@@ -7,6 +7,7 @@ raises what it has to say of types that do not go together; here the types of it
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,31 @@ from triton.language import core
 
 # Those that NumPy has, too.
 _FLOATS = ("fp16", "fp32", "fp64")
+# By the name of the method; what they do with pointers is left to Triton.
+_OPERATIONS = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "less_than": np.less,
+    "less_equal": np.less_equal,
+    "greater_than": np.greater,
+    "greater_equal": np.greater_equal,
+    "equal": np.equal,
+    "not_equal": np.not_equal,
+    "and_": np.bitwise_and,
+    "or_": np.bitwise_or,
+    "xor_": np.bitwise_xor,
+}
 
 
 def make_operands_lean(interpreter: Any) -> None:
     """Change `triton.runtime.interpreter`, whose types have `sizes` (see `lean_interpreter`)."""
     semantic = interpreter.interpreter_semantic
-    semantic.binary_op_type_checking_impl = _Promoted(interpreter)
+    semantic.binary_op_type_checking_impl = promoted = _Promoted(interpreter)
     semantic.broadcast_impl_value = _Broadcast(interpreter)
+    if not interpreter.interpreter_builder.options.sanitize_overflow:
+        for name, ufunc in _OPERATIONS.items():
+            setattr(semantic, name, _Operation(interpreter, promoted, name, ufunc))
 
 
 class _Lean:
@@ -111,3 +130,61 @@ class _Promoted(_Lean):
         number = 0 if x == 0 else x  # what was -0.0, too
         data = np.full(sizes, number, dtype=self.numpy_dtype(scalar))
         return core.tensor(self.handle(data, scalar), wanted)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What an operation does with two types: the type of both operands, then of its result."""
+
+    operand: Any
+    result: Any
+    handle: Any
+    data: np.dtype
+
+
+class _Operation(_Lean):
+    """A method of `_OPERATIONS`."""
+
+    def __init__(self, interpreter: Any, promoted: _Promoted, name: str, ufunc: np.ufunc) -> None:
+        super().__init__(interpreter)
+        self.promoted, self.ufunc = promoted, ufunc
+        self.plain = getattr(self.semantic, name)
+        self.plans: dict[tuple[str, str], _Plan | None] = {}
+
+    def __call__(self, lhs: Any, rhs: Any, *options: Any, **named: Any) -> Any:
+        key = self.promoted.name(lhs), self.promoted.name(rhs)
+        if key not in self.plans:
+            result = self.plain(lhs, rhs, *options, **named)
+            self.plans[key] = self.plan(lhs, rhs, result)
+            return result
+        plan = self.plans[key]
+        if plan is None:
+            return self.plain(lhs, rhs, *options, **named)
+        left, right = self.numbers(lhs, plan.operand), self.numbers(rhs, plan.operand)
+        if left is None or right is None:
+            return self.plain(lhs, rhs, *options, **named)
+        data = self.ufunc(left, right)
+        if data.dtype != plan.data:  # a comparison's, whose numbers have the dtype of its operands
+            return self.plain(lhs, rhs, *options, **named)
+        return core.tensor(self.handle(data, plan.handle), plan.result)
+
+    def plan(self, lhs: Any, rhs: Any, result: Any) -> _Plan | None:
+        """None: always as Triton does it."""
+        if any(isinstance(x, core.tensor) and x.dtype.is_ptr() for x in (lhs, rhs)):
+            return None
+        left, right = (x.type.scalar for x in self.promoted(lhs, rhs))
+        # What NumPy does with numbers of one dtype, Triton does, too.
+        known = left.is_int() or left.name in _FLOATS
+        if left.name != right.name or not known:
+            return None
+        return _Plan(left, result.type, result.handle.dtype, result.handle.data.dtype)
+
+    def numbers(self, x: Any, wanted: Any) -> np.ndarray | None:
+        """Of an operand; NumPy broadcasts. None of a number that Triton has a word for."""
+        if not isinstance(x, core.tensor):
+            if not self.promoted.fits(x, wanted):
+                return None
+            return np.array([0 if x == 0 else x], dtype=self.numpy_dtype(wanted))
+        if x.dtype.name != wanted.name:
+            x = self.semantic.cast(x, wanted)
+        return x.handle.data

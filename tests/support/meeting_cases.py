@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from attention_cases import DEVICE, Inputs, assert_no_worse
+from attention_cases import DEVICE, Inputs, assert_no_worse, queries_of
 from torch import Tensor
 
 from jagged_kernels import JaggedTensor, jagged_attention
@@ -19,13 +19,15 @@ GRADIENTS = ("dq", "dk", "dv")
 Mask = Callable[[int, int, int], Tensor]
 
 
-def run(backend: Any, inputs: Inputs, **options: Any) -> dict[str, Tensor]:
-    """o and the gradients of q, k and v."""
+def run(backend: Any, inputs: Inputs, *, split: Any = None, **options: Any) -> dict[str, Tensor]:
+    """o and the gradients of q, k and v; `split` as `attention_cases.queries_of` has it."""
     leaves = [t.detach().requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
-    q = JaggedTensor(leaves[0], inputs.q_offsets)
     k, v = (JaggedTensor(x, inputs.k_offsets) for x in leaves[1:])
-    out = jagged_attention(q, k, v, backend=backend, **options).values
-    return _with_gradients(out, inputs, leaves)
+    q, schedule = queries_of(inputs, leaves[0], k, split, **options)
+    given: dict[str, Any] = {"schedule": schedule, **options}
+    out: Any = jagged_attention(q, k, v, backend=backend, **given)
+    o = out.values if isinstance(out, JaggedTensor) else out.flatten(0, 1)
+    return _with_gradients(o, inputs, leaves)
 
 
 def formula(

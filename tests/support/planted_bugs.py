@@ -57,6 +57,7 @@ _FORWARD = "jagged_kernels.attention.plain.forward"
 _DQ = "jagged_kernels.attention.plain.dq"
 _DKV = "jagged_kernels.attention.plain.dkv"
 _MEETING = "jagged_kernels.attention.triton_meeting"
+_NOTES = "jagged_kernels.attention.hopper.notes"
 _SHORT = "jagged_kernels.attention.plain.short"
 _LISTS = "jagged_kernels.schedule.keys.triton_lists"
 _METRICS = "jagged_ranking.evaluation.metrics"
@@ -178,10 +179,17 @@ BUGS = (
     ),
     Bug(
         "queries_of_other_groups",
-        "jagged_kernels.attention.retrieval.triton_block_scores",
-        "tl.load(queries_ptr + entry * SIZE",
-        "tl.load(queries_ptr + tile * SIZE",
-        ("kernels/block_retrieval::test_scores_of_blocks",),
+        "jagged_kernels.attention.retrieval.triton_choice",
+        "queries_ptr += (tile.to(tl.int64) * GROUPS + group) * SIZE",
+        "queries_ptr += tile.to(tl.int64) * GROUPS * SIZE",
+        ("kernels/block_retrieval::test_lists_hold_the_best_blocks",),
+    ),
+    Bug(
+        "tiles_that_see_over_each_other",
+        "jagged_kernels.schedule.keys.triton_transpose",
+        "written += tl.sum(found.to(tl.int32), 0)",
+        "written += 0",
+        ("kernels/transposed_lists::test_kernels_list_what_sorting_does",),
     ),
     Bug(
         "list_of_another_head",
@@ -217,6 +225,27 @@ BUGS = (
         "exists = (block >= 0) & (block <",
         "exists = (block <",
         ("kernels/keys_attention::test_columns_that_are_no_block_are_not_read",),
+    ),
+    Bug(
+        "hopper_notes_without_the_mask",
+        _NOTES,
+        "cut | (start + PART > range_end)",
+        "start + PART > range_end",
+        ("kernels/hopper_lists::test_the_lists_of_rules_are_noted_as_they_are",),
+    ),
+    Bug(
+        "hopper_notes_of_the_next_list",
+        _NOTES,
+        "(number >= 0) & (number < (end - begin) * SPLITS)",
+        "number >= 0",
+        ("kernels/hopper_lists::test_the_lists_of_rules_are_noted_as_they_are",),
+    ),
+    Bug(
+        "hopper_keys_again_by_the_lists_of_queries",
+        "jagged_kernels.attention.hopper.exact_backward",
+        "meets_t if T.GROUPS else meets",
+        "meets",
+        ("kernels/hopper_lists::test_parts_of_gradients_that_are_not_finite_are_computed_again",),
     ),
     # --- attention: what a score becomes ----------------------------------------------------------
     Bug(
@@ -265,8 +294,8 @@ BUGS = (
     Bug(
         "longest_short_user",
         _SHORT,
-        "if (length > 0) & (length <= HALF):\n        _forward(",
-        "if (length > 0) & (length < HALF):\n        _forward(",
+        "if (length > 0) & (length <= HALF):\n        bad = _forward(",
+        "if (length > 0) & (length < HALF):\n        bad = _forward(",
         ("kernels/short_users",),
     ),
     Bug(
@@ -300,7 +329,7 @@ BUGS = (
     ),
     Bug(
         "split_unseen_keys",
-        "jagged_kernels.attention.split.backward",
+        "jagged_kernels.attention.split.unseen",
         "seen_to = tl.minimum(seen_to, token + shift + right)",
         "seen_to = seen_to",
         ("kernels/split::test_every_element_is_written",),
@@ -366,7 +395,7 @@ BUGS = (
     ),
     Bug(
         "top_k_of_negative_scores",
-        "jagged_kernels.ops.ids.triton_top_k",
+        "jagged_kernels.device.arithmetic",
         "tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)",
         "bits",
         ("kernels/interaction_top_k::test_top_k_exact",),

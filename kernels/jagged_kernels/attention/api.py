@@ -15,6 +15,7 @@ from jagged_kernels.attention.operators import general as ops_general
 from jagged_kernels.attention.operators import native as ops_native
 from jagged_kernels.attention.operators import plain as ops
 from jagged_kernels.attention.operators import split as ops_split
+from jagged_kernels.attention.operators import split_general as ops_split_general
 from jagged_kernels.attention.reference import attention_reference
 from jagged_kernels.attention.scores.bias import Bias, bias_terms
 from jagged_kernels.attention.scores.bias_terms import BiasTerms
@@ -27,12 +28,12 @@ from jagged_kernels.core.operators import call, wants_gradient
 from jagged_kernels.schedule.band import band_of, check_groups, lists_of
 from jagged_kernels.schedule.check import check_schedule
 from jagged_kernels.schedule.dense import DenseShape
+from jagged_kernels.schedule.kept import schedule_of_call
 from jagged_kernels.schedule.keys.lists import KeyLists
 from jagged_kernels.schedule.keys.rules import KeyRule
 from jagged_kernels.schedule.offsets import check_contents
 from jagged_kernels.schedule.schedule import (
     AttentionSchedule,
-    build_schedule,
     check_users,
     dense_queries,
 )
@@ -57,6 +58,7 @@ class _Options(TypedDict, total=False):
     keys: KeyRule | KeyLists | None
     schedule: AttentionSchedule | None
     backend: Backend
+    deterministic: bool
 
 
 @overload
@@ -128,6 +130,7 @@ def jagged_attention(
     keys: KeyRule | KeyLists | None = None,
     schedule: AttentionSchedule | None = None,
     backend: Backend = "auto",
+    deterministic: bool = True,
     return_lse: bool = False,
 ) -> JaggedTensor | Tensor | tuple[JaggedTensor | Tensor, Tensor]:
     """Softmax attention inside each user, without padding: softmax(scale * q k^T + bias) v.
@@ -161,13 +164,19 @@ def jagged_attention(
             see others, for as many heads; without one, a rule waits once for a GPU to read the
             longest user (`attention_schedule` has `longest`).
         schedule: from `attention_schedule` for the same offsets and mask (of dense queries also
-            the same heads and dtype), to share its construction between layers; built here when
-            None, where q and k have the same offsets only if these are one tensor. A GPU compares
+            the same heads and dtype), to share its construction between layers. None: one is
+            built here and kept for as long as these offsets live and do not change; q and k then
+            have the same offsets only if these are one tensor. Of offsets that are written without
+            PyTorch's counting it (by a CUDA graph's replay, a collective, a kernel of your own, or
+            through `Tensor.data`), build one yourself after each write. A GPU compares
             offsets that are others than the schedule's for itself, once for each of them, and stops
             at its next operation where they differ: nobody waits for it.
         backend: "triton" (CUDA, or Triton's interpreter), "native" (vectorised PyTorch),
             "reference" (the specification, a loop over users) or "auto": triton for what it
             covers on CUDA tensors (D and Dv up to 256, no float64), native otherwise.
+        deterministic: False allows kernels whose gradients differ from run to run, in the order of
+            their sums, where these are faster; not while
+            `torch.are_deterministic_algorithms_enabled()`.
         return_lse: also return lse [Tq, H] (dense queries: [B, N, H]), the natural log of the sum
             of exponentials, float32 (float64 for float64 inputs); differentiable.
 
@@ -189,7 +198,8 @@ def jagged_attention(
     what has its heads first in memory ([H, T, D]) once.
 
     Triton accumulates in float32; float32 inputs use TF32 only if
-    `torch.backends.cuda.matmul.fp32_precision` is "tf32". Results do not change from run to run.
+    `torch.backends.cuda.matmul.fp32_precision` is "tf32". Results do not change from run to run,
+    but for `deterministic`.
     The derivative of a gradient raises, except with backend="reference".
 
     With JAGGED_CHECK=1 in the environment, set before Python starts, contents of offsets and of the
@@ -230,29 +240,31 @@ def jagged_attention(
     meets = _RANGES if lists is None and scores is None else MeetTerms.of(lists, scores)
 
     if chosen == "triton":
-        general = terms is not None or seed is not None or meets is not _RANGES
         if schedule is None:
             # Short of a schedule of the caller's, rows are enough for what takes them.
-            schedule = build_schedule(
+            schedule = schedule_of_call(
                 q_jagged.offsets,
                 k.offsets,
                 q_tokens=q_jagged.values.shape[0],
                 k_tokens=k.values.shape[0],
-                offsets=k.offsets if q_jagged.offsets is k.offsets else None,
                 dense=dense,
                 window=band,
                 head_dim=max(q_jagged.values.shape[2], v.values.shape[2]),
-                split="rows" if general else "auto",
                 keys=keys,
                 lists=lists,
             )
         # Here, so that the backward has the copies of what kernels cannot read, if there are any.
         qkv = [rows_of_dims(x) for x in (q_jagged.values, k.values, v.values)]
         learned = () if terms is None else terms.learned()
-        with_lse = return_lse or wants_gradient(*qkv, *(x for x in learned if x is not None))
+        training = wants_gradient(*qkv, *(x for x in learned if x is not None))
+        with_lse = return_lse or training
         rows = (schedule.rows, schedule.rows_t)
         mask = (schedule.tile_q, schedule.tile_k, *band, scale)
         partition, partition_t = schedule.partition, schedule.partition_t
+        # A backward of rows that are cut goes by the lists of tiles alone.
+        if training and lists is not None and lists.row_ptr_t is None and partition is None:
+            row_ptr_t, col_t = lists.transposed(q_jagged.values.shape[0], k.values.shape[0])
+            meets = meets._replace(row_ptr_t=row_ptr_t, col_t=col_t)
         operator = pick_operator(
             bias=terms is not None,
             dropout=seed is not None,
@@ -281,9 +293,26 @@ def jagged_attention(
             spans = (partition.spans, partition.block)
             spans_t = (partition_t.spans, partition_t.block)
             rest = (*spans, *rows, *spans_t, *mask)
-            o, lse2 = call(ops_split.attention_split, *qkv, with_lse, *rest)
+            if terms is None and seed is None and meets is _RANGES:
+                o, lse2 = call(ops_split.attention_split, *qkv, with_lse, *rest)
+            else:
+                o, lse2 = call(
+                    ops_split_general.attention_split_general,
+                    *qkv,
+                    with_lse,
+                    *rest,
+                    q_jagged.offsets,
+                    k.offsets,
+                    seed,
+                    dropout_p,
+                    *meets,
+                    *(BiasTerms() if terms is None else terms),
+                )
         else:
-            o, lse2 = call(ops.attention_triton, *qkv, with_lse, *rows, *mask, schedule.offsets)
+            ordered = deterministic or torch.are_deterministic_algorithms_enabled()
+            o, lse2 = call(
+                ops.attention_triton, *qkv, with_lse, *rows, *mask, schedule.offsets, ordered
+            )
         lse = lse2 * math.log(2) if return_lse else lse2
     else:
         offsets = (q_jagged.offsets, k.offsets)

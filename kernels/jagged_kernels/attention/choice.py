@@ -19,11 +19,16 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from jagged_kernels.attention.scores.policy import functions_of, is_own
 from jagged_kernels.core.backends import Backend, choose_backend, or_native
 from jagged_kernels.schedule.policy.hopper import (
     BACKWARD_PAYS_FROM,
+    DKV_LISTED,
+    DQ_LISTED,
+    FORWARD_LISTED,
     FORWARD_PAYS_FROM,
     HOPPER_TILES,
+    ONE_PASS_PAYS_FROM,
     is_hopper,
     tma_reads,
 )
@@ -61,9 +66,11 @@ class Family(NamedTuple):
         hopper: it needs such a GPU, and what TMA can read.
         shared: queries and keys must have the same offsets.
         tile_q, tile_k: for a head_dim, the tile of a schedule that it must have.
+        listed: for a head_dim, the tiles that it must have where keys are lists: their blocks.
         least_tile: both tiles must have more tokens.
-        pays_from: for a head_dim, tokens of a user's queries, on average, from which it is faster
-            than those after it; `pays_below`: below which.
+        pays_from: for what scores become, or "lists" where keys are, and a head_dim, tokens of a
+            user's queries, on average, from which it is faster than those after it; `pays_below`:
+            below which.
     """
 
     name: str
@@ -82,13 +89,21 @@ class Family(NamedTuple):
     shared: bool = False
     tile_q: Mapping[int, int] | None = None
     tile_k: Mapping[int, int] | None = None
+    listed: Mapping[int, tuple[int, ...]] | None = None
     least_tile: int = 0
-    pays_from: Mapping[int, int] | None = None
+    pays_from: Mapping[str, Mapping[int, int]] | None = None
     pays_below: int | None = None
 
 
 SPLIT = Family(
-    "split", "rows cut among programs, merged by a second launch", "split", rows=("cut",)
+    "split",
+    "rows cut among programs, merged by a second launch",
+    "split",
+    scores=("softmax", "pointwise"),
+    keys=("ranges", "lists"),
+    rows=("cut",),
+    bias=True,
+    dropout=True,
 )
 HOPPER_FORWARD = Family(
     "hopper forward",
@@ -98,15 +113,27 @@ HOPPER_FORWARD = Family(
     dtypes=_HALF,
     head_dims=(64, 128),
     equal_dims=True,
+    scores=("softmax", "pointwise"),
+    keys=("ranges", "lists"),
     hopper=True,
     tile_q=HOPPER_TILES,
+    listed=FORWARD_LISTED,
     pays_from=FORWARD_PAYS_FROM,
 )
 HOPPER_DKV = HOPPER_FORWARD._replace(
-    name="hopper dkv", passes=("dkv",), tile_k=HOPPER_TILES, pays_from=BACKWARD_PAYS_FROM
-)
+    name="hopper dkv", passes=("dkv",), tile_k=HOPPER_TILES, listed=DKV_LISTED,
+    pays_from=BACKWARD_PAYS_FROM,
+)  # fmt: skip
 # Beside `HOPPER_DKV` alone. At head_dim 64 the plain one is faster.
-HOPPER_DQ = HOPPER_DKV._replace(name="hopper dq", passes=("dq",), head_dims=(128,))
+HOPPER_DQ = HOPPER_DKV._replace(
+    name="hopper dq", passes=("dq",), head_dims=(128,), listed=DQ_LISTED
+)
+# Before both, which a backward of dQ alone has all the same.
+HOPPER_ONE_PASS = HOPPER_DKV._replace(
+    name="hopper one pass", about="Gluon, dQ, dK and dV at a time", passes=("dq", "dkv"),
+    scores=("softmax",), keys=("ranges",), shared=True, listed=None,
+    pays_from=ONE_PASS_PAYS_FROM,
+)  # fmt: skip
 SHORT = Family(
     "short",
     f"a warp for each user of up to {SHORT_USER} tokens, the plain kernels for longer ones",
@@ -133,7 +160,9 @@ REFERENCE = NATIVE._replace(
     name="reference", about="the specification, a loop over users", operator="reference"
 )
 
-TRITON = (SPLIT, HOPPER_FORWARD, HOPPER_DKV, HOPPER_DQ, SHORT, PLAIN, GENERAL)
+TRITON = (
+    SPLIT, HOPPER_FORWARD, HOPPER_ONE_PASS, HOPPER_DKV, HOPPER_DQ, SHORT, PLAIN, GENERAL
+)  # fmt: skip
 FAMILIES = (*TRITON, NATIVE, REFERENCE)
 
 
@@ -145,6 +174,7 @@ class Asked(NamedTuple):
         tile_q, tile_k: of the schedule.
         shared: queries and keys are known to have the same offsets.
         bias, dropout, rows, scores, keys: as in `Family`.
+        policy: its key, where scores become weights by one.
     """
 
     of_pass: Pass
@@ -160,6 +190,7 @@ class Asked(NamedTuple):
     rows: Rows = "whole"
     scores: Scores = "softmax"
     keys: Keys = "ranges"
+    policy: str = ""
 
 
 def pick_backend(backend: Backend, q: Tensor, v: Tensor) -> str:
@@ -212,7 +243,7 @@ def pick(
     *,
     bias: bool = False,
     dropout: bool = False,
-    scores: Scores = "softmax",
+    policy: str = "",
     keys: Keys = "ranges",
 ) -> Family:
     """Which family takes a pass of a call whose rows are not cut.
@@ -220,14 +251,16 @@ def pick(
     Args:
         q, k, v: [T, H, D], as `rows_of_dims` gives them.
         rows, tile_q, tile_k, offsets: of the `AttentionSchedule`.
-        bias, dropout, scores, keys: as in `Family`.
+        bias, dropout, keys: as in `Family`.
+        policy: the key of a policy of scores, "" for softmax.
     """
     tokens, _, dim = q.shape
     shared = offsets is not None
     asked = (of_pass, q.device, q.dtype, dim, v.shape[2], tile_q, tile_k, shared)
     # The defaults of `Asked` are looked up faster.
-    if bias or dropout or scores != "softmax" or keys != "ranges":
-        asked = (*asked, bias, dropout, "whole", scores, keys)
+    if bias or dropout or policy or keys != "ranges":
+        scores = "pointwise" if policy else "softmax"
+        asked = (*asked, bias, dropout, "whole", scores, keys, policy)
     able = able_families(*asked)
     users = users_of_rows(rows, tokens, tile_q)
     return first_that_pays(able, tokens, users, lambda: hopper_reads(q, k, v))
@@ -245,7 +278,7 @@ def able_families(*asked: object) -> tuple[tuple[Family, int, float], ...]:
     able = [family for family in TRITON if not refusals(family, call)]
     if not able:
         raise NotImplementedError(f"the triton backend: {'; '.join(refusals(GENERAL, call))}")
-    return tuple((family, *_pays_between(family, call.head_dim)) for family in able)
+    return tuple((family, *_pays_between(family, call)) for family in able)
 
 
 def first_that_pays(
@@ -268,8 +301,11 @@ def hopper_reads(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return q.shape[0] > 0 and k.shape[0] > 0 and all(map(tma_reads, (q, k, v)))
 
 
-def _pays_between(family: Family, head_dim: int) -> tuple[int, float]:
-    least = 0 if family.pays_from is None else family.pays_from.get(head_dim, 0)
+def _pays_between(family: Family, asked: Asked) -> tuple[int, float]:
+    least = 0
+    if family.pays_from is not None:
+        by = "lists" if asked.keys == "lists" else asked.scores
+        least = family.pays_from.get(by, {}).get(asked.head_dim, 0)
     return least, math.inf if family.pays_below is None else family.pays_below
 
 
@@ -290,6 +326,8 @@ def refusals(family: Family, asked: Asked) -> list[str]:
         said.append(f"rows are {asked.rows}, not {_either(family.rows)}")
     if family.hopper and not is_hopper(asked.device):
         said.append("the tensors are not on a Hopper GPU")
+    elif family.hopper and asked.scores in family.scores and is_own(asked.policy):
+        said += _policy_refusals(asked)
     if asked.dtype not in family.dtypes:
         said.append(f"{_short(asked.dtype)} is not {_either(map(_short, family.dtypes))}")
     said += _dim_refusals(family, asked)
@@ -297,6 +335,17 @@ def refusals(family: Family, asked: Asked) -> list[str]:
         said.append("queries and keys are not known to have the same offsets")
     said += _tile_refusals(family, asked)
     return said
+
+
+def _policy_refusals(asked: Asked) -> list[str]:
+    from jagged_kernels.attention.scores.gluon_policies import d_score_refusal, weight_refusal
+
+    weight, d_score = functions_of(asked.policy)
+    said = [weight_refusal(weight)]
+    if asked.of_pass != "forward":
+        # Of all of a backward's launches: dQ and the others come together.
+        said.append(d_score_refusal(d_score))
+    return [reason for reason in said if reason is not None]
 
 
 def _dim_refusals(family: Family, asked: Asked) -> list[str]:
@@ -313,6 +362,11 @@ def _dim_refusals(family: Family, asked: Asked) -> list[str]:
 
 
 def _tile_refusals(family: Family, asked: Asked) -> list[str]:
+    if asked.keys == "lists" and family.listed is not None:
+        blocks = family.listed.get(asked.head_dim, (asked.tile_q,))
+        if {asked.tile_q, asked.tile_k} <= set(blocks):
+            return []
+        return [f"lists are of blocks of {asked.tile_q} keys, it takes {_either(map(str, blocks))}"]
     said = []
     for name, tile, takes in (
         ("queries", asked.tile_q, family.tile_q),
@@ -327,16 +381,16 @@ def _tile_refusals(family: Family, asked: Asked) -> list[str]:
 
 
 def batch_refusals(
-    family: Family, head_dim: int, tokens: int, users: int, *, tma: bool
+    family: Family, asked: Asked, tokens: int, users: int, *, tma: bool
 ) -> list[str]:
     """Why a family that can take a call does not take its batch, in words; see
     `first_that_pays`."""
-    least, limit = _pays_between(family, head_dim)
+    least, limit = _pays_between(family, asked)
     said = []
     # Rounded down, so that it is on the side of a limit that it is on.
     mean = f"users have {math.floor(10 * tokens / max(users, 1)) / 10:g} queries on average"
     if tokens < least * users:
-        said.append(f"{mean}, at head_dim {head_dim} it pays from {least}")
+        said.append(f"{mean}, at head_dim {asked.head_dim} it pays from {least}")
     if limit != math.inf and tokens >= limit * users:
         said.append(f"{mean}, it pays below {limit}")
     if family.hopper and not tma:

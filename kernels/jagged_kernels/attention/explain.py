@@ -44,7 +44,7 @@ from jagged_kernels.schedule.dense import DenseShape, check_dense
 from jagged_kernels.schedule.keys.lists import KeyLists
 from jagged_kernels.schedule.keys.rules import KeyRule
 from jagged_kernels.schedule.schedule import AttentionSchedule, dense_queries
-from jagged_kernels.schedule.tiles import choose_tiles, cut_refusal, tile_to_cut
+from jagged_kernels.schedule.tiles import choose_tiles, cut_refusal, list_cut_refusal, tile_to_cut
 from jagged_kernels.tensors.checks import as_scale
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
@@ -69,17 +69,20 @@ def explain_attention(
     keys: KeyRule | KeyLists | None = None,
     schedule: AttentionSchedule | None = None,
     backend: Backend = "auto",
+    deterministic: bool = True,
     return_lse: bool = False,
 ) -> str:
     """Which kernels take this call of `jagged_attention`, and why no faster ones do, in words.
 
-    Nothing is launched, built or waited for. Contents of tensors are not looked at, nor are a bias
-    and lists of keys: what is wrong with these, only the call itself says.
+    Nothing is launched, built or waited for; on a Hopper GPU, functions of a `PointwiseScores` are
+    compiled once, to see whether its kernels can call them. Contents of tensors are not looked at,
+    nor are a bias and lists of keys: what is wrong with these, only the call itself says.
 
     Args:
         q, k, v, causal, window, scale, bias, dropout_p, scores, keys, schedule, backend,
-            return_lse: as in the call; without a schedule, it is explained with the one that would
-            be built. `causal`, `window`, `scale` and `return_lse` choose no kernel.
+            deterministic, return_lse: as in the call; without a schedule, it is explained with the
+            one that would be built. `causal`, `window`, `scale`, `deterministic` and `return_lse`
+            choose no kernel.
 
     Returns:
         Lines: the backend; the kernels of the forward, and of the backward if there is one; and of
@@ -126,11 +129,8 @@ def explain_attention(
         cut, tile_q, tile_k = schedule.partition is not None, schedule.tile_q, schedule.tile_k
         shared = schedule.offsets is not None
     else:
-        whole = has_bias or has_dropout or scores is not None or keys is not None
-        tile = None if keys is None else keys.block
         split, tile_q, tile_k = choose_tiles(
-            dense, "rows" if whole else "auto", tile, tile,
-            q_tokens=tokens, device=device, **sizes,
+            dense, "auto", q_tokens=tokens, device=device, keys=keys, **sizes,
         )  # fmt: skip
         cut, shared = split != "rows", isinstance(q, JaggedTensor) and q.offsets is k.offsets
     asked = Asked(
@@ -138,6 +138,7 @@ def explain_attention(
         rows="cut" if cut else "whole",
         scores="softmax" if scores is None else "pointwise",
         keys="ranges" if keys is None else "lists",
+        policy="" if scores is None else scores.key,
     )  # fmt: skip
     said = [f"backend: {chosen}"]
     if chosen != "triton":
@@ -145,6 +146,7 @@ def explain_attention(
     if isinstance(scores, PointwiseScores):
         scores.functions()
     uncut = cut_refusal(dense, tile_to_cut(dense), device=device, **sizes)
+    uncut = uncut or list_cut_refusal(keys, dense)
     if uncut is None and schedule is not None:
         uncut = "the schedule was built with split='rows'"
     return "\n".join([*said, *_with_kernels(asked, qkv, tokens, users, None if cut else uncut)])
@@ -182,7 +184,7 @@ def _with_kernels(
             if of_pass in faster.passes:
                 refused[faster.name] = [
                     *refusals(faster, call),
-                    *batch_refusals(faster, call.head_dim, tokens, users, tma=tma),
+                    *batch_refusals(faster, call, tokens, users, tma=tma),
                 ]
     if SPLIT.name in refused:
         # Why rows are whole says more than that they are.

@@ -1,5 +1,5 @@
 """How queries meet keys where it is not today's way: by lists of key blocks, or by weights that are
-a function of each score alone. What the plain kernels take for both.
+a function of each score alone. What kernels take for both.
 
 `RANGES` is today's: rows see ranges, and a score becomes its share of a softmax. A kernel that is
 compiled for it has nothing of what follows.
@@ -24,7 +24,7 @@ class MeetTerms(NamedTuple):
 
     Fields:
         row_ptr, col, row_ptr_t, col_t, groups: of `schedule.keys.lists.KeyLists`; None and 0 where
-            rows see ranges.
+            rows see ranges. The transpose may be None where no backward follows.
         targets, contexts: [B] int32, of a rule for the tokens of partial blocks; None without.
         first: tokens at a user's start that all later ones see, by such a rule.
         ruled: whether there is such a rule (of a causal band with these exceptions).
@@ -59,11 +59,11 @@ class MeetTerms(NamedTuple):
 
     def lists(self, block: int, left: int) -> KeyLists | None:
         """The lists again; `left`: of their rule."""
-        tables = self[:4]
-        if any(table is None for table in tables):
+        if self.row_ptr is None or self.col is None:
             return None
         rule = TokenRule(left, self.first, self.targets, self.contexts) if self.ruled else None
-        return KeyLists(*tables, block, self.groups, rule)  # pyright: ignore[reportArgumentType]
+        transpose = (self.row_ptr_t, self.col_t)
+        return KeyLists(self.row_ptr, self.col, *transpose, block, self.groups, rule)
 
 
 # The fields as arguments of an operator.

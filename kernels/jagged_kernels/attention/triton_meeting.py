@@ -1,4 +1,4 @@
-"""Lists of key blocks and weights by policy inside the plain kernels (see `meeting`).
+"""Lists of key blocks and weights by policy inside the kernels (see `meeting`).
 
 The kernels take `meets` (`meeting.MeetArguments`, or None) and, in S, what of it is known when they
 are compiled. Rows are of one side and walk over blocks of the other, either way round.
@@ -44,6 +44,15 @@ def listed_block(
     index += tl.full([], 0, tl.int32)
     # Entries of all tiles may be as many as int32 counts, and blocks of them more.
     entry = tl.load(meets.col + begin + index // PER_ENTRY)
+    return block_of_entry(entry, index, range_start, range_end, LISTED, BLOCK)
+
+
+@triton.jit
+def block_of_entry(
+    entry, index, range_start, range_end, LISTED: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """`listed_block` of the entry of block number `index`."""
+    PER_ENTRY: tl.constexpr = LISTED // BLOCK
     block = entry >> 1
     exists = (block >= 0) & (block < tl.cdiv(range_end - range_start, LISTED))
     start = range_start + tl.where(exists, block, 0) * LISTED + (index % PER_ENTRY) * BLOCK

@@ -24,6 +24,8 @@ _EAGER: dict[Any, tuple[Callable[..., Any], Callable[..., Any] | None]] = {}
 _PLAIN = frozenset((int, float, bool, str, NoneType))
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _SIMPLE = _PLAIN | _TENSORS
+# Stands, among what a gradient needs, where autograd keeps a tensor.
+_SAVED = object()
 
 
 def define_op(
@@ -79,20 +81,24 @@ def define_gradient(
     name = op.name().removeprefix("jagged_kernels::")
     no_second = f"{op.name()} has no second derivatives; backend='reference' has".encode()
 
-    # Autograd gets those inputs alone that want a gradient: it takes time for each.
+    # Autograd gets those inputs alone that want a gradient, and what it does not look at in one
+    # argument: it takes time for each.
     def forward(
         ctx: Any,
-        run: Callable[..., Any],
-        inputs: tuple[Any, ...],
-        lists: list[int] | None,
-        places: list[int],
+        called: tuple[Callable[..., Any], tuple[Any, ...], list[int] | None, list[int]],
         *_leaves: Tensor,
     ) -> Any:
+        run, inputs, lists, places = called
         output = run(*inputs)
-        saved = save(inputs, output)
-        ctx.save_for_backward(*[x if isinstance(x, Tensor) else None for x in saved])
-        ctx.others = [None if isinstance(x, Tensor) else x for x in saved]
-        ctx.count, ctx.lists, ctx.places = len(inputs), lists, places
+        tensors, others = [], []
+        for x in save(inputs, output):
+            if type(x) not in _PLAIN and isinstance(x, Tensor):
+                tensors.append(x)
+                others.append(_SAVED)
+            else:
+                others.append(x)
+        ctx.save_for_backward(*tensors)
+        ctx.kept = (others, len(inputs), lists, places)
         ctx.set_materialize_grads(False)
         return output
 
@@ -104,7 +110,7 @@ def define_gradient(
                     return map_in_turn(lambda *given: backward(ctx, *given), gradients)
                 used = True
         if not used:
-            return (None,) * (4 + len(ctx.places))
+            return (None,) * len(ctx.needs_input_grad)
         tensors = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return first_derivative(ctx, tensors, gradients)
@@ -112,7 +118,8 @@ def define_gradient(
             found = first_derivative(ctx, tensors, gradients)
         # The node that raises stands between gradients and all that they depend on: autograd
         # passes by nodes that lead to none of the inputs that are asked for.
-        behind = [x for x in (*tensors, *gradients) if x is not None and x.requires_grad]
+        behind = [*tensors, *[x for x in gradients if x is not None]]
+        behind = [x for x in behind if x.requires_grad]
         if not behind:
             return found
         given = (*found, *behind)
@@ -120,18 +127,19 @@ def define_gradient(
         return forbidden(*given)[: len(found)]
 
     def first_derivative(
-        ctx: Any, tensors: Sequence[Tensor | None], gradients: Sequence[Tensor | None]
+        ctx: Any, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]
     ) -> tuple[Tensor | None, ...]:
-        pairs = zip(tensors, ctx.others, strict=True)
-        saved = [other if tensor is None else tensor for tensor, other in pairs]
-        wanted = [False] * (ctx.count if ctx.lists is None else sum(map(abs, ctx.lists)))
-        for place, needed in zip(ctx.places, ctx.needs_input_grad[4:], strict=True):
+        others, count, lists, places = ctx.kept
+        rest = iter(tensors)
+        saved = [next(rest) if x is _SAVED else x for x in others]
+        wanted = [False] * (count if lists is None else sum(map(abs, lists)))
+        for place, needed in zip(places, ctx.needs_input_grad[1:], strict=True):
             wanted[place] = needed
-        found: Sequence[Any] = gradient(saved, _nest(wanted, ctx.lists), *gradients)
-        if ctx.lists is not None:
+        found: Sequence[Any] = gradient(saved, _nest(wanted, lists), *gradients)
+        if lists is not None:
             found = [d for part in found for d in _as_list(part)]
-        leaves = [found[place] if place < len(found) else None for place in ctx.places]
-        return (None, None, None, None, *leaves)
+        leaves = [found[place] if place < len(found) else None for place in places]
+        return (None, *leaves)
 
     # Autograd names the node of the backward by the class, with "Backward" behind.
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
@@ -151,7 +159,7 @@ def define_gradient(
             return below_autograd(*inputs)
         if _transforms():
             raise NotImplementedError(f"{op.name()}: gradients by torch.autograd, not torch.func")
-        return Gradient.apply(below_autograd, inputs, lists, places, *[flat[i] for i in places])
+        return Gradient.apply((below_autograd, inputs, lists, places), *[flat[i] for i in places])
 
     _LIBRARY.impl(name, with_gradient, "Autograd")
     # Past what looks for transforms of functions: `call` knows that there are none.
@@ -205,7 +213,7 @@ def call(op: Any, *inputs: Any) -> Any:
     if places and gradient is None:
         return op(*inputs)
     if gradient is not None and places:
-        inputs = (function, inputs, lists, places, *[flat[i] for i in places])
+        inputs = ((function, inputs, lists, places), *[flat[i] for i in places])
         function = gradient
     if not profiler._is_profiler_enabled:
         return function(*inputs)

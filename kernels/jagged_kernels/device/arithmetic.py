@@ -1,4 +1,5 @@
-"""Sums of products, block by block, in float32 that is exact, TF32 or as half types have it.
+"""Sums of products, block by block, in float32 that is exact, TF32 or as half types have it; and
+numbers as integers that order as they do.
 
 "bf16x6" of float32 is in `device.float32`.
 """
@@ -78,3 +79,14 @@ def sum_products(acc, rest, PRECISION: tl.constexpr):
     if PRECISION == "bf16x6":
         return tl.where(rest == rest, acc + rest, acc)
     return acc
+
+
+@triton.jit
+def ordered(score):
+    """int32 that orders as a score does; NaN is highest, -0 equals 0, and -2^31 is no score's."""
+    number = score.to(tl.float32)
+    number = tl.where(number == 0.0, 0.0, number)
+    bits = number.to(tl.int32, bitcast=True)
+    # Of negative numbers the larger magnitude is lower.
+    bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return tl.where(number != number, 0x7FFFFFFF, bits)

@@ -113,16 +113,3 @@ def check_groups(keys: KeyRule | KeyLists, lists: KeyLists, heads: int) -> None:
         raise ValueError(
             f"the lists are of {lists.groups} groups of heads, and q has {heads} heads"
         )
-
-
-def tile_of_lists(lists: KeyLists, tiles: tuple[int | None, int | None], split: str) -> int:
-    """Tokens of a tile, of queries and keys alike.
-
-    Raises:
-        ValueError: others are asked for, or that rows are cut.
-    """
-    if any(tile not in (None, lists.block) for tile in tiles):
-        raise ValueError(f"with keys a tile is a block of {lists.block} tokens, got {tiles}")
-    if split not in ("auto", "rows"):
-        raise ValueError(f"with keys split must be auto or rows, got {split!r}")
-    return lists.block

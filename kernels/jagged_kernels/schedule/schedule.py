@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.contents import checking
-from jagged_kernels.schedule.band import band_of, lists_of, tile_of_lists
+from jagged_kernels.schedule.band import band_of, lists_of
 from jagged_kernels.schedule.dense import DenseShape, check_dense, dense_offsets
 from jagged_kernels.schedule.keys.lists import KeyLists
 from jagged_kernels.schedule.keys.rules import KeyRule
@@ -235,9 +235,6 @@ def build_schedule(
         dense: the shape of q, if it came so.
         versions, keys, lists: of `AttentionSchedule`.
     """
-    if lists is not None:
-        tile_q = tile_k = tile_of_lists(lists, (tile_q, tile_k), split)
-        split = "rows"
     if q_tokens > MOST_TOKENS or k_tokens > MOST_TOKENS:
         raise ValueError(
             f"the kernels count up to {MOST_TOKENS} queries and keys in int32, got {q_tokens} and "
@@ -246,7 +243,7 @@ def build_schedule(
     users = q_offsets.shape[0] - 1
     policy, tile_q, tile_k = choose_tiles(
         dense, split, tile_q, tile_k, q_tokens=q_tokens,
-        users=users, k_tokens=k_tokens, head_dim=head_dim, device=q_offsets.device,
+        users=users, k_tokens=k_tokens, head_dim=head_dim, device=q_offsets.device, keys=lists,
     )  # fmt: skip
     tiles = (tile_q, tile_k)
     rows, rows_t = build_tables(
@@ -256,8 +253,10 @@ def build_schedule(
     )  # fmt: skip
     partitions = (None, None)
     if dense is not None and policy != "rows":
+        listed = None if lists is None else (lists, q_offsets)
         partitions = split_partitions(
             rows,
+            listed=listed,
             policy=policy,
             heads=dense.heads,
             kv_heads=dense.kv_heads,

@@ -22,7 +22,9 @@ from torch import Tensor
 from jagged_kernels.core.backends import has_small_memory, multiprocessors, triton_runs
 from jagged_kernels.core.operators import call, define_op
 from jagged_kernels.core.sizes import LaunchConfig, padded_dim
+from jagged_kernels.schedule.keys.lists import KeyLists
 from jagged_kernels.schedule.policy.hopper import is_hopper
+from jagged_kernels.schedule.row_layout import ROW_FIELDS
 from jagged_kernels.schedule.span_layout import SPAN_WIDTH
 
 Policy = Literal["stream", "split", "rows"]
@@ -35,6 +37,7 @@ SPLIT_CHUNKS = 8
 SHORT_ROW = 256
 # Rows of a query tile with all heads that share keys: more would not leave registers for scores.
 MAX_PACK = 128
+_USER = ROW_FIELDS.index("user")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -208,6 +211,7 @@ def split_partitions(
     element_size: int,
     k_tokens: int,
     policy: Literal["stream", "split"] = "stream",
+    listed: tuple[KeyLists, Tensor] | None = None,
 ) -> tuple[Partition, Partition]:
     """The partitions for `launch_split_forward` and `launch_split_backward`, by the rules below.
 
@@ -215,7 +219,14 @@ def split_partitions(
         rows: [R, 8] int32, tiles of `tile_q` queries.
         head_dim: the larger of K's and V's. element_size: in bytes.
         k_tokens: tokens of k, a bound of the work that the host knows.
+        listed: (lists, q_offsets), where rows have lists of key blocks: spans then count in blocks
+            of these. Each row has one list for each group of heads (`tiles.list_cut_refusal`).
     """
+    largest = None
+    if listed is not None:
+        lists, q_offsets = listed
+        largest, k_tokens = lists.block, lists.col.shape[0] * lists.block
+        rows = listed_rows(rows, lists, q_offsets)
     members = members_in_tile(heads, kv_heads, tile_q)
     pack = pack_size(members, tile_q)
     head_dim = padded_dim(head_dim)
@@ -223,7 +234,7 @@ def split_partitions(
     shapes = []
     for config in (
         split_forward_config(head_dim, element_size, pack, short=short),
-        split_backward_config(head_dim, element_size, pack),
+        split_backward_config(head_dim, element_size, pack, listed=listed is not None),
     ):
         programs = SPLIT_CHUNKS
         if policy == "stream":
@@ -234,9 +245,24 @@ def split_partitions(
                 k_tokens=k_tokens,
                 config=config,
             )
-        shapes.append((config.block, programs))
+        block = config.block if largest is None else min(config.block, largest)
+        shapes.append((block, programs))
     forward, backward = _build_partitions(rows, shapes, policy=policy)
     return forward, backward
+
+
+def listed_rows(rows: Tensor, lists: KeyLists, q_offsets: Tensor) -> Tensor:
+    """Rows with a range of as many keys as the longest of their lists shows: what a partition
+    cuts."""
+    start, used = rows[:, 0], _used(rows)
+    user = torch.where(used, rows[:, _USER], 0)
+    first = q_offsets[user.long()].int()
+    number = first // lists.block + user + (start - first) // lists.block
+    blocks = lists.row_ptr.diff().view(-1, lists.groups).amax(1)
+    blocks = torch.where(used, blocks[torch.where(used, number, 0).long()], 0)
+    rows = rows.clone()
+    rows[:, 3] = rows[:, 2] + blocks * lists.block
+    return rows
 
 
 def pack_size(members: int, tile: int) -> int:
@@ -328,12 +354,17 @@ def paged_fits(
     return large or numbers <= 2**14
 
 
-def split_backward_config(head_dim: int, element_size: int, pack: int) -> SplitConfig:
-    """As `split_forward_config`; dK and dV of a block stand in registers beside its scores."""
+def split_backward_config(
+    head_dim: int, element_size: int, pack: int, *, listed: bool = False
+) -> SplitConfig:
+    """As `split_forward_config`; dK and dV of a block stand in registers beside its scores. Where
+    keys are listed, the compiler keeps more of a block in shared memory."""
     if element_size == 4:
         if head_dim > 128:
             return SplitConfig(16, 8, num_stages=1, resident=1)
-        block = 32 if head_dim > 64 and pack <= 32 else 64
+        block = 64
+        if head_dim > 64 and (pack <= 32 or listed):
+            block = 32 if pack <= 32 else 16
         resident = 2 if pack * head_dim <= (4096 if head_dim <= 64 else 2048) else 1
         return SplitConfig(block, 4, num_stages=1, resident=resident)
     if head_dim <= 64:

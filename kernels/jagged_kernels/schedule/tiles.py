@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 
 from jagged_kernels.schedule.dense import DenseShape
+from jagged_kernels.schedule.keys.lists import KeyLists
+from jagged_kernels.schedule.keys.rules import KeyRule, StridedKeys
 from jagged_kernels.schedule.policy.hopper import hopper_tile, is_hopper
 from jagged_kernels.schedule.policy.plain import DEFAULT_TILES
 from jagged_kernels.schedule.spans import split_backward_fits
@@ -28,8 +30,30 @@ def choose_tiles(
     users: int,
     head_dim: int,
     device: torch.device,
+    keys: KeyRule | KeyLists | None = None,
 ) -> tuple[Literal["rows", "split", "stream"], int, int]:
-    """How rows become programs, and the tiles of queries and keys: `build_schedule`'s."""
+    """How rows become programs, and the tiles of queries and keys: `build_schedule`'s.
+
+    Raises:
+        ValueError: an unknown `split`, or one that these queries and keys cannot have; a tile that
+            is none, or with `keys` no block of theirs.
+    """
+    whole_tile = None
+    if keys is not None:
+        whole_tile = keys.block
+        if any(tile not in (None, whole_tile) for tile in (tile_q, tile_k)):
+            raise ValueError(
+                f"with keys a tile is a block of {whole_tile} tokens, got {(tile_q, tile_k)}"
+            )
+        refusal = list_cut_refusal(keys, dense)
+        if dense is None or refusal is not None:
+            if split not in ("auto", "rows"):
+                raise ValueError(
+                    f"with keys split must be auto or rows, got {split!r}"
+                    f"{'' if refusal is None else f': {refusal}'}"
+                )
+            return "rows", whole_tile, whole_tile
+        tile_q, tile_k = None, whole_tile
     default_q, default_k = DEFAULT_TILES
     if is_hopper(device) and (tile := hopper_tile(head_dim, q_tokens, users)):
         default_q = default_k = tile
@@ -54,7 +78,9 @@ def choose_tiles(
         )
     if split == "auto":
         split = "stream" if refusal is None else "rows"
-    return split, (_checked_tile(tile_q, default_q) if split == "rows" else tile), tile_k
+    if split == "rows":
+        return split, whole_tile or _checked_tile(tile_q, default_q), tile_k
+    return split, tile, tile_k
 
 
 def tile_to_cut(dense: DenseShape | None) -> int:
@@ -62,6 +88,25 @@ def tile_to_cut(dense: DenseShape | None) -> int:
     than the few keys of a short history do."""
     queries = 0 if dense is None else dense.queries
     return max(16, 1 << (max(queries, 1) - 1).bit_length())
+
+
+def list_cut_refusal(keys: KeyRule | KeyLists | None, dense: DenseShape | None) -> str | None:
+    """Why rows with lists of keys cannot be cut among programs, in words; None for no such reason.
+    `cut_refusal` has others."""
+    if keys is None:
+        return None
+    if isinstance(keys, StridedKeys):
+        # Its lists have no rule for tokens, and each head has its own.
+        groups = 1 if dense is None else dense.heads
+    elif isinstance(keys, KeyLists) and keys.rule is None:
+        groups = keys.groups
+    else:
+        return "keys are those of a rule, it takes lists"
+    if dense is not None and dense.queries > keys.block:
+        return "a block of the lists does not hold the queries of a user"
+    if dense is not None and dense.kv_heads % groups:
+        return "heads that share keys have lists of their own"
+    return None
 
 
 def cut_refusal(

@@ -30,7 +30,7 @@ def move_offsets(offsets: Tensor, device: torch.device, *, non_blocking: bool = 
     """
     if offsets.device == device:
         return offsets
-    if not _can_be_shared(offsets):
+    if not counts_changes(offsets):
         return offsets.to(device, non_blocking=non_blocking)
     cuda = next((end for end in (device, offsets.device) if end.type == "cuda"), None)
     if cuda is not None and torch.cuda.is_current_stream_capturing():
@@ -43,13 +43,14 @@ def move_offsets(offsets: Tensor, device: torch.device, *, non_blocking: bool = 
 
 def pin_offsets(offsets: Tensor) -> Tensor:
     """`offsets.pin_memory()`, the same object for the same offsets, as in `move_offsets`."""
-    if not _can_be_shared(offsets):
+    if not counts_changes(offsets):
         return offsets.pin_memory()
     return _shared(offsets, "pinned", offsets.pin_memory)
 
 
-def _can_be_shared(offsets: Tensor) -> bool:
-    """Whether a copy is one of numbers, and PyTorch counts how often they change."""
+def counts_changes(offsets: Tensor) -> bool:
+    """Whether they are numbers, not those of a trace, whose changes PyTorch counts: what is made of
+    them can be kept."""
     return not (
         is_tracing(offsets) or torch._C._len_torch_dispatch_stack() or offsets.is_inference()
     )

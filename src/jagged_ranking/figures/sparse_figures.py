@@ -44,8 +44,9 @@ TITLES = {
     f"peers, by the length of users, with the paper's claim, {sweeps.BOTH_MODES}",
     "density": "Time of attention to some blocks of keys over that of attention to all, by the "
     f"share of blocks, with fitted lines, {sweeps.BOTH_MODES}",
-    "retrieval": "Latency of building lists by retrieval, of attention to the blocks retrieved and "
-    f"of attention to all keys, by the number of blocks, {sweeps.BOTH_MODES}",
+    "retrieval": "Latency of building lists by retrieval (for a backward with their transpose), of "
+    "attention to the blocks retrieved and of attention to all keys, by the number of blocks, "
+    f"{sweeps.BOTH_MODES}",
     "seen": "Keys that the newest query sees by one head and by all heads together, under each "
     "rule, by the length of the history",
     "jagged": "Latency of S2-Attention and semi-local attention on histories of unequal lengths, "
@@ -85,7 +86,8 @@ def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) ->
         if found := list(density_sweeps(results)):
             figures["density"] = _density_figure(found, table, manifest)
         if len(points := of_group(table, RETRIEVAL)):
-            figures["retrieval"] = _retrieval_figure(points, lists_ms(results), manifest)
+            built = {mode: lists_ms(results, mode) for mode in modes_of(points)}
+            figures["retrieval"] = _retrieval_figure(points, built, manifest)
         if len(points := seen(results)):
             figures["seen"] = _seen_figure(points, manifest)
         if len(points := of_group(table, JAGGED_LENGTHS)):
@@ -215,9 +217,9 @@ _FIT_LINE: dict[str, Any] = {
 
 
 def _retrieval_figure(
-    points: pd.DataFrame, built: Mapping[str, float], manifest: Mapping[str, Any]
+    points: pd.DataFrame, built: Mapping[str, Mapping[str, float]], manifest: Mapping[str, Any]
 ) -> Figure:
-    """A row a mode, a column a number of candidates."""
+    """A row a mode, a column a number of candidates; built: of each mode, see `lists_ms`."""
     modes, counts = modes_of(points), sorted({int(n) for n in points["queries"]})
     blocks = sorted({int(n) for n in points["top_k"]})
     figure, axes = style.new_figure(
@@ -226,12 +228,12 @@ def _retrieval_figure(
     handles: dict[str, Any] = {}
     for row, mode in zip(axes, modes, strict=True):
         of_mode = points[points["mode"] == mode]
-        shown = [*of_mode["value"], *of_mode["q25"], *of_mode["q75"], *built.values()]
+        shown = [*of_mode["value"], *of_mode["q25"], *of_mode["q75"], *built[mode].values()]
         for panel, count in zip(row, counts, strict=True):
             mine = of_mode[of_mode["queries"] == count]
             handles |= panels.lines_panel(panel, mine, column="top_k", order=blocks)
             name = dict(zip(mine["top_k"], mine["workload"], strict=True))
-            lists = [built.get(str(name.get(k)), np.nan) for k in blocks]
+            lists = [built[mode].get(str(name.get(k)), np.nan) for k in blocks]
             panel.plot(range(len(blocks)), lists, **LISTS_LINE)
             handles[BUILT] = Line2D([], [], **LISTS_LINE)
             panel.set_title(f"{style.MODE_LOOKS[mode].label}, {count} candidates")

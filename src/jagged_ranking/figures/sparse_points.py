@@ -15,6 +15,7 @@ from jagged_ranking.results import select, with_config
 
 NOTEBOOK = "08_sparse_attention"
 SPARSE, LISTS, SEEN = "sparse_attention", "lists", "keys_seen"
+TURNED_LISTS = "lists_with_transpose"
 # S2-Attention's abstract: its kernels over FlashAttention-2, for three models.
 PAPER_SPEEDUPS = (8.79, 15.87, 25.3)
 PEER_OF_THE_PAPER = "varlen_attn"
@@ -28,10 +29,15 @@ def sparse(results: pd.DataFrame, metric: str) -> pd.DataFrame:
     return with_config(select(results, op=SPARSE, metric=metric), *FACTS, *EXTRA, *_RULES, "causal")
 
 
-def lists_ms(results: pd.DataFrame) -> dict[str, float]:
-    """workload -> median ms to build our schedule with its lists, where it was measured."""
-    rows = select(results, op=LISTS, provider=OURS, metric="latency", status="ok")
-    return dict(zip(rows["workload"], rows["value"], strict=True))
+def lists_ms(results: pd.DataFrame, mode: str = "forward") -> dict[str, float]:
+    """workload -> median ms to build our schedule with its lists, all that a call in this mode
+    needs, where it was measured. For a backward with the transpose, where that is not among the
+    lists anyhow."""
+    found = {}
+    for op in (LISTS,) if mode == "forward" else (LISTS, TURNED_LISTS):
+        rows = select(results, op=op, provider=OURS, metric="latency", status="ok")
+        found |= dict(zip(rows["workload"], rows["value"], strict=True))
+    return found
 
 
 def seen(results: pd.DataFrame) -> pd.DataFrame:

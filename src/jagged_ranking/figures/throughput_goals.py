@@ -11,12 +11,11 @@ from jagged_ranking.figures import style
 from jagged_ranking.figures.affordability import SHORT
 from jagged_ranking.figures.throughput_points import (
     CELL,
-    COMPILED,
-    EAGER,
     FASTER_FROM,
     FASTER_GOAL,
     HOST_GOAL,
     MEMORY_GOAL,
+    MODES,
     NOT_SLOWER,
     PAPER_FASTER,
     PAPER_MEMORY,
@@ -84,7 +83,7 @@ def paper_rows(table: pd.DataFrame) -> list[dict[str, str]]:
         ("samples_per_second", "more samples a second in training", "+10%", PAPER_FASTER),
         ("peak_memory", "less memory in training", "-18%", 1 / PAPER_MEMORY),
     ):
-        for mode in (EAGER, COMPILED):
+        for mode in MODES:
             found = select(against_peer(table, metric), mode=mode, peer_status="ok")
             if found.empty:
                 continue

@@ -258,8 +258,7 @@ def explain(error: Exception) -> tuple[str, str]:
     if isinstance(error, Unavailable):
         return error.status, str(error)
     text = str(error).strip()
-    first_line = text.splitlines()[0] if text else ""
-    message = f"{type(error).__name__}: {first_line}"
+    message = _said(error)
     # Libraries below PyTorch report a full device as an ordinary RuntimeError.
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
         sign in text.lower() for sign in ("out of memory", "can't allocate memory")
@@ -270,6 +269,20 @@ def explain(error: Exception) -> tuple[str, str]:
     if isinstance(error, NotImplementedError) or no_kernel:
         return "unsupported", message
     return "error", message
+
+
+def _said(error: BaseException) -> str:
+    """Its type and first line, and what it comes from: of Triton's errors the outermost says where
+    a kernel was not compiled, the innermost why."""
+    lines = str(error).strip().splitlines()
+    own = f"{type(error).__name__}: {lines[0] if lines else ''}"
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    if cause is error:
+        return own
+    lines = str(cause).strip().splitlines()
+    return f"{own} (from {type(cause).__name__}: {lines[-1].strip() if lines else ''})"
 
 
 def free_bytes(device: torch.device) -> int:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jagged_ranking.first_line import described
+
 _ENCODERS = "encoders"
 MODEL_NAMES = tuple(
     sorted(found.name for found in pkgutil.iter_modules([str(Path(__file__).with_name(_ENCODERS))]))
@@ -49,8 +51,7 @@ def encoder_of(name: str) -> Callable[[ModelConfig], Any]:
     try:
         module = importlib.import_module(name)
     except Exception as error:  # a user's own code
-        reason = (str(error).splitlines() or [""])[0]
-        raise ValueError(f"{refused}: {type(error).__name__}: {reason}") from error
+        raise ValueError(f"{refused}: {described(error)}") from error
     if not callable(encoder := getattr(module, "ENCODER", None)):
         raise ValueError(f"{refused}: {module.__file__} has no class ENCODER")
     return encoder

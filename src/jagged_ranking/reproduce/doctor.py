@@ -9,6 +9,7 @@ from typing import Any
 from jagged_ranking import paths
 from jagged_ranking.devices import default_device, device_name
 from jagged_ranking.facts import add_json, say
+from jagged_ranking.first_line import described
 from jagged_ranking.provenance import PEERS, versions
 from jagged_ranking.reproduce.click_logs import find_histories
 from jagged_ranking.reproduce.parameters import read_preset
@@ -84,7 +85,7 @@ def check_kernels(device: str) -> Iterator[str]:
         try:
             ours = results(inputs, "auto")
         except Exception as error:  # of whatever kind: that is what is asked for
-            yield f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            yield f"{name}: {described(error)}"
             continue
         exact = results([x.float() for x in inputs], "reference")
         off = max(

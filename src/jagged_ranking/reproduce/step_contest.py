@@ -22,12 +22,14 @@ from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.data.prefetch import tensors_of
 from jagged_ranking.devices import device_name
+from jagged_ranking.figures.throughput_points import GRAPH
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.contest import explain
 from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.measure.peak_memory import Peak, allocated, peak_memory, storage_bytes
 from jagged_ranking.measure.reference import Errors, compare
 from jagged_ranking.measure.timing import Effort
+from jagged_ranking.reproduce.graphed_step import GraphedStep
 from jagged_ranking.reproduce.training_step import TrainingStep
 from jagged_ranking.training.config import TrainConfig
 
@@ -37,6 +39,7 @@ from jagged_ranking.training.config import TrainConfig
 LOWER_PRECISION_ERROR = 5 * torch.finfo(torch.bfloat16).eps
 TIMES_OURS = 5
 FLOAT32_ERROR = 1e-3
+NO_CAPTURE = "the step cannot be captured"
 PEAKS = ("peak_memory", "peak_memory_minus_inputs")
 WALL = torch.device("cpu")  # whose clock is that of the wall, for what ends by waiting
 EXACT = "exact"  # the mode of what all others are held against
@@ -101,6 +104,8 @@ class StepContest:
             lower = self.device.type == "cuda" and config.precision != "float32"
             bound = LOWER_PRECISION_ERROR if lower else FLOAT32_ERROR
             answers = self.tried(entry, lambda e=entry, c=config: self._answers(e, c))
+            if entry.mode == GRAPH:  # which keeps all memory of its step
+                timing.release(self.device)
             if answers is None:
                 continue
             error = compare([(answers[0], logits)])
@@ -116,7 +121,7 @@ class StepContest:
     def _answers(self, entry: Entry, config: TrainConfig) -> tuple[Tensor, Tensor | None]:
         """Logits, and the loss after a step; of what is compiled the former alone, since every
         graph more is compiled for a long time."""
-        step = self.step_of(config)
+        step = self.step_of(config, entry.mode)
         logits = step.logits(self.batch)
         compiled = config.compile != "off"
         return logits, None if compiled else step.loss_after_a_step(self.batch)
@@ -134,14 +139,15 @@ class StepContest:
         found: dict[Entry, TrainingStep] = {}
         for entry, config in self.configs.items():
             if entry not in self.failed:
-                step = self.tried(entry, lambda c=config: self.step_of(c))
+                step = self.tried(entry, lambda c=config, m=entry.mode: self.step_of(c, m))
                 if step is not None:
                     found[entry] = step
         return found
 
-    def step_of(self, config: TrainConfig) -> TrainingStep:
-        """A step from the first weights."""
-        return TrainingStep(config, self.shape, self.device)
+    def step_of(self, config: TrainConfig, mode: str = "") -> TrainingStep:
+        """A step from the first weights; of the mode `GRAPH` one that is captured."""
+        kind = GraphedStep if mode == GRAPH else TrainingStep
+        return kind(config, self.shape, self.device)
 
     def interleaved(
         self,
@@ -189,9 +195,11 @@ class StepContest:
     def fail(self, entry: Entry, error: Exception) -> None:
         """Remember what an entry raised."""
         status, message = explain(error)
-        # What the seam itself says that a kind cannot do here.
+        # What the seam itself says that a kind cannot do here, and `StepGraphs` of a step.
         kind = self.configs[entry].attention
-        if isinstance(error, ValueError) and str(error).startswith(f"attention {kind} "):
+        cannot = isinstance(error, ValueError) and str(error).startswith(f"attention {kind} ")
+        cannot = cannot or (status == "error" and str(error).startswith(NO_CAPTURE))
+        if cannot:
             status, message = "unsupported", str(error)
         self.failed[entry] = (status, message)
         timing.release(self.device)

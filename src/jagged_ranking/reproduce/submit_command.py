@@ -13,6 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from jagged_ranking.first_line import first_line
+
 COMMANDS = ("train", "reproduce")
 
 
@@ -90,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         executor.update_parameters(**_parameters(arguments, words[0]))
         job = executor.submit(Job(words, folder=os.getcwd()))
     except (RuntimeError, submitit.core.utils.FailedJobError) as error:
-        raise ValueError(f"no job: {(str(error).splitlines() or [''])[0]}") from error
+        raise ValueError(f"no job: {first_line(error)}") from error
     print(f"job {job.job_id}: jagged {' '.join(words)}, prints to {arguments.logs}/", flush=True)
     if not (arguments.wait or arguments.local):
         return 0
@@ -135,7 +137,7 @@ def _waited_for(job: Any, submitit: Any) -> int:
     try:
         statuses = job.results()
     except (utils.FailedJobError, utils.UncompletedJobError) as error:
-        lost = (str(error).splitlines() or [""])[0]
+        lost = first_line(error)
     print(_own_words(job.stdout() or ""), end="")
     print(job.stderr() or "", end="", file=sys.stderr)
     if lost:

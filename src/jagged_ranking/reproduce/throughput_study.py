@@ -28,6 +28,7 @@ from jagged_ranking.models.model_config import has_self_attention
 from jagged_ranking.reproduce.cache import cached
 from jagged_ranking.reproduce.click_logs import find_histories
 from jagged_ranking.reproduce.energy import energy_of
+from jagged_ranking.reproduce.graphed_step import GraphedStep
 from jagged_ranking.reproduce.request_batches import (
     BatchLengths,
     RequestBatches,
@@ -41,10 +42,7 @@ from jagged_ranking.reproduce.step_parts import StepClock, in_order, typical
 from jagged_ranking.reproduce.training_step import TrainingStep
 from jagged_ranking.training.config import TrainConfig
 
-NO_GRAPH = (
-    "a captured graph has the sizes of one batch; how many events and candidates there are changes "
-    "from batch to batch, and with it every launch"
-)
+NO_GPU = "CUDA graphs need a GPU"
 _UNITS = {
     "step_time": "ms",
     "samples_per_second": "1/s",
@@ -160,6 +158,7 @@ def throughput(
     layers: int,
     attentions: Sequence[str],
     compiled_attentions: Sequence[str] = (),
+    graphed_attentions: Sequence[str] = (),
     compiler: str = "inductor",
     options: Mapping[str, Any],
     items: int,
@@ -179,6 +178,8 @@ def throughput(
         layers: of it.
         attentions: kinds of attention, see `ModelConfig.attention`.
         compiled_attentions: those that are measured through `torch.compile`, too.
+        graphed_attentions: those that are also measured as CUDA graphs, each captured for batches
+            of about the same size (`GraphedStep`). A graph keeps all memory that its step needs.
         compiler: its backend, see `TrainConfig.compile`.
         options: further ones of `TrainConfig`.
         items: that there are.
@@ -216,6 +217,7 @@ def throughput(
                 layers=layers,
                 attentions=attentions,
                 compiled_attentions=compiled_attentions,
+                graphed_attentions=graphed_attentions if where.type == "cuda" else (),
                 compiler=compiler,
                 options=options,
                 seed=seed,
@@ -234,10 +236,10 @@ def throughput(
         _Measurement(contest, made, steps, effort, energy_seconds).all()
         contest.weigh([entry for entry in contest.configs if entry.mode == EAGER])
         contest.say_failures(_UNITS)
-        for kind in attentions:
+        for kind in graphed_attentions if where.type != "cuda" else ():
             entry = Entry(kind, GRAPH)
             contest.configs[entry] = contest.configs[Entry(kind, EAGER)]
-            contest.row(entry, "step_time", "ms", status="unsupported", message=NO_GRAPH)
+            contest.row(entry, "step_time", "ms", status="unsupported", message=NO_GPU)
         timing.release(where)
     return results.frame(contest.found)
 
@@ -249,6 +251,7 @@ def _configs(
     layers: int,
     attentions: Sequence[str],
     compiled_attentions: Sequence[str],
+    graphed_attentions: Sequence[str] = (),
     compiler: str = "inductor",
     options: Mapping[str, Any],
     seed: int = 0,
@@ -259,6 +262,7 @@ def _configs(
     given = {**options, "model": model, "layers": layers, "max_history": lengths.cap, "seed": seed}
     asked = [(EAGER, "off", kind) for kind in attentions]
     asked += [(COMPILED, compiler, kind) for kind in compiled_attentions]
+    asked += [(GRAPH, "off", kind) for kind in graphed_attentions]
     return {
         Entry(kind, mode): TrainConfig.from_dict({**given, "attention": kind, "compile": by})
         for mode, by, kind in asked
@@ -298,6 +302,10 @@ class _Measurement:
     def all(self) -> None:
         """Rows of all who have not failed."""
         ready = self.contest.ready()
+        for entry, step in ready.items():
+            if isinstance(step, GraphedStep):
+                self.contest.tried(entry, lambda s=step: s.capture(self.made.each()))
+        ready = {entry: step for entry, step in ready.items() if entry not in self.contest.failed}
         with ExitStack() as stack:
             runs: dict[Entry, Callable[[], object]] = {}
             for entry, step in ready.items():

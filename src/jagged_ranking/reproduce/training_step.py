@@ -26,7 +26,7 @@ from jagged_ranking.training.optimisers import Optimisers
 AWAY_FROM_ZERO, OF_LAYERS = 0.1, 1.5
 
 
-def _nobody(part: str) -> None:
+def nobody(part: str) -> None:
     """Who is told of parts where nobody wants to know."""
 
 
@@ -42,7 +42,7 @@ class TrainingStep:
             self.model.compile(backend=config.compile, dynamic=True)
         self.steps = 0
 
-    def __call__(self, batch: JaggedBatch, ends: Callable[[str], object] = _nobody) -> None:
+    def __call__(self, batch: JaggedBatch, ends: Callable[[str], object] = nobody) -> None:
         """One step, which leaves no gradient. `ends` is told of each part when it has been
         issued."""
         self.model.train()
@@ -56,7 +56,7 @@ class TrainingStep:
     def loss_after_a_step(self, batch: JaggedBatch) -> Tensor:
         """[]: that of the same batch once more, both without dropout."""
         self.model.eval()
-        self._update(self._loss(batch), _nobody)
+        self._update(self._loss(batch), nobody)
         with torch.no_grad():
             return self._loss(batch)
 
@@ -65,7 +65,7 @@ class TrainingStep:
         for model in (self.model, self.average.model):
             yield from model.parameters()
             yield from model.buffers()
-        yield from _tensors_in(self.optimisers.state_dict())
+        yield from tensors_in(self.optimisers.state_dict())
 
     def _loss(self, batch: JaggedBatch) -> Tensor:
         return loss_of(self.config.loss, self.model, batch, negatives=self.config.negatives)
@@ -103,9 +103,10 @@ def _leave_zero(model: nn.Module) -> None:
                 parameter.normal_(std=std)
 
 
-def _tensors_in(state: Any) -> Iterator[Tensor]:
+def tensors_in(state: Any) -> Iterator[Tensor]:
+    """All in a dictionary of dictionaries."""
     if isinstance(state, Tensor):
         yield state
     elif isinstance(state, Mapping):
         for value in state.values():
-            yield from _tensors_in(value)
+            yield from tensors_in(value)

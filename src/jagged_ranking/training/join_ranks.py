@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from jagged_ranking.devices import default_device
+from jagged_ranking.first_line import first_line
 from jagged_ranking.processes import PARENT_VARIABLE, end_with_parent
 from jagged_ranking.training.rank_group import RankGroup, RankLostError
 
@@ -51,9 +52,7 @@ def joined(device: str | None, kind: type[Group] = RankGroup) -> Iterator[Group]
         try:
             dist.init_process_group("gloo", timeout=TIMEOUT)
         except (RuntimeError, ValueError) as error:
-            raise ValueError(
-                f"the processes cannot meet: {(str(error).splitlines() or [''])[0]}"
-            ) from error
+            raise ValueError(f"the processes cannot meet: {first_line(error)}") from error
         hosts = RankGroup(torch.device("cpu"), None)
         own = hosts.each(lambda: _own_device(device))
         hosts.agree({"device": own.type})
@@ -67,7 +66,7 @@ def _own_device(name: str | None) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"--device {name}: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"--device {name}: {first_line(error)}") from error
     if device.type == "cpu":
         return device
     if device.type != "cuda" or device.index is not None:
@@ -85,7 +84,7 @@ def _own_device(name: str | None) -> torch.device:
     try:
         torch.zeros(1, device=device)
     except RuntimeError as error:
-        raise ValueError(f"--device {device}: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"--device {device}: {first_line(error)}") from error
     return device
 
 
@@ -101,7 +100,7 @@ def _gpus_together(device: torch.device) -> Any:
         dist.all_reduce(one, group=group)
         torch.cuda.synchronize(device)
     except RuntimeError as error:
-        raise ValueError(f"NCCL on {device}: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"NCCL on {device}: {first_line(error)}") from error
     return group
 
 

@@ -26,6 +26,7 @@ def loss_of(
     *,
     negatives: int = 0,
     drawn: Tensor | None = None,
+    real: Tensor | None = None,
 ) -> Tensor:
     """The mean loss of a model for a batch, float32; one of `LOSSES`.
 
@@ -34,13 +35,14 @@ def loss_of(
     positives sharing the target evenly. next_item: of each event of the histories, the
     cross-entropy of the item that comes next, told from `negatives` drawn items, or from all; for
     a `Ranker` that follows sequences. `drawn`: these items, int64 [negatives], where they were
-    drawn before.
+    drawn before. `real`: bool [C], the candidates that count, where a batch is padded: labels and
+    items of others are 0, so that only a mean over all candidates has to know.
     """
     if name == "next_item":
         return _next_item(cast("Ranker", model), batch, negatives, drawn)
     logit = model(batch)
     if name == "pointwise":
-        return binary_cross_entropy_with_logits(logit, batch.label.values)
+        return _pointwise(logit, batch.label.values, real)
     if name == "listwise":
         return _listwise(batch.label.with_values(logit), batch)
     raise ValueError(f"loss must be one of {', '.join(LOSSES)}, got {name!r}")
@@ -54,6 +56,13 @@ def terms_of(name: str, batch: JaggedBatch, *, num_items: int) -> Tensor:
     if name == "listwise":
         return (_positives(batch) > 0).sum()
     return torch.full((), label.numel(), device=label.device)
+
+
+def _pointwise(logit: Tensor, label: Tensor, real: Tensor | None) -> Tensor:
+    if real is None:
+        return binary_cross_entropy_with_logits(logit, label)
+    each = binary_cross_entropy_with_logits(logit, label, reduction="none")
+    return torch.where(real[:, None], each, 0.0).sum() / (real.sum() * label.shape[1])
 
 
 def _positives(batch: JaggedBatch) -> Tensor:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.data.shares import share_out
+from jagged_ranking.first_line import first_line
 from jagged_ranking.layers.id_table import IdTable, RowGradient, sum_by_row
 from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.training.config import TrainConfig
@@ -249,7 +250,7 @@ class RankGroup(Ranks):
         except RuntimeError as error:
             raise RankLostError(
                 f"rank {self.number}: another process of this run has ended or does not answer "
-                f"({(str(error).splitlines() or [''])[0]}); --resume goes on from the last "
+                f"({first_line(error)}); --resume goes on from the last "
                 "checkpoint"
             ) from error
 

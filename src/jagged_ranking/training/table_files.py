@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from jagged_ranking.first_line import first_line
 from jagged_ranking.training.checkpoint import CheckpointError
 from jagged_ranking.training.quiet import quiet
 from jagged_ranking.training.ranks import Ranks
@@ -97,8 +98,7 @@ def _told(do: Callable[[], Any], reader: _Reader | None = None) -> None:
         if reader is not None and reader.refusal is not None:
             # All ranks read the same metadata, and PyTorch 2.11 keeps to itself what was wrong.
             reason = reader.refusal
-        line = (str(reason).splitlines() or [""])[0] or type(reason).__name__
-        raise _Failed(f"rank {rank}: {line}") from error
+        raise _Failed(f"rank {rank}: {first_line(reason)}") from error
 
 
 class _Reader(FileSystemReader):

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jagged_ranking.first_line import described
 from jagged_ranking.layers.id_table import IdTable
 from jagged_ranking.training.quiet import quiet
 
@@ -34,10 +35,9 @@ def check_torchrec() -> None:
             import_module("torchrec")
             import_module("torchrec.distributed.model_parallel")
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [""])[0]
         raise ValueError(
             "tables torchrec needs the extra torchrec (pip install '.[torchrec]'): "
-            f"{type(error).__name__}: {reason}"
+            f"{described(error)}"
         ) from error
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from click_data.split import SPLITS
+from jagged_ranking.first_line import first_line
 from jagged_ranking.models.model_config import check_model
 from jagged_ranking.training.config import CHOICES, TrainConfig
 
@@ -177,7 +178,7 @@ def _device(args: argparse.Namespace) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {name}: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"--device {name}: {first_line(error)}") from error
     return device
 
 

@@ -14,6 +14,7 @@ from jagged_ranking import results
 from jagged_ranking.measure import reference as reference_module
 from jagged_ranking.measure.benchmark import measure_attention
 from jagged_ranking.measure.ceilings import Ceilings
+from jagged_ranking.measure.contest import explain
 from jagged_ranking.measure.lineup import default_providers
 from jagged_ranking.measure.peak_memory import peak_memory
 from jagged_ranking.measure.providers import (
@@ -379,3 +380,16 @@ def test_on_a_gpu_target_attention_is_right_under_every_policy() -> None:
     assert set(known["provider"]) == set(names)
     bad = known[known["status"] != "ok"]
     assert bad.empty, bad[["provider", "mode", "message"]].to_string()
+
+
+def test_an_error_says_what_it_comes_from() -> None:
+    """Triton's outermost error says where a kernel was not compiled, its innermost why."""
+    try:
+        try:
+            raise AttributeError("no such name")
+        except AttributeError as error:
+            raise ValueError("at 48:4:\n    some kernel") from error
+    except ValueError as error:
+        told = explain(error)
+    assert told == ("error", "ValueError: at 48:4: (from AttributeError: no such name)")
+    assert explain(ValueError("two\nlines")) == ("error", "ValueError: two")

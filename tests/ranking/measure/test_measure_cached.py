@@ -195,10 +195,11 @@ def test_nothing_to_measure_is_no_rows() -> None:
 
 
 @pytest.mark.gpu
-def test_flash_attention_with_pages_and_over_a_copy() -> None:
-    """Where this torch has them, in half precision."""
+def test_peers_with_pages_and_over_a_copy() -> None:
+    """Those that are there, in half precision."""
     one = case(DECODE, users=6, history=700, queries=40, heads=4, head_dim=64, dtype=torch.bfloat16)
     mine = results.select(measure(one), op=DECODE, metric="latency")
     status = dict(zip(mine["provider"], mine["status"], strict=True))
     assert status["jagged"] == status["varlen_gathered"] == status["dense_sdpa"] == "ok"
-    assert status["varlen_paged"] in ("ok", "missing"), mine["message"].tolist()
+    for name in ("varlen_paged", "flashinfer"):
+        assert status[name] in ("ok", "missing"), mine["message"].tolist()

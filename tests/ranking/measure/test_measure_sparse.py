@@ -208,7 +208,8 @@ def test_rows_of_a_run(pattern: Any) -> None:
     regret = results.select(built, metric="regret")["value"].tolist()
     assert len(results.select(built, metric="latency")) == (pattern is not RANDOM)
     assert regret == ([pytest.approx(0, abs=1e-6)] if isinstance(pattern, Retrieved) else [])
-    assert len(results.select(table, op="block_means")) == isinstance(pattern, Retrieved)
+    for op in ("block_means", "lists_with_transpose"):
+        assert len(results.select(table, op=op)) == isinstance(pattern, Retrieved)
 
 
 def test_random_blocks_need_not_be_causal() -> None:
@@ -346,3 +347,5 @@ def test_on_a_gpu_whoever_runs_is_right(pattern: Any) -> None:
     assert {"jagged", "jagged_dense", "varlen_attn"} <= ran
     lists = results.select(table, op="lists", provider="jagged")
     assert set(lists["status"]) == (set() if pattern is RANDOM else {"ok"})
+    turned = results.select(table, op="lists_with_transpose", provider="jagged", metric="latency")
+    assert set(turned["status"]) == ({"ok"} if pattern is RETRIEVED else set())

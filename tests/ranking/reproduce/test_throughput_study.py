@@ -106,9 +106,6 @@ def test_what_cannot_be_measured_says_why() -> None:
         "nested": "unsupported",
     }
     assert "is a softmax" in step["message"]["padded_flash"]
-    graph = of(table, "step_time", "CUDA graph")
-    assert set(graph["status"]) == {"unsupported"}
-    assert graph["message"].str.contains("sizes of one batch").all()
     assert of(table, "energy")["message"]["jagged"] == "energy is measured on a GPU alone"
     causal = of(measured(models=["sasrec"], attentions=("jagged", "nested")), "step_time")
     assert causal["status"].to_dict() == {"jagged": "ok", "nested": "unsupported"}
@@ -175,6 +172,34 @@ def test_steps_through_the_compiler_are_rows_of_their_own() -> None:
     compiled = results.select(table, op=STEP, mode="torch.compile", status="ok")
     assert set(compiled["metric"]) == {*TIMES, "rel_error"}
     assert results.with_config(compiled, "compile")["compile"].unique().tolist() == ["eager"]
+
+
+def test_a_cpu_has_no_graphs() -> None:
+    table = measured(attentions=("jagged", "padded_flash"), graphed_attentions=("jagged",))
+    graph = of(table, "step_time", "CUDA graph")
+    assert graph["status"].to_dict() == {"jagged": "unsupported"}
+    assert graph["message"].to_dict() == {"jagged": "CUDA graphs need a GPU"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", ["hstu", "bst", "sasrec", "target_attention"])
+def test_graphs_on_a_gpu(model: str) -> None:
+    kinds = ("jagged", "padded_flash")
+    options = {"dim": 64, "heads": 2}
+    table = measured(
+        models=[model], attentions=kinds, graphed_attentions=kinds, options=options, device="cuda"
+    )
+    graph = results.select(table, op=STEP, mode="CUDA graph")
+    wrong = graph[graph["status"] != "ok"]
+    if model == "bst":
+        assert set(wrong["provider"]) == set(kinds)
+        assert set(wrong["status"]) == {"unsupported"}
+        assert wrong["message"].str.contains("changes from batch to batch").all()
+        return
+    without = {"padded_flash"} if model == "hstu" else set()  # which is a softmax
+    assert set(wrong["provider"]) == without, wrong[["provider", "metric", "message"]]
+    jagged = results.select(graph, provider="jagged")
+    assert set(jagged["metric"]) == {*TIMES, *ERRORS, "host_share", "energy"}
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -17,24 +18,38 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from jagged_kernels.attention import blocks as triton_blocks
+from jagged_kernels.attention import triton_meeting
+from jagged_kernels.attention.meeting import MeetShape
 from jagged_kernels.attention.plans import PLANS, Call
+from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.schedule.policy.hopper import HopperConfig
 from jagged_kernels.schedule.row_layout import ROW_WIDTH
 
 # They take no layouts, and so they are the same in Gluon.
 whole_blocks = gluon.jit(triton_blocks.whole_blocks.fn)
-_band = gluon.jit(triton_blocks.band.fn)
+visible_band = gluon.jit(triton_blocks.band.fn)
+_factor_of_user = gluon.jit(triton_meeting.factor_of_user.fn)
 
 _ROW_WIDTH = gl.constexpr(ROW_WIDTH)
+LANES = gl.constexpr(32)
 _GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 @lru_cache(PLANS)
-def plan(call: Call, config: HopperConfig) -> tuple[dict[str, Any], dict[str, int]]:
+def plan(
+    call: Call, config: HopperConfig, meets: MeetShape
+) -> tuple[dict[str, Any], dict[str, int]]:
     """(compile-time parameters S and C, launch options) of a kernel whose rows hold q's side."""
-    shape = call.shape(tile=config.tile_q, block=config.block)
+    shape = call.shape(tile=config.tile_q, block=config.block, meets=meets)
     options = {"num_warps": config.warps, "maxnreg": config.start_registers}
     return {"S": shape, "C": config}, options
+
+
+def programs(device: torch.device, config: HopperConfig, tiles: int) -> int:
+    """How many are launched for so many tiles, each of one head."""
+    if not config.stays:
+        return tiles
+    return min(multiprocessors(device) * config.residents, tiles)
 
 
 def token_blocks(x: Tensor, block: int) -> TensorDescriptor:
@@ -44,9 +59,25 @@ def token_blocks(x: Tensor, block: int) -> TensorDescriptor:
     h * x.stride(1). Tokens from T on read as 0.
     """
     tokens, heads, dim = x.shape
-    width = (heads - 1) * x.stride(1) + dim
-    layout = _block_layout(block, dim, x.dtype)
-    return TensorDescriptor(x, [tokens, width], [x.stride(0), 1], [block, dim], layout)
+    stride_t, stride_h, _ = x.stride()
+    width = (heads - 1) * stride_h + dim
+    # Past its constructor, whose checks take as long as a launch: `tma_reads` has looked at x, and
+    # what else there is was checked with the first of its kind.
+    descriptor = object.__new__(TensorDescriptor)
+    kept = _kept_fields(block, width, stride_t, dim, x.dtype)
+    descriptor.__dict__ = {**kept, "base": x, "shape": [tokens, width]}
+    return descriptor
+
+
+@lru_cache(PLANS)
+def _kept_fields(
+    block: int, width: int, stride_t: int, dim: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Of a descriptor, what a batch does not change."""
+    layout = _block_layout(block, dim, dtype)
+    base = torch.empty(0, dtype=dtype)
+    first = TensorDescriptor(base, [block, width], [stride_t, 1], [block, dim], layout)
+    return {name: value for name, value in vars(first).items() if name not in ("base", "shape")}
 
 
 @lru_cache  # 20 microseconds
@@ -106,8 +137,18 @@ def row_fields(rows_ptr, step, count, HEADS: gl.constexpr):
 
 
 @gluon.jit
-def mask_scores(scores, band, before, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr):
-    """-inf where the query does not see the key; see `attention.blocks.visible`.
+def factor_of_place(meets, rows_ptr, step, count, HEADS: gl.constexpr):
+    """1 / n of a policy's weights, of the user of this program's tile number `step`; of any user
+    from `count` on."""
+    return _factor_of_user(meets, rows_ptr, gl.minimum(place_of(step), count - 1) // HEADS)
+
+
+@gluon.jit
+def mask_scores(
+    scores, band, before, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+    HIDDEN: gl.constexpr = float("-inf"),
+):  # fmt: skip
+    """HIDDEN where the query does not see the key; see `attention.blocks.visible`.
 
     Args:
         band: (first query, first key of the last block, end of the keys, shift, left, right).
@@ -115,7 +156,9 @@ def mask_scores(scores, band, before, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.cons
     """
     q_start, last_k, k_end, shift, left, right = band
     k_start = last_k - before
-    return mask_block(scores, q_start, k_start, k_end, shift, left, right, HAS_LEFT, HAS_RIGHT)
+    return mask_block(
+        scores, q_start, k_start, k_end, shift, left, right, HAS_LEFT, HAS_RIGHT, HIDDEN
+    )
 
 
 @gluon.jit
@@ -129,7 +172,7 @@ def mask_block(
         q_start + shift + gl.arange(0, scores.shape[0], gl.SliceLayout(1, layout)), 1
     )
     token = gl.expand_dims(k_start + gl.arange(0, scores.shape[1], gl.SliceLayout(0, layout)), 0)
-    inside = _band(seen_from, token, k_end, left, right, HAS_LEFT, HAS_RIGHT)
+    inside = visible_band(seen_from, token, k_end, left, right, HAS_LEFT, HAS_RIGHT)
     return gl.where(inside, scores, HIDDEN)
 
 
@@ -167,6 +210,23 @@ def zero_rows(buffer, valid):
                 inside = gl.expand_dims(token, 1) < valid
                 share.store(gl.where(inside, values, gl.zeros_like(values)))
     fence_async_shared()
+
+
+@gluon.jit
+def load_numbers(
+    lse2_ptr, delta_ptr, start, end, lse2, delta, there, HEADS: gl.constexpr
+):  # fmt: skip
+    """One head's numbers of the block from `start`, 0 from `end` on.
+
+    Not by TMA, which wants the innermost coordinate at a multiple of 16 bytes. Each lane arrives
+    at `there` when its own copies have.
+    """
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [LANES], [1], [0])
+    token = start + gl.arange(0, lse2.shape[0], LAYOUT)
+    place = token.to(gl.int64) * HEADS
+    async_copy.async_copy_global_to_shared(lse2, lse2_ptr + place, mask=token < end)
+    async_copy.async_copy_global_to_shared(delta, delta_ptr + place, mask=token < end)
+    async_copy.mbarrier_arrive(there, increment_count=False)
 
 
 @gluon.jit

@@ -1,44 +1,45 @@
-"""dK and dV for Hopper, keys standing in the rows; see `hopper.backward`."""
+"""dK and dV for Hopper, keys standing in the rows; see `hopper.backward`. What keys do with a block
+of queries is in `dkv_blocks`."""
 
 # Tuples are taken apart whole, also where a function needs a part.
 # ruff: noqa: RUF059
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from jagged_kernels.attention.hopper.blocks import (
+    LANES,
+    factor_of_place,
     left_factor,
-    mask_block,
     next_slot,
     one_barrier,
     plan,
-    product_with_transpose,
+    programs,
     ring_of_barriers,
     row_fields,
     store_tile,
     token_blocks,
     whole_blocks,
-    zero_rows,
 )
+from jagged_kernels.attention.hopper.dkv_blocks import meet_pointwise, meet_softmax
+from jagged_kernels.attention.hopper.dkv_loads import load_queries
+from jagged_kernels.attention.hopper.listed import blocks_to_walk, read_rule, ring_of_notes
+from jagged_kernels.attention.hopper.policies import backward_constants
+from jagged_kernels.attention.meeting import RANGES, Meeting
 from jagged_kernels.attention.plans import Call
-from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.layouts import empty_as
 from jagged_kernels.device.arithmetic import LOG2_E
 from jagged_kernels.schedule.policy.hopper import HopperConfig, dkv_config
-
-_LANES = gl.constexpr(32)
 
 
 def launch_dkv(
@@ -47,39 +48,41 @@ def launch_dkv(
     k: Tensor,
     v: Tensor,
     lse2: Tensor,
-    delta: Tensor,
+    delta: Tensor | None,
     rows_t: Tensor,
     call: Call,
     alarm: Tensor | None,
     *,
     left: int,
     right: int,
+    meeting: Meeting = RANGES,
+    listed: int = 0,
     config: HopperConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`plain.dkv.launch_dkv` for what `choice.HOPPER_DKV` takes.
 
     Args:
-        lse2, delta: [Tq, H] float32, contiguous.
+        lse2, delta: [Tq, H] float32, contiguous; of weights by a policy [0] and None.
         rows_t: tiles of `config.tile_q` keys.
         alarm: as for `launch_dq`, of dk and dv.
+        listed: tokens of a listed block, as many as of a tile; 0 where rows see ranges.
         config: in place of the rule's.
     """
     kv_heads, dim = k.shape[1:]
-    config = config or dkv_config(dim)
-    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    config = config or dkv_config(dim, listed)
+    dk, dv = empty_as(k), empty_as(v)
     part_k, block = config.part_q, config.block
-    constants, options = plan(call.mirrored, config)
+    constants, options = plan(call.mirrored, config, meeting.constants)
     launch(
         _dkv_kernel,
-        min(multiprocessors(k.device) * config.residents, rows_t.shape[0] * kv_heads),
+        programs(k.device, config, rows_t.shape[0] * kv_heads),
         (
             lse2, delta, dk, dv, alarm, rows_t, rows_t.shape[0],
             token_blocks(k, part_k), token_blocks(v, part_k),
             token_blocks(q, block), token_blocks(d_o, block),
-            call.scale, call.scale * LOG2_E, right, left,
+            meeting.arguments_t, call.scale, call.scale * LOG2_E, right, left,
         ),
-        constants,
+        {**constants, **backward_constants(meeting)},
         **options,
     )  # fmt: skip
     return dk, dv
@@ -88,8 +91,9 @@ def launch_dkv(
 @gluon.jit(do_not_specialize=["row_count", "left", "right"])
 def _dkv_kernel(
     lse2_ptr, delta_ptr, dk_ptr, dv_ptr, alarm_ptr, rows_ptr, row_count,
-    k_blocks, v_blocks, q_blocks, do_blocks,
-    scale, scale_log2, left, right, S: gl.constexpr, C: gl.constexpr,
+    k_blocks, v_blocks, q_blocks, do_blocks, meets,
+    scale, scale_log2, left, right,
+    S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr, D_SCORE: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_blocks.dtype
     TILE: gl.constexpr = [C.consumers, C.part_q, S.D]
@@ -101,13 +105,19 @@ def _dkv_kernel(
         gl.allocate_shared_memory(dtype, TILE, v_blocks.layout),
         gl.allocate_shared_memory(dtype, RING, q_blocks.layout),
         gl.allocate_shared_memory(dtype, RING, do_blocks.layout),
-        gl.allocate_shared_memory(gl.float32, NUMBERS, PLAIN),
-        gl.allocate_shared_memory(gl.float32, NUMBERS, PLAIN),
     )
+    if WEIGHT is None:
+        buffers = buffers + (  # noqa: RUF005 - Gluon does not unpack
+            gl.allocate_shared_memory(gl.float32, NUMBERS, PLAIN),
+            gl.allocate_shared_memory(gl.float32, NUMBERS, PLAIN),
+        )
+    if S.GROUPS:
+        buffers = buffers + (ring_of_notes(C.stages, 1),)  # noqa: RUF005
     barriers = (
         one_barrier(1),  # the tile's K and V are there
         one_barrier(C.consumers),  # they may be overwritten
-        ring_of_barriers(C.stages, 1 + _LANES),  # Q is there, and lane by lane lse2 and delta
+        # Q is there, and lane by lane lse2 and delta, if there are any
+        ring_of_barriers(C.stages, 1 + (LANES if WEIGHT is None else 0)),
         ring_of_barriers(C.stages, C.consumers),
         ring_of_barriers(C.stages, 1),  # dO is there
         ring_of_barriers(C.stages, C.consumers),
@@ -116,22 +126,27 @@ def _dkv_kernel(
     fence_async_shared()
     descriptors = (k_blocks, v_blocks, q_blocks, do_blocks)
     load = (descriptors, lse2_ptr, delta_ptr, rows_ptr, row_count, buffers, barriers)
+    if S.GROUPS:
+        load = (load, meets)
     differentiate = (
-        dk_ptr, dv_ptr, alarm_ptr, rows_ptr, row_count,
+        dk_ptr, dv_ptr, alarm_ptr, rows_ptr, row_count, meets,
         scale, scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
     if C.consumers == 1:
         gl.warp_specialize(
-            [(_differentiate, (differentiate, S, C, 0)), (_load, (load, S, C))],
+            [
+                (_differentiate, (differentiate, S, C, WEIGHT, D_SCORE, 0)),
+                (load_queries, (load, S, C, WEIGHT)),
+            ],
             [1],
             [24],
         )
     else:
         gl.warp_specialize(
             [
-                (_differentiate, (differentiate, S, C, 0)),
-                (_differentiate, (differentiate, S, C, 1)),
-                (_load, (load, S, C)),
+                (_differentiate, (differentiate, S, C, WEIGHT, D_SCORE, 0)),
+                (_differentiate, (differentiate, S, C, WEIGHT, D_SCORE, 1)),
+                (load_queries, (load, S, C, WEIGHT)),
             ],
             [C.warps, 1],
             [C.registers, 24],
@@ -139,107 +154,23 @@ def _dkv_kernel(
 
 
 @gluon.jit
-def _load(args, S: gl.constexpr, C: gl.constexpr):
-    """Brings each tile's K and V, and Q, dO, lse2 and delta of its queries, head by head."""
-    descriptors, lse2_ptr, delta_ptr, rows_ptr, row_count, buffers, barriers = args
-    k_blocks, v_blocks, q_blocks, do_blocks = descriptors
-    k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer = buffers
-    tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
-    CONSUMERS: gl.constexpr = C.consumers
-    KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
-    TILE_BYTES: gl.constexpr = 2 * CONSUMERS * k_blocks.block_type.nbytes
-    BLOCK_BYTES: gl.constexpr = q_blocks.block_type.nbytes
-    stage = 0
-    phase = 0
-    tile_phase = 0
-    tail_phase = 0
-    count = row_count * KV_HEADS
-    head, k_start, k_end, q_start, q_end, shift = row_fields(rows_ptr, 0, count, KV_HEADS)
-    for step in range(gl.cdiv(count, gl.num_programs(0))):
-        ahead = row_fields(rows_ptr, step + 1, count, KV_HEADS)
-        if q_start < q_end:
-            mbarrier.wait(tile_empty, tile_phase ^ 1)
-            mbarrier.expect(tile_full, TILE_BYTES)
-            for consumer in gl.static_range(CONSUMERS):
-                start = k_start + consumer * C.part_q
-                tma.async_copy_global_to_shared(
-                    k_blocks, [start, head * S.K_STRIDE_H], tile_full, k_buffer.index(consumer)
-                )
-                tma.async_copy_global_to_shared(
-                    v_blocks, [start, head * S.V_STRIDE_H], tile_full, v_buffer.index(consumer)
-                )
-            tile_phase ^= 1
-            for member in range(S.GROUP):
-                q_head = head * S.GROUP + member
-                q_column = q_head * S.Q_STRIDE_H
-                do_column = q_head * S.DO_STRIDE_H
-                for start in range(q_start, q_end, S.BLOCK):
-                    tail = start + S.BLOCK > q_end
-                    mbarrier.wait(q_empty.index(stage), phase ^ 1)
-                    mbarrier.wait(do_empty.index(stage), phase ^ 1)
-                    q = q_buffer.index(stage)
-                    d_o = do_buffer.index(stage)
-                    q_there = q_full.index(stage)
-                    do_there = do_full.index(stage)
-                    _load_numbers(
-                        lse2_ptr + q_head, delta_ptr + q_head, start, q_end,
-                        lse2_buffer.index(stage), delta_buffer.index(stage), q_there, S.HEADS,
-                    )  # fmt: skip
-                    if tail:
-                        mbarrier.expect(landed, 2 * BLOCK_BYTES)
-                        tma.async_copy_global_to_shared(q_blocks, [start, q_column], landed, q)
-                        tma.async_copy_global_to_shared(do_blocks, [start, do_column], landed, d_o)
-                        mbarrier.wait(landed, tail_phase)
-                        tail_phase ^= 1
-                        zero_rows(q, q_end - start)
-                        mbarrier.arrive(q_there)
-                        zero_rows(d_o, q_end - start)
-                        mbarrier.arrive(do_there)
-                    else:
-                        mbarrier.expect(q_there, BLOCK_BYTES)
-                        tma.async_copy_global_to_shared(q_blocks, [start, q_column], q_there, q)
-                        mbarrier.expect(do_there, BLOCK_BYTES)
-                        tma.async_copy_global_to_shared(
-                            do_blocks, [start, do_column], do_there, d_o
-                        )
-                    stage, phase = next_slot(stage, phase, C.stages)
-        head, k_start, k_end, q_start, q_end, shift = ahead
-
-
-@gluon.jit
-def _load_numbers(
-    lse2_ptr, delta_ptr, start, end, lse2, delta, there, HEADS: gl.constexpr
+def _differentiate(
+    args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr, D_SCORE: gl.constexpr,
+    ME: gl.constexpr,
 ):  # fmt: skip
-    """One head's numbers of the block from `start`, 0 from `end` on.
-
-    Not by TMA, which wants the innermost coordinate at a multiple of 16 bytes. Each lane arrives
-    at `there` when its own copies have.
-    """
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [_LANES], [1], [0])
-    token = start + gl.arange(0, lse2.shape[0], LAYOUT)
-    place = token.to(gl.int64) * HEADS
-    async_copy.async_copy_global_to_shared(lse2, lse2_ptr + place, mask=token < end)
-    async_copy.async_copy_global_to_shared(delta, delta_ptr + place, mask=token < end)
-    async_copy.mbarrier_arrive(there, increment_count=False)
-
-
-@gluon.jit
-def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     """One consumer: the keys from ME * ROWS to (ME + 1) * ROWS of every tile.
 
     The queries of the heads of a group follow each other as one long row of blocks.
     """
-    dk_ptr, dv_ptr, alarm_ptr, rows_ptr, row_count = args[:5]
-    scale, scale_log2, left, right, buffers, barriers = args[5:]
-    k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer = buffers
+    dk_ptr, dv_ptr, alarm_ptr, rows_ptr, row_count, meets = args[:6]
+    scale, scale_log2, left, right, buffers, barriers = args[6:]
+    k_buffer, v_buffer, q_buffer, do_buffer = buffers[:4]
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
     OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.D, 16])
     ROWS: gl.constexpr = C.part_q
-    BLOCK: gl.constexpr = S.BLOCK
     D: gl.constexpr = S.D
     KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
-    dtype: gl.constexpr = k_buffer.dtype
     # Registers for K and V, which shared memory then need not bring for every block.
     HELD: gl.constexpr = D == 64
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
@@ -253,6 +184,9 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
         first_k = k_start + ME * ROWS
         dk = gl.zeros([ROWS, D], gl.float32, OUTPUT)
         dv = gl.zeros([ROWS, D], gl.float32, OUTPUT)
+        factor_n = 1.0
+        if WEIGHT is not None:
+            factor_n = factor_of_place(meets, rows_ptr, step, count, KV_HEADS)
         if q_start < q_end:
             mbarrier.wait(tile_full, tile_phase)
             tile_phase ^= 1
@@ -262,98 +196,90 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
                 k = k.load(LEFT)
                 v = v.load(LEFT)
 
-            whole_start, whole_end = whole_blocks(
-                k_start, k_end, q_start, q_end, shift, left, right,
-                S.HAS_LEFT, S.HAS_RIGHT, S.BLOCK,
-            )  # fmt: skip
-            band = (first_k, q_end, whole_start, whole_end, shift, left, right)
-            mbarrier.wait(q_full.index(stage), phase)
-            left_over = S.GROUP * gl.cdiv(q_end - q_start, S.BLOCK) - 1
-            d_scores = gl.zeros([ROWS, BLOCK], gl.float32, SCORES)
-            state = (dk, dv, d_scores, stage, phase)
-            state = _meet(
-                state, k, v, buffers, barriers, q_start, band, left_over > 0, scale_log2,
-                S, C, SCORES, True,
-            )  # fmt: skip
-            if HELD:
-                # As in `hopper.dq`: not before products have read the registers.
-                mbarrier.arrive(tile_empty)
-            start = q_start
-            for block in range(left_over):
-                start += S.BLOCK
-                start = gl.where(start < q_end, start, q_start)
-                state = _meet(
-                    state, k, v, buffers, barriers, start, band, block + 1 < left_over,
-                    scale_log2, S, C, SCORES, False,
+            if S.GROUPS:
+                blocks = blocks_to_walk(buffers[-1])
+                rule = (0, 0, 0, 0, 0)  # a tuple cannot hold None
+                if S.RULED:
+                    rule = read_rule(buffers[-1])
+                band = (first_k, q_end, rule, shift, left, right)
+                state = (dk, dv, stage, phase)
+                if blocks > 0:
+                    mbarrier.wait(q_full.index(stage), phase)
+                    state = _walk(
+                        state, k, v, buffers, barriers, q_start, q_end, band, blocks - 1,
+                        scale_log2, factor_n, S, C, WEIGHT, D_SCORE, SCORES, HELD,
+                    )  # fmt: skip
+                else:
+                    mbarrier.arrive(tile_empty)
+            else:
+                whole_start, whole_end = whole_blocks(
+                    k_start, k_end, q_start, q_end, shift, left, right,
+                    S.HAS_LEFT, S.HAS_RIGHT, S.BLOCK,
                 )  # fmt: skip
-            dk, dv, d_scores, stage, phase = state
-            if not HELD:
-                mbarrier.arrive(tile_empty)
-            factor = left_factor(d_scores, dk, dtype)
-            dk = warpgroup_mma(factor, q_buffer.index(stage), dk, is_async=True)
-            dk, factor = warpgroup_mma_wait(0, deps=[dk, factor])
-            mbarrier.arrive(q_empty.index(stage))
-            stage, phase = next_slot(stage, phase, C.stages)
+                band = (first_k, q_end, whole_start, whole_end, shift, left, right)
+                mbarrier.wait(q_full.index(stage), phase)
+                left_over = S.GROUP * gl.cdiv(q_end - q_start, S.BLOCK) - 1
+                state = _walk(
+                    (dk, dv, stage, phase), k, v, buffers, barriers, q_start, q_end, band,
+                    left_over, scale_log2, factor_n, S, C, WEIGHT, D_SCORE, SCORES, HELD,
+                )  # fmt: skip
+            dk, dv, stage, phase = state
         if first_k < k_end:
             store_tile(dk_ptr, dk * scale, first_k, k_end, head, KV_HEADS, alarm_ptr)
+            if WEIGHT is not None:
+                dv = dv * factor_n
             store_tile(dv_ptr, dv, first_k, k_end, head, KV_HEADS, alarm_ptr)
         head, k_start, k_end, q_start, q_end, shift = ahead
 
 
 @gluon.jit
-def _meet(
-    state, k, v, buffers, barriers, start, band, more, scale_log2,
-    S: gl.constexpr, C: gl.constexpr, SCORES: gl.constexpr, FIRST: gl.constexpr,
+def _walk(
+    state, k, v, buffers, barriers, q_start, q_end, band, left_over, scale_log2, factor_n,
+    S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr, D_SCORE: gl.constexpr,
+    SCORES: gl.constexpr, HELD: gl.constexpr,
 ):  # fmt: skip
-    """The block of queries from `start`, whose Q is there, adds to dV and gives its dS; the one
-    before adds to dK.
-
-    So two products are in the making while probabilities are, and one while dS is.
-    """
-    q_buffer, do_buffer, lse2_buffer, delta_buffer = buffers[2:]
+    """dK and dV of a tile whose K and V are there, and the first block's Q; `left_over`: blocks
+    after that."""
+    q_buffer = buffers[2]
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
-    first_k, q_end, whole_start, whole_end, shift, left, right = band
-    COLUMN: gl.constexpr = gl.SliceLayout(0, SCORES)
-    dk, dv, d_scores, stage, phase = state
-    before = stage
-    if not FIRST:
-        stage, phase = next_slot(stage, phase, C.stages)
-    scores = product_with_transpose(k, q_buffer.index(stage), SCORES)
-    if not FIRST:
-        # Not at the end of the loop: halves carried around it are taken apart and packed again.
-        factor = left_factor(d_scores, dk, q_buffer.dtype)
-        dk = warpgroup_mma(factor, q_buffer.index(before), dk, is_async=True)
-    mbarrier.wait(do_full.index(stage), phase)
-    d_o = do_buffer.index(stage)
-    d_probabilities = product_with_transpose(v, d_o, SCORES)
-    scores = warpgroup_mma_wait(1 if FIRST else 2, deps=[scores])
-    lse2 = gl.expand_dims(lse2_buffer.index(stage).load(COLUMN), 0)
-    exponent = scores * scale_log2 - lse2
-    cut = (start < whole_start) | (start >= whole_end)
-    if cut:
-        exponent = mask_block(
-            exponent, first_k, start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT
-        )
-    probabilities = gl.exp2(exponent)
-    if FIRST:
-        d_probabilities = warpgroup_mma_wait(0, deps=[d_probabilities])
-    else:
-        dk, factor, d_probabilities = warpgroup_mma_wait(0, deps=[dk, factor, d_probabilities])
-        mbarrier.arrive(q_empty.index(before))
-    weights = left_factor(probabilities, dv, q_buffer.dtype)
-    dv = warpgroup_mma(weights, d_o, dv, is_async=True)
-    delta = gl.expand_dims(delta_buffer.index(stage).load(COLUMN), 0)
-    d_scores = probabilities * (d_probabilities - delta)
-    if cut:
-        # What inf or NaN of a query made of a probability 0.
-        d_scores = mask_block(
-            d_scores, first_k, start, q_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT,
-            0.0,
+    ROWS: gl.constexpr = C.part_q
+    BLOCK: gl.constexpr = S.BLOCK
+    dk, dv, stage, phase = state
+    d_scores = gl.zeros([ROWS, BLOCK], gl.float32, SCORES)
+    state = (dk, dv, d_scores, stage, phase)
+    if WEIGHT is None:
+        state = meet_softmax(
+            state, k, v, buffers, barriers, q_start, band, left_over > 0, scale_log2,
+            S, C, SCORES, True,
         )  # fmt: skip
-    # The next block's Q is waited for here because that wait is a loop: across it the assembler
-    # does not move the end of the products up to before dS.
-    ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
-    mbarrier.wait(q_full.index(ahead_stage), ahead_phase, pred=more)
-    dv, weights = warpgroup_mma_wait(0, deps=[dv, weights])
-    mbarrier.arrive(do_empty.index(stage))
-    return dk, dv, d_scores, stage, phase
+    else:
+        state = meet_pointwise(
+            state, k, v, buffers, barriers, q_start, band, left_over > 0, scale_log2,
+            factor_n, S, C, WEIGHT, D_SCORE, SCORES, True,
+        )  # fmt: skip
+    if HELD:
+        # As in `hopper.dq`: not before products have read the registers.
+        mbarrier.arrive(tile_empty)
+    start = q_start
+    for block in range(left_over):
+        start += S.BLOCK
+        start = gl.where(start < q_end, start, q_start)
+        if WEIGHT is None:
+            state = meet_softmax(
+                state, k, v, buffers, barriers, start, band, block + 1 < left_over,
+                scale_log2, S, C, SCORES, False,
+            )  # fmt: skip
+        else:
+            state = meet_pointwise(
+                state, k, v, buffers, barriers, start, band, block + 1 < left_over,
+                scale_log2, factor_n, S, C, WEIGHT, D_SCORE, SCORES, False,
+            )  # fmt: skip
+    dk, dv, d_scores, stage, phase = state
+    if not HELD:
+        mbarrier.arrive(tile_empty)
+    factor = left_factor(d_scores, dk, q_buffer.dtype)
+    dk = warpgroup_mma(factor, q_buffer.index(stage), dk, is_async=True)
+    dk, factor = warpgroup_mma_wait(0, deps=[dk, factor])
+    mbarrier.arrive(q_empty.index(stage))
+    stage, phase = next_slot(stage, phase, C.stages)
+    return dk, dv, stage, phase

@@ -13,17 +13,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
 from jagged_kernels.attention.hopper.blocks import (
-    left_factor,
-    mask_block,
+    factor_of_place,
     next_slot,
     one_barrier,
     plan,
-    product_with_transpose,
+    programs,
     ring_of_barriers,
     row_fields,
     store_tile,
@@ -31,9 +28,25 @@ from jagged_kernels.attention.hopper.blocks import (
     whole_blocks,
     zero_rows,
 )
+from jagged_kernels.attention.hopper.dq_blocks import delta_of, end_walk, meet_keys
+from jagged_kernels.attention.hopper.listed import (
+    blocks_to_walk,
+    ends_of_list,
+    note_blocks,
+    note_of_part,
+    note_rule,
+    parts_of_list,
+    read_rule,
+    ring_of_notes,
+    token_of_note,
+    token_to_load,
+    write_note,
+)
+from jagged_kernels.attention.hopper.policies import backward_constants
+from jagged_kernels.attention.meeting import RANGES, Meeting
 from jagged_kernels.attention.plans import Call
-from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.layouts import empty_as
 from jagged_kernels.device.arithmetic import LOG2_E
 from jagged_kernels.schedule.policy.hopper import DQ_CONFIG, HopperConfig
 
@@ -54,31 +67,35 @@ def launch_dq(
     *,
     left: int,
     right: int,
+    meeting: Meeting = RANGES,
     config: HopperConfig | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """`plain.dq.launch_dq` for what `choice.HOPPER_DQ` takes.
 
     Args:
+        o, lse2: not read where weights are by a policy; lse2 is a tensor, [0] is enough.
         rows: tiles of `config.tile_q` queries.
         alarm: int32, becomes 1 where a part of dq may have to be computed again
             (`hopper.exact_backward`); None where that cannot be.
         config: in place of the rule's.
     """
     config = config or DQ_CONFIG
-    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    delta = torch.empty_like(lse2)
+    dq = empty_as(q)
+    softmax = meeting.constants.weight is None
+    delta = torch.empty_like(lse2) if softmax else None
     part_q, block = config.part_q, config.block
-    constants, options = plan(call, config)
+    constants, options = plan(call, config, meeting.constants)
     launch(
         _dq_kernel,
-        min(multiprocessors(q.device) * config.residents, rows.shape[0] * q.shape[1]),
+        programs(q.device, config, rows.shape[0] * q.shape[1]),
         (
             lse2, d_lse2, delta, dq, alarm, rows, rows.shape[0],
-            token_blocks(q, part_q), token_blocks(d_o, part_q), token_blocks(o, part_q),
+            token_blocks(q, part_q), token_blocks(d_o, part_q),
+            token_blocks(o, part_q) if softmax else None,
             token_blocks(k, block), token_blocks(v, block),
-            call.scale, call.scale * LOG2_E, left, right,
+            meeting.arguments, call.scale, call.scale * LOG2_E, left, right,
         ),
-        constants,
+        {**constants, **backward_constants(meeting)},
         **options,
     )  # fmt: skip
     return dq, delta
@@ -87,16 +104,22 @@ def launch_dq(
 @gluon.jit(do_not_specialize=["row_count", "left", "right"])
 def _dq_kernel(
     lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, alarm_ptr, rows_ptr, row_count,
-    q_blocks, do_blocks, o_blocks, k_blocks, v_blocks,
-    scale, scale_log2, left, right, S: gl.constexpr, C: gl.constexpr,
+    q_blocks, do_blocks, o_blocks, k_blocks, v_blocks, meets,
+    scale, scale_log2, left, right,
+    S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr, D_SCORE: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_blocks.dtype
     TILE: gl.constexpr = [C.consumers, C.part_q, S.D]
     RING: gl.constexpr = [C.stages, S.BLOCK, S.D]
+    q_buffer = gl.allocate_shared_memory(dtype, TILE, q_blocks.layout)
+    do_buffer = gl.allocate_shared_memory(dtype, TILE, do_blocks.layout)
+    o_buffer = do_buffer  # a tuple cannot hold None
+    if WEIGHT is None:
+        o_buffer = gl.allocate_shared_memory(dtype, TILE, o_blocks.layout)
     buffers = (
-        gl.allocate_shared_memory(dtype, TILE, q_blocks.layout),
-        gl.allocate_shared_memory(dtype, TILE, do_blocks.layout),
-        gl.allocate_shared_memory(dtype, TILE, o_blocks.layout),
+        q_buffer,
+        do_buffer,
+        o_buffer,
         gl.allocate_shared_memory(dtype, RING, k_blocks.layout),
         gl.allocate_shared_memory(dtype, RING, v_blocks.layout),
     )
@@ -109,18 +132,22 @@ def _dq_kernel(
         ring_of_barriers(C.stages, C.consumers),
         one_barrier(1),  # K's last block is there, with rows of the next user
     )
+    if S.GROUPS:
+        buffers = buffers + (ring_of_notes(C.stages, 1),)  # noqa: RUF005 - Gluon does not unpack
     fence_async_shared()
     descriptors = (q_blocks, do_blocks, o_blocks, k_blocks, v_blocks)
     load = (descriptors, rows_ptr, row_count, buffers, barriers)
+    if S.GROUPS:
+        load = (load, meets)
     differentiate = (
-        lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, alarm_ptr, rows_ptr, row_count,
+        lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, alarm_ptr, rows_ptr, row_count, meets,
         scale, scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (_differentiate, (differentiate, S, C, 0)),
-            (_differentiate, (differentiate, S, C, 1)),
-            (_load, (load, S, C)),
+            (_differentiate, (differentiate, S, C, WEIGHT, D_SCORE, 0)),
+            (_differentiate, (differentiate, S, C, WEIGHT, D_SCORE, 1)),
+            (_load, (load, S, C, WEIGHT)),
         ],
         [C.warps, 1],
         [C.registers, 24],
@@ -128,24 +155,39 @@ def _dq_kernel(
 
 
 @gluon.jit
-def _load(args, S: gl.constexpr, C: gl.constexpr):
-    """Brings each tile's Q, dO and O, and its K and V."""
+def _load(args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr):
+    """Brings each tile's Q, dO and, of a softmax, O; and its K and V."""
+    if S.GROUPS:
+        args, meets = args
     descriptors, rows_ptr, row_count, buffers, barriers = args
     q_blocks, do_blocks, o_blocks, k_blocks, v_blocks = descriptors
-    q_buffer, do_buffer, o_buffer, k_buffer, v_buffer = buffers
+    q_buffer, do_buffer, o_buffer = buffers[:3]
     tile_full, tile_empty, k_full, k_empty, v_full, v_empty, landed = barriers
     CONSUMERS: gl.constexpr = C.consumers
-    TILE_BYTES: gl.constexpr = 3 * CONSUMERS * q_blocks.block_type.nbytes
+    SIDES: gl.constexpr = 3 if WEIGHT is None else 2
+    TILE_BYTES: gl.constexpr = SIDES * CONSUMERS * q_blocks.block_type.nbytes
     stage = 0
     phase = 0
     tile_phase = 0
     tail_phase = 0
     count = row_count * S.HEADS
     head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS)
+    if S.GROUPS:
+        notes = buffers[-1]
+        begin, end = ends_of_list(
+            meets, rows_ptr, 0, count, q_start, k_end, shift, head, S.HEADS, S
+        )
     for step in range(gl.cdiv(count, gl.num_programs(0))):
         ahead = row_fields(rows_ptr, step + 1, count, S.HEADS)
         if k_start < k_end:
             mbarrier.wait(tile_empty, tile_phase ^ 1)
+            if S.GROUPS:
+                blocks = parts_of_list(begin, end, S.TILE, S.BLOCK)
+                note_blocks(notes, blocks)
+                if S.RULED:
+                    note_rule(
+                        notes, meets, rows_ptr, step, count, k_start, k_end, shift, S.HEADS, False
+                    )
             mbarrier.expect(tile_full, TILE_BYTES)
             for consumer in gl.static_range(CONSUMERS):
                 start = q_start + consumer * C.part_q
@@ -155,43 +197,90 @@ def _load(args, S: gl.constexpr, C: gl.constexpr):
                 tma.async_copy_global_to_shared(
                     do_blocks, [start, head * S.DO_STRIDE_H], tile_full, do_buffer.index(consumer)
                 )
-                tma.async_copy_global_to_shared(
-                    o_blocks, [start, head * S.D], tile_full, o_buffer.index(consumer)
-                )
+                if WEIGHT is None:
+                    tma.async_copy_global_to_shared(
+                        o_blocks, [start, head * S.D], tile_full, o_buffer.index(consumer)
+                    )
             tile_phase ^= 1
             k_column = head // S.GROUP * S.K_STRIDE_H
             v_column = head // S.GROUP * S.V_STRIDE_H
-            for start in range(k_start, k_end, S.BLOCK):
-                k = k_buffer.index(stage)
-                tail = start + S.BLOCK > k_end
-                mbarrier.wait(k_empty.index(stage), phase ^ 1)
-                if tail:
-                    mbarrier.expect(landed, k_blocks.block_type.nbytes)
-                    tma.async_copy_global_to_shared(k_blocks, [start, k_column], landed, k)
-                else:
-                    k_there = k_full.index(stage)
-                    mbarrier.expect(k_there, k_blocks.block_type.nbytes)
-                    tma.async_copy_global_to_shared(k_blocks, [start, k_column], k_there, k)
-                mbarrier.wait(v_empty.index(stage), phase ^ 1)
-                mbarrier.expect(v_full.index(stage), v_blocks.block_type.nbytes)
-                tma.async_copy_global_to_shared(
-                    v_blocks, [start, v_column], v_full.index(stage), v_buffer.index(stage)
-                )
-                if tail:
-                    mbarrier.wait(landed, tail_phase)
-                    tail_phase ^= 1
-                    zero_rows(k, k_end - start)
-                    mbarrier.arrive(k_full.index(stage))
-                stage, phase = next_slot(stage, phase, C.stages)
+            place = (k_column, v_column, k_end)
+            state = (stage, phase, tail_phase)
+            if S.GROUPS:
+                note = note_of_part(meets.col, begin, end, 0, k_start, k_end, S.TILE, S.BLOCK)
+                for block in range(blocks):
+                    # The next one's entry is on its way while buffers are waited for.
+                    ahead_note = note_of_part(
+                        meets.col, begin, end, block + 1, k_start, k_end, S.TILE, S.BLOCK
+                    )
+                    start = token_of_note(note)
+                    state = _load_block(
+                        state, k_blocks, v_blocks, buffers, barriers, start, place, note, S, C
+                    )
+                    note = ahead_note
+            else:
+                for start in range(k_start, k_end, S.BLOCK):
+                    state = _load_block(
+                        state, k_blocks, v_blocks, buffers, barriers, start, place, 0, S, C
+                    )
+            stage, phase, tail_phase = state
         head, q_start, q_end, k_start, k_end, shift = ahead
+        if S.GROUPS:
+            begin, end = ends_of_list(
+                meets, rows_ptr, step + 1, count, q_start, k_end, shift, head, S.HEADS, S
+            )
 
 
 @gluon.jit
-def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
+def _load_block(
+    state, k_blocks, v_blocks, buffers, barriers, start, place, note,
+    S: gl.constexpr, C: gl.constexpr,
+):  # fmt: skip
+    """The keys from `start`; place: (column of K, of V, end of the keys). `note` where they are
+    listed."""
+    k_buffer, v_buffer = buffers[3:5]
+    tile_full, tile_empty, k_full, k_empty, v_full, v_empty, landed = barriers
+    stage, phase, tail_phase = state
+    k_column, v_column, k_end = place
+    k = k_buffer.index(stage)
+    tail = start + S.BLOCK > k_end
+    at = start
+    if S.GROUPS:
+        tail = tail & (start < k_end)
+        at = token_to_load(start, k_end, S.BLOCK)
+    mbarrier.wait(k_empty.index(stage), phase ^ 1)
+    if S.GROUPS:
+        write_note(buffers[-1], stage, note)
+    if tail:
+        mbarrier.expect(landed, k_blocks.block_type.nbytes)
+        tma.async_copy_global_to_shared(k_blocks, [at, k_column], landed, k)
+    else:
+        k_there = k_full.index(stage)
+        mbarrier.expect(k_there, k_blocks.block_type.nbytes)
+        tma.async_copy_global_to_shared(k_blocks, [at, k_column], k_there, k)
+    mbarrier.wait(v_empty.index(stage), phase ^ 1)
+    mbarrier.expect(v_full.index(stage), v_blocks.block_type.nbytes)
+    tma.async_copy_global_to_shared(
+        v_blocks, [at, v_column], v_full.index(stage), v_buffer.index(stage)
+    )
+    if tail:
+        mbarrier.wait(landed, tail_phase)
+        tail_phase ^= 1
+        zero_rows(k, k_end - start)
+        mbarrier.arrive(k_full.index(stage))
+    stage, phase = next_slot(stage, phase, C.stages)
+    return stage, phase, tail_phase
+
+
+@gluon.jit
+def _differentiate(
+    args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr, D_SCORE: gl.constexpr,
+    ME: gl.constexpr,
+):  # fmt: skip
     """One consumer: the queries from ME * ROWS to (ME + 1) * ROWS of every tile."""
-    lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, alarm_ptr, rows_ptr, row_count = args[:7]
-    scale, scale_log2, left, right, buffers, barriers = args[7:]
-    q_buffer, do_buffer, o_buffer, k_buffer, v_buffer = buffers
+    lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, alarm_ptr, rows_ptr, row_count, meets = args[:8]
+    scale, scale_log2, left, right, buffers, barriers = args[8:]
+    q_buffer, do_buffer, o_buffer, k_buffer, v_buffer = buffers[:5]
     tile_full, tile_empty, k_full, k_empty, v_full, v_empty, landed = barriers
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
     OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.D, 16])
@@ -200,7 +289,6 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     ROWS: gl.constexpr = C.part_q
     BLOCK: gl.constexpr = S.BLOCK
     D: gl.constexpr = S.D
-    dtype: gl.constexpr = q_buffer.dtype
     stage = 0
     phase = 0
     tile_phase = 0
@@ -211,105 +299,69 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
         first_q = q_start + ME * ROWS
         dq = gl.zeros([ROWS, D], gl.float32, OUTPUT)
         if k_start < k_end:
-            token = first_q + gl.arange(0, ROWS, ROW)
-            own = token < q_end
-            place = token.to(gl.int64) * S.HEADS + head
-            lse2 = gl.load(lse2_ptr + place, mask=own, other=0.0)
-            lse2 = gl.where(lse2 == float("-inf"), 0.0, lse2)
+            if WEIGHT is None:
+                token = first_q + gl.arange(0, ROWS, ROW)
+                own = token < q_end
+                place = token.to(gl.int64) * S.HEADS + head
+                lse2 = gl.load(lse2_ptr + place, mask=own, other=0.0)
+                lse2 = gl.where(lse2 == float("-inf"), 0.0, lse2)
             mbarrier.wait(tile_full, tile_phase)
             tile_phase ^= 1
-            delta = _delta(o_buffer.index(ME), do_buffer.index(ME), ROW)
-            if d_lse2_ptr is not None:
-                delta -= gl.load(d_lse2_ptr + place, mask=own, other=0.0) * _LOG2_E
-            gl.store(delta_ptr + place, delta, mask=own)
+            if WEIGHT is None:
+                delta = delta_of(o_buffer.index(ME), do_buffer.index(ME), ROW)
+                if d_lse2_ptr is not None:
+                    delta -= gl.load(d_lse2_ptr + place, mask=own, other=0.0) * _LOG2_E
+                gl.store(delta_ptr + place, delta, mask=own)
+                of_query = (lse2, delta)
+            else:
+                of_query = (factor_of_place(meets, rows_ptr, step, count, S.HEADS), 0.0)
             q = q_buffer.index(ME).load(LEFT)
             d_o = do_buffer.index(ME).load(LEFT)
 
-            whole_start, whole_end = whole_blocks(
-                q_start, q_end, k_start, k_end, shift, left, right,
-                S.HAS_LEFT, S.HAS_RIGHT, S.BLOCK,
-            )  # fmt: skip
-            band = (first_q, k_end, whole_start, whole_end, shift, left, right)
-            mbarrier.wait(k_full.index(stage), phase)
-            state = (dq, gl.zeros([ROWS, BLOCK], gl.float32, SCORES), stage, phase)
-            state = _meet(
-                state, q, d_o, lse2, delta, buffers, barriers, k_start, band, scale_log2,
-                S, C, SCORES, True,
-            )  # fmt: skip
-            # Q and dO are in registers since before these products, which have ended: now they
-            # may be overwritten. Right after their loads is too early: TMA does not wait for loads
-            # that are on their way.
-            mbarrier.arrive(tile_empty)
-            for start in range(k_start + S.BLOCK, k_end, S.BLOCK):
-                state = _meet(
-                    state, q, d_o, lse2, delta, buffers, barriers, start, band, scale_log2,
-                    S, C, SCORES, False,
+            if S.GROUPS:
+                blocks = blocks_to_walk(buffers[-1])
+                rule = (0, 0, 0, 0, 0)  # a tuple cannot hold None
+                if S.RULED:
+                    rule = read_rule(buffers[-1])
+                band = (first_q, k_end, rule, shift, left, right)
+                if blocks > 0:
+                    mbarrier.wait(k_full.index(stage), phase)
+                    state = (dq, gl.zeros([ROWS, BLOCK], gl.float32, SCORES), stage, phase)
+                    state = meet_keys(
+                        state, q, d_o, of_query, buffers, barriers, 0, blocks > 1, band, scale_log2,
+                        S, C, WEIGHT, D_SCORE, SCORES, True,
+                    )  # fmt: skip
+                    mbarrier.arrive(tile_empty)
+                    for block in range(1, blocks):
+                        state = meet_keys(
+                            state, q, d_o, of_query, buffers, barriers, 0, block + 1 < blocks, band,
+                            scale_log2, S, C, WEIGHT, D_SCORE, SCORES, False,
+                        )  # fmt: skip
+                    dq, stage, phase = end_walk(state, buffers, barriers, C)
+                else:
+                    mbarrier.arrive(tile_empty)
+            else:
+                whole_start, whole_end = whole_blocks(
+                    q_start, q_end, k_start, k_end, shift, left, right,
+                    S.HAS_LEFT, S.HAS_RIGHT, S.BLOCK,
                 )  # fmt: skip
-            dq, d_scores, stage, phase = state
-            factor = left_factor(d_scores, dq, dtype)
-            dq = warpgroup_mma(factor, k_buffer.index(stage), dq, is_async=True)
-            dq, factor = warpgroup_mma_wait(0, deps=[dq, factor])
-            mbarrier.arrive(k_empty.index(stage))
-            stage, phase = next_slot(stage, phase, C.stages)
+                band = (first_q, k_end, whole_start, whole_end, shift, left, right)
+                mbarrier.wait(k_full.index(stage), phase)
+                state = (dq, gl.zeros([ROWS, BLOCK], gl.float32, SCORES), stage, phase)
+                state = meet_keys(
+                    state, q, d_o, of_query, buffers, barriers, k_start, 0, band, scale_log2,
+                    S, C, WEIGHT, D_SCORE, SCORES, True,
+                )  # fmt: skip
+                # Q and dO are in registers since before these products, which have ended: now they
+                # may be overwritten. Right after their loads is too early: TMA does not wait for
+                # loads that are on their way.
+                mbarrier.arrive(tile_empty)
+                for start in range(k_start + S.BLOCK, k_end, S.BLOCK):
+                    state = meet_keys(
+                        state, q, d_o, of_query, buffers, barriers, start, 0, band, scale_log2,
+                        S, C, WEIGHT, D_SCORE, SCORES, False,
+                    )  # fmt: skip
+                dq, stage, phase = end_walk(state, buffers, barriers, C)
         if first_q < q_end:
             store_tile(dq_ptr, dq * scale, first_q, q_end, head, S.HEADS, alarm_ptr)
         head, q_start, q_end, k_start, k_end, shift = ahead
-
-
-@gluon.jit
-def _delta(o, d_o, ROW: gl.constexpr):
-    D: gl.constexpr = o.shape[1]
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [gl.num_warps(), 1], [1, 0])
-    delta = gl.sum(o.load(LAYOUT).to(gl.float32) * d_o.load(LAYOUT).to(gl.float32), 1)
-    return gl.convert_layout(delta, ROW)
-
-
-@gluon.jit
-def _meet(
-    state, q, d_o, lse2, delta, buffers, barriers, start, band, scale_log2,
-    S: gl.constexpr, C: gl.constexpr, SCORES: gl.constexpr, FIRST: gl.constexpr,
-):  # fmt: skip
-    """The block of keys from `start`, whose K is there, gives its dS; the one before adds to dQ.
-
-    So two products are in the making while probabilities are.
-    """
-    k_buffer, v_buffer = buffers[3:]
-    tile_full, tile_empty, k_full, k_empty, v_full, v_empty, landed = barriers
-    first_q, k_end, whole_start, whole_end, shift, left, right = band
-    dq, d_scores, stage, phase = state
-    before = stage
-    if not FIRST:
-        stage, phase = next_slot(stage, phase, C.stages)
-    scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
-    if not FIRST:
-        # Not at the end of the loop: halves carried around it are taken apart and packed again.
-        factor = left_factor(d_scores, dq, k_buffer.dtype)
-        dq = warpgroup_mma(factor, k_buffer.index(before), dq, is_async=True)
-    mbarrier.wait(v_full.index(stage), phase)
-    d_probabilities = product_with_transpose(d_o, v_buffer.index(stage), SCORES)
-    scores = warpgroup_mma_wait(1 if FIRST else 2, deps=[scores])
-    exponent = scores * scale_log2 - gl.expand_dims(lse2, 1)
-    cut = (start < whole_start) | (start >= whole_end)
-    if cut:
-        exponent = mask_block(
-            exponent, first_q, start, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT
-        )
-    probabilities = gl.exp2(exponent)
-    # The next block's K is waited for here because that wait is a loop: across it the assembler
-    # does not move the end of the products up to before the probabilities.
-    ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
-    mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=start + S.BLOCK < k_end)
-    if FIRST:
-        d_probabilities = warpgroup_mma_wait(0, deps=[d_probabilities])
-    else:
-        dq, factor, d_probabilities = warpgroup_mma_wait(0, deps=[dq, factor, d_probabilities])
-        mbarrier.arrive(k_empty.index(before))
-    mbarrier.arrive(v_empty.index(stage))
-    d_scores = probabilities * (d_probabilities - gl.expand_dims(delta, 1))
-    if cut:
-        # What the next user's V made of a probability 0.
-        d_scores = mask_block(
-            d_scores, first_q, start, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT,
-            0.0,
-        )  # fmt: skip
-    return dq, d_scores, stage, phase

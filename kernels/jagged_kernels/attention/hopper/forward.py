@@ -30,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from jagged_kernels.attention.blocks import FAR
 from jagged_kernels.attention.hopper.blocks import (
     by_row,
+    factor_of_place,
     left_factor,
     mask_scores,
     next_slot,
@@ -37,6 +38,7 @@ from jagged_kernels.attention.hopper.blocks import (
     place_of,
     plan,
     product_with_transpose,
+    programs,
     ring_of_barriers,
     row_fields,
     size_of_sums,
@@ -46,9 +48,14 @@ from jagged_kernels.attention.hopper.blocks import (
     zero_tail,
 )
 from jagged_kernels.attention.hopper.exact import launch_exact
+from jagged_kernels.attention.hopper.forward_lists import attend_listed, load_listed
+from jagged_kernels.attention.hopper.listed import ring_of_notes
+from jagged_kernels.attention.hopper.policies import in_gluon, pointwise_weights
+from jagged_kernels.attention.hopper.softmax import online_softmax, store_mean
+from jagged_kernels.attention.meeting import RANGES, Meeting, MeetShape
 from jagged_kernels.attention.plans import PLANS, Call, empty_lse, scale_argument
-from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.layouts import empty_as
 from jagged_kernels.schedule.policy.hopper import HopperConfig, forward_config
 
 _FAR = gl.constexpr(FAR)
@@ -63,6 +70,8 @@ def launch_forward(
     left: int,
     right: int,
     scale: float,
+    meeting: Meeting = RANGES,
+    listed: int = 0,
     with_lse: bool = True,
     config: HopperConfig | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -70,54 +79,68 @@ def launch_forward(
 
     Args:
         rows: tiles of `config.tile_q` queries.
+        listed: tokens of a listed block, as many as of a tile; 0 where rows see ranges.
         config: in place of the rule's.
     """
-    tokens, heads, dim = q.shape
-    config = config or forward_config(dim)
-    o = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
+    _, heads, dim = q.shape
+    config = config or forward_config(dim, listed)
+    o = empty_as(q)
     lse2 = empty_lse(q) if with_lse else None
-    marks = torch.empty((rows.shape[0], config.consumers, heads), dtype=torch.int8, device=q.device)
-    part_q, block = config.part_q, config.block
+    part_q, block = config.part_q, min(config.block, listed or config.block)
     call = Call.of(q, k, v, left=left, right=right, scale=scale)
-    scale_log2, constants, options = _plan(call, config)
+    scale_log2, constants, options = _plan(call, config, meeting.constants)
+    marks = None
+    # No score is too large for weights by a policy, and without a mask nothing is hidden.
+    if constants["S"].MASKED or meeting.constants.weight is None:
+        marks = (rows.shape[0], config.consumers, heads)
+        marks = torch.empty(marks, dtype=torch.int8, device=q.device)
     launch(
         _forward_kernel,
-        min(multiprocessors(q.device) * config.residents, rows.shape[0] * heads),
+        programs(q.device, config, rows.shape[0] * heads),
         (
             o, lse2, marks, rows, rows.shape[0],
             token_blocks(q, part_q), token_blocks(k, block), token_blocks(v, block),
-            scale_log2, left, right,
+            meeting.arguments, scale_log2, left, right,
         ),
         constants,
         **options,
     )  # fmt: skip
-    launch_exact(
-        q, k, v, o, lse2, marks, rows,
-        shape=constants["S"], part_q=part_q, left=left, right=right,
-        scale_log2=scale_log2, negate=constants["NEGATE"],
-    )  # fmt: skip
+    if marks is not None:
+        launch_exact(
+            q, k, v, o, lse2, marks, rows,
+            shape=constants["S"], part_q=part_q, left=left, right=right,
+            scale_log2=scale_log2, negate=constants["NEGATE"], meeting=meeting,
+        )  # fmt: skip
     return o, lse2
 
 
 @lru_cache(PLANS)
-def _plan(call: Call, config: HopperConfig) -> tuple[float, dict[str, Any], dict[str, int]]:
+def _plan(
+    call: Call, config: HopperConfig, meets: MeetShape
+) -> tuple[float, dict[str, Any], dict[str, int]]:
     """(scale in base 2, compile-time parameters, launch options)."""
-    constants, options = plan(call, config)
+    constants, options = plan(call, config, meets)
     scale_log2, negate = scale_argument(call.scale)
-    return scale_log2, {**constants, "NEGATE": negate}, options
+    return scale_log2, {**constants, "NEGATE": negate, "WEIGHT": in_gluon(meets.weight)}, options
 
 
 @gluon.jit(do_not_specialize=["row_count", "left", "right"])
 def _forward_kernel(
-    o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, q_blocks, k_blocks, v_blocks,
-    scale_log2, left, right, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr,
+    o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, q_blocks, k_blocks, v_blocks, meets,
+    scale_log2, left, right,
+    S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, WEIGHT: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_blocks.dtype
+    # A part is a whole block but where lists have shorter ones.
+    PART: gl.constexpr = k_blocks.block_type.shape[0]
+    RING: gl.constexpr = [C.stages * (S.BLOCK // PART), PART, S.D]
     buffers = (
         gl.allocate_shared_memory(dtype, [C.consumers, C.part_q, S.D], q_blocks.layout),
-        gl.allocate_shared_memory(dtype, [C.stages, S.BLOCK, S.D], k_blocks.layout),
-        gl.allocate_shared_memory(dtype, [C.stages, S.BLOCK, S.D], v_blocks.layout),
+        gl.allocate_shared_memory(dtype, RING, k_blocks.layout),
+        gl.allocate_shared_memory(dtype, RING, v_blocks.layout),
     )
+    if S.GROUPS:
+        buffers = buffers + (ring_of_notes(C.stages, S.BLOCK // PART),)  # noqa: RUF005
     barriers = (
         one_barrier(1),  # Q is there
         one_barrier(C.consumers),  # Q may be overwritten
@@ -125,25 +148,32 @@ def _forward_kernel(
         ring_of_barriers(C.stages, C.consumers),
         ring_of_barriers(C.stages, 1),  # V is there
         ring_of_barriers(C.stages, C.consumers),
-        one_barrier(C.consumers),  # V's last block holds nothing of the next user
+        # V's last block holds nothing of the next user; of lists, it is there with rows of his.
+        one_barrier(1 if S.GROUPS else C.consumers),
     )
     fence_async_shared()
     load = (q_blocks, k_blocks, v_blocks, rows_ptr, row_count, buffers, barriers)
     attend = (
-        o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, scale_log2, left, right, buffers, barriers,
+        o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, meets,
+        scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
+    if S.GROUPS:
+        load = (load, meets)
     if C.consumers == 1:
         gl.warp_specialize(
-            [(_attend, (attend, S, C, NEGATE, 0)), (_load, (load, S, C))],
+            [
+                (attend_listed if S.GROUPS else _attend, (attend, S, C, NEGATE, WEIGHT, 0)),
+                (load_listed if S.GROUPS else _load, (load, S, C)),
+            ],
             [1],
             [24],
         )
     else:
         gl.warp_specialize(
             [
-                (_attend, (attend, S, C, NEGATE, 0)),
-                (_attend, (attend, S, C, NEGATE, 1)),
-                (_load, (load, S, C)),
+                (attend_listed if S.GROUPS else _attend, (attend, S, C, NEGATE, WEIGHT, 0)),
+                (attend_listed if S.GROUPS else _attend, (attend, S, C, NEGATE, WEIGHT, 1)),
+                (load_listed if S.GROUPS else _load, (load, S, C)),
             ],
             [C.warps, 1],
             [C.registers, 24],
@@ -196,14 +226,18 @@ def _load(args, S: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl.constexpr):
+def _attend(
+    args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, WEIGHT: gl.constexpr,
+    ME: gl.constexpr,
+):  # fmt: skip
     """One consumer: part ME of every tile's queries.
 
     Block j's scores are in the making while block j - 1's softmax goes into its product with V;
-    a product with V ends under the next softmax.
+    a product with V ends under the next softmax. Weights by a policy have no top, no total and no
+    reach, which stay what they are at the start.
     """
-    o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count = args[:5]
-    scale_log2, left, right, buffers, barriers = args[5:]
+    o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, meets = args[:6]
+    scale_log2, left, right, buffers, barriers = args[6:]
     q_buffer, k_buffer, v_buffer = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned = barriers
     ROWS: gl.constexpr = C.part_q
@@ -247,10 +281,13 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
                 mbarrier.arrive(k_empty.index(stage))
                 if NEGATE:
                     scores = -scores
-                scores = mask_scores(scores, band, 0, S.HAS_LEFT, S.HAS_RIGHT)
-                weights, correction, top, total, reach = _softmax(
-                    scores, top, total, reach, scale_log2, True
-                )
+                if WEIGHT is None:
+                    scores = mask_scores(scores, band, 0, S.HAS_LEFT, S.HAS_RIGHT)
+                    weights, correction, top, total, reach = online_softmax(
+                        scores, top, total, reach, scale_log2, True
+                    )
+                else:
+                    weights = pointwise_weights(scores, band, 0, scale_log2, S, WEIGHT, True)
                 if last_k + BLOCK > k_end:
                     mbarrier.wait(v_full.index(stage), phase)
                     zero_tail(
@@ -265,16 +302,16 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
                 if S.HAS_RIGHT:
                     state = _walk(
                         state, q, buffers, barriers, 1, masked_until, blocks, band, scale_log2,
-                        S, C, NEGATE, SCORES, True,
+                        S, C, NEGATE, WEIGHT, SCORES, True,
                     )  # fmt: skip
                 state = _walk(
                     state, q, buffers, barriers, masked_until, whole_until, blocks, band,
-                    scale_log2, S, C, NEGATE, SCORES, False,
+                    scale_log2, S, C, NEGATE, WEIGHT, SCORES, False,
                 )  # fmt: skip
                 if S.HAS_LEFT:
                     state = _walk(
                         state, q, buffers, barriers, whole_until, blocks, blocks, band, scale_log2,
-                        S, C, NEGATE, SCORES, True,
+                        S, C, NEGATE, WEIGHT, SCORES, True,
                     )  # fmt: skip
                 acc, total, top, reach, weights, stage, phase = state
 
@@ -305,7 +342,7 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
         # Not at the top as in `_load`: registers are scarce in between, and it is in the cache now.
         ahead = row_fields(rows_ptr, step + 1, count, S.HEADS)
         place = place_of(step)
-        if place < count:
+        if (marks_ptr is not None) and (place < count):
             # What `hopper.exact` is to compute again: not for the next user's queries.
             own = first_q + gl.arange(0, ROWS, ROW) < q_end
             if S.MASKED:
@@ -315,15 +352,19 @@ def _attend(args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, ME: gl
             mark = place // S.HEADS * C.consumers + ME
             gl.store(marks_ptr + mark * S.HEADS + head, far.to(gl.int8))
         if first_q < q_end:
-            _store(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS)
+            if WEIGHT is None:
+                store_mean(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS)
+            else:
+                factor = factor_of_place(meets, rows_ptr, step, count, S.HEADS)
+                store_tile(o_ptr, acc * factor, first_q, q_end, head, S.HEADS)
         head, q_start, q_end, k_start, k_end, shift = ahead
 
 
 @gluon.jit
 def _walk(
     state, q, buffers, barriers, first, last, blocks, band, scale_log2,
-    S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, SCORES: gl.constexpr,
-    MASKED: gl.constexpr,
+    S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, WEIGHT: gl.constexpr,
+    SCORES: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """The blocks number [first, last), counted from the end of the keys; the first's K is there."""
     q_buffer, k_buffer, v_buffer = buffers
@@ -342,44 +383,22 @@ def _walk(
         mbarrier.arrive(k_empty.index(stage))
         if NEGATE:
             scores = -scores
-        if MASKED:
-            scores = mask_scores(scores, band, block * S.BLOCK, S.HAS_LEFT, S.HAS_RIGHT)
-        weights, correction, top, total, reach = _softmax(
-            scores, top, total, reach, scale_log2, MASKED
-        )
+        if WEIGHT is None:
+            if MASKED:
+                scores = mask_scores(scores, band, block * S.BLOCK, S.HAS_LEFT, S.HAS_RIGHT)
+            weights, correction, top, total, reach = online_softmax(
+                scores, top, total, reach, scale_log2, MASKED
+            )
+        else:
+            weights = pointwise_weights(
+                scores, band, block * S.BLOCK, scale_log2, S, WEIGHT, MASKED
+            )
         # The next block's K is waited for here because that wait is a loop: across it the assembler
         # does not move the end of the product with V up to before the softmax.
         ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
         mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=block < blocks - 1)
         acc, p = warpgroup_mma_wait(0, deps=[running, p])
         mbarrier.arrive(v_empty.index(v_stage))
-        acc = acc * by_row(correction, acc)
+        if WEIGHT is None:
+            acc = acc * by_row(correction, acc)
     return acc, total, top, reach, weights, stage, phase
-
-
-@gluon.jit
-def _softmax(scores, top, total, reach, scale_log2, MASKED: gl.constexpr):
-    """(weights, correction of what was summed before, top, total, reach); `top` is scaled already.
-
-    Weights are relative to the rounded top, everywhere the same one, so its rounding cancels; but
-    where `reach`, the largest |top| so far, is enormous, it could move them out of range.
-    """
-    new_top = gl.maximum(top, gl.max(scores, 1) * scale_log2)
-    # -inf - -inf is NaN: a query that has seen nothing yet subtracts 0.
-    shift = gl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
-    weights = gl.exp2(scores * scale_log2 - gl.expand_dims(shift, 1))
-    correction = gl.exp2(top - shift)
-    reach = gl.maximum(reach, gl.abs(shift))
-    return weights, correction, new_top, total * correction + gl.sum(weights, 1), reach
-
-
-@gluon.jit
-def _store(acc, total, top, o_ptr, lse2_ptr, q_start, q_end, head, HEADS: gl.constexpr):
-    """A query that saw nothing has total 0: its output is 0 and its lse -inf."""
-    divisor = gl.where(total == 0.0, 1.0, total)
-    if lse2_ptr is not None:
-        lse2 = gl.where(total == 0.0, float("-inf"), top + gl.log2(divisor))
-        token = q_start + gl.arange(0, acc.shape[0], lse2.type.layout)
-        gl.store(lse2_ptr + token.to(gl.int64) * HEADS + head, lse2, mask=token < q_end)
-
-    store_tile(o_ptr, acc * by_row(1.0 / divisor, acc), q_start, q_end, head, HEADS)

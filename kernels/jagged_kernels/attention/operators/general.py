@@ -1,14 +1,22 @@
 """The plain kernels with all that a call can ask for as operators: bias, dropout, lists of key
-blocks, and what a score becomes."""
+blocks, and what a score becomes; and others that are faster for some of that."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from jagged_kernels.attention.choice import SHORT, Pass, pick
+from jagged_kernels.attention.choice import (
+    HOPPER_DKV,
+    HOPPER_FORWARD,
+    HOPPER_ONE_PASS,
+    SHORT,
+    Family,
+    Pass,
+    pick,
+)
 from jagged_kernels.attention.flops import (
     backward_flops,
     forward_flops,
@@ -32,12 +40,30 @@ from jagged_kernels.schedule.policy.plain import parts_of_tile
 from jagged_kernels.schedule.rows import rows_to_walk
 
 _LEARNED = len(BiasTerms().learned())
+# What follows an operator's schedule.
+TERMS_SCHEMA = f"Tensor? dropout_seed, float dropout_p, {MEET_SCHEMA}, {BIAS_SCHEMA}"
 _ARGUMENTS = (
     "Tensor rows, Tensor rows_t, int tile_q, int tile_k, int left, int right, float scale, "
-    "Tensor q_offsets, Tensor k_offsets, Tensor? offsets, "
-    f"Tensor? dropout_seed, float dropout_p, {MEET_SCHEMA}, {BIAS_SCHEMA}"
+    f"Tensor q_offsets, Tensor k_offsets, Tensor? offsets, {TERMS_SCHEMA}"
 )
 _MEETS = len(MeetTerms._fields)
+
+
+def read_terms(
+    dropout_seed: Tensor | None, dropout_p: float, terms: Sequence[Any],
+    q_offsets: Tensor, k_offsets: Tensor,
+) -> tuple[MeetTerms, BiasTerms, dict[str, Any] | None]:  # fmt: skip
+    """(how queries meet keys, biases, the kernels' arguments of biases and dropout or None).
+
+    terms: the fields of `MeetTerms`, then those of `BiasTerms`.
+    """
+    from jagged_kernels.attention.scores.bias_launch import bias_arguments
+
+    meets, bias_terms = MeetTerms(*terms[:_MEETS]), BiasTerms(*terms[_MEETS:])
+    bias = None
+    if dropout_seed is not None or bias_terms.adds:
+        bias = bias_arguments(bias_terms, q_offsets, k_offsets, dropout_seed, dropout_p)
+    return meets, bias_terms, bias
 
 
 def _attention_triton_general(
@@ -46,23 +72,26 @@ def _attention_triton_general(
     q_offsets: Tensor, k_offsets: Tensor, offsets: Tensor | None, dropout_seed: Tensor | None,
     dropout_p: float, *terms: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(o [Tq, H, Dv], lse2 [Tq, H], or [0] without), as `operators.plain.attention_triton`.
+    """(o [Tq, H, Dv], lse2 [Tq, H], or [0] without), as `operators.plain.attention_triton`;
+    `terms` as `read_terms` has them."""
+    meets, _, bias = read_terms(dropout_seed, dropout_p, terms, q_offsets, k_offsets)
+    band = {"left": left, "right": right, "scale": scale}
+    options = {
+        "meeting": meeting_of(meets, k_offsets), "with_lse": with_lse and not meets.scores
+    }  # fmt: skip
+    family = _family("forward", (q, k, v), rows, tile_q, tile_k, offsets, bias, meets)
+    if family is HOPPER_FORWARD:
+        from jagged_kernels.attention.hopper import forward as gluon_forward
 
-    terms: the fields of `MeetTerms`, then those of `BiasTerms`.
-    """
-    from jagged_kernels.attention.plain.forward import launch_forward
-    from jagged_kernels.attention.scores.bias_launch import bias_arguments
+        listed = tile_q if meets.groups else 0
+        o, lse2 = gluon_forward.launch_forward(q, k, v, rows, **band, **options, listed=listed)
+    else:
+        from jagged_kernels.attention.plain.forward import launch_forward
 
-    meets, bias_terms = MeetTerms(*terms[:_MEETS]), BiasTerms(*terms[_MEETS:])
-    bias = None
-    if dropout_seed is not None or bias_terms.adds:
-        bias = bias_arguments(bias_terms, q_offsets, k_offsets, dropout_seed, dropout_p)
-    mask = {"tile_q": tile_q, "left": left, "right": right, "scale": scale}
-    short = _short_offsets("forward", (q, k, v), rows, tile_q, tile_k, offsets, bias, meets)
-    o, lse2 = launch_forward(
-        q, k, v, rows, **mask, bias=bias, meeting=meeting_of(meets, k_offsets),
-        short_offsets=short, with_lse=with_lse and not meets.scores,
-    )  # fmt: skip
+        short = offsets if family is SHORT else None
+        o, lse2 = launch_forward(
+            q, k, v, rows, tile_q=tile_q, **band, **options, bias=bias, short_offsets=short
+        )
     return o, given_lse(lse2, q)
 
 
@@ -74,14 +103,23 @@ def _attention_triton_general_backward(
     dropout_p: float, *terms: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """(dq, dk, dv), and the gradients of `BiasTerms.learned` where `wanted`, else empty."""
-    from jagged_kernels.attention.plain.backward import launch_backward
-    from jagged_kernels.attention.scores.bias_launch import bias_arguments, bias_slots, reduce_slots
+    from jagged_kernels.attention.scores.bias_launch import bias_slots, reduce_slots
 
-    meets, bias_terms = MeetTerms(*terms[:_MEETS]), BiasTerms(*terms[_MEETS:])
-    bias = None
-    if dropout_seed is not None or bias_terms.adds:
-        bias = bias_arguments(bias_terms, q_offsets, k_offsets, dropout_seed, dropout_p)
-    short = _short_offsets("dkv", (q, k, v), rows, tile_q, tile_k, offsets, bias, meets)
+    meets, bias_terms, bias = read_terms(dropout_seed, dropout_p, terms, q_offsets, k_offsets)
+    band = {"left": left, "right": right, "scale": scale}
+    meeting = meeting_of(meets, k_offsets)
+    family = _family("dkv", (q, k, v), rows, tile_q, tile_k, offsets, bias, meets)
+    if family in (HOPPER_DKV, HOPPER_ONE_PASS):
+        from jagged_kernels.attention.hopper import backward as gluon_backward
+
+        gradients = gluon_backward.launch_backward(
+            d_o, d_lse2, q, k, v, o, lse2, rows, rows_t,
+            **band, meeting=meeting, listed=tile_q if meets.groups else 0,
+        )  # fmt: skip
+        return *gradients, *given_tensors([None] * _LEARNED, q)
+    from jagged_kernels.attention.plain.backward import launch_backward
+
+    short = offsets if family is SHORT else None
     # Without a query no row has a program, and an empty sum is 0.
     programs = 0
     if q.shape[0]:
@@ -93,32 +131,34 @@ def _attention_triton_general_backward(
     if short is not None:
         programs += short.shape[0] - 1
     slots = bias_slots(bias_terms, wanted, programs, q.shape[1])
-    mask = {"tile_q": tile_q, "tile_k": tile_k, "left": left, "right": right, "scale": scale}
     gradients = launch_backward(
-        d_o, d_lse2, q, k, v, o, None if meets.scores else lse2, rows, rows_t, **mask,
+        d_o, d_lse2, q, k, v, o, None if meets.scores else lse2, rows, rows_t,
+        tile_q=tile_q, tile_k=tile_k, **band,
         bias=bias, bias_slots=None if bias is None else slots,
-        meeting=meeting_of(meets, k_offsets), short_offsets=short,
+        meeting=meeting, short_offsets=short,
     )  # fmt: skip
-    d_bias = reduce_slots(bias_terms, slots)
-    return *gradients, *(q.new_empty(0) if d is None else d for d in d_bias)
+    return *gradients, *given_tensors(reduce_slots(bias_terms, slots), q)
 
 
-def _short_offsets(
+def given_tensors(d_bias: Sequence[Tensor | None], q: Tensor) -> list[Tensor]:
+    """An operator's outputs must be tensors."""
+    return [q.new_empty(0) if d is None else d for d in d_bias]
+
+
+def _family(
     of_pass: Pass, qkv: tuple[Tensor, Tensor, Tensor], rows: Tensor, tile_q: int, tile_k: int,
     offsets: Tensor | None, bias: dict[str, Any] | None, meets: MeetTerms,
-) -> Tensor | None:  # fmt: skip
-    """The users' offsets where `plain.short` takes the short ones, else None."""
-    family = pick(
+) -> Family:  # fmt: skip
+    return pick(
         of_pass, *qkv, rows, tile_q, tile_k, offsets,
         bias=bias is not None and bias["BIAS"].ADDS,
         dropout=bias is not None and bias["BIAS"].DROPS,
-        scores="pointwise" if meets.scores else "softmax",
+        policy=meets.scores,
         keys="lists" if meets.groups else "ranges",
     )  # fmt: skip
-    return offsets if family is SHORT else None
 
 
-def _empty_backward(
+def empty_general_gradients(
     d_o: Tensor, d_lse2: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse2: Tensor,
     wanted: list[bool], *rest: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
@@ -130,13 +170,13 @@ def _empty_backward(
     return *empty_gradients(d_o, d_lse2, q, k, v), *d_bias
 
 
-def _empty_output(
+def empty_general_output(
     q: Tensor, k: Tensor, v: Tensor, with_lse: bool, *rest: Any
 ) -> tuple[Tensor, Tensor]:
-    return empty_output(q, k, v, with_lse and not _meets(rest).scores)
+    return empty_output(q, k, v, with_lse and not meets_of(rest).scores)
 
 
-def _meets(rest: Sequence[Any]) -> MeetTerms:
+def meets_of(rest: Sequence[Any]) -> MeetTerms:
     """Of the last arguments."""
     end = len(rest) - len(BiasTerms._fields)
     return MeetTerms(*rest[end - _MEETS : end])
@@ -144,28 +184,37 @@ def _meets(rest: Sequence[Any]) -> MeetTerms:
 
 attention_triton_general = define_op(
     _attention_triton_general,
-    fake=_empty_output,
+    fake=empty_general_output,
     schema=f"(Tensor q, Tensor k, Tensor v, bool with_lse, {_ARGUMENTS}) -> (Tensor, Tensor)",
 )
 attention_triton_general_backward = define_op(
     _attention_triton_general_backward,
-    fake=_empty_backward,
+    fake=empty_general_gradients,
     schema="(Tensor d_o, Tensor? d_lse2, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse2, "
     f"bool[] wanted, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 
 
-def _gradient(
-    saved: Sequence[Any], wanted: Sequence[bool], d_o: Tensor | None, d_lse2: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    q, k, v, o, lse2, *rest = saved
-    wanted_bias = list(wanted[-len(BiasTerms._fields) :][:_LEARNED])
-    given = (*output_gradients(d_o, d_lse2, o, lse2), q, k, v, o, lse2, wanted_bias)
-    dq, dk, dv, *d_bias = call(attention_triton_general_backward, *given, *rest)
-    return given_gradients((dq, dk, dv), d_bias, wanted)
+def gradient_by(backward: Any) -> Callable[..., tuple[Tensor | None, ...]]:
+    """The gradient of an operator, by that of its backward."""
+
+    def gradient(
+        saved: Sequence[Any], wanted: Sequence[bool], d_o: Tensor | None, d_lse2: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        q, k, v, o, lse2, *rest = saved
+        wanted_bias = list(wanted[-len(BiasTerms._fields) :][:_LEARNED])
+        given = (*output_gradients(d_o, d_lse2, o, lse2), q, k, v, o, lse2, wanted_bias)
+        dq, dk, dv, *d_bias = call(backward, *given, *rest)
+        return given_gradients((dq, dk, dv), d_bias, wanted)
+
+    return gradient
 
 
-define_gradient(attention_triton_general, save=save_with_lse, gradient=_gradient)
+define_gradient(
+    attention_triton_general,
+    save=save_with_lse,
+    gradient=gradient_by(attention_triton_general_backward),
+)
 
 
 def _forward_flops(q: Tensor, k: Tensor, v: Tensor, with_lse: bool, *call: Any) -> Any:
@@ -184,7 +233,7 @@ def _pairs(
     tile_q: int, tile_k: int, left: int, right: int, scale: float,
     q_offsets: Tensor, k_offsets: Tensor, offsets: Tensor | None, *rest: Any,
 ) -> Any:  # fmt: skip
-    lists = _meets(rest).lists(tile_q, left)
+    lists = meets_of(rest).lists(tile_q, left)
     if lists is not None:
         return pairs_of_lists(q, k, lists, q_offsets, k_offsets, (left, right))
     return pairs_of_rows(q, k, rows, rows_t, tile_k, left, right)

@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jagged_kernels.attention.choice import HOPPER_DKV, HOPPER_FORWARD, SHORT, pick
+from jagged_kernels.attention.choice import (
+    HOPPER_DKV,
+    HOPPER_FORWARD,
+    HOPPER_ONE_PASS,
+    SHORT,
+    pick,
+)
 from jagged_kernels.attention.flops import backward_flops, forward_flops, pairs_of_rows
 from jagged_kernels.core.flops import define_flops
 from jagged_kernels.core.operators import call, define_gradient, define_op
@@ -60,10 +66,12 @@ def _attention_triton(
     right: int,
     scale: float,
     offsets: Tensor | None,
+    deterministic: bool,
 ) -> tuple[Tensor, Tensor]:
     """(o [Tq, H, Dv], lse2 [Tq, H], or [0] without) for the rows of an `AttentionSchedule`.
 
-    `offsets` are those of queries and keys alike, None if each have their own.
+    `offsets` are those of queries and keys alike, None if each have their own. `deterministic` is
+    for the backward.
 
     lse2 is log2 of the sum of exponentials: the kernels work in base 2, and a backward from a
     natural logarithm would round twice more.
@@ -99,20 +107,31 @@ def _attention_triton_backward(
     right: int,
     scale: float,
     offsets: Tensor | None,
+    deterministic: bool,
     wanted_kv: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv) in the dtypes and shapes of q, k, v; dk and dv [0] if they are not wanted."""
-    band = {"left": left, "right": right, "scale": scale, "wanted_kv": wanted_kv}
+    """(dq, dk, dv) in the dtypes and shapes of q, k, v; dk and dv [0] if they are not wanted.
+
+    deterministic: False allows sums whose order differs from run to run.
+    """
+    band = {"left": left, "right": right, "scale": scale}
     inputs = (d_o, d_lse2, q, k, v, o, lse2, rows, rows_t)
     family = pick("dkv", q, k, v, rows, tile_q, tile_k, offsets)
-    if family is HOPPER_DKV:
+    if family in (HOPPER_ONE_PASS, HOPPER_DKV):
         from jagged_kernels.attention.hopper import backward as gluon_backward
 
-        return gluon_backward.launch_backward(*inputs, **band)
+        if family is HOPPER_ONE_PASS and wanted_kv:
+            assert offsets is not None
+            return gluon_backward.launch_backward_in_one_pass(
+                *inputs, offsets, **band, ordered=deterministic
+            )
+        return gluon_backward.launch_backward(*inputs, **band, wanted_kv=wanted_kv)
     from jagged_kernels.attention.plain.backward import launch_backward
 
     short = offsets if family is SHORT else None
-    return launch_backward(*inputs, tile_q=tile_q, tile_k=tile_k, **band, short_offsets=short)
+    return launch_backward(
+        *inputs, tile_q=tile_q, tile_k=tile_k, **band, wanted_kv=wanted_kv, short_offsets=short
+    )
 
 
 def _empty_backward(

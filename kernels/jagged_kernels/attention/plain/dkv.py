@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -26,6 +25,7 @@ from jagged_kernels.attention.triton_meeting import (
 )
 from jagged_kernels.core.backends import has_small_memory
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.layouts import empty_as
 from jagged_kernels.core.sizes import LaunchConfig
 from jagged_kernels.device.arithmetic import LN2
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
@@ -57,8 +57,7 @@ def launch_dkv(
 ) -> tuple[Tensor, Tensor]:
     """(dk, dv); `left`, `right` and `call` are those of the queries, all else is as for
     `launch_dq`."""
-    dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
-    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    dk, dv = empty_as(k), empty_as(v)
     if k.shape[0] == 0:
         return dk, dv
     bias = bias or NO_BIAS

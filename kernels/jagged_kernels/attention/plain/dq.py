@@ -33,6 +33,7 @@ from jagged_kernels.attention.triton_meeting import (
 )
 from jagged_kernels.core.backends import has_small_memory
 from jagged_kernels.core.launch import launch
+from jagged_kernels.core.layouts import empty_as
 from jagged_kernels.core.sizes import LaunchConfig
 from jagged_kernels.device.arithmetic import LN2, LOG2_E
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
@@ -75,7 +76,7 @@ def launch_dq(
         call: of q, k, v and d_o.
         skips: leave out users of up to `SHORT_USER` tokens.
     """
-    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    dq = empty_as(q)
     delta = None if lse2 is None else torch.empty_like(lse2)
     if q.shape[0] == 0:
         return dq, delta

@@ -37,7 +37,7 @@ from jagged_kernels.attention.triton_meeting import (
 )
 from jagged_kernels.core.backends import has_small_memory
 from jagged_kernels.core.launch import launch
-from jagged_kernels.core.layouts import rows_of_dims
+from jagged_kernels.core.layouts import empty_as, rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig
 from jagged_kernels.device.arithmetic import LN2
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
@@ -77,8 +77,11 @@ def launch_forward(
         config: launch options in place of the rule's.
     """
     q, k, v = rows_of_dims(q), rows_of_dims(k), rows_of_dims(v)
-    tokens, heads, _ = q.shape
-    o = torch.empty((tokens, heads, v.shape[2]), dtype=q.dtype, device=q.device)
+    tokens, heads, dim = q.shape
+    dim_v = v.shape[2]
+    o = empty_as(q)
+    if dim_v != dim:
+        o = torch.empty((tokens, heads, dim_v), dtype=q.dtype, device=q.device)
     lse2 = empty_lse(q) if with_lse else None
     if tokens == 0:
         return o, lse2

@@ -148,15 +148,24 @@ def _short_forward_kernel(
         lse2_ptr += head
     HALF: tl.constexpr = S.TILE // 2
     length = end - start
+    bad = False
     if (length > 0) & (length <= HALF):
-        _forward(
+        bad = _forward(
             q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, head, by, scale_log2, left, right,
             S, NEGATE, BIAS, WEIGHT, HALF,
         )  # fmt: skip
     if (length > HALF) & (length <= S.TILE):
-        _forward(
+        bad = _forward(
             q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, head, by, scale_log2, left, right,
             S, NEGATE, BIAS, WEIGHT, S.TILE,
+        )  # fmt: skip
+    if S.MASKED and BIAS.LOOKS_UP and bad:
+        # Once for both tiles: with tables it is long, and takes long to compile. (Where it is
+        # short, ptxas has fewer spills with one for each tile.)
+        tl.debug_barrier()
+        attend_by_token(
+            q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, head, by, scale_log2, left, right,
+            S, NEGATE, BIAS, WEIGHT,
         )  # fmt: skip
 
 
@@ -174,7 +183,11 @@ def _forward(
     S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr, WEIGHT: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    """by: (bias, place, meets)."""
+    """Whether sums are not finite, where something is hidden and biases have tables: then
+    the caller attends by token.
+
+    by: (bias, place, meets).
+    """
     bias, place, meets = by
     PRECISION: tl.constexpr = S.PRECISION
     q = load_block(q_ptr, start, end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D)
@@ -220,13 +233,17 @@ def _forward(
     store_block(o_ptr, acc, start, end, S.HEADS * S.DV, TILE, S.DV, S.PAD_DV)
     if lse2_ptr is not None:
         store_numbers(lse2_ptr, lse2_of(top * unit, total), start, end, S.HEADS, TILE)
-    if S.MASKED and is_bad(sizes):
+    bad = False
+    if S.MASKED:
+        bad = is_bad(sizes)
+    if S.MASKED and not BIAS.LOOKS_UP and bad:
         # Not before other threads have written what is written again.
         tl.debug_barrier()
         attend_by_token(
             q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, start, end, head, by, scale_log2, left, right,
             S, NEGATE, BIAS, WEIGHT,
         )  # fmt: skip
+    return bad
 
 
 @triton.jit(do_not_specialize=["first_slot", "left", "right"])
@@ -256,14 +273,15 @@ def _short_backward_kernel(
     by = (bias, slots, slot, meets)
     HALF: tl.constexpr = S.TILE // 2
     length = end - start
+    bad = False
     if (length > 0) & (length <= HALF):
-        _backward(
+        bad = _backward(
             q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
             user, start, end, head, by, scale, scale_log2, left, right,
             S, NEGATE, BIAS, WEIGHT, D_SCORE, HALF,
         )  # fmt: skip
     if (length > HALF) & (length <= S.TILE):
-        _backward(
+        bad = _backward(
             q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
             user, start, end, head, by, scale, scale_log2, left, right,
             S, NEGATE, BIAS, WEIGHT, D_SCORE, S.TILE,
@@ -272,6 +290,14 @@ def _short_backward_kernel(
         d_position, d_time, d_slope = zero_sums(slots, BIAS)
         for member in range(S.GROUP):
             store_sums(d_position, d_time, d_slope, slots, slot, head + member, BIAS, S.HEADS)
+    if S.MASKED and BIAS.LOOKS_UP and bad:
+        # Once for both tiles, as in the forward.
+        tl.debug_barrier()
+        differentiate_by_token(
+            q_ptr, k_ptr, v_ptr, do_ptr, lse2_ptr, d_lse2_ptr, dq_ptr, dk_ptr, dv_ptr,
+            user, start, end, head, (bias, meets), scale, scale_log2, left, right,
+            S, NEGATE, BIAS, WEIGHT, D_SCORE, S.TILE,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -281,7 +307,9 @@ def _backward(
     S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr, WEIGHT: tl.constexpr,
     D_SCORE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Delta is the sum of P * dP along a query's keys, which are all here: o is not needed.
+    """Returns what `_forward` does.
+
+    Delta is the sum of P * dP along a query's keys, which are all here: o is not needed.
 
     Args:
         head: the first of the group.
@@ -365,7 +393,7 @@ def _backward(
     if dk_ptr is not None:
         store_block(dk_ptr, dk * scale, start, end, KV_HEADS * S.D, TILE, S.D, PAD_D)
         store_block(dv_ptr, dv, start, end, KV_HEADS * S.DV, TILE, S.DV, PAD_DV)
-    if S.MASKED and bad:
+    if S.MASKED and not BIAS.LOOKS_UP and bad:
         # Not before other threads have written what is written again.
         tl.debug_barrier()
         differentiate_by_token(
@@ -373,3 +401,4 @@ def _backward(
             user, start, end, head, (bias, meets), scale, scale_log2, left, right,
             S, NEGATE, BIAS, WEIGHT, D_SCORE, TILE,
         )  # fmt: skip
+    return bad

@@ -7,62 +7,25 @@ blocks are found that hold the candidate's, as in SIM's hard search.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from jagged_kernels.attention.retrieval.block_scores import block_scores
+from jagged_kernels.attention.retrieval.asked import Asked
+from jagged_kernels.attention.retrieval.block_means import mean_values
+from jagged_kernels.attention.retrieval.choice import choose_blocks
+from jagged_kernels.core.contents import readable
 from jagged_kernels.core.operators import call
 from jagged_kernels.core.sizes import cdiv
-from jagged_kernels.ops.ids.top_k import jagged_top_k
-from jagged_kernels.ops.pooling.pooling import jagged_mean
-from jagged_kernels.schedule.keys.blocks import check_block, first_tiles, tile_count
+from jagged_kernels.schedule.keys.blocks import check_block, tile_count
 from jagged_kernels.schedule.keys.build import longest_user
 from jagged_kernels.schedule.keys.lists import KeyLists
-from jagged_kernels.schedule.keys.pairs import Batch
-from jagged_kernels.schedule.keys.transpose import tables_of_pairs
-from jagged_kernels.schedule.row_layout import NO_LIMIT
 from jagged_kernels.schedule.schedule import check_users, dense_queries
 from jagged_kernels.tensors.checks import as_int, check_floats
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 
-# `jagged_top_k` counts them in int32.
-_MOST_SCORES = 2**31 - 1
-
-
-@takes_nested
-def block_means(x: JaggedTensor, block: int) -> JaggedTensor:
-    """The mean of each block of `block` tokens, counted from its user's first token.
-
-    Args:
-        x: [T, ...] of a floating dtype.
-        block: a power of two from 16 to 128.
-
-    Returns:
-        [T // block + B, ...] in the dtype of x. User b's blocks begin at offsets[b] // block + b,
-        and where that leaves room for one more before the next user's, it is 0. Differentiable.
-
-    Raises:
-        TypeError, ValueError: arguments of wrong kind, dtype or value.
-
-    >>> x = JaggedTensor(torch.arange(20.0), torch.tensor([0, 18, 20]))
-    >>> [means.tolist() for means in block_means(x, 16)]
-    [[7.5, 16.5], [18.5]]
-    """
-    check_floats("x", x)
-    check_block(block)
-    users, tokens = len(x), x.values.shape[0]
-    number = torch.arange(tile_count(tokens, users, block), device=x.device)
-    first = first_tiles(x.offsets, block)
-    user = torch.searchsorted(first, number, right=True) - 1
-    start, end = x.offsets[:-1].long(), x.offsets[1:].long()
-    begin = torch.minimum(start[user] + (number - first[user]) * block, end[user])
-    blocks = torch.cat([begin, begin.new_full((1,), tokens)]).to(x.offsets.dtype)
-    means = jagged_mean(JaggedTensor._trusted(x.values, blocks))
-    steps = torch.arange(users + 1, device=x.device, dtype=x.offsets.dtype)
-    return JaggedTensor._trusted(means, x.offsets // block + steps)
+# Lists and scores are counted in int32.
+_MOST_BLOCKS = 2**31 - 1
 
 
 @takes_nested
@@ -76,6 +39,7 @@ def retrieved_blocks(
     groups: int = 1,
     causal: bool = False,
     categories: tuple[Tensor, Tensor] | None = None,
+    key_means: JaggedTensor | None = None,
     longest: int | None = None,
 ) -> KeyLists:
     """The key blocks that fit each tile of queries best, and the newest ones.
@@ -87,7 +51,7 @@ def retrieved_blocks(
     Args:
         q: [Tq, H, D], jagged; or dense queries [B, N, H, D] or [N, H, D].
         k: [Tk, Hk, D], H a multiple of Hk.
-        top_k: blocks, at least 0; from 129 on slower.
+        top_k: blocks, at least 0.
         newest: blocks that each tile sees besides, at least 0: of those that it sees at all, the
             last ones.
         block: tokens, a power of two from 16 to 128.
@@ -98,17 +62,33 @@ def retrieved_blocks(
         categories: (of queries [Tq], or as dense q [B, N] or [N]; of keys [Tk]), integers. Of older
             blocks than the newest a tile then takes those alone in which a key has the category of
             one of its queries (SIM, section 3.2, hard search).
+        key_means: [M, Hk, D] of the same users: the means of each user's first key blocks, kept by
+            the caller for a history that is asked more often than it grows, so that k is not read.
+            As `block_means(k, block)` gives them, or one user's behind the other's. A block without
+            one is not found but among the newest: means of whole blocks never change, and with
+            `newest` they are enough.
         longest: tokens of the longest user or more; of a longer user only blocks within so many
             first tokens are scored. None: read from the offsets, which waits for a GPU.
 
     Raises:
         TypeError, ValueError: arguments of wrong kind, shape or value; queries and keys of
-            different users or devices; a user longer than `longest`, where that is known.
+            different users or devices; what a CPU (or JAGGED_CHECK=1) shows: a user longer than
+            `longest`, or of more `key_means` than it has blocks, but for one that `block_means` may
+            give besides.
 
     >>> x = JaggedTensor(torch.randn(100, 2, 8), torch.tensor([0, 100]))
     >>> lists = retrieved_blocks(x, x, 1, newest=1, block=16, causal=True)
     >>> lists.row_ptr.tolist()
     [0, 1, 3, 5, 7, 9, 11, 13]
+
+    Means kept, of the six blocks that are whole:
+
+    >>> k, q = x[0], torch.randn(3, 2, 8)
+    >>> kept = k[:96].view(6, 16, 2, 8).mean(1)
+    >>> means = JaggedTensor(kept, torch.tensor([0, 6]))
+    >>> lists = retrieved_blocks(q, x, 2, newest=1, block=16, key_means=means)
+    >>> jagged_attention(q, x, x, keys=lists).shape
+    torch.Size([1, 3, 2, 8])
     """
     top_k, newest, groups = (
         as_int(name, x) for name, x in (("top_k", top_k), ("newest", newest), ("groups", groups))
@@ -123,21 +103,37 @@ def retrieved_blocks(
     _check(q, k, top_k, newest, groups)
     if categories is not None:
         _check_categories(categories, q, k)
-    batch = Batch(q.offsets, k.offsets, q.values.shape[0], k.values.shape[0], block, groups)
-    window = (NO_LIMIT, 0 if causal else NO_LIMIT)
+    if key_means is not None:
+        _check_means(key_means, k, block)
+    blocks = 0
+    if top_k:
+        blocks = cdiv(longest_user(q.offsets, k.offsets, longest), block)
+    most = max(blocks - newest, 0)
+    asked = Asked(min(top_k, most), newest, most, causal)
+    tokens = (q.values.shape[0], k.values.shape[0])
+    _check_room(asked, tile_count(tokens[0], len(q), block) * groups)
     with torch.no_grad():
-        entry, seen = _seen_blocks(batch, causal)
-        seen_newest = seen[:, None] - 1 - torch.arange(newest, device=q.device)
-        chosen = seen_newest
-        if top_k:
-            older = (seen - newest).clamp(min=0)
-            best = _best_blocks(q, k, batch, older, top_k, newest, categories, longest)
-            chosen = torch.cat([best, seen_newest], 1)
-        entry = entry.repeat_interleave(chosen.shape[1])
-        chosen = chosen.flatten()
-        row_ptr, col, row_ptr_t, col_t = tables_of_pairs(entry, chosen, chosen >= 0, batch, window)
-    tables = (row_ptr, col, row_ptr_t, col_t)
-    return KeyLists(*tables, block, groups, None, window, q.offsets, k.offsets)
+        means_offsets = None if key_means is None else key_means.offsets
+        if not asked.best:  # nobody looks at scores
+            queries = keys = q.values
+        else:
+            queries = mean_values(q, block)
+            keys = mean_values(k, block) if key_means is None else key_means.values
+        row_ptr, col = call(
+            choose_blocks, queries, keys, means_offsets, q.offsets, k.offsets,
+            *(categories or (None, None)), *tokens, block, groups, *asked,
+        )  # fmt: skip
+    window = asked.window
+    return KeyLists(row_ptr, col, None, None, block, groups, None, window, q.offsets, k.offsets)
+
+
+def _check_room(asked: Asked, entries: int) -> None:
+    most = entries * max(asked.most if asked.best else 0, asked.width)
+    if most > _MOST_BLOCKS:
+        raise ValueError(
+            f"at most {_MOST_BLOCKS} blocks can be scored or listed, and there could be {most}; "
+            "use a larger block, a smaller batch, or say longest"
+        )
 
 
 def _check(q: JaggedTensor, k: JaggedTensor, top_k: int, newest: int, groups: int) -> None:
@@ -172,47 +168,23 @@ def _check_categories(categories: tuple[Tensor, Tensor], q: JaggedTensor, k: Jag
             raise ValueError(f"categories of {name} must be on {x.device}, got {of.device}")
 
 
-def _seen_blocks(batch: Batch, causal: bool) -> tuple[Tensor, Tensor]:
-    """Of each entry (itself, how many of its user's first key blocks it sees), int64."""
-    device, block = batch.k_offsets.device, batch.block
-    entry = torch.arange(batch.entries()[0], device=device)
-    number = entry // batch.groups
-    first = first_tiles(batch.q_offsets, block)
-    user = torch.searchsorted(first, number, right=True) - 1
-    queries, keys = (x.diff().long()[user] for x in (batch.q_offsets, batch.k_offsets))
-    begin = (number - first[user]) * block
-    end = keys
-    if causal:
-        end = torch.minimum(begin + block, queries) + keys - queries
-    seen = (end.clamp(min=0) + (block - 1)) // block
-    return entry, torch.where(begin < queries, seen, 0)
-
-
-def _best_blocks(
-    q: JaggedTensor, k: JaggedTensor, batch: Batch, older: Tensor, top_k: int, newest: int,
-    categories: tuple[Tensor, Tensor] | None, longest: int | None,
-) -> Tensor:  # fmt: skip
-    """[entries, top_k] int64: the best of an entry's `older` first key blocks, -1 for none."""
-    most = max(cdiv(longest_user(q.offsets, k.offsets, longest), batch.block) - newest, 0)
-    entries, groups = older.shape[0], batch.groups
-    capacity = entries * most
-    if capacity > _MOST_SCORES:
+def _check_means(means: JaggedTensor, k: JaggedTensor, block: int) -> None:
+    check_floats("key_means", means)
+    if len(means) != len(k):
+        raise ValueError(f"key_means must be of k's {len(k)} users, got {len(means)}")
+    if means.values.shape[1:] != k.values.shape[1:]:
         raise ValueError(
-            f"at most {_MOST_SCORES} blocks can be scored, and there could be {capacity}; use a "
-            "larger block, a smaller batch, or say longest"
+            f"key_means must be [M, {', '.join(map(str, k.values.shape[1:]))}] as k, got "
+            f"{tuple(means.values.shape)}"
         )
-    begin = torch.nn.functional.pad(older.clamp(max=most).cumsum(0), (1, 0))
-    heads, dim = q.values.shape[1:]
-    queries, keys = (block_means(x, batch.block).values for x in (q, k))
-    keys = keys.repeat_interleave(heads // keys.shape[1], dim=1)
-    queries, keys = (x.reshape(x.shape[0], groups, heads // groups * dim) for x in (queries, keys))
-    scores = call(
-        block_scores, queries, keys, q.offsets, k.offsets, begin, batch.block, capacity,
-        *(categories or (None, None)),
-    )  # fmt: skip
-    # Room that is left over is one more user's.
-    ends = torch.cat([begin, begin.new_full((1,), capacity)])
-    values, best = jagged_top_k(JaggedTensor._trusted(scores, ends), top_k)
-    if categories is not None:
-        best = torch.where(values == -math.inf, -1, best)
-    return best[:entries]
+    if means.device != k.device:
+        raise ValueError(f"key_means must be on {k.device}, got {means.device}")
+    if readable(means.offsets) and readable(k.offsets):
+        counts, blocks = means.offsets.diff(), -(-k.offsets.diff() // block)
+        wrong = (counts > blocks + 1).nonzero()
+        if len(wrong):
+            user = int(wrong[0])
+            raise ValueError(
+                f"key_means has {int(counts[user])} of user {user}, and it has "
+                f"{int(blocks[user])} blocks of {block} keys"
+            )

@@ -88,7 +88,7 @@ class BiasSlots(NamedTuple):
 
     Fields:
         position, time: [R, H, buckets] float32, the sums of one (row, head) program each; of
-            `plain.short` those of one (user, head), the last ones.
+            `plain.short` those of one (user, head), the last ones; of `split` of one (span, head).
         slopes: [R, H] float32.
         scores: like `BiasArguments.scores`.
     """

@@ -34,7 +34,11 @@ class PointwiseScores:
         weight: the same as a `triton.jit` function, (score) -> weight on a float32 block. None
             where the triton backend is not used.
         d_score: a `triton.jit` function, (score, d_weight) -> the gradient of the score: d_weight
-            times the derivative of `weight`.
+            times the derivative of `weight`. The kernels for Hopper, which long users have, call
+            both through Gluon, where a block of one's own (`tl.zeros_like`, `tl.full`,
+            `tl.arange`) needs a layout: what Gluon cannot compile, the plain kernels take, more
+            slowly. `explain_attention` says so. Arithmetic and functions of the arguments compile
+            in both.
         divide_by: n, at any query; None for the number of keys that the user has (seen or not),
             which does not depend on who else is in the batch.
         key: what operators know it by, the same for the same functions.
@@ -168,6 +172,11 @@ def check_divisor(divide_by: float | None) -> None:
 def reference_of(key: str) -> Callable[[Tensor], Tensor]:
     """The weight of each score in PyTorch."""
     return _REFERENCES[key] if key in _REFERENCES else _OWN[key].reference
+
+
+def is_own(key: str) -> bool:
+    """Whether a user made this policy, whose functions are not ours."""
+    return key in _OWN
 
 
 def functions_of(key: str) -> tuple[Any, Any]:

@@ -67,7 +67,7 @@ def add_bias(
             limit: tl.constexpr = BIAS.MAX_DISTANCE
             added += tl.load(bias.by_distance + head * (2 * limit + 1) + index).to(tl.float32)
         if bias.time is not None:
-            bucket = _time_bucket(bias, q_token, k_token, q_end, k_end, BIAS)
+            bucket = time_bucket(bias, q_token, k_token, q_end, k_end, BIAS)
             added += tl.load(bias.time + head + bucket * HEADS).to(tl.float32)
         if bias.slopes is not None:
             added -= tl.load(bias.slopes + head).to(tl.float32) * tl.abs(distance).to(tl.float32)
@@ -188,7 +188,7 @@ def _distance_index(distance, BIAS: tl.constexpr):
 
 
 @triton.jit
-def _time_bucket(bias, q_token, k_token, q_end, k_end, BIAS: tl.constexpr):
+def time_bucket(bias, q_token, k_token, q_end, k_end, BIAS: tl.constexpr):
     """[A, B] int32, exactly `scores.bias_terms`' buckets.
 
     An estimate of the logarithm that is off by less than half a bucket gives the nearest start of

@@ -2,15 +2,16 @@
 
 A program takes its span of the partition (LeanAttention, arXiv 2405.10480) for one group of heads,
 row after row. A row that lies in the span whole is finished at once; of a row that is cut, each
-program keeps its online softmax state, and a second launch merges them. Keys and values are read
-once, whatever the number of queries and of heads that share them: one after another, or from where
-the pages of a cache say.
+program keeps its online softmax state, and a second launch merges them. Weights that are a function
+of each score alone have no such state: the pieces are sums, and are added up. Keys and values are
+read once, whatever the number of queries and of heads that share them: one after another, or from
+where the pages of a cache say.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,22 +19,30 @@ import triton.language as tl
 from torch import Tensor
 
 from jagged_kernels.attention.blocks import band, finite, lse2_of, weighted_mean
+from jagged_kernels.attention.meeting import RANGES, Meeting, MeetShape
 from jagged_kernels.attention.plans import PLANS, Call, LaunchPlan, empty_lse
+from jagged_kernels.attention.scores.bias_launch import NO_BIAS, BiasShape, launch_options
+from jagged_kernels.attention.scores.triton_bias import add_bias, bias_place, keep_block
 from jagged_kernels.attention.seen.triton_sums import SEEN_BLOCK, add_weighted, is_bad, size_of_sums
 from jagged_kernels.attention.split.blocks import (
+    ends_of_walk,
+    heads_of_pack,
     load_pack,
     load_span,
     slot_of,
+    start_of_block,
     store_pack,
     store_pack_numbers,
     store_partial,
 )
-from jagged_kernels.attention.split.merge import merge_states
+from jagged_kernels.attention.split.merge import merge_states, merge_sums
 from jagged_kernels.attention.split.pages import load_slots, slots_of_block
+from jagged_kernels.attention.triton_meeting import factor_of_user
 from jagged_kernels.core.backends import has_small_memory
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig
+from jagged_kernels.device.arithmetic import LN2
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.device.memory import load_block
 from jagged_kernels.schedule.row_access import load_row, load_user
@@ -44,6 +53,8 @@ from jagged_kernels.schedule.spans import (
     paged_config,
     split_forward_config,
 )
+
+_LN2 = tl.constexpr(LN2)
 
 
 def launch_split_forward(
@@ -58,6 +69,9 @@ def launch_split_forward(
     right: int,
     scale: float,
     with_lse: bool = True,
+    bias: dict[str, Any] | None = None,
+    meeting: Meeting = RANGES,
+    listed: int = 0,
     pages: Tensor | None = None,
     page_size: int = 0,
     config: LaunchConfig | None = None,
@@ -69,6 +83,10 @@ def launch_split_forward(
 
     Args:
         with_lse: compute the latter too; else it is None.
+        bias: from `scores.bias_launch.bias_arguments`, or None.
+        meeting: which keys, where not the rows' ranges, and what a score becomes, where not its
+            exponential. Heads that share keys have one list.
+        listed: tokens of a block of lists, no less than the queries of a user.
         partition: of `rows`, with `partition.block` keys a block.
         pages: [users, G, P] int32, where keys and values lie in k and v, pages of `page_size`
             tokens, G lists for all key heads or one for each (`cache.slots`). Rows then count keys
@@ -84,10 +102,15 @@ def launch_split_forward(
         return o, lse2
     call = Call.of(q, k, v, left=left, right=right, scale=scale)
     paged = None if pages is None else _Paged(page_size, pages.shape[1], has_small_memory(q.device))
-    plan, pack = _plan(call, tile_q, partition.block, paged, config)
+    bias = bias or NO_BIAS
+    BIAS: BiasShape = bias["BIAS"]
+    tiles = (tile_q, max(listed // tile_q, 1))
+    plan, pack = _plan(call, tiles, partition.block, paged, BIAS, meeting.constants, config)
     groups, programs = plan.programs, partition.programs
+    pointwise = meeting.constants.weight is not None
     # Two states a program: of the row it goes on with and of the one it begins.
-    slots = (programs if partition.cuts else 0, 2, groups, pack * (dim_v + 2))
+    numbers = dim_v if pointwise else dim_v + 2
+    slots = (programs if partition.cuts else 0, 2, groups, pack * numbers)
     states = torch.empty(slots, dtype=torch.float32, device=q.device)
     scale_log2 = plan.scale_log2
     page_count, page_limit = None, None
@@ -96,16 +119,19 @@ def launch_split_forward(
     launch(
         _split_forward_kernel,
         programs * groups,
-        (q, k, v, o, lse2, states, rows, partition.spans, scale_log2, left, right,
-         pages, page_count, page_limit),
+        (q, k, v, o, lse2, states, rows, partition.spans, bias["bias"], meeting.arguments,
+         scale_log2, left, right, pages, page_count, page_limit),
         plan.constants,
         **plan.options,
     )  # fmt: skip
     if partition.cuts and programs > 1:
-        members = heads // groups
-        merge_states(
-            states, o, lse2, rows, partition, members=members, tile=tile_q, scale_log2=scale_log2
-        )
+        tile = {"members": heads // groups, "tile": tile_q}
+        if pointwise:
+            merge_sums(states, o, rows, partition, **tile, scale=1.0)
+        else:
+            # Scores to which a bias was added are scaled.
+            unit = 1.0 if BIAS.ADDS else scale_log2
+            merge_states(states, o, lse2, rows, partition, **tile, scale_log2=unit)
     return o, lse2
 
 
@@ -119,9 +145,12 @@ class _Paged(NamedTuple):
 
 @lru_cache(PLANS)
 def _plan(
-    call: Call, tile: int, block: int, paged: _Paged | None, config: LaunchConfig | None
-) -> tuple[LaunchPlan, int]:
-    """With the rows of a query tile; programs are those of a span."""
+    call: Call, tiles: tuple[int, int], block: int, paged: _Paged | None, BIAS: BiasShape,
+    meets: MeetShape, config: LaunchConfig | None,
+) -> tuple[LaunchPlan, int]:  # fmt: skip
+    """With the rows of a query tile; programs are those of a span. tiles: queries, and how many
+    times as many a list's tile has."""
+    tile, parts = tiles
     heads, kv_heads = call.q[0], call.k[0]
     members = members_in_tile(heads, kv_heads, tile)
     pack = pack_size(members, tile)
@@ -129,22 +158,28 @@ def _plan(
         config = split_forward_config(call.pad_dim, call.element_size, pack)
         if paged is not None:
             config = paged_config(config, call.element_size, pack, paged.small_memory)
-    shape, options = call.shape(tile=tile, block=block), config.options()
+    shape = call.shape(tile=tile * parts, parts=parts, block=block, meets=meets)
+    options = launch_options(BIAS, config)
+    if shape.PAD_DV < 32:
+        # Of 16 columns two warp groups take 8 each. Of float32 behind a mask ptxas (of Triton 3.6
+        # and 3.7.1, for an H100) then made the second one's descriptors from registers that nobody
+        # has written: results were wrong, or addresses.
+        options["num_warps"] = min(options["num_warps"], 4)
     page, lists = (0, 0) if paged is None else paged[:2]
-    constants = {"MEMBERS": members, "PACK": pack, "PAGE": page, "LISTS": lists}
+    constants: dict[str, Any] = {"MEMBERS": members, "PACK": pack, "PAGE": page, "LISTS": lists}
+    constants |= {"BIAS": BIAS, "WEIGHT": meets.weight}
     return call.plan(heads // members, shape, options, **constants), pack
 
 
 @triton.jit(do_not_specialize=["left", "right", "page_count", "page_limit"])
 def _split_forward_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, states_ptr, rows_ptr, spans_ptr,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse2_ptr, states_ptr, rows_ptr, spans_ptr, bias, meets,
     scale_log2, left, right, pages_ptr, page_count, page_limit,
     S: tl.constexpr, NEGATE: tl.constexpr, MEMBERS: tl.constexpr, PACK: tl.constexpr,
-    PAGE: tl.constexpr, LISTS: tl.constexpr,
+    PAGE: tl.constexpr, LISTS: tl.constexpr, BIAS: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
     HEADS: tl.constexpr = S.HEADS
     TILE: tl.constexpr = S.TILE
-    BLOCK: tl.constexpr = S.BLOCK
     DV: tl.constexpr = S.DV
     PAD_DV: tl.constexpr = S.PAD_DV
     PRECISION: tl.constexpr = S.PRECISION
@@ -172,8 +207,14 @@ def _split_forward_kernel(
         if NEGATE:
             q = -q
         q = factor(q, PRECISION)
+        place, q_token, heads, first = 0, 0, 0, 0
+        if BIAS.ANY:
+            q_token, heads = heads_of_pack(q_start, q_end, head, MEMBERS, TILE, PACK)
+            q_token, heads = q_token[:, None], heads[:, None]
+            place = bias_place(bias, rows_ptr, row, heads, BIAS)
         list_ptr = None
         if PAGE > 0:
+            first = k_start
             page_list = load_user(rows_ptr, row).to(tl.int64) * LISTS + (head // S.GROUP) % LISTS
             list_ptr = pages_ptr + page_list * page_count
             # A list has its user's keys alone, from place 0 on.
@@ -184,47 +225,60 @@ def _split_forward_kernel(
             k_end = tl.minimum(k_end, page_count * PAGE)
         from_block = tl.where(index == 0, first_block, 0)
         is_cut = row == last_row
-        start = k_start + from_block * BLOCK
-        end = tl.where(is_cut, k_start + last_block * BLOCK, k_end)
+        start, end, begin = ends_of_walk(
+            meets, rows_ptr, row, q_start, k_start, k_end, shift, head, from_block, last_block,
+            is_cut, S,
+        )  # fmt: skip
         if PAGE > 0:
             end = tl.minimum(end, k_end)
+        by = (bias, place, q_token, q_end, heads, first, meets, begin, k_start)
         acc, top, total = _attend_span(
-            q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
-            list_ptr, page_limit, S, PACK, PAGE, False,
+            q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right, by,
+            list_ptr, page_limit, S, PACK, PAGE, BIAS, WEIGHT, False,
         )  # fmt: skip
         if S.MASKED and is_bad(size_of_sums(acc)):
             acc, top, total = _attend_span(
-                q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
-                list_ptr, page_limit, S, PACK, PAGE, True,
+                q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right, by,
+                list_ptr, page_limit, S, PACK, PAGE, BIAS, WEIGHT, True,
             )  # fmt: skip
+        if WEIGHT is not None:
+            acc *= factor_of_user(meets, rows_ptr, row)
         if is_cut | (from_block > 0):
             slot = slot_of(span, (from_block == 0).to(tl.int32), group, GROUPS)
-            state_ptr = states_ptr + slot * (PACK * (DV + 2))
-            store_partial(state_ptr, acc, PACK, DV, PAD_DV)
-            numbers_ptr = state_ptr + PACK * DV + tl.arange(0, PACK)
-            tl.store(numbers_ptr, top)
-            tl.store(numbers_ptr + PACK, total)
+            if WEIGHT is None:
+                state_ptr = states_ptr + slot * (PACK * (DV + 2))
+                store_partial(state_ptr, acc, PACK, DV, PAD_DV)
+                numbers_ptr = state_ptr + PACK * DV + tl.arange(0, PACK)
+                tl.store(numbers_ptr, top)
+                tl.store(numbers_ptr + PACK, total)
+            else:
+                store_partial(states_ptr + slot * (PACK * DV), acc, PACK, DV, PAD_DV)
         else:
-            store_pack(
-                o_ptr, weighted_mean(acc, total), q_start, q_end, HEADS * DV, DV,
-                MEMBERS, TILE, PACK, DV, PAD_DV,
-            )  # fmt: skip
+            if WEIGHT is None:
+                acc = weighted_mean(acc, total)
+            store_pack(o_ptr, acc, q_start, q_end, HEADS * DV, DV, MEMBERS, TILE, PACK, DV, PAD_DV)
             if lse2_ptr is not None:
-                lse2 = lse2_of(top * scale_log2, total)
+                lse2 = lse2_of(top if BIAS.ADDS else top * scale_log2, total)
                 store_pack_numbers(lse2_ptr, lse2, q_start, q_end, HEADS, MEMBERS, TILE, PACK)
 
 
 @triton.jit
 def _attend_span(
-    q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right,
+    q, k_ptr, v_ptr, start, end, q_start, k_end, shift, scale_log2, left, right, by,
     list_ptr, page_limit, S: tl.constexpr, PACK: tl.constexpr, PAGE: tl.constexpr,
-    SEEN: tl.constexpr,
+    BIAS: tl.constexpr, WEIGHT: tl.constexpr, SEEN: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax over the key blocks that start in [start, end): (acc, top, total). q as
-    `factor` makes it; with SEEN, sums over what is seen alone (`triton_sums`).
+    """Online softmax over the key blocks that start in [start, end): (acc, top, total), or weights
+    by a policy, without 1 / n, which leave the last two alone. q as `factor` makes it; with SEEN,
+    sums over what is seen alone (`triton_sums`).
 
     One loop with the mask in every block: the memory, not the arithmetic, is what takes time here,
     and a second loop for the last block would wait for its keys with nothing in flight.
+
+    Args:
+        start, end: or numbers of blocks of a list of keys.
+        by: (bias, place, [PACK, 1] queries, their end, heads, what makes places in a list of pages
+            tokens of the batch, meets, begin of the list of keys, the user's first key).
     """
     BLOCK: tl.constexpr = SEEN_BLOCK if SEEN else S.BLOCK
     PRECISION: tl.constexpr = S.PRECISION
@@ -233,7 +287,13 @@ def _attend_span(
     total = tl.zeros([PACK], tl.float32)
     PAD_DV: tl.constexpr = S.PAD_DV
     acc = tl.zeros([PACK, PAD_DV], tl.float32)
-    for block_start in tl.range(start, end, BLOCK, num_stages=1 if SEEN else None):
+    bias, place, q_token, q_end, heads, first, meets, begin, k_start = by
+    # Of a list the walk counts blocks, which may be smaller than the spans'.
+    STEP: tl.constexpr = 1 if S.GROUPS else BLOCK
+    if S.GROUPS:
+        start, end = start * (S.BLOCK // BLOCK), end * (S.BLOCK // BLOCK)
+    for at in tl.range(start, end, STEP, num_stages=1 if SEEN else None):
+        block_start = start_of_block(at, meets, begin, k_start, k_end, S, BLOCK)
         if PAGE > 0:
             slot, there = slots_of_block(list_ptr, block_start, k_end, page_limit, PAGE, BLOCK)
             k = load_slots(k_ptr, slot, there, S.K_STRIDE_T, S.D, S.PAD_D)
@@ -242,21 +302,35 @@ def _attend_span(
         k = transposed(factor(k, PRECISION), PRECISION)
         scores = dot_factors(q, k, PRECISION)
         token = (block_start + tl.arange(0, BLOCK))[None, :]
+        unit = scale_log2
+        k_token = token + first
+        if BIAS.ADDS:
+            scores, _bucket = add_bias(
+                scores * scale_log2, bias, place, q_token, k_token, q_end, k_end + first,
+                shift + first, heads, BIAS, S.HEADS,
+            )  # fmt: skip
+            unit = 1.0
         inside = band(seen_from, token, k_end, left, right, S.HAS_LEFT, S.HAS_RIGHT)
         if PAGE > 0:
             inside = inside & there[None, :]
-        scores = tl.where(inside, scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
-        finite_top = finite(new_top)
-        # Subtract before scaling: exact, so no weight passes 1 however large the scores are.
-        weights = tl.exp2((scores - finite_top[:, None]) * scale_log2)
-        correction = tl.exp2((top - finite_top) * scale_log2)
-        total = total * correction + tl.sum(weights, 1)
+        if WEIGHT is None:
+            scores = tl.where(inside, scores, float("-inf"))
+            new_top = tl.maximum(top, tl.max(scores, 1))
+            finite_top = finite(new_top)
+            # Subtract before scaling: exact, so no weight passes 1 however large the scores are.
+            weights = tl.exp2((scores - finite_top[:, None]) * unit)
+            correction = tl.exp2((top - finite_top) * unit)
+            total = total * correction + tl.sum(weights, 1)
+        else:
+            weights = tl.where(inside, WEIGHT(scores * (unit * _LN2)), 0.0)
+        if BIAS.DROPS:
+            weights *= keep_block(bias, place, q_token, k_token)
         if PAGE > 0:
             v = load_slots(v_ptr, slot, there, S.V_STRIDE_T, S.DV, S.PAD_DV)
         else:
             v = load_block(v_ptr, block_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
-        acc = acc * correction[:, None]
+        if WEIGHT is None:
+            acc = acc * correction[:, None]
+            top = new_top
         acc = add_weighted(acc, weights, v, inside if SEEN else None, PRECISION)
-        top = new_top
     return acc, top, total

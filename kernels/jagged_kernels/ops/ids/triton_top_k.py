@@ -13,6 +13,7 @@ from torch import Tensor
 
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.sizes import cdiv, power_of_two
+from jagged_kernels.device.arithmetic import ordered
 
 # Tokens of a piece, and of a step of a program.
 PIECE, _BLOCK = 1024, 256
@@ -123,14 +124,8 @@ def _best_of_users_kernel(
 
 @triton.jit
 def _key(score, place):
-    """int64 that orders as (score, earlier place); NaN is highest, and -0 equals 0."""
-    number = score.to(tl.float32)
-    number = tl.where(number == 0.0, 0.0, number)
-    bits = number.to(tl.int32, bitcast=True)
-    # Of negative numbers the larger magnitude is lower.
-    bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    bits = tl.where(number != number, 0x7FFFFFFF, bits)
-    return (bits.to(tl.int64) << 31) | (0x7FFFFFFF - place).to(tl.int64)
+    """int64 that orders as (score, earlier place)."""
+    return (ordered(score).to(tl.int64) << 31) | (0x7FFFFFFF - place).to(tl.int64)
 
 
 @triton.jit

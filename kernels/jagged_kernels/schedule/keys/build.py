@@ -93,7 +93,7 @@ def _demand_self(
 
 def _check_counts(rule: RequestKeys, offsets: Tensor) -> None:
     """Whether targets and contexts are of these users, and fit them as far as is known."""
-    users, needed = offsets.shape[0] - 1, 0
+    users = offsets.shape[0] - 1
     for name, count in (("targets", rule.targets), ("contexts", rule.contexts)):
         if isinstance(count, Tensor):
             if count.shape[0] != users:
@@ -102,8 +102,10 @@ def _check_counts(rule: RequestKeys, offsets: Tensor) -> None:
                 raise ValueError(f"{name} must be on {offsets.device}, got {count.device}")
             if readable(count) and users and int(count.min()) < 0:
                 raise ValueError(f"{name} must be at least 0, got {int(count.min())}")
-        needed = needed + (0 if count is None else count)
-    if not readable(offsets) or (isinstance(needed, Tensor) and not readable(needed)):
+    if not readable(offsets):  # nor are they added up: that would be launches for nothing
+        return
+    needed = sum(count for count in (rule.targets, rule.contexts) if count is not None)
+    if isinstance(needed, Tensor) and not readable(needed):
         return
     lengths = offsets.diff()
     short = ((lengths > 0) & (lengths < needed)).nonzero()

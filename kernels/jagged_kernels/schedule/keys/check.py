@@ -14,7 +14,7 @@ def check_entries(lists: KeyLists, batch: Batch) -> None:
     """Raises ValueError where lists have not as many entries as a batch."""
     sides = (("row_ptr", lists.row_ptr), ("row_ptr_t", lists.row_ptr_t))
     for (name, row_ptr), entries in zip(sides, batch.entries(), strict=True):
-        if row_ptr.shape[0] != entries + 1:
+        if row_ptr is not None and row_ptr.shape[0] != entries + 1:
             raise ValueError(
                 f"keys are lists of another batch: {name} is of {row_ptr.shape[0] - 1} entries, "
                 f"and these offsets have {entries}"
@@ -33,7 +33,8 @@ def check_lists(
     """
     batch = Batch(q_offsets, k_offsets, q_tokens, k_tokens, lists.block, lists.groups)
     check_entries(lists, batch)
-    directions = ((lists.row_ptr, lists.col, ""), (lists.row_ptr_t, lists.col_t, "_t"))
+    transposed = lists.transposed(q_tokens, k_tokens)
+    directions = ((lists.row_ptr, lists.col, ""), (*transposed, "_t"))
     if not can_be_read(lists.col) or min(batch.entries()) == 0:
         return
     users = (batch, batch.transposed())

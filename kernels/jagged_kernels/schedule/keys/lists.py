@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jagged_kernels.core.contents import total_of
+from jagged_kernels.core.contents import can_be_read, total_of
 from jagged_kernels.schedule.keys.blocks import check_block
 from jagged_kernels.schedule.keys.pairs import Batch
 from jagged_kernels.schedule.keys.token_rule import TokenRule, token_visible
-from jagged_kernels.schedule.keys.transpose import transpose_lists
+from jagged_kernels.schedule.keys.transpose import sorted_rows, transposed_lists
 from jagged_kernels.schedule.offsets import Compared
 from jagged_kernels.schedule.row_layout import NO_LIMIT
 from jagged_kernels.schedule.window import resolve_window
@@ -41,6 +41,7 @@ class KeyLists:
         col_t: [C] int32, the tiles of queries that see a key block: 2 * tile + partial. Partial is
             1 if the tile has fewer than `block` queries, or one of them does not see a key of the
             block.
+            Both are None until a backward needs them, where no rule gave them (`transposed`).
         block: a power of two, 16 to 128.
         groups: head h of H has the lists of group h * groups // H.
         rule: the mask of tokens, None for the band of the call.
@@ -53,8 +54,8 @@ class KeyLists:
 
     row_ptr: Tensor
     col: Tensor
-    row_ptr_t: Tensor
-    col_t: Tensor
+    row_ptr_t: Tensor | None
+    col_t: Tensor | None
     block: int
     groups: int
     rule: TokenRule | None
@@ -101,12 +102,12 @@ class KeyLists:
             q_tokens, k_tokens: what the offsets end at; None: read, which waits for a GPU.
 
         Raises:
-            TypeError, ValueError: as `transpose.transpose_lists`, and as `resolve_window`.
+            TypeError, ValueError: as `transpose.sorted_rows`, and as `resolve_window`.
 
         >>> x = JaggedTensor(torch.zeros(40, 1, 8), torch.tensor([0, 40]))
         >>> row_ptr, col = torch.tensor([0, 1, 2, 4]), torch.tensor([0, 1, 2, 0])
         >>> lists = KeyLists.from_rows(row_ptr, col, x.offsets, x.offsets, block=16)
-        >>> lists.col.tolist(), lists.row_ptr_t.tolist()
+        >>> lists.col.tolist(), lists.transposed()[0].tolist()
         ([0, 2, 0, 5], [0, 2, 3, 4])
         """
         check_block(block)
@@ -119,8 +120,30 @@ class KeyLists:
         q_tokens = total_of(q_offsets, q_tokens, argument="q_tokens")
         k_tokens = total_of(k_offsets, k_tokens, argument="k_tokens")
         batch = Batch(q_offsets, k_offsets, q_tokens, k_tokens, block, groups)
-        tables = transpose_lists(row_ptr, col, batch, window)
-        return cls(*tables, block, groups, None, window, q_offsets, k_offsets)
+        rows = sorted_rows(row_ptr, col, batch, window)
+        return cls(*rows, None, None, block, groups, None, window, q_offsets, k_offsets)
+
+    def transposed(
+        self, q_tokens: int | None = None, k_tokens: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(row_ptr_t, col_t), made in a few launches where they are not there yet.
+
+        Kept, but for what a trace or the capture of a CUDA graph makes: that is its own.
+
+        Args:
+            q_tokens, k_tokens: what the offsets end at; None: read, which waits for a GPU.
+        """
+        if self.row_ptr_t is not None and self.col_t is not None:
+            return self.row_ptr_t, self.col_t
+        assert self.q_offsets is not None
+        assert self.k_offsets is not None
+        q_tokens = total_of(self.q_offsets, q_tokens, argument="q_tokens")
+        k_tokens = total_of(self.k_offsets, k_tokens, argument="k_tokens")
+        batch = Batch(self.q_offsets, self.k_offsets, q_tokens, k_tokens, self.block, self.groups)
+        tables = transposed_lists(self.row_ptr, self.col, batch, self.window)
+        if can_be_read(self.row_ptr):
+            self.row_ptr_t, self.col_t = tables
+        return tables
 
 
 def expand_lists(

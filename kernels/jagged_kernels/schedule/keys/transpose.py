@@ -1,11 +1,14 @@
-"""`transpose_lists`: from the key blocks that tiles see to the tiles that see key blocks."""
+"""`transposed_lists`: from the key blocks that tiles see to the tiles that see key blocks; and the
+former from pairs in any order."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from jagged_kernels.core.backends import triton_runs
 from jagged_kernels.core.contents import readable
+from jagged_kernels.core.operators import call, define_op
 from jagged_kernels.schedule.keys.pairs import (
     Batch,
     cut_pairs,
@@ -15,13 +18,11 @@ from jagged_kernels.schedule.keys.pairs import (
 )
 
 _MOST_ENTRIES = 2**31 - 1
-_Tables = tuple[Tensor, Tensor, Tensor, Tensor]
+_Rows = tuple[Tensor, Tensor]
 
 
-def transpose_lists(
-    row_ptr: Tensor, blocks: Tensor, batch: Batch, window: tuple[int, int]
-) -> _Tables:
-    """(row_ptr, col, row_ptr_t, col_t) of `KeyLists`, from lists of plain key blocks.
+def sorted_rows(row_ptr: Tensor, blocks: Tensor, batch: Batch, window: tuple[int, int]) -> _Rows:
+    """(row_ptr, col) of `KeyLists`, from lists of plain key blocks.
 
     Does not wait for a GPU; by sorting, so that it is the same each time.
 
@@ -39,36 +40,84 @@ def transpose_lists(
     """
     _check_tables(row_ptr, blocks, batch)
     if batch.entries()[0] == 0 or blocks.shape[0] == 0:
-        return tables_of_pairs(blocks, blocks, blocks > 0, batch, window)
+        return rows_of_pairs(blocks, blocks, blocks > 0, batch, window)
     given = find_pairs(row_ptr, blocks, batch)
     if readable(blocks):
         _check_pairs(row_ptr, given.exists, blocks)
     listed = torch.arange(blocks.shape[0], device=blocks.device) < row_ptr[-1]
-    return tables_of_pairs(given.entry, given.other, given.exists & listed, batch, window)
+    return rows_of_pairs(given.entry, given.other, given.exists & listed, batch, window)
 
 
-def tables_of_pairs(
+def rows_of_pairs(
     entry: Tensor, blocks: Tensor, exists: Tensor, batch: Batch, window: tuple[int, int]
-) -> _Tables:
-    """`transpose_lists` of pairs [C] in any order: entries and key blocks that its user has, where
+) -> _Rows:
+    """`sorted_rows` of pairs [C] in any order: entries and key blocks that its user has, where
     `exists`; what is elsewhere does not matter."""
-    entries, entries_t = batch.entries()
-    count = entry.shape[0]
-    if entries == 0 or count == 0:
-        sizes = (entries + 1, count, entries_t + 1, count)
-        a, b, c, d = (entry.new_zeros(size, dtype=torch.int32) for size in sizes)
-        return a, b, c, d
+    if batch.entries()[0] == 0 or entry.shape[0] == 0:
+        a, b = (_zeros(entry, n) for n in (batch.entries()[0] + 1, entry.shape[0]))
+        return a, b
     row_ptr, blocks = sorted_lists(entry, blocks, exists, batch)
-    pairs = find_pairs(row_ptr, blocks, batch)
-    partial = cut_pairs(pairs, batch.block, window, transposed=False)
-    turned = batch.transposed()
-    entry_t = turned_entries(pairs, batch)
-    row_ptr_t, tiles = sorted_lists(entry_t, pairs.tile, pairs.exists, turned)
-    pairs_t = find_pairs(row_ptr_t, tiles, turned)
-    partial_t = cut_pairs(pairs_t, batch.block, window, transposed=True)
-    return (
-        row_ptr.int(), (2 * blocks + partial).int(), row_ptr_t.int(), (2 * tiles + partial_t).int()
+    partial = cut_pairs(find_pairs(row_ptr, blocks, batch), batch.block, window, transposed=False)
+    return row_ptr.int(), (2 * blocks + partial).int()
+
+
+def transposed_lists(row_ptr: Tensor, col: Tensor, batch: Batch, window: tuple[int, int]) -> _Rows:
+    """(row_ptr_t, col_t) of `KeyLists`, from the other direction. Does not wait for a GPU.
+
+    Args:
+        window: the (left, right) band of the call, which decides what is partial.
+    """
+    return call(
+        transpose_lists, row_ptr, col, batch.q_offsets, batch.k_offsets, batch.q_tokens,
+        batch.k_tokens, batch.block, batch.groups, *window,
     )  # fmt: skip
+
+
+def _native_transpose(row_ptr: Tensor, col: Tensor, batch: Batch, window: tuple[int, int]) -> _Rows:
+    """By sorting."""
+    if min(batch.entries()) == 0 or col.shape[0] == 0:
+        return _zeros(col, batch.entries()[1] + 1), torch.zeros_like(col)
+    turned = batch.transposed()
+    pairs = find_pairs(row_ptr, col // 2, batch)
+    row_ptr_t, tiles = sorted_lists(turned_entries(pairs, batch), pairs.tile, pairs.exists, turned)
+    pairs_t = find_pairs(row_ptr_t, tiles, turned)
+    partial = cut_pairs(pairs_t, batch.block, window, transposed=True)
+    return row_ptr_t.int(), (2 * tiles + partial).int()
+
+
+def _zeros(like: Tensor, count: int) -> Tensor:
+    return like.new_zeros(count, dtype=torch.int32)
+
+
+def _transpose_lists(
+    row_ptr: Tensor,
+    col: Tensor,
+    q_offsets: Tensor,
+    k_offsets: Tensor,
+    q_tokens: int,
+    k_tokens: int,
+    block: int,
+    groups: int,
+    left: int,
+    right: int,
+) -> tuple[Tensor, Tensor]:
+    batch = Batch(q_offsets, k_offsets, q_tokens, k_tokens, block, groups)
+    if triton_runs(col):
+        from jagged_kernels.schedule.keys.triton_transpose import launch_transpose
+
+        return launch_transpose(row_ptr, col, batch, (left, right))
+    return _native_transpose(row_ptr, col, batch, (left, right))
+
+
+def _empty_transpose(
+    row_ptr: Tensor, col: Tensor, q_offsets: Tensor, k_offsets: Tensor, q_tokens: int,
+    k_tokens: int, block: int, groups: int, left: int, right: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    batch = Batch(q_offsets, k_offsets, q_tokens, k_tokens, block, groups)
+    return row_ptr.new_empty(batch.entries()[1] + 1), torch.empty_like(col)
+
+
+transpose_lists = define_op(_transpose_lists, fake=_empty_transpose)
 
 
 def _check_tables(row_ptr: Tensor, blocks: Tensor, batch: Batch) -> None:

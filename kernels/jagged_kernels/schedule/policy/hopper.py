@@ -5,6 +5,7 @@ Apart from the kernels, because Gluon is imported only where it runs.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.layouts import read_in_place
+from jagged_kernels.core.sizes import cdiv
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,9 @@ class HopperConfig:
         block: keys taken at a time.
         stages: buffers for K and for V.
         residents: programs on a multiprocessor at a time.
+        turned: of `hopper.one_pass` at head_dim 64, whether dQ is made as its transpose.
+        stays: whether programs stay and take every n-th tile. Else each tile has its own, which
+            starts where another ends: for tiles whose lists have very unequal lengths.
     """
 
     consumers: int
@@ -31,6 +36,8 @@ class HopperConfig:
     block: int
     stages: int
     residents: int = 1
+    turned: bool = False
+    stays: bool = True
 
     @property
     def part_q(self) -> int:
@@ -58,10 +65,15 @@ class HopperConfig:
 
 # Measured on an H100, for the two head_dims that the kernels take. The tiles of all three are the
 # same, so that one schedule serves them.
+#
+# With lists of key blocks a tile has as many tokens as a listed block: `listed`, 0 without lists.
+# Shorter blocks than `block` are brought by twos. Of lists nothing is measured yet.
 
 
 @lru_cache
-def forward_config(head_dim: int) -> HopperConfig:
+def forward_config(head_dim: int, listed: int = 0) -> HopperConfig:
+    if listed:
+        return _LISTED_FORWARD[head_dim, listed]
     if head_dim == 64:
         return HopperConfig(consumers=1, warps=4, block=128, stages=3, residents=2)
     return HopperConfig(consumers=2, warps=4, block=128, stages=2)
@@ -72,24 +84,92 @@ DQ_CONFIG = HopperConfig(consumers=2, warps=4, block=64, stages=3)
 
 
 @lru_cache
-def dkv_config(head_dim: int) -> HopperConfig:
+def dkv_config(head_dim: int, listed: int = 0) -> HopperConfig:
     """Of `hopper.dkv`; a block has queries."""
+    if listed:
+        return _LISTED_DKV[head_dim, listed]
     if head_dim == 64:
         return HopperConfig(consumers=1, warps=4, block=64, stages=4, residents=2)
     return HopperConfig(consumers=2, warps=4, block=64, stages=4)
 
 
-# Tokens of a user, on average, from which these kernels are faster than the plain ones,
-# by head_dim.
-FORWARD_PAYS_FROM = {64: 1024, 128: 256}
-BACKWARD_PAYS_FROM = {64: 128, 128: 256}
+@lru_cache
+def one_pass_config(head_dim: int) -> HopperConfig:
+    """Of `hopper.one_pass`; a block has queries."""
+    return HopperConfig(consumers=2, warps=4, block=64, stages=4 if head_dim == 64 else 3)
+
+
+# What dQ is added up in has at least this much memory, if there is as much to add up: more stays in
+# the L2 cache only in part.
+RING_BYTES = 32 * 2**20
+
+
+def ring_blocks(blocks: int, tokens: int, group: int, head_dim: int, config: HopperConfig) -> int:
+    """How many blocks of dQ `hopper.one_pass` adds up at a time: as many as the longest user may
+    have for one key head (his length is not known here), or all `blocks`, if these are fewer.
+
+    Args:
+        group: query heads of a key head.
+    """
+    longest = group * cdiv(tokens, config.tile_q) * (config.tile_q // config.block)
+    return min(blocks, max(longest, RING_BYTES // (4 * config.block * head_dim)))
+
+
+# By head_dim and tokens of a listed block. At head_dim 128 and blocks of 64 there is no backward:
+# its buffers leave room for one program of four warps on a multiprocessor. Keys are seen by very
+# unequal numbers of queries: of S2-Attention's every 16th block by all that follow, the others by
+# few. Dealt out beforehand, the tiles of one program would take a third longer than the mean.
+_LISTED_FORWARD = {
+    (64, 64): HopperConfig(consumers=1, warps=4, block=128, stages=3, residents=2),
+    (64, 128): HopperConfig(consumers=2, warps=4, block=128, stages=4),
+    (128, 64): HopperConfig(consumers=1, warps=4, block=64, stages=2, residents=2),
+    (128, 128): HopperConfig(consumers=2, warps=4, block=128, stages=2),
+}
+_LISTED_DKV = {
+    (64, 64): HopperConfig(consumers=1, warps=4, block=64, stages=4, residents=2, stays=False),
+    (64, 128): HopperConfig(consumers=2, warps=4, block=64, stages=4, stays=False),
+    (128, 128): HopperConfig(consumers=2, warps=4, block=64, stages=4, stays=False),
+}
+
+
+def _blocks_by_dim(pairs: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...]]:
+    found: dict[int, tuple[int, ...]] = {}
+    for dim, listed in pairs:
+        found[dim] = (*found.get(dim, ()), listed)
+    return found
+
+
+# Blocks of lists that the kernels take, by head_dim.
+FORWARD_LISTED = _blocks_by_dim(_LISTED_FORWARD)
+DKV_LISTED = _blocks_by_dim(_LISTED_DKV)
+DQ_LISTED = {128: (128,)}
+
+# Tokens of a user, on average, from which these kernels are faster than the plain ones, by what
+# scores become and by head_dim, and where keys are lists by head_dim: `hopper_pays.py` in
+# tests/support measures them. Lists at head_dim 64 are about even, those of few keys behind.
+FORWARD_PAYS_FROM = {
+    "softmax": {64: 1024, 128: 256},
+    "pointwise": {64: 4096, 128: 1024},
+    "lists": {64: 4096, 128: 512},
+}
+BACKWARD_PAYS_FROM = {
+    "softmax": {64: 128, 128: 256},
+    "pointwise": {64: 128, 128: 512},
+    "lists": {64: 4096, 128: 1024},
+}
+# From which the backward in one pass is faster than in two by more than a twentieth; it takes a
+# tenth more of memory. `backward_passes.py` in tests/support measures that.
+ONE_PASS_PAYS_FROM = {"softmax": {64: 2048, 128: 1024}}
 # Of queries and of keys in the rows that they walk, by head_dim.
-HOPPER_TILES = {dim: forward_config(dim).tile_q for dim in FORWARD_PAYS_FROM}
+HOPPER_TILES = {dim: forward_config(dim).tile_q for dim in FORWARD_PAYS_FROM["softmax"]}
 
 
 def hopper_tile(head_dim: int, tokens: int, users: int) -> int | None:
-    """The tile to take for histories long enough, `tokens` in all; else None."""
-    pays = head_dim in FORWARD_PAYS_FROM and tokens >= FORWARD_PAYS_FROM[head_dim] * users
+    """The tile to take for histories long enough, `tokens` in all; else None. By softmax's lengths:
+    a schedule does not know what its scores become. At head_dim 64 it is the plain kernels' tile,
+    and pointwise scores can have lengths of their own; at 128 only longer ones."""
+    least = FORWARD_PAYS_FROM["softmax"]
+    pays = head_dim in least and tokens >= least[head_dim] * users
     return HOPPER_TILES[head_dim] if pays else None
 
 

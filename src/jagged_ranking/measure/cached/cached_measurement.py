@@ -58,11 +58,12 @@ def measure_cached(
     Returns:
         A DataFrame in the form of `jagged_ranking.results`; `op` is that of the case. The provider
         "jagged" is ours. Of "cached_attention": "varlen_paged" and "varlen_gathered", PyTorch's
-        FlashAttention-2 with a table of pages and over a copy, and "dense_sdpa", SDPA over padded
-        keys; of "cache_append": "padded", indexing into padded keys, and "cat", a copy of all; of
-        "prefixed_attention": "cat", the prefix copied in front of every user; of "key_statistics":
-        "dense_scores", PyTorch on all scores at once. Metrics as those of `measure_interaction`;
-        memory and the backward of "prefixed_attention" alone.
+        FlashAttention-2 with a table of pages and over a copy, "flashinfer" over the cache's own
+        pages, and "dense_sdpa", SDPA over padded keys; of "cache_append": "padded", indexing into
+        padded keys, and "cat", a copy of all; of "prefixed_attention": "cat", the prefix copied in
+        front of every user; of "key_statistics": "dense_scores", PyTorch on all scores at once.
+        Metrics as those of `measure_interaction`; memory and the backward of "prefixed_attention"
+        alone.
     """
     device = torch.device(device)
     if not cases:

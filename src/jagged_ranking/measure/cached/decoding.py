@@ -24,6 +24,7 @@ from jagged_ranking.measure.cached.cases import Case
 from jagged_ranking.measure.interaction.layout import Form, masked, positions
 from jagged_ranking.measure.interaction.problem import Peer, Problem
 from jagged_ranking.measure.providers.base import Unavailable, need_cuda, need_half
+from jagged_ranking.measure.providers.optional import FLASHINFER_WORKSPACE, find
 
 # FlashAttention-2 has pages of a multiple of this.
 _FLASH_PAGE = 256
@@ -113,6 +114,7 @@ def decoding(case: Case, device: torch.device) -> Problem:
         peers={
             "varlen_paged": _varlen_paged(users),
             "varlen_gathered": _varlen_gathered(users),
+            "flashinfer": _flashinfer_paged(users),
             "dense_sdpa": _padded_sdpa(users),
         },
         builds={SCHEDULE: build},
@@ -165,6 +167,42 @@ def _varlen_gathered(users: Cached) -> Peer | Unavailable:
         return attend(q, k, v, q_offsets, k_offsets, case.queries, case.history, **causal)
 
     return Peer(forward, needs=2 * len(users.k) * _bytes_of_event(case))
+
+
+def _flashinfer_paged(users: Cached) -> Peer | Unavailable:
+    """FlashInfer over the very pages of the cache; its plan is made beforehand, as our schedule."""
+    case, pages = users.case, users.cache.pages[:, 0]
+    try:
+        make = find("BatchPrefillWithPagedKVCacheWrapper", ("flashinfer",), "flashinfer")
+        need_cuda(users.device, "FlashInfer")
+        need_half(case.dtype, "FlashInfer")
+    except Unavailable as error:
+        return error
+
+    @functools.cache
+    def planned() -> Any:
+        workspace = torch.empty(FLASHINFER_WORKSPACE, dtype=torch.uint8, device=users.device)
+        wrapper = make(workspace, "NHD", backend="fa2")
+        used = -(-users.lengths // case.page_size)
+        wrapper.plan(
+            users.new_offsets.int(),
+            lengths_to_offsets(used).int(),
+            pages[positions(used, pages.shape[1])],
+            (users.lengths - (used - 1) * case.page_size).int(),
+            case.heads,
+            case.heads,
+            case.head_dim,
+            case.page_size,
+            causal=True,
+            q_data_type=case.dtype,
+        )
+        return wrapper
+
+    def forward(q: Tensor) -> Tensor:
+        paged = (-1, case.page_size, case.heads, case.head_dim)
+        return planned().run(q, (users.cache.k_store.view(paged), users.cache.v_store.view(paged)))
+
+    return Peer(forward, needs=FLASHINFER_WORKSPACE)
 
 
 def _varlen(users: Cached) -> Any:

@@ -75,6 +75,7 @@ def _prepare_authors(batch: Batch) -> Prepared:
     benchmark has it, without a sort in each call: in favour of this provider."""
     attention = find(AUTHORS_FUNCTION, (AUTHORS_MODULE,), "generative_recommenders")
     need_cuda(batch.device, "triton_hstu_mha")
+    _name_what_triton_dropped()
     w = batch.workload
     if batch.biases is not None:
         raise Unavailable("unsupported", "triton_hstu_mha has no biases")
@@ -103,6 +104,17 @@ def _prepare_authors(batch: Batch) -> Prepared:
         to_tokens=lambda batch, values: values[longest_first(batch)[1]],
         held=(offsets, *(() if targets is None else (targets,))),
     )
+
+
+def _name_what_triton_dropped() -> None:
+    """The authors' kernels name functions that newer Tritons have not, in branches for
+    `enable_tma=True`, which are not taken here. Triton looks them up all the same, and does not
+    compile the kernels where they are missing; nobody calls them."""
+    import triton.language as tl
+
+    for name in ("_experimental_descriptor_load", "_experimental_descriptor_store"):
+        if not hasattr(tl, name):
+            setattr(tl, name, None)
 
 
 def longest_first(batch: Batch) -> tuple[Tensor, Tensor]:

@@ -68,8 +68,11 @@ def _prepare_ours(batch: Batch, split: str | None = None, *, softmax: bool = Fal
     tables = () if batch.biases is None else (batch.biases.position, batch.biases.time)
     learned = tuple(table.detach().requires_grad_() for table in tables)
     mask: dict[str, Any] = {"causal": w.causal}
+    told: dict[str, Any] = {} if split is None else {"split": split}
     if (targets := batch.targets()) is not None:
         mask["keys"] = RequestKeys(targets=targets)
+        # As whoever makes the batch knows it: else the schedule reads offsets, and waits.
+        told["longest"] = w.max_len
     options: dict[str, Any] = {}
     if batch.biases is not None:
         position, time = learned
@@ -98,13 +101,12 @@ def _prepare_ours(batch: Batch, split: str | None = None, *, softmax: bool = Fal
             **shared,
         )
 
-    policy = {} if split is None else {"split": split}
     build = functools.partial(
         attention_schedule,
         *(queries, histories),
         head_dim=w.head_dim,
         **mask,
-        **policy,
+        **told,
     )
     schedule = build()
     return Prepared(

@@ -26,7 +26,7 @@ from jagged_ranking.measure.workloads import Batch
 
 FBGEMM_FUNCTION = "multi_head_jagged_flash_attention"
 # Of FlashInfer's partial results, as its documentation advises.
-_WORKSPACE = 128 * 2**20
+FLASHINFER_WORKSPACE = 128 * 2**20
 # The function moved between files from release to release.
 FBGEMM_MODULES = (
     "fbgemm_gpu.sll.triton.triton_multi_head_jagged_flash_attention",
@@ -98,7 +98,7 @@ def _prepare_flashinfer(batch: Batch) -> Prepared:
     w = batch.workload
     q, k, v = leaves(packed_queries(batch, batch.q), batch.k, batch.v)
     query_offsets, _, _ = packed_bounds(batch)
-    workspace = torch.empty(_WORKSPACE, dtype=torch.uint8, device=batch.device)
+    workspace = torch.empty(FLASHINFER_WORKSPACE, dtype=torch.uint8, device=batch.device)
     # Its kernels for Hopper alone do not cut histories.
     wrapper = make(workspace, "NHD", backend="fa2")
 

@@ -79,9 +79,10 @@ def measure_sparse(
 
         op "sparse_attention": metrics "latency" (ms; on a GPU the device's time), "host_time",
         "peak_memory" and "peak_memory_minus_inputs" (bytes), "max_abs_error" and "rel_error";
-        op "lists" (the schedule and its lists, once a batch), "block_means" (of retrieval, and part
-        of its lists), "schedule" (of all keys): "latency" of building them; of retrieved lists also
-        "regret" (see `regret_of`);
+        op "lists" (the schedule and its lists, once a batch: of a rule with their transpose, of
+        retrieval without), "lists_with_transpose" (of retrieval: all that a backward needs, the
+        lists among it), "block_means" (of retrieval, and part of its lists), "schedule" (of all
+        keys): "latency" of building them; of retrieved lists also "regret" (see `regret_of`);
         op "ceiling": of the device.
         `config` has the facts of `SparseWorkload`.
 

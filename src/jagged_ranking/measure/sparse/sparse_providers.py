@@ -33,8 +33,9 @@ from jagged_ranking.measure.providers.optional import find
 from jagged_ranking.measure.sparse.patterns import Pattern, RandomBlocks, Retrieved, Strided
 from jagged_ranking.measure.workloads import Batch
 
-# What is built besides q, k and v: a schedule with its lists, and the mean keys of retrieval.
-LISTS, MEANS = "lists", "block_means"
+# What is built besides q, k and v: a schedule with its lists; the same with what a backward needs,
+# where lists are without that; and the mean keys of retrieval.
+LISTS, TURNED_LISTS, MEANS = "lists", "lists_with_transpose", "block_means"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +67,7 @@ def _prepare_listed(batch: Batch, pattern: Pattern) -> Prepared:
     q, k, v = leaves(packed_queries(batch, batch.q), batch.k, batch.v)
     queries, histories = histories_of(batch, q, k)
     values = histories.with_values(v)
-    forward, held, build = _listed(queries, histories, values, pattern, batch)
-    # Random blocks are drawn on the host: what that takes says nothing.
-    builds = {} if isinstance(pattern, RandomBlocks) else {LISTS: build}
+    forward, held, builds = _listed(queries, histories, values, pattern, batch)
     if isinstance(pattern, Retrieved):
         builds[MEANS] = lambda: block_means(histories, pattern.block)
     return Prepared(
@@ -88,8 +87,8 @@ def _listed(
     values: JaggedTensor,
     pattern: Pattern,
     batch: Batch,
-) -> tuple[Callable[[], Tensor], list[Tensor], Callable[[], object]]:
-    """(our attention, tensors of its schedule, what builds that); users may be padded to the
+) -> tuple[Callable[[], Tensor], list[Tensor], dict[str, Callable[[], object]]]:
+    """(our attention, tensors of its schedule, op -> what builds that); users may be padded to the
     longest."""
     # Whoever makes batches knows the longest: nothing waits for the device to read it.
     longest = int(batch.lengths.max())
@@ -99,13 +98,25 @@ def _listed(
         keys = pattern.keys(queries, histories, longest=longest, **options)
         return attention_schedule(queries, histories, keys=keys, longest=longest, **options)
 
+    def build_for_a_backward() -> AttentionSchedule:
+        schedule = build()
+        assert schedule.lists is not None
+        schedule.lists.transposed(len(queries.values), len(histories.values))
+        return schedule
+
     schedule = build()
     built: dict[str, Any] = {"keys": schedule.keys, "schedule": schedule}
+    builds: dict[str, Callable[[], object]] = {}
+    # Random blocks are drawn on the host: what that takes says nothing.
+    if not isinstance(pattern, RandomBlocks):
+        builds[LISTS] = build
+        if schedule.lists is not None and schedule.lists.row_ptr_t is None:
+            builds[TURNED_LISTS] = build_for_a_backward
 
     def forward() -> Tensor:
         return jagged_attention(queries, histories, values, **options, **built).values
 
-    return forward, tensors_of(schedule), build
+    return forward, tensors_of(schedule), builds
 
 
 def _prepare_padded(batch: Batch, pattern: Pattern) -> Prepared:
@@ -118,7 +129,7 @@ def _prepare_padded(batch: Batch, pattern: Pattern) -> Prepared:
     users = torch.arange(w.users + 1, dtype=torch.int32, device=batch.device)
     histories = JaggedTensor(k, users * w.max_len)
     queries, values = histories.with_values(q), histories.with_values(v)
-    forward, held, build = _listed(queries, histories, values, pattern, batch)
+    forward, held, builds = _listed(queries, histories, values, pattern, batch)
 
     def to_tokens(batch: Batch, padded: Tensor) -> Tensor:
         user, position = batch.positions()
@@ -130,7 +141,7 @@ def _prepare_padded(batch: Batch, pattern: Pattern) -> Prepared:
         grad_output=dout,
         to_tokens=to_tokens,
         held=tuple(held),
-        builds={LISTS: build},
+        builds=builds,
     )
 
 

@@ -1,0 +1,173 @@
+"""What the loading warp of `hopper.dkv` brings: tiles of keys, and the queries that see them."""
+
+# Tuples are taken apart whole, also where a function needs a part.
+# ruff: noqa: RUF059
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from jagged_kernels.attention.hopper.blocks import load_numbers, next_slot, row_fields, zero_rows
+from jagged_kernels.attention.hopper.listed import (
+    ends_of_list,
+    note_blocks,
+    note_of_part,
+    note_rule,
+    parts_of_list,
+    token_of_note,
+    token_to_load,
+    write_note,
+)
+
+
+@gluon.jit
+def load_queries(args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr):
+    """Brings each tile's K and V, and Q, dO, lse2 and delta of its queries, head by head.
+
+    Weights by a policy know neither lse2 nor delta.
+    """
+    if S.GROUPS:
+        args, meets = args
+    descriptors, lse2_ptr, delta_ptr, rows_ptr, row_count, buffers, barriers = args
+    k_blocks, v_blocks, q_blocks, do_blocks = descriptors
+    k_buffer, v_buffer, q_buffer, do_buffer = buffers[:4]
+    tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
+    CONSUMERS: gl.constexpr = C.consumers
+    KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
+    TILE_BYTES: gl.constexpr = 2 * CONSUMERS * k_blocks.block_type.nbytes
+    stage = 0
+    phase = 0
+    tile_phase = 0
+    tail_phase = 0
+    count = row_count * KV_HEADS
+    head, k_start, k_end, q_start, q_end, shift = row_fields(rows_ptr, 0, count, KV_HEADS)
+    for step in range(gl.cdiv(count, gl.num_programs(0))):
+        ahead = row_fields(rows_ptr, step + 1, count, KV_HEADS)
+        if q_start < q_end:
+            if S.GROUPS:
+                row = (step, count, k_start, q_start, q_end, shift, head)
+                blocks = _count_blocks(meets, rows_ptr, row, S)
+            mbarrier.wait(tile_empty, tile_phase ^ 1)
+            if S.GROUPS:
+                note_blocks(buffers[-1], blocks)
+                if S.RULED:
+                    note_rule(
+                        buffers[-1], meets, rows_ptr, step, count, q_start, q_end, shift,
+                        KV_HEADS, True,
+                    )  # fmt: skip
+            mbarrier.expect(tile_full, TILE_BYTES)
+            for consumer in gl.static_range(CONSUMERS):
+                start = k_start + consumer * C.part_q
+                tma.async_copy_global_to_shared(
+                    k_blocks, [start, head * S.K_STRIDE_H], tile_full, k_buffer.index(consumer)
+                )
+                tma.async_copy_global_to_shared(
+                    v_blocks, [start, head * S.V_STRIDE_H], tile_full, v_buffer.index(consumer)
+                )
+            tile_phase ^= 1
+            for member in range(S.GROUP):
+                q_head = head * S.GROUP + member
+                state = (stage, phase, tail_phase)
+                if S.GROUPS:
+                    state = _load_list(
+                        state, descriptors, lse2_ptr, delta_ptr, meets, rows_ptr, row, q_head,
+                        buffers, barriers, S, C, WEIGHT,
+                    )  # fmt: skip
+                else:
+                    for start in range(q_start, q_end, S.BLOCK):
+                        state = _load_block(
+                            state, descriptors, lse2_ptr, delta_ptr, start, q_end, q_head, 0,
+                            buffers, barriers, S, C, WEIGHT,
+                        )  # fmt: skip
+                stage, phase, tail_phase = state
+        head, k_start, k_end, q_start, q_end, shift = ahead
+
+
+@gluon.jit
+def _count_blocks(meets, rows_ptr, row, S: gl.constexpr):
+    """Of the lists of a tile's heads, all together; row: as in `load_queries`."""
+    step, count, k_start, q_start, q_end, shift, head = row
+    blocks = 0
+    for member in range(S.GROUP):
+        begin, end = ends_of_list(
+            meets, rows_ptr, step, count, k_start, q_end, shift, head * S.GROUP + member,
+            S.HEADS // S.GROUP, S,
+        )  # fmt: skip
+        blocks += parts_of_list(begin, end, S.TILE, S.BLOCK)
+    return blocks
+
+
+@gluon.jit
+def _load_list(
+    state, descriptors, lse2_ptr, delta_ptr, meets, rows_ptr, row, q_head, buffers, barriers,
+    S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr,
+):  # fmt: skip
+    """`_load_block` for the list of one head."""
+    step, count, k_start, q_start, q_end, shift, head = row
+    begin, end = ends_of_list(
+        meets, rows_ptr, step, count, k_start, q_end, shift, q_head, S.HEADS // S.GROUP, S
+    )
+    note = note_of_part(meets.col, begin, end, 0, q_start, q_end, S.TILE, S.BLOCK)
+    for block in range(parts_of_list(begin, end, S.TILE, S.BLOCK)):
+        # The next one's entry is on its way while buffers are waited for.
+        ahead_note = note_of_part(meets.col, begin, end, block + 1, q_start, q_end, S.TILE, S.BLOCK)
+        start = token_of_note(note)
+        state = _load_block(
+            state, descriptors, lse2_ptr, delta_ptr, start, q_end, q_head, note, buffers, barriers,
+            S, C, WEIGHT,
+        )  # fmt: skip
+        note = ahead_note
+    return state
+
+
+@gluon.jit
+def _load_block(
+    state, descriptors, lse2_ptr, delta_ptr, start, q_end, q_head, note, buffers, barriers,
+    S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr,
+):  # fmt: skip
+    """The queries from `start`. `note` where they are listed."""
+    k_blocks, v_blocks, q_blocks, do_blocks = descriptors
+    q_buffer, do_buffer = buffers[2:4]
+    tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
+    BLOCK_BYTES: gl.constexpr = q_blocks.block_type.nbytes
+    stage, phase, tail_phase = state
+    q_column = q_head * S.Q_STRIDE_H
+    do_column = q_head * S.DO_STRIDE_H
+    tail = start + S.BLOCK > q_end
+    at = start
+    if S.GROUPS:
+        tail = tail & (start < q_end)
+        at = token_to_load(start, q_end, S.BLOCK)
+    mbarrier.wait(q_empty.index(stage), phase ^ 1)
+    mbarrier.wait(do_empty.index(stage), phase ^ 1)
+    q = q_buffer.index(stage)
+    d_o = do_buffer.index(stage)
+    q_there = q_full.index(stage)
+    do_there = do_full.index(stage)
+    if S.GROUPS:
+        write_note(buffers[-1], stage, note)
+    if WEIGHT is None:
+        lse2_buffer, delta_buffer = buffers[4:6]
+        load_numbers(
+            lse2_ptr + q_head, delta_ptr + q_head, start, q_end,
+            lse2_buffer.index(stage), delta_buffer.index(stage), q_there, S.HEADS,
+        )  # fmt: skip
+    if tail:
+        mbarrier.expect(landed, 2 * BLOCK_BYTES)
+        tma.async_copy_global_to_shared(q_blocks, [at, q_column], landed, q)
+        tma.async_copy_global_to_shared(do_blocks, [at, do_column], landed, d_o)
+        mbarrier.wait(landed, tail_phase)
+        tail_phase ^= 1
+        zero_rows(q, q_end - start)
+        mbarrier.arrive(q_there)
+        zero_rows(d_o, q_end - start)
+        mbarrier.arrive(do_there)
+    else:
+        mbarrier.expect(q_there, BLOCK_BYTES)
+        tma.async_copy_global_to_shared(q_blocks, [at, q_column], q_there, q)
+        mbarrier.expect(do_there, BLOCK_BYTES)
+        tma.async_copy_global_to_shared(do_blocks, [at, do_column], do_there, d_o)
+    stage, phase = next_slot(stage, phase, C.stages)
+    return stage, phase, tail_phase

@@ -1,0 +1,346 @@
+"""What the forward's warps do where rows walk lists of key blocks; see `hopper.listed`.
+
+As in `hopper.forward`, but that the mask is looked up block by block, and that the loading warp
+puts zeros over what of V is the next user's: any block of a list may be the last of the keys.
+"""
+
+# Partitions get tuples, and take out of them what they need.
+# ruff: noqa: RUF059
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from jagged_kernels.attention.blocks import FAR
+from jagged_kernels.attention.hopper.blocks import (
+    by_row,
+    factor_of_place,
+    left_factor,
+    next_slot,
+    place_of,
+    product_with_transpose,
+    row_fields,
+    size_of_sums,
+    store_tile,
+    zero_rows,
+)
+from jagged_kernels.attention.hopper.listed import (
+    blocks_to_walk,
+    ends_of_list,
+    is_tail,
+    mask_listed,
+    note_blocks,
+    note_of_part,
+    note_rule,
+    parts_of_list,
+    read_note,
+    read_rule,
+    token_of_note,
+    token_to_load,
+    write_note,
+)
+from jagged_kernels.attention.hopper.policies import natural_scores
+from jagged_kernels.attention.hopper.softmax import online_softmax, store_mean
+
+_FAR = gl.constexpr(FAR)
+
+
+@gluon.jit
+def load_listed(args, S: gl.constexpr, C: gl.constexpr):
+    """Brings each tile's Q, and K and V of its list's blocks, from the last to the first.
+
+    Where a block has two parts and the list an odd number of them, the one that is missing stands
+    beside the list's last, which often needs the mask anyway.
+    """
+    rest, meets = args
+    q_blocks, k_blocks, v_blocks, rows_ptr, row_count, buffers, barriers = rest
+    q_buffer, k_buffer, v_buffer, notes = buffers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, landed = barriers
+    CONSUMERS: gl.constexpr = C.consumers
+    PART: gl.constexpr = k_blocks.block_type.shape[0]
+    PARTS: gl.constexpr = S.BLOCK // PART
+    BYTES: gl.constexpr = PARTS * k_blocks.block_type.nbytes
+    stage = 0
+    phase = 0
+    q_phase = 0
+    tail_phase = 0
+    count = row_count * S.HEADS
+    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS)
+    begin, end = ends_of_list(meets, rows_ptr, 0, count, q_start, k_end, shift, head, S.HEADS, S)
+    for step in range(gl.cdiv(count, gl.num_programs(0))):
+        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS)
+        if k_start < k_end:
+            blocks = gl.cdiv(parts_of_list(begin, end, S.TILE, PART), PARTS)
+            after = blocks * PARTS - 1
+            first = note_of_part(meets.col, begin, end, after, k_start, k_end, S.TILE, PART)
+            second = note_of_part(
+                meets.col, begin, end, after - (PARTS - 1), k_start, k_end, S.TILE, PART
+            )
+            mbarrier.wait(q_empty, q_phase ^ 1)
+            note_blocks(notes, blocks)
+            if S.RULED:
+                note_rule(
+                    notes, meets, rows_ptr, step, count, k_start, k_end, shift, S.HEADS,
+                    False,
+                )  # fmt: skip
+            mbarrier.expect(q_full, CONSUMERS * q_blocks.block_type.nbytes)
+            for consumer in gl.static_range(CONSUMERS):
+                tma.async_copy_global_to_shared(
+                    q_blocks,
+                    [q_start + consumer * C.part_q, head * S.Q_STRIDE_H],
+                    q_full,
+                    q_buffer.index(consumer),
+                )
+            q_phase ^= 1
+            k_column = head // S.GROUP * S.K_STRIDE_H
+            v_column = head // S.GROUP * S.V_STRIDE_H
+            for _ in range(blocks):
+                slot = stage * PARTS
+                start = token_of_note(first)
+                start_2 = token_of_note(second)
+                k_there = k_full.index(stage)
+                mbarrier.wait(k_empty.index(stage), phase ^ 1)
+                write_note(notes, slot, first)
+                if PARTS == 2:
+                    write_note(notes, slot + 1, second)
+                mbarrier.expect(k_there, BYTES)
+                tma.async_copy_global_to_shared(
+                    k_blocks, [token_to_load(start, k_end, PART), k_column], k_there,
+                    k_buffer.index(slot),
+                )  # fmt: skip
+                if PARTS == 2:
+                    tma.async_copy_global_to_shared(
+                        k_blocks, [token_to_load(start_2, k_end, PART), k_column], k_there,
+                        k_buffer.index(slot + 1),
+                    )  # fmt: skip
+                # While V's buffer is waited for.
+                after -= PARTS
+                first = note_of_part(meets.col, begin, end, after, k_start, k_end, S.TILE, PART)
+                second = note_of_part(
+                    meets.col, begin, end, after - (PARTS - 1), k_start, k_end, S.TILE, PART
+                )
+                v_there = v_full.index(stage)
+                mbarrier.wait(v_empty.index(stage), phase ^ 1)
+                tail = is_tail(start, k_end, PART)
+                if PARTS == 2:
+                    tail = tail | is_tail(start_2, k_end, PART)
+                if tail:
+                    _load_part(
+                        v_blocks, start, k_end, v_column, landed, v_buffer.index(slot), BYTES
+                    )
+                    if PARTS == 2:
+                        _load_part(
+                            v_blocks, start_2, k_end, v_column, landed, v_buffer.index(slot + 1), 0
+                        )
+                    mbarrier.wait(landed, tail_phase)
+                    tail_phase ^= 1
+                    _zero_tail(v_buffer.index(slot), start, k_end)
+                    if PARTS == 2:
+                        _zero_tail(v_buffer.index(slot + 1), start_2, k_end)
+                    mbarrier.arrive(v_there)
+                else:
+                    _load_part(
+                        v_blocks, start, k_end, v_column, v_there, v_buffer.index(slot), BYTES
+                    )
+                    if PARTS == 2:
+                        _load_part(
+                            v_blocks, start_2, k_end, v_column, v_there, v_buffer.index(slot + 1), 0
+                        )
+                stage, phase = next_slot(stage, phase, C.stages)
+        head, q_start, q_end, k_start, k_end, shift = ahead
+        begin, end = ends_of_list(
+            meets, rows_ptr, step + 1, count, q_start, k_end, shift, head, S.HEADS, S
+        )
+
+
+@gluon.jit
+def _load_part(blocks, start, range_end, column, there, buffer, EXPECTED: gl.constexpr):
+    """EXPECTED: bytes of all parts, told with the first of them."""
+    PART: gl.constexpr = blocks.block_type.shape[0]
+    if EXPECTED > 0:
+        mbarrier.expect(there, EXPECTED)
+    at = token_to_load(start, range_end, PART)
+    tma.async_copy_global_to_shared(blocks, [at, column], there, buffer)
+
+
+@gluon.jit
+def _zero_tail(buffer, start, range_end):
+    if start < range_end:
+        zero_rows(buffer, range_end - start)
+
+
+@gluon.jit
+def attend_listed(
+    args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, WEIGHT: gl.constexpr,
+    ME: gl.constexpr,
+):  # fmt: skip
+    """One consumer, as `hopper.forward._attend`: part ME of every tile's queries."""
+    o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, meets = args[:6]
+    scale_log2, left, right, buffers, barriers = args[6:]
+    q_buffer, k_parts, v_parts, notes = buffers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, landed = barriers
+    ROWS: gl.constexpr = C.part_q
+    BLOCK: gl.constexpr = S.BLOCK
+    D: gl.constexpr = S.D
+    PARTS: gl.constexpr = BLOCK // k_parts.shape[1]
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, BLOCK, 16])
+    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, D, 16])
+    ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
+    dtype: gl.constexpr = q_buffer.dtype
+    k_buffer = _by_block(k_parts, C.stages, BLOCK)
+    v_buffer = _by_block(v_parts, C.stages, BLOCK)
+    q = q_buffer.index(ME)
+    stage = 0
+    phase = 0
+    q_phase = 0
+    count = row_count * S.HEADS
+    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS)
+    for step in range(gl.cdiv(count, gl.num_programs(0))):
+        first_q = q_start + ME * ROWS
+        acc = gl.zeros([ROWS, D], gl.float32, OUTPUT)
+        total = gl.zeros([ROWS], gl.float32, ROW)
+        top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
+        reach = gl.zeros([ROWS], gl.float32, ROW)
+        if k_start < k_end:
+            mbarrier.wait(q_full, q_phase)
+            q_phase ^= 1
+            blocks = blocks_to_walk(notes)
+            # The first part of a tile is never empty.
+            if (blocks > 0) & ((ME == 0) or (first_q < q_end)):
+                row = (first_q, k_end, shift, notes, left, right)
+                mbarrier.wait(k_full.index(stage), phase)
+                scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
+                first = read_note(notes, stage * PARTS)
+                second = read_note(notes, stage * PARTS + (PARTS - 1))
+                scores = warpgroup_mma_wait(0, deps=[scores])
+                mbarrier.arrive(k_empty.index(stage))
+                state = (top, total, reach)
+                weights, correction, state = _weigh(
+                    scores, state, first, second, row, scale_log2, S, NEGATE, WEIGHT, PARTS
+                )
+                top, total, reach = state
+
+                ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
+                mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=blocks > 1)
+
+                for block in range(1, blocks):
+                    v_stage = stage
+                    v_phase = phase
+                    stage, phase = next_slot(stage, phase, C.stages)
+                    # As in `hopper.forward._walk`.
+                    p = left_factor(weights, acc, dtype)
+                    scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
+                    mbarrier.wait(v_full.index(v_stage), v_phase)
+                    running = warpgroup_mma(p, v_buffer.index(v_stage), acc, is_async=True)
+                    first = read_note(notes, stage * PARTS)
+                    second = read_note(notes, stage * PARTS + (PARTS - 1))
+                    scores = warpgroup_mma_wait(1, deps=[scores])
+                    mbarrier.arrive(k_empty.index(stage))
+                    state = (top, total, reach)
+                    weights, correction, state = _weigh(
+                        scores, state, first, second, row, scale_log2, S, NEGATE, WEIGHT, PARTS
+                    )
+                    top, total, reach = state
+                    ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
+                    mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=block < blocks - 1)
+                    acc, p = warpgroup_mma_wait(0, deps=[running, p])
+                    mbarrier.arrive(v_empty.index(v_stage))
+                    if WEIGHT is None:
+                        acc = acc * by_row(correction, acc)
+
+                mbarrier.arrive(q_empty)
+                p = left_factor(weights, acc, dtype)
+                mbarrier.wait(v_full.index(stage), phase)
+                acc = warpgroup_mma(p, v_buffer.index(stage), acc, is_async=True)
+                acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+                mbarrier.arrive(v_empty.index(stage))
+                stage, phase = next_slot(stage, phase, C.stages)
+            else:
+                # The list is empty, or the tile ends before this part: only the other consumer's
+                # waits are served, in step with the loads.
+                mbarrier.arrive(q_empty)
+                for _ in range(blocks):
+                    mbarrier.wait(k_full.index(stage), phase)
+                    mbarrier.arrive(k_empty.index(stage))
+                    mbarrier.wait(v_full.index(stage), phase)
+                    mbarrier.arrive(v_empty.index(stage))
+                    stage, phase = next_slot(stage, phase, C.stages)
+        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS)
+        place = place_of(step)
+        if (marks_ptr is not None) and (place < count):
+            # What `hopper.exact` is to compute again: not for the next user's queries.
+            own = first_q + gl.arange(0, ROWS, ROW) < q_end
+            sizes = gl.convert_layout(size_of_sums(acc), ROW)
+            reach = gl.where(sizes < float("inf"), reach, float("inf"))
+            far = gl.max(gl.where(own, reach, 0.0), 0) > _FAR
+            mark = place // S.HEADS * C.consumers + ME
+            gl.store(marks_ptr + mark * S.HEADS + head, far.to(gl.int8))
+        if first_q < q_end:
+            if WEIGHT is None:
+                store_mean(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS)
+            else:
+                factor = factor_of_place(meets, rows_ptr, step, count, S.HEADS)
+                store_tile(o_ptr, acc * factor, first_q, q_end, head, S.HEADS)
+        head, q_start, q_end, k_start, k_end, shift = ahead
+
+
+@gluon.jit
+def _by_block(parts, STAGES: gl.constexpr, BLOCK: gl.constexpr):
+    """A ring of parts as one of blocks: the parts of a block stand one behind the other."""
+    if parts.shape[1] == BLOCK:
+        blocks = parts
+    else:
+        blocks = parts._reinterpret(parts.dtype, [STAGES, BLOCK, parts.shape[2]], parts.layout)
+    return blocks
+
+
+@gluon.jit
+def _weigh(
+    scores, state, first, second, row, scale_log2,
+    S: gl.constexpr, NEGATE: gl.constexpr, WEIGHT: gl.constexpr, PARTS: gl.constexpr,
+):  # fmt: skip
+    """(weights, correction of what was summed before, state) of a block of products.
+
+    Args:
+        state: (top, total, reach) of `online_softmax`, as they are for weights by a policy.
+        first, second: the notes of the block's parts, one and the same if it has one.
+    """
+    top, total, reach = state
+    correction = top
+    cut = (first | second) < 0
+    if NEGATE:
+        scores = -scores
+    if WEIGHT is None:
+        if cut:
+            scores = _mask(scores, first, second, row, S, PARTS, float("-inf"))
+        weights, correction, top, total, reach = online_softmax(
+            scores, top, total, reach, scale_log2, True
+        )
+    else:
+        weights = WEIGHT(natural_scores(scores, scale_log2))
+        if cut:
+            weights = _mask(weights, first, second, row, S, PARTS, 0.0)
+    return weights, correction, (top, total, reach)
+
+
+@gluon.jit
+def _mask(
+    scores, first, second, row, S: gl.constexpr, PARTS: gl.constexpr, HIDDEN: gl.constexpr
+):  # fmt: skip
+    PART: gl.constexpr = S.BLOCK // PARTS
+    first_q, k_end, shift, notes, left, right = row
+    starts = (token_of_note(first), token_of_note(second))
+    rule = 0
+    if S.RULED:
+        # Here, because few blocks need it, and there are no registers to hold it.
+        rule = read_rule(notes)
+    return mask_listed(
+        scores, first_q, starts, (k_end, shift), rule, left, right, S, PART, False, HIDDEN
+    )

@@ -1,0 +1,86 @@
+"""A batch of requests as `StepGraphs` takes it, and the padded one that a captured step sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jagged_kernels import JaggedTensor
+from jagged_ranking.data.batch import JaggedBatch
+from jagged_ranking.data.store import ItemTable
+
+# Of a request and of a candidate; the request of a candidate follows from offsets.
+_OF_REQUESTS = ("user", "context", "context_dense")
+_INDEX = "index"
+
+
+def inputs_of(batch: JaggedBatch) -> dict[str, JaggedTensor | Tensor]:
+    """What of a batch differs from that of others, by name."""
+    inputs: dict[str, JaggedTensor | Tensor] = {name: getattr(batch, name) for name in _OF_REQUESTS}
+    for spec in fields(batch):
+        if spec.init and isinstance(value := getattr(batch, spec.name), JaggedTensor):
+            inputs[spec.name] = value
+    inputs[_INDEX] = batch.candidate.with_values(batch.index)
+    return inputs
+
+
+@dataclass(frozen=True)
+class BucketBatch(JaggedBatch):
+    """A batch of the size of a bucket: behind its requests there are such as nobody made.
+
+    Nothing is known of its lengths but what holds for all batches of the bucket: `events` and
+    `asked` have no numbers, and models that ask for what depends on them have no graph.
+
+    most: `longest` of all batches of the bucket, or more.
+    """
+
+    most: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "longest", self.most)
+
+    @classmethod
+    def of(
+        cls,
+        inputs: Mapping[str, JaggedTensor | Tensor],
+        items: ItemTable,
+        most: tuple[int, int],
+    ) -> BucketBatch:
+        """From `inputs_of`, brought to the size of a bucket; does not wait for the device."""
+        given: dict[str, Any] = dict(inputs)
+        candidate, index = given["candidate"], given.pop(_INDEX)
+        request = torch.repeat_interleave(
+            torch.arange(len(candidate), device=candidate.device),
+            candidate.lengths,
+            output_size=len(candidate.values),
+        )
+        nobody = np.zeros(0, np.int64)
+        return cls(
+            **given,
+            request=request,
+            index=index.values,
+            items=items,
+            events=nobody,
+            asked=nobody,
+            most=most,
+        )
+
+    @property
+    def pairs(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Raises NotImplementedError: as many as one batch has."""
+        raise NotImplementedError(
+            "the model has numbers for each pair of a candidate and an event, and how many pairs "
+            "there are changes from batch to batch: a captured graph has room for those of one"
+        )
+
+    def latest(self, k: int, *, each_candidate: bool = False) -> int:
+        """Raises NotImplementedError: as many as one batch has."""
+        raise NotImplementedError(
+            f"the model cuts out the {k} latest events of each history, and how many these are "
+            "changes from batch to batch: a captured graph has room for those of one"
+        )

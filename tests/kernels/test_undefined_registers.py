@@ -1,0 +1,142 @@
+"""No kernel reads a uniform register that nobody has written (see the script): those that did, and
+what the script says of made-up instructions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import undefined_registers
+from processes import run_python
+from undefined_registers import main
+from undefined_registers import undefined_registers as look_at
+
+# In a process of its own: compiled for an H100, without one.
+COMPILE = """
+import json
+import sys
+
+sys.path.append(sys.argv[1])
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from undefined_registers import disassembled, undefined_registers
+
+from jagged_kernels.attention.meeting import MeetShape
+from jagged_kernels.attention.plans import Call
+from jagged_kernels.attention.scores.bias_launch import BiasArguments, BiasShape
+from jagged_kernels.attention.split import forward
+
+HEADS, DIM = 3, 16
+LOOKED_UP = {
+    "position": (BiasShape(POSITIONS=8, MAX_DISTANCE=20, ADDS=True), ("by_distance", "buckets")),
+    "every": (
+        BiasShape(POSITIONS=8, MAX_DISTANCE=20, TIMES=12, ADDS=True),
+        tuple(name for name in BiasArguments._fields if name not in ("seed", "drop_below")),
+    ),
+}
+POINTERS = {"rows_ptr": "*i32", "spans_ptr": "*i32", "buckets": "*i32"}
+POINTERS |= dict.fromkeys(
+    ("time_starts", "q_times", "k_times", "scores_before", "q_offsets", "k_offsets"), "*i64"
+)
+
+
+def found(kind, limits, warps):
+    BIAS, given = LOOKED_UP[kind]
+    keys = (1, DIM, DIM, DIM)
+    call = Call((HEADS, DIM, HEADS * DIM, DIM), keys, keys, None, 4, "bf16x6", tuple(limits), 0.25)
+    plan, _ = forward._plan(call, (16, 1), 64, None, BIAS, MeetShape(), None)
+    kernel, constants = forward._split_forward_kernel, dict(plan.constants)
+    nothing = ("meets", "pages_ptr", "page_count", "page_limit")
+    constants |= {name: None for name in nothing}
+    numbers = ("time_rate", "time_steps", "drop_below", "keep_scale")
+    bias = {
+        name: "fp32" if name in numbers else POINTERS.get(name, "*fp32") if name in given
+        else "constexpr"
+        for name in BiasArguments._fields
+    }
+    names = kernel.arg_names
+    place = names.index("bias")
+    signature = {
+        name: "constexpr" if name in constants
+        else BiasArguments(**bias) if name == "bias"
+        else POINTERS.get(name, "*fp32") if name.endswith("_ptr")
+        else "fp32" if name.startswith("scale") else "i32"
+        for name in names
+    }
+    values = {(names.index(name),): value for name, value in constants.items()}
+    values |= {(place, i): None for i, k in enumerate(bias.values()) if k == "constexpr"}
+    pointers = [(i,) for i, k in enumerate(signature.values()) if str(k).startswith("*")]
+    pointers += [(place, i) for i, k in enumerate(bias.values()) if k.startswith("*")]
+    source = ASTSource(
+        fn=kernel, signature=signature, constexprs=values,
+        attrs={path: [["tt.divisibility", 16]] for path in pointers},
+    )
+    options = {**plan.options, **({"num_warps": warps} if warps else {})}
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    sass = disassembled(made.asm["cubin"])
+    return {"wgmma": sass.count("HGMMA"), "undefined": undefined_registers(sass)}
+
+
+print(json.dumps([found(*one) for one in json.loads(sys.argv[2])]))
+"""
+CAUSAL, WINDOW = (False, True), (True, True)
+SUPPORT = Path(undefined_registers.__file__).parent
+
+
+def test_look_ups_behind_a_mask_at_head_dim_16():
+    """Three heads of few queries, 64 rows. With 8 warps ptxas of Triton's makes the error still."""
+    asked = [("position", CAUSAL, 0), ("every", WINDOW, 0), ("position", CAUSAL, 8)]
+    ran = run_python(COMPILE, str(SUPPORT), json.dumps(asked))
+    assert ran.returncode == 0, ran.stderr
+    *ours, broken = json.loads(ran.stdout)
+    for one in ours:
+        assert one["wgmma"] > 10
+        assert one["undefined"] == []
+    assert "UIADD3" in broken["undefined"][0]
+
+
+@pytest.mark.parametrize(
+    ("instructions", "found"),
+    [
+        (["S2UR UR4, SR_CTAID.X", "UIADD3 UR4, UR4, 0x1, URZ"], None),
+        (["UIADD3 UR20, UP0, UR20, 0x1, URZ", "UMOV UR20, 0x1"], "0000"),
+        (["R2UR UR4, R0", "UIADD3.64 UR6, UR4, 0x1f, URZ"], "0010"),
+        (["UIMAD.WIDE UR4, UR3, 0x40, URZ"], "0000"),
+        (["UMOV UR3, 0x1", "UIMAD.WIDE UR4, UR3, 0x40, URZ", "IMAD.X R2, RZ, RZ, UR5, P4"], None),
+        (["ULDC.64 UR6, c[0x0][0x210]", "@!P0 LDG.E R6, desc[UR6][R2.64+0x14]"], None),
+        (["UMOV UR6, 0x1", "@P1 LDG.E R6, desc[UR6][R2.64]"], "0010"),
+        (["ULDC.64 UR6, c[0x0][0x210]", "HGMMA.64x8x16.F32 R4, R8, gdesc[UR4].tnspB, R4"], None),
+        (["ULDC.64 UR4, c[0x0][0x210]", "HGMMA.64x8x16.F32 R4, R8, gdesc[UR4], R4"], "0010"),
+        (["IMAD.U32 R4, RZ, RZ, UR9"], "0000"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else value,
+)
+def test_what_is_read_before_it_is_written(instructions, found):
+    lines = [f"        /*{16 * i:04x}*/   {line} ;" for i, line in enumerate(instructions)]
+    said = look_at("\n".join([".section .text", *lines]))
+    assert [line.partition(":")[0] for line in said] == ([] if found is None else [found])
+
+
+def test_a_folder_without_kernels(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main([str(tmp_path)])
+    assert "there is no cubin" in capsys.readouterr().err
+
+
+def test_cubins_of_a_folder(tmp_path, capsys, monkeypatch):
+    for name in ("good", "bad"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "kernel.cubin").write_bytes(name.encode())
+    lines = {b"good": " /*0000*/ EXIT ;", b"bad": " /*0010*/ UMOV UR4, UR5 ;"}
+    monkeypatch.setattr(undefined_registers, "disassembled", lines.__getitem__)
+    assert main([str(tmp_path)]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        f"{tmp_path / 'bad' / 'kernel.cubin'}: 0010: UMOV UR4, UR5",
+        "2 kernels, 1 read what nobody has written",
+    ]
+    (tmp_path / "bad" / "kernel.cubin").unlink()
+    assert main([str(tmp_path)]) == 0

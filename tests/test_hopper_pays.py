@@ -1,0 +1,124 @@
+"""`hopper_pays.py` says from which lengths on Hopper's kernels are faster than the plain ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from attention_cases import DEVICE
+from choice_cases import on_hopper
+from hopper_pays import KEYS, PASSES, SCORES, SIDES, Batch, lay_out, main, pays_from, rows_of, said
+from old_and_new import difference
+
+from jagged_kernels import JaggedTensor, jagged_attention
+from jagged_kernels.schedule.policy.hopper import (
+    BACKWARD_PAYS_FROM,
+    FORWARD_PAYS_FROM,
+    HopperConfig,
+)
+from jagged_ranking.measure.timing import Effort
+
+
+def small(dtype: torch.dtype, **shape: Any) -> Batch:
+    options: dict[str, Any] = {"tokens": 300, "heads": 2, "dim": 16, **shape}
+    return Batch(40, dtype=dtype, device=torch.device(DEVICE), **options)
+
+
+@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_plain_side_is_attention(scores: str, causal: bool) -> None:
+    batch = small(torch.float32)
+    calls = batch.calls("plain", SCORES[scores], causal=causal)
+    leaves = [x.clone().requires_grad_() for x in (batch.q, batch.k, batch.v)]
+    q, k, v = (JaggedTensor(x, batch.offsets) for x in leaves)
+    options = {"causal": causal, "scores": SCORES[scores], "backend": "reference"}
+    out = jagged_attention(q, k, v, **options).values
+    gradients = torch.autograd.grad(out, leaves, batch.d_o)
+    assert tuple(calls) == PASSES
+    assert difference((out.detach(),), calls["forward"]()) < 1e-4
+    for of_pass in PASSES[1:]:
+        assert difference(gradients, calls[of_pass]()) < 1e-4
+
+
+@pytest.mark.parametrize("keys", KEYS[1:])
+def test_the_plain_side_over_lists_is_attention(keys: str) -> None:
+    """Over as many keys as the lists show: what is compared is forward and backward alike."""
+    candidates = 20 if keys == "retrieval" else None
+    batch = small(torch.float32, candidates=candidates, even=True)
+    lists, _ = batch.lists(keys, 16)
+    assert lists is not None
+    calls = batch.calls("plain", None, causal=True, keys=keys, block=16)
+    leaves = [x.clone().requires_grad_() for x in (batch.q, batch.k, batch.v)]
+    q, k, v = (
+        JaggedTensor(x, of)
+        for x, of in zip(leaves, (batch.q_offsets, batch.offsets, batch.offsets), strict=True)
+    )
+    out = jagged_attention(q, k, v, keys=lists, backend="reference").values
+    gradients = torch.autograd.grad(out, leaves, batch.d_o)
+    assert difference((out.detach(),), calls["forward"]()) < 1e-4
+    for of_pass in PASSES[1:]:
+        assert difference(gradients, calls[of_pass]()) < 1e-4
+
+
+@on_hopper
+@pytest.mark.parametrize("block", [64, 128])
+@pytest.mark.parametrize("keys", KEYS[1:])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_both_sides_are_timed_over_lists_and_agree(dim: int, keys: str, block: int) -> None:
+    candidates = 100 if keys == "retrieval" else None
+    batch = small(torch.bfloat16, tokens=3000, dim=dim, candidates=candidates)
+    effort = Effort(rounds=1, inner=1, warmup=1)
+    found = list(rows_of(batch, None, effort, causal=True, keys=keys, block=block))
+    assert [row["pass"] for row in found] == list(PASSES[: 1 if (dim, block) == (128, 64) else 3])
+    for row in found:
+        assert row["results differ"] < 2e-2
+
+
+def test_a_layout_is_changed_in_words() -> None:
+    table = {(64, 64): HopperConfig(consumers=1, warps=4, block=128, stages=3, residents=2)}
+    lay_out(table, 64, 64, "block=64,residents=3")
+    lay_out(table, 128, 64, "block=32")
+    lay_out(table, 64, 64, None)
+    changed = HopperConfig(consumers=1, warps=4, block=64, stages=3, residents=3)
+    assert table == {(64, 64): changed}
+
+
+@on_hopper
+@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize("dim", [64, 128])
+def test_both_sides_are_timed_and_agree(scores: str, dim: int) -> None:
+    batch = small(torch.bfloat16, tokens=3000, dim=dim)
+    effort = Effort(rounds=1, inner=1, warmup=1)
+    found = list(rows_of(batch, SCORES[scores], effort, causal=True))
+    assert [row["pass"] for row in found] == list(PASSES)
+    for row in found:
+        assert row["results differ"] < 2e-2
+        assert all(row[f"{side}, ms"] > 0 for side in SIDES)
+
+
+def test_it_pays_from_where_it_is_faster_at_all_that_follow() -> None:
+    ratios = {"forward": [1.2, 0.9, 1.1, 1.3], "backward": [0.5, 0.6, 0.7, 1.0]}
+    rows = [
+        {"head_dim": 64, "length": length, "pass": of_pass, "plain / hopper": ratio}
+        for of_pass, some in ratios.items()
+        for length, ratio in zip((128, 256, 512, 1024), some, strict=True)
+    ]
+    rows.append({"head_dim": 128, "length": 128, "pass": "forward", "plain / hopper": 2.0})
+    found = pays_from(pd.DataFrame(rows))
+    assert found["pass"].tolist() == ["forward", "backward", "forward"]
+    assert found["pays from"].tolist() == [512, None, 128]
+
+
+def test_what_the_policy_says() -> None:
+    assert said("silu", "forward", 64) == FORWARD_PAYS_FROM["pointwise"][64]
+    assert said("softmax", "backward", 128) == BACKWARD_PAYS_FROM["softmax"][128]
+    assert said("silu", "forward+backward", 64) is None
+    assert said("softmax", "forward", 64, "strided") == FORWARD_PAYS_FROM["lists"][64]
+
+
+def test_without_such_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hopper_pays.is_hopper", lambda device: False)
+    with pytest.raises(SystemExit, match="hopper_pays: there is no Hopper GPU here"):
+        main(["--lengths", "128"])
