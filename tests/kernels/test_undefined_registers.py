@@ -110,7 +110,14 @@ def test_look_ups_behind_a_mask_at_head_dim_16():
         (["UMOV UR6, 0x1", "@P1 LDG.E R6, desc[UR6][R2.64]"], "0010"),
         (["ULDC.64 UR6, c[0x0][0x210]", "HGMMA.64x8x16.F32 R4, R8, gdesc[UR4].tnspB, R4"], None),
         (["ULDC.64 UR4, c[0x0][0x210]", "HGMMA.64x8x16.F32 R4, R8, gdesc[UR4], R4"], "0010"),
-        (["IMAD.U32 R4, RZ, RZ, UR9"], "0000"),
+        (["IMAD R4, R2, 0x4, UR9"], "0000"),
+        (["IMAD.U32 R7, RZ, RZ, UR9", "FADD R8, -R8, UR9", "MOV R131, UR51"], None),
+        (["UMOV UR13, UR47", "UIADD3 UR13, UR4, 0x1, URZ"], "0010"),
+        (
+            ["UMOV UR4, 0x1", "UMOV UR13, UR47", "UMOV UR13, UR4", "UIADD3 UR6, UR13, UR4, URZ"],
+            None,
+        ),
+        (["UMOV UR13, 0x1", "UMOV UR13, UR47", "UIADD3 UR6, UR13, 0x1, URZ"], "0020"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else value,
 )
@@ -130,12 +137,12 @@ def test_cubins_of_a_folder(tmp_path, capsys, monkeypatch):
     for name in ("good", "bad"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "kernel.cubin").write_bytes(name.encode())
-    lines = {b"good": " /*0000*/ EXIT ;", b"bad": " /*0010*/ UMOV UR4, UR5 ;"}
+    lines = {b"good": " /*0000*/ EXIT ;", b"bad": " /*0010*/ UIADD3 UR4, UR5, 0x1, URZ ;"}
     monkeypatch.setattr(undefined_registers, "disassembled", lines.__getitem__)
     assert main([str(tmp_path)]) == 1
     said = capsys.readouterr().out.splitlines()
     assert said == [
-        f"{tmp_path / 'bad' / 'kernel.cubin'}: 0010: UMOV UR4, UR5",
+        f"{tmp_path / 'bad' / 'kernel.cubin'}: 0010: UIADD3 UR4, UR5, 0x1, URZ",
         "2 kernels, 1 read what nobody has written",
     ]
     (tmp_path / "bad" / "kernel.cubin").unlink()

@@ -28,23 +28,34 @@ _LINE = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(\S+) ([^;]*?)\s
 _REGISTER = re.compile(r"\bUR(\d+)\b")
 # Beside those whose names begin with U, what writes uniform registers.
 _WRITES = ("U", "R2UR", "S2UR", "REDUX", "LDCU")
+_MOVES = ("UMOV", "MOV", "IMAD.U32", "IMAD.MOV")  # a product of zeros and a sum with one is a move
+_FLOATS = re.compile(r"[FH](ADD|MUL|FMA|SET|MNMX|SEL|2F)|MUFU")
 
 
 def undefined_registers(sass: str) -> list[str]:
     """Instructions of a kernel, as nvdisasm prints it, that read a uniform register before any
-    instruction above them has written it: "address: instruction", in order."""
+    instruction above them has written it: "address: instruction", in order.
+
+    ptxas also moves what is not there yet, half of a pair whose other half is, and writes it before
+    it is used; and LLVM leaves the second of two numbers undefined where a thread has one. So a
+    move hands on that nobody has written, and what computes on floats is passed over.
+    """
     written: set[int] = set()
     found = []
     for address, operation, operands in _LINE.findall(sass):
         first, *others = operands.split(",")
-        read = operands.split(",")
         writes = operation.startswith(_WRITES) and first.strip().startswith("UR")
-        if writes:
-            read = others
-        if not written.issuperset(_read(operation, read)):
+        read = list(_read(operation, others if writes else [first, *others]))
+        defined = written.issuperset(read)
+        moves = operation.startswith(_MOVES) and operands.count("RZ") == len(others) - 1
+        if not defined and not moves and not _FLOATS.match(operation):
             found.append(f"{address}: {operation} {operands}")
         if writes:
-            written.update(_registers(first, ".64" in operation or ".WIDE" in operation))
+            registers = _registers(first, ".64" in operation or ".WIDE" in operation)
+            if defined or not moves:
+                written.update(registers)
+            else:
+                written.difference_update(registers)
     return found
 
 
