@@ -1,7 +1,7 @@
 """Figures of cached and shared keys: queries of a cache, its growth, a shared prefix, which events
 to keep."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +190,7 @@ def _compression_figure(scored: pd.DataFrame, manifest: Mapping[str, Any]) -> Fi
         levels = sorted(set(mine["compression"]))
         panel.set_xscale("log")
         panel.xaxis.set_minor_locator(NullLocator())
-        panel.set_xticks(levels, [f"{level:g}x" for level in levels])
+        panel.set_xticks(levels, _labels(levels))
         panel.yaxis.set_major_locator(MaxNLocator(6))
         panel.axhline(0.0, color="#888888", linewidth=0.8, zorder=1)
         whole = float(mine.loc[mine["compression"] == min(levels), "mean"].iloc[0])
@@ -201,6 +201,17 @@ def _compression_figure(scored: pd.DataFrame, manifest: Mapping[str, Any]) -> Fi
     style.legend(figure, handles)
     style.finish(figure, manifest, note=_NOTE)
     return figure
+
+
+def _labels(levels: Sequence[float]) -> list[str]:
+    """Of levels side by side on a logarithmic axis, those whose labels have room."""
+    labels: list[str] = []
+    last = 0.0
+    for level in levels:
+        fits = level >= 1.4 * last
+        labels.append(f"{level:g}x" if fits else "")
+        last = level if fits else last
+    return labels
 
 
 def _policy_line(panel: Axes, mine: pd.DataFrame, policy: str) -> dict[str, Any]:
