@@ -31,6 +31,7 @@ _MEASURING = (
         )
     ),
     f"{_RANKING}/measure/providers",
+    f"{_RANKING}/first_line.py",
     f"{_RANKING}/results.py",
 )  # fmt: skip
 MEASURE = (*TIMED, *_MEASURING)
