@@ -19,8 +19,10 @@ $(READY): pyproject.toml constraints.txt
 	    --constraint constraints.txt $$(grep '^torch==' constraints.txt) --editable '.[dev]'
 	@touch $@
 
+# NOTEBOOKS at a time: side by side they disturb each other's timings.
+NOTEBOOKS ?= 1
 reproduce: $(READY)
-	$(BIN)/jagged reproduce --preset smoke
+	$(BIN)/jagged reproduce --preset smoke -n $(NOTEBOOKS)
 
 # JOBS processes at a time; with several GPUs they take turns on them.
 JOBS ?= 2

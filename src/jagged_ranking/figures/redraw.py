@@ -1,6 +1,9 @@
 """Redraw figures from committed results alone, and say them in README and docs."""
 
 import hashlib
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pandas as pd
@@ -27,6 +30,7 @@ from jagged_ranking.figures import (
 )
 from jagged_ranking.figures.operation_goals import operations_table
 from jagged_ranking.figures.result_folder import has_results, read_results, result_folders
+from jagged_ranking.processes import end_worker_with_parent
 from jagged_ranking.provenance import MANIFEST
 from jagged_ranking.results import RESULTS
 
@@ -85,8 +89,18 @@ def redraw(folder: Path | str) -> list[Path]:
 
 
 def redraw_all(figures_dir: Path | str) -> list[Path]:
-    """`redraw` for every folder with results directly below `figures_dir`."""
-    return [path for folder in result_folders(figures_dir) for path in redraw(folder)]
+    """`redraw` for every folder with results directly below `figures_dir`; many by several
+    processes, one a core."""
+    folders = result_folders(figures_dir)
+    # One takes seconds to start: as long as a folder does.
+    workers = min(len(folders) // 2, os.cpu_count() or 1)
+    if workers < 2:
+        drawn = [redraw(folder) for folder in folders]
+    else:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(workers, spawn, end_worker_with_parent) as pool:
+            drawn = list(pool.map(redraw, folders))
+    return [path for paths_drawn in drawn for path in paths_drawn]
 
 
 def update_readme(readme: Path | str, figures_dir: Path | str) -> bool:
