@@ -20,7 +20,7 @@ from jagged_ranking.measure.providers.base import Prepared, Provider
 from jagged_ranking.measure.workloads import Batch, Workload, setup
 from jagged_ranking.processes import end_worker_with_parent
 
-SECONDS = 600.0  # that a trial may take; kernels may compile and tune themselves in it
+SECONDS = 300.0  # that a trial may take; kernels may compile and tune themselves in it
 Failure = tuple[str, str]  # status and one line, as `contest.explain` has them
 
 
