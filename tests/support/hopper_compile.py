@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import triton
 from score_policies import OWN
-from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import compiler
 from triton.compiler import ASTSource
@@ -42,29 +41,7 @@ class _NoOptimisation:
         pass
 
 
-class _Stages:
-    """Where Triton stops: machine code takes the longest to make, and of most kernels is not asked.
-    Layouts, shared memory and products are settled before."""
-
-    code = False
-
-    def __call__(
-        self, _backend: Any = None, stages: dict[str, Any] | None = None, *_: Any
-    ) -> tuple[str, str]:
-        if stages is not None and not self.code:
-            stages["ptx"] = lambda _module, metadata: metadata.update(name="") or ""
-            stages["cubin"] = lambda _module, _metadata: b""
-        return str(self.code), str(self.code)
-
-
 _LLVM: Any = compiler.llvm
-_STAGES = _Stages()
-knobs.runtime.add_stages_inspection_hook = _STAGES
-# Those for which it is made, and the one pass.
-CODE = {
-    "": (("forward", 128), ("dq", 128), ("dkv", 128)),
-    "silu": (("forward", 64), ("dkv", 64)),
-}
 _TARGET = GPUTarget("cuda", 90, 32)
 _ARGUMENTS: Any = MeetArguments
 BY_KEYS = _ARGUMENTS("constexpr", "constexpr", "constexpr", "constexpr", "*i64", "fp32")
@@ -149,12 +126,12 @@ def compile_kernel(
     )
     options = {"num_warps": config.warps, "maxnreg": config.start_registers}
     compiled = triton.compile(source, target=_TARGET, options=options)
-    llir = compiled.asm["llir"]
-    assert ("wgmma.mma_async" in llir) == (name != "convert")
+    ptx = compiled.asm["ptx"]
+    assert ("wgmma.mma_async" in ptx) == (name != "convert")
     if name.startswith("one pass"):
         # Four numbers at a time.
-        assert ".add.v4.f32" in llir, "how dQ is added"
-    assert bool(compiled.asm["cubin"]) == _STAGES.code
+        assert ".add.v4.f32" in ptx, "how dQ is added"
+    assert compiled.asm["cubin"]
     assert compiled.metadata.shared <= 227 * 1024 // config.residents
 
 
@@ -195,7 +172,7 @@ def compile_exact(module: Any, dim: int, policy: str, *, lists: bool = False) ->
         signature={argument: kind(argument) for argument in names},
         constexprs={(names.index(c),): value for c, value in constants.items()},
     )
-    assert triton.compile(source, target=_TARGET, options=options).asm["llir"]
+    assert triton.compile(source, target=_TARGET, options=options).asm["cubin"]
 
 
 # (kernel, dim, tokens of a listed block, whether of "" and of a policy). Each takes seconds: of
@@ -229,13 +206,9 @@ def main() -> None:
             compile_kernel(name, dim, policy, listed=size, ruled=ruled, group=group)
     for name, dim in (("forward", 64), ("forward", 128), ("dq", 128), ("dkv", 64), ("dkv", 128)):
         print(name, dim, file=sys.stderr)
-        _STAGES.code = (name, dim) in CODE[policy]
         compile_kernel(name, dim, policy)
-    _STAGES.code = False
     if not policy:
-        _STAGES.code = True
         compile_kernel("one pass", 128, policy)
-        _STAGES.code = False
         compile_kernel("one pass, unordered", 64, policy)
         compile_kernel("convert", 128, policy)
     if policy:
