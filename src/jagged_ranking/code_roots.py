@@ -16,7 +16,25 @@ _RANKING = "src/jagged_ranking"
 CODE_FOLDERS = tuple(paths.CODE)
 DATA = ("data_prep",)
 FIGURES = (f"{_RANKING}/figures", f"{_RANKING}/results.py")
-MEASURE = ("kernels", f"{_RANKING}/measure", f"{_RANKING}/results.py")
+_KERNELS = "kernels/jagged_kernels"
+# Of speed: what it times, and not the rest of the kernels that stand on it.
+TIMED = tuple(
+    f"{_KERNELS}/{room}" for room in ("attention", "core", "device", "ops", "schedule", "tensors")
+)
+_MEASURING = (
+    *(
+        f"{_RANKING}/measure/{name}.py"
+        for name in (
+            "benchmark", "ceilings", "contest", "gathering", "length_distributions", "lineup",
+            "peak_memory", "pointwise", "reference", "timing", "trial", "workload_sets",
+            "workloads",
+        )
+    ),
+    f"{_RANKING}/measure/providers",
+    f"{_RANKING}/first_line.py",
+    f"{_RANKING}/results.py",
+)  # fmt: skip
+MEASURE = (*TIMED, *_MEASURING)
 # All of the kernels, although a CPU runs the native path alone: which files that is is for them
 # to know, and models are trained on GPUs too.
 TRAINING = (
@@ -29,7 +47,7 @@ TRAINING = (
 _ATTENTION = (*MEASURE, f"{_RANKING}/reproduce/attention_study.py")
 _HISTORY = (
     *TRAINING,
-    f"{_RANKING}/measure",
+    *_MEASURING,
     f"{_RANKING}/reproduce/quality_study.py",
     f"{_RANKING}/reproduce/history_study.py",
     f"{_RANKING}/reproduce/step_cost.py",
@@ -39,7 +57,9 @@ _HISTORY = (
 )
 _CACHED = (
     *TRAINING,
-    f"{_RANKING}/measure",
+    *_MEASURING,
+    f"{_RANKING}/measure/cached",
+    f"{_RANKING}/measure/interaction",
     f"{_RANKING}/reproduce/attention_study.py",
     f"{_RANKING}/reproduce/quality_study.py",
     f"{_RANKING}/reproduce/history_study.py",
@@ -47,16 +67,24 @@ _CACHED = (
     f"{_RANKING}/reproduce/compressed_quality.py",
 )
 _HSTU = (*_ATTENTION, f"{_RANKING}/reproduce/hstu_study.py")
-_INTERACTION = (*_ATTENTION, f"{_RANKING}/reproduce/interaction_study.py")
+_INTERACTION = (
+    *_ATTENTION,
+    f"{_RANKING}/measure/interaction",
+    f"{_RANKING}/reproduce/interaction_study.py",
+)
 _SCALING = (
     *TRAINING,
     *(f"{_RANKING}/reproduce/scaling_{name}.py" for name in ("study", "worker", "model")),
 )
-_SPARSE = (*_ATTENTION, f"{_RANKING}/reproduce/sparse_study.py")
+_SPARSE = (
+    *_ATTENTION,
+    f"{_RANKING}/measure/sparse",
+    f"{_RANKING}/reproduce/sparse_study.py",
+)
 
 _THROUGHPUT = (
     *TRAINING,
-    f"{_RANKING}/measure",
+    *_MEASURING,
     *(
         f"{_RANKING}/reproduce/{name}.py"
         for name in (
@@ -68,7 +96,7 @@ _THROUGHPUT = (
 
 _SERVING = (
     *TRAINING,
-    f"{_RANKING}/measure",
+    *_MEASURING,
     *(
         f"{_RANKING}/reproduce/{name}.py"
         for name in (
@@ -92,15 +120,24 @@ ROOTS: Mapping[str, tuple[str, ...]] = {
     "11_serving": _SERVING,
     "12_scaling": _SCALING,
     "jagged_ranking.measure": MEASURE,
+    "jagged_ranking.measure.cached": (
+        *MEASURE,
+        f"{_KERNELS}/cache",
+        f"{_RANKING}/measure/cached",
+        f"{_RANKING}/measure/interaction",
+    ),
+    "jagged_ranking.measure.interaction": (*MEASURE, f"{_RANKING}/measure/interaction"),
+    "jagged_ranking.measure.sparse": (*MEASURE, f"{_RANKING}/measure/sparse"),
     "jagged_ranking.training": TRAINING,
 }
 
 
 def roots_of(name: str) -> tuple[str, ...]:
-    """What a notebook (its id) or a module (its dotted name) depends on: all code where the table
-    does not say."""
-    room = ".".join(name.split(".")[:2])
-    return ROOTS.get(room, CODE_FOLDERS)
+    """What a notebook (its id) or a module (its dotted name) depends on: of a module, as its
+    innermost room in the table does; all code where the table does not say."""
+    parts = name.split(".")
+    rooms = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((ROOTS[room] for room in rooms if room in ROOTS), CODE_FOLDERS)
 
 
 def code_hash(root: Path | None = None, roots: Sequence[str] = CODE_FOLDERS) -> str:

@@ -295,7 +295,8 @@ def test_a_schedule_that_was_traced():
 def test_tiles_follow_from_queries():
     inputs = Case([1] * 4, [5] * 4).inputs(torch.float32)
     cache = filled(inputs)
-    for each, tile in ((0, 16), (1, 16), (17, 32), (200, 64)):
+    # One that holds twice the average.
+    for each, tile in ((0, 16), (1, 16), (8, 16), (9, 32), (16, 32), (17, 64), (200, 64)):
         q = JaggedTensor.from_lengths(torch.zeros(4 * each, 2, 16), torch.tensor([each] * 4))
         assert cache_schedule(q.to(DEVICE), cache).tile_q == tile
     # Sixteen heads to one of keys: a tile holds them before it holds more queries.

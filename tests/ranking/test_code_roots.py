@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from import_graph import PACKAGES, ROOT, arrows, imports, modules, target
+from import_graph import PACKAGES, ROOT, arrows, imports, modules, origin
 
 from jagged_ranking import code_roots
 from jagged_ranking.code_roots import CODE_FOLDERS, ROOTS, code_hash, has_changed, roots_of
@@ -14,7 +14,9 @@ RANKING = "src/jagged_ranking"
 SPEED, INTERACTION, QUALITY = "01_speed", "05_interaction_kernels", "04_quality"
 HISTORY, POINTWISE, SPARSE = "06_history_length", "07_hstu", "08_sparse_attention"
 STEPS, SERVED = "10_training_throughput", "11_serving"
-SCALING = "12_scaling"
+SCALING, CACHED = "12_scaling", "09_history_cache"
+TRAINED = {QUALITY, HISTORY, CACHED, STEPS, SERVED, SCALING}
+NOTEBOOKS = TRAINED | {SPEED, INTERACTION, POINTWISE, SPARSE}
 
 
 @pytest.fixture
@@ -46,27 +48,29 @@ def test_the_hash_follows_content_and_place_of_code_only(checkout: Path) -> None
 @pytest.mark.parametrize(
     ("place", "stale"),
     [
+        ("kernels/jagged_kernels/schedule/inner/a.py", NOTEBOOKS),
+        ("kernels/jagged_kernels/cache/inner/a.py", TRAINED | {CACHED}),
+        (f"{RANKING}/measure/timing.py", NOTEBOOKS - {QUALITY, SCALING}),
+        (f"{RANKING}/measure/providers/inner/a.py", NOTEBOOKS - {QUALITY, SCALING}),
+        (f"{RANKING}/measure/cached/inner/a.py", {CACHED}),
+        (f"{RANKING}/measure/interaction/inner/a.py", {INTERACTION, CACHED}),
+        (f"{RANKING}/measure/sparse/inner/a.py", {SPARSE}),
         (
-            "kernels/inner/a.py",
-            {SPEED, INTERACTION, QUALITY, HISTORY, POINTWISE, SPARSE, STEPS, SERVED, SCALING},
+            f"{RANKING}/reproduce/attention_study.py",
+            {SPEED, INTERACTION, POINTWISE, SPARSE, CACHED},
         ),
-        (
-            f"{RANKING}/measure/inner/a.py",
-            {SPEED, INTERACTION, HISTORY, POINTWISE, SPARSE, STEPS, SERVED},
-        ),
-        (f"{RANKING}/reproduce/attention_study.py", {SPEED, INTERACTION, POINTWISE, SPARSE}),
         (f"{RANKING}/reproduce/hstu_study.py", {POINTWISE}),
         (f"{RANKING}/reproduce/scaling_worker.py", {SCALING}),
         (f"{RANKING}/reproduce/interaction_study.py", {INTERACTION}),
-        (f"{RANKING}/reproduce/history_study.py", {HISTORY}),
+        (f"{RANKING}/reproduce/history_study.py", {HISTORY, CACHED}),
         (f"{RANKING}/reproduce/sparse_study.py", {SPARSE}),
         (f"{RANKING}/reproduce/step_contest.py", {HISTORY, STEPS, SERVED}),
         (f"{RANKING}/reproduce/throughput_study.py", {STEPS}),
         (f"{RANKING}/reproduce/serving_study.py", {SERVED}),
         (f"{RANKING}/reproduce/serving_contest.py", {SERVED}),
-        (f"{RANKING}/models/inner/a.py", {QUALITY, HISTORY, STEPS, SERVED, SCALING}),
-        (f"{RANKING}/training/inner/a.py", {QUALITY, HISTORY, STEPS, SERVED, SCALING}),
-        ("data_prep/inner/a.py", {QUALITY, HISTORY, STEPS, SERVED, SCALING}),
+        (f"{RANKING}/models/inner/a.py", TRAINED),
+        (f"{RANKING}/training/inner/a.py", TRAINED),
+        ("data_prep/inner/a.py", TRAINED),
         (f"{RANKING}/figures/inner/a.py", set()),
         (f"{RANKING}/provenance.py", set()),
         ("docs/inner/a.py", set()),
@@ -75,11 +79,10 @@ def test_the_hash_follows_content_and_place_of_code_only(checkout: Path) -> None
 def test_a_change_makes_stale_what_depends_on_it(
     checkout: Path, place: str, stale: set[str]
 ) -> None:
-    notebooks = (SPEED, INTERACTION, QUALITY, HISTORY, POINTWISE, SPARSE, STEPS, SERVED, SCALING)
-    before = {name: code_hash(checkout, roots_of(name)) for name in notebooks}
+    before = {name: code_hash(checkout, roots_of(name)) for name in NOTEBOOKS}
     (checkout / place).write_text("changed\n")
-    after = {name: code_hash(checkout, roots_of(name)) for name in notebooks}
-    assert {name for name in notebooks if before[name] != after[name]} == stale
+    after = {name: code_hash(checkout, roots_of(name)) for name in NOTEBOOKS}
+    assert {name for name in NOTEBOOKS if before[name] != after[name]} == stale
 
 
 def test_the_table_names_every_notebook_and_what_exists() -> None:
@@ -89,6 +92,9 @@ def test_the_table_names_every_notebook_and_what_exists() -> None:
         assert (ROOT / root).exists(), root
     assert roots_of("mine") == CODE_FOLDERS
     assert roots_of("jagged_ranking.training.experiment") == ROOTS[QUALITY]
+    measure = "jagged_ranking.measure"
+    assert roots_of(f"{measure}.benchmark") == ROOTS[measure]
+    assert roots_of(f"{measure}.sparse.sparse_measurement") == ROOTS[f"{measure}.sparse"]
 
 
 @pytest.mark.parametrize("name", ROOTS)
@@ -105,7 +111,7 @@ def test_whatever_a_root_imports_is_a_root(name: str) -> None:
     for module in inside:
         if module.startswith("jagged_ranking.reproduce"):
             continue
-        used = {target(source, what) for source, what, _ in imports(module)} & set(modules())
+        used = {origin(source, what) for source, what, _ in imports(module)} & set(modules())
         assert used <= inside | SAID_ONLY, module
 
 
@@ -123,6 +129,7 @@ def test_a_result_has_changed_when_its_own_code_has(checkout: Path) -> None:
     (checkout / RANKING / "figures" / "inner" / "a.py").write_text("changed\n")
     assert not has_changed(made, checkout)
     assert has_changed(of_old, checkout)
-    (checkout / "kernels" / "inner" / "a.py").write_text("changed\n")
+    room = "kernels/jagged_kernels/attention"
+    (checkout / room / "inner" / "a.py").write_text("changed\n")
     assert has_changed(made, checkout)
     assert has_changed({}, checkout)

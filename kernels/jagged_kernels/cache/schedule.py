@@ -91,7 +91,8 @@ def cache_schedule(
         q: queries [T, H, D]; of their values the shape matters, and the dtype.
         causal: as in `cached_attention`.
         tile_q: queries of a user that are walked together, a power of two from 16 to 64; by default
-            from how many users have on average. A user may have any number.
+            it holds twice what users have on average. A user may have any number, and has its keys
+            read once for each tile.
 
     Raises:
         TypeError, ValueError: q is no `JaggedTensor` of the cache's users and head_dim, or another
@@ -107,8 +108,9 @@ def cache_schedule(
     queries, users = q.values.shape[0], len(cache)
     heads = shape_of_heads(q, cache)
     if tile_q is None:
-        mean = power_of_two(max(-(-queries // max(users, 1)), 1))
-        tile_q = min(max(mean, SMALLEST_TILE), MOST_SPLIT_QUERIES)
+        # Rows of a tile without a query cost less than keys that are read twice.
+        most = power_of_two(max(-(-2 * queries // max(users, 1)), 1))
+        tile_q = min(max(most, SMALLEST_TILE), MOST_SPLIT_QUERIES)
         while tile_q > SMALLEST_TILE and not split_backward_fits(
             *heads[:2], tile_q, *heads[2:], q.device
         ):

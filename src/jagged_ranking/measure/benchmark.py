@@ -31,6 +31,7 @@ from jagged_ranking.measure.providers import (
 )
 from jagged_ranking.measure.reference import Errors, compare, reference, tolerance
 from jagged_ranking.measure.timing import Effort
+from jagged_ranking.measure.trial import TRIALS
 from jagged_ranking.measure.workloads import Batch, Workload, setup
 
 METRICS = ("latency", "memory")
@@ -122,6 +123,9 @@ def measure_attention(
     return gathered.table()
 
 
+BREAKABLE = ("cuda",)  # types of devices that refuse a process everything after an error
+
+
 class _Measurement(Contest):
     """Attention on one workload."""
 
@@ -164,7 +168,17 @@ class _Measurement(Contest):
             self.refuse(name, mode, provider.bytes_needed(self.workload, mode))
         if provider.forward_only and TRAINING in modes:
             self.failed[name, TRAINING] = ("unsupported", f"{name} has no gradient")
+        if provider.tried_apart and self.device.type in BREAKABLE:
+            self._try_apart(name, modes)
         return self.prepare(name, modes, lambda: provider.prepare(batch))
+
+    def _try_apart(self, name: str, modes: Sequence[str]) -> None:
+        for mode in modes:
+            if (name, mode) not in self.failed:
+                self.tell(name, f"{mode}, apart")
+                failure = TRIALS.failure(PROVIDERS[name], self.workload, mode, self.device)
+                if failure is not None:
+                    self.failed[name, mode] = failure
 
     def _check(self, prepared: dict[str, Prepared], batch: Batch, modes: Sequence[str]) -> None:
         limit = tolerance(batch)

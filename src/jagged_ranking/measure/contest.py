@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from jagged_ranking import results
+from jagged_ranking.first_line import described
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.ceilings import Ceilings
 from jagged_ranking.measure.peak_memory import Peak, allocated, peak_memory
@@ -274,15 +275,13 @@ def explain(error: Exception) -> tuple[str, str]:
 def _said(error: BaseException) -> str:
     """Its type and first line, and what it comes from: of Triton's errors the outermost says where
     a kernel was not compiled, the innermost why."""
-    lines = str(error).strip().splitlines()
-    own = f"{type(error).__name__}: {lines[0] if lines else ''}"
-    cause = error
+    own, cause = described(error), error
     while cause.__cause__ is not None:
         cause = cause.__cause__
     if cause is error:
         return own
     lines = str(cause).strip().splitlines()
-    return f"{own} (from {type(cause).__name__}: {lines[-1].strip() if lines else ''})"
+    return f"{own} (from {type(cause).__name__}{f': {lines[-1].strip()}' if lines else ''})"
 
 
 def free_bytes(device: torch.device) -> int:

@@ -89,6 +89,7 @@ class Provider:
         softmax_instead: of HSTU's workloads it computes the softmax attention, and is checked
             against that.
         forward_only: it has no gradient.
+        tried_apart: kernels of others that have been seen to break a GPU: see `measure.trial`.
         bytes_beyond_inputs: (workload, mode) -> a lower bound, to refuse in time.
     """
 
@@ -102,6 +103,7 @@ class Provider:
     hstu: bool = False
     softmax_instead: bool = False
     forward_only: bool = False
+    tried_apart: bool = False
     bytes_beyond_inputs: Callable[[Workload, str], int] = lambda workload, mode: 0
 
     def takes(self, workload: Workload) -> bool:
