@@ -38,14 +38,16 @@ planted: $(READY)
 kills: $(READY)
 	$(BIN)/python tests/support/kills.py --moments 20 --seed 0
 
-# On a GPU: every access to memory of every kernel on small batches. PyTorch's cache of memory would
-# hide accesses past an end. racecheck does without the kernels for Hopper (part "long"): it reports
-# buffers that warps hand over by mbarriers as races (see tests/support/racecheck_controls.py).
-SANITIZE := PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 1
+# On a GPU: every access to memory of every kernel on small batches, in parts, JOBS of them at a
+# time: they mostly compile. PyTorch's cache of memory would hide accesses past an end. racecheck
+# does without the kernels for Hopper: it reports buffers that warps hand over by mbarriers as races
+# (see tests/support/racecheck_controls.py).
+MATRIX := $(BIN)/python tests/support/small_matrix.py
+SANITIZE := xargs -n 1 -P $(JOBS) env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+    compute-sanitizer --error-exitcode 1
 sanitize: $(READY)
-	$(SANITIZE) --tool memcheck $(BIN)/python tests/support/small_matrix.py
-	$(SANITIZE) --tool racecheck $(BIN)/python tests/support/small_matrix.py \
-	    short target bias elementwise products
+	$(MATRIX) --names | $(SANITIZE) --tool memcheck $(MATRIX)
+	$(MATRIX) --names --without-hopper | $(SANITIZE) --tool racecheck $(MATRIX)
 
 lab: $(READY)
 	$(BIN)/jagged lab

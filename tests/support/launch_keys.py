@@ -1,10 +1,15 @@
-"""What kernels are compiled for, seen without a GPU."""
+"""What kernels are compiled for, seen without a GPU; and which kernels the package launches."""
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import pkgutil
 import sys
+from collections.abc import Iterator
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,8 +26,8 @@ ROWS = ("_count_kernel", "_place_kernel", "_fill_kernel")
 
 def record_launches(monkeypatch: pytest.MonkeyPatch, run: tuple[str, ...] = ()) -> list[Key]:
     """What each launch from now on compiles a kernel for, where it is not compiled yet: the key of
-    `launch._COMPILED`. Nothing runs but `_SIZES` and `run`: what other kernels would write stays
-    as allocated."""
+    `launch._COMPILED`. Nothing runs but `_SIZES` and `run`, kernels or whole files of them: what
+    others would write stays as allocated."""
     launch = importlib.import_module("jagged_kernels.core.launch")
     real, keys = launch.launch, list[Key]()
 
@@ -37,7 +42,8 @@ def record_launches(monkeypatch: pytest.MonkeyPatch, run: tuple[str, ...] = ()) 
                 launch._look(argument, kinds)
         values = tuple(map(str, constants.values()))
         keys.append((kernel.fn.__qualname__, kernel.fn.__module__, *values, *options, *kinds))
-        if kernel.fn.__name__ in (*_SIZES, *run):
+        name, room = kernel.fn.__name__, kernel.fn.__module__.rpartition(".")[2]
+        if {name, room} & {*_SIZES, *run}:
             real(kernel, grid, arguments, constants, **options)
 
     _take_launches(monkeypatch, record)
@@ -71,9 +77,58 @@ def launched_shapes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return shapes
 
 
+@cache
+def launched_kernels() -> set[tuple[str, str]]:
+    """(name, module) of all kernels that the package's source passes to `launch`.
+
+    Raises:
+        AssertionError: it passes what is no kernel by name, or starts one in another way.
+    """
+    found = set()
+    for module, call in _calls():
+        where = f"{module.__name__}, line {call.lineno}"
+        if isinstance(call.func, ast.Subscript):  # kernel[grid](...)
+            started = _named(module, call.func.value)
+            assert not hasattr(started, "fn"), f"{where}: not by launch"
+        elif isinstance(call.func, ast.Name) and call.func.id == "launch":
+            kernel = _named(module, call.args[0])
+            assert hasattr(kernel, "fn"), f"{where}: no kernel of the module"
+            found.add((kernel.fn.__qualname__, kernel.fn.__module__))
+    return found
+
+
+def named_kernels() -> set[tuple[str, str]]:
+    """(name, module) of what is compiled by Triton or Gluon and by its name a kernel, which other
+    functions of theirs are not."""
+    functions = [vars(module).items() for module in _modules()]
+    return {
+        (function.fn.__qualname__, function.fn.__module__)
+        for name, function in (pair for some in functions for pair in some)
+        if name.endswith("_kernel") and hasattr(function, "fn")
+    }
+
+
+def _calls() -> Iterator[tuple[ModuleType, ast.Call]]:
+    for module in _modules():
+        # `launch` itself starts what it is given.
+        if module.__name__ != "jagged_kernels.core.launch":
+            for node in ast.walk(ast.parse(inspect.getsource(module))):
+                if isinstance(node, ast.Call):
+                    yield module, node
+
+
+def _named(module: ModuleType, node: ast.expr) -> Any:
+    """What the module has by this name, None where it is none."""
+    return vars(module).get(node.id) if isinstance(node, ast.Name) else None
+
+
+def _modules() -> list[ModuleType]:
+    names = pkgutil.walk_packages(jagged_kernels.__path__, "jagged_kernels.")
+    return [importlib.import_module(module.name) for module in names]
+
+
 def _take_launches(monkeypatch: pytest.MonkeyPatch, take: Any) -> None:
-    for module in pkgutil.walk_packages(jagged_kernels.__path__, "jagged_kernels."):
-        importlib.import_module(module.name)
+    _modules()
     real = importlib.import_module("jagged_kernels.core.launch").launch
     for name, module in list(sys.modules.items()):
         if name.startswith("jagged_kernels.") and getattr(module, "launch", None) is real:

@@ -19,6 +19,7 @@ from retrieval_cases import categories_of
 from score_policies import OWN
 
 from jagged_kernels import (
+    ALiBi,
     JaggedTensor,
     RequestKeys,
     SemiLocalKeys,
@@ -117,8 +118,10 @@ def retrieved() -> None:
         q, k, _ = _sides(inputs)
         means = block_means(k.with_values(k.values.clone().requires_grad_()), 16)
         means.values.sum().backward()
-        kinds = categories_of(q, k)
-        keys = retrieved_blocks(q, k, 2, newest=1, block=16, categories=kinds, key_means=means)
+        of_queries, of_keys = categories_of(q, k)
+        keys = retrieved_blocks(
+            q, k, 2, newest=1, block=16, categories=(of_queries, of_keys), key_means=means
+        )
         run_twice(meeting_cases.run, inputs, split=split, keys=keys)
 
 
@@ -127,13 +130,14 @@ def caches() -> None:
     case = Case((2, 0, 1, 20), (90, 0, 3, 33), heads=4, kv_heads=2, dim=32)
     inputs = case.inputs(HALF)
     q, k, v = _sides(inputs)
+    slopes = ALiBi(torch.full((case.heads,), 0.5, device=DEVICE))
     # A GPU drops what is beyond it; where lengths can be read, that is refused.
     capacity = 117 if DEVICE == "cuda" else 180
     for page_size in (1, 16):
         cache = filled(inputs, page_size, capacity=capacity)
         cached_attention(q, cache, backend="triton")
         cache.append(k, v, backend="triton")
-        cached_attention(q, cache, causal=False, scores=SiLU(), backend="triton")
+        cached_attention(q, cache, bias=slopes, scores=SiLU(), causal=False, backend="triton")
     _, lse = jagged_attention(q, k, v, causal=True, return_lse=True, backend="triton")
     cache = filled(inputs, 1)
     scissorhands(cache, key_statistics(q, k, lse, recent=8, backend="triton"), budget=20)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import interaction_cases
 import product_cases
 import torch
 from attention_cases import DEVICE
-from every_operation import EVERY, Case
+from every_operation import EVERY
 from matrix_attention import HALF, cast
 from operation_cases import Call, results
 from torch import Tensor
@@ -23,16 +22,14 @@ DTYPES = (torch.float32, HALF)
 _ELEMENTWISE, _PRODUCTS = interaction_cases.OPERATIONS, product_cases.OPERATIONS
 
 
-def _run(
-    call: Call, tensors: dict[str, Tensor], dtypes: Iterable[torch.dtype] = DTYPES
-) -> None:
+def _run(call: Call, tensors: dict[str, Tensor], dtypes: Iterable[torch.dtype] = DTYPES) -> None:
     for dtype in dtypes:
         results(call, "triton", {name: cast(t, dtype) for name, t in tensors.items()})
 
 
 def elementwise() -> None:
-    for operation in _ELEMENTWISE.values():
-        _run(operation.call, operation.tensors(LENGTHS, columns=24))
+    for number, operation in enumerate(_ELEMENTWISE.values()):
+        _run(operation.call, operation.tensors(LENGTHS, columns=24), [DTYPES[number % 2]])
 
 
 def products() -> None:
@@ -43,9 +40,9 @@ def products() -> None:
 def layout() -> None:
     """What is left: tokens that are moved, looked up and chosen."""
     done = {*_ELEMENTWISE, *(f"product: {name}" for name in _PRODUCTS)}
-    for name, (call, case) in EVERY.items():
-        if name not in done:
-            _run(call, case(LENGTHS))
+    for number, name in enumerate(name for name in EVERY if name not in done):
+        call, case = EVERY[name]
+        _run(call, case(LENGTHS), [DTYPES[number % 2]])
 
 
 def unique() -> None:
