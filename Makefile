@@ -1,4 +1,4 @@
-# make reproduce | test | planted | kills | sanitize | lab | figures | docs | lint; each sets up .venv first.
+# make reproduce | test | test-all | planted | kills | sanitize | lab | figures | docs | lint; each sets up .venv first.
 # Other options go through the command itself: .venv/bin/jagged reproduce --help
 
 PYTHON ?= python3
@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup reproduce test planted kills sanitize lab figures docs lint constraints
+.PHONY: setup reproduce test test-all planted kills sanitize lab figures docs lint constraints
 
 setup: $(READY)
 
@@ -25,9 +25,13 @@ NOTEBOOKS ?= 1
 reproduce: $(READY)
 	$(BIN)/jagged reproduce --preset smoke -n $(NOTEBOOKS)
 
-# JOBS processes at a time; with several GPUs they take turns on them.
+# JOBS processes at a time; with several GPUs they take turns on them. `test` leaves out cases that
+# say the same again and what starts or compiles for long: see tests/support/short_suite.py
 JOBS ?= 2
 test: $(READY)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --short
+
+test-all: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # Whether the tests notice known bugs, planted in copies of this checkout one at a time.

@@ -23,6 +23,7 @@ elif worker := os.environ.get("PYTEST_XDIST_WORKER"):  # gw0, gw1, ... take turn
 
 import lost_gpu
 import pytest
+import short_suite
 from filelock import FileLock
 
 if not torch.cuda.is_available():
@@ -37,6 +38,11 @@ from jagged_ranking.code_roots import code_hash
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What `make test` asks for."""
+    parser.addoption("--short", action="store_true", help="the shorter suite: see short_suite.py")
+
+
 def pytest_collection() -> None:
     """What is imported and collected stays: there is no garbage until tests run."""
     gc.disable()
@@ -48,13 +54,18 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none."""
-    if torch.cuda.is_available():
-        return
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none; of the rest, the shorter suite leaves some out."""
+    run = items
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        run = [item for item in items if not item.get_closest_marker("gpu")]
+    if config.option.short:
+        out = set(short_suite.left_out(run))
+        config.hook.pytest_deselected(items=list(out))
+        items[:] = [item for item in items if item not in out]
 
 
 # What a process may keep of a GPU's memory between tests, since all processes share it.
@@ -103,7 +114,7 @@ class _Status:
             (self.suite == "all" or ROOT / "tests" / "kernels" in named)
             and not hasattr(config, "workerinput")  # one of several processes of pytest-xdist
             and not (options.keyword or options.markexpr or options.deselect)
-            and not (options.ignore or options.ignore_glob or options.collectonly)
+            and not (options.ignore or options.ignore_glob or options.collectonly or options.short)
             and not (getattr(options, "lf", False) or getattr(options, "stepwise", False))
         )
 

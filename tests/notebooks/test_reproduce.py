@@ -98,7 +98,7 @@ def test_the_key_follows_source_parameters_code_and_data(checkout):
 def test_code_that_only_draws_is_not_in_the_key(checkout, add_notebook, whole_cells):
     notebook = add_notebook("01_speed", whole_cells)
     key = run_key(notebook, {}, None)
-    for room, same in (("figures", True), ("training", True), ("measure", False)):
+    for room, same in (("figures", True), ("training", True), ("measure/providers", False)):
         new = checkout / "src" / "jagged_ranking" / room / "new.py"
         new.parent.mkdir(parents=True)
         new.write_text("x = 1\n")

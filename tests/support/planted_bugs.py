@@ -4,10 +4,11 @@
     .venv/bin/python tests/support/planted_bugs.py --list
     .venv/bin/python tests/support/planted_bugs.py lse_base empty_user
 
-Run it after making tests shorter or after rewriting what they test. It is not part of `make test`:
-each bug starts Python anew. Nothing is changed in this checkout: each bug is planted in a copy of
-its files in a temporary folder, and the tests named beside it run there until one fails. First they
-all run without a bug, since tests that fail anyway notice nothing.
+Run it after making tests shorter or after rewriting what they test. It is not part of `make test`,
+but runs tests in the shorter form that they have there: each bug starts Python anew. Nothing is
+changed in this checkout: each bug is planted in a copy of its files in a temporary folder, and the
+tests named beside it run there until one fails. First they all run without a bug, since tests that
+fail anyway notice nothing.
 
 A bug is an exact piece of a module's text and what takes its place. A piece that is not in its
 module exactly once, and tests that are not there, are errors: rewrite the entry with the code. To
@@ -33,7 +34,8 @@ from shutil import copy2
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("kernels", "src", "data_prep")
-PYTEST = ("-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider")
+# As `make test` runs them.
+PYTEST = ("-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--short")
 # What pytest says of a run: all passed, some failed. Everything else is no answer.
 PASSED, FAILED = 0, 1
 
