@@ -4,8 +4,8 @@
     .venv/bin/python tests/support/kills.py --moments 20 --seed 0
     .venv/bin/python tests/support/kills.py train --moments 5
 
-It is not part of `make test`, which kills a training once: 20 moments of each command take half an
-hour on two cores. Besides `jagged` commands there is `open`: `open_dataset` of a data set that was
+It is not part of `make test-all`, which kills a training once: 20 moments of each command take half
+an hour on two cores. Besides `jagged` commands there is `open`: `open_dataset` of a data set that was
 not mapped into memory before.
 
 First a command runs undisturbed, for its numbers and its duration. Then it begins anew in a fresh
