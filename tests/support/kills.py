@@ -5,8 +5,8 @@
     .venv/bin/python tests/support/kills.py train --moments 5
 
 It is not part of `make test-all`, which kills a training once: 20 moments of each command take half
-an hour on two cores. Besides `jagged` commands there is `open`: `open_dataset` of a data set that was
-not mapped into memory before.
+an hour on two cores. Besides `jagged` commands there is `open`: `open_dataset` of a data set that
+was not mapped into memory before.
 
 First a command runs undisturbed, for its numbers and its duration. Then it begins anew in a fresh
 place, and at a moment its process gets SIGKILL, alone: what it has started must end by itself. In
