@@ -127,21 +127,22 @@ def add_to_sums(
     rows: tl.constexpr = d_scores.shape[0]
     columns: tl.constexpr = d_scores.shape[1]
     if slots.position is not None:
-        # Turned by its number, row i has in column c its diagonal c (or one of those columns
-        # further on or back), so that diagonals are summed as columns are.
-        turned = (tl.arange(0, columns)[None, :] + tl.arange(0, rows)[:, None]) % columns
-        turns = (tl.arange(0, columns)[None, :] + tl.arange(0, rows)[:, None]) // columns
-        diagonals = tl.gather(d_scores, turned, 1)
-        for turn in tl.static_range((rows + columns - 2) // columns + 1):
-            sums = tl.sum(tl.where(turns == turn, diagonals, 0.0), 0)
-            first = k_start - q_start - shift - turn * columns
-            if BIAS.MANY_POSITIONS:
-                _add_in_memory(sums, first, slots, row, bias, head, BIAS, HEADS)
-            else:
-                distance = first + tl.arange(0, columns)
-                of_position = tl.load(bias.buckets + _distance_index(distance, BIAS))
-                here = of_position[:, None] == tl.arange(0, position.shape[0])[None, :]
-                position += tl.sum(tl.where(here, sums[:, None], 0.0), 0)
+        # Row i moved by its number, so that diagonals are columns, and are summed as these are.
+        DISTANCES: tl.constexpr = 2 * rows if rows > columns else 2 * columns
+        moved = tl.arange(0, DISTANCES)[None, :] + tl.arange(0, rows)[:, None] - (rows - 1)
+        diagonals = tl.gather(d_scores, moved & (columns - 1), 1)
+        there = (moved >= 0) & (moved < columns)
+        sums = tl.sum(tl.where(there, diagonals, 0.0), 0)
+        first = k_start - q_start - shift - (rows - 1)
+        distance = first + tl.arange(0, DISTANCES)
+        of_position = tl.load(bias.buckets + _distance_index(distance, BIAS))
+        if BIAS.MANY_POSITIONS:
+            _add_in_memory(
+                sums, of_position, distance, first, slots, row, bias, head, BIAS, HEADS
+            )
+        else:
+            here = of_position[:, None] == tl.arange(0, position.shape[0])[None, :]
+            position += tl.sum(tl.where(here, sums[:, None], 0.0), 0)
     if slots.time is not None:
         time = _add_by_bucket(time, d_scores, bucket, BIAS)
     q_token = (q_start + tl.arange(0, rows))[:, None]
@@ -193,18 +194,16 @@ def _clear_positions(slots, row, head, BIAS: tl.constexpr, HEADS: tl.constexpr):
 
 @triton.jit
 def _add_in_memory(
-    sums, first, slots, row, bias, head, BIAS: tl.constexpr, HEADS: tl.constexpr
+    sums, of_position, distance, first, slots, row, bias, head,
+    BIAS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Adds sums of as many distances, from `first` on, to those of their buckets in the slot.
+    """Adds sums of distances, from `first` on, to those of their buckets in the slot.
 
     On either side buckets grow with the distance: those of a few distances lie side by side.
     """
-    columns: tl.constexpr = sums.shape[0]
     positions: tl.constexpr = BIAS.POSITIONS
     slot = row.to(tl.int64) * HEADS + head
-    last = first + columns - 1
-    distance = first + tl.arange(0, columns)
-    of_position = tl.load(bias.buckets + _distance_index(distance, BIAS))
+    last = first + sums.shape[0] - 1
     for side in tl.static_range(2):
         nearest, farthest = tl.minimum(last, 0), tl.minimum(first, 0)
         here, some = distance <= 0, first <= 0
@@ -235,10 +234,12 @@ def _add_by_bucket(sums, values, bucket, BIAS: tl.constexpr):
     some = values != 0.0
     first = tl.min(tl.min(tl.where(some, bucket, buckets), 1), 0)
     last = tl.max(tl.max(tl.where(some, bucket, -1), 1), 0)
+    rows: tl.constexpr = values.shape[0]
+    found = tl.zeros([rows, sums.shape[0]], tl.float32)
     for one in range(first, last + 1):
-        total = tl.sum(tl.sum(tl.where(bucket == one, values, 0.0), 1), 0)
-        sums += tl.where(index == one, total, 0.0)
-    return sums
+        of_row = tl.sum(tl.where(bucket == one, values, 0.0), 1)
+        found += tl.where(index[None, :] == one, of_row[:, None], 0.0)
+    return sums + tl.sum(found, 0)
 
 
 @triton.jit
