@@ -137,9 +137,7 @@ def add_to_sums(
         distance = first + tl.arange(0, DISTANCES)
         of_position = tl.load(bias.buckets + _distance_index(distance, BIAS))
         if BIAS.MANY_POSITIONS:
-            _add_in_memory(
-                sums, of_position, distance, first, slots, row, bias, head, BIAS, HEADS
-            )
+            _add_in_memory(sums, of_position, distance, first, slots, row, bias, head, BIAS, HEADS)
         else:
             here = of_position[:, None] == tl.arange(0, position.shape[0])[None, :]
             position += tl.sum(tl.where(here, sums[:, None], 0.0), 0)
