@@ -175,13 +175,11 @@ SHORTER: dict[str, dict[str, int]] = {
         "test_every_window": 5,
         "test_kernels_compile_for_a_gpu": 0,
         "test_lists_are_built_in_a_compiled_function": 1,
-        "test_lists_are_what_the_masks_show": 2,
         "test_the_operator_is_one": 3,
         "test_users_longer_than_said": 10,
     },
     "kernels/test_keys_attention.py": {
         "test_a_schedule_is_shared": 0,
-        "test_as_exact_as_the_formula": 3,
         "test_compiles_whole_and_for_other_batches": 0,
         "test_listed_blocks_are_walked_in_pieces": 2,
         "test_lse_over_lists": 0,
@@ -364,9 +362,6 @@ SHORTER: dict[str, dict[str, int]] = {
         "test_a_measurement_goes_on_without_who_failed": 0,
         "test_what_is_no_reason_to_end_a_process": 0,
         "test_who_breaks_it_has_failed_in_that_mode_and_others_go_on": 0,
-    },
-    "ranking/models/test_attentions.py": {
-        "test_a_model_is_the_same_by_any": 17,
     },
     "ranking/models/test_cached_ranker.py": {
         "test_logits_are_those_of_the_whole_history": 2,
