@@ -163,7 +163,7 @@ BUGS = (
         _LISTS,
         "((end > history) & (behind | far))",
         "((end > history) & behind)",
-        ("kernels/key_lists::test_lists_are_what_the_masks_show",),
+        ("kernels/key_lists::test_every_window",),
     ),
     Bug(
         "heads_in_step",

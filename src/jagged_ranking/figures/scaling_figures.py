@@ -159,7 +159,8 @@ def _simulated_figure(table: pd.DataFrame, manifest: Mapping[str, Any]) -> Figur
         mine = table[[skew(sigma) == name for sigma in table["sigma"]]]
         for balance in BALANCES:
             handles |= _line(panel, mine, balance)
-        panel.set_ylim(0, 1.05)
+        # Above 1 where the few draws for one GPU had longer histories than the others.
+        panel.set_ylim(0, 1.05 * max(1.0, float(table["value"].max())))
         panel.set_title(name)
         style.binary_axis(panel, [int(n) for n in mine["ranks"]], "GPUs, simulated")
     panels[0].set_ylabel("scaling efficiency, simulated")
@@ -180,12 +181,12 @@ def _volume_figure(results: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure
     for metric, part in (("dense_bytes", "dense"), ("rows_bytes", "rows")):
         mine = table[(table["metric"] == metric) & (table["ranks"] > 1)].sort_values(by="ranks")
         left.plot(mine["ranks"], mine["value"] / 1e6, marker="o", color=_PART_COLORS[part])
-    left.set_ylabel("MB that a rank sends in a step")
+    left.set_ylabel("MB a rank sends a step")
     kept = table[table["metric"] == "table_bytes"].sort_values(by="ranks")
     middle.plot(kept["ranks"], kept["value"] / 1e9, marker="o", color=_PART_COLORS["rows"])
     low, high = float(kept["value"].min()) / 1e9, float(kept["value"].max()) / 1e9
     style.log_y_axis(middle, low / 1.5, 1.5 * high)
-    middle.set_ylabel("GB of tables that a rank keeps")
+    middle.set_ylabel("GB of tables a rank")
     _bars(right, table, SIMULATED_PARTS)
     right.set_ylabel("ms a step, simulated")
     right.set_xlabel("GPUs, simulated")
