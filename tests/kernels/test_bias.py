@@ -30,6 +30,7 @@ KINDS = {
     "many positions": Biases(position=300, max_distance=200),
     "one for each position": Biases(position=80, bidirectional=False, max_distance=41),
     "time": Biases(time=12),
+    "many times": Biases(time=200, unit=0.001, base=1.1),
     "alibi": Biases(alibi=True),
     "scores": Biases(scores=True),
     "position and time": Biases(position=32, time=9, max_distance=128, unit=7.0, base=1.5),

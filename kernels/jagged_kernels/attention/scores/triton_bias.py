@@ -18,6 +18,7 @@ from jagged_kernels.schedule.row_layout import ROW_FIELDS, ROW_WIDTH
 _LOG2_E = tl.constexpr(LOG2_E)
 _WINDOW = tl.constexpr(POSITION_WINDOW)
 _CLEARED = tl.constexpr(1024)  # numbers at a time
+_FEW_TIMES = tl.constexpr(64)  # buckets whose sums of each row fit into registers
 _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
 _USER = tl.constexpr(ROW_FIELDS.index("user"))
 
@@ -228,16 +229,23 @@ def _add_by_bucket(sums, values, bucket, BIAS: tl.constexpr):
     Only buckets between the least and the largest that has a value: in most blocks a few.
     """
     buckets: tl.constexpr = BIAS.TIMES
+    rows: tl.constexpr = values.shape[0]
     index = tl.arange(0, sums.shape[0])
     some = values != 0.0
     first = tl.min(tl.min(tl.where(some, bucket, buckets), 1), 0)
     last = tl.max(tl.max(tl.where(some, bucket, -1), 1), 0)
-    rows: tl.constexpr = values.shape[0]
-    found = tl.zeros([rows, sums.shape[0]], tl.float32)
-    for one in range(first, last + 1):
-        of_row = tl.sum(tl.where(bucket == one, values, 0.0), 1)
-        found += tl.where(index[None, :] == one, of_row[:, None], 0.0)
-    return sums + tl.sum(found, 0)
+    if sums.shape[0] <= _FEW_TIMES:
+        # Rows apart, so that no bucket waits for all warps.
+        of_rows = tl.zeros([rows, sums.shape[0]], tl.float32)
+        for one in range(first, last + 1):
+            of_row = tl.sum(tl.where(bucket == one, values, 0.0), 1)
+            of_rows += tl.where(index[None, :] == one, of_row[:, None], 0.0)
+        sums += tl.sum(of_rows, 0)
+    else:
+        for one in range(first, last + 1):
+            total = tl.sum(tl.sum(tl.where(bucket == one, values, 0.0), 1), 0)
+            sums += tl.where(index == one, total, 0.0)
+    return sums
 
 
 @triton.jit
