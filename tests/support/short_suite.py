@@ -17,26 +17,6 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 SHORTER: dict[str, dict[str, int]] = {
-    "data/test_documented_sets.py": {
-        "test_its_command_prepares_what_was_read": 2,
-    },
-    "data/test_foreign_logs.py": {
-        "test_json": 2,
-    },
-    "data/test_given_candidates.py": {
-        "test_against_a_plain_loop": 11,
-    },
-    "data/test_log.py": {
-        "test_the_separator_is_that_of_the_columns_wanted": 5,
-        "test_times": 4,
-    },
-    "data/test_malformed_inputs.py": {
-        "test_a_malformed_input": 41,
-    },
-    "data/test_text.py": {
-        "test_a_byte_order_mark_says_the_encoding": 4,
-        "test_blank_lines_are_no_rows": 3,
-    },
     "kernels/test_attention.py": {
         "test_gradcheck_in_float64": 2,
     },

@@ -23,7 +23,7 @@ from jagged_ranking.figures.memory import BEYOND
 from jagged_ranking.figures.operation_goals import NOTE, interaction_rows
 from jagged_ranking.figures.operation_points import NOTEBOOK
 from jagged_ranking.figures.points import against_best, attention, of_group, schedule_ms
-from jagged_ranking.figures.result_folder import Results, has_results, read_results
+from jagged_ranking.figures.result_folder import Results, runs_of
 from jagged_ranking.figures.scaling_goals import NOTE as SCALING_NOTE
 from jagged_ranking.figures.scaling_goals import scaling_rows
 from jagged_ranking.figures.scaling_points import NOTEBOOK as SCALING_NOTEBOOK
@@ -95,17 +95,17 @@ def _said(run: Results) -> str:
 
 
 def goal_tables(figures_dir: Path | str) -> str:
-    """Markdown: self-attention, target attention and memory against their goals."""
-    figures_dir = Path(figures_dir)
+    """Markdown: self-attention, target attention and memory against their goals, of each device
+    that they were measured on (`runs_of`)."""
     parts = []
-    for title, folder, note, rows_of in _TABLES:
+    for title, name, note, rows_of in _TABLES:
         parts += [f"### {title}", note]
-        run = read_results(figures_dir / folder) if has_results(figures_dir / folder) else None
-        rows = rows_of(run.table) if run else []
-        if run is None or not rows:
+        measured = [(run, rows_of(run.table)) for run in runs_of(figures_dir, name)]
+        for run, rows in measured:
+            if rows:
+                parts += [_said(run), to_markdown(pd.DataFrame(rows).fillna(""))]
+        if not any(rows for _, rows in measured):
             parts.append(f"{NOT_MEASURED[0].upper()}{NOT_MEASURED[1:]}.")
-        else:
-            parts += [_said(run), to_markdown(pd.DataFrame(rows).fillna(""))]
     return "\n\n".join(parts)
 
 

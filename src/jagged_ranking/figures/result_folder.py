@@ -42,3 +42,11 @@ def read_results(folder: Path) -> Results:
 def result_folders(figures_dir: Path | str) -> list[Path]:
     """The folders directly below `figures_dir` that hold results and a manifest, by name."""
     return sorted(filter(has_results, Path(figures_dir).glob("*")))
+
+
+def runs_of(figures_dir: Path | str, name: str) -> list[Results]:
+    """The results of a notebook: of the folder of its name, and of those behind it that say what
+    else they were measured on (01_speed, 01_speed_h200)."""
+    folders = [folder for folder in result_folders(figures_dir) if folder.name.startswith(name)]
+    runs = [(folder, read_results(folder)) for folder in folders]
+    return [run for folder, run in runs if folder.name == name or run.manifest["id"] == name]
