@@ -1,10 +1,10 @@
 """`jagged figures` redraws from committed results, says what changed, and is then at rest."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kept_figures import save_run
 from made_up_cached import cached_results
 from made_up_results import (
     MANIFEST,
@@ -113,9 +113,7 @@ def test_it_needs_neither_torch_nor_the_kernels(committed: Path) -> None:
         "12_scaling": scaling_results(),
     }
     for name, table in made.items():
-        folder = committed / "figures" / name
-        results.write(table, folder / "results.parquet")
-        (folder / "manifest.json").write_text(json.dumps({**MANIFEST, "id": name}))
+        save_run(committed / "figures" / name, table, {**MANIFEST, "id": name})
     blocked = (  # one format is enough, and that it would be written
         "import os, sys\n"
         "os.cpu_count = lambda: 1\n"  # all in this process

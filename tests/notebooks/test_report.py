@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from kept_figures import save_run
 from made_up_results import MANIFEST, quality_results
 
 from jagged_ranking import provenance, results
@@ -29,10 +30,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def section(base: Path) -> Section:
     """A notebook that ran into a folder whose name needs quoting."""
     folder = base / "runs of #1" / ID
-    folder.mkdir(parents=True)
     table, manifest = quality_results(), {**MANIFEST, "id": ID}
-    results.write(table, folder / results.RESULTS)
-    provenance.write_manifest(manifest, folder / provenance.MANIFEST)
+    save_run(folder, table, manifest)
     (folder / f"{ID}.ipynb").write_text("{}")
     redraw(folder)
     figures = sorted(folder.glob("*.svg"))

@@ -1,13 +1,13 @@
-"""Figures as they are drawn, before they are files; and the page of goals."""
+"""Figures as they are drawn, before they are files; folders of results; and the page of goals."""
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from jagged_ranking import results
+from jagged_ranking import provenance, results
 from jagged_ranking.figures import goals, style
 
 
@@ -25,6 +25,13 @@ def keep_figures(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], dict[
     return figures, titles
 
 
+def save_run(folder: Path, table: pd.DataFrame, manifest: Mapping[str, Any]) -> Path:
+    """The folder, with what a run leaves behind for figures and pages."""
+    results.write(table, folder / results.RESULTS)
+    provenance.write_manifest(manifest, folder / provenance.MANIFEST)
+    return folder
+
+
 def goals_before_and_after(
     table: pd.DataFrame, made_by: dict[str, Any], title: str, folder: Path
 ) -> tuple[str, str]:
@@ -33,7 +40,6 @@ def goals_before_and_after(
     def said() -> str:
         return goals.goal_tables(folder).partition(f"### {title}")[2]
 
-    before, place = said(), folder / made_by["id"]
-    results.write(table, place / "results.parquet")
-    (place / "manifest.json").write_text(json.dumps({**made_by, "preset": "paper"}))
+    before = said()
+    save_run(folder / made_by["id"], table, {**made_by, "preset": "paper"})
     return before, said()

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from kept_figures import save_run
 from made_up_cached import CACHED, POLICIES, cached_results
 from matplotlib.text import Text
 
-from jagged_ranking import provenance, results
-from jagged_ranking.figures import cached_figures, goals, redraw, speed, style, tables
+from jagged_ranking import results
+from jagged_ranking.figures import cached_figures, goals, speed, style, tables
 from jagged_ranking.figures.cached_goals import (
     append_table,
     compression_table,
@@ -149,9 +150,7 @@ def test_tables_for_people(measured: pd.DataFrame) -> None:
 
 
 def test_the_page_of_goals_has_them(tmp_path: Path, measured: pd.DataFrame) -> None:
-    folder = tmp_path / "09_history_cache"
-    results.write(measured, folder / redraw.RESULTS)
-    provenance.write_manifest(CACHED, folder / redraw.MANIFEST)
+    save_run(tmp_path / "09_history_cache", measured, CACHED)
     said = goals.goal_tables(tmp_path)
     for title in (
         "### Cached histories: time against the limit and peers",

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from kept_figures import save_run
 from made_up_results import MANIFEST, target_results
 
-from jagged_ranking import provenance, results
 from jagged_ranking.figures import goals, headlines, redraw
 
 NAME = "03_target_attention"
 
 
 def save(folder: Path, device: str, notebook: str = NAME) -> None:
-    results.write(target_results(), folder / results.RESULTS)
-    manifest = {**MANIFEST, "id": notebook, "device": device}
-    (folder / provenance.MANIFEST).write_text(json.dumps(manifest))
+    save_run(folder, target_results(), {**MANIFEST, "id": notebook, "device": device})
 
 
 def test_goals_are_judged_for_each_device(tmp_path: Path) -> None:

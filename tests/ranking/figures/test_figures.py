@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import matplotlib
 import pandas as pd
 import pytest
-from kept_figures import keep_figures
+from kept_figures import keep_figures, save_run
 from made_up_results import (
     MANIFEST,
     attention_results,
@@ -84,9 +84,7 @@ def _stems(paths: list[Path]) -> list[str]:
 
 
 def _save(folder: Path, table: pd.DataFrame, **manifest: Any) -> Path:
-    results.write(table, folder / redraw.RESULTS)
-    provenance.write_manifest({**MANIFEST, **manifest}, folder / redraw.MANIFEST)
-    return folder
+    return save_run(folder, table, {**MANIFEST, **manifest})
 
 
 def _text(figure: Any) -> str:

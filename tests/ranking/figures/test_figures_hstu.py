@@ -5,12 +5,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from kept_figures import save_run
 from made_up_results import MANIFEST, attention_results, hstu_results
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgba, to_rgba_array
 from matplotlib.text import Text
 
-from jagged_ranking import provenance, results
+from jagged_ranking import results
 from jagged_ranking.figures import goals, hstu_figures, hstu_goals, redraw, speed, style, tables
 from jagged_ranking.figures.hstu_points import WITHOUT_BIASES
 from jagged_ranking.measure.lineup import HSTU_OPS
@@ -135,8 +136,7 @@ def test_goals_and_figures_come_from_a_folder(
 ) -> None:
     monkeypatch.setattr(style, "FORMATS", ("svg",))
     folder = tmp_path / "figures" / ID
-    results.write(results.select(measured, workload="B"), folder / redraw.RESULTS)
-    provenance.write_manifest({**MANIFEST, "id": ID}, folder / redraw.MANIFEST)
+    save_run(folder, results.select(measured, workload="B"), {**MANIFEST, "id": ID})
     assert [path.name for path in redraw.redraw(folder)] == [
         f"{ID}_{name}.svg" for name in ("latency", "ratios", "memory")
     ]

@@ -5,10 +5,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from kept_figures import save_run
 from made_up_results import MANIFEST, interaction_results
 from matplotlib.text import Text
 
-from jagged_ranking import provenance, results
+from jagged_ranking import results
 from jagged_ranking.figures import goals, operation_figures, redraw, style, tables
 from jagged_ranking.figures.operation_goals import interaction_rows, operations_table
 from jagged_ranking.figures.operation_points import NOTEBOOK
@@ -45,9 +46,7 @@ def text_of(figure: Any) -> str:
 
 
 def save(folder: Path, table: pd.DataFrame) -> Path:
-    results.write(table, folder / redraw.RESULTS)
-    provenance.write_manifest(HERE, folder / redraw.MANIFEST)
-    return folder
+    return save_run(folder, table, HERE)
 
 
 def test_figures_show_every_operation_the_limit_and_the_goal(

@@ -6,10 +6,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from kept_figures import save_run
 from made_up_results import MANIFEST, SPARSE_LENGTHS, sparse_results
 from matplotlib.text import Text
 
-from jagged_ranking import provenance, results
+from jagged_ranking import results
 from jagged_ranking.figures import goals, redraw, sparse_figures, speed, style, tables
 from jagged_ranking.figures.sparse_goals import density_rows, length_rows, retrieval_rows
 from jagged_ranking.figures.sparse_points import (
@@ -101,8 +102,7 @@ def test_redraw_gives_the_same_bytes(
     few = [f"length {n}" for n in SPARSE_LENGTHS]
     table = results.select(measured, mode="forward", workload=few)
     folder = tmp_path / "figures" / NOTEBOOK
-    results.write(table, folder / redraw.RESULTS)
-    provenance.write_manifest(HERE, folder / redraw.MANIFEST)
+    save_run(folder, table, HERE)
     first = sparse_figures.draw(table, HERE, folder)
     bytes_of = {path: path.read_bytes() for path in first}
     for path in first:
@@ -204,8 +204,7 @@ def test_goals_are_in_the_page(measured: pd.DataFrame, tmp_path: Path) -> None:
         return [block.split(f"### {title}")[1].split("###")[0] for title in titles]
 
     assert all("Not measured." in section for section in sections())
-    results.write(measured, tmp_path / NOTEBOOK / redraw.RESULTS)
-    provenance.write_manifest(HERE, tmp_path / NOTEBOOK / redraw.MANIFEST)
+    save_run(tmp_path / NOTEBOOK, measured, HERE)
     assert all("| met |" in section for section in sections())
 
 

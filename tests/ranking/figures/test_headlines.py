@@ -1,10 +1,10 @@
 """The few tables of the README, from made-up results."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from kept_figures import save_run
 from made_up_cached import cached_results
 from made_up_results import (
     MANIFEST,
@@ -26,9 +26,7 @@ from jagged_ranking.figures import headlines, redraw, speed, tables
 
 def committed(figures: Path, **tables: pd.DataFrame) -> Path:
     for name, table in tables.items():
-        results.write(table, figures / name / "results.parquet")
-        made = {**MANIFEST, "id": name, "preset": "paper"}
-        (figures / name / "manifest.json").write_text(json.dumps(made))
+        save_run(figures / name, table, {**MANIFEST, "id": name, "preset": "paper"})
     return figures
 
 
