@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import meeting_cases
 import pytest
 import torch
 from attention_cases import DEVICE, TILE, Case, run
@@ -14,6 +15,7 @@ from jagged_kernels import (
     JaggedTensor,
     RelativePositionBias,
     RelativeTimeBias,
+    SiLU,
     jagged_attention,
 )
 from jagged_kernels.attention.scores.bias_terms import position_buckets, time_bucket_starts
@@ -24,7 +26,11 @@ CROSS = ([3, TILE + 1, 0, 2 * TILE, 1], [TILE, 5, 4, TILE + 3, 0])
 KINDS = {
     "position": Biases(position=8),
     "position before": Biases(position=10, bidirectional=False, max_distance=50),
+    # Whose gradients are summed in memory: on both sides, and as HSTU has them.
+    "many positions": Biases(position=300, max_distance=200),
+    "one for each position": Biases(position=80, bidirectional=False, max_distance=41),
     "time": Biases(time=12),
+    "many times": Biases(time=200, unit=0.001, base=1.1),
     "alibi": Biases(alibi=True),
     "scores": Biases(scores=True),
     "position and time": Biases(position=32, time=9, max_distance=128, unit=7.0, base=1.5),
@@ -95,6 +101,17 @@ def test_long_histories_on_the_device():
     inputs = Case([700, 600], heads=16, kv_heads=8, dim=64).inputs(torch.bfloat16)
     assert_as_exact_as_pytorch(
         inputs, EVERYTHING, ["triton"], tile=None, leaf_dtype=torch.float32, causal=True
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [True, False])
+def test_one_number_for_each_distance_on_the_device(causal):
+    """As many as HSTU learns for histories of 1,024 events."""
+    inputs = Case([700, 0, 5, 64, 600], heads=16, kv_heads=8, dim=64).inputs(torch.bfloat16)
+    biases = Biases(position=2048, max_distance=1025, bidirectional=not causal, time=12)
+    assert_as_exact_as_pytorch(
+        inputs, biases, ["triton"], tile=None, leaf_dtype=torch.float32, causal=causal
     )
 
 
@@ -259,8 +276,11 @@ def test_a_user_does_not_depend_on_neighbours():
             assert torch.equal(result, together[name][part]), (user, name)
 
 
+@pytest.mark.parametrize(
+    "biases", [EVERYTHING, KINDS["one for each position"]], ids=["few", "many"]
+)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_gradient_is_written(backend, monkeypatch):
+def test_every_gradient_is_written(backend, biases, monkeypatch):
     """Memory that nothing wrote reads as NaN: the slots of unused rows too."""
     empty, empty_like = torch.empty, torch.empty_like
 
@@ -270,8 +290,30 @@ def test_every_gradient_is_written(backend, monkeypatch):
     monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(empty(*a, **k)))
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(empty_like(*a, **k)))
     inputs = Case([TILE, TILE, 0, 1, 0]).inputs(torch.float32)
-    for name, result in run_biased(backend, inputs, EVERYTHING, window=(3, 2)).items():
+    for name, result in run_biased(backend, inputs, biases, window=(3, 2)).items():
         assert not result.isnan().any(), name
+
+
+@pytest.mark.parametrize("options", [{}, {"scores": SiLU()}], ids=["softmax", "pointwise"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("split", [None, "stream"], ids=["rows", "split"])
+@pytest.mark.parametrize("kind", ["position before", "one for each position", "position and time"])
+def test_nan_reaches_the_gradients_of_what_was_added_to_it(kind, split, causal, options):
+    """And no others: keys are walked again, and then sums begin anew."""
+    case = Case([3, 3], [2 * TILE + 4, 7]) if split else Case([2 * TILE + 4, 3])
+    inputs, biases = case.inputs(torch.float32), KINDS[kind]
+    inputs.k[2 * TILE + 3] = math.nan
+
+    def gradients(backend: str) -> dict[str, torch.Tensor]:
+        leaves = biases.leaves(inputs)
+        bias = biases.values(inputs, leaves)
+        meeting_cases.run(backend, inputs, split=split, bias=bias, causal=causal, **options)
+        return {name: leaf.grad for name, leaf in leaves.items()}
+
+    expected = gradients("reference")
+    for backend in BACKENDS:
+        for name, gradient in gradients(backend).items():
+            torch.testing.assert_close(gradient, expected[name], equal_nan=True, msg=name)
 
 
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS])

@@ -124,7 +124,7 @@ def sizes():
     ]
 """
 
-# Of all that a bias may have.
+# Of all that a bias may have; position buckets that are summed in registers, and in memory.
 EVERY_BIAS = """
 from jagged_kernels.attention.scores.bias_launch import BiasArguments, BiasShape, BiasSlots
 
@@ -135,7 +135,13 @@ kinds = {
     "offsets_ptr": "*i64", "first_slot": "i32",
     "bias": BiasArguments(**bias), "slots": BiasSlots(*["*fp32"] * len(BiasSlots._fields)),
 }
-every = BiasShape(POSITIONS=32, MAX_DISTANCE=128, TIMES=64, ADDS=True, DROPS=True)
+
+
+def every():
+    positions = 8192 if size == 2 else 32
+    return BiasShape(positions, MAX_DISTANCE=8192, TIMES=64, ADDS=True, DROPS=True)
+
+
 """
 
 # With the walk for what is hidden.
@@ -147,7 +153,7 @@ from jagged_kernels.schedule.policy.plain import short_warps
 
 def sizes():
     config = LaunchConfig(32, num_warps=short_warps(dim * size, biased=True), num_stages=1)
-    constants = {"NEGATE": False, "BIAS": every}
+    constants = {"NEGATE": False, "BIAS": every()}
     masked = shape(32, config.block, precision)._replace(HAS_RIGHT=True)
     return [
         shared(kernel, config, kinds, S=masked, **constants)
@@ -203,7 +209,7 @@ def sizes():
     (pack,) = numbers
     assert partition.split_backward_fits(1, 1, pack, dim, size, torch.device("cuda"))
     constants = {"NEGATE": False, "MEMBERS": 1, "PACK": pack, "PAGE": 0, "LISTS": 0}
-    constants |= {"BIAS": every, "WEIGHT": silu_weight, "D_SCORE": silu_d_score}
+    constants |= {"BIAS": every(), "WEIGHT": silu_weight, "D_SCORE": silu_d_score}
     rules = {
         forward._split_forward_kernel: partition.split_forward_config,
         backward._split_backward_kernel: partition.split_backward_config,
@@ -212,10 +218,10 @@ def sizes():
     for kernel, rule in rules.items():
         config = rule(dim, size, pack)
         block = config.block
-        config = LaunchConfig(block, **launch_options(every, config))
+        config = LaunchConfig(block, **launch_options(every(), config))
         masked = shape(pack, block, precision)._replace(HAS_RIGHT=True)
         found.append(shared(kernel, config, kinds, S=masked, **constants))
-    sums = {"BIAS": every, "S": masked}
+    sums = {"BIAS": every(), "S": masked}
     config = LaunchConfig(block, num_warps=4, num_stages=1)
     return [*found, shared(bias_sums._bias_sums_kernel, config, kinds, **sums)]
 """

@@ -23,6 +23,7 @@ MASKS: list[dict[str, Any]] = [{}, {"causal": True}, {"window": (5, 2)}, {"windo
 KINDS = {
     "position": Biases(position=8),
     "position before": Biases(position=10, bidirectional=False, max_distance=50),
+    "one for each position": Biases(position=80, bidirectional=False, max_distance=41),
     "time": Biases(time=12),
     "alibi": Biases(alibi=True),
     "scores": Biases(scores=True),

@@ -39,6 +39,7 @@ MASKS = [{}, {"causal": True}, {"window": (40, 2)}, {"window": (3, -1)}, {"scale
 KINDS = {
     "position": Biases(position=8),
     "position before": Biases(position=10, bidirectional=False, max_distance=50),
+    "one for each position": Biases(position=80, bidirectional=False, max_distance=41),
     "time": Biases(time=12),
     "alibi": Biases(alibi=True),
     "scores": Biases(scores=True),

@@ -93,7 +93,7 @@ def bias() -> None:
 
 def scores() -> None:
     """What scores become: SiLU of them beside a bias, and a policy of one's own."""
-    added = Biases(position=8)
+    added = Biases(position=80, bidirectional=False, max_distance=41)
     each = [(inputs, None) for inputs in _self_attention(HALF)]
     for inputs, split in (*each, (_few_queries(HALF), "stream")):
         table = added.values(inputs, added.leaves(inputs))

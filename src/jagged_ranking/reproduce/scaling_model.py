@@ -21,6 +21,8 @@ from jagged_ranking.data.shares import share_out
 from jagged_ranking.figures.scaling_points import BALANCES
 
 FLOAT, ID = 4, 8  # bytes
+# Of a batch with some long histories one rank says little of what a step takes.
+RANKS_DRAWN = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +110,8 @@ def simulated(
     draws: int,
     seed: int,
 ) -> Iterator[tuple[str, dict[str, float]]]:
-    """Of each way to balance, the parts of a step, medians over draws of a batch.
+    """Of each way to balance, the parts of a step, means over draws of a batch: who trains for
+    long has all of them.
 
     Args:
         fit: of a rank's step.
@@ -119,7 +122,7 @@ def simulated(
         squared: whether tokens are balanced by their squares.
         dense_bytes: of gradients that all ranks sum.
         assumed: what else decides it.
-        draws: batches.
+        draws: batches, at least; of few ranks as many more as make `RANKS_DRAWN`.
         seed: of them.
 
     Returns:
@@ -129,7 +132,7 @@ def simulated(
     """
     rng = np.random.default_rng((seed, ranks))
     found: dict[str, list[dict[str, float]]] = {name: [] for name in BALANCES}
-    for _ in range(draws):
+    for _ in range(max(draws, RANKS_DRAWN // ranks)):
         tokens = lengths_of_skew(logged, sigma, requests * ranks, rng, int(logged.max()))
         by_tokens = tokens**2 if squared else tokens
         for name, cost in zip(BALANCES, (by_tokens, np.ones_like(tokens)), strict=True):
@@ -144,7 +147,7 @@ def simulated(
             parts["step"] = sum(parts[part] for part in took)
             found[name].append(parts)
     for name, mine in found.items():
-        yield name, {part: float(np.median([one[part] for one in mine])) for part in mine[0]}
+        yield name, {part: float(np.mean([one[part] for one in mine])) for part in mine[0]}
 
 
 def _exchanges(

@@ -117,8 +117,14 @@ def run_model(ranks: int, sigma: float = math.nan, **options: Any) -> dict[str, 
 def test_one_rank_exchanges_nothing_and_waits_for_nobody() -> None:
     for parts in run_model(1).values():
         assert parts["dense"] == parts["rows"] == parts["waiting"] == 0
-        assert parts["step"] == parts["compute"] + parts["update"]
+        assert parts["step"] == pytest.approx(parts["compute"] + parts["update"])
         assert parts["table_bytes"] == 1e9 * 129 * 4
+
+
+def test_ranks_compute_on_average_what_one_does() -> None:
+    """Else their efficiency would be that of the batches that were drawn."""
+    one, many = run_model(1)["by_tokens"], run_model(256)["by_tokens"]
+    assert one["compute"] == pytest.approx(many["compute"], rel=0.05)
 
 
 def test_balance_by_tokens_waits_less_the_more_lengths_differ() -> None:

@@ -174,7 +174,7 @@ def _dq_again(
             rule = rule_of_row(meets, rows_ptr, row, k_start, k_end, shift, False)
         dq, _, _, _ = dq_walk(
             q, d_o, of_query, k_ptr, v_ptr, row_ends, ends, scale_log2, left, right,
-            (0, 0, 0, meets, rule), S, BIAS, WEIGHT, D_SCORE, True,
+            (0, 0, 0, 0, meets, rule), S, BIAS, WEIGHT, D_SCORE, True,
         )  # fmt: skip
         store_block(dq_ptr, dq * scale, q_start, q_end, HEADS * S.D, TILE, S.D, PAD_D)
 

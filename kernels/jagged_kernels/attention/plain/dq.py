@@ -117,10 +117,10 @@ def _dq_kernel(
         rows_ptr, row, slot % S.PARTS, left, right, S.NARROWS_LEFT, S.NARROWS_RIGHT, TILE, S.PARTS,
         S.SKIPS,
     )  # fmt: skip
-    d_position, d_time, d_slope = zero_sums(slots, BIAS)
     if q_start == q_end:
         if BIAS.ANY:
-            store_sums(d_position, d_time, d_slope, slots, slot, head, BIAS, HEADS)
+            position, time, slope = zero_sums(slots, slot, head, BIAS, HEADS)
+            store_sums(position, time, slope, slots, slot, head, BIAS, HEADS)
         return
     q_ptr += head * S.Q_STRIDE_H
     do_ptr += head * S.DO_STRIDE_H
@@ -149,7 +149,7 @@ def _dq_kernel(
     rule = 0
     if S.RULED:
         rule = rule_of_row(meets, rows_ptr, row, k_start, k_end, shift, False)
-    by = (bias, slots, place, meets, rule)
+    by = (bias, slots, slot, place, meets, rule)
 
     row_ends = (q_start, q_end, k_start, k_end, shift, head)
     PRECISION: tl.constexpr = S.PRECISION
@@ -181,7 +181,7 @@ def dq_walk(
     Args:
         of_query: (lse2, delta), or (1 / n, 0) of weights by a policy.
         ends: of the row's entries where it has a list.
-        by: (bias, slots, place, meets, rule).
+        by: (bias, slots, slot, place, meets, rule).
     """
     TILE: tl.constexpr = S.TILE
     BLOCK: tl.constexpr = SEEN_BLOCK if SEEN else S.BLOCK
@@ -189,12 +189,12 @@ def dq_walk(
     PAD_D: tl.constexpr = S.PAD_D
     if S.GROUPS:
         dq = tl.zeros([TILE, PAD_D], tl.float32)
-        d_position, d_time, d_slope = zero_sums(by[1], BIAS)
+        d_position, d_time, d_slope = zero_sums(by[1], by[2], row_ends[5], BIAS, S.HEADS)
         LISTED: tl.constexpr = S.TILE * S.PARTS
         PER_ENTRY: tl.constexpr = LISTED // BLOCK
         begin, end = ends
         for index in tl.range(0, (end - begin) * PER_ENTRY, num_stages=1 if SEEN else None):
-            k_start, cut = listed_block(by[3], begin, index, first, k_end, LISTED, BLOCK)
+            k_start, cut = listed_block(by[4], begin, index, first, k_end, LISTED, BLOCK)
             dq, d_position, d_time, d_slope = _dq_block(
                 dq, d_position, d_time, d_slope, q, d_o, of_query, k_ptr, v_ptr, k_start, cut,
                 row_ends, scale_log2, left, right, by, S, BIAS, WEIGHT, D_SCORE, BLOCK, SEEN,
@@ -204,7 +204,7 @@ def dq_walk(
             q_start, q_end, first, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, BLOCK
         )
         dq = tl.zeros([TILE, PAD_D], tl.float32)
-        d_position, d_time, d_slope = zero_sums(by[1], BIAS)
+        d_position, d_time, d_slope = zero_sums(by[1], by[2], row_ends[5], BIAS, S.HEADS)
         for k_start in tl.range(first, k_end, BLOCK, num_stages=1 if SEEN else None):
             dq, d_position, d_time, d_slope = _dq_block(
                 dq, d_position, d_time, d_slope, q, d_o, of_query, k_ptr, v_ptr, k_start, whole,
@@ -229,7 +229,7 @@ def _dq_block(
     ROUNDS: tl.constexpr = BIAS.ANY or k_ptr.dtype.element_ty == tl.float32
     SCALES: tl.constexpr = BIAS.ANY or WEIGHT is not None
     q_start, q_end, _, k_end, shift, head = row_ends
-    bias, slots, place, _, rule = by
+    bias, slots, slot, place, _, rule = by
     k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
     v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
     scores = dot_factors(q, transposed(factor(k, PRECISION), PRECISION), PRECISION)
@@ -267,9 +267,11 @@ def _dq_block(
                 rule, q_start, k_start, k_end, shift, left, right, S, TILE, BLOCK, False
             )
             d_scores = tl.where(inside, d_scores, 0.0)
-    if BIAS.ANY:
+    if BIAS.ADDS:
+        # What is behind an end is 0, but 0 times a NaN is none.
+        d_scores = tl.where((q_token < q_end) & (k_token < k_end), d_scores, 0.0)
         d_position, d_time, d_slope = add_to_sums(
-            d_position, d_time, d_slope, d_scores, slots, bias, place, bucket,
+            d_position, d_time, d_slope, d_scores, slots, slot, bias, place, bucket,
             q_start, k_start, q_end, k_end, shift, head, BIAS, S.HEADS,
         )  # fmt: skip
     dq = add_weighted(dq, d_scores, k, inside if SEEN else None, PRECISION)

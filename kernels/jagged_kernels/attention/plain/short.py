@@ -287,8 +287,8 @@ def _short_backward_kernel(
             S, NEGATE, BIAS, WEIGHT, D_SCORE, S.TILE,
         )  # fmt: skip
     if BIAS.ADDS and ((length == 0) | (length > S.TILE)):
-        d_position, d_time, d_slope = zero_sums(slots, BIAS)
         for member in range(S.GROUP):
+            d_position, d_time, d_slope = zero_sums(slots, slot, head + member, BIAS, S.HEADS)
             store_sums(d_position, d_time, d_slope, slots, slot, head + member, BIAS, S.HEADS)
     if S.MASKED and BIAS.LOOKS_UP and bad:
         # Once for both tiles, as in the forward.
@@ -371,9 +371,9 @@ def _backward(
             d_scores = tl.where(inside, D_SCORE(scores, d_weights * factor_n), 0.0)
         if BIAS.ADDS:
             d_scores = tl.where(inside, d_scores, 0.0)
-            d_position, d_time, d_slope = zero_sums(slots, BIAS)
+            d_position, d_time, d_slope = zero_sums(slots, slot, head + member, BIAS, S.HEADS)
             d_position, d_time, d_slope = add_to_sums(
-                d_position, d_time, d_slope, d_scores, slots, bias, place, bucket,
+                d_position, d_time, d_slope, d_scores, slots, slot, bias, place, bucket,
                 start, start, end, end, 0, head + member, BIAS, S.HEADS,
             )  # fmt: skip
             store_sums(d_position, d_time, d_slope, slots, slot, head + member, BIAS, S.HEADS)

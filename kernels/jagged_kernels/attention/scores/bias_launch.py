@@ -17,6 +17,8 @@ from jagged_kernels.attention.scores.bias_terms import (
 from jagged_kernels.attention.scores.dropout import drop_below
 from jagged_kernels.core.sizes import LaunchConfig
 
+POSITION_WINDOW = 64  # buckets that a program looks for at once; a power of two
+
 
 class BiasShape(NamedTuple):
     """What a kernel is compiled for; 0 and False where there is no such bias.
@@ -44,6 +46,12 @@ class BiasShape(NamedTuple):
     @property
     def POSITIONS_PADDED(self) -> int:
         return 1 << max(4, (self.POSITIONS - 1).bit_length())
+
+    @property
+    def MANY_POSITIONS(self) -> bool:
+        """Whether a program sums its position bias' gradients in memory: to look for every bucket
+        in every block would take longer than all else, as HSTU has one for each distance."""
+        return self.POSITIONS > POSITION_WINDOW
 
     @property
     def TIMES_PADDED(self) -> int:

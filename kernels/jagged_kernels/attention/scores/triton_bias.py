@@ -11,10 +11,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from jagged_kernels.attention.scores.bias_launch import POSITION_WINDOW
 from jagged_kernels.device.arithmetic import LOG2_E
 from jagged_kernels.schedule.row_layout import ROW_FIELDS, ROW_WIDTH
 
 _LOG2_E = tl.constexpr(LOG2_E)
+_WINDOW = tl.constexpr(POSITION_WINDOW)
+_CLEARED = tl.constexpr(1024)  # numbers at a time
+_FEW_TIMES = tl.constexpr(64)  # buckets whose sums of each row fit into registers
 _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
 _USER = tl.constexpr(ROW_FIELDS.index("user"))
 
@@ -89,8 +93,11 @@ def keep_block(bias, place, q_token, k_token):
 
 
 @triton.jit
-def zero_sums(slots, BIAS: tl.constexpr):
-    """The gradients' sums of one program: by position bucket, by time bucket, of the slope."""
+def zero_sums(slots, row, head, BIAS: tl.constexpr, HEADS: tl.constexpr):
+    """The gradients' sums of one program: by position bucket, by time bucket, of the slope.
+
+    Those of many position buckets are in the program's slot (see `store_sums`) from the beginning.
+    """
     positions: tl.constexpr = BIAS.POSITIONS_PADDED
     times: tl.constexpr = BIAS.TIMES_PADDED
     position = tl.full([], 0.0, tl.float32)
@@ -98,7 +105,10 @@ def zero_sums(slots, BIAS: tl.constexpr):
     slope = tl.full([], 0.0, tl.float32)
     if BIAS.ANY:
         if slots.position is not None:
-            position = tl.zeros([positions], tl.float32)
+            if BIAS.MANY_POSITIONS:
+                _clear_positions(slots, row, head, BIAS, HEADS)
+            else:
+                position = tl.zeros([positions], tl.float32)
         if slots.time is not None:
             time = tl.zeros([times], tl.float32)
     return position, time, slope
@@ -106,26 +116,30 @@ def zero_sums(slots, BIAS: tl.constexpr):
 
 @triton.jit
 def add_to_sums(
-    position, time, slope, d_scores, slots, bias, place, bucket,
+    position, time, slope, d_scores, slots, row, bias, place, bucket,
     q_start, k_start, q_end, k_end, shift, head,
     BIAS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """The sums with this block's gradients of scores; the flat bias gets its gradient here.
 
+    row: as `zero_sums` had it.
     d_scores: [queries from q_start, keys from k_start], 0 where there is no score.
     """
     rows: tl.constexpr = d_scores.shape[0]
     columns: tl.constexpr = d_scores.shape[1]
     if slots.position is not None:
-        # Turned by its number, row i has in column c its diagonal c (or one of those columns
-        # further on or back), so that diagonals are summed as columns are.
-        turned = (tl.arange(0, columns)[None, :] + tl.arange(0, rows)[:, None]) % columns
-        turns = (tl.arange(0, columns)[None, :] + tl.arange(0, rows)[:, None]) // columns
-        diagonals = tl.gather(d_scores, turned, 1)
-        for turn in tl.static_range((rows + columns - 2) // columns + 1):
-            sums = tl.sum(tl.where(turns == turn, diagonals, 0.0), 0)
-            distance = k_start - q_start - shift + tl.arange(0, columns) - turn * columns
-            of_position = tl.load(bias.buckets + _distance_index(distance, BIAS))
+        # Row i moved by its number, so that diagonals are columns, and are summed as these are.
+        DISTANCES: tl.constexpr = 2 * rows if rows > columns else 2 * columns
+        moved = tl.arange(0, DISTANCES)[None, :] + tl.arange(0, rows)[:, None] - (rows - 1)
+        diagonals = tl.gather(d_scores, moved & (columns - 1), 1)
+        there = (moved >= 0) & (moved < columns)
+        sums = tl.sum(tl.where(there, diagonals, 0.0), 0)
+        first = k_start - q_start - shift - (rows - 1)
+        distance = first + tl.arange(0, DISTANCES)
+        of_position = tl.load(bias.buckets + _distance_index(distance, BIAS))
+        if BIAS.MANY_POSITIONS:
+            _add_in_memory(sums, of_position, distance, first, slots, row, bias, head, BIAS, HEADS)
+        else:
             here = of_position[:, None] == tl.arange(0, position.shape[0])[None, :]
             position += tl.sum(tl.where(here, sums[:, None], 0.0), 0)
     if slots.time is not None:
@@ -154,7 +168,7 @@ def store_sums(position, time, slope, slots, row, head, BIAS: tl.constexpr, HEAD
     positions_padded: tl.constexpr = BIAS.POSITIONS_PADDED
     times_padded: tl.constexpr = BIAS.TIMES_PADDED
     slot = row.to(tl.int64) * HEADS + head
-    if slots.position is not None:
+    if slots.position is not None and not BIAS.MANY_POSITIONS:
         bucket = tl.arange(0, positions_padded)
         tl.store(slots.position + slot * positions + bucket, position, mask=bucket < positions)
     if slots.time is not None:
@@ -165,19 +179,72 @@ def store_sums(position, time, slope, slots, row, head, BIAS: tl.constexpr, HEAD
 
 
 @triton.jit
+def _clear_positions(slots, row, head, BIAS: tl.constexpr, HEADS: tl.constexpr):
+    positions: tl.constexpr = BIAS.POSITIONS
+    slot = row.to(tl.int64) * HEADS + head
+    # What is cleared may have sums already: a program may walk its keys again.
+    tl.debug_barrier()
+    for first in range(0, positions, _CLEARED):
+        bucket = first + tl.arange(0, _CLEARED)
+        nothing = tl.zeros([_CLEARED], tl.float32)
+        tl.store(slots.position + slot * positions + bucket, nothing, mask=bucket < positions)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _add_in_memory(
+    sums, of_position, distance, first, slots, row, bias, head,
+    BIAS: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """Adds sums of distances, from `first` on, to those of their buckets in the slot.
+
+    On either side buckets grow with the distance: those of a few distances lie side by side.
+    """
+    positions: tl.constexpr = BIAS.POSITIONS
+    slot = row.to(tl.int64) * HEADS + head
+    last = first + sums.shape[0] - 1
+    for side in tl.static_range(2):
+        nearest, farthest = tl.minimum(last, 0), tl.minimum(first, 0)
+        here, some = distance <= 0, first <= 0
+        if side == 1:
+            nearest, farthest = tl.maximum(first, 1), tl.maximum(last, 1)
+            here, some = distance > 0, last > 0
+        least = tl.load(bias.buckets + _distance_index(nearest, BIAS)) // _WINDOW
+        most = tl.load(bias.buckets + _distance_index(farthest, BIAS)) // _WINDOW
+        for window in range(least, tl.where(some, most + 1, least)):
+            bucket = window * _WINDOW + tl.arange(0, _WINDOW)
+            found = here[:, None] & (of_position[:, None] == bucket[None, :])
+            added = tl.sum(tl.where(found, sums[:, None], 0.0), 0)
+            at = slots.position + slot * positions + bucket
+            inside = bucket < positions
+            tl.store(at, tl.load(at, mask=inside, other=0.0) + added, mask=inside)
+            # The next window may be this one again, read by other threads.
+            tl.debug_barrier()
+
+
+@triton.jit
 def _add_by_bucket(sums, values, bucket, BIAS: tl.constexpr):
     """`sums` plus the sum of the values in each time bucket.
 
     Only buckets between the least and the largest that has a value: in most blocks a few.
     """
     buckets: tl.constexpr = BIAS.TIMES
+    rows: tl.constexpr = values.shape[0]
     index = tl.arange(0, sums.shape[0])
     some = values != 0.0
     first = tl.min(tl.min(tl.where(some, bucket, buckets), 1), 0)
     last = tl.max(tl.max(tl.where(some, bucket, -1), 1), 0)
-    for one in range(first, last + 1):
-        total = tl.sum(tl.sum(tl.where(bucket == one, values, 0.0), 1), 0)
-        sums += tl.where(index == one, total, 0.0)
+    if sums.shape[0] <= _FEW_TIMES:
+        # Rows apart, so that no bucket waits for all warps.
+        of_rows = tl.zeros([rows, sums.shape[0]], tl.float32)
+        for one in range(first, last + 1):
+            of_row = tl.sum(tl.where(bucket == one, values, 0.0), 1)
+            of_rows += tl.where(index[None, :] == one, of_row[:, None], 0.0)
+        sums += tl.sum(of_rows, 0)
+    else:
+        for one in range(first, last + 1):
+            total = tl.sum(tl.sum(tl.where(bucket == one, values, 0.0), 1), 0)
+            sums += tl.where(index == one, total, 0.0)
     return sums
 
 

@@ -78,7 +78,7 @@ def _bias_sums_kernel(
     span, head = tl.program_id(0) // HEADS, (tl.program_id(0) % HEADS).to(tl.int64)
     first_row, first_block, last_row, last_block = load_span(spans_ptr, span)
     row_count = last_row + (last_block > 0).to(tl.int32) - first_row
-    d_position, d_time, d_slope = zero_sums(slots, BIAS)
+    d_position, d_time, d_slope = zero_sums(slots, span, head, BIAS, HEADS)
     for index in tl.range(0, row_count, num_stages=1):
         row = first_row + index
         q_start, q_end, k_start, k_end, shift = load_row(rows_ptr, row)
@@ -101,7 +101,7 @@ def _bias_sums_kernel(
             if slots.time is not None:
                 bucket = time_bucket(bias, q_token, k_token, q_end, k_end, BIAS)
             d_position, d_time, d_slope = add_to_sums(
-                d_position, d_time, d_slope, d_scores, slots, bias, place, bucket,
+                d_position, d_time, d_slope, d_scores, slots, span, bias, place, bucket,
                 q_start, block_start, q_end, k_end, shift, head, BIAS, HEADS,
             )  # fmt: skip
     store_sums(d_position, d_time, d_slope, slots, span, head, BIAS, HEADS)
