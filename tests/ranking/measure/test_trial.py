@@ -27,11 +27,18 @@ def provider(prepare) -> Provider:
 
 
 @pytest.fixture
-def trials() -> Iterator[Trials]:
+def none_left() -> Iterator[None]:
+    """No process is left that was not there before: `TRIALS` keeps that of other tests' studies."""
+    before = multiprocessing.active_children()
+    yield
+    assert set(multiprocessing.active_children()) <= set(before)
+
+
+@pytest.fixture
+def trials(none_left: None) -> Iterator[Trials]:
     made = Trials(seconds=60.0)
     yield made
     made.end()
-    assert not multiprocessing.active_children()
 
 
 def test_what_is_no_reason_to_end_a_process(trials: Trials) -> None:
@@ -60,12 +67,11 @@ def test_who_breaks_it_has_failed_in_that_mode_and_others_go_on(trials: Trials) 
     assert trials._other is alive
 
 
-def test_who_does_not_come_back() -> None:
+def test_who_does_not_come_back(none_left: None) -> None:
     trials = Trials(seconds=1.0)
     status, message = trials.failure(provider(trial_cases.never_returns), BATCH, "forward", CPU)
     assert status == "error"
     assert message.endswith("it did not come back within 1 s")
-    assert not multiprocessing.active_children()
 
 
 def test_a_measurement_goes_on_without_who_failed(monkeypatch: pytest.MonkeyPatch) -> None:
