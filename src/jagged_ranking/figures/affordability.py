@@ -196,6 +196,28 @@ def history_table(results: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def history_overview(results: pd.DataFrame) -> pd.DataFrame:
+    """`history_table` in short: kinds of attention side by side, each with its cap and the score
+    there."""
+    found: dict[tuple[str, str, str], dict[str, str]] = {}
+    for row in longest_caps(results).to_dict("records"):
+        unit, size = unit_of(row["metric"], row["budget"])
+        cost = f"{row['budget'] / size:.3g} {unit} ({said_budget(row)})"
+        fixed = f"{COSTS[row['metric']]}, {cost}"
+        model = style.look_of(row["model"]).label
+        mine = found.setdefault((row["workload"], model, fixed), {"judged by": ""})
+        cap = said_cap(row)
+        if row["judged"]:
+            mine["judged by"] = NAMES[row["judged"]]
+            cap += f": {row['mean']:.4f}"
+        mine[style.look_of(row["attention"]).label] = cap
+    rows = [
+        {"dataset": dataset, "model": model, "fixed": fixed, **mine}
+        for (dataset, model, fixed), mine in found.items()
+    ]
+    return pd.DataFrame(rows).fillna("")
+
+
 def said_budget(row: Mapping[str, Any]) -> str:
     """Whose cost the budget of a row of `longest_caps` is."""
     if row["budget_cap"] is None or math.isnan(row["budget_cap"]):

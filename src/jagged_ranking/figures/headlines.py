@@ -12,7 +12,7 @@ import pandas as pd
 
 from jagged_ranking import provenance
 from jagged_ranking.figures import style
-from jagged_ranking.figures.affordability import history_table, judged_by
+from jagged_ranking.figures.affordability import history_overview, judged_by
 from jagged_ranking.figures.cached_goals import decode_rows
 from jagged_ranking.figures.claims import claims
 from jagged_ranking.figures.hstu_goals import hstu_rows
@@ -184,8 +184,8 @@ SECTIONS: Sequence[Section] = (
         "Longer histories at the same cost",
         ("06_history_length",),
         "The longest history cap that each kind of attention affords at a fixed cost of a training "
-        "step, and the quality there (gain over the shortest cap).",
-        history_table,
+        "step, and the score at the longest cap within it that was trained.",
+        history_overview,
         ("06_history_length_transformer",),
     ),
     Section(

@@ -15,6 +15,7 @@ from jagged_ranking.figures.affordability import (
     Afforded,
     afforded,
     by_cap,
+    history_overview,
     history_table,
     longest_caps,
 )
@@ -97,6 +98,21 @@ def test_the_table_says_cap_and_quality() -> None:
     never = {"jagged": [1.0, 1.5, 2.0], "padded_sdpa": [lost, lost, lost]}
     table = history_table(hand_made(never, budget=4.0)).set_index("attention")
     assert table["longest cap"].loc["padded, masked (SDPA)"] == "OOM"
+
+
+def test_the_overview_has_a_row_for_what_is_fixed() -> None:
+    costs = {"jagged": [1.0, 1.5, 2.0], "padded_flash": [1.0, 4.0, 64.0]}
+    costs["padded_sdpa"] = [9.0, math.nan, math.nan]
+    (row,) = history_overview(hand_made(costs, budget=4.0)).to_dict("records")
+    assert row == {
+        "dataset": "log",
+        "model": "transformer",
+        "fixed": "step time, 4 ms (padded flash (SDPA) at 100)",
+        "judged by": "gAUC",
+        "jagged (ours)": "all (1,000): 0.7000",
+        "padded flash (SDPA)": "100: 0.6000",
+        "padded, masked (SDPA)": "none",
+    }
 
 
 def test_claims_are_made_on_a_gpu_alone() -> None:
