@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -55,6 +57,27 @@ def test_what_is_not_exact_is_told(
     assert "batch 8: dq is another the second time" in out
     assert "Case(q_lengths=" in out
     assert "3 batches, 2 wrong" in out
+
+
+def test_who_is_told_to_end_tells_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    look = random_batches.look_at
+
+    def told_to_end(number: int) -> list[dict[str, Any]]:
+        if number == 9:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return look(number)
+
+    monkeypatch.setattr(random_batches, "look_at", told_to_end)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(FEW) == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    out = capsys.readouterr().out
+    assert "cut off: 3 batches were asked for" in out
+    assert "2 batches, 0 wrong" in out
 
 
 def test_a_row_has_the_errors_of_both() -> None:

@@ -6,15 +6,13 @@ from pathlib import Path
 import pytest
 from kept_figures import save_run
 from made_up_cached import cached_results
+from made_up_rankers import history_results, serving_results, throughput_results
 from made_up_results import (
     MANIFEST,
-    history_results,
     hstu_results,
     interaction_results,
-    serving_results,
     sparse_results,
     target_results,
-    throughput_results,
 )
 from made_up_scaling import scaling_results
 from processes import run_python

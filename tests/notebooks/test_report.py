@@ -9,7 +9,8 @@ from urllib.parse import unquote
 
 import pytest
 from kept_figures import save_run
-from made_up_results import MANIFEST, quality_results
+from made_up_rankers import quality_results
+from made_up_results import MANIFEST
 
 from jagged_ranking import provenance, results
 from jagged_ranking.figures.redraw import redraw

@@ -6,7 +6,8 @@ Batch number i is the same on every GPU. Lengths (empty users and long ones amon
 head_dims, masks, scales, dtypes, and whether queries have offsets of their own are drawn; whoever
 `jagged_attention` picks computes it, forward and backward, twice, which must give the same bits.
 Errors must meet `attention_cases.Standard`. The table says how far from float64 ours and PyTorch's
-mathematics are, relative to a rounding of the largest number of each result.
+mathematics are, relative to a rounding of the largest number of each result. Who is told to end
+tells what there is, and that it is not all.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Any
 
 import pandas as pd
@@ -130,7 +132,13 @@ def _looked_at(numbers: Sequence[int], workers: int) -> Iterator[list[dict[str, 
     for place in range(workers):
         places.put(place)
     with ProcessPoolExecutor(workers, context, _begin, (places,)) as pool:
-        yield from pool.map(look_at, numbers, chunksize=max(1, min(50, len(numbers) // workers)))
+        try:
+            chunk = max(1, min(10, len(numbers) // workers))
+            yield from pool.map(look_at, numbers, chunksize=chunk)
+        except KeyboardInterrupt:
+            for process in active_children():  # the pool would wait for all that they have begun
+                process.kill()
+            raise
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,8 +150,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.count < 1 or options.n < 1:
         parser.error("--count and -n must be at least 1")
     numbers = range(options.first, options.first + options.count)
-    found = _looked_at(numbers, options.n)
-    return tell([row for rows in tqdm(found, total=len(numbers)) for row in rows])
+    rows: list[dict[str, Any]] = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        for some in tqdm(_looked_at(numbers, options.n), total=len(numbers)):
+            rows += some
+    except KeyboardInterrupt:
+        print(f"cut off: {len(numbers)} batches were asked for")
+        return max(1, tell(rows))
+    return tell(rows)
 
 
 if __name__ == "__main__":

@@ -6,17 +6,19 @@ from typing import Any
 import pandas as pd
 from kept_figures import save_run
 from made_up_cached import cached_results
-from made_up_results import (
-    MANIFEST,
-    attention_results,
+from made_up_rankers import (
     history_results,
-    hstu_results,
     next_item_results,
     quality_results,
     serving_results,
+    throughput_results,
+)
+from made_up_results import (
+    MANIFEST,
+    attention_results,
+    hstu_results,
     sparse_results,
     target_results,
-    throughput_results,
 )
 from made_up_scaling import scaling_results
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from made_up_results import HISTORY_CAPS, MANIFEST, history_results
+from made_up_rankers import HISTORY_CAPS, history_results
+from made_up_results import MANIFEST
 from matplotlib.text import Text
 
 from jagged_ranking import results

@@ -6,7 +6,8 @@ from typing import Any
 import pandas as pd
 import pytest
 from kept_figures import goals_before_and_after
-from made_up_results import MANIFEST, serving_results, throughput_results
+from made_up_rankers import serving_results, throughput_results
+from made_up_results import MANIFEST
 from matplotlib.text import Text
 
 from jagged_ranking import results

@@ -7,7 +7,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from made_up_results import MANIFEST, throughput_results
+from made_up_rankers import throughput_results
+from made_up_results import MANIFEST
 from made_up_streaming import streaming_results
 from matplotlib.text import Text
 

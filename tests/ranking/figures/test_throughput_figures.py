@@ -6,7 +6,8 @@ from typing import Any
 import pandas as pd
 import pytest
 from kept_figures import goals_before_and_after
-from made_up_results import MANIFEST, hstu_results, throughput_results
+from made_up_rankers import throughput_results
+from made_up_results import MANIFEST, hstu_results
 from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text

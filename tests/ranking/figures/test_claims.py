@@ -1,0 +1,96 @@
+"""What becomes of the paper's claims, from made-up results."""
+
+import json
+
+import pandas as pd
+import pytest
+from made_up_rankers import quality_results
+
+from jagged_ranking import results
+from jagged_ranking.devices import device_name
+from jagged_ranking.figures import tables
+
+
+def _claims_if_slow(measured: pd.DataFrame, *, but: str = "") -> pd.DataFrame:
+    """Claims by name and mode, were ours 1000 times as slow on every workload but one."""
+    slow = measured.copy()
+    ours = (slow["provider"] == "jagged") & (slow["metric"] == "latency")
+    ours &= slow["workload"] != but
+    slow.loc[ours, ["value", "q25", "q75"]] *= 1000
+    return tables.claims(slow).set_index(["claim", "mode"])
+
+
+def test_claims_say_what_holds_and_where(measured: pd.DataFrame) -> None:
+    table = tables.claims(measured).set_index(["claim", "mode"])
+    assert len(table) == 8
+    faster = table.loc[("faster than dense attention", "forward")]
+    assert faster["holds"] == "yes"
+    assert faster["paper"] == "up to 9x"
+    assert "on all with 75% waste or more" in faster["where"]
+    assert "runs out of memory on C, D, N" in faster["where"]
+    table = _claims_if_slow(measured)
+    faster = table.loc[("faster than dense flash attention", "forward")]
+    assert faster["holds"] == "no"
+    assert "3x or more on none of 27 batches" in faster["where"]
+
+
+def test_a_claim_that_few_batches_reach_holds_in_part(measured: pd.DataFrame) -> None:
+    table = _claims_if_slow(measured, but="B")
+    faster = table.loc[("faster than dense attention", "forward")]
+    assert faster["holds"] == "in part"
+    assert "9x or more on 1 of 24 batches" in faster["where"]
+
+
+def test_claims_about_gpus_are_not_judged_on_a_cpu(measured: pd.DataFrame) -> None:
+    elsewhere = measured.copy()
+    named = device_name("cpu")
+    elsewhere["config"] = [
+        json.dumps({**json.loads(text), "device": named}) for text in elsewhere["config"]
+    ]
+    assert set(tables.claims(elsewhere)["holds"]) == {"n/a: not on a GPU"}
+    assert tables.claims(quality_results())["holds"].tolist() == ["yes", "yes"]
+
+
+def test_claims_of_quality_need_an_interval_above_zero() -> None:
+    table = tables.claims(quality_results())
+    assert table["holds"].tolist() == ["yes", "yes"]
+    unsure = quality_results()
+    unsure["config"] = [
+        json.dumps({**json.loads(text), "low": -0.1}) if "low" in text else text
+        for text in unsure["config"]
+    ]
+    assert tables.claims(unsure)["holds"].tolist() == ["undecided", "undecided"]
+    assert tables.claims(results.frame([])).empty
+
+
+@pytest.mark.parametrize(
+    ("bounds", "holds", "where"),
+    [
+        ((0.1, 0.2), "yes", "toy, other"),
+        ((-0.2, -0.1), "in part", "toy"),
+        ((-1, 1), "in part", "toy"),
+    ],
+)
+def test_a_model_has_one_claim_of_all_data_sets(
+    bounds: tuple[float, float], holds: str, where: str
+) -> None:
+    one = quality_results().assign(workload="toy")
+    low, high = bounds
+    changed = [
+        json.dumps({**json.loads(text), "low": low, "high": high}) if "low" in text else text
+        for text in one["config"]
+    ]
+    table = tables.claims(pd.concat([one, one.assign(workload="other", config=changed)]))
+    assert table["holds"].tolist() == [holds, holds]
+    assert table["where"].tolist() == [where, where]
+    assert table["this run"].str.contains(r"\(toy\); .* \(other\)$").all()
+
+
+def test_claims_of_lists_are_judged_by_lists() -> None:
+    of_users = quality_results()
+    of_lists = of_users.assign(metric=of_users["metric"].str.replace("gauc", "list_auc"))
+    of_lists["value"] += 0.5
+    table = tables.claims(pd.concat([of_users, of_lists]))
+    assert set(table["mode"]) == {"test list AUC"}
+    assert len(table) == len(tables.claims(of_users)) == 2
+    assert table["this run"].str.startswith("+0.5").all()
