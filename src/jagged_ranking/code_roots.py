@@ -137,7 +137,8 @@ def roots_of(name: str) -> tuple[str, ...]:
     innermost room in the table does; all code where the table does not say."""
     parts = name.split(".")
     rooms = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-    return next((ROOTS[room] for room in rooms if room in ROOTS), CODE_FOLDERS)
+    found = next((ROOTS[room] for room in rooms if room in ROOTS), CODE_FOLDERS)
+    return tuple(dict.fromkeys(found))
 
 
 def code_hash(root: Path | None = None, roots: Sequence[str] = CODE_FOLDERS) -> str:
