@@ -1,4 +1,5 @@
-"""The longest history that each kind of attention affords at a fixed step time and memory.
+"""The longest history that each kind of attention affords at a fixed time of the device and memory
+of a training step.
 
 From results alone, rows of three ops: what a training step costs over the history cap
 (`STEP`, provider the kind of attention), the budgets (`BUDGET`, provider the kind whose cost at a
@@ -17,13 +18,21 @@ import pandas as pd
 
 from jagged_ranking.figures import style
 from jagged_ranking.figures.quality import NAMES
+from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.results import select, with_config
 
 STEP, BUDGET, BY_CAP = "training_step", "budget", "ranking_by_cap"
 # What is fixed, and how it is said.
-COSTS = {"latency": "step time", "peak_memory": "peak memory"}
+COSTS = {"latency": "device time", "peak_memory": "peak memory"}
+# What the time of a device does not say.
+HOST = (
+    "Device time is what a GPU has to do. Where the host takes longer to launch a step (*host*), "
+    "as it does for small models, kinds of attention differ by less by the wall, unless steps are "
+    "captured in CUDA graphs (`StepGraphs`). Nested tensors ask the host for lengths within a "
+    "step, and that waiting is in their time."
+)
 # Why there is no number.
-SHORT = {"out_of_memory": "OOM", "missing": "–", "unsupported": "n/a", "error": "wrong"}
+SHORT = {"out_of_memory": "OOM", "missing": "–", "unsupported": "n/a", "error": "error"}
 # What a data set is judged by, the first that it has.
 JUDGED_BY = ("list_auc", "gauc")
 
@@ -82,6 +91,12 @@ def step_costs(results: pd.DataFrame, metric: str) -> pd.DataFrame:
     return with_config(rows, "model", "cap", "longest", "B", "waste", "device")
 
 
+def host_times(results: pd.DataFrame) -> pd.DataFrame:
+    """Rows of what the host takes to launch a step, as `step_costs`; none where the host computes
+    itself."""
+    return step_costs(results, "host_time")
+
+
 def budgets(results: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Rows of the budgets of a cost, with columns model and cap (None of a budget that was given
     as a number)."""
@@ -124,9 +139,10 @@ def by_cap(results: pd.DataFrame) -> pd.DataFrame:
 def longest_caps(results: pd.DataFrame) -> pd.DataFrame:
     """A row a data set, model, fixed cost (`metric`) and kind of attention (`attention`): the
     budget and whose it is (`budget`, `budget_of`, `budget_cap`), the longest cap within it (`cap`,
-    `whole`), and the quality at the longest cap within that with which the model was trained
-    (`quality_cap`, `mean`, `gain`, `low`, `high`, `judged`; NaN or "" where there is none)."""
-    quality = by_cap(results)
+    `whole`), the quality at the longest cap within that with which the model was trained
+    (`quality_cap`, `mean`, `gain`, `low`, `high`, `judged`; NaN or "" where there is none), and the
+    ms that the host takes for a step (`host`, the median over caps)."""
+    quality, hosts = by_cap(results), host_times(results)
     found = []
     for metric in COSTS:
         costs, bounds = step_costs(results, metric), budgets(results, metric)
@@ -145,6 +161,9 @@ def longest_caps(results: pd.DataFrame) -> pd.DataFrame:
                     float(bound["value"]),
                     whole=int(measured["longest"].iloc[0]),
                 )
+                of_host = select(
+                    hosts, workload=bound["workload"], model=bound["model"], provider=kind
+                )
                 inside = trained[trained["cap"] <= reach.cap].sort_values("cap")
                 at = inside.iloc[-1] if len(inside) else None
                 found.append(
@@ -160,6 +179,7 @@ def longest_caps(results: pd.DataFrame) -> pd.DataFrame:
                         "budget_cap": bound["cap"],
                         "cap": reach.cap,
                         "whole": reach.whole,
+                        "host": float(of_host["value"].median()) if len(of_host) else math.nan,
                         "judged": "" if at is None else str(at["metric"]),
                         "quality_cap": math.nan if at is None else float(at["cap"]),
                         **{
@@ -191,6 +211,7 @@ def history_table(results: pd.DataFrame) -> pd.DataFrame:
                 "attention": style.look_of(row["attention"]).label,
                 "longest cap": said_cap(row),
                 "quality there": _said_quality(row),
+                "host (ms)": _said_host(row),
             }
         )
     return pd.DataFrame(rows)
@@ -206,6 +227,8 @@ def history_overview(results: pd.DataFrame) -> pd.DataFrame:
         fixed = f"{COSTS[row['metric']]}, {cost}"
         model = style.look_of(row["model"]).label
         mine = found.setdefault((row["workload"], model, fixed), {"judged by": ""})
+        if row["attention"] == OURS:
+            mine["host, ours (ms)"] = _said_host(row)
         cap = said_cap(row)
         if row["judged"]:
             mine["judged by"] = NAMES[row["judged"]]
@@ -232,6 +255,10 @@ def said_cap(row: Mapping[str, Any]) -> str:
     if row["cap"] == 0:
         return "none"
     return f"all ({row['cap']:,.0f})" if row["whole"] else f"{math.floor(row['cap']):,}"
+
+
+def _said_host(row: Mapping[str, Any]) -> str:
+    return "" if math.isnan(row["host"]) else f"{row['host']:.3g}"
 
 
 def _said_quality(row: Mapping[str, Any]) -> str:

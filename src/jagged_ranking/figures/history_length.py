@@ -26,6 +26,7 @@ from jagged_ranking.figures.affordability import (
     STEP,
     budgets,
     by_cap,
+    host_times,
     longest_caps,
     step_costs,
     unit_of,
@@ -41,13 +42,15 @@ TITLE = (
 )
 NOTE = (
     "band: 95% interval over users and seeds · dots: one seed · on the curve: the longest cap "
-    "within the step time (filled), the memory (open)"
+    "within the device time (filled), the memory (open)"
 )
 ON_CPU = " · costs on a CPU"
 # How many labels a panel of one column has room for, by the number of columns.
 _ROOM = {1: 12, 2: 8, 3: 6}
 _LEAST_ROOM = 5
 _CURVE = "#4d4d4d"  # that of quality, on which the kinds of attention have their colours
+_HOST: dict[str, Any] = {"color": "#888888", "linewidth": 1.1, "linestyle": (0, (1, 1))}
+HOST_LABEL = "host, to launch a step of ours"
 _BUDGET: dict[str, Any] = {"color": style.PAPER_COLOR, "linewidth": 0.9, "linestyle": (0, (4, 2))}
 
 
@@ -70,6 +73,8 @@ def _figure(results: pd.DataFrame, model: str, manifest: Mapping[str, Any]) -> F
     costs = {metric: _of(step_costs(results, metric), model) for metric in COSTS}
     bounds = {metric: _of(budgets(results, metric), model) for metric in COSTS}
     reached = _of(longest_caps(results), model)
+    hosts = _of(host_times(results), model)
+    hosts = select(hosts, provider=OURS) if len(hosts) else hosts
     datasets = list(
         dict.fromkeys(
             name for one in (quality, *costs.values()) for name in one["workload"].tolist()
@@ -84,7 +89,8 @@ def _figure(results: pd.DataFrame, model: str, manifest: Mapping[str, Any]) -> F
         axes[0][column].set_title(style.broken(dataset, 24))
         for row, metric in enumerate(COSTS, 1):
             panel, mine = axes[row][column], _on(costs[metric], dataset)
-            handles |= _cost_panel(panel, mine, units[metric][1])
+            host = _on(hosts, dataset) if metric == "latency" else hosts.iloc[:0]
+            handles |= _cost_panel(panel, mine, host, units[metric][1])
             handles |= _budget_line(
                 panel,
                 _on(bounds[metric], dataset),
@@ -93,8 +99,7 @@ def _figure(results: pd.DataFrame, model: str, manifest: Mapping[str, Any]) -> F
             )
         _cap_axis(axes[2][column], [scored, *(_on(of, dataset) for of in costs.values())], axes)
     for row, metric in enumerate(COSTS, 1):
-        said = COSTS[metric].removeprefix("step ")
-        axes[row][0].set_ylabel(f"{said} of a step ({units[metric][0]})")
+        axes[row][0].set_ylabel(f"{COSTS[metric]} of a step ({units[metric][0]})")
     style.legend(figure, handles)
     on_cpu = str(manifest.get("device", "")).startswith(CPU)
     style.finish(figure, manifest, note=NOTE + (ON_CPU if on_cpu else ""))
@@ -155,8 +160,11 @@ def _mark(panel: Axes, mark: Mapping[str, Any], height: float, place: int) -> No
     )
 
 
-def _cost_panel(panel: Axes, costs: pd.DataFrame, size: float) -> dict[str, Any]:
-    """A line a kind of attention, from quartile to quartile; legend entries."""
+def _cost_panel(
+    panel: Axes, costs: pd.DataFrame, host: pd.DataFrame, size: float
+) -> dict[str, Any]:
+    """A line a kind of attention, from quartile to quartile, and what the host takes; legend
+    entries."""
     handles: dict[str, Any] = {}
     good = costs[costs["status"] == "ok"]
     for kind in style.ordered(list(costs["provider"].unique())):
@@ -183,8 +191,13 @@ def _cost_panel(panel: Axes, costs: pd.DataFrame, size: float) -> dict[str, Any]
             )  # fmt: skip
             handles[looks.label] = marker_handle(kind)
             handles[OUT_OF_MEMORY] = out_of_memory_handle()
+    if len(host):
+        host = host.sort_values(by="cap")
+        panel.plot(host["cap"], host["value"] / size, **_HOST, zorder=1.6)
+        handles[HOST_LABEL] = Line2D([], [], **_HOST)
     if len(good):
-        low, high = float(good["value"].min()) / size, float(good["value"].max()) / size
+        every = pd.concat([good["value"], host["value"]])
+        low, high = float(every.min()) / size, float(every.max()) / size
         style.log_y_axis(panel, low / 1.4, high * 1.6)
     return handles
 

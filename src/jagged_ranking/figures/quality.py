@@ -59,13 +59,13 @@ def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) ->
             rows = table[table["workload"] == dataset]
             suffix = f"_{dataset}" if len(datasets) > 1 else ""
             metrics = shown_metrics(rows)
-            said = ", ".join(NAMES[metric] for metric in metrics)
             for name, ending, figure_of in (
                 ("scores", "", _scores_figure),
                 ("difference", "_difference", _difference_figure),
             ):
                 present = [m for m in metrics if f"{m}{ending}" in set(rows["metric"])]
                 if present:
+                    said = ", ".join(NAMES[metric] for metric in present)
                     figure = figure_of(rows, present, dataset, manifest)
                     stem = f"{manifest['id']}_{name}{suffix}"
                     title = TITLES[name].format(said, dataset)

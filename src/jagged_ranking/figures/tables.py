@@ -5,7 +5,7 @@ import math
 import pandas as pd
 
 from jagged_ranking.figures import style
-from jagged_ranking.figures.affordability import SHORT, history_table
+from jagged_ranking.figures.affordability import HOST, SHORT, history_table
 from jagged_ranking.figures.cached_goals import cached_tables
 from jagged_ranking.figures.claims import claims
 from jagged_ranking.figures.hstu_points import hstu as hstu_of
@@ -49,7 +49,7 @@ LIMIT = "limit, forward"
 HISTORY = (
     "The longest history cap that each kind of attention affords at a fixed cost of a training "
     "step, and the quality at the longest cap within it that was trained (gain over the shortest "
-    "cap, 95% interval over users and seeds)"
+    "cap, 95% interval over users and seeds). " + HOST
 )
 
 

@@ -194,9 +194,13 @@ def describe_batches(batches: Sequence[Workload]) -> pd.DataFrame:
 
 def some(batches: list[B], parameters: str) -> list[B]:
     """The batches; ValueError with the `parameters` of a notebook that give any, if there are
-    none."""
+    none, and for a batch of nothing: before what was measured earlier is written over."""
     if not batches:
         raise ValueError(f"no batch to measure: nothing in any of {parameters} (see data_users)")
+    for batch in batches:
+        for size in ("users", "heads", "head_dim", "max_len"):
+            if (value := getattr(batch, size, 1)) < 1:
+                raise ValueError(f"{size} must be at least 1, got {value}")
     return batches
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from made_up_rankers import HISTORY_CAPS, history_results
+from made_up_rankers import HISTORY_CAPS, HOST_MS, history_results
 from made_up_results import MANIFEST
 from matplotlib.text import Text
 
@@ -83,7 +83,7 @@ def test_the_table_says_cap_and_quality() -> None:
     }
     table = history_table(hand_made(costs, budget=4.0)).set_index("attention")
     assert set(table["budget"]) == {"4 ms (padded flash (SDPA) at 100)"}
-    assert set(table["fixed"]) == {"step time"}
+    assert set(table["fixed"]) == {"device time"}
     assert table["longest cap"].to_dict() == {
         "jagged (ours)": "all (1,000)",
         "nested tensor + SDPA": "177",
@@ -108,8 +108,9 @@ def test_the_overview_has_a_row_for_what_is_fixed() -> None:
     assert row == {
         "dataset": "log",
         "model": "transformer",
-        "fixed": "step time, 4 ms (padded flash (SDPA) at 100)",
+        "fixed": "device time, 4 ms (padded flash (SDPA) at 100)",
         "judged by": "gAUC",
+        "host, ours (ms)": "",
         "jagged (ours)": "all (1,000): 0.7000",
         "padded flash (SDPA)": "100: 0.6000",
         "padded, masked (SDPA)": "none",
@@ -120,7 +121,7 @@ def test_claims_are_made_on_a_gpu_alone() -> None:
     costs = {"jagged": [1.0, 1.5, 2.0], "padded_flash": [1.0, 4.0, 64.0]}
     (claim,) = tables.claims(hand_made(costs, budget=4.0)).to_dict("records")
     assert claim["claim"] == "transformer affords longer histories than with padded flash (SDPA)"
-    assert claim["mode"] == "same step time"
+    assert claim["mode"] == "same device time"
     assert claim["this run"] == "all (1,000) against 100 (log)"
     assert (claim["holds"], claim["where"]) == ("yes", "log")
     swapped = {"jagged": costs["padded_flash"], "padded_flash": [1.0, 2.0, 8.0]}
@@ -161,7 +162,8 @@ def test_the_figure_shows_quality_costs_budgets_and_failures(
         *HISTORY_CAPS,
         "list AUC, gain over cap 10",
         "gAUC, gain over cap 10",
-        "time of a step (ms)",
+        "device time of a step (ms)",
+        history_length.HOST_LABEL,
         "peak memory of a step (GB)",
         "out of memory",
         "budget: padded flash (SDPA) at cap 100",
@@ -182,6 +184,21 @@ def test_the_figure_shows_quality_costs_budgets_and_failures(
         assert sorted(shown) == pytest.approx(sorted(mine["cap"]))
 
 
+def test_what_the_host_takes_is_said_beside_the_device(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    assert set(longest_caps(measured)["host"]) == {HOST_MS}
+    assert set(history_table(measured)["host (ms)"]) == {"15"}
+    assert set(history_overview(measured)["host, ours (ms)"]) == {"15"}
+    history_length.draw(measured, HISTORY, Path("nowhere"))
+    (figure,) = drawn.values()
+    times = figure.axes[len(HISTORY_CAPS) : 2 * len(HISTORY_CAPS)]
+    for panel, caps in zip(times, HISTORY_CAPS.values(), strict=True):
+        flat = [line for line in panel.lines if set(line.get_ydata()) == {HOST_MS}]
+        assert [list(line.get_xdata()) for line in flat] == [list(caps)]
+        assert panel.get_ylim()[1] > HOST_MS
+
+
 def test_costs_on_a_cpu_are_marked_and_quality_may_be_missing(drawn: dict[str, Any]) -> None:
     costs = {"jagged": [1.0, 1.5, 2.0], "padded_flash": [1.0, 4.0, 64.0]}
     table = hand_made(costs, budget=4.0, device="CPU (some)")
@@ -192,6 +209,7 @@ def test_costs_on_a_cpu_are_marked_and_quality_may_be_missing(drawn: dict[str, A
         text.get_text() for text in drawn[f"{HISTORY['id']}_transformer"].findobj(Text)
     )
     assert "costs on a CPU" in said
+    assert history_length.HOST_LABEL not in said
     assert "not trained" in said
     assert "SMOKE RUN" in said
 

@@ -258,6 +258,8 @@ def test_attention_to_some_keys_is_kept_one_by_one(
     [
         ({"names": ["Z"]}, "no workload Z; there is A, B"),
         ({"size": "huge"}, "size must be one of full, small"),
+        ({"head_dim": 0}, "head_dim must be at least 1, got 0"),
+        ({"heads": -1}, "heads must be at least 1, got -1"),
         ({"histories": ["./nowhere"]}, "nowhere does not exist"),
     ],
 )
