@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from click_data.schema import is_prepared
 from jagged_ranking.data.batch import JaggedBatch, RequestTable
 from jagged_ranking.data.data_shape import DataShape, is_next_items
 from jagged_ranking.data.loader import RequestLoader
@@ -163,6 +164,8 @@ def _alone(out: Path | None) -> Iterator[None]:
     if out is None:
         yield
         return
+    if is_prepared(out):
+        raise TrainingError(f"{out}: is a prepared data set; name another folder for the run")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -107,6 +107,15 @@ def test_metrics_of_lists_are_refused_before_training_where_there_are_none(
     assert not (tmp_path / MODEL).exists()
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_is_not_written_into_a_data_set(toy: ClickDataset, resume: bool) -> None:
+    before = sorted(path.name for path in toy.folder.iterdir())
+    with pytest.raises(TrainingError, match="is a prepared data set; name another folder") as why:
+        quick(toy, out=toy.folder, resume=resume)
+    assert str(why.value).startswith(f"{toy.folder}: ")
+    assert sorted(path.name for path in toy.folder.iterdir()) == before
+
+
 @pytest.mark.parametrize("model", ["mean_pool", "din", "target_attention", "transformer"])
 def test_resume_inside_an_epoch_is_exact(toy: ClickDataset, tmp_path: Path, model: str) -> None:
     config = dataclasses.replace(SMALL, model=model, checkpoint_steps=2, lr_patience=0)
