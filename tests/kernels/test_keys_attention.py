@@ -305,28 +305,6 @@ def test_compiles_whole_and_for_other_batches(backend):
             torch.testing.assert_close(graph, eager)
 
 
-@pytest.mark.parametrize("rule", [StridedKeys(2, 1, block=16), SemiLocalKeys(20, 5, block=16)])
-@pytest.mark.parametrize("inside", [False, True])
-def test_a_rule_compiles_whole_with_a_schedule_that_knows_the_longest(rule, inside):
-    inputs = Case((40, 0, 23)).inputs(torch.float32)
-    x = JaggedTensor(inputs.k.detach(), inputs.k_offsets)
-
-    def attend(x, schedule):
-        if inside:
-            schedule = attention_schedule(x, keys=rule, longest=40)
-        return jagged_attention(x, x, x, keys=rule, schedule=schedule).values
-
-    schedule = attention_schedule(x, keys=rule, longest=40)
-    torch.compiler.reset()
-    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x, schedule), jagged_attention(x, x, x, keys=rule).values)
-    meta = JaggedTensor(x.values.to("meta"), x.offsets.to("meta"), validate=False)
-    told = r"build attention_schedule\(q, k, keys=\.\.\., longest=\.\.\.\) and pass it as schedule="
-    with pytest.raises(ValueError, match=told):
-        jagged_attention(meta, meta, meta, keys=rule)
-    assert attend(meta, attention_schedule(meta, keys=rule, longest=40)).shape == x.values.shape
-
-
 def test_no_batch_compiles_anything_again(monkeypatch):
     """Whatever lists and lengths are; counts are tensors or numbers."""
     given = [Case(lengths).inputs(torch.float32).with_shared_offsets() for lengths in batches(40)]

@@ -53,6 +53,14 @@ def as_scale(scale: float | None, head_dim: int) -> float:
     return float(scale)
 
 
+def check_dropout(name: str, chance: float) -> None:
+    """A chance to drop a probability, or a TypeError or ValueError."""
+    if not hasattr(chance, "__float__"):
+        raise TypeError(f"{name} must be a number, got {type(chance).__name__}")
+    if not 0.0 <= chance < 1.0:
+        raise ValueError(f"{name} must be in [0, 1), got {chance}")
+
+
 def as_fill(value: float, dtype: torch.dtype) -> float:
     """`value` as it fills up a tensor of this dtype.
 
