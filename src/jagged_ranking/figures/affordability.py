@@ -24,12 +24,14 @@ from jagged_ranking.results import select, with_config
 STEP, BUDGET, BY_CAP = "training_step", "budget", "ranking_by_cap"
 # What is fixed, and how it is said.
 COSTS = {"latency": "device time", "peak_memory": "peak memory"}
-# What the time of a device does not say.
+# What the host takes to launch a step, of which there is none where the host computes itself, and
+# what the time of a device does not say.
+HOST_TIME = "host_time"
 HOST = (
     "Device time is what a GPU has to do. Where the host takes longer to launch a step (*host*), "
     "as it does for small models, kinds of attention differ by less by the wall, unless steps are "
     "captured in CUDA graphs (`StepGraphs`). Nested tensors ask the host for lengths within a "
-    "step, and that waiting is in their time."
+    "step, and that waiting is in their time"
 )
 # Why there is no number.
 SHORT = {"out_of_memory": "OOM", "missing": "–", "unsupported": "n/a", "error": "error"}
@@ -86,15 +88,10 @@ def unit_of(metric: str, largest: float) -> tuple[str, float]:
 
 
 def step_costs(results: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Rows of a cost of a training step, with columns model, cap, longest, B, waste, device."""
+    """Rows of a cost of a training step, or of `HOST_TIME`, with columns model, cap, longest, B,
+    waste, device."""
     rows = select(results, op=STEP, metric=metric)
     return with_config(rows, "model", "cap", "longest", "B", "waste", "device")
-
-
-def host_times(results: pd.DataFrame) -> pd.DataFrame:
-    """Rows of what the host takes to launch a step, as `step_costs`; none where the host computes
-    itself."""
-    return step_costs(results, "host_time")
 
 
 def budgets(results: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -142,7 +139,7 @@ def longest_caps(results: pd.DataFrame) -> pd.DataFrame:
     `whole`), the quality at the longest cap within that with which the model was trained
     (`quality_cap`, `mean`, `gain`, `low`, `high`, `judged`; NaN or "" where there is none), and the
     ms that the host takes for a step (`host`, the median over caps)."""
-    quality, hosts = by_cap(results), host_times(results)
+    quality, hosts = by_cap(results), step_costs(results, HOST_TIME)
     found = []
     for metric in COSTS:
         costs, bounds = step_costs(results, metric), budgets(results, metric)
@@ -201,13 +198,12 @@ def history_table(results: pd.DataFrame) -> pd.DataFrame:
     """For people: the longest cap that each kind of attention affords, and the quality there."""
     rows = []
     for row in longest_caps(results).to_dict("records"):
-        unit, size = unit_of(row["metric"], row["budget"])
         rows.append(
             {
                 "dataset": row["workload"],
                 "model": style.look_of(row["model"]).label,
                 "fixed": COSTS[row["metric"]],
-                "budget": f"{row['budget'] / size:.3g} {unit} ({said_budget(row)})",
+                "budget": said_budget(row),
                 "attention": style.look_of(row["attention"]).label,
                 "longest cap": said_cap(row),
                 "quality there": _said_quality(row),
@@ -222,9 +218,7 @@ def history_overview(results: pd.DataFrame) -> pd.DataFrame:
     there."""
     found: dict[tuple[str, str, str], dict[str, str]] = {}
     for row in longest_caps(results).to_dict("records"):
-        unit, size = unit_of(row["metric"], row["budget"])
-        cost = f"{row['budget'] / size:.3g} {unit} ({said_budget(row)})"
-        fixed = f"{COSTS[row['metric']]}, {cost}"
+        fixed = f"{COSTS[row['metric']]}, {said_budget(row)}"
         model = style.look_of(row["model"]).label
         mine = found.setdefault((row["workload"], model, fixed), {"judged by": ""})
         if row["attention"] == OURS:
@@ -242,10 +236,12 @@ def history_overview(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def said_budget(row: Mapping[str, Any]) -> str:
-    """Whose cost the budget of a row of `longest_caps` is."""
-    if row["budget_cap"] is None or math.isnan(row["budget_cap"]):
-        return "given"
-    return f"{style.look_of(row['budget_of']).label} at {row['budget_cap']:.0f}"
+    """The budget of a row of `longest_caps`, and whose cost it is."""
+    unit, size = unit_of(row["metric"], row["budget"])
+    whose = "given"
+    if row["budget_cap"] is not None and not math.isnan(row["budget_cap"]):
+        whose = f"{style.look_of(row['budget_of']).label} at {row['budget_cap']:.0f}"
+    return f"{row['budget'] / size:.3g} {unit} ({whose})"
 
 
 def said_cap(row: Mapping[str, Any]) -> str:

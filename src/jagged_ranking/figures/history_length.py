@@ -23,10 +23,10 @@ from jagged_ranking.figures import style
 from jagged_ranking.figures.affordability import (
     BY_CAP,
     COSTS,
+    HOST_TIME,
     STEP,
     budgets,
     by_cap,
-    host_times,
     longest_caps,
     step_costs,
     unit_of,
@@ -73,7 +73,7 @@ def _figure(results: pd.DataFrame, model: str, manifest: Mapping[str, Any]) -> F
     costs = {metric: _of(step_costs(results, metric), model) for metric in COSTS}
     bounds = {metric: _of(budgets(results, metric), model) for metric in COSTS}
     reached = _of(longest_caps(results), model)
-    hosts = _of(host_times(results), model)
+    hosts = _of(step_costs(results, HOST_TIME), model)
     hosts = select(hosts, provider=OURS) if len(hosts) else hosts
     datasets = list(
         dict.fromkeys(

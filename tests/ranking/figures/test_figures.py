@@ -67,10 +67,6 @@ def _stems(paths: list[Path]) -> list[str]:
     return list(dict.fromkeys(path.stem for path in paths))
 
 
-def _save(folder: Path, table: pd.DataFrame, **manifest: Any) -> Path:
-    return save_run(folder, table, {**MANIFEST, **manifest})
-
-
 def _text(figure: Any) -> str:
     from matplotlib.text import Text
 
@@ -85,7 +81,7 @@ def test_redraw_gives_the_same_bytes_as_drawing_what_was_measured(
     monkeypatch.setattr(style, "FORMATS", ("svg",))
     wasteful = [name for name in measured["workload"].unique() if name.startswith("waste")]
     table = results.select(measured, mode="forward", workload=wasteful)
-    folder = _save(tmp_path / "figures" / "01_speed", table)
+    folder = save_run(tmp_path / "figures" / "01_speed", table, MANIFEST)
     first = speed.draw(table, MANIFEST, folder) + memory.draw(table, MANIFEST, folder)
     bytes_of = {path: path.read_bytes() for path in first}
     times = {path: path.stat().st_mtime_ns for path in first}
