@@ -7,6 +7,7 @@ import operator
 import re
 import shlex
 import sys
+import tempfile
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
@@ -20,6 +21,7 @@ from click_data.plain import UTF8, as_utf8, find_encoding, first_bytes, garbled,
 from click_data.table import Part, Problem, Table, refuse_repeated
 
 _SEPARATORS = ",\t;|"
+_PIECE = 2**20
 _SAMPLE = 4096  # characters in which JSON shows
 _BLANK = " \t\r\n\v\f"
 _MAGIC = {  # of what people give as text; polars would unpack some of these
@@ -56,7 +58,8 @@ def read_text(
 
     Nothing is guessed from the first rows: columns are converted one by one later, where a bad
     value can be named. Lines with too many fields or bytes that are not of the encoding become
-    problems of the table; blank lines are none, and no rows.
+    problems of the table; blank lines are none, and no rows. A quote inside a field that does not
+    begin with one stands for itself.
     """
     shown = shown or str(path)
     encoding = find_encoding(path, shown, encoding)
@@ -78,15 +81,14 @@ def read_text(
                 raise DataError(message, file=shown, row=f"line {first}")
             try:
                 frame = _read(plain, separator, names, first)
+                if _merges_fields(plain, separator, frame):
+                    frame = None
             except pl.exceptions.NoDataError as error:
                 raise DataError("the file is empty", file=shown) from error
-            except pl.exceptions.PolarsError as error:
-                problems, rows = _bad_lines(plain, separator, header, what)
-                if not problems:
-                    raise
-                frame = _read(plain, separator, names, first, lenient=True)
-                if len(frame) != rows:  # the two readers disagree: no line can be named
-                    raise error
+            except pl.exceptions.PolarsError:
+                frame = None
+            if frame is None:
+                frame, problems = _read_slowly(plain, separator, names, what)
         except (pl.exceptions.PolarsError, OSError, csv.Error) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             message = f"not readable as text with columns ({reason})"
@@ -200,6 +202,39 @@ def _read(
     return frame.filter(~functools.reduce(operator.and_, empty, blank))
 
 
+def _merges_fields(path: Path, separator: str, frame: pl.DataFrame) -> bool:
+    """Whether polars may have read several fields, or lines, as one.
+
+    It loses count where a quote stands inside an unquoted field behind a quoted one, and may take
+    what follows for that field: with the quote and a line break, or a separator of a row that is
+    then too short.
+    """
+    if _quote(separator) is None or not _holds(path, b'"'):
+        return False
+    quote, line, fields = (pl.all().str.contains(x, literal=True) for x in ('"', "\n", separator))
+    short = pl.col(frame.columns[-1]).is_null()
+    merged = (quote & (line | (fields & short))).any()
+    return any(map(any, frame.lazy().select(merged).collect().rows()))
+
+
+def _holds(path: Path, byte: bytes) -> bool:
+    with path.open("rb") as file:
+        return any(byte in piece for piece in iter(lambda: file.read(_PIECE), b""))
+
+
+def _read_slowly(
+    path: Path, separator: str, names: Sequence[str] | None, what: str
+) -> tuple[pl.DataFrame, list[Problem]]:
+    """All rows as Python's csv module reads them, and their problems.
+
+    It writes them once more, quoted where polars needs it, so that columns are made as ever.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        plain = Path(scratch) / "quoted"
+        problems = _rewrite(path, plain, separator, names is None, what)
+        return _read(plain, separator, names, 1, lenient=True), problems
+
+
 def _quote(separator: str) -> str | None:
     """Text with tabs is not quoted, nor are the lines of GroupLens."""
     return '"' if separator in ",;|" else None
@@ -221,22 +256,33 @@ def _lines_of(
     return names
 
 
-def _bad_lines(path: Path, separator: str, header: bool, what: str) -> tuple[list[Problem], int]:
-    """Lines with more fields than the first, and garbled ones (told by `what`); how many rows."""
+def _rewrite(path: Path, plain: Path, separator: str, header: bool, what: str) -> list[Problem]:
+    """Write all records to `plain`; problems are lines with more fields than the first, and garbled
+    ones (told by `what`)."""
     wide: list[int] = []
     bad: list[int] = []
-    width, fields_of_wide, number = 0, 0, -1
-    for number, (_, fields) in enumerate(records(path, separator, strict=True)):
-        width = width if number else len(fields)
-        if any(map(garbled, fields)):
-            bad.append(number - header)
-        elif len(fields) > width:
-            fields_of_wide = fields_of_wide or len(fields)
-            wide.append(number - header)
+    width, fields_of_wide = 0, 0
+    quote = _quote(separator)
+    with plain.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        write = csv.writer(
+            file,
+            delimiter=separator,
+            quotechar=quote,
+            quoting=csv.QUOTE_NONE if quote is None else csv.QUOTE_MINIMAL,
+            lineterminator="\n",
+        ).writerow
+        for number, (_, fields) in enumerate(records(path, separator, strict=True)):
+            write(fields)
+            width = width if number else len(fields)
+            if any(map(garbled, fields)):
+                bad.append(number - header)
+            elif len(fields) > width:
+                fields_of_wide = fields_of_wide or len(fields)
+                wide.append(number - header)
     problems = []
     if wide:
         message = f"{fields_of_wide} fields where {width} belong"
         problems.append(Problem(message, rows=pl.Series(wide)))
     if bad:
         problems.append(Problem(what, rows=pl.Series(bad)))
-    return problems, number + 1 - header
+    return problems

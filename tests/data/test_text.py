@@ -1,6 +1,7 @@
 """Text in other encodings, with blank lines, and packed: what is read, and what is refused."""
 
 import codecs
+import csv
 import gzip
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import pytest
 from refusal import Command, refused
 
-from click_data import DataError, open_dataset, plain, prepare
+from click_data import DataError, history_lengths, open_dataset, plain, prepare
+from click_data.text import read_text
 
 HEADER = "user_id,item_id,timestamp,label"
 ROWS = [f"{'Žofka' if t % 2 else 'Zoë'},i{t % 3},{t},{t // 2 % 2}" for t in range(12)]
@@ -188,3 +190,52 @@ def test_a_name_is_no_pattern(name: str, tmp_path: Path) -> None:
 def test_an_unknown_encoding_from_python(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="--encoding nonsense: not an encoding"):
         prepared(written(tmp_path / "log.csv", TEXT.encode()), encoding="nonsense")
+
+
+@pytest.mark.parametrize("drop_bad_rows", [False, True])
+@pytest.mark.parametrize("name", ["log.csv", "log.csv.gz"])
+def test_a_quote_inside_an_unquoted_field_is_read_as_it_stands(
+    drop_bad_rows: bool, name: str, tmp_path: Path
+) -> None:
+    usual = prepared(written(tmp_path / "usual.csv", TEXT.encode()))
+    titles = ["plain", '"a, ""b""\nc"', '15" wide', ""]
+    rows = [f"{row},{titles[t % 4]}" for t, row in enumerate(ROWS)]
+    path = written(tmp_path / name, "\n".join([f"{HEADER},title", *rows, ""]).encode())
+    digest, _, info = prepared(path, drop_bad_rows=drop_bad_rows)
+    assert digest == usual[0]
+    assert info["counts"]["events"] == len(ROWS)
+    assert history_lengths(path).tolist() == [6, 6]
+    table = read_text(path, wanted=("title",))
+    assert (
+        table.frame["title"].fill_null("").to_list() == ["plain", 'a, "b"\nc', '15" wide', ""] * 3
+    )
+
+
+def test_bad_lines_behind_a_quote_inside_a_field(tmp_path: Path, prepare_command: Command) -> None:
+    rows = [ROWS[0], f'{ROWS[1][:-1]}1"', f"{ROWS[2]},5", *ROWS[3:]]
+    path = written(tmp_path / "log.csv", "\n".join([HEADER, *rows, ""]).encode())
+    error = refused(prepare_command, tmp_path, "log", "--from", path)
+    assert "line 4: 5 fields where 4 belong" in error
+    assert "column label, line 3: '1\"' is not a finite number" in error
+    _, _, info = prepared(path, drop_bad_rows=True)
+    assert info["dropped"]["bad_rows"] == 2
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [  # polars reads these without a word, and takes several fields for one
+        ['"aa",xx"x,z', 'z,x""",y', '"a""",xx"",z', "x,x,x", 'x,"""""a""",z'],
+        [
+            'x,",,",z z',
+            '"""",xxx",xx"x',
+            '"a""""",z z,",""a"',
+            '""",a""",z z,"aa"',
+            'yy,",,",z z',
+            'z z,z z,","',
+        ],
+    ],
+)
+def test_quotes_do_not_merge_fields(lines: list[str], tmp_path: Path) -> None:
+    path = written(tmp_path / "log.csv", "\n".join(["a,b,c", *lines, ""]).encode())
+    table = read_text(path, wanted=("a", "b", "c"))
+    assert [list(row) for row in table.frame.rows()] == list(csv.reader(lines))

@@ -7,7 +7,13 @@ import torch
 from attention_cases import DEVICE, TILE, Case
 from combinations import combined
 
-from jagged_kernels import JaggedTensor, attention_schedule, jagged_attention
+from jagged_kernels import (
+    JaggedTensor,
+    SemiLocalKeys,
+    StridedKeys,
+    attention_schedule,
+    jagged_attention,
+)
 from jagged_kernels.attention.meeting import MeetTerms
 from jagged_kernels.attention.operators import native as ops_native
 from jagged_kernels.attention.operators import plain as ops
@@ -141,3 +147,25 @@ def test_sizes_become_dynamic_by_themselves(backend, kind):
         after.append(len(graphs))
     assert after[0] == 1
     assert after[-1] - after[1] <= 1, after
+
+
+@pytest.mark.parametrize("rule", [StridedKeys(2, 1, block=16), SemiLocalKeys(20, 5, block=16)])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_rule_compiles_whole_with_a_schedule_that_knows_the_longest(rule, inside):
+    inputs = Case((40, 0, 23)).inputs(torch.float32)
+    x = JaggedTensor(inputs.k.detach(), inputs.k_offsets)
+
+    def attend(x, schedule):
+        if inside:
+            schedule = attention_schedule(x, keys=rule, longest=40)
+        return jagged_attention(x, x, x, keys=rule, schedule=schedule).values
+
+    schedule = attention_schedule(x, keys=rule, longest=40)
+    torch.compiler.reset()
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, schedule), jagged_attention(x, x, x, keys=rule).values)
+    meta = JaggedTensor(x.values.to("meta"), x.offsets.to("meta"), validate=False)
+    told = r"build attention_schedule\(q, k, keys=\.\.\., longest=\.\.\.\) and pass it as schedule="
+    with pytest.raises(ValueError, match=told):
+        jagged_attention(meta, meta, meta, keys=rule)
+    assert attend(meta, attention_schedule(meta, keys=rule, longest=40)).shape == x.values.shape

@@ -239,7 +239,7 @@ def test_what_does_not_fit_each_other(module):
 
 def test_torchrec_is_asked_for_in_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchrec.sparse.jagged_tensor", None)
-    with pytest.raises(ImportError, match=r"jagged-flash-attention\[torchrec\]") as error:
+    with pytest.raises(ImportError, match=r"needs TorchRec: pip install torchrec ") as error:
         to_torchrec(JaggedTensor(VALUES, OFFSETS))
     assert "\n" not in str(error.value)
 

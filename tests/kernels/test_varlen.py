@@ -156,7 +156,7 @@ def test_a_schedule_and_the_older_name_of_causal():
         ({"seqused_k": torch.ones(2)}, ValueError, r"seqused_k must be integers \[3\], got torch"),
         ({"seqused_k": 3}, ValueError, r"seqused_k must be integers \[3\], got 3"),
         ({"window_size": (1,)}, TypeError, r"window must be \(left, right\)"),
-        ({"query": None}, TypeError, "must be tensors, got NoneType and Tensor"),
+        ({"query": None}, TypeError, "^query must be a tensor, got NoneType$"),
         ({"cu_seq_q": torch.tensor([0, 5, 5, 9])}, ValueError, r"offsets\[-1\] = 9 and values"),
     ],
     ids=str,

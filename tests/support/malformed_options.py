@@ -56,6 +56,10 @@ def _of_a_log() -> list[Case]:
                   "item_id, timestamp, label, category", "--column", "colour=label"),
         _log_case("a column of theirs that there is not", "{in}/log.csv: column clicked: missing",
                   "--column", "label=clicked"),
+        _log_case("a column for two of ours", "--column user_id=item_id: item_id is read as "
+                  "item_id already; say which column that is", "--column", "user_id=item_id"),
+        _log_case("a column named for two of ours", "--column label=x: x is read as timestamp "
+                  "already", "--column", "label=x", "--column", "timestamp=x"),
         _log_case("a column named twice", "--column label=...: given twice",
                   "--column", "label=label", "--column", "label=item_id"),
         _log_case("a signal that there is not", "{in}/log.csv: column price: missing",

@@ -189,7 +189,21 @@ def _names(options: LogOptions) -> dict[str, str]:
         raise DataError(f"--separator {separator!r}: not one character (of ASCII)")
     if options.encoding is not None:
         check_encoding(options.encoding)
-    return {name: options.columns.get(name, name) for name in known}
+    names = {name: options.columns.get(name, name) for name in known}
+    _refuse_shared(names, given=options.columns)
+    return names
+
+
+def _refuse_shared(names: dict[str, str], *, given: dict[str, str]) -> None:
+    """Raise if one column of the file would be read as two of ours; categories may be ids."""
+    alone = {ours: theirs for ours, theirs in names.items() if ours != "category"}
+    for ours, theirs in given.items():
+        others = [name for name in alone if name != ours and names[name] == theirs]
+        if others and ours in alone:
+            raise DataError(
+                f"--column {ours}={theirs}: {theirs} is read as {others[0]} already; say which "
+                f"column that is, with --column {others[0]}=..., or rename one in the file"
+            )
 
 
 def log_files(path: Path, *, needed: set[str]) -> list[Path]:

@@ -59,7 +59,7 @@ class SyntheticOptions:
 
 
 def load(path: Path | None, options: SyntheticOptions, seed: int) -> ClickLog:
-    """Draw a log. Options and seed fix every byte of what is prepared from it."""
+    """Draw a log. Options and seed fix every byte of what is prepared from it, with one NumPy."""
     assert path is None
     if not 1 <= options.categories <= options.items:
         raise DataError(f"synthetic: between 1 and {options.items} categories are needed")

@@ -38,7 +38,7 @@ from jagged_kernels.schedule.schedule import (
     dense_queries,
 )
 from jagged_kernels.schedule.window import NO_BAND
-from jagged_kernels.tensors.checks import as_scale
+from jagged_kernels.tensors.checks import as_scale, check_dropout
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 
@@ -214,10 +214,12 @@ def jagged_attention(
     if torch._C._is_any_autocast_enabled():
         q, k, v = as_autocast(q, k, v)
     k, v = _keys_and_values(k, v)
+    if not (schedule is None or isinstance(schedule, AttentionSchedule)):
+        raise TypeError(f"schedule must be an AttentionSchedule, got {type(schedule).__name__}")
     q_jagged = q if isinstance(q, JaggedTensor) else dense_queries(q, k, schedule)
     _check_inputs(q_jagged, k, v)
     terms = bias_terms(bias, q_jagged, k)
-    _check_dropout(dropout_p)
+    check_dropout("dropout_p", dropout_p)
     band = band_of(keys, causal, window)
     if scores is not None:
         check_scores(scores, return_lse)
@@ -348,11 +350,6 @@ def _keys_and_values(
         kinds = f"{type(k).__name__} and {type(v).__name__}"
         raise TypeError(f"k and v must be JaggedTensors, got {kinds}")
     return k, v
-
-
-def _check_dropout(dropout_p: float) -> None:
-    if not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
 
 
 def _check_inputs(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> None:

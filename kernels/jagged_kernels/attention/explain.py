@@ -14,7 +14,6 @@ from torch import Tensor
 
 from jagged_kernels.attention.api import (
     _check_devices,
-    _check_dropout,
     _check_inputs,
     _keys_and_values,
 )
@@ -45,7 +44,7 @@ from jagged_kernels.schedule.keys.lists import KeyLists
 from jagged_kernels.schedule.keys.rules import KeyRule
 from jagged_kernels.schedule.schedule import AttentionSchedule, dense_queries
 from jagged_kernels.schedule.tiles import choose_tiles, cut_refusal, list_cut_refusal, tile_to_cut
-from jagged_kernels.tensors.checks import as_scale
+from jagged_kernels.tensors.checks import as_scale, check_dropout
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 
@@ -107,7 +106,7 @@ def explain_attention(
         q_like, dense = dense_queries(q_like, k_like), DenseShape.of(q_like, k_like)
     _check_inputs(q_like, k_like, v_like)
     _check_devices(q.device, k.device, v.device)
-    _check_dropout(dropout_p)
+    check_dropout("dropout_p", dropout_p)
     band = band_of(keys, causal, window)
     if scores is not None:
         check_scores(scores, return_lse)

@@ -78,6 +78,12 @@ def jagged_varlen_attention(
         raise NotImplementedError(f"num_splits must be None or 1, got {num_splits}")
     if cu_seq_k is None:
         raise ValueError("cu_seq_k must be [N + 1]: None goes with a block_table")
+    given = {
+        "query": query, "key": key, "value": value, "cu_seq_q": cu_seq_q, "cu_seq_k": cu_seq_k,
+    }  # fmt: skip
+    for name, tensor in given.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     q = JaggedTensor(query, cu_seq_q, validate=readable(cu_seq_q))
     if cu_seq_k is cu_seq_q and key.shape[:1] == query.shape[:1]:
         k, v = q.with_values(key), q.with_values(value)

@@ -17,6 +17,12 @@ _BACKENDS = ("auto", "triton", "native", "reference")
 _INTERPRETED_MULTIPROCESSORS = 4
 
 
+def check_backend(backend: str) -> None:
+    """Raises ValueError for an unknown name."""
+    if backend not in _BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(_BACKENDS)}; got {backend!r}")
+
+
 def choose_backend(backend: str, x: Tensor) -> str:
     """ "triton", "native" or "reference" for an operation on `x`.
 
@@ -27,8 +33,7 @@ def choose_backend(backend: str, x: Tensor) -> str:
         ValueError: an unknown name, "triton" where it cannot run, or "reference" on "meta".
         NotImplementedError: "triton" for float64.
     """
-    if backend not in _BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(_BACKENDS)}; got {backend!r}")
+    check_backend(backend)
     if backend == "auto":
         return "triton" if x.is_cuda and x.dtype != torch.float64 else "native"
     if backend == "triton":

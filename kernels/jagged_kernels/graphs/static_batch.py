@@ -55,6 +55,8 @@ def form_of(batch: Inputs) -> Form:
         ValueError: there is no jagged input, inputs differ in users or devices, jagged ones that
             share offsets differ in tokens, or one wants a gradient, which a step keeps to itself.
     """
+    if not isinstance(batch, Mapping):
+        raise TypeError(f"a batch must map names to tensors, got {type(batch).__name__}")
     columns: dict[str, Column] = {}
     groups: dict[int, int] = {}
     offsets: list[Tensor] = []

@@ -59,6 +59,7 @@ class StepGraphs:
         replayed, eager: calls so far that replayed a graph, and that took the step without one.
 
     Raises:
+        TypeError: `step` is no function.
         ValueError: `per_octave` or `most_graphs` is none of those.
 
     Called with a batch: names -> a `JaggedTensor` [T, ...], a tensor [B, ...] of users, or one []
@@ -118,6 +119,8 @@ class StepGraphs:
     """
 
     def __init__(self, step: Step, *, per_octave: int = 4, most_graphs: int = 16) -> None:
+        if not callable(step):
+            raise TypeError(f"step must be a function, got {type(step).__name__}")
         if not 1 <= per_octave <= MOST_PER_OCTAVE or power_of_two(per_octave) != per_octave:
             raise ValueError(
                 f"per_octave must be a power of two up to {MOST_PER_OCTAVE}, got {per_octave}"

@@ -11,9 +11,10 @@ from torch.nn.functional import linear
 
 from jagged_kernels.attention.api import jagged_attention
 from jagged_kernels.attention.scores.bias import Bias
-from jagged_kernels.core.backends import Backend
+from jagged_kernels.core.backends import Backend, check_backend
 from jagged_kernels.schedule.schedule import AttentionSchedule
 from jagged_kernels.schedule.window import resolve_window
+from jagged_kernels.tensors.checks import check_dropout
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 
@@ -43,7 +44,8 @@ class JaggedMultiheadAttention(nn.Module):
     q, k and v where they lie in it.
 
     Raises:
-        ValueError: numbers that do not divide each other or that are out of range.
+        TypeError, ValueError: numbers that do not divide each other or that are out of range, or
+            an unknown backend.
 
     >>> attention = JaggedMultiheadAttention(16, 4, causal=True)
     >>> x = JaggedTensor(torch.randn(5, 16), torch.tensor([0, 3, 3, 5]))
@@ -86,8 +88,8 @@ class JaggedMultiheadAttention(nn.Module):
             raise ValueError(f"num_heads must divide embed_dim {embed_dim}, got {num_heads}")
         if num_heads % num_kv_heads:
             raise ValueError(f"num_kv_heads must divide num_heads {num_heads}, got {num_kv_heads}")
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        check_dropout("dropout", dropout)
+        check_backend(backend)
         resolve_window(causal, window)
         self.embed_dim, self.num_heads, self.num_kv_heads = embed_dim, num_heads, num_kv_heads
         self.head_dim = embed_dim // num_heads

@@ -170,12 +170,16 @@ def attention_schedule(
     """
     # What inference mode makes cannot be used in training.
     with _outside_inference_mode():
+        if not (k is None or isinstance(k, JaggedTensor)):
+            raise TypeError(f"k must be a JaggedTensor, got {type(k).__name__}")
         if isinstance(q, JaggedTensor):
             k = q if k is None else k
             check_users(q, k)
             q_offsets, q_tokens, dense = q.offsets, q.values.shape[0], None
             q_dim = q.values.shape[2] if q.values.dim() == 3 else _USUAL_HEAD_DIM
         else:
+            if not isinstance(q, Tensor):
+                raise TypeError(f"q must be a JaggedTensor or a tensor, got {type(q).__name__}")
             if k is None:
                 raise ValueError("dense queries need k, the users' histories")
             q_offsets, dense = dense_offsets(q, k), DenseShape.of(q, k)

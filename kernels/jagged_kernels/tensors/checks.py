@@ -53,6 +53,15 @@ def as_scale(scale: float | None, head_dim: int) -> float:
     return float(scale)
 
 
+def check_dropout(name: str, chance: float) -> None:
+    """A chance to drop a probability, or a TypeError or ValueError."""
+    # The first, since `torch.compile` cannot look for an attribute of a number that it traces.
+    if not isinstance(chance, int | float) and not hasattr(chance, "__float__"):
+        raise TypeError(f"{name} must be a number, got {type(chance).__name__}")
+    if not 0.0 <= chance < 1.0:
+        raise ValueError(f"{name} must be in [0, 1), got {chance}")
+
+
 def as_fill(value: float, dtype: torch.dtype) -> float:
     """`value` as it fills up a tensor of this dtype.
 

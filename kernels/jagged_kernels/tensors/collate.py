@@ -60,7 +60,9 @@ def _collate(
         return {key: part(key, [sample[key] for sample in samples]) for key in first}
     if isinstance(first, tuple | list):
         _check_kind(samples, tuple | list)
-        _check_same("numbers of values", [len(sample) for sample in samples])
+        numbers = all(isinstance(x, int | float) for sample in samples for x in sample)
+        hint = "; a history must be a tensor or an array, not a list of numbers" if numbers else ""
+        _check_same("numbers of values", [len(sample) for sample in samples], hint=hint)
         columns = [part(place, list(c)) for place, c in enumerate(zip(*samples, strict=True))]
         return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
     if getattr(first, "ndim", 0):
@@ -77,12 +79,12 @@ def _check_kind(samples: Sequence[Any], kind: Any) -> None:
             )
 
 
-def _check_same(what: str, parts: Sequence[Any]) -> None:
+def _check_same(what: str, parts: Sequence[Any], *, hint: str = "") -> None:
     for place, other in enumerate(parts):
         if other != parts[0]:
             raise ValueError(
                 f"samples must have one structure, but the {what} are {parts[0]} in sample 0 and "
-                f"{other} in sample {place}"
+                f"{other} in sample {place}{hint}"
             )
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import Tensor
 
-from jagged_kernels.core.contents import can_be_read, check_token_count, refuse_meta
+from jagged_kernels.core.contents import can_be_read, check_token_count, readable, refuse_meta
 from jagged_kernels.tensors.container import Container, register_container
 from jagged_kernels.tensors.offsets import (
     check_contents,
@@ -117,10 +117,18 @@ class JaggedTensor(Container):
         >>> JaggedTensor.from_list([torch.ones(2), torch.zeros(0), torch.ones(1)]).offsets.tolist()
         [0, 2, 2, 3]
         """
+        if not isinstance(tensors, Sequence):
+            kind = type(tensors).__name__
+            raise TypeError(f"from_list takes a list of tensors, one for each user, got {kind}")
         if not tensors:
             raise ValueError("from_list needs at least one tensor, to know the shape of a token")
         first = tensors[0]
         for index, tensor in enumerate(tensors):
+            if not isinstance(tensor, Tensor):
+                kind = type(tensor).__name__
+                raise TypeError(f"from_list takes a list of tensors, got {kind} at {index}")
+            if first.dim() == 0:
+                raise ValueError("tensor 0 must be [n, ...], got one without dimensions")
             if tensor.dim() == 0 or tensor.shape[1:] != first.shape[1:]:
                 raise ValueError(
                     f"tensor {index} has shape {tuple(tensor.shape)}; all must be [n, "
@@ -151,6 +159,8 @@ class JaggedTensor(Container):
     def from_nested(cls, nested: Tensor, *, validate: bool = True) -> JaggedTensor:
         """From a `torch.nested` tensor of jagged layout, without a copy; `validate` as in the
         constructor."""
+        if not isinstance(nested, Tensor):
+            raise TypeError(f"nested must be a torch.nested tensor, got {type(nested).__name__}")
         if nested.layout != torch.jagged:
             raise ValueError(f"nested must have the jagged layout, got {nested.layout}")
         parts: Any = nested
@@ -188,6 +198,8 @@ class JaggedTensor(Container):
 
     def with_values(self, values: Tensor) -> JaggedTensor:
         """The same users with other values [T, ...]."""
+        if not isinstance(values, Tensor):
+            raise TypeError(f"values must be a tensor, got {type(values).__name__}")
         if values.shape[:1] != self.values.shape[:1] or values.device != self.offsets.device:
             raise ValueError(
                 f"values must be [{self.values.shape[0]}, ...] on {self.offsets.device}, "
@@ -260,4 +272,10 @@ class JaggedTensor(Container):
             return given.nonzero()[:, 0]
         if given.numel() == 0:
             given = given.long()  # an empty list has no dtype
+        elif readable(given) and not given.is_floating_point():
+            smallest, largest = (int(x) for x in given.aminmax())
+            if smallest < -len(self) or largest >= len(self):
+                raise IndexError(
+                    f"users must lie in [{-len(self)}, {len(self)}), got {smallest} to {largest}"
+                )
         return torch.where(given < 0, given + len(self), given)

@@ -249,7 +249,7 @@ def _torchrec() -> Any:
         return import_module("torchrec.sparse.jagged_tensor")
     except ImportError as error:
         raise ImportError(
-            "to_torchrec needs TorchRec: pip install 'jagged-flash-attention[torchrec]', or on a "
-            "machine without a GPU, pip install --no-deps torchrec fbgemm-gpu-cpu, and what "
-            f"TorchRec asks for ({error})"
+            "to_torchrec needs TorchRec: pip install torchrec fbgemm-gpu, or on a machine without "
+            "a GPU, pip install --no-deps torchrec fbgemm-gpu-cpu, and what TorchRec asks for "
+            f"({error})"
         ) from error

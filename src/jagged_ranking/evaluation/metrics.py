@@ -135,6 +135,11 @@ def are_lists(request: np.ndarray) -> bool:
     return len(request) >= LIST * len(np.unique(request)) > 0
 
 
+def metric_names(request: np.ndarray) -> tuple[str, ...]:
+    """What `evaluate_metrics` has of candidates of these requests [C]."""
+    return METRICS + (LIST_METRICS if are_lists(request) else ())
+
+
 def evaluate_metrics(
     user: np.ndarray,
     request: np.ndarray,

@@ -25,8 +25,8 @@ from jagged_kernels import JaggedTensor, jagged_sum
 class RowGradient:
     """The gradient of the rows of a table that were looked up, M at most.
 
-    rows: int64 [M], distinct but for the end, where the last one may be repeated: how many there
-    are is known to the device alone. sums: float [M, D], their gradients, 0 where a row is
+    rows: int64 [M], distinct at first and from then on the same ones again, in turns: how many
+    there are is known to the device alone. sums: float [M, D], their gradients, 0 where a row is
     repeated. place: int64 [M], where in `sums` the gradient of each of `rows` is.
     """
 
@@ -107,12 +107,11 @@ def sum_by_row(ids: Tensor, gradients: Tensor, *, rows: int) -> RowGradient:
     wait for the device."""
     ids, order = ids.sort(stable=True)
     segment = (ids.diff(prepend=ids[:1]) != 0).cumsum(0)
-    # A bound that the host knows; on a CPU the number itself costs nothing.
-    most = min(len(ids), rows)
-    if not ids.is_cuda:
-        most = int(segment[-1]) + 1
+    most = min(len(ids), rows)  # a bound that the host knows
     numbers = torch.arange(most + 1, device=ids.device)
     offsets = torch.searchsorted(segment, numbers)
     by_id = JaggedTensor(gradients[order], offsets, validate=False)
-    place = torch.minimum(numbers[:-1], segment[-1])
+    # In turns, since PyTorch's deterministic writes to one row go one behind the other: what is
+    # left of 200,000 places would all wait for the last row.
+    place = numbers[:-1] % (segment[-1] + 1)
     return RowGradient(ids[offsets[place]], jagged_sum(by_id), place)

@@ -53,9 +53,20 @@ class Ranker(nn.Module):
         """Logits float32 [C, tasks]."""
         with self.precision(batch.user.device):
             history, candidates = self.embedding(batch)
-            answer = self.encoder(history, candidates, batch)
+            answer = self._checked(self.encoder(history, candidates, batch), candidates)
         with full_precision(batch.user.device):
             return self.head(answer.float(), candidates.values.float(), batch)
+
+    def _checked(self, answer: Tensor, candidates: JaggedTensor) -> Tensor:
+        """What an encoder answers, if it is what `docs/models.md` asks for."""
+        expected = candidates.values.shape
+        if not isinstance(answer, Tensor) or answer.shape != expected:
+            got = list(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+            raise ValueError(
+                f"model {self.config.model}: its encoder must answer with a tensor [C, dim], here "
+                f"{list(expected)}, got {got}"
+            )
+        return answer
 
     def bring(self, batch: JaggedBatch, others: Tensor | None = None) -> None:
         """Before a batch: fetches its rows of the tables, and those of other items, int64 [N],
@@ -78,7 +89,8 @@ class Ranker(nn.Module):
         """What each request is answered, float32 [R, D]; for encoders to whom all candidates are
         alike, and requests that have some."""
         with self.precision(batch.user.device):
-            answer = self.encoder(*self.embedding(batch), batch)
+            history, candidates = self.embedding(batch)
+            answer = self._checked(self.encoder(history, candidates, batch), candidates)
         return answer[batch.candidate.offsets[:-1]].float()
 
     def items(self, ids: Tensor, items: ItemTable) -> tuple[Tensor, Tensor]:

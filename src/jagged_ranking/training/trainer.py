@@ -29,12 +29,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from click_data.schema import is_prepared
 from jagged_ranking.data.batch import JaggedBatch, RequestTable
 from jagged_ranking.data.data_shape import DataShape, is_next_items
 from jagged_ranking.data.loader import RequestLoader
 from jagged_ranking.data.store import HistoryStore
 from jagged_ranking.devices import default_device
 from jagged_ranking.evaluation.evaluate import Evaluation, score
+from jagged_ranking.evaluation.metrics import metric_names
 from jagged_ranking.models.model_config import MODEL_NAMES, encoder_of
 from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.processes import alone_in, sweep
@@ -52,7 +54,7 @@ from jagged_ranking.training.table_files import TableFiles
 from jagged_ranking.training.torchrec_tables import check_torchrec
 
 if TYPE_CHECKING:
-    from click_data import ClickDataset
+    from click_data import ClickDataset, RequestColumns
 
 # Losses are read at the end of an epoch, before a checkpoint, and every so many steps.
 READ_STEPS = 100
@@ -146,6 +148,15 @@ def _check_loss(loss: str, model: Ranker, dataset: ClickDataset) -> None:
         )
 
 
+def _check_select(select: str, dataset: ClickDataset, valid: RequestColumns) -> None:
+    known = metric_names(np.repeat(np.arange(len(valid.user)), np.diff(valid.offsets)))
+    if select not in known:
+        raise TrainingError(
+            f"{dataset.name}: select is {select}, which needs lists of candidates; there are: "
+            f"{', '.join(known)}"
+        )
+
+
 @contextmanager
 def _alone(out: Path | None) -> Iterator[None]:
     """Make and hold a run's folder, if there is to be one, without what a killed run was writing
@@ -153,6 +164,8 @@ def _alone(out: Path | None) -> Iterator[None]:
     if out is None:
         yield
         return
+    if is_prepared(out):
+        raise TrainingError(f"{out}: is a prepared data set; name another folder for the run")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -188,6 +201,7 @@ class _Run:
         self.valid = dataset.requests("valid")
         if len(self.valid.item) == 0:
             raise ValueError(f"{dataset.name}: there are no validation requests to stop on")
+        _check_select(config.select, dataset, self.valid)
         torch.manual_seed(config.seed)
         model = Ranker(config, self.shape)
         _check_loss(config.loss, model, dataset)
@@ -281,11 +295,6 @@ class _Run:
             self.ranks.whole(*score(self.average.model, self.valid_loader)),
             train_ctr=self.shape.positive_rate,
         ).metrics
-        if config.select not in valid:
-            raise TrainingError(
-                f"{self.dataset.name}: select is {config.select}, which needs lists of "
-                f"candidates; there are: {', '.join(valid)}"
-            )
         value = valid[config.select] * (1 if config.select == "log_loss" else -1)
         row = {
             "epoch": now.epoch,

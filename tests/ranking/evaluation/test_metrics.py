@@ -118,9 +118,10 @@ def test_what_is_a_list() -> None:
     assert not metrics.are_lists(np.zeros(0))
     user, label, score = case(7)
     short = metrics.evaluate_metrics(user, np.arange(len(user)), label, score, train_ctr=0.4)
-    assert tuple(short) == metrics.METRICS
+    assert tuple(short) == metrics.METRICS == metrics.metric_names(np.arange(len(user)))
     long = metrics.evaluate_metrics(user, lists(user), label, score, train_ctr=0.4)
     assert tuple(long) == (*metrics.METRICS, *metrics.LIST_METRICS)
+    assert tuple(long) == metrics.metric_names(lists(user))
 
 
 EVERY = (*metrics.METRICS, *metrics.LIST_METRICS)

@@ -43,6 +43,34 @@ def test_the_documented_model_is_one(toy: ClickDataset, folder: Path) -> None:
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in made.encoder.parameters())
 
 
+@pytest.mark.parametrize(
+    ("answer", "got"),
+    [
+        ("history.values.sum(0)", r"\[16\]"),
+        ("candidates.values[:, :3]", r"\[\d+, 3\]"),
+        ("candidates.values[:1]", r"\[1, 16\]"),
+        ("candidates", "JaggedTensor"),
+        ("None", "NoneType"),
+    ],
+)
+def test_an_answer_of_another_shape_is_one_line(
+    toy: ClickDataset, folder: Path, answer: str, got: str
+) -> None:
+    (folder / "wrong.py").write_text(
+        "from torch import nn\n"
+        "class ENCODER(nn.Module):\n"
+        "    def __init__(self, config):\n"
+        "        super().__init__()\n"
+        "    def forward(self, history, candidates, batch):\n"
+        f"        return {answer}\n"
+    )
+    made, batch = ranker(toy, "mine.wrong"), batch_of(toy, mixed_rows(toy))
+    said = r"^model mine\.wrong: its encoder must answer with a tensor \[C, dim\], here "
+    for call in (made, made.answers):
+        with pytest.raises(ValueError, match=rf"{said}\[\d+, 16\], got {got}$"):
+            call(batch)
+
+
 def test_the_document_lists_every_model() -> None:
     listed = re.findall(r"^\| `(\w+)` \|", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
     assert set(MODEL_NAMES) <= set(listed)

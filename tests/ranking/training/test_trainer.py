@@ -18,7 +18,7 @@ from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.training import checkpoint
 from jagged_ranking.training.checkpoint import CheckpointError
 from jagged_ranking.training.config import TrainConfig
-from jagged_ranking.training.run_files import CHECKPOINT, load_model
+from jagged_ranking.training.run_files import CHECKPOINT, MODEL, load_model
 from jagged_ranking.training.run_progress import Progress, StepNumbers, TrainingError
 from jagged_ranking.training.trainer import TrainResult, _Run, train
 
@@ -85,6 +85,35 @@ def test_it_can_select_what_is_better_when_higher(toy: ClickDataset, select: str
     for epoch in range(1, len(values)):
         improved = epoch == 1 or values[epoch - 1] > max(values[: epoch - 1])
         assert (rates[epoch] < rates[epoch - 1]) == (not improved)
+
+
+@pytest.mark.parametrize("select", ["list_auc", "mrr", "ndcg@10"])
+def test_metrics_of_lists_are_refused_before_training_where_there_are_none(
+    toy: ClickDataset, tmp_path: Path, select: str
+) -> None:
+    steps: list[int] = []
+    with pytest.raises(
+        TrainingError,
+        match=rf"^\w+: select is {select}, which needs lists of candidates; there are: auc, gauc, "
+        "ne, log_loss$",
+    ):
+        quick(
+            toy,
+            dataclasses.replace(SMALL, select=select),
+            out=tmp_path,
+            after_step=steps.append,
+        )
+    assert not steps
+    assert not (tmp_path / MODEL).exists()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_is_not_written_into_a_data_set(toy: ClickDataset, resume: bool) -> None:
+    before = sorted(path.name for path in toy.folder.iterdir())
+    with pytest.raises(TrainingError, match="is a prepared data set; name another folder") as why:
+        quick(toy, out=toy.folder, resume=resume)
+    assert str(why.value).startswith(f"{toy.folder}: ")
+    assert sorted(path.name for path in toy.folder.iterdir()) == before
 
 
 @pytest.mark.parametrize("model", ["mean_pool", "din", "target_attention", "transformer"])

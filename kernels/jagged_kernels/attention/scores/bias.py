@@ -132,6 +132,7 @@ class ALiBi:
     slopes: Tensor
 
     def __post_init__(self) -> None:
+        _check_tensor("ALiBi's slopes", self.slopes)
         if self.slopes.dim() != 1 or not self.slopes.is_floating_point():
             raise ValueError(
                 f"ALiBi's slopes must be [H], floating, got {tuple(self.slopes.shape)} "
@@ -237,7 +238,13 @@ def _times(name: str, times: JaggedTensor | Tensor, x: JaggedTensor) -> Tensor:
     return values.reshape(tokens)
 
 
+def _check_tensor(name: str, tensor: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+
+
 def _check_table(name: str, table: Tensor, *, at_least: int) -> None:
+    _check_tensor(f"{name}'s table", table)
     if table.dim() != 2 or table.shape[0] < at_least or not table.is_floating_point():
         raise ValueError(
             f"{name}'s table must be [num_buckets, H], floating, with {at_least} buckets or more, "

@@ -73,6 +73,9 @@ def jagged_cat(
 
 def _check(parts: Sequence[JaggedTensor | Tensor]) -> JaggedTensor:
     """The first jagged part, to which the others fit."""
+    if not isinstance(parts, Sequence):
+        kind = type(parts).__name__
+        raise TypeError(f"parts must be a list of JaggedTensors and tensors, got {kind}")
     jagged = [part for part in parts if isinstance(part, JaggedTensor)]
     if not jagged or not all(isinstance(part, JaggedTensor | Tensor) for part in parts):
         kinds = ", ".join(type(part).__name__ for part in parts)

@@ -129,7 +129,9 @@ def longest_user(q_offsets: Tensor, k_offsets: Tensor, told: int | None) -> int:
             return told
     elif not all(map(can_be_read, sides)):
         raise ValueError(
-            "without longest, offsets are read for the longest user, and here they cannot be"
+            "without longest, offsets are read for the longest user, and here (in a trace, or on "
+            "meta) they cannot be: pass longest=; for keys= of attention, build "
+            "attention_schedule(q, k, keys=..., longest=...) and pass it as schedule="
         )
     if q_offsets.shape[0] == 1:
         return 0
