@@ -236,7 +236,7 @@ def _retrieval_figure(
             lists = [built[mode].get(str(name.get(k)), np.nan) for k in blocks]
             panel.plot(range(len(blocks)), lists, **LISTS_LINE)
             handles[BUILT] = Line2D([], [], **LISTS_LINE)
-            panel.set_title(f"{style.MODE_LOOKS[mode].label}, {count} candidates")
+            panel.set_title(f"{style.MODE_LOOKS[mode].label}\n{count} candidates")
             panel.set_xlim(-0.3, len(blocks) - 0.7)
         panels.padded_limits(row[0], shown)
         row[0].set_ylabel("latency (ms)")
