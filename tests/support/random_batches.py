@@ -2,8 +2,9 @@
 
     python tests/support/random_batches.py [--count 10000] [--first 0] [-n 16]
 
-Batch number i is the same on every GPU. Lengths (empty users and long ones among them), heads,
-head_dims, masks, scales, dtypes, and whether queries have offsets of their own are drawn; whoever
+Batch number i is the same on every GPU. Lengths (empty users and long ones among them), scales and
+windows are drawn anew for each; heads, head_dims, kinds of masks, dtypes, and whether queries have
+offsets of their own, which kernels are compiled for, are one of `COMPILED` draws. Whoever
 `jagged_attention` picks computes it, forward and backward, twice, which must give the same bits.
 Errors must meet `attention_cases.Standard`. The table says how far from float64 ours and PyTorch's
 mathematics are, relative to a rounding of the largest number of each result. Who is told to end
@@ -38,12 +39,13 @@ DTYPES = (torch.float32, torch.float16, *(() if INTERPRETED else (torch.bfloat16
 DIMS = (16, 32) if INTERPRETED else (16, 32, 64, 80, 96, 128, 256)
 LONGEST = (5, 40) if INTERPRETED else (5, 40, 300, 2100)
 TOKENS = 150 if INTERPRETED else 6000  # of a batch, about
+COMPILED = 400  # thousands of compilations would take longer than all batches
 HEADS = ((1, 1), (2, 2), (4, 2), (4, 1), (6, 3))  # of queries, of keys
 
 
 def draw(number: int) -> tuple[Case, torch.dtype, bool]:
     """(the problem, its dtype, whether queries and keys share their offsets)"""
-    rng = random.Random(number)
+    rng, compiled = random.Random(number), random.Random(f"compiled {number % COMPILED}")
     longest = rng.choice(LONGEST)
 
     def lengths(count: int) -> list[int]:
@@ -54,23 +56,22 @@ def draw(number: int) -> tuple[Case, torch.dtype, bool]:
 
     users = rng.randint(1, 24)
     queries = lengths(users)
-    kind = rng.choice(("own", "own", "apart", "other"))
-    mask: dict[str, Any] = rng.choice(
-        ({}, {"causal": True}, {"window": (rng.randint(0, longest), rng.randint(-1, longest))})
-    )
+    kind = compiled.choice(("own", "own", "apart", "other"))
+    window = rng.randint(0, longest), rng.randint(-1, longest)
+    mask: dict[str, Any] = compiled.choice(({}, {"causal": True}, {"window": window}))
     if rng.random() < 0.2:
         mask = {**mask, "scale": rng.choice((-0.3, 0.01, 1.0))}
-    heads, kv_heads = rng.choice(HEADS)
+    heads, kv_heads = compiled.choice(HEADS)
     case = Case(
         queries,
         lengths(users) if kind == "other" else None,
         heads=heads,
         kv_heads=kv_heads,
-        dim=rng.choice(DIMS),
+        dim=compiled.choice(DIMS),
         mask=mask,
-        offsets_dtype=rng.choice((torch.int32, torch.int64)),
+        offsets_dtype=compiled.choice((torch.int32, torch.int64)),
     )
-    return case, rng.choice(DTYPES), kind == "own"
+    return case, compiled.choice(DTYPES), kind == "own"
 
 
 def look_at(number: int) -> list[dict[str, Any]]:
