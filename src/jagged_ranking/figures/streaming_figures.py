@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullLocator, PercentFormatter
+from matplotlib.ticker import NullLocator, PercentFormatter, StrMethodFormatter
 
 from jagged_ranking.figures import style
 from jagged_ranking.figures.labels import reference_line
@@ -68,7 +68,8 @@ def _figure(logs: list[dict], manifest: Mapping[str, Any]) -> Figure:
     waiting.set_ylim(0, 1.2 * max(WAIT_GOAL, *(log["wait_share"] for log in logs)))
     waiting.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     memory.set_ylim(bottom=0)
-    rate.set_ylim(bottom=0)
+    rate.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    rate.set_ylim(0, 1.2 * max(log["samples_per_second"] for log in logs))
     handles = {looks.label: Line2D([], [], **line), "the log's columns": Line2D([], [], **size)}
     style.legend(figure, handles)
     facts = logs[0]

@@ -5,19 +5,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import StrMethodFormatter
 
 from jagged_ranking.figures import panels, style
 from jagged_ranking.figures.throughput_points import (
     ATTENTION,
     ATTENTION_BACKWARD,
     BACKWARD,
-    CELL,
     COMPILED,
     DATA,
     EAGER,
@@ -80,7 +79,8 @@ def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) ->
 
     `<id>_time`, `<id>_memory`, `<id>_energy`: everybody relative to ours, eager;
     `<id>_parts`: the parts of a step on the batches of given waste, eager;
-    `<id>_modes`: samples a second where steps were compiled, too.
+    `<id>_modes`: samples a second of what has other modes than eager, too, on the batch where
+    steps were compiled, of each model with its fewest layers.
     """
     figures: dict[str, Figure] = {}
     with style.look():
@@ -93,8 +93,8 @@ def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) ->
         if len(shown := taken[taken["group"] == "waste"] if len(taken) else taken):
             figures["parts"] = _parts_figure(shown, steps(results, "step_time"), manifest)
         rates = select(steps(results, "samples_per_second"), status="ok")
-        if len(both := _compiled_too(rates)):
-            figures["modes"] = _modes_figure(both, manifest)
+        if len(several := _several_modes(rates)):
+            figures["modes"] = _modes_figure(several, manifest)
         return style.save_all(figures, TITLES, manifest, out)
 
 
@@ -183,7 +183,7 @@ def _bars(panel: Axes, mine: pd.DataFrame, whole: pd.DataFrame) -> set[str]:
             bars.append((kind, place, {part: taken.get(part, 0.0) for part in _COLORS}))
             place += 1.0
         panel.annotate(
-            _title(model, layers), ((begin + place - 1) / 2, 1.0),
+            _title(model, layers).replace(", ", ",\n"), ((begin + place - 1) / 2, 1.0),
             xycoords=("data", "axes fraction"), ha="center", va="top", fontsize=5.5,
         )  # fmt: skip
         place += 0.7
@@ -197,7 +197,8 @@ def _bars(panel: Axes, mine: pd.DataFrame, whole: pd.DataFrame) -> set[str]:
             if seen > 0:
                 panel.bar(at, seen, 0.8, bottom, color=_COLORS[part], linewidth=0)
                 bottom += seen
-        said = f"{whole:.3g}" if whole <= 0.8 * limit else f"to {whole:.3g}"
+        said = f"{whole:.3g}" if whole < 1000 else f"{whole:,.0f}"
+        said = said if whole <= 0.8 * limit else f"to {said}"
         panel.annotate(said, (at, bottom), ha="center", va="bottom", fontsize=4.5)
     names = [_SHORT.get(kind, kind) for kind, *_ in bars]
     panel.set_xticks([at for _, at, _ in bars], names, rotation=90, fontsize=5.5)
@@ -206,27 +207,31 @@ def _bars(panel: Axes, mine: pd.DataFrame, whole: pd.DataFrame) -> set[str]:
     return {part for *_, taken in bars for part, ms in taken.items() if ms > 0}
 
 
-def _compiled_too(rates: pd.DataFrame) -> pd.DataFrame:
-    """Rows of all modes, of the models and batches where something was compiled."""
-    keys = [name for name in CELL if name != "mode"]
-    compiled = {tuple(row) for row in rates.loc[rates["mode"] == COMPILED, keys].to_numpy()}
-    keep = np.array([tuple(row) in compiled for row in rates[keys].to_numpy()], dtype=bool)
-    return rates.loc[keep, :]
+def _several_modes(rates: pd.DataFrame) -> pd.DataFrame:
+    """Rows of all modes, of the batches where something was compiled, and there of the models that
+    have several modes, with the fewest layers."""
+    compiled = rates.loc[rates["mode"] == COMPILED, "workload"]
+    keep = rates.loc[rates["workload"].isin(compiled), :]
+    of_models = keep.groupby("model")
+    fewest = keep["layers"] == of_models["layers"].transform("min")
+    return keep.loc[fewest & (of_models["mode"].transform("nunique") > 1), :]
 
 
-def _modes_figure(both: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure:
-    models = _models(both)
-    modes = [mode for mode in MODES if (both["mode"] == mode).any()]
+def _modes_figure(several: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure:
+    models = _models(several)
     figure, axes = style.new_figure(1, len(models), height=2.4)
     handles: dict[str, Any] = {}
     for (model, layers), panel in zip(models, axes[0], strict=True):
-        mine = _of(both, model, layers)
+        mine = _of(several, model, layers)
+        modes = [mode for mode in MODES if (mine["mode"] == mode).any()]
         handles |= panels.lines_panel(panel, mine, column="mode", order=modes)
+        panel.set_xticks(range(len(modes)), [mode.replace(" ", "\n") for mode in modes])
+        panel.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         panel.set_ylim(0, 1.15 * float(mine["value"].max()))
         panel.set_xlim(-0.4, len(modes) - 0.6)
         panel.set_title(_title(model, layers))
     axes[0][0].set_ylabel("samples a second")
     style.legend(figure, handles)
-    batch = ", ".join(dict.fromkeys(both["workload"]))
+    batch = ", ".join(dict.fromkeys(several["workload"]))
     style.finish(figure, manifest, note=f"on {batch}")
     return figure

@@ -75,6 +75,61 @@ def throughput_rows(table: pd.DataFrame) -> list[dict[str, str]]:
     return rows
 
 
+def throughput_overview(table: pd.DataFrame) -> pd.DataFrame:
+    """`throughput_rows` in short, a row for batches of much and of little waste in each mode: the
+    least and the most that ours gains over padded flash attention, and where."""
+    rates, memory = (against_peer(table, of) for of in ("samples_per_second", "peak_memory"))
+    shares = select(steps(table, "host_share"), provider=OURS, status="ok")
+    rows = []
+    for wasteful in (True, False):
+        for mode in MODES:
+            mine, heavy, waits = (
+                _padded(select(of, mode=mode), wasteful) for of in (rates, memory, shares)
+            )
+            tried = mine[mine["peer_status"].isin(["ok", "out_of_memory"])]
+            if tried.empty:
+                continue
+            fits = select(tried, peer_status="ok")
+            faster = _ends(fits.assign(ratio=fits["ours"] / fits["peer"]), "{:.2f}")
+            if none := len(tried) - len(fits):
+                faster += f"; padded flash out of memory on {none} of {len(tried)}"
+            heavy = select(heavy, peer_status="ok")
+            wastes = f"{tried['waste'].min():.0%}", f"{tried['waste'].max():.0%}"
+            rows.append(
+                {
+                    "padding waste": " to ".join(dict.fromkeys(wastes)),
+                    "mode": mode,
+                    "times faster": faster,
+                    "memory / padded flash's": _ends(
+                        heavy.assign(ratio=heavy["ours"] / heavy["peer"]), "{:.2f}"
+                    ),
+                    "host's share": _ends(waits.assign(ratio=waits["value"]), "{:.0%}"),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def _padded(table: pd.DataFrame, wasteful: bool) -> pd.DataFrame:
+    """Rows of batches from `FASTER_FROM` waste on, or of the others."""
+    return table.loc[(table["waste"].astype(float).round(2) >= FASTER_FROM) == wasteful, :]
+
+
+def _ends(table: pd.DataFrame, form: str) -> str:
+    """The least and the largest `ratio`, each with its batch and model."""
+    if table.empty:
+        return ""
+    ends = [table.loc[table["ratio"].idxmin()], table.loc[table["ratio"].idxmax()]]
+    return " to ".join(
+        f"{form.format(row['ratio'])} ({row['workload']}, {_model(row)})"
+        for row in ends[: table["ratio"].nunique()]
+    )
+
+
+def _model(row: Any) -> str:
+    of_layers = style.counted(int(row["layers"]), "layer")
+    return f"{style.look_of(row['model']).label}, {of_layers}"
+
+
 def paper_rows(table: pd.DataFrame) -> list[dict[str, str]]:
     """The paper's claims of production models, held against steps of ours: a row for more samples a
     second in each mode, and one for less memory."""

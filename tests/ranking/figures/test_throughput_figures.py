@@ -14,7 +14,7 @@ from matplotlib.text import Text
 
 from jagged_ranking import results
 from jagged_ranking.figures import speed, tables, throughput_figures
-from jagged_ranking.figures.throughput_goals import throughput_rows
+from jagged_ranking.figures.throughput_goals import throughput_overview, throughput_rows
 
 ID = "10_training_throughput"
 MADE_BY = {**MANIFEST, "id": ID}
@@ -52,7 +52,7 @@ def test_every_figure_is_drawn_and_says_who_and_where(
         f"{ID}_{name}" for name in ("time", "memory", "energy", "parts", "modes")
     ]
     for name, figure in drawn.items():
-        said = said_by(figure)
+        said = said_by(figure).replace(",\n", ", ")  # above bars a model's name is two lines
         assert "Imaginary GPU 80GB" in said
         for wanted in ("SASRec, 4 layers", "HSTU, 4 layers"):
             assert wanted in said, name
@@ -123,6 +123,36 @@ def test_a_peer_that_does_not_fit_is_no_miss(measured: pd.DataFrame) -> None:
     table.loc[at, ["value", "status"]] = [float("nan"), "out_of_memory"]
     row = row_of(throughput_rows(table), "waste 85%", "SASRec")
     assert (row["padded flash (samples/s)"], row["times faster"], row["met"]) == ("OOM", "", "yes")
+
+
+def test_the_overview_says_the_least_and_the_most_and_where(measured: pd.DataFrame) -> None:
+    much, none = throughput_overview(measured).to_dict("records")
+    assert (much["padding waste"], much["mode"]) == ("85% to 97%", "eager")
+    assert much["times faster"] == (
+        "2.40 (waste 85%, SASRec, 4 layers) to 2.59 (globo_clicks, SASRec, 4 layers)"
+    )
+    assert much["memory / padded flash's"].startswith("0.31 (globo_clicks, SASRec")
+    assert (none["padding waste"], none["mode"]) == ("0%", "eager")
+    assert none["times faster"] == "1.05 (waste 0%, SASRec, 4 layers)"
+    assert none["host's share"] == "4% (waste 0%, HSTU, 4 layers)"
+    where = {"provider": "padded_flash", "op": "throughput", "workload": "globo_clicks"}
+    lost = measured.copy()
+    lost.loc[results.select(lost, **where).index, ["value", "status"]] = [None, "out_of_memory"]
+    much = throughput_overview(lost).iloc[0]
+    assert much["times faster"].endswith("; padded flash out of memory on 2 of 5")
+    slow = changed(measured, 0.5, **{**where, "provider": "jagged", "metric": "samples_per_second"})
+    assert throughput_overview(slow).iloc[0]["times faster"].startswith("1.30 (globo_clicks")
+    assert throughput_overview(hstu_results()).empty
+
+
+def test_modes_are_those_that_a_model_has(measured: pd.DataFrame, drawn: dict[str, Any]) -> None:
+    throughput_figures.draw(measured, MADE_BY, Path("nowhere"))
+    panels = drawn[f"{ID}_modes"].axes
+    assert [panel.get_title() for panel in panels] == ["SASRec, 4 layers", "HSTU, 4 layers"]
+    for panel in panels:
+        assert [label.get_text() for label in panel.get_xticklabels()] == [
+            "eager", "torch.compile", "CUDA\ngraph"
+        ]  # fmt: skip
 
 
 def test_the_papers_numbers_are_lines_to_pass(measured: pd.DataFrame) -> None:
