@@ -33,13 +33,15 @@ def nobody(part: str) -> None:
 class TrainingStep:
     """A model (`ranker_to_measure`) with all that a step of it needs."""
 
+    captured = False  # whether steps are captured in CUDA graphs
+
     def __init__(self, config: TrainConfig, shape: DataShape, device: torch.device) -> None:
         self.config = config
         self.model = ranker_to_measure(config, shape, device)
-        self.optimisers = Optimisers(self.model, config)
+        self.optimisers = Optimisers(self.model, config, captured=self.captured)
         self.average = Average(self.model, decay=config.average_decay)
-        if config.compile != "off":
-            self.model.compile(backend=config.compile, dynamic=True)
+        if config.backend:
+            self.model.compile(backend=config.backend, dynamic=True)
         self.steps = 0
 
     def __call__(self, batch: JaggedBatch, ends: Callable[[str], object] = nobody) -> None:
@@ -74,7 +76,7 @@ class TrainingStep:
         ends(HEAD)
         loss.backward()
         ends(BACKWARD)
-        self.optimisers.step(scale=1.0)
+        self.optimisers.step()
         self.average.update(self.steps)
         self.steps += 1
         self.optimisers.zero_grad()

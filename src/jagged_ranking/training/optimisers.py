@@ -38,7 +38,7 @@ class RowwiseAdagrad:
         return {name: gradient for name, gradient in found.items() if gradient is not None}
 
     @torch.no_grad()
-    def step(self, gradients: dict[str, RowGradient], *, scale: float) -> None:
+    def step(self, gradients: dict[str, RowGradient], *, scale: float | Tensor) -> None:
         """Updates the rows in place, at `scale` times the learning rate."""
         for name, gradient in gradients.items():
             weight, squares, rows = self.tables[name].weight, self._squares[name], gradient.rows
@@ -90,6 +90,9 @@ class Optimisers:
     But for the rows that ranks share out (`shared`): they are updated as their gradients are
     summed, before the norm could be known, and neither count in it nor are clipped. Adagrad divides
     by what a row's gradients have been so far, so that no step of a row is a long one anyway.
+
+    captured: whether steps are captured in CUDA graphs: learning rates are then tensors, which a
+    graph reads anew in each replay.
     """
 
     def __init__(
@@ -98,6 +101,8 @@ class Optimisers:
         config: TrainConfig,
         ranks: Ranks | None = None,
         shared: TorchRecTables | None = None,
+        *,
+        captured: bool = False,
     ) -> None:
         self.ranks, self.shared = ranks or Ranks(), shared
         self.clip_norm = config.clip_norm
@@ -112,24 +117,45 @@ class Optimisers:
             weight_decay=config.weight_decay,
             embedding_weight_decay=config.embedding_weight_decay,
         )
-        groups: list[dict[str, Any]] = [{**dense, "lr": config.learning_rate}]
+        groups, self._rates = [dense], [config.learning_rate]
         if config.table_optimizer == "adamw":
-            groups.append({**ids, "lr": config.table_rate})
-        fused = next(model.parameters()).device.type in ("cpu", "cuda")
-        self.adamw = torch.optim.AdamW(groups, fused=fused)
-        self._rates = [group["lr"] for group in groups]
+            groups.append(ids)
+            self._rates.append(config.table_rate)
+        device = next(model.parameters()).device
+        self._scale: float | Tensor = 1.0
+        if captured:
+            self._scale = torch.ones((), device=device)
+            groups = [{**group, "lr": torch.zeros((), device=device)} for group in groups]
+        self.adamw = torch.optim.AdamW(
+            groups,
+            fused=device.type in ("cpu", "cuda"),
+            capturable=captured and device.type == "cuda",
+        )
         self._dense = [p for group in groups for p in group["params"]]
+        self.set_scale(1.0)
 
-    def zero_grad(self, *, scale: float = 1.0) -> None:
-        """Forgets the gradients. `scale` is that of the coming `step`, which must be known before
-        the forward where ranks share out rows."""
-        self.adamw.zero_grad(set_to_none=True)
+    def set_scale(self, scale: float) -> None:
+        """The share of the learning rates that the next steps take; before the forward, where ranks
+        share out rows."""
+        for group, rate in zip(self.adamw.param_groups, self._rates, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate * scale)
+            else:
+                group["lr"] = rate * scale
+        if isinstance(self._scale, Tensor):
+            self._scale.fill_(scale)
+        else:
+            self._scale = scale
         if self.shared is not None:
             self.shared.set_rate(scale=scale)
 
-    def step(self, *, scale: float) -> Tensor:
-        """Sums gradients over all ranks, clips, updates at `scale` times the learning rates, and
-        returns the norm [] that the gradient had. Does not wait for the device."""
+    def zero_grad(self) -> None:
+        """Forgets the gradients."""
+        self.adamw.zero_grad(set_to_none=True)
+
+    def step(self) -> Tensor:
+        """Sums gradients over all ranks, clips, updates the weights, and returns the norm [] that
+        the gradient had. Does not wait for the device."""
         tables = self.by_row.tables
         by_row = self.ranks.total_gradients(self._dense, self.by_row.gradients(), tables)
         gradients = [p.grad for p in self._dense if p.grad is not None]
@@ -138,10 +164,8 @@ class Optimisers:
         share = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
         multiply: Any = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
         multiply(gradients, share)
-        for group, rate in zip(self.adamw.param_groups, self._rates, strict=True):
-            group["lr"] = rate * scale
         self.adamw.step()
-        self.by_row.step(by_row, scale=scale)
+        self.by_row.step(by_row, scale=self._scale)
         if self.shared is not None:
             self.shared.step()
         return norm
@@ -157,5 +181,8 @@ class Optimisers:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of `state_dict`."""
+        rates = [group["lr"] for group in self.adamw.param_groups]
         self.adamw.load_state_dict(state["adamw"])
+        for group, rate in zip(self.adamw.param_groups, rates, strict=True):
+            group["lr"] = rate  # the tensor that a graph reads, not one beside it
         self.by_row.load_state_dict(state["by_row"])
