@@ -76,9 +76,7 @@ def test_what_cannot_be_captured_is_one_line(toy: ClickDataset) -> None:
         changed(accumulate=2)
     with pytest.raises(ValueError, match=r"^tables torchrec needs compile off, got cuda_graphs$"):
         changed(tables="torchrec", table_optimizer="rowwise_adagrad")
-    with pytest.raises(
-        TrainingError, match=r"^compile cuda_graphs: the model has numbers"
-    ):
+    with pytest.raises(TrainingError, match=r"^compile cuda_graphs: the model has numbers"):
         quick(toy, changed(model="din"))
 
 
