@@ -32,7 +32,7 @@ def check_loss(loss: str, model: Ranker, dataset: ClickDataset) -> None:
 
 def check_select(select: str, dataset: ClickDataset, valid: RequestColumns) -> None:
     """Whether the metric to stop on is one of the validation split."""
-    known = metric_names(np.repeat(np.arange(len(valid.user)), np.diff(valid.offsets)))
+    known = metric_names(len(valid.item), int(np.count_nonzero(np.diff(valid.offsets))))
     if select not in known:
         raise TrainingError(
             f"{dataset.name}: select is {select}, which needs lists of candidates; there are: "
