@@ -160,10 +160,10 @@ class _Run:
         self.valid = dataset.requests("valid")
         if len(self.valid.item) == 0:
             raise ValueError(f"{dataset.name}: there are no validation requests to stop on")
-        check_select(config.select, dataset, self.valid)
         torch.manual_seed(config.seed)
         model = Ranker(config, self.shape)
         check_loss(config.loss, model, dataset)
+        check_select(config.select, dataset, self.valid)
         shared = share_rows(model, config, self.ranks)
         self.model = model.to(device)
         captured = config.captured
