@@ -28,8 +28,6 @@ class GraphedStep(TrainingStep):
             each other, and padding is time of the device.
     """
 
-    captured = True
-
     def __init__(
         self,
         config: TrainConfig,

@@ -33,12 +33,10 @@ def nobody(part: str) -> None:
 class TrainingStep:
     """A model (`ranker_to_measure`) with all that a step of it needs."""
 
-    captured = False  # whether steps are captured in CUDA graphs
-
     def __init__(self, config: TrainConfig, shape: DataShape, device: torch.device) -> None:
         self.config = config
         self.model = ranker_to_measure(config, shape, device)
-        self.optimisers = Optimisers(self.model, config, captured=self.captured)
+        self.optimisers = Optimisers(self.model, config)
         self.average = Average(self.model, decay=config.average_decay)
         if config.backend:
             self.model.compile(backend=config.backend, dynamic=True)

@@ -27,7 +27,6 @@ class CapturedStep:
     step. Dropout draws other numbers than for batches as they are.
 
     Args:
-        optimisers: made for captured steps.
         longest: the most candidates and events of a request that there will be; by default
             candidates as in the first batch, and `max_history` events.
         per_octave: see `StepGraphs`.

@@ -38,8 +38,8 @@ class RowwiseAdagrad:
         return {name: gradient for name, gradient in found.items() if gradient is not None}
 
     @torch.no_grad()
-    def step(self, gradients: dict[str, RowGradient], *, scale: float | Tensor) -> None:
-        """Updates the rows in place, at `scale` times the learning rate."""
+    def step(self, gradients: dict[str, RowGradient], *, scale: Tensor) -> None:
+        """Updates the rows in place, at `scale` [] times the learning rate."""
         for name, gradient in gradients.items():
             weight, squares, rows = self.tables[name].weight, self._squares[name], gradient.rows
             # A row that is repeated is written again with the same number.
@@ -91,8 +91,7 @@ class Optimisers:
     summed, before the norm could be known, and neither count in it nor are clipped. Adagrad divides
     by what a row's gradients have been so far, so that no step of a row is a long one anyway.
 
-    captured: whether steps are captured in CUDA graphs: learning rates are then tensors, which a
-    graph reads anew in each replay.
+    Learning rates are tensors, which a CUDA graph of a step reads anew in each replay.
     """
 
     def __init__(
@@ -101,8 +100,6 @@ class Optimisers:
         config: TrainConfig,
         ranks: Ranks | None = None,
         shared: TorchRecTables | None = None,
-        *,
-        captured: bool = False,
     ) -> None:
         self.ranks, self.shared = ranks or Ranks(), shared
         self.clip_norm = config.clip_norm
@@ -117,35 +114,25 @@ class Optimisers:
             weight_decay=config.weight_decay,
             embedding_weight_decay=config.embedding_weight_decay,
         )
-        groups, self._rates = [dense], [config.learning_rate]
-        if config.table_optimizer == "adamw":
-            groups.append(ids)
-            self._rates.append(config.table_rate)
         device = next(model.parameters()).device
-        self._scale: float | Tensor = 1.0
-        if captured:
-            self._scale = torch.ones((), device=device)
-            groups = [{**group, "lr": torch.zeros((), device=device)} for group in groups]
-        self.adamw = torch.optim.AdamW(
-            groups,
-            fused=device.type in ("cpu", "cuda"),
-            capturable=captured and device.type == "cuda",
-        )
+        groups = [{**dense, "lr": torch.tensor(config.learning_rate, device=device)}]
+        if config.table_optimizer == "adamw":
+            groups.append({**ids, "lr": torch.tensor(config.table_rate, device=device)})
+        self.adamw = torch.optim.AdamW(groups, fused=True, capturable=device.type == "cuda")
         self._dense = [p for group in groups for p in group["params"]]
-        self.set_scale(1.0)
+        self._rates = [group["lr"] for group in groups]
+        self._begun = [rate.clone() for rate in self._rates]
+        self._scale = torch.ones((), device=device)
+        self._scaled_by = 1.0
 
     def set_scale(self, scale: float) -> None:
         """The share of the learning rates that the next steps take; before the forward, where ranks
         share out rows."""
-        for group, rate in zip(self.adamw.param_groups, self._rates, strict=True):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate * scale)
-            else:
-                group["lr"] = rate * scale
-        if isinstance(self._scale, Tensor):
+        if scale != self._scaled_by:
             self._scale.fill_(scale)
-        else:
-            self._scale = scale
+            for rate, begun in zip(self._rates, self._begun, strict=True):
+                torch.mul(begun, self._scale, out=rate)
+            self._scaled_by = scale
         if self.shared is not None:
             self.shared.set_rate(scale=scale)
 
@@ -181,8 +168,7 @@ class Optimisers:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of `state_dict`."""
-        rates = [group["lr"] for group in self.adamw.param_groups]
         self.adamw.load_state_dict(state["adamw"])
-        for group, rate in zip(self.adamw.param_groups, rates, strict=True):
-            group["lr"] = rate  # the tensor that a graph reads, not one beside it
+        for group, rate in zip(self.adamw.param_groups, self._rates, strict=True):
+            group["lr"] = rate  # of whoever goes on: the tensor that `set_scale` writes to
         self.by_row.load_state_dict(state["by_row"])

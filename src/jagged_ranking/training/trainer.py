@@ -166,8 +166,7 @@ class _Run:
         check_select(config.select, dataset, self.valid)
         shared = share_rows(model, config, self.ranks)
         self.model = model.to(device)
-        captured = config.captured
-        self.optimisers = Optimisers(self.model, config, self.ranks, shared, captured=captured)
+        self.optimisers = Optimisers(self.model, config, self.ranks, shared)
         self.average = Average(self.model, decay=config.average_decay)
         if config.backend:
             self.model.compile(backend=config.backend, dynamic=True)
@@ -192,7 +191,7 @@ class _Run:
             rows=requests.last_of_users() if config.loss == "next_item" else None,
             share=share,
         )
-        self.captured = self._captured(requests) if captured else None
+        self.captured = self._captured(requests) if config.captured else None
         self.valid_loader = RequestLoader(
             store,
             RequestTable.from_columns(self.valid, store.place),
