@@ -12,6 +12,7 @@ import torch
 from click_data import ClickDataset
 from jagged_kernels.graphs import step_graphs
 from jagged_ranking.training.config import TrainConfig
+from jagged_ranking.training.ranks import Ranks
 from jagged_ranking.training.run_progress import TrainingError
 from jagged_ranking.training.trainer import TrainResult, _Run, train
 
@@ -78,6 +79,10 @@ def test_what_cannot_be_captured_is_one_line(toy: ClickDataset) -> None:
         changed(tables="torchrec", table_optimizer="rowwise_adagrad")
     with pytest.raises(TrainingError, match=r"^compile cuda_graphs: the model has numbers"):
         quick(toy, changed(model="din"))
+    ranks = Ranks()
+    ranks.count = 2
+    with pytest.raises(ValueError, match=r"^compile cuda_graphs is of one process; here are 2$"):
+        quick(toy, SMALL, ranks=ranks)
 
 
 def test_graphs_are_for_the_longest_request_there_is(toy: ClickDataset) -> None:
