@@ -258,6 +258,11 @@ def counted(number: int, name: str) -> str:
     return f"{number:,} {name}{'' if number == 1 else 's'}"
 
 
+def of_layers(model: str, layers: int) -> str:
+    """ "SASRec, 4 layers"."""
+    return f"{look_of(model).label}, {counted(int(layers), 'layer')}"
+
+
 def log_y_axis(axes: Axes, low: float, high: float) -> None:
     """A logarithmic axis from low to high that says 0.1, 1, 10 rather than powers, with enough
     ticks to read."""

@@ -108,10 +108,6 @@ def _models(table: pd.DataFrame) -> list[tuple[str, int]]:
     ]
 
 
-def _title(model: str, layers: int) -> str:
-    return f"{style.look_of(model).label}, {style.counted(int(layers), 'layer')}"
-
-
 def _of(table: pd.DataFrame, model: str, layers: int) -> pd.DataFrame:
     return table.loc[(table["model"] == model) & (table["layers"] == layers), :]
 
@@ -139,7 +135,7 @@ def _relative_figure(
         ratios = mine["value"] / mine["ours"]
         panels.padded_limits(panel, [*ratios, 1.0, *lines])
         panel.set_ylabel(label)
-        panel.set_title(_title(model, layers))
+        panel.set_title(style.of_layers(model, layers))
     style.legend(figure, handles)
     style.finish(figure, manifest, note="relative to jagged attention; eager")
     return figure
@@ -183,7 +179,7 @@ def _bars(panel: Axes, mine: pd.DataFrame, whole: pd.DataFrame) -> set[str]:
             bars.append((kind, place, {part: taken.get(part, 0.0) for part in _COLORS}))
             place += 1.0
         panel.annotate(
-            _title(model, layers).replace(", ", ",\n"), ((begin + place - 1) / 2, 1.0),
+            style.of_layers(model, layers).replace(", ", ",\n"), ((begin + place - 1) / 2, 1.0),
             xycoords=("data", "axes fraction"), ha="center", va="top", fontsize=5.5,
         )  # fmt: skip
         place += 0.7
@@ -229,7 +225,7 @@ def _modes_figure(several: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure:
         panel.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         panel.set_ylim(0, 1.15 * float(mine["value"].max()))
         panel.set_xlim(-0.4, len(modes) - 0.6)
-        panel.set_title(_title(model, layers))
+        panel.set_title(style.of_layers(model, layers))
     axes[0][0].set_ylabel("samples a second")
     style.legend(figure, handles)
     batch = ", ".join(dict.fromkeys(several["workload"]))

@@ -43,7 +43,7 @@ def throughput_rows(table: pd.DataFrame) -> list[dict[str, str]]:
     rows = []
     for row in against_peer(table, "samples_per_second").to_dict("records"):
         cell = tuple(row[name] for name in CELL)
-        wasteful = round(row["waste"], 2) >= FASTER_FROM
+        wasteful = _wasteful(row["waste"])
         fits = row["peer_status"] in ("ok", "out_of_memory")
         faster = _times(row["ours"], row)
         least = (FASTER_GOAL if wasteful else NOT_SLOWER) if fits else math.nan
@@ -84,13 +84,14 @@ def throughput_overview(table: pd.DataFrame) -> pd.DataFrame:
     for wasteful in (True, False):
         for mode in MODES:
             mine, heavy, waits = (
-                _padded(select(of, mode=mode), wasteful) for of in (rates, memory, shares)
+                of.loc[(of["mode"] == mode) & (of["waste"].map(_wasteful) == wasteful), :]
+                for of in (rates, memory, shares)
             )
             tried = mine[mine["peer_status"].isin(["ok", "out_of_memory"])]
             if tried.empty:
                 continue
             fits = select(tried, peer_status="ok")
-            faster = _ends(fits.assign(ratio=fits["ours"] / fits["peer"]), "{:.2f}")
+            faster = _ends(fits, fits["ours"] / fits["peer"], "{:.2f}")
             if none := len(tried) - len(fits):
                 faster += f"; padded flash out of memory on {none} of {len(tried)}"
             heavy = select(heavy, peer_status="ok")
@@ -101,33 +102,28 @@ def throughput_overview(table: pd.DataFrame) -> pd.DataFrame:
                     "mode": mode,
                     "times faster": faster,
                     "memory / padded flash's": _ends(
-                        heavy.assign(ratio=heavy["ours"] / heavy["peer"]), "{:.2f}"
+                        heavy, heavy["ours"] / heavy["peer"], "{:.2f}"
                     ),
-                    "host's share": _ends(waits.assign(ratio=waits["value"]), "{:.0%}"),
+                    "host's share": _ends(waits, waits["value"], "{:.0%}"),
                 }
             )
     return pd.DataFrame(rows)
 
 
-def _padded(table: pd.DataFrame, wasteful: bool) -> pd.DataFrame:
-    """Rows of batches from `FASTER_FROM` waste on, or of the others."""
-    return table.loc[(table["waste"].astype(float).round(2) >= FASTER_FROM) == wasteful, :]
+def _wasteful(waste: float) -> bool:
+    return round(waste, 2) >= FASTER_FROM
 
 
-def _ends(table: pd.DataFrame, form: str) -> str:
-    """The least and the largest `ratio`, each with its batch and model."""
+def _ends(table: pd.DataFrame, numbers: pd.Series, form: str) -> str:
+    """The least and the largest of the rows' numbers, each with its batch and model."""
     if table.empty:
         return ""
-    ends = [table.loc[table["ratio"].idxmin()], table.loc[table["ratio"].idxmax()]]
+    ends = [numbers.idxmin(), numbers.idxmax()][: numbers.nunique()]
     return " to ".join(
-        f"{form.format(row['ratio'])} ({row['workload']}, {_model(row)})"
-        for row in ends[: table["ratio"].nunique()]
+        f"{form.format(numbers[at])} ({row['workload']}, "
+        f"{style.of_layers(row['model'], row['layers'])})"
+        for at, row in zip(ends, table.loc[ends].to_dict("records"), strict=True)
     )
-
-
-def _model(row: Any) -> str:
-    of_layers = style.counted(int(row["layers"]), "layer")
-    return f"{style.look_of(row['model']).label}, {of_layers}"
 
 
 def paper_rows(table: pd.DataFrame) -> list[dict[str, str]]:
