@@ -247,7 +247,6 @@ def commands(data: Path, other: Path, out: Path) -> None:
     (out / "held" / "checkpoint.pt").touch()
     (out / "file").touch()
     plain = ["train", "--data", str(data), "--device", "cpu", "--epochs", "1", "--out"]
-    following = "--loss", "next_item", "--head", "dot", "--select", "auc"
     new = [*plain, str(out / "new")]
     changed = {
         "option": [*new, "--seed", "7"],
@@ -259,7 +258,7 @@ def commands(data: Path, other: Path, out: Path) -> None:
         "gpus": [*new, "--device", "cuda"],
         "held": [*plain, str(out / "held")],
         "file": [*plain, str(out / "file")],
-        "model": [*new, *following, "--model", "din"],
+        "model": [*new, "--loss", "next_item", "--head", "dot", "--model", "din"],
         "gloo": new,
         "silent": [*plain, str(out / "silent"), "--model", "mean_pool"],
         "told late": [*plain, str(out / "late"), "--model", "mean_pool"],

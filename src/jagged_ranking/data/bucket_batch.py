@@ -30,6 +30,33 @@ def inputs_of(batch: JaggedBatch) -> dict[str, JaggedTensor | Tensor]:
 
 
 @dataclass(frozen=True)
+class BucketForm:
+    """What a graph has of its first batch, and all batches must share.
+
+    items: of all of them. longest: the most candidates and the most events that a request will
+    have.
+    """
+
+    items: ItemTable
+    longest: tuple[int, int]
+
+    def inputs(self, batch: JaggedBatch) -> dict[str, JaggedTensor | Tensor]:
+        """`inputs_of` the batch; ValueError where its items are others, or its requests longer."""
+        same = batch.items is self.items
+        if not same or any(map(int.__gt__, batch.longest, self.longest)):
+            raise ValueError(
+                f"a graph is of its first batch's items, and of {self.longest[0]} candidates and "
+                f"{self.longest[1]} events of a request at most; got {'these' if same else 'other'}"
+                f" items, {batch.longest[0]} and {batch.longest[1]}"
+            )
+        return inputs_of(batch)
+
+    def padded(self, inputs: Mapping[str, JaggedTensor | Tensor]) -> BucketBatch:
+        """From `inputs`, brought to the size of a bucket."""
+        return BucketBatch.of(inputs, self.items, self.longest)
+
+
+@dataclass(frozen=True)
 class BucketBatch(JaggedBatch):
     """A batch of the size of a bucket: behind its requests there are such as nobody made.
 

@@ -130,14 +130,14 @@ def _ranks(group: np.ndarray, score: np.ndarray) -> np.ndarray:
     return rank
 
 
-def are_lists(request: np.ndarray) -> bool:
-    """Whether requests have `LIST` or more candidates on average."""
-    return len(request) >= LIST * len(np.unique(request)) > 0
+def are_lists(candidates: int, requests: int) -> bool:
+    """Whether so many requests that have candidates have `LIST` or more on average."""
+    return candidates >= LIST * requests > 0
 
 
-def metric_names(request: np.ndarray) -> tuple[str, ...]:
-    """What `evaluate_metrics` has of candidates of these requests [C]."""
-    return METRICS + (LIST_METRICS if are_lists(request) else ())
+def metric_names(candidates: int, requests: int) -> tuple[str, ...]:
+    """What `evaluate_metrics` has of so many candidates of so many requests."""
+    return METRICS + (LIST_METRICS if are_lists(candidates, requests) else ())
 
 
 def evaluate_metrics(
@@ -155,7 +155,7 @@ def evaluate_metrics(
         "ne": normalized_entropy(label, probability, train_ctr=train_ctr),
         "log_loss": log_loss(label, probability),
     }
-    if are_lists(request):
+    if are_lists(len(request), len(np.unique(request))):
         for name, values in request_metrics(request, label, probability).items():
             rated = values[~np.isnan(values)]
             found[name] = float(rated.mean()) if len(rated) else float("nan")

@@ -45,6 +45,12 @@ def metric_row(
     return _row(metric, value, unit, why=UNDEFINED, **where)
 
 
+def telling(metrics: Mapping[str, float], *, loss: str) -> dict[str, float]:
+    """The metrics that say something of a model trained with this loss."""
+    silent = OF_PROBABILITIES if order_alone([loss]) else ()
+    return {name: value for name, value in metrics.items() if name not in silent}
+
+
 def order_alone(losses: Collection[str]) -> bool:
     """Whether one of these losses, each one of `LOSSES`, teaches an order and no probability."""
     return any(loss in LOSSES_OF_ORDER for loss in losses)

@@ -30,8 +30,8 @@ HOST_TIME = "host_time"
 HOST = (
     "Device time is what a GPU has to do. Where the host takes longer to launch a step (*host*), "
     "as it does for small models, kinds of attention differ by less by the wall, unless steps are "
-    "captured in CUDA graphs (`StepGraphs`). Nested tensors ask the host for lengths within a "
-    "step, and that waiting is in their time"
+    "captured in CUDA graphs (`--compile cuda_graphs`). Nested tensors ask the host for lengths "
+    "within a step, and that waiting is in their time"
 )
 # Why there is no number.
 SHORT = {"out_of_memory": "OOM", "missing": "–", "unsupported": "n/a", "error": "error"}

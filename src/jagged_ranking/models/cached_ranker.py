@@ -153,6 +153,8 @@ class CachedRanker:
                 none = history.values.new_zeros(0, history.values.shape[1])
                 candidates = JaggedTensor(none, nobody, validate=False)
             answer = ranker.encoder(history, candidates, batch, caches=caches)
+            if nobody is None:
+                answer = ranker.checked(answer, candidates)
         length, positive = seen + batch.item.lengths, self._positives[user]
         signal = getattr(ranker.head, "label_signal", None)
         if signal is not None:

@@ -53,11 +53,11 @@ class Ranker(nn.Module):
         """Logits float32 [C, tasks]."""
         with self.precision(batch.user.device):
             history, candidates = self.embedding(batch)
-            answer = self._checked(self.encoder(history, candidates, batch), candidates)
+            answer = self.checked(self.encoder(history, candidates, batch), candidates)
         with full_precision(batch.user.device):
             return self.head(answer.float(), candidates.values.float(), batch)
 
-    def _checked(self, answer: Tensor, candidates: JaggedTensor) -> Tensor:
+    def checked(self, answer: Tensor, candidates: JaggedTensor) -> Tensor:
         """What an encoder answers, if it is what `docs/models.md` asks for."""
         expected = candidates.values.shape
         if not isinstance(answer, Tensor) or answer.shape != expected:
@@ -90,7 +90,7 @@ class Ranker(nn.Module):
         alike, and requests that have some."""
         with self.precision(batch.user.device):
             history, candidates = self.embedding(batch)
-            answer = self._checked(self.encoder(history, candidates, batch), candidates)
+            answer = self.checked(self.encoder(history, candidates, batch), candidates)
         return answer[batch.candidate.offsets[:-1]].float()
 
     def items(self, ids: Tensor, items: ItemTable) -> tuple[Tensor, Tensor]:

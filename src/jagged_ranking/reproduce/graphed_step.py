@@ -9,24 +9,19 @@ from torch import Tensor
 
 from jagged_kernels import JaggedTensor, StepGraphs
 from jagged_ranking.data.batch import JaggedBatch
-from jagged_ranking.data.bucket_batch import BucketBatch, inputs_of
+from jagged_ranking.data.bucket_batch import BucketForm
 from jagged_ranking.data.data_shape import DataShape
-from jagged_ranking.data.store import ItemTable
 from jagged_ranking.figures.throughput_points import UPDATE
 from jagged_ranking.reproduce.training_step import TrainingStep, nobody, tensors_in
+from jagged_ranking.training.captured_step import CapturedStep
 from jagged_ranking.training.config import TrainConfig
-from jagged_ranking.training.losses import loss_of
 
-Inputs = Mapping[str, JaggedTensor | Tensor]
 # Of a bucket, of which the last is the first that is replayed.
 STEPS_TO_A_REPLAY = 3
 
 
 class GraphedStep(TrainingStep):
-    """A `TrainingStep` through `StepGraphs`: loss, gradients and the update of the weights are
-    replayed; that of their average, whose share grows from step to step, is not.
-
-    On a CPU batches are padded likewise, and nothing is captured.
+    """A `TrainingStep` as a `CapturedStep`.
 
     Args:
         per_octave: see `StepGraphs`; many, since batches that are measured are about as large as
@@ -42,12 +37,14 @@ class GraphedStep(TrainingStep):
         per_octave: int = 16,
     ) -> None:
         super().__init__(config, shape, device)
-        if device.type == "cuda":
-            for group in self.optimisers.adamw.param_groups:
-                group["capturable"] = True
-        self.graphs = StepGraphs(self._trained, per_octave=per_octave)
+        self.step = CapturedStep(config, self.model, self.optimisers, per_octave=per_octave)
         self._forward = StepGraphs(self._answered, per_octave=per_octave)
-        self._fixed: tuple[ItemTable, int] | None = None  # items, and candidates of a request
+        self._form: BucketForm | None = None
+
+    @property
+    def graphs(self) -> StepGraphs:
+        """Of the steps."""
+        return self.step.graphs
 
     def __call__(self, batch: JaggedBatch, ends: Callable[[str], object] = nobody) -> None:
         """As `TrainingStep`; all of it is one part."""
@@ -68,8 +65,8 @@ class GraphedStep(TrainingStep):
     def logits(self, batch: JaggedBatch) -> Tensor:
         """Without dropout, of a padded batch."""
         self.model.eval()
-        self._expect(batch)
-        return self._forward(inputs_of(batch))[: len(batch.candidate.values)]
+        self._form = self.step.form_of(batch)
+        return self._forward(self._form.inputs(batch))[: len(batch.candidate.values)]
 
     def loss_after_a_step(self, batch: JaggedBatch) -> Tensor:
         """[]: that of the same batch behind a step from the first weights; on a GPU, one that is
@@ -87,41 +84,11 @@ class GraphedStep(TrainingStep):
             self._take(batch)
             return self._loss(batch)
 
-    def _take(self, batch: JaggedBatch) -> Tensor:
-        self._expect(batch)
+    def _take(self, batch: JaggedBatch) -> None:
         with torch.enable_grad():
-            return self.graphs(inputs_of(batch))
+            self.step(batch)
 
-    def _expect(self, batch: JaggedBatch) -> None:
-        """ValueError for a batch of other items than the first one, or with more candidates of a
-        request: both are in the graph."""
-        asked = batch.longest[0]
-        items, most = self._fixed = self._fixed or (batch.items, asked)
-        if batch.items is not items or asked > most:
-            raise ValueError(
-                f"a graph is of its first batch's items, and of {most} candidates of a request at "
-                f"most; got {'these' if batch.items is items else 'other'} items and {asked}"
-            )
-
-    def _padded(self, inputs: Inputs) -> BucketBatch:
-        assert self._fixed is not None
-        items, asked = self._fixed
-        return BucketBatch.of(inputs, items, (asked, self.config.max_history))
-
-    def _trained(self, inputs: Inputs, real: Tensor) -> Tensor:
-        batch = self._padded(inputs)
-        loss = loss_of(
-            self.config.loss,
-            self.model,
-            batch,
-            negatives=self.config.negatives,
-            real=real[batch.request],
-        )
-        loss.backward()
-        self.optimisers.step(scale=1.0)
-        self.optimisers.zero_grad()
-        return loss
-
-    def _answered(self, inputs: Inputs, real: Tensor) -> Tensor:
+    def _answered(self, inputs: Mapping[str, JaggedTensor | Tensor], real: Tensor) -> Tensor:
         del real
-        return self.model(self._padded(inputs))
+        assert self._form is not None
+        return self.model(self._form.padded(inputs))

@@ -151,7 +151,7 @@ class _Training:
         self.clock.mark()
         if loss is not None:
             loss.backward()
-        self.optimisers.step(scale=1.0)
+        self.optimisers.step()
         self.average.update(self.done)
         self.ranks.total_loss([] if loss is None else [loss.detach()])
         self.clock.mark()

@@ -123,8 +123,7 @@ class StepContest:
         graph more is compiled for a long time."""
         step = self.step_of(config, entry.mode)
         logits = step.logits(self.batch)
-        compiled = config.compile != "off"
-        return logits, None if compiled else step.loss_after_a_step(self.batch)
+        return logits, None if config.backend else step.loss_after_a_step(self.batch)
 
     def _judge(self, entry: Entry, metric: str, error: Errors, allowed: float) -> None:
         if not error.relative <= allowed:  # NaN too

@@ -38,8 +38,8 @@ class TrainingStep:
         self.model = ranker_to_measure(config, shape, device)
         self.optimisers = Optimisers(self.model, config)
         self.average = Average(self.model, decay=config.average_decay)
-        if config.compile != "off":
-            self.model.compile(backend=config.compile, dynamic=True)
+        if config.backend:
+            self.model.compile(backend=config.backend, dynamic=True)
         self.steps = 0
 
     def __call__(self, batch: JaggedBatch, ends: Callable[[str], object] = nobody) -> None:
@@ -74,7 +74,7 @@ class TrainingStep:
         ends(HEAD)
         loss.backward()
         ends(BACKWARD)
-        self.optimisers.step(scale=1.0)
+        self.optimisers.step()
         self.average.update(self.steps)
         self.steps += 1
         self.optimisers.zero_grad()

@@ -16,7 +16,9 @@ _SELECT_FOR = {"pointwise": "log_loss", "listwise": "list_auc", "next_item": "nd
 _OF_ORDER = ("auc", "gauc", "list_auc", "mrr", "ndcg@10")
 SELECT = (AUTO, "log_loss", *_OF_ORDER)
 SCHEDULES = ("constant", "cosine")
-COMPILERS = ("off", "inductor", "aot_eager", "eager")
+OFF, CUDA_GRAPHS = "off", "cuda_graphs"
+# The others are backends of torch.compile.
+COMPILERS = (OFF, "inductor", "aot_eager", "eager", CUDA_GRAPHS)
 # What an option may be, where it is a word.
 CHOICES = {
     "select": SELECT,
@@ -81,7 +83,11 @@ class TrainConfig(ModelConfig):
         0, "lower the learning rate after more than so many without a better one"
     )
     lr_factor: float = option(0.3, "by this factor")
-    compile: str = option("off", f"torch.compile of the model: {', '.join(COMPILERS)}")
+    compile: str = option(
+        OFF,
+        f"{OFF}; torch.compile of the model, by {', '.join(COMPILERS[1:-1])}; or {CUDA_GRAPHS}, "
+        "which captures whole steps: faster where the GPU waits for the host, as in small models",
+    )
     checkpoint_steps: int = option(0, "save inside epochs too, every so many steps; 0 = no")
 
     def __post_init__(self) -> None:
@@ -117,6 +123,8 @@ class TrainConfig(ModelConfig):
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.tables == "torchrec":
             self._check_torchrec()
+        if self.captured and self.accumulate != 1:
+            raise ValueError(f"compile {CUDA_GRAPHS} needs accumulate 1, got {self.accumulate}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must lie in [0, 2**63), got {self.seed}")
         if not 0 < self.lr_factor < 1:
@@ -127,8 +135,18 @@ class TrainConfig(ModelConfig):
         """The learning rate of the tables of ids, at the start."""
         return self.table_learning_rate or self.learning_rate
 
+    @property
+    def captured(self) -> bool:
+        """Whether steps are captured in CUDA graphs."""
+        return self.compile == CUDA_GRAPHS
+
+    @property
+    def backend(self) -> str | None:
+        """Of torch.compile; None: the model is not compiled."""
+        return None if self.compile in (OFF, CUDA_GRAPHS) else self.compile
+
     def _check_torchrec(self) -> None:
-        needed = {"table_optimizer": "rowwise_adagrad", "accumulate": 1, "compile": "off"}
+        needed = {"table_optimizer": "rowwise_adagrad", "accumulate": 1, "compile": OFF}
         for name, value in needed.items():
             if (got := getattr(self, name)) != value:
                 raise ValueError(f"tables torchrec needs {name} {value}, got {got}")

@@ -38,8 +38,8 @@ class RowwiseAdagrad:
         return {name: gradient for name, gradient in found.items() if gradient is not None}
 
     @torch.no_grad()
-    def step(self, gradients: dict[str, RowGradient], *, scale: float) -> None:
-        """Updates the rows in place, at `scale` times the learning rate."""
+    def step(self, gradients: dict[str, RowGradient], *, scale: Tensor) -> None:
+        """Updates the rows in place, at `scale` [] times the learning rate."""
         for name, gradient in gradients.items():
             weight, squares, rows = self.tables[name].weight, self._squares[name], gradient.rows
             # A row that is repeated is written again with the same number.
@@ -90,6 +90,8 @@ class Optimisers:
     But for the rows that ranks share out (`shared`): they are updated as their gradients are
     summed, before the norm could be known, and neither count in it nor are clipped. Adagrad divides
     by what a row's gradients have been so far, so that no step of a row is a long one anyway.
+
+    Learning rates are tensors, which a CUDA graph of a step reads anew in each replay.
     """
 
     def __init__(
@@ -112,24 +114,35 @@ class Optimisers:
             weight_decay=config.weight_decay,
             embedding_weight_decay=config.embedding_weight_decay,
         )
-        groups: list[dict[str, Any]] = [{**dense, "lr": config.learning_rate}]
+        device = next(model.parameters()).device
+        groups = [{**dense, "lr": torch.tensor(config.learning_rate, device=device)}]
         if config.table_optimizer == "adamw":
-            groups.append({**ids, "lr": config.table_rate})
-        fused = next(model.parameters()).device.type in ("cpu", "cuda")
-        self.adamw = torch.optim.AdamW(groups, fused=fused)
-        self._rates = [group["lr"] for group in groups]
+            groups.append({**ids, "lr": torch.tensor(config.table_rate, device=device)})
+        self.adamw = torch.optim.AdamW(groups, fused=True, capturable=device.type == "cuda")
         self._dense = [p for group in groups for p in group["params"]]
+        self._rates = [group["lr"] for group in groups]
+        self._begun = [rate.clone() for rate in self._rates]
+        self._scale = torch.ones((), device=device)
+        self._scaled_by = 1.0
 
-    def zero_grad(self, *, scale: float = 1.0) -> None:
-        """Forgets the gradients. `scale` is that of the coming `step`, which must be known before
-        the forward where ranks share out rows."""
-        self.adamw.zero_grad(set_to_none=True)
+    def set_scale(self, scale: float) -> None:
+        """The share of the learning rates that the next steps take; before the forward, where ranks
+        share out rows."""
+        if scale != self._scaled_by:
+            self._scale.fill_(scale)
+            for rate, begun in zip(self._rates, self._begun, strict=True):
+                torch.mul(begun, self._scale, out=rate)
+            self._scaled_by = scale
         if self.shared is not None:
             self.shared.set_rate(scale=scale)
 
-    def step(self, *, scale: float) -> Tensor:
-        """Sums gradients over all ranks, clips, updates at `scale` times the learning rates, and
-        returns the norm [] that the gradient had. Does not wait for the device."""
+    def zero_grad(self) -> None:
+        """Forgets the gradients."""
+        self.adamw.zero_grad(set_to_none=True)
+
+    def step(self) -> Tensor:
+        """Sums gradients over all ranks, clips, updates the weights, and returns the norm [] that
+        the gradient had. Does not wait for the device."""
         tables = self.by_row.tables
         by_row = self.ranks.total_gradients(self._dense, self.by_row.gradients(), tables)
         gradients = [p.grad for p in self._dense if p.grad is not None]
@@ -138,10 +151,8 @@ class Optimisers:
         share = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
         multiply: Any = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
         multiply(gradients, share)
-        for group, rate in zip(self.adamw.param_groups, self._rates, strict=True):
-            group["lr"] = rate * scale
         self.adamw.step()
-        self.by_row.step(by_row, scale=scale)
+        self.by_row.step(by_row, scale=self._scale)
         if self.shared is not None:
             self.shared.step()
         return norm
@@ -158,4 +169,6 @@ class Optimisers:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of `state_dict`."""
         self.adamw.load_state_dict(state["adamw"])
+        for group, rate in zip(self.adamw.param_groups, self._rates, strict=True):
+            group["lr"] = rate  # of whoever goes on: the tensor that `set_scale` writes to
         self.by_row.load_state_dict(state["by_row"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from click_data.schema import is_prepared
 from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.models.ranker import Ranker
+from jagged_ranking.processes import alone_in, sweep
 from jagged_ranking.training import checkpoint
 from jagged_ranking.training.checkpoint import CheckpointError
 from jagged_ranking.training.config import TrainConfig
@@ -23,6 +27,25 @@ MODEL = "model.pt"  # the weights of the best epoch so far
 
 # options that a resumed run may change: how long it may go on, and how often it saves
 MAY_DIFFER = ("epochs", "checkpoint_steps")
+
+
+@contextmanager
+def run_folder(out: Path | None) -> Iterator[None]:
+    """Make and hold a run's folder, if there is to be one, without what a killed run was writing
+    there."""
+    if out is None:
+        yield
+        return
+    if is_prepared(out):
+        raise TrainingError(f"{out}: is a prepared data set; name another folder for the run")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainingError(f"{out}: cannot be the run's folder ({error.strerror})") from error
+    with alone_in(out):
+        for name in (CHECKPOINT, MODEL):
+            sweep(out, name)
+        yield
 
 
 @dataclass(frozen=True)

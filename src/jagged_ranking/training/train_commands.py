@@ -62,6 +62,7 @@ def run_train(args: argparse.Namespace) -> int:
 
 def _train(args: argparse.Namespace, ranks: Ranks) -> int:
     from click_data import open_dataset
+    from jagged_ranking.evaluation.rows import telling
     from jagged_ranking.training.board import FOLDER, check_tensorboard
     from jagged_ranking.training.trainer import train
 
@@ -86,7 +87,8 @@ def _train(args: argparse.Namespace, ranks: Ranks) -> int:
     )
     if not ranks.leads:
         return 0
-    metrics = [name for name in result.history[0] if name.startswith("valid_")]
+    valid = {n.removeprefix("valid_"): x for n, x in result.history[0].items() if "valid_" in n}
+    metrics = [f"valid_{name}" for name in telling(valid, loss=config.loss)]
     columns = ("epoch", "train_loss", *metrics, "seconds")
     print(_table(columns, [[row[name] for name in columns] for row in result.history]))
     print(f"best epoch: {result.best_epoch}, in {args.out}")
@@ -111,7 +113,7 @@ EVALUATION_KEYS = {
     "digest": "of the data set",
     "split": "that was scored",
     "candidates": "how many it has",
-    "metrics": "name -> value",
+    "metrics": "name -> value; of what was trained on order alone without NE and log loss",
     "config": "of the model and its training",
 }
 
@@ -132,6 +134,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
     metrics_valid.json and metrics_train.json for the others, so that none replaces another."""
     from click_data import open_dataset
     from jagged_ranking.evaluation.evaluate import evaluate_model
+    from jagged_ranking.evaluation.rows import telling
     from jagged_ranking.facts import say
     from jagged_ranking.processes import among_others
     from jagged_ranking.results import atomic
@@ -140,19 +143,20 @@ def run_evaluate(args: argparse.Namespace) -> int:
     dataset = open_dataset(args.data)
     model, config = load_model(args.run, digest=dataset.digest, device=_device(args))
     found = evaluate_model(model, dataset, batch_size=config.batch_size, split=args.split)
+    metrics = telling(found.metrics, loss=config.loss)
     written = {
         "dataset": dataset.name,
         "digest": dataset.digest,
         "split": args.split,
         "candidates": len(found.label),
-        "metrics": found.metrics,
+        "metrics": metrics,
         "config": config.to_dict(),
     }
     name = "metrics.json" if args.split == "test" else f"metrics_{args.split}.json"
     with among_others(args.run, name), atomic(args.run / name) as path:
         path.write_text(json.dumps(written, indent=1, sort_keys=True) + "\n")
-    columns = ("model", "split", "candidates", *found.metrics)
-    values = [config.model, args.split, len(found.label), *found.metrics.values()]
+    columns = ("model", "split", "candidates", *metrics)
+    values = [config.model, args.split, len(found.label), *metrics.values()]
     say(args, written, [_table(columns, [values])])
     return 0
 

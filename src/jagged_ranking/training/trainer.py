@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import islice, pairwise
 from pathlib import Path
@@ -29,32 +29,30 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from click_data.schema import is_prepared
 from jagged_ranking.data.batch import JaggedBatch, RequestTable
-from jagged_ranking.data.data_shape import DataShape, is_next_items
+from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.data.loader import RequestLoader
 from jagged_ranking.data.store import HistoryStore
 from jagged_ranking.devices import default_device
 from jagged_ranking.evaluation.evaluate import Evaluation, score
-from jagged_ranking.evaluation.metrics import metric_names
-from jagged_ranking.models.model_config import MODEL_NAMES, encoder_of
 from jagged_ranking.models.ranker import Ranker
-from jagged_ranking.processes import alone_in, sweep
 from jagged_ranking.training.average import Average
 from jagged_ranking.training.board import Board
+from jagged_ranking.training.captured_step import CapturedStep
 from jagged_ranking.training.checkpoint import CheckpointError
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.determinism import deterministic, generators_of
 from jagged_ranking.training.optimisers import Optimisers, share_rows
 from jagged_ranking.training.ranks import Ranks
-from jagged_ranking.training.run_files import CHECKPOINT, MODEL, RunFiles, load_weights
+from jagged_ranking.training.refusals import check_loss, check_select
+from jagged_ranking.training.run_files import CHECKPOINT, MODEL, RunFiles, load_weights, run_folder
 from jagged_ranking.training.run_progress import Progress, StepNumbers, TrainingError
 from jagged_ranking.training.schedule import lower_on_plateau, rate_scale
 from jagged_ranking.training.table_files import TableFiles
 from jagged_ranking.training.torchrec_tables import check_torchrec
 
 if TYPE_CHECKING:
-    from click_data import ClickDataset, RequestColumns
+    from click_data import ClickDataset
 
 # Losses are read at the end of an epoch, before a checkpoint, and every so many steps.
 READ_STEPS = 100
@@ -110,13 +108,15 @@ def train(
     with ExitStack() as stack:
 
         def hold() -> None:
-            stack.enter_context(_alone(out))
+            stack.enter_context(run_folder(out))
 
         ranks.lead(hold)
         stack.enter_context(torch.random.fork_rng(devices=on_gpu))
         stack.enter_context(deterministic(device))
         if config.tables == "torchrec" and ranks.count > 1:
             ranks.each(check_torchrec)
+        if config.captured and ranks.count > 1:
+            raise ValueError(f"compile {config.compile} is of one process; here are {ranks.count}")
         run = ranks.each(
             lambda: _Run(config, dataset, device=device, out=out, ranks=ranks, from_disk=from_disk)
         )
@@ -133,47 +133,6 @@ def train(
         history=run.progress.history,
         best_epoch=run.progress.best_epoch,
     )
-
-
-def _check_loss(loss: str, model: Ranker, dataset: ClickDataset) -> None:
-    if loss == "next_item" and not model.follows_sequences:
-        able = [name for name in MODEL_NAMES if hasattr(encoder_of(name), "states")]
-        raise ValueError(
-            f"loss next_item needs a model that answers after every event: {', '.join(able)}"
-        )
-    if loss != "next_item" and is_next_items(dataset):
-        raise ValueError(
-            f"{dataset.name}: has next items alone, without others to tell them from: "
-            "loss next_item draws these, with head dot"
-        )
-
-
-def _check_select(select: str, dataset: ClickDataset, valid: RequestColumns) -> None:
-    known = metric_names(np.repeat(np.arange(len(valid.user)), np.diff(valid.offsets)))
-    if select not in known:
-        raise TrainingError(
-            f"{dataset.name}: select is {select}, which needs lists of candidates; there are: "
-            f"{', '.join(known)}"
-        )
-
-
-@contextmanager
-def _alone(out: Path | None) -> Iterator[None]:
-    """Make and hold a run's folder, if there is to be one, without what a killed run was writing
-    there."""
-    if out is None:
-        yield
-        return
-    if is_prepared(out):
-        raise TrainingError(f"{out}: is a prepared data set; name another folder for the run")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TrainingError(f"{out}: cannot be the run's folder ({error.strerror})") from error
-    with alone_in(out):
-        for name in (CHECKPOINT, MODEL):
-            sweep(out, name)
-        yield
 
 
 class _Run:
@@ -201,16 +160,16 @@ class _Run:
         self.valid = dataset.requests("valid")
         if len(self.valid.item) == 0:
             raise ValueError(f"{dataset.name}: there are no validation requests to stop on")
-        _check_select(config.select, dataset, self.valid)
         torch.manual_seed(config.seed)
         model = Ranker(config, self.shape)
-        _check_loss(config.loss, model, dataset)
+        check_loss(config.loss, model, dataset)
+        check_select(config.select, dataset, self.valid)
         shared = share_rows(model, config, self.ranks)
         self.model = model.to(device)
         self.optimisers = Optimisers(self.model, config, self.ranks, shared)
         self.average = Average(self.model, decay=config.average_decay)
-        if config.compile != "off":
-            self.model.compile(backend=config.compile, dynamic=True)
+        if config.backend:
+            self.model.compile(backend=config.backend, dynamic=True)
         self.progress, self.numbers = Progress(), StepNumbers()
         self.generators = generators_of(device)
         self.best_weights: dict[str, Tensor] = {}
@@ -232,6 +191,7 @@ class _Run:
             rows=requests.last_of_users() if config.loss == "next_item" else None,
             share=share,
         )
+        self.captured = self._captured(requests) if config.captured else None
         self.valid_loader = RequestLoader(
             store,
             RequestTable.from_columns(self.valid, store.place),
@@ -240,6 +200,11 @@ class _Run:
             max_history=config.max_history,
             share=share,
         )
+
+    def _captured(self, requests: RequestTable) -> CapturedStep:
+        seen = min(self.config.max_history, int(requests.host_prefix.max(initial=0)))
+        asked = int(np.diff(requests.host_offsets).max(initial=0))
+        return CapturedStep(self.config, self.model, self.optimisers, longest=(asked, seen))
 
     def go(
         self, *, progress: bool, after_step: Callable[[int], None] | None, board: Path | None
@@ -319,19 +284,34 @@ class _Run:
         seed = self.ranks.begin_step(self.config.seed, now.step)
         for generator in self.generators:
             generator.manual_seed(seed)
-        self.optimisers.zero_grad(scale=scale)
+        self.optimisers.set_scale(scale)
+        take = self._launched if self.captured is None else self._replayed
+        self.numbers.add(*take(islice(batches, count), count))
+        self.average.update(now.step)
+        now.step += 1
+        now.epoch_step += 1
+
+    def _launched(self, batches: Iterator[JaggedBatch], count: int) -> tuple[Tensor, Tensor]:
+        """Loss and gradient's norm of a step on the mean of so many batches, [] each."""
+        self.optimisers.zero_grad()
         losses = []
-        for batch in islice(batches, count):
+        for batch in batches:
             part = self.ranks.loss(self.config, self.model, batch)
             if part is not None:
                 loss = part / count
                 loss.backward()
                 losses.append(loss.detach())
-        norm = self.optimisers.step(scale=scale)
-        self.average.update(now.step)
-        self.numbers.add(self.ranks.total_loss(losses), norm)
-        now.step += 1
-        now.epoch_step += 1
+        norm = self.optimisers.step()
+        return self.ranks.total_loss(losses), norm
+
+    def _replayed(self, batches: Iterator[JaggedBatch], count: int) -> tuple[Tensor, Tensor]:
+        """The same of one batch, by CUDA graphs."""
+        assert self.captured is not None
+        assert count == 1
+        try:
+            return self.captured(next(batches))
+        except NotImplementedError as error:
+            raise TrainingError(f"compile {self.config.compile}: {error}") from error
 
     def read_numbers(self) -> None:
         known = len(self.progress.losses)

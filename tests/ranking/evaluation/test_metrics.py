@@ -113,15 +113,16 @@ def test_metrics_of_lists(seed: int, rows: int, requests: int, levels: int | Non
 
 
 def test_what_is_a_list() -> None:
-    assert metrics.are_lists(np.repeat([4, 9], 5))
-    assert not metrics.are_lists(np.repeat([4, 9], [5, 4]))
-    assert not metrics.are_lists(np.zeros(0))
+    assert metrics.are_lists(10, 2)
+    assert not metrics.are_lists(9, 2)
+    assert not metrics.are_lists(0, 0)
     user, label, score = case(7)
     short = metrics.evaluate_metrics(user, np.arange(len(user)), label, score, train_ctr=0.4)
-    assert tuple(short) == metrics.METRICS == metrics.metric_names(np.arange(len(user)))
+    assert tuple(short) == metrics.METRICS == metrics.metric_names(len(user), len(user))
     long = metrics.evaluate_metrics(user, lists(user), label, score, train_ctr=0.4)
     assert tuple(long) == (*metrics.METRICS, *metrics.LIST_METRICS)
-    assert tuple(long) == metrics.metric_names(lists(user))
+    requests = len(np.unique(lists(user)))
+    assert tuple(long) == metrics.metric_names(len(user), requests)
 
 
 EVERY = (*metrics.METRICS, *metrics.LIST_METRICS)

@@ -177,6 +177,17 @@ def test_who_cannot_be_served(toy: ClickDataset) -> None:
         ranker(toy, "transformer", event_time="now")
 
 
+def test_an_encoder_that_answers_with_another_shape_is_one_line(
+    toy: ClickDataset, batch: JaggedBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = made(toy, "target_attention")
+    server = served(model, len(batch))
+    right = model.encoder.forward
+    monkeypatch.setattr(model.encoder, "forward", lambda *a, **options: right(*a, **options)[:1])
+    with pytest.raises(ValueError, match="must answer with a tensor"):
+        server.score(batch, np.arange(len(batch)), times(batch))
+
+
 @pytest.mark.parametrize("model", ["target_attention", "transformer", "hstu", "sasrec"])
 def test_arrivals_do_not_depend_on_the_request(
     toy: ClickDataset, batch: JaggedBatch, model: str

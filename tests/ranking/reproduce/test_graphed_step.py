@@ -45,7 +45,7 @@ def gradients_of(step: TrainingStep, monkeypatch: pytest.MonkeyPatch) -> dict[st
     """Where a step leaves its gradients, in place of an update."""
     found: dict[str, Tensor] = {}
 
-    def keep(*, scale: float) -> None:
+    def keep() -> Tensor:
         for name, p in step.model.named_parameters():
             if p.grad is not None:
                 found[name] = p.grad.clone()
@@ -54,6 +54,7 @@ def gradients_of(step: TrainingStep, monkeypatch: pytest.MonkeyPatch) -> dict[st
             rows = torch.zeros_like(weight)
             rows[gradient.rows] = gradient.sums[gradient.place]
             found[name] = rows
+        return torch.zeros(())
 
     monkeypatch.setattr(step.optimisers, "step", keep)
     return found
@@ -125,7 +126,7 @@ def test_a_graph_is_of_one_table_of_items_and_so_many_candidates() -> None:
     made = batches_of()
     step = GraphedStep(config_of("mean_pool"), made.shape, made.device)
     step(made.each()[0])
-    with pytest.raises(ValueError, match="got other items and 2"):
+    with pytest.raises(ValueError, match="got other items, 2 and 20"):
         step(batches_of().each()[0])
 
 

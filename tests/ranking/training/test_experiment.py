@@ -249,6 +249,22 @@ def test_train_and_evaluate_commands(
     assert facts.keys() == train_commands.EVALUATION_KEYS.keys()
 
 
+def test_of_what_was_trained_on_order_no_probability_is_judged(
+    toy: ClickDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    where = ("--data", toy.folder, "--out", out, "--device", "cpu", "--model", "mean_pool")
+    by_order = ("--loss", "listwise", "--select", "gauc", "--epochs", "1")
+    assert command("train", *where, *TINY_OPTIONS, *by_order) == 0
+    head = capsys.readouterr().out.splitlines()[0].split()
+    assert "valid_gauc" in head
+    assert not {"valid_ne", "valid_log_loss"} & set(head)
+    assert command("evaluate", "--data", toy.folder, "--run", out) == 0
+    assert not {"ne", "log_loss"} & set(capsys.readouterr().out.splitlines()[0].split())
+    written = json.loads((out / "metrics.json").read_text())["metrics"]
+    assert written.keys() == set(METRICS) - {"ne", "log_loss"}
+
+
 def test_command_errors_are_one_line(
     toy: ClickDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

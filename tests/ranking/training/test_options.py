@@ -73,7 +73,7 @@ def test_a_step_takes_the_mean_of_its_batches(toy: ClickDataset) -> None:
     mean = sum(loss_of("pointwise", runs[1].model, batch) for batch in batches) / 3
     assert isinstance(mean, torch.Tensor)
     mean.backward()
-    runs[1].optimisers.step(scale=1.0)
+    runs[1].optimisers.step()
     for one, other in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True):
         torch.testing.assert_close(one, other)
     runs[0].read_numbers()
@@ -134,7 +134,7 @@ def test_the_head_is_in_float32(toy: ClickDataset, monkeypatch: pytest.MonkeyPat
 def test_unknown_words_are_answered_by_the_known_ones() -> None:
     for name, known in (
         ("schedule", "constant, cosine"),
-        ("compile", "off, inductor, aot_eager, eager"),
+        ("compile", "off, inductor, aot_eager, eager, cuda_graphs"),
         ("precision", "bfloat16, float32"),
     ):
         with pytest.raises(ValueError, match=f"^{name} must be one of {known}, got 'x'$"):
