@@ -16,6 +16,9 @@ from jagged_ranking.measure.lineup import OURS
 
 RATIO_SWEEPS = ("waste", "length")
 OUT_OF_MEMORY = "out of memory"
+# Status of who has no value -> what the legend calls it and the mark at the upper edge.
+LOST = {"out_of_memory": (OUT_OF_MEMORY, "x"), "error": ("failed", "1")}
+_LOST_SIZE = {"x": 4.5, "1": 7.0}
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,15 @@ def marker_handle(name: str) -> Line2D:
     )
 
 
+def lost_handle(marker: str) -> Line2D:
+    """A legend entry for a mark of `LOST`."""
+    size = _LOST_SIZE[marker]
+    return Line2D([], [], color="#444444", marker=marker, linestyle="none", markersize=size)
+
+
 def out_of_memory_handle() -> Line2D:
     """A legend entry for the mark of a provider that did not fit."""
-    return Line2D([], [], color="#444444", marker="x", linestyle="none", markersize=4.5)
+    return lost_handle(LOST["out_of_memory"][1])
 
 
 def sweep_panel(
@@ -54,21 +63,19 @@ def sweep_panel(
 ) -> dict[str, Any]:
     """One line a provider along a sweep, error bars from quartile to quartile.
 
-    Returns legend entries. What ran out of memory is a cross at the upper edge.
+    Returns legend entries. Who ran out of memory or failed has a mark at the upper edge.
     """
     points = sweep(table, group)
     handles: dict[str, Any] = {}
     for name in style.ordered(list(points["provider"].unique())):
         mine = points[points["provider"] == name]
         good = mine[mine["status"] == "ok"]
-        lost = mine[mine["status"] == "out_of_memory"]
         if len(good):
             _line(axes, name, along(good, group), good, scale)
-        if len(lost):
-            _crosses(axes, along(lost, group), style.look_of(name).color)
-            handles[OUT_OF_MEMORY] = out_of_memory_handle()
-        if len(good) or len(lost):
+        lost = _lost(axes, name, along(mine, group), mine["status"])
+        if len(good) or lost:
             handles[style.look_of(name).label] = marker_handle(name)
+        handles |= lost
     _sweep_axis(axes, points, group)
     return handles
 
@@ -81,19 +88,17 @@ def lines_panel(
     order: Sequence[str] | Sequence[int],
     scale: float = 1.0,
 ) -> dict[str, Any]:
-    """One line a provider over the values of a column, in the given order; legend entries. What ran
-    out of memory is a cross at the upper edge."""
+    """One line a provider over the values of a column, in the given order; legend entries. Who ran
+    out of memory or failed has a mark at the upper edge."""
     handles: dict[str, Any] = {}
     place = {value: i for i, value in enumerate(order)}
     for name in style.ordered(list(table["provider"].unique())):
         mine = table[table["provider"] == name]
-        good, lost = (mine[mine["status"] == status] for status in ("ok", "out_of_memory"))
+        good = mine[mine["status"] == "ok"]
         if len(good):
             _line(axes, name, good[column].map(place).to_numpy(float), good, scale)
             handles[style.look_of(name).label] = marker_handle(name)
-        if len(lost):
-            _crosses(axes, lost[column].map(place).to_numpy(float), style.look_of(name).color)
-            handles[OUT_OF_MEMORY] = out_of_memory_handle()
+        handles |= _lost(axes, name, mine[column].map(place).to_numpy(float), mine["status"])
     axes.set_xticks(range(len(order)), [f"{x:,}" if isinstance(x, int) else x for x in order])
     return handles
 
@@ -150,7 +155,7 @@ def ratio_panel(
         lost = mine[mine["baseline_status"] == "out_of_memory"]
         if len(lost):
             handles["dense out of memory"] = out_of_memory_handle()
-            _crosses(axes, along(lost, group), looks.color)
+            _marks(axes, along(lost, group), looks.color, LOST["out_of_memory"][1])
     axes.axhline(1.0, color="#888888", linewidth=0.7, zorder=1)
     line = claim.upper or claim.factor
     if claim.upper is not None:
@@ -205,10 +210,7 @@ def dot_panel(
             handles[looks.label] = Line2D(
                 [], [], color=looks.color, marker=looks.marker, linestyle="none", markersize=5
             )
-        lost = (mine["status"] == "out_of_memory").to_numpy()
-        if lost.any():
-            handles[OUT_OF_MEMORY] = out_of_memory_handle()
-            _crosses(axes, x[lost], looks.color)
+        handles |= _lost(axes, name, x, mine["status"])
     axes.set_xticks(range(len(workloads)), [labels[w] for w in workloads])
     axes.set_xlim(-0.55, len(workloads) - 0.45)
     for edge in range(1, len(workloads)):
@@ -229,7 +231,7 @@ def workload_labels(table: pd.DataFrame) -> dict[str, str]:
 
 
 def padded_limits(axes: Axes, values: Sequence[float]) -> None:
-    """A readable logarithmic y axis with room above for the crosses."""
+    """A readable logarithmic y axis with room above for the marks of `LOST`."""
     finite = [v for v in values if np.isfinite(v) and v > 0]
     if finite:
         low, high = min(finite) / 1.4, max(finite) * 2.2
@@ -261,14 +263,24 @@ def _bars(table: pd.DataFrame, scale: float | np.ndarray) -> np.ndarray:
     return np.clip(np.stack([low, high]), 0, None) * scale
 
 
-def _crosses(axes: Axes, x: np.ndarray, color: str) -> None:
+def _lost(axes: Axes, name: str, x: np.ndarray, status: pd.Series) -> dict[str, Any]:
+    """Marks at the upper edge for the points of a provider that have no value; legend entries."""
+    handles: dict[str, Any] = {}
+    for lost, (label, marker) in LOST.items():
+        if (where := (status == lost).to_numpy()).any():
+            _marks(axes, x[where], style.look_of(name).color, marker)
+            handles[label] = lost_handle(marker)
+    return handles
+
+
+def _marks(axes: Axes, x: np.ndarray, color: str, marker: str) -> None:
     axes.plot(
         x,
         np.full(len(x), 0.97),
         transform=axes.get_xaxis_transform(),
         color=color,
-        marker="x",
-        markersize=4.5,
+        marker=marker,
+        markersize=_LOST_SIZE[marker],
         markeredgewidth=1.2,
         linestyle="none",
         clip_on=False,

@@ -290,7 +290,7 @@ def _seen_line(rule: str) -> dict[str, Any]:
 def _jagged_figure(points: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure:
     labels = {}
     for row in points.drop_duplicates("workload").itertuples():
-        name = style.broken(str(row.workload).replace("-small", ""), 14)
+        name = style.broken(str(row.workload).replace("-small", ""), 12)
         labels[str(row.workload)] = f"{name}\n{row.waste:.0%} waste\n{row.density:.0%} of blocks"
     return sweeps.workloads_figure(points, manifest, unit=1.0, ylabel="latency (ms)", labels=labels)
 

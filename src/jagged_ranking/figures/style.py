@@ -280,7 +280,10 @@ def log_x_axis(axes: Axes, low: float, high: float) -> None:
 
 def _plain_log_ticks(axis: Any, low: float, high: float) -> None:
     steps = high / max(low, 1e-300)
-    subs = (1.0, 2.0, 5.0) if steps < 100 else (1.0, 3.0) if steps < 2000 else (1.0,)
+    if steps < 6:
+        subs = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+    else:
+        subs = (1.0, 2.0, 5.0) if steps < 100 else (1.0, 3.0) if steps < 2000 else (1.0,)
     axis.set_major_locator(LogLocator(base=10, subs=subs, numticks=12))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from kept_figures import save_run
@@ -12,7 +13,16 @@ from matplotlib.colors import to_rgba, to_rgba_array
 from matplotlib.text import Text
 
 from jagged_ranking import results
-from jagged_ranking.figures import goals, hstu_figures, hstu_goals, redraw, speed, style, tables
+from jagged_ranking.figures import (
+    goals,
+    hstu_figures,
+    hstu_goals,
+    panels,
+    redraw,
+    speed,
+    style,
+    tables,
+)
 from jagged_ranking.figures.hstu_points import WITHOUT_BIASES
 from jagged_ranking.measure.lineup import HSTU_OPS
 
@@ -77,6 +87,41 @@ def test_ratios_are_of_the_same_batch_and_kind(
     others = [y for x, y in heights.items() if x != 5]
     assert len(others) == 5
     assert min(others) > 1.4
+
+
+@pytest.fixture
+def broken(measured: pd.DataFrame) -> pd.DataFrame:
+    """The authors' backward breaks the device, and is not asked again, nor about biases."""
+    table = measured.copy()
+    lost = (table["provider"] == "hstu_triton") & (table["mode"] == "forward+backward")
+    table.loc[lost, "status"] = "error"
+    table.loc[lost, ["value", "q10", "q25", "q75", "q90"]] = np.nan
+    return table
+
+
+def test_who_failed_is_marked_in_its_column(broken: pd.DataFrame, drawn: dict[str, Any]) -> None:
+    hstu_figures.draw(broken, {**MANIFEST, "id": ID}, Path("nowhere"))
+    color = to_rgba(style.look_of("hstu_triton").color)
+    for name, columns in (("latency", {0, 1, 4, 5, 8, 9}), ("waste", {50, 85, 95})):
+        figure = drawn[f"{ID}_{name}"]
+        assert "failed" in _text(figure)
+        places = [_marked(panel, color) for panel in figure.axes]
+        forward, backward = places[: len(places) // 2], places[len(places) // 2 :]
+        assert not any(forward)
+        kinds = [True] if name == "latency" else [op in WITHOUT_BIASES for op in HSTU_OPS]
+        assert backward == [columns if has else set() for has in kinds]
+
+
+def _marked(panel: Any, color: Any) -> set[int]:
+    marks = [line for line in panel.lines if line.get_marker() == panels.LOST["error"][1]]
+    assert all(to_rgba(line.get_color()) == color for line in marks)
+    return {round(x) for line in marks for x in line.get_xdata()}
+
+
+def test_who_has_no_biases_lacks_them_in_both_modes(broken: pd.DataFrame) -> None:
+    table = tables.hstu(broken).set_index("workload")
+    assert table.loc["B, biases", "HSTU's Triton"] == "n/a"
+    assert table.loc["B, targets", "HSTU's Triton"].endswith(" / error")
 
 
 @pytest.mark.parametrize("preset", ["paper", "smoke"])

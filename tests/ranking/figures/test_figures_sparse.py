@@ -114,6 +114,18 @@ def test_redraw_gives_the_same_bytes(
     assert block.count("![") == len(first)
 
 
+def test_columns_say_batch_and_rule(measured: pd.DataFrame, drawn: dict[str, Any]) -> None:
+    long = measured.replace({"workload": {"D S2": "foursquare_nyc_stan S2"}})
+    sparse_figures.draw(long, HERE, Path("nowhere"))
+    labels = [x.get_text() for x in drawn[f"{NOTEBOOK}_jagged"].axes[-1].get_xticklabels()]
+    assert [label.split("\n")[:2] for label in labels] == [
+        ["C S2", "87% waste"],
+        ["C semi-local", "87% waste"],
+        ["foursquare", "nyc_stan S2"],
+        ["D semi-local", "87% waste"],
+    ]
+
+
 def test_tables_of_numbers(measured: pd.DataFrame) -> None:
     table = tables.sparse(measured).set_index("workload")
     assert list(table.index) == [

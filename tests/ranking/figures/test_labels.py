@@ -81,6 +81,23 @@ def test_no_claim_hides_a_committed_result(quantity: Quantity, notebook: str) ->
 
 
 @pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (0.19, 0.62, ["0.2", "0.3", "0.5"]),
+        (0.78, 3.9, ["1", "1.5", "2", "3"]),
+        (0.4, 30, ["0.5", "1", "2", "5", "10", "20"]),
+        (0.4, 300, ["1", "3", "10", "30", "100", "300"]),
+        (0.4, 3000, ["1", "10", "100", "1000"]),
+    ],
+)
+def test_an_axis_has_ticks_enough_to_read(low: float, high: float, said: list[str]) -> None:
+    axes = Figure(figsize=(3, 2)).subplots()
+    style.log_y_axis(axes, low, high)
+    ticks = zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
+    assert [label.get_text() for at, label in ticks if low <= at <= high] == said
+
+
+@pytest.mark.parametrize(
     ("name", "lines"),
     [
         ("T1", ["T1"]),
