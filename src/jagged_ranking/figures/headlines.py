@@ -211,8 +211,8 @@ SECTIONS: Sequence[Section] = (
         "Attention to some of the keys",
         ("08_sparse_attention",),
         "S2-Attention, every 16th block and the newest 4, by the length of users. *All / seen* "
-        "blocks of keys: where S2-Attention is more times faster than that, a block takes the dense "
-        "kernel longer. Forward / forward+backward.",
+        "blocks of keys: where S2-Attention is more times faster than that, a block takes the "
+        "dense kernel longer. Forward / forward+backward.",
         some_columns(
             length_rows,
             "tokens",
