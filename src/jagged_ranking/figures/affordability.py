@@ -34,7 +34,13 @@ HOST = (
     "within a step, and that waiting is in their time"
 )
 # Why there is no number.
-SHORT = {"out_of_memory": "OOM", "missing": "–", "unsupported": "n/a", "error": "error"}
+SHORT = {
+    "out_of_memory": "OOM",
+    "missing": "–",
+    "unsupported": "n/a",
+    "error": "error",
+    "not_tried": "not tried",
+}
 # What a data set is judged by, the first that it has.
 JUDGED_BY = ("list_auc", "gauc")
 

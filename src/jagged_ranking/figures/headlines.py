@@ -16,6 +16,7 @@ from jagged_ranking.figures.affordability import HOST, history_overview, judged_
 from jagged_ranking.figures.cached_goals import decode_rows
 from jagged_ranking.figures.claims import claims
 from jagged_ranking.figures.hstu_goals import hstu_rows
+from jagged_ranking.figures.hstu_points import NOT_ASKED
 from jagged_ranking.figures.points import Pair, against_best, attention, of_group
 from jagged_ranking.figures.published import PUBLISHED
 from jagged_ranking.figures.quality import FLOORS, NAMES, differences, shown_metrics, summary
@@ -194,7 +195,7 @@ SECTIONS: Sequence[Section] = (
         "HSTU's attention",
         ("07_hstu",),
         "Pointwise weights in place of softmax, against the Triton kernels of HSTU's authors, and "
-        "against our softmax of the same pairs. Forward / forward+backward.",
+        f"against our softmax of the same pairs. Forward / forward+backward. {NOT_ASKED}",
         some_columns(
             hstu_rows,
             "workload",

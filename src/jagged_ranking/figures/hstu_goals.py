@@ -5,10 +5,12 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from jagged_ranking.figures.affordability import SHORT
 from jagged_ranking.figures.hstu_points import (
     FASTER_FROM,
     FASTER_GOAL,
     FASTER_ON,
+    NOT_ASKED,
     WITH,
     WITHOUT_BIASES,
     hstu,
@@ -25,7 +27,7 @@ NOTE = (
     f"{FASTER_FROM:.0%} padding waste or more, over the Triton kernels of HSTU's authors "
     "(`generative_recommenders`; handed users longest first, which spares them a sort in each "
     "call), which have no biases. *Softmax* is our softmax attention of the same pairs; "
-    "*schedule* is as above."
+    f"*schedule* is as above. {NOT_ASKED}"
 )
 
 
@@ -43,7 +45,7 @@ def hstu_rows(table: pd.DataFrame) -> list[dict[str, str]]:
             shown = mine[mine["mode"] == mode]
             good = shown[shown["status"] == "ok"]
             of = dict(zip(good["provider"], good["value"], strict=True))
-            said = dict(zip(shown["provider"], shown["status"], strict=True))
+            said = dict(zip(shown["provider"], shown["status"].map(SHORT), strict=True))
             ours = of.get(OURS, math.nan)
             theirs = of.get(AUTHORS, math.nan)
             faster = theirs / ours

@@ -11,6 +11,7 @@ NOTEBOOK = "07_hstu"
 WITH = dict(zip(HSTU_OPS, ("", "targets", "biases", "targets and biases"), strict=True))
 # Those that the kernels of HSTU's authors have.
 WITHOUT_BIASES = HSTU_OPS[:2]
+NOT_ASKED = "*Not tried*: a peer that breaks the device is not run in that mode again."
 # What this project set itself: how many times faster than the kernels of HSTU's authors, on these
 # workloads and in the sweep from so much padding waste on.
 FASTER_GOAL, FASTER_ON, FASTER_FROM = 1.3, ("B", "C", "D"), 0.85
@@ -20,12 +21,12 @@ def hstu(results: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Rows of HSTU's attention and one metric, facts of the batch as columns. A `workload` is a
     batch under one kind of attention; `batch` is its name alone.
 
-    Who does not have a kind of attention forward does not have it with the backward: who broke the
-    device before is not asked, so that its row says "error"."""
+    Who does not have a kind of attention forward does not have it with the backward, where whoever
+    broke the device before is not asked."""
     table = attention(results, metric, op=list(HSTU_OPS))
     keys = [table[name] for name in ("provider", "op", "workload")]
     lacks = (table["status"] == "unsupported").groupby(keys).transform("any")
-    table.loc[lacks & (table["status"] == "error"), "status"] = "unsupported"
+    table.loc[lacks & (table["status"] == "not_tried"), "status"] = "unsupported"
     return table.assign(batch=table["workload"], workload=_names(table["workload"], table["op"]))
 
 

@@ -17,8 +17,12 @@ from jagged_ranking.measure.lineup import OURS
 RATIO_SWEEPS = ("waste", "length")
 OUT_OF_MEMORY = "out of memory"
 # Status of who has no value -> what the legend calls it and the mark at the upper edge.
-LOST = {"out_of_memory": (OUT_OF_MEMORY, "x"), "error": ("failed", "1")}
-_LOST_SIZE = {"x": 4.5, "1": 7.0}
+LOST = {
+    "out_of_memory": (OUT_OF_MEMORY, "x"),
+    "error": ("failed", "1"),
+    "not_tried": ("not tried again", "|"),
+}
+_LOST_SIZE = {"x": 4.5, "1": 7.0, "|": 5.5}
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from jagged_ranking.figures import (
     tables,
 )
 from jagged_ranking.figures.hstu_points import WITHOUT_BIASES
+from jagged_ranking.figures.points import NOT_TRIED
 from jagged_ranking.measure.lineup import HSTU_OPS
 
 ID = "07_hstu"
@@ -91,29 +92,44 @@ def test_ratios_are_of_the_same_batch_and_kind(
 
 @pytest.fixture
 def broken(measured: pd.DataFrame) -> pd.DataFrame:
-    """The authors' backward breaks the device, and is not asked again, nor about biases."""
+    """The authors' backward breaks the device on its first batch, B of the mask alone, and is not
+    asked again, nor about biases."""
     table = measured.copy()
     lost = (table["provider"] == "hstu_triton") & (table["mode"] == "forward+backward")
+    first = lost & (table["workload"] == "B") & (table["op"] == "hstu")
     table.loc[lost, "status"] = "error"
+    table.loc[lost, "message"] = f"{NOT_TRIED}on B, it broke the device"
+    table.loc[first, "message"] = "on B, it broke the device"
     table.loc[lost, ["value", "q10", "q25", "q75", "q90"]] = np.nan
     return table
 
 
-def test_who_failed_is_marked_in_its_column(broken: pd.DataFrame, drawn: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "status", "columns"),
+    [
+        ("latency", "error", {0}),
+        ("latency", "not_tried", {1, 4, 5, 8, 9}),
+        ("waste", "error", set()),
+        ("waste", "not_tried", {50, 85, 95}),
+    ],
+)
+def test_who_failed_or_was_not_tried_is_marked_in_its_column(
+    broken: pd.DataFrame, drawn: dict[str, Any], name: str, status: str, columns: set[int]
+) -> None:
     hstu_figures.draw(broken, {**MANIFEST, "id": ID}, Path("nowhere"))
+    figure = drawn[f"{ID}_{name}"]
+    said, marker = panels.LOST[status]
+    assert (said in _text(figure)) == bool(columns)
+    places = [_marked(panel, marker) for panel in figure.axes]
+    forward, backward = places[: len(places) // 2], places[len(places) // 2 :]
+    assert not any(forward)
+    kinds = [True] if name == "latency" else [op in WITHOUT_BIASES for op in HSTU_OPS]
+    assert backward == [columns if has else set() for has in kinds]
+
+
+def _marked(panel: Any, marker: str) -> set[int]:
     color = to_rgba(style.look_of("hstu_triton").color)
-    for name, columns in (("latency", {0, 1, 4, 5, 8, 9}), ("waste", {50, 85, 95})):
-        figure = drawn[f"{ID}_{name}"]
-        assert "failed" in _text(figure)
-        places = [_marked(panel, color) for panel in figure.axes]
-        forward, backward = places[: len(places) // 2], places[len(places) // 2 :]
-        assert not any(forward)
-        kinds = [True] if name == "latency" else [op in WITHOUT_BIASES for op in HSTU_OPS]
-        assert backward == [columns if has else set() for has in kinds]
-
-
-def _marked(panel: Any, color: Any) -> set[int]:
-    marks = [line for line in panel.lines if line.get_marker() == panels.LOST["error"][1]]
+    marks = [line for line in panel.lines if line.get_marker() == marker]
     assert all(to_rgba(line.get_color()) == color for line in marks)
     return {round(x) for line in marks for x in line.get_xdata()}
 
@@ -121,7 +137,18 @@ def _marked(panel: Any, color: Any) -> set[int]:
 def test_who_has_no_biases_lacks_them_in_both_modes(broken: pd.DataFrame) -> None:
     table = tables.hstu(broken).set_index("workload")
     assert table.loc["B, biases", "HSTU's Triton"] == "n/a"
-    assert table.loc["B, targets", "HSTU's Triton"].endswith(" / error")
+
+
+def test_tables_tell_what_failed_from_what_was_not_tried(broken: pd.DataFrame) -> None:
+    cells = tables.hstu(broken).set_index("workload")["HSTU's Triton"]
+    assert cells["B"].endswith(" / error")
+    assert {cells[name].split(" / ")[1] for name in ("B, targets", "C", "D, targets")} == {
+        "not tried"
+    }
+    found = _goals(broken)
+    assert found["B", "forward+backward", ""]["authors' (ms)"] == "error"
+    assert found["C", "forward+backward", "targets"]["authors' (ms)"] == "not tried"
+    assert found["C", "forward+backward", "targets"]["met"] == "not measured"
 
 
 @pytest.mark.parametrize("preset", ["paper", "smoke"])

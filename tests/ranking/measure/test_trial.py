@@ -10,6 +10,7 @@ import torch
 import trial_cases
 
 from jagged_ranking import results
+from jagged_ranking.figures.points import NOT_TRIED
 from jagged_ranking.measure import benchmark
 from jagged_ranking.measure.benchmark import measure_attention
 from jagged_ranking.measure.providers import PROVIDERS, Provider
@@ -63,7 +64,7 @@ def test_who_breaks_it_has_failed_in_that_mode_and_others_go_on(trials: Trials) 
     alive = trials._other
     for one, why in ((breaks, broken), (ends, "ended that process")):
         again = trials.failure(one, OTHER, "forward", CPU)
-        assert again == ("error", f"not tried again: {place} {why}")
+        assert again == ("error", f"{NOT_TRIED}{place} {why}")
     assert trials._other is alive
 
 
