@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from jagged_ranking.figures import style
+from jagged_ranking.figures.points import SHORT
 from jagged_ranking.figures.quality import NAMES
 from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.results import select, with_config
@@ -33,14 +34,6 @@ HOST = (
     "captured in CUDA graphs (`--compile cuda_graphs`). Nested tensors ask the host for lengths "
     "within a step, and that waiting is in their time"
 )
-# Why there is no number.
-SHORT = {
-    "out_of_memory": "OOM",
-    "missing": "–",
-    "unsupported": "n/a",
-    "error": "error",
-    "not_tried": "not tried",
-}
 # What a data set is judged by, the first that it has.
 JUDGED_BY = ("list_auc", "gauc")
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from jagged_ranking.figures.affordability import SHORT
 from jagged_ranking.figures.hstu_points import (
     FASTER_FROM,
     FASTER_GOAL,
@@ -16,7 +15,7 @@ from jagged_ranking.figures.hstu_points import (
     hstu,
     hstu_schedule_ms,
 )
-from jagged_ranking.figures.points import modes_of
+from jagged_ranking.figures.points import SHORT, modes_of
 from jagged_ranking.figures.tables import number
 from jagged_ranking.figures.verdicts import NOT_MEASURED, bound, met
 from jagged_ranking.measure.lineup import AUTHORS, OURS

@@ -16,6 +16,14 @@ SWEEP_AXIS = {"waste": "waste", "length": "max_len", "head_dim": "D", "tokens": 
 EXTRA = ("limit_ms", "device", "low", "high", "seed")
 # How `measure.trial` begins the message of what nobody ran: figures do without its torch.
 NOT_TRIED = "not tried again: "
+# Status of who has no number -> what tables say in its place.
+SHORT = {
+    "out_of_memory": "OOM",
+    "missing": "–",
+    "unsupported": "n/a",
+    "error": "error",
+    "not_tried": "not tried",
+}
 
 
 def attention(

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from jagged_ranking.figures import style
-from jagged_ranking.figures.affordability import SHORT
+from jagged_ranking.figures.points import SHORT
 from jagged_ranking.figures.serving_points import (
     CACHED,
     NOT_MORE,

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from jagged_ranking.figures import style
-from jagged_ranking.figures.affordability import SHORT
+from jagged_ranking.figures.points import SHORT
 from jagged_ranking.figures.serving_points import TAIL, cells, served, value
 from jagged_ranking.figures.verdicts import number
 

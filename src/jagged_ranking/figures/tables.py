@@ -5,14 +5,14 @@ import math
 import pandas as pd
 
 from jagged_ranking.figures import style
-from jagged_ranking.figures.affordability import HOST, SHORT, history_table
+from jagged_ranking.figures.affordability import HOST, history_table
 from jagged_ranking.figures.cached_goals import cached_tables
 from jagged_ranking.figures.claims import claims
 from jagged_ranking.figures.hstu_points import hstu as hstu_of
 from jagged_ranking.figures.hstu_points import hstu_schedule_ms
 from jagged_ranking.figures.memory import BEYOND
 from jagged_ranking.figures.operation_points import largest, main_dtype, operations, standing
-from jagged_ranking.figures.points import attention, modes_of, ours_of, schedule_ms
+from jagged_ranking.figures.points import SHORT, attention, modes_of, ours_of, schedule_ms
 from jagged_ranking.figures.quality_tables import budgets, quality
 from jagged_ranking.figures.scaling_goals import scaling_rows
 from jagged_ranking.figures.serving_tables import serving_tables

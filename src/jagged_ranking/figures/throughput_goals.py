@@ -8,7 +8,7 @@ import pandas as pd
 
 from jagged_ranking.devices import CPU
 from jagged_ranking.figures import style
-from jagged_ranking.figures.affordability import SHORT
+from jagged_ranking.figures.points import SHORT
 from jagged_ranking.figures.throughput_points import (
     CELL,
     FASTER_FROM,

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from jagged_kernels import JaggedTensor, StepGraphs
 from jagged_ranking.data.batch import JaggedBatch
-from jagged_ranking.data.bucket_batch import BucketForm
 from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.figures.throughput_points import UPDATE
 from jagged_ranking.reproduce.training_step import TrainingStep, nobody, tensors_in
@@ -39,7 +38,6 @@ class GraphedStep(TrainingStep):
         super().__init__(config, shape, device)
         self.step = CapturedStep(config, self.model, self.optimisers, per_octave=per_octave)
         self._forward = StepGraphs(self._answered, per_octave=per_octave)
-        self._form: BucketForm | None = None
 
     @property
     def graphs(self) -> StepGraphs:
@@ -65,8 +63,7 @@ class GraphedStep(TrainingStep):
     def logits(self, batch: JaggedBatch) -> Tensor:
         """Without dropout, of a padded batch."""
         self.model.eval()
-        self._form = self.step.form_of(batch)
-        return self._forward(self._form.inputs(batch))[: len(batch.candidate.values)]
+        return self._forward(self.step.form_of(batch).inputs(batch))[: len(batch.candidate.values)]
 
     def loss_after_a_step(self, batch: JaggedBatch) -> Tensor:
         """[]: that of the same batch behind a step from the first weights; on a GPU, one that is
@@ -90,5 +87,4 @@ class GraphedStep(TrainingStep):
 
     def _answered(self, inputs: Mapping[str, JaggedTensor | Tensor], real: Tensor) -> Tensor:
         del real
-        assert self._form is not None
-        return self.model(self._form.padded(inputs))
+        return self.model(self.step.padded(inputs))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from jagged_kernels import JaggedTensor, StepGraphs
 from jagged_ranking.data.batch import JaggedBatch
-from jagged_ranking.data.bucket_batch import BucketForm
+from jagged_ranking.data.bucket_batch import BucketBatch, BucketForm
 from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.losses import loss_of
@@ -62,11 +62,15 @@ class CapturedStep:
             self._form = BucketForm(batch.items, longest)
         return self._form
 
+    def padded(self, inputs: Mapping[str, JaggedTensor | Tensor]) -> BucketBatch:
+        """The batch of a bucket's size that these inputs are, once there is a form."""
+        assert self._form is not None
+        return self._form.padded(inputs)
+
     def _taken(
         self, inputs: Mapping[str, JaggedTensor | Tensor], real: Tensor
     ) -> tuple[Tensor, Tensor]:
-        assert self._form is not None
-        batch = self._form.padded(inputs)
+        batch = self.padded(inputs)
         loss = loss_of(
             self.config.loss,
             self.model,
