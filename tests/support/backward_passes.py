@@ -6,8 +6,8 @@
 Each variant is checked first, in a process of its own, so that one that waits for ever is a row
 that says so: its gradients against float64 on users of odd lengths, with masks and grouped heads,
 and where sums have an order, 20 more runs against the first to the bit. Those that were right are
-timed, turn by turn, on the workloads NAME (by default C, D, F, G, N and short ones), backward
-alone: the table has the median, its ratio to that of two passes, and the peak of memory.
+timed, turn by turn, on the workloads NAME (by default C, D, F, G, N, causal and short ones),
+backward alone: the table has the median, its ratio to that of two passes, and the peak of memory.
 """
 
 from __future__ import annotations
@@ -178,8 +178,13 @@ def measured_workloads() -> dict[str, Workload]:
         Workload(name=f"causal {length} x {dim}", users=131_072 // length, heads=8, head_dim=dim,
                  max_len=length, distribution="full", causal=True)
         for dim in (64, 128)
-        for length in (2048,)
+        for length in (1024, 2048, 4096, 16384, 65536)
     ]  # fmt: skip
+    causal += [
+        replace(one, name=f"causal {one.name}", causal=True)
+        for one in workloads()
+        if one.name in ("F", "G", "N")
+    ]
     of_goals = [one for one in workloads() if one.head_dim in (64, 128)]
     return {one.name: one for one in (*of_goals, *causal, *short)}
 
@@ -257,7 +262,8 @@ def main(words: Sequence[str] | None = None) -> int:
         names.insert(0, TWO)
     effort = Effort(rounds=options.rounds, inner=options.repeats, seconds=2.0)
     found: list[pd.DataFrame] = []
-    for name in options.names or (*DEFAULT, *list(known)[-10:]):
+    of_goals = {one.name for one in workloads()}
+    for name in options.names or (*DEFAULT, *(name for name in known if name not in of_goals)):
         table = pd.DataFrame(rows(known[name], names, effort, device))
         print(table.to_string(index=False, float_format="{:.4g}".format), flush=True)
         found.append(table)

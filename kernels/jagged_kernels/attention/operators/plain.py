@@ -116,7 +116,8 @@ def _attention_triton_backward(
     """
     band = {"left": left, "right": right, "scale": scale}
     inputs = (d_o, d_lse2, q, k, v, o, lse2, rows, rows_t)
-    family = pick("dkv", q, k, v, rows, tile_q, tile_k, offsets)
+    has_band = left >= 0 or right >= 0
+    family = pick("dkv", q, k, v, rows, tile_q, tile_k, offsets, band=has_band)
     if family in (HOPPER_ONE_PASS, HOPPER_DKV):
         from jagged_kernels.attention.hopper import backward as gluon_backward
 
