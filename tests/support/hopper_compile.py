@@ -94,8 +94,6 @@ def compile_kernel(
         meets = RULED if ruled else LISTED
         meets = meets._replace(k_offsets="*i64" if policy else "constexpr")
     constants["ORDERED"] = name == "one pass"
-    if name == "one pass, unordered":
-        constants["counts_ptr"] = None
     pointers = dict.fromkeys(("lse2_ptr", "d_lse2_ptr", "delta_ptr", "sums_ptr"), "*fp32")
     pointers |= dict.fromkeys(("rows_ptr", "counts_ptr", "alarm_ptr"), "*i32")
     pointers |= {"marks_ptr": "*i8", "offsets_ptr": "*i64"}

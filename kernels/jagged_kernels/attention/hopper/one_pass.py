@@ -95,11 +95,10 @@ def launch_one_pass(
     if ordered:
         blocks_of_sums = ring or ring_blocks(blocks, k.shape[0], heads // kv_heads, dim, config)
         sums = torch.empty((blocks_of_sums, block * dim), dtype=torch.float32, device=q.device)
-        counts = torch.zeros(blocks, dtype=torch.int32, device=q.device)
     else:
         blocks_of_sums = blocks
         sums = torch.zeros((blocks, block * dim), dtype=torch.float32, device=q.device)
-        counts = None
+    counts = torch.zeros(1 + (blocks if ordered else 0), dtype=torch.int32, device=q.device)
     places = rows_t.shape[0] * kv_heads
     launch(
         _one_pass_kernel,
@@ -135,10 +134,11 @@ def _one_pass_kernel(
     """
     Args:
         sums_ptr: [ring, BLOCK * D] float32, blocks of dQ in the making.
-        counts_ptr: int32 for each block of all pairs, 0: how many tiles have added.
+        counts_ptr: int32, zeros: how many tiles programs have taken, after one each; then, for each
+            block of all pairs, how many tiles have added.
         ring: blocks in `sums_ptr`.
         ORDERED: False adds when it comes, to zeros, and leaves dq of users with several tiles to
-            `convert_kernel`; the ring has all blocks then, and there are no counts.
+            `convert_kernel`; the ring has all blocks then, and adds are not counted.
     """
     dtype: gl.constexpr = q_blocks.dtype
     TILE: gl.constexpr = [C.consumers, C.part_q, S.D]
@@ -160,6 +160,7 @@ def _one_pass_kernel(
         gl.allocate_shared_memory(gl.int32, [4, 1], PLAIN),  # of a tile
         gl.allocate_shared_memory(gl.int32, [C.stages, 1], PLAIN),  # of a block
         gl.allocate_shared_memory(gl.int32, [4, 1], PLAIN),  # of a turn
+        gl.allocate_shared_memory(gl.int32, [2, 1], PLAIN),  # where tiles are: the next one's place
     )
     barriers = (
         one_barrier(1),  # the tile's K, V and note are there
@@ -173,12 +174,14 @@ def _one_pass_kernel(
         one_barrier(1),  # it is the tile's turn, says a note
         one_barrier(C.consumers),  # it has added
         one_barrier(1),  # what ends at a user's end is there, with rows of the next one
+        ring_of_barriers(2, 1),  # the next tile's place is there
+        ring_of_barriers(2, 1),  # it was read
     )
     fence_async_shared()
     descriptors = (k_blocks, v_blocks, q_blocks, do_blocks)
     tables = (rows_ptr, offsets_ptr, row_count, left, right)
-    to_load = (descriptors, lse2_ptr, delta_ptr, tables, buffers, notes, barriers)
-    to_take = (counts_ptr, tables, ring, notes, barriers)
+    to_load = (descriptors, lse2_ptr, delta_ptr, counts_ptr, tables, buffers, notes, barriers)
+    to_take = (counts_ptr + 1, tables, ring, notes, barriers)
     to_differentiate = (
         dq_ptr, dk_ptr, dv_ptr, alarm_ptr, sums_ptr, left, right, scale, scale_log2,
         buffers, notes, barriers,
@@ -216,7 +219,7 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     dq_ptr, dk_ptr, dv_ptr, alarm_ptr, sums_ptr, left, right = args[:7]
     scale, scale_log2, buffers, notes, barriers = args[7:]
     k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer, ds_buffer = buffers
-    of_tile, of_block, of_turn = notes
+    of_tile, of_block, of_turn, of_place = notes
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, ds_full = barriers[:7]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
     OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.D, 16])
@@ -305,7 +308,7 @@ def _meet(
     So two products are in the making while probabilities are, and one while dS is.
     """
     k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer, ds_buffer = buffers
-    of_tile, of_block, of_turn = notes
+    of_tile, of_block, of_turn, of_place = notes
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, ds_full = barriers[:7]
     COLUMN: gl.constexpr = gl.SliceLayout(0, SCORES)
     dtype: gl.constexpr = q_buffer.dtype
