@@ -24,8 +24,7 @@ from jagged_ranking.figures import (
     tables,
 )
 from jagged_ranking.figures.hstu_points import WITHOUT_BIASES
-from jagged_ranking.figures.points import NOT_TRIED
-from jagged_ranking.measure.lineup import HSTU_OPS
+from jagged_ranking.measure.lineup import HSTU_OPS, NOT_TRIED
 
 ID = "07_hstu"
 TITLE = "HSTU's attention: time against its authors' kernels"
