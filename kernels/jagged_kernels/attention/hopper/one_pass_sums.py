@@ -19,8 +19,8 @@ ALONE = gl.constexpr(3)  # write dq
 
 
 @gluon.jit
-def tell(notes, number: gl.constexpr, value):
-    """Leaves a number for the consumers, by one warp."""
+def tell(notes, number, value):
+    """Leaves a number for other warps, by one warp."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [LANES], [1], [0])
     notes.index(number).store(gl.full([1], 0, gl.int32, LAYOUT) + value)
 
