@@ -6,7 +6,7 @@
 Each variant is checked first, in a process of its own, so that one that waits for ever is a row
 that says so: its gradients against float64 on users of odd lengths, with masks and grouped heads,
 and where sums have an order, 20 more runs against the first to the bit. Those that were right are
-timed, turn by turn, on the workloads NAME (by default C, D, F, G, N, causal and short ones),
+timed, turn by turn, on the workloads NAME (by default C, D, F, G, N, masks and short ones),
 backward alone: the table has the median, its ratio to that of two passes, and the peak of memory.
 """
 
@@ -167,6 +167,10 @@ def verdict(name: str) -> str:
 # --- times ----------------------------------------------------------------------------------------
 
 
+# Name -> (head_dim, events that a query sees before itself).
+WINDOWS = {f"window {before} x {dim}": (dim, before) for dim in (64, 128) for before in (256, 1024)}
+
+
 def measured_workloads() -> dict[str, Workload]:
     short = [
         Workload(name=f"{length} x {dim}", users=131_072 // length, heads=4, head_dim=dim,
@@ -186,7 +190,11 @@ def measured_workloads() -> dict[str, Workload]:
         if one.name in ("F", "G", "N")
     ]
     of_goals = [one for one in workloads() if one.head_dim in (64, 128)]
-    return {one.name: one for one in (*of_goals, *causal, *short)}
+    windows = [
+        Workload(name=name, users=32, heads=8, head_dim=dim, max_len=4096, distribution="full")
+        for name, (dim, _) in WINDOWS.items()
+    ]
+    return {one.name: one for one in (*of_goals, *causal, *windows, *short)}
 
 
 DEFAULT = ("C", "D", "F", "G", "N", "A", "B")
@@ -197,7 +205,9 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     batch = setup(workload, device)
     offsets = batch.offsets
-    mask = {"causal": True} if workload.causal else {}
+    mask: dict[str, Any] = {"causal": True} if workload.causal else {}
+    if workload.name in WINDOWS:
+        mask = {"window": (WINDOWS[workload.name][1], 0)}
     given, options = arguments(batch.q, batch.k, batch.v, batch.dout, None, offsets, mask)
     runs: dict[str, Callable[[], Gradients]] = {
         name: (lambda variant=VARIANTS[name]: variant.run(given, offsets, **options))
@@ -221,7 +231,8 @@ def rows(
             **row,
             "ms": took,
             "ratio": took / two,
-            "TFLOP/s of 5 products": products / took / 1e9,
+            # Of a window's pairs nobody has counted them.
+            "TFLOP/s of 5 products": math.nan if "window" in mask else products / took / 1e9,
             "peak, MB": peak / 1e6,
             "differs": differ[name],
         }
