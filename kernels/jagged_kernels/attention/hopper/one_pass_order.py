@@ -13,16 +13,17 @@ after another, lowest first, and holds one tile at a time.
   queue for no block. Numbers dealt out beforehand, to and fro, started them the other way round.
 - Without limits all tiles of a pair are as long, a program takes every n-th number, and each tile
   starts with the block of its own tokens and walks around (arXiv 2601.21824 calls it a shift):
-  again nobody waits for anybody, if all tiles of a pair run at a time. Where a pair has more tiles than there are programs, all start with the first block, and
-  the lower number adds first. So do tiles with a limit on the right alone.
+  again nobody waits for anybody, if all tiles of a pair run at a time. Where a pair has more tiles
+  than there are programs, all start with the first block, and the lower number adds first. So do
+  tiles with a limit on the right alone.
 
 Nobody waits for ever, as long as all programs run at a time (a cooperative launch): of the tiles
 that are not done, look at the pair with the lowest numbers. Its tiles were started, or their
 programs hold tiles of earlier pairs, which are none, or of the same one. In a walk around no
 program has two of one pair. In the other orders a tile waits for lower numbers alone, and a program
 takes a number, be it before its tile is done, after it has taken lower ones: the lowest number that
-is not done was started, and waits for nobody. What a block of dQ is added up in is used again by a later pair
-(`hopper.one_pass`), which waits for earlier ones alone.
+is not done was started, and waits for nobody. What a block of dQ is added up in is used again by a
+later pair (`hopper.one_pass`), which waits for earlier ones alone.
 
 Left and right are the keys' here: key i meets queries i - left ... i + right.
 """
