@@ -116,8 +116,7 @@ def asked_for() -> Iterator[choice.Asked]:
         *[(False, True)] * 3, ("whole", "cut"), ("softmax", "pointwise"), ("ranges", "lists"),
     ]  # fmt: skip
     for one, device, dtype, dim, dim_v, tile, *rest in itertools.product(*columns):
-        for band in (False, True):
-            yield choice.Asked(one, device, dtype, dim, dim_v, *tile, *rest, band=band)
+        yield choice.Asked(one, device, dtype, dim, dim_v, *tile, *rest)
 
 
 def test_the_choice_is_the_first_that_says_nothing(monkeypatch):
@@ -211,15 +210,8 @@ def test_one_pass_where_it_pays(dim, length, monkeypatch):
     picks: Picks = two if length < 300 else (forward, one, one)
     check(Call(length, dim, picks), picks, keys, monkeypatch)
     keys.clear()
-    refused: tuple[dict[str, Any], ...] = (
-        {"own_offsets": True},
-        {"options": {"causal": True}},
-        {"options": {"window": (20, 30)}},
-    )
-    for changed in refused:
-        other = Call(length, dim, two, **changed)
-        check(other, other.picks, keys, monkeypatch)
-        keys.clear()
+    other = Call(length, dim, two, own_offsets=True)
+    check(other, other.picks, keys, monkeypatch)
 
 
 @pytest.mark.usefixtures("one_pass_pays")

@@ -63,7 +63,6 @@ class Family(NamedTuple):
         head_dims: of q and of v; `equal_dims`: v must have that of q.
         scores, keys, rows: what scores become, how keys are given, and which rows it walks.
         bias, dropout: whether it has them; it also takes calls without.
-        bands: whether it takes a causal mask or a window.
         hopper: it needs such a GPU, and what TMA can read.
         shared: queries and keys must have the same offsets.
         tile_q, tile_k: for a head_dim, the tile of a schedule that it must have.
@@ -86,7 +85,6 @@ class Family(NamedTuple):
     rows: tuple[Rows, ...] = ("whole",)
     bias: bool = False
     dropout: bool = False
-    bands: bool = True
     hopper: bool = False
     shared: bool = False
     tile_q: Mapping[int, int] | None = None
@@ -130,11 +128,10 @@ HOPPER_DKV = HOPPER_FORWARD._replace(
 HOPPER_DQ = HOPPER_DKV._replace(
     name="hopper dq", passes=("dq",), head_dims=(128,), listed=DQ_LISTED
 )
-# Before both, which a backward of dQ alone has all the same. With a band it is slower than they
-# are: tiles of a user then come to the same block of dQ at the same time, and queue.
+# Before both, which a backward of dQ alone has all the same.
 HOPPER_ONE_PASS = HOPPER_DKV._replace(
     name="hopper one pass", about="Gluon, dQ, dK and dV at a time", passes=("dq", "dkv"),
-    scores=("softmax",), keys=("ranges",), bands=False, shared=True, listed=None,
+    scores=("softmax",), keys=("ranges",), shared=True, listed=None,
     pays_from=ONE_PASS_PAYS_FROM,
 )  # fmt: skip
 SHORT = Family(
@@ -178,7 +175,6 @@ class Asked(NamedTuple):
         shared: queries and keys are known to have the same offsets.
         bias, dropout, rows, scores, keys: as in `Family`.
         policy: its key, where scores become weights by one.
-        band: the call has a causal mask or a window.
     """
 
     of_pass: Pass
@@ -195,7 +191,6 @@ class Asked(NamedTuple):
     scores: Scores = "softmax"
     keys: Keys = "ranges"
     policy: str = ""
-    band: bool = False
 
 
 def pick_backend(backend: Backend, q: Tensor, v: Tensor) -> str:
@@ -250,7 +245,6 @@ def pick(
     dropout: bool = False,
     policy: str = "",
     keys: Keys = "ranges",
-    band: bool = False,
 ) -> Family:
     """Which family takes a pass of a call whose rows are not cut.
 
@@ -259,15 +253,14 @@ def pick(
         rows, tile_q, tile_k, offsets: of the `AttentionSchedule`.
         bias, dropout, keys: as in `Family`.
         policy: the key of a policy of scores, "" for softmax.
-        band: there is a limit to the keys' left or right.
     """
     tokens, _, dim = q.shape
     shared = offsets is not None
     asked = (of_pass, q.device, q.dtype, dim, v.shape[2], tile_q, tile_k, shared)
     # The defaults of `Asked` are looked up faster.
-    if bias or dropout or policy or keys != "ranges" or band:
+    if bias or dropout or policy or keys != "ranges":
         scores = "pointwise" if policy else "softmax"
-        asked = (*asked, bias, dropout, "whole", scores, keys, policy, band)
+        asked = (*asked, bias, dropout, "whole", scores, keys, policy)
     able = able_families(*asked)
     users = users_of_rows(rows, tokens, tile_q)
     return first_that_pays(able, tokens, users, lambda: hopper_reads(q, k, v))
@@ -329,8 +322,6 @@ def refusals(family: Family, asked: Asked) -> list[str]:
         said.append(f"scores are {asked.scores}, it takes {_either(family.scores)}")
     if asked.keys not in family.keys:
         said.append(f"keys are {asked.keys}, it takes {_either(family.keys)}")
-    if asked.band and not family.bands:
-        said.append("it takes no causal mask and no window")
     if asked.rows not in family.rows:
         said.append(f"rows are {asked.rows}, not {_either(family.rows)}")
     if family.hopper and not is_hopper(asked.device):

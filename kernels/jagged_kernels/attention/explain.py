@@ -80,7 +80,8 @@ def explain_attention(
     Args:
         q, k, v, causal, window, scale, bias, dropout_p, scores, keys, schedule, backend,
             deterministic, return_lse: as in the call; without a schedule, it is explained with the
-            one that would be built. `scale`, `deterministic` and `return_lse` choose no kernel.
+            one that would be built. `causal`, `window`, `scale`, `deterministic` and `return_lse`
+            choose no kernel.
 
     Returns:
         Lines: the backend; the kernels of the forward, and of the backward if there is one; and of
@@ -137,7 +138,6 @@ def explain_attention(
         scores="softmax" if scores is None else "pointwise",
         keys="ranges" if keys is None else "lists",
         policy="" if scores is None else scores.key,
-        band=max(band) >= 0,
     )  # fmt: skip
     said = [f"backend: {chosen}"]
     if chosen != "triton":

@@ -116,8 +116,7 @@ def _attention_triton_backward(
     """
     band = {"left": left, "right": right, "scale": scale}
     inputs = (d_o, d_lse2, q, k, v, o, lse2, rows, rows_t)
-    has_band = left >= 0 or right >= 0
-    family = pick("dkv", q, k, v, rows, tile_q, tile_k, offsets, band=has_band)
+    family = pick("dkv", q, k, v, rows, tile_q, tile_k, offsets)
     if family in (HOPPER_ONE_PASS, HOPPER_DKV):
         from jagged_kernels.attention.hopper import backward as gluon_backward
 
