@@ -48,6 +48,8 @@ class Trials:
         self, provider: Provider, workload: Workload, mode: str, device: torch.device
     ) -> Failure | None:
         """What is against running a mode on a workload in this process; None if nothing is."""
+        if why := provider.lacks(workload):
+            return "unsupported", why
         asked = provider.name, mode
         failed = self._failed[asked]
         for place, message in failed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -76,6 +77,9 @@ def test_who_breaks_it_on_some_batches_is_not_tried_again(trials: Trials) -> Non
         assert trials.failure(ends, batch, "forward", CPU) == ("error", message)
     expected = ("error", f"{NOT_TRIED}{said[-1]}")
     assert trials.failure(ends, another, "forward", CPU) == expected
+    # What it has not got, it has not failed on.
+    lacking = replace(ends, lacks=lambda workload: "no biases")
+    assert trials.failure(lacking, another, "forward", CPU) == ("unsupported", "no biases")
     # What it was tried on stays as it was.
     assert trials.failure(ends, BATCH, "forward", CPU) == ("error", said[0])
     assert trials._other is None
