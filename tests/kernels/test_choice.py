@@ -116,8 +116,8 @@ def asked_for() -> Iterator[choice.Asked]:
         *[(False, True)] * 3, ("whole", "cut"), ("softmax", "pointwise"), ("ranges", "lists"),
     ]  # fmt: skip
     for one, device, dtype, dim, dim_v, tile, *rest in itertools.product(*columns):
-        for band in (False, True):
-            yield choice.Asked(one, device, dtype, dim, dim_v, *tile, *rest, band=band)
+        for mask in ("none", "causal", "window"):
+            yield choice.Asked(one, device, dtype, dim, dim_v, *tile, *rest, mask=mask)
 
 
 def test_the_choice_is_the_first_that_says_nothing(monkeypatch):
@@ -213,7 +213,6 @@ def test_one_pass_where_it_pays(dim, length, monkeypatch):
     keys.clear()
     refused: tuple[dict[str, Any], ...] = (
         {"own_offsets": True},
-        {"options": {"causal": True}},
         {"options": {"window": (20, 30)}},
     )
     for changed in refused:

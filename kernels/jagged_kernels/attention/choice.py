@@ -33,7 +33,7 @@ from jagged_kernels.schedule.policy.hopper import (
     tma_reads,
 )
 from jagged_kernels.schedule.policy.plain import MAX_HEAD_DIM, MOSTLY_SHORT
-from jagged_kernels.schedule.row_layout import SHORT_USER
+from jagged_kernels.schedule.row_layout import NO_LIMIT, SHORT_USER
 from jagged_kernels.schedule.rows import users_of_rows
 
 # The launches that are chosen apart: of a backward, dQ may have another family than dK and dV.
@@ -42,12 +42,15 @@ Pass = Literal["forward", "dq", "dkv"]
 Operator = Literal["plain", "general", "split", "native", "reference"]
 Scores = Literal["softmax", "pointwise"]
 Keys = Literal["ranges", "lists"]
+# No limit to a query's keys, one on one side, or one on both.
+Mask = Literal["none", "causal", "window"]
 # Of a schedule: a program walks a whole row, or rows are cut among programs.
 Rows = Literal["whole", "cut"]
 
 _HALF = (torch.float16, torch.bfloat16)
 _SINGLE = (*_HALF, torch.float32)
 _EVERY = (*_SINGLE, torch.float64)
+_MASKS: tuple[Mask, ...] = ("none", "causal", "window")
 _ANY_DIM = range(1, sys.maxsize)
 
 
@@ -63,15 +66,15 @@ class Family(NamedTuple):
         head_dims: of q and of v; `equal_dims`: v must have that of q.
         scores, keys, rows: what scores become, how keys are given, and which rows it walks.
         bias, dropout: whether it has them; it also takes calls without.
-        bands: whether it takes a causal mask or a window.
+        masks: which it takes.
         hopper: it needs such a GPU, and what TMA can read.
         shared: queries and keys must have the same offsets.
         tile_q, tile_k: for a head_dim, the tile of a schedule that it must have.
         listed: for a head_dim, the tiles that it must have where keys are lists: their blocks.
         least_tile: both tiles must have more tokens.
-        pays_from: for what scores become, or "lists" where keys are, and a head_dim, tokens of a
-            user's queries, on average, from which it is faster than those after it; `pays_below`:
-            below which.
+        pays_from: for what scores become, or "lists" where keys are, where needed with the mask
+            behind it, and a head_dim, tokens of a user's queries, on average, from which it is
+            faster than those after it; `pays_below`: below which.
     """
 
     name: str
@@ -86,7 +89,7 @@ class Family(NamedTuple):
     rows: tuple[Rows, ...] = ("whole",)
     bias: bool = False
     dropout: bool = False
-    bands: bool = True
+    masks: tuple[Mask, ...] = ("none", "causal", "window")
     hopper: bool = False
     shared: bool = False
     tile_q: Mapping[int, int] | None = None
@@ -130,11 +133,11 @@ HOPPER_DKV = HOPPER_FORWARD._replace(
 HOPPER_DQ = HOPPER_DKV._replace(
     name="hopper dq", passes=("dq",), head_dims=(128,), listed=DQ_LISTED
 )
-# Before both, which a backward of dQ alone has all the same. With a band it is slower than they
-# are: tiles of a user then come to the same block of dQ at the same time, and queue.
+# Before both, which a backward of dQ alone has all the same. Of a window a block of dQ is seen by
+# few tiles, which follow each other: they queue.
 HOPPER_ONE_PASS = HOPPER_DKV._replace(
     name="hopper one pass", about="Gluon, dQ, dK and dV at a time", passes=("dq", "dkv"),
-    scores=("softmax",), keys=("ranges",), bands=False, shared=True, listed=None,
+    scores=("softmax",), keys=("ranges",), masks=("none", "causal"), shared=True, listed=None,
     pays_from=ONE_PASS_PAYS_FROM,
 )  # fmt: skip
 SHORT = Family(
@@ -176,9 +179,8 @@ class Asked(NamedTuple):
         head_dim, head_dim_v: of q and k, and of v.
         tile_q, tile_k: of the schedule.
         shared: queries and keys are known to have the same offsets.
-        bias, dropout, rows, scores, keys: as in `Family`.
+        bias, dropout, rows, scores, keys, mask: as in `Family`.
         policy: its key, where scores become weights by one.
-        band: the call has a causal mask or a window.
     """
 
     of_pass: Pass
@@ -195,7 +197,12 @@ class Asked(NamedTuple):
     scores: Scores = "softmax"
     keys: Keys = "ranges"
     policy: str = ""
-    band: bool = False
+    mask: Mask = "none"
+
+
+def mask_of(left: int, right: int) -> Mask:
+    """Of a call with these limits."""
+    return _MASKS[(left != NO_LIMIT) + (right != NO_LIMIT)]
 
 
 def pick_backend(backend: Backend, q: Tensor, v: Tensor) -> str:
@@ -250,24 +257,23 @@ def pick(
     dropout: bool = False,
     policy: str = "",
     keys: Keys = "ranges",
-    band: bool = False,
+    mask: Mask = "none",
 ) -> Family:
     """Which family takes a pass of a call whose rows are not cut.
 
     Args:
         q, k, v: [T, H, D], as `rows_of_dims` gives them.
         rows, tile_q, tile_k, offsets: of the `AttentionSchedule`.
-        bias, dropout, keys: as in `Family`.
+        bias, dropout, keys, mask: as in `Family`.
         policy: the key of a policy of scores, "" for softmax.
-        band: there is a limit to the keys' left or right.
     """
     tokens, _, dim = q.shape
     shared = offsets is not None
     asked = (of_pass, q.device, q.dtype, dim, v.shape[2], tile_q, tile_k, shared)
     # The defaults of `Asked` are looked up faster.
-    if bias or dropout or policy or keys != "ranges" or band:
+    if bias or dropout or policy or keys != "ranges" or mask != "none":
         scores = "pointwise" if policy else "softmax"
-        asked = (*asked, bias, dropout, "whole", scores, keys, policy, band)
+        asked = (*asked, bias, dropout, "whole", scores, keys, policy, mask)
     able = able_families(*asked)
     users = users_of_rows(rows, tokens, tile_q)
     return first_that_pays(able, tokens, users, lambda: hopper_reads(q, k, v))
@@ -312,7 +318,8 @@ def _pays_between(family: Family, asked: Asked) -> tuple[int, float]:
     least = 0
     if family.pays_from is not None:
         by = "lists" if asked.keys == "lists" else asked.scores
-        least = family.pays_from.get(by, {}).get(asked.head_dim, 0)
+        table = family.pays_from.get(f"{by}, {asked.mask}") or family.pays_from.get(by, {})
+        least = table.get(asked.head_dim, 0)
     return least, math.inf if family.pays_below is None else family.pays_below
 
 
@@ -329,8 +336,8 @@ def refusals(family: Family, asked: Asked) -> list[str]:
         said.append(f"scores are {asked.scores}, it takes {_either(family.scores)}")
     if asked.keys not in family.keys:
         said.append(f"keys are {asked.keys}, it takes {_either(family.keys)}")
-    if asked.band and not family.bands:
-        said.append("it takes no causal mask and no window")
+    if asked.mask not in family.masks:
+        said.append(f"its mask is {asked.mask}, it takes {_either(family.masks)}")
     if asked.rows not in family.rows:
         said.append(f"rows are {asked.rows}, not {_either(family.rows)}")
     if family.hopper and not is_hopper(asked.device):

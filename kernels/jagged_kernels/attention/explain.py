@@ -29,6 +29,7 @@ from jagged_kernels.attention.choice import (
     batch_refusals,
     first_that_pays,
     hopper_reads,
+    mask_of,
     pick_backend,
     refusals,
 )
@@ -137,7 +138,7 @@ def explain_attention(
         scores="softmax" if scores is None else "pointwise",
         keys="ranges" if keys is None else "lists",
         policy="" if scores is None else scores.key,
-        band=max(band) >= 0,
+        mask=mask_of(*band),
     )  # fmt: skip
     said = [f"backend: {chosen}"]
     if chosen != "triton":

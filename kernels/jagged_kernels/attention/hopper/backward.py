@@ -83,9 +83,7 @@ def launch_backward(
         )
     dkv = None
     if wanted_kv:
-        dkv = launch_dkv(
-            d_o, q, k, v, lse2, delta, rows_t, call, alarm, **band, listed=listed, config=of_keys
-        )
+        dkv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, call, alarm, **band, listed=listed)
     if alarm is not None:
         launch_exact_backward(
             # The plain dq is right.

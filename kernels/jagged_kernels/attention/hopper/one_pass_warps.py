@@ -236,10 +236,10 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr, ORDERED: gl.constexpr):
                 )  # fmt: skip
                 q_start = start + (first + block) * BLOCK
                 number = base_of_head + first + block
-                place = number
+                slot = number
                 what = gl.where(tiles == 1, ALONE, ADD)
                 if ORDERED:
-                    place = number % ring
+                    slot = number % ring
                     what = gl.where(turn == 0, STORE, what)
                     if turn + 1 == turns:
                         what = gl.where(turn == 0, ALONE, LAST)
@@ -251,7 +251,7 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr, ORDERED: gl.constexpr):
                         while seen < least:
                             seen = _count(counts_ptr + at)
                 tell(of_turn, 0, what)
-                tell(of_turn, 1, place)
+                tell(of_turn, 1, slot)
                 tell(of_turn, 2, q_start)
                 tell(of_turn, 3, head * S.GROUP + member)
                 mbarrier.arrive(my_turn)

@@ -14,7 +14,9 @@ from jagged_kernels.attention.choice import (
     HOPPER_ONE_PASS,
     SHORT,
     Family,
+    Mask,
     Pass,
+    mask_of,
     pick,
 )
 from jagged_kernels.attention.flops import (
@@ -79,7 +81,9 @@ def _attention_triton_general(
     options = {
         "meeting": meeting_of(meets, k_offsets), "with_lse": with_lse and not meets.scores
     }  # fmt: skip
-    family = _family("forward", (q, k, v), rows, tile_q, tile_k, offsets, bias, meets)
+    family = _family(
+        "forward", (q, k, v), rows, tile_q, tile_k, offsets, bias, meets, mask_of(left, right)
+    )
     if family is HOPPER_FORWARD:
         from jagged_kernels.attention.hopper import forward as gluon_forward
 
@@ -108,7 +112,9 @@ def _attention_triton_general_backward(
     meets, bias_terms, bias = read_terms(dropout_seed, dropout_p, terms, q_offsets, k_offsets)
     band = {"left": left, "right": right, "scale": scale}
     meeting = meeting_of(meets, k_offsets)
-    family = _family("dkv", (q, k, v), rows, tile_q, tile_k, offsets, bias, meets)
+    family = _family(
+        "dkv", (q, k, v), rows, tile_q, tile_k, offsets, bias, meets, mask_of(left, right)
+    )
     if family in (HOPPER_DKV, HOPPER_ONE_PASS):
         from jagged_kernels.attention.hopper import backward as gluon_backward
 
@@ -147,7 +153,7 @@ def given_tensors(d_bias: Sequence[Tensor | None], q: Tensor) -> list[Tensor]:
 
 def _family(
     of_pass: Pass, qkv: tuple[Tensor, Tensor, Tensor], rows: Tensor, tile_q: int, tile_k: int,
-    offsets: Tensor | None, bias: dict[str, Any] | None, meets: MeetTerms,
+    offsets: Tensor | None, bias: dict[str, Any] | None, meets: MeetTerms, mask: Mask,
 ) -> Family:  # fmt: skip
     return pick(
         of_pass, *qkv, rows, tile_q, tile_k, offsets,
@@ -155,6 +161,7 @@ def _family(
         dropout=bias is not None and bias["BIAS"].DROPS,
         policy=meets.scores,
         keys="lists" if meets.groups else "ranges",
+        mask=mask,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from jagged_kernels.attention.choice import (
     HOPPER_FORWARD,
     HOPPER_ONE_PASS,
     SHORT,
+    mask_of,
     pick,
 )
 from jagged_kernels.attention.flops import backward_flops, forward_flops, pairs_of_rows
@@ -77,7 +78,8 @@ def _attention_triton(
     natural logarithm would round twice more.
     """
     band = {"left": left, "right": right, "scale": scale}
-    family = pick("forward", q, k, v, rows, tile_q, tile_k, offsets)
+    mask = mask_of(left, right)
+    family = pick("forward", q, k, v, rows, tile_q, tile_k, offsets, mask=mask)
     if family is HOPPER_FORWARD:
         from jagged_kernels.attention.hopper import forward as gluon_forward
 
@@ -116,8 +118,8 @@ def _attention_triton_backward(
     """
     band = {"left": left, "right": right, "scale": scale}
     inputs = (d_o, d_lse2, q, k, v, o, lse2, rows, rows_t)
-    has_band = left >= 0 or right >= 0
-    family = pick("dkv", q, k, v, rows, tile_q, tile_k, offsets, band=has_band)
+    mask = mask_of(left, right)
+    family = pick("dkv", q, k, v, rows, tile_q, tile_k, offsets, mask=mask)
     if family in (HOPPER_ONE_PASS, HOPPER_DKV):
         from jagged_kernels.attention.hopper import backward as gluon_backward
 
