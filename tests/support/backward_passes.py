@@ -5,7 +5,7 @@
 
 Each variant is checked first, in a process of its own, so that one that waits for ever is a row
 that says so: its gradients against float64 on users of odd lengths, with masks and grouped heads,
-and where sums have an order, 20 more runs against the first to the bit. Those that were right are
+and 20 more runs against the first to the bit. Those that were right are
 timed, turn by turn, on the workloads NAME (by default C, D, F, G, N, masks and short ones),
 backward alone: the table has the median, its ratio to that of two passes, and the peak of memory.
 """
@@ -49,11 +49,9 @@ class Variant:
     """A backward.
 
     Fields:
-        ordered: whether its results are the same in every run.
         configs: of one pass, by head_dim; those that it takes.
     """
 
-    ordered: bool
     configs: Mapping[int, HopperConfig] | None = None
 
     def run(self, given: Any, offsets: Tensor, **options: Any) -> Gradients:
@@ -63,9 +61,7 @@ class Variant:
             return backward.launch_backward(*given, **options)
         config = self.configs[given[2].shape[2]]
         given = (*given, offsets)
-        return backward.launch_backward_in_one_pass(
-            *given, **options, ordered=self.ordered, config=config
-        )
+        return backward.launch_backward_in_one_pass(*given, **options, config=config)
 
 
 def _laid_out(dim: int, **changed: Any) -> HopperConfig:
@@ -74,16 +70,12 @@ def _laid_out(dim: int, **changed: Any) -> HopperConfig:
 
 _BOTH = {dim: one_pass_config(dim) for dim in (64, 128)}
 VARIANTS = {
-    TWO: Variant(True),
-    "one pass": Variant(True, _BOTH),
-    "one pass, any order": Variant(False, _BOTH),
-    "one pass, turned": Variant(True, {64: _laid_out(64, turned=True)}),
-    "one pass, 3 stages": Variant(True, {64: _laid_out(64, stages=3)}),
-    "one pass, 2 stages": Variant(True, {128: _laid_out(128, stages=2)}),
-    "one pass, 64 keys": Variant(True, {64: _laid_out(64, consumers=1, residents=2)}),
-    "one pass, 64 keys, any order": Variant(
-        False, {64: _laid_out(64, consumers=1, residents=2)}
-    ),
+    TWO: Variant(),
+    "one pass": Variant(_BOTH),
+    "one pass, turned": Variant({64: _laid_out(64, turned=True)}),
+    "one pass, 3 stages": Variant({64: _laid_out(64, stages=3)}),
+    "one pass, 2 stages": Variant({128: _laid_out(128, stages=2)}),
+    "one pass, 64 keys": Variant({64: _laid_out(64, consumers=1, residents=2)}),
 }  # fmt: skip
 
 
@@ -145,7 +137,7 @@ def _check_case(variant: Variant, inputs: Inputs, mask: dict[str, Any], where: s
     given, options = arguments(*tensors, inputs.q_offsets, mask)
     first = variant.run(given, inputs.q_offsets, **options)
     Standard(inputs, **mask).assert_met(dict(zip(GRADIENTS, first, strict=True)), where)
-    for _ in range(RERUNS if variant.ordered else 0):
+    for _ in range(RERUNS):
         again = variant.run(given, inputs.q_offsets, **options)
         for gradient, one, other in zip(GRADIENTS, first, again, strict=True):
             assert torch.equal(one, other), f"{where} {gradient} is not the same in every run"

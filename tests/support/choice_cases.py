@@ -109,6 +109,8 @@ LONG_LISTS = {
 LONG, LONG_BACKWARD = FORWARD_PAYS_FROM["softmax"], BACKWARD_PAYS_FROM["softmax"]
 # A schedule's tile is that of softmax's lengths.
 LONG_POINTWISE = {dim: max(LONG[dim], n) for dim, n in FORWARD_PAYS_FROM["pointwise"].items()}
+LONG_CAUSAL = FORWARD_PAYS_FROM["softmax, causal"]
+LONG_CAUSAL_POINTWISE = FORWARD_PAYS_FROM["pointwise, causal"]
 CALLS = {
     "short users": Call(20, 16, SHORT),
     "short users at a head_dim of Hopper's": Call(MOSTLY_SHORT - 1, 64, SHORT),
@@ -138,7 +140,17 @@ CALLS = {
     "long": Call(LONG[64], 64, PLAIN, ("hopper forward", "plain", "hopper dkv")),
     "long, head_dim 128": Call(LONG[128], 128, PLAIN, EVERY_HOPPER),
     "not long, head_dim 128": Call(LONG[128] - 1, 128, PLAIN),
-    "long, masked": Call(LONG[128], 128, PLAIN, EVERY_HOPPER, options={"causal": True}),
+    "long, causal": Call(
+        LONG_CAUSAL[128], 128, PLAIN, ("hopper forward", "hopper one pass", "hopper one pass"),
+        options={"causal": True},
+    ),
+    "long, causal, offsets of their own": Call(
+        LONG_CAUSAL[128], 128, PLAIN, EVERY_HOPPER, own_offsets=True, options={"causal": True}
+    ),
+    "long, a wide window": Call(
+        LONG_CAUSAL[128], 128, PLAIN, EVERY_HOPPER, options={"window": (LONG_CAUSAL[128], 0)}
+    ),
+    "long, a narrow window": Call(LONG_CAUSAL[128], 128, PLAIN, options={"window": (64, 0)}),
     "long, packed": Call(LONG[128], 128, PLAIN, EVERY_HOPPER, layout="packed"),
     "long, copied": Call(LONG[128], 128, PLAIN, EVERY_HOPPER, layout="heads first"),
     "long, not aligned": Call(LONG[128], 128, PLAIN, layout="not aligned"),
@@ -172,7 +184,7 @@ CALLS = {
         LONG_POINTWISE[128], 128, GENERAL, EVERY_HOPPER, options={"scores": Sigmoid()}
     ),
     "long, pointwise scores, head_dim 64": Call(
-        LONG_POINTWISE[64], 64, GENERAL, ("hopper forward", "general", "hopper dkv"),
+        LONG_CAUSAL_POINTWISE[64], 64, GENERAL, ("hopper forward", "general", "hopper dkv"),
         options={"scores": SiLU(), "causal": True},
     ),
     "long, pointwise scores and bias": Call(
@@ -200,7 +212,7 @@ CALLS = {
         options={"keys": LISTS},
     ),
     "too short for lists of keys": Call(
-        LONG_LISTS[64] - 1, 64, GENERAL, options={"keys": LISTS}
+        BACKWARD_PAYS_FROM["lists"][64] - 1, 64, GENERAL, options={"keys": LISTS}
     ),
     "long enough for lists of keys, pointwise scores": Call(
         LONG_LISTS[64], 64, GENERAL, ("hopper forward", "general", "hopper dkv"),

@@ -113,13 +113,14 @@ def taken_by(wanted: Mapping[Pass, str]) -> Iterator[list[tuple[Pass, list[str],
     pick, pays = choice.pick, choice.first_that_pays
 
     def first(
-        able: Sequence[tuple[Family, int, float]], tokens: int, users: int, tma: Callable[[], bool]
-    ) -> Family:
+        able: Sequence[tuple[Family, int, float]], tokens: int, users: int,
+        tma: Callable[[], bool], width: int = 0,
+    ) -> Family:  # fmt: skip
         there = {family.name: family for family, *_ in able if not family.hopper or tma()}
         if PLAIN.name in there:
             there.pop(GENERAL.name, None)  # the operator's kernels are the plain ones
         name = wanted.get(asked)
-        family = pays(tuple(able), tokens, users, tma) if name is None else there[name]
+        family = pays(tuple(able), tokens, users, tma, width) if name is None else there[name]
         seen.append((asked, list(there), family.name))
         return family
 

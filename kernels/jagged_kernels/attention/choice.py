@@ -74,7 +74,8 @@ class Family(NamedTuple):
         least_tile: both tiles must have more tokens.
         pays_from: for what scores become, or "lists" where keys are, where needed with the mask
             behind it, and a head_dim, tokens of a user's queries, on average, from which it is
-            faster than those after it; `pays_below`: below which.
+            faster than those after it; a window counts as no more of them than it is wide.
+            `pays_below`: below which.
     """
 
     name: str
@@ -205,6 +206,12 @@ def mask_of(left: int, right: int) -> Mask:
     return _MASKS[(left != NO_LIMIT) + (right != NO_LIMIT)]
 
 
+def width_of(left: int, right: int, keys: Keys) -> int:
+    """The keys that a window is wide; 0 where it is none, or lists say what is seen of it."""
+    is_window = left != NO_LIMIT and right != NO_LIMIT and keys == "ranges"
+    return left + right + 1 if is_window else 0
+
+
 def pick_backend(backend: Backend, q: Tensor, v: Tensor) -> str:
     """`choose_backend`, which does not know what head_dims the kernels take."""
     chosen, dims = choose_backend(backend, q), (q.shape[2], v.shape[2])
@@ -257,18 +264,20 @@ def pick(
     dropout: bool = False,
     policy: str = "",
     keys: Keys = "ranges",
-    mask: Mask = "none",
+    left: int = NO_LIMIT,
+    right: int = NO_LIMIT,
 ) -> Family:
     """Which family takes a pass of a call whose rows are not cut.
 
     Args:
         q, k, v: [T, H, D], as `rows_of_dims` gives them.
         rows, tile_q, tile_k, offsets: of the `AttentionSchedule`.
-        bias, dropout, keys, mask: as in `Family`.
+        bias, dropout, keys: as in `Family`.
         policy: the key of a policy of scores, "" for softmax.
+        left, right: how far keys may be from a query.
     """
     tokens, _, dim = q.shape
-    shared = offsets is not None
+    shared, mask = offsets is not None, mask_of(left, right)
     asked = (of_pass, q.device, q.dtype, dim, v.shape[2], tile_q, tile_k, shared)
     # The defaults of `Asked` are looked up faster.
     if bias or dropout or policy or keys != "ranges" or mask != "none":
@@ -276,7 +285,9 @@ def pick(
         asked = (*asked, bias, dropout, "whole", scores, keys, policy, mask)
     able = able_families(*asked)
     users = users_of_rows(rows, tokens, tile_q)
-    return first_that_pays(able, tokens, users, lambda: hopper_reads(q, k, v))
+    return first_that_pays(
+        able, tokens, users, lambda: hopper_reads(q, k, v), width_of(left, right, keys)
+    )
 
 
 @lru_cache
@@ -299,11 +310,17 @@ def first_that_pays(
     tokens: int,
     users: int,
     tma: Callable[[], bool],
+    width: int = 0,
 ) -> Family:
-    """Of `able_families` the first that `batch_refusals` has no word against."""
+    """Of `able_families` the first that `batch_refusals` has no word against.
+
+    Args:
+        width: of a window, 0 where there is none.
+    """
+    seen = min(tokens, width * users) if width else tokens
     for family, least, limit in able:
         # Without users there are no tokens, and nothing to be long or short.
-        pays = least * users <= tokens and (limit == math.inf or tokens < limit * users)
+        pays = least * users <= seen and (limit == math.inf or tokens < limit * users)
         if pays and (not family.hopper or tma()):
             return family
     return able[-1][0]
@@ -397,7 +414,7 @@ def _tile_refusals(family: Family, asked: Asked) -> list[str]:
 
 
 def batch_refusals(
-    family: Family, asked: Asked, tokens: int, users: int, *, tma: bool
+    family: Family, asked: Asked, tokens: int, users: int, *, tma: bool, width: int = 0
 ) -> list[str]:
     """Why a family that can take a call does not take its batch, in words; see
     `first_that_pays`."""
@@ -405,8 +422,11 @@ def batch_refusals(
     said = []
     # Rounded down, so that it is on the side of a limit that it is on.
     mean = f"users have {math.floor(10 * tokens / max(users, 1)) / 10:g} queries on average"
+    pays_from = f"at head_dim {asked.head_dim} it pays from {least}"
     if tokens < least * users:
-        said.append(f"{mean}, at head_dim {asked.head_dim} it pays from {least}")
+        said.append(f"{mean}, {pays_from}")
+    elif width and width * users < least * users:
+        said.append(f"the window is {width} wide, {pays_from}")
     if limit != math.inf and tokens >= limit * users:
         said.append(f"{mean}, it pays below {limit}")
     if family.hopper and not tma:

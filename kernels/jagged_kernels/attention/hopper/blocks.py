@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -23,8 +24,9 @@ from jagged_kernels.attention.meeting import MeetShape
 from jagged_kernels.attention.plans import PLANS, Call
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.sizes import cdiv
-from jagged_kernels.schedule.policy.hopper import TURNS, HopperConfig
-from jagged_kernels.schedule.row_layout import ROW_WIDTH
+from jagged_kernels.schedule.policy.hopper import TURNS, HopperConfig, that_takes
+from jagged_kernels.schedule.row_layout import NO_LIMIT, ROW_WIDTH
+from jagged_kernels.schedule.rows import users_of_rows
 
 # They take no layouts, and so they are the same in Gluon.
 whole_blocks = gluon.jit(triton_blocks.whole_blocks.fn)
@@ -53,6 +55,25 @@ def programs(device: torch.device, config: HopperConfig, tiles: int) -> int:
         return min(at_a_time, tiles)
     # As many as that leave each place a number of turns: the last ones end at about the same time.
     return cdiv(tiles, max(1, min(config.takes, tiles // (TURNS * at_a_time))))
+
+
+def for_mask(
+    config: HopperConfig, takes_from: Mapping[str, Mapping[int, int]], x: Tensor, rows: Tensor,
+    left: int, right: int, meets: MeetShape,
+) -> HopperConfig:  # fmt: skip
+    """`config`, or one whose programs do not stay: where a limit on one side makes tiles of a user
+    unequal, and users have as many tokens as it then takes for that to be faster.
+
+    Args:
+        takes_from: of `schedule.policy.hopper`.
+        x: [T, H, D] of the side whose tiles the rows are.
+    """
+    tokens, _, dim = x.shape
+    if meets.groups or (left == NO_LIMIT) == (right == NO_LIMIT):
+        return config
+    least = takes_from["softmax" if meets.weight is None else "pointwise"][dim]
+    users = users_of_rows(rows, tokens, config.tile_q)
+    return that_takes(config) if tokens >= least * users else config
 
 
 def token_blocks(x: Tensor, block: int) -> TensorDescriptor:

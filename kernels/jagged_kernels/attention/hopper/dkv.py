@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from jagged_kernels.attention.hopper.blocks import (
     LANES,
     factor_of_place,
+    for_mask,
     left_factor,
     next_slot,
     one_barrier,
@@ -39,7 +40,11 @@ from jagged_kernels.attention.plans import Call
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import empty_as
 from jagged_kernels.device.arithmetic import LOG2_E
-from jagged_kernels.schedule.policy.hopper import HopperConfig, dkv_config, for_mask
+from jagged_kernels.schedule.policy.hopper import (
+    BACKWARD_TAKES_FROM,
+    HopperConfig,
+    dkv_config,
+)
 
 
 def launch_dkv(
@@ -69,7 +74,9 @@ def launch_dkv(
         config: in place of the rule's.
     """
     kv_heads, dim = k.shape[1:]
-    config = config or for_mask(dkv_config(dim, listed), left, right)
+    config = config or for_mask(
+        dkv_config(dim, listed), BACKWARD_TAKES_FROM, k, rows_t, left, right, meeting.constants
+    )
     dk, dv = empty_as(k), empty_as(v)
     part_k, block = config.part_q, config.block
     constants, options = plan(call.mirrored, config, meeting.constants)

@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from jagged_kernels.attention.hopper.blocks import (
     factor_of_place,
+    for_mask,
     next_slot,
     one_barrier,
     plan,
@@ -48,7 +49,11 @@ from jagged_kernels.attention.plans import Call
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import empty_as
 from jagged_kernels.device.arithmetic import LOG2_E
-from jagged_kernels.schedule.policy.hopper import DQ_CONFIG, HopperConfig, for_mask
+from jagged_kernels.schedule.policy.hopper import (
+    BACKWARD_TAKES_FROM,
+    DQ_CONFIG,
+    HopperConfig,
+)
 
 _LOG2_E = gl.constexpr(LOG2_E)
 
@@ -79,7 +84,9 @@ def launch_dq(
             (`hopper.exact_backward`); None where that cannot be.
         config: in place of the rule's.
     """
-    config = config or for_mask(DQ_CONFIG, left, right)
+    config = config or for_mask(
+        DQ_CONFIG, BACKWARD_TAKES_FROM, q, rows, left, right, meeting.constants
+    )
     dq = empty_as(q)
     softmax = meeting.constants.weight is None
     delta = torch.empty_like(lse2) if softmax else None

@@ -31,6 +31,7 @@ from jagged_kernels.attention.blocks import FAR
 from jagged_kernels.attention.hopper.blocks import (
     by_row,
     factor_of_place,
+    for_mask,
     left_factor,
     mask_scores,
     next_slot,
@@ -56,7 +57,11 @@ from jagged_kernels.attention.meeting import RANGES, Meeting, MeetShape
 from jagged_kernels.attention.plans import PLANS, Call, empty_lse, scale_argument
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import empty_as
-from jagged_kernels.schedule.policy.hopper import HopperConfig, for_mask, forward_config
+from jagged_kernels.schedule.policy.hopper import (
+    FORWARD_TAKES_FROM,
+    HopperConfig,
+    forward_config,
+)
 
 _FAR = gl.constexpr(FAR)
 
@@ -83,7 +88,9 @@ def launch_forward(
         config: in place of the rule's.
     """
     _, heads, dim = q.shape
-    config = config or for_mask(forward_config(dim, listed), left, right)
+    config = config or for_mask(
+        forward_config(dim, listed), FORWARD_TAKES_FROM, q, rows, left, right, meeting.constants
+    )
     o = empty_as(q)
     lse2 = empty_lse(q) if with_lse else None
     part_q, block = config.part_q, min(config.block, listed or config.block)

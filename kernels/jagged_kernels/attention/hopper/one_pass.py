@@ -43,7 +43,6 @@ from jagged_kernels.attention.hopper.blocks import (
 from jagged_kernels.attention.hopper.one_pass_sums import (
     add,
     all_keys,
-    convert_kernel,
     holds,
     product_of_dq,
     told,
@@ -70,7 +69,6 @@ def launch_one_pass(
     *,
     left: int,
     right: int,
-    ordered: bool = True,
     config: HopperConfig | None = None,
     ring: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,8 +79,6 @@ def launch_one_pass(
         rows_t: tiles of `config.tile_q` keys.
         offsets: [B + 1] of queries and keys alike.
         alarm: as for `launch_dq`, of all three.
-        ordered: False adds to dQ as it comes: it differs from run to run, and needs float32 numbers
-            for all of it.
         config, ring: in place of the rules'.
     """
     heads, dim = q.shape[1:]
@@ -92,35 +88,23 @@ def launch_one_pass(
     constants, options = plan(call.mirrored, config, RANGES.constants)
     kv_heads = k.shape[1]
     blocks = rows_t.shape[0] * heads * (config.tile_q // block)
-    if ordered:
-        blocks_of_sums = ring or ring_blocks(blocks, k.shape[0], heads // kv_heads, dim, config)
-        sums = torch.empty((blocks_of_sums, block * dim), dtype=torch.float32, device=q.device)
-    else:
-        blocks_of_sums = blocks
-        sums = torch.zeros((blocks, block * dim), dtype=torch.float32, device=q.device)
-    counts = torch.zeros(1 + (blocks if ordered else 0), dtype=torch.int32, device=q.device)
+    ring = ring or ring_blocks(blocks, k.shape[0], heads // kv_heads, dim, config)
+    sums = torch.empty((ring, block * dim), dtype=torch.float32, device=q.device)
+    counts = torch.zeros(1 + blocks, dtype=torch.int32, device=q.device)
     places = rows_t.shape[0] * kv_heads
     launch(
         _one_pass_kernel,
         programs(k.device, config, places),
         (
             lse2, delta, dq, dk, dv, alarm, sums, counts, rows_t, offsets,
-            rows_t.shape[0], blocks_of_sums, token_blocks(k, part_k), token_blocks(v, part_k),
+            rows_t.shape[0], ring, token_blocks(k, part_k), token_blocks(v, part_k),
             token_blocks(q, block), token_blocks(d_o, block),
             call.scale, call.scale * LOG2_E, right, left,
         ),
-        {**constants, "ORDERED": ordered},
+        constants,
         # Who waits for a turn waits for other programs.
-        **options, launch_cooperative_grid=ordered,
+        **options, launch_cooperative_grid=True,
     )  # fmt: skip
-    if not ordered:
-        launch(
-            convert_kernel,
-            places,
-            (dq, alarm, sums, rows_t, offsets, rows_t.shape[0], call.scale, right, left),
-            constants,
-            num_warps=config.warps,
-        )
     return dq, dk, dv
 
 
@@ -129,7 +113,7 @@ def _one_pass_kernel(
     lse2_ptr, delta_ptr, dq_ptr, dk_ptr, dv_ptr, alarm_ptr, sums_ptr, counts_ptr, rows_ptr,
     offsets_ptr, row_count, ring, k_blocks, v_blocks, q_blocks, do_blocks,
     scale, scale_log2, left, right,
-    S: gl.constexpr, C: gl.constexpr, ORDERED: gl.constexpr,
+    S: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
     """
     Args:
@@ -137,8 +121,6 @@ def _one_pass_kernel(
         counts_ptr: int32, zeros: how many tiles programs have taken, after one each; then, for each
             block of all pairs, how many tiles have added.
         ring: blocks in `sums_ptr`.
-        ORDERED: False adds when it comes, to zeros, and leaves dq of users with several tiles to
-            `convert_kernel`; the ring has all blocks then, and adds are not counted.
     """
     dtype: gl.constexpr = q_blocks.dtype
     TILE: gl.constexpr = [C.consumers, C.part_q, S.D]
@@ -191,7 +173,7 @@ def _one_pass_kernel(
             [
                 (_differentiate, (to_differentiate, S, C, 0)),
                 (load, (to_load, S, C)),
-                (take_turns, (to_take, S, C, ORDERED)),
+                (take_turns, (to_take, S, C)),
             ],
             [1, 1],
             [24, 24],
@@ -202,7 +184,7 @@ def _one_pass_kernel(
                 (_differentiate, (to_differentiate, S, C, 0)),
                 (_differentiate, (to_differentiate, S, C, 1)),
                 (load, (to_load, S, C)),
-                (take_turns, (to_take, S, C, ORDERED)),
+                (take_turns, (to_take, S, C)),
             ],
             [C.warps, 1, 1],
             [C.registers, 24, 24],

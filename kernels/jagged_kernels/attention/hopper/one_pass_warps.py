@@ -191,7 +191,7 @@ def _load_tile(
 
 
 @gluon.jit
-def take_turns(args, S: gl.constexpr, C: gl.constexpr, ORDERED: gl.constexpr):
+def take_turns(args, S: gl.constexpr, C: gl.constexpr):
     """Waits for the tile's turn at each block, and announces when it has added.
 
     Notes are (what to do, place in the ring, first token, query head).
@@ -236,51 +236,44 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr, ORDERED: gl.constexpr):
                 )  # fmt: skip
                 q_start = start + (first + block) * BLOCK
                 number = base_of_head + first + block
-                slot = number
-                what = gl.where(tiles == 1, ALONE, ADD)
-                if ORDERED:
-                    slot = number % ring
-                    what = gl.where(turn == 0, STORE, what)
-                    if turn + 1 == turns:
-                        what = gl.where(turn == 0, ALONE, LAST)
-                    at, least = _wanted(number, turn, ring)
-                    if seen < least:
-                        # Who waits must not let others wait.
-                        _announce(counts_ptr, owed, more)
-                        owed = -1
-                        while seen < least:
-                            seen = _count(counts_ptr + at)
+                what = gl.where(turn == 0, STORE, ADD)
+                if turn + 1 == turns:
+                    what = gl.where(turn == 0, ALONE, LAST)
+                at, least = _wanted(number, turn, ring)
+                if seen < least:
+                    # Who waits must not let others wait.
+                    _announce(counts_ptr, owed, more)
+                    owed = -1
+                    while seen < least:
+                        seen = _count(counts_ptr + at)
                 tell(of_turn, 0, what)
-                tell(of_turn, 1, slot)
+                tell(of_turn, 1, number % ring)
                 tell(of_turn, 2, q_start)
                 tell(of_turn, 3, head * S.GROUP + member)
                 mbarrier.arrive(my_turn)
                 block = gl.where(block + 1 == count, 0, block + 1)
-                if ORDERED:
-                    # The add before takes a while to be seen by all; consumers have the next
-                    # turn meanwhile. What is counted at the block after is on its way then.
-                    _announce(counts_ptr, owed, more)
-                    next_turn, _ = _turn_of_tile(
-                        tile, first + block, tiles, gl.num_programs(0), left, right,
-                        S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
-                    )  # fmt: skip
-                    at, least = _wanted(base_of_head + first + block, next_turn, ring)
-                    seen = _count(counts_ptr + at)
+                # The add before takes a while to be seen by all; consumers have the next
+                # turn meanwhile. What is counted at the block after is on its way then.
+                _announce(counts_ptr, owed, more)
+                next_turn, _ = _turn_of_tile(
+                    tile, first + block, tiles, gl.num_programs(0), left, right,
+                    S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
+                )  # fmt: skip
+                at, least = _wanted(base_of_head + first + block, next_turn, ring)
+                seen = _count(counts_ptr + at)
                 mbarrier.wait(added, phase)
                 phase ^= 1
                 owed = number
                 more = gl.where(turn + 1 == turns, _DONE, 1)
-            if ORDERED:
-                _announce(counts_ptr, owed, more)
-        if ORDERED:
-            for member in range(S.GROUP):
-                # Of one tile: the last.
-                for block in range(gl.cdiv(length, BLOCK), (tile + 1) * RATIO):
-                    number = base + member * tiles * RATIO + block
-                    at, least = _wanted(number, 0, ring)
-                    while _count(counts_ptr + at) < least:
-                        pass
-                    _announce(counts_ptr, number, _DONE)
+            _announce(counts_ptr, owed, more)
+        for member in range(S.GROUP):
+            # Of one tile: the last.
+            for block in range(gl.cdiv(length, BLOCK), (tile + 1) * RATIO):
+                number = base + member * tiles * RATIO + block
+                at, least = _wanted(number, 0, ring)
+                while _count(counts_ptr + at) < least:
+                    pass
+                _announce(counts_ptr, number, _DONE)
         if _counted_out(S):
             mbarrier.wait(place_full.index(side), side_phase)
             place = told(of_place.index(side), 1)

@@ -14,9 +14,7 @@ from jagged_kernels.attention.choice import (
     HOPPER_ONE_PASS,
     SHORT,
     Family,
-    Mask,
     Pass,
-    mask_of,
     pick,
 )
 from jagged_kernels.attention.flops import (
@@ -81,9 +79,8 @@ def _attention_triton_general(
     options = {
         "meeting": meeting_of(meets, k_offsets), "with_lse": with_lse and not meets.scores
     }  # fmt: skip
-    family = _family(
-        "forward", (q, k, v), rows, tile_q, tile_k, offsets, bias, meets, mask_of(left, right)
-    )
+    terms = (bias, meets, left, right)
+    family = _family("forward", (q, k, v), rows, tile_q, tile_k, offsets, *terms)
     if family is HOPPER_FORWARD:
         from jagged_kernels.attention.hopper import forward as gluon_forward
 
@@ -112,9 +109,8 @@ def _attention_triton_general_backward(
     meets, bias_terms, bias = read_terms(dropout_seed, dropout_p, terms, q_offsets, k_offsets)
     band = {"left": left, "right": right, "scale": scale}
     meeting = meeting_of(meets, k_offsets)
-    family = _family(
-        "dkv", (q, k, v), rows, tile_q, tile_k, offsets, bias, meets, mask_of(left, right)
-    )
+    terms = (bias, meets, left, right)
+    family = _family("dkv", (q, k, v), rows, tile_q, tile_k, offsets, *terms)
     if family in (HOPPER_DKV, HOPPER_ONE_PASS):
         from jagged_kernels.attention.hopper import backward as gluon_backward
 
@@ -153,7 +149,8 @@ def given_tensors(d_bias: Sequence[Tensor | None], q: Tensor) -> list[Tensor]:
 
 def _family(
     of_pass: Pass, qkv: tuple[Tensor, Tensor, Tensor], rows: Tensor, tile_q: int, tile_k: int,
-    offsets: Tensor | None, bias: dict[str, Any] | None, meets: MeetTerms, mask: Mask,
+    offsets: Tensor | None, bias: dict[str, Any] | None, meets: MeetTerms,
+    left: int, right: int,
 ) -> Family:  # fmt: skip
     return pick(
         of_pass, *qkv, rows, tile_q, tile_k, offsets,
@@ -161,7 +158,8 @@ def _family(
         dropout=bias is not None and bias["BIAS"].DROPS,
         policy=meets.scores,
         keys="lists" if meets.groups else "ranges",
-        mask=mask,
+        left=left,
+        right=right,
     )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from jagged_kernels.core.layouts import read_in_place
 from jagged_kernels.core.sizes import cdiv
-from jagged_kernels.schedule.row_layout import NO_LIMIT
 
 
 @dataclass(frozen=True)
@@ -122,13 +121,18 @@ TURNS = 8
 TAKES = 2  # where a limit on one side makes tiles unequal
 
 
+# Tokens of a user, on average, from which that is faster than tiles that are dealt out beforehand
+# to programs that stay, by what scores become and by head_dim. Beforehand, the program with the
+# most has a tenth to a quarter more than the mean on lengths of click histories, and half more
+# where tiles of a user are about as many as programs; but a program's start is waited for.
+FORWARD_TAKES_FROM = {"softmax": {64: 2048, 128: 512}, "pointwise": {64: 2048, 128: 1536}}
+BACKWARD_TAKES_FROM = {"softmax": {64: 4096, 128: 512}, "pointwise": {64: 6144, 128: 6144}}
+
+
 @lru_cache
-def for_mask(config: HopperConfig, left: int, right: int) -> HopperConfig:
-    """`config`, where a limit on one side makes tiles of a user unequal. Dealt out beforehand, the
-    program with the most has a tenth to a quarter more than the mean on lengths of click histories,
-    and half more where tiles of a user are about as many as programs."""
-    unequal = (left == NO_LIMIT) != (right == NO_LIMIT)
-    return replace(config, takes=TAKES) if unequal and not config.takes else config
+def that_takes(config: HopperConfig) -> HopperConfig:
+    """`config` for tiles that meet unequal numbers of blocks."""
+    return replace(config, takes=TAKES)
 
 
 # By head_dim and tokens of a listed block. At head_dim 128 and blocks of 64 there is no backward:
@@ -165,12 +169,17 @@ DQ_LISTED = {128: (128,)}
 # tests/support measures them. Lists at head_dim 64 are about even, those of few keys behind.
 FORWARD_PAYS_FROM = {
     "softmax": {64: 1024, 128: 256},
-    "pointwise": {64: 4096, 128: 1024},
-    "lists": {64: 4096, 128: 512},
+    "softmax, causal": {64: 4096, 128: 512},
+    "softmax, window": {64: 2048, 128: 512},
+    "pointwise": {64: 512, 128: 256},
+    "pointwise, causal": {64: 4096, 128: 512},
+    "pointwise, window": {64: 4096, 128: 512},
+    "lists": {64: 16384, 128: 512},
 }
 BACKWARD_PAYS_FROM = {
     "softmax": {64: 128, 128: 256},
-    "pointwise": {64: 128, 128: 512},
+    "softmax, window": {64: 128, 128: 512},
+    "pointwise": {64: 128, 128: 256},
     "lists": {64: 4096, 128: 1024},
 }
 # From which the backward in one pass is faster than in two by more than a twentieth; it takes a
