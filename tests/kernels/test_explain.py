@@ -84,10 +84,10 @@ LINES = [
     ("many dense queries", False, "split: it takes 1 to 64 dense queries a user"),
     ("no longer short, pointwise scores", False, "plain: scores are pointwise, it takes softmax"),
     ("long, lists of keys", False, "plain: keys are lists, it takes ranges"),
-    ("too short for lists of keys", True,
-     "hopper forward: users have 4095 queries on average, at head_dim 64 it pays from 16384"),
-    ("too short for lists of keys", True,
-     "hopper dkv: users have 4095 queries on average, at head_dim 64 it pays from 4096"),
+    ("too short for lists of keys", True, "hopper forward, hopper dkv: users have 4095 queries on "
+     "average, at head_dim 64 it pays from 4096"),
+    ("long enough for lists of keys, within a window", True,
+     "hopper forward: at head_dim 64 it does not pay for lists and this mask"),
     ("long, a narrow window", True, "hopper forward, hopper dkv, hopper dq: the window is 65 wide, "
      "at head_dim 128 it pays from 512"),
     ("long enough for lists of small blocks", True,

@@ -101,8 +101,8 @@ class Call:
         return self.hopper or self.picks
 
 
-LISTS = SemiLocalKeys(64, 8)
-LARGE_LISTS, SMALL_LISTS = SemiLocalKeys(64, 8, block=128), SemiLocalKeys(64, 8, block=32)
+LISTS = StridedKeys(4, 2)
+LARGE_LISTS, SMALL_LISTS = StridedKeys(4, 2, block=128), StridedKeys(4, 2, block=32)
 LONG_LISTS = {
     dim: max(FORWARD_PAYS_FROM["lists"][dim], n) for dim, n in BACKWARD_PAYS_FROM["lists"].items()
 }
@@ -212,7 +212,10 @@ CALLS = {
         options={"keys": LISTS},
     ),
     "too short for lists of keys": Call(
-        BACKWARD_PAYS_FROM["lists"][64] - 1, 64, GENERAL, options={"keys": LISTS}
+        LONG_LISTS[64] - 1, 64, GENERAL, options={"keys": LISTS}
+    ),
+    "long enough for lists of keys, within a window": Call(
+        LONG_LISTS[64], 64, GENERAL, options={"keys": SemiLocalKeys(64, 8)}
     ),
     "long enough for lists of keys, pointwise scores": Call(
         LONG_LISTS[64], 64, GENERAL, ("hopper forward", "general", "hopper dkv"),
@@ -239,7 +242,7 @@ CALLS = {
         200, 64, GENERAL, queries=3, schedule={"split": "rows"}, options={"scores": SiLU()}
     ),
     "few dense queries, keys of a rule": Call(
-        200, 64, GENERAL, queries=3, options={"keys": LISTS}
+        200, 64, GENERAL, queries=3, options={"keys": SemiLocalKeys(64, 8)}
     ),
     # The rule of heads that have lists of their own, and none for tokens.
     "few dense queries, keys of a rule for blocks": Call(

@@ -28,6 +28,7 @@ from jagged_kernels.schedule.policy.hopper import (
     FORWARD_LISTED,
     FORWARD_PAYS_FROM,
     HOPPER_TILES,
+    NEVER,
     ONE_PASS_PAYS_FROM,
     is_hopper,
     tma_reads,
@@ -423,7 +424,9 @@ def batch_refusals(
     # Rounded down, so that it is on the side of a limit that it is on.
     mean = f"users have {math.floor(10 * tokens / max(users, 1)) / 10:g} queries on average"
     pays_from = f"at head_dim {asked.head_dim} it pays from {least}"
-    if tokens < least * users:
+    if tokens < least * users and least == NEVER:
+        said.append(f"at head_dim {asked.head_dim} it does not pay for {asked.keys} and this mask")
+    elif tokens < least * users:
         said.append(f"{mean}, {pays_from}")
     elif width and width * users < least * users:
         said.append(f"the window is {width} wide, {pays_from}")

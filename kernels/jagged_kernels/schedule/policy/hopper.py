@@ -166,21 +166,25 @@ DQ_LISTED = {128: (128,)}
 
 # Tokens of a user, on average, from which these kernels are faster than the plain ones, by what
 # scores become and by head_dim, and where keys are lists by head_dim: `hopper_pays.py` in
-# tests/support measures them. Lists at head_dim 64 are about even, those of few keys behind.
+# tests/support measures them. Behind either may stand the mask, and a window counts as no more
+# tokens than it is wide; lists within a window need the mask in many of their blocks.
+NEVER = 2**40
 FORWARD_PAYS_FROM = {
     "softmax": {64: 1024, 128: 256},
     "softmax, causal": {64: 4096, 128: 512},
-    "softmax, window": {64: 2048, 128: 512},
+    "softmax, window": {64: 1536, 128: 512},
     "pointwise": {64: 512, 128: 256},
     "pointwise, causal": {64: 4096, 128: 512},
     "pointwise, window": {64: 4096, 128: 512},
-    "lists": {64: 16384, 128: 512},
+    "lists": {64: 4096, 128: 512},
+    "lists, window": {64: NEVER, 128: 512},
 }
 BACKWARD_PAYS_FROM = {
     "softmax": {64: 128, 128: 256},
-    "softmax, window": {64: 128, 128: 512},
+    "softmax, window": {64: 256, 128: 512},
     "pointwise": {64: 128, 128: 256},
     "lists": {64: 4096, 128: 1024},
+    "lists, window": {64: 8192, 128: 1024},
 }
 # From which the backward in one pass is faster than in two by more than a twentieth; it takes a
 # tenth more of memory. `backward_passes.py` in tests/support measures that.
