@@ -117,7 +117,7 @@ def test_who_failed_or_was_not_tried_is_marked_in_its_column(
 ) -> None:
     hstu_figures.draw(broken, {**MANIFEST, "id": ID}, Path("nowhere"))
     figure = drawn[f"{ID}_{name}"]
-    said, marker = panels.LOST[status]
+    said, marker, _ = panels.LOST[status]
     assert (said in _text(figure)) == bool(columns)
     places = [_marked(panel, marker) for panel in figure.axes]
     forward, backward = places[: len(places) // 2], places[len(places) // 2 :]
