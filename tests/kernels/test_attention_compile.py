@@ -45,7 +45,7 @@ def test_opcheck_triton(inputs, lse_gradient, tile):
     """The larger tile: users of few tokens have kernels of their own."""
     q = JaggedTensor(inputs.q, inputs.q_offsets)
     schedule = attention_schedule(q, tile_q=tile, tile_k=tile)
-    rest = (schedule.rows, schedule.rows_t, tile, tile, -1, 0, 0.25, inputs.q_offsets, True)
+    rest = (schedule.rows, schedule.rows_t, tile, tile, -1, 0, 0.25, inputs.q_offsets)
     leaves = [t.requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
     detached = [t.detach() for t in leaves]
     torch.library.opcheck(ops.attention_triton, (*detached, False, *rest))

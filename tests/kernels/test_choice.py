@@ -15,6 +15,7 @@ from choice_cases import (
     EACH_CALL,
     HALF,
     LISTS,
+    PLAIN,
     SINGLE,
     Call,
     Picks,
@@ -116,7 +117,8 @@ def asked_for() -> Iterator[choice.Asked]:
         *[(False, True)] * 3, ("whole", "cut"), ("softmax", "pointwise"), ("ranges", "lists"),
     ]  # fmt: skip
     for one, device, dtype, dim, dim_v, tile, *rest in itertools.product(*columns):
-        yield choice.Asked(one, device, dtype, dim, dim_v, *tile, *rest)
+        for mask in ("none", "causal", "window"):
+            yield choice.Asked(one, device, dtype, dim, dim_v, *tile, *rest, mask=mask)
 
 
 def test_the_choice_is_the_first_that_says_nothing(monkeypatch):
@@ -134,14 +136,15 @@ def test_the_choice_is_the_first_that_says_nothing(monkeypatch):
             lists=asked.keys == "lists",
             cut=asked.rows == "cut",
         )
-        for (tokens, users), tma in itertools.product(batches, (False, True)):
+        widths = (100, 1000) if asked.mask == "window" else (0,)
+        for (tokens, users), tma, width in itertools.product(batches, (False, True), widths):
             expected = next(
                 family
                 for family in choice.TRITON
                 if not choice.refusals(family, asked)
-                and not choice.batch_refusals(family, asked, tokens, users, tma=tma)
+                and not choice.batch_refusals(family, asked, tokens, users, tma=tma, width=width)
             )
-            picked = choice.first_that_pays(able, tokens, users, lambda tma=tma: tma)
+            picked = choice.first_that_pays(able, tokens, users, lambda tma=tma: tma, width)
             assert picked is expected
             any_batch = next(one for one, least, limit in able if (least, limit) == (0, math.inf))
             assert any_batch.operator == operator
@@ -210,32 +213,11 @@ def test_one_pass_where_it_pays(dim, length, monkeypatch):
     picks: Picks = two if length < 300 else (forward, one, one)
     check(Call(length, dim, picks), picks, keys, monkeypatch)
     keys.clear()
-    other = Call(length, dim, two, own_offsets=True)
-    check(other, other.picks, keys, monkeypatch)
-
-
-@pytest.mark.usefixtures("one_pass_pays")
-@pytest.mark.parametrize(
-    ("deterministic", "algorithms", "ordered"),
-    [(True, False, True), (False, False, False), (False, True, True)],
-)
-def test_sums_in_any_order_are_asked_for(deterministic, algorithms, ordered, monkeypatch):
-    from jagged_kernels.attention.hopper import backward
-
-    told = []
-
-    def launch(d_o, d_lse2, q, k, v, *rest, ordered, **options):
-        told.append(ordered)
-        return q, k, v
-
-    monkeypatch.setattr(backward, "launch_backward_in_one_pass", launch)
-    record_launches(monkeypatch, ROWS)
-    pass_for_hopper(monkeypatch)
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: algorithms)
-    arguments, options = Call(300, 128, ("", "", "")).arguments()
-    out = jagged_attention(*arguments, **options, deterministic=deterministic)
-    out.values.square().sum().backward()
-    assert told == [ordered]
+    check(Call(length, dim, two, own_offsets=True), two, keys, monkeypatch)
+    keys.clear()
+    # Wide ones, which at head_dim 128 pay from longer users.
+    wide = two if dim == 64 else PLAIN
+    check(Call(length, dim, wide, options={"window": (600, 0)}), wide, keys, monkeypatch)
 
 
 def test_nobody_takes_what_the_triton_backend_has_not():

@@ -86,6 +86,10 @@ LINES = [
     ("long, lists of keys", False, "plain: keys are lists, it takes ranges"),
     ("too short for lists of keys", True, "hopper forward, hopper dkv: users have 4095 queries on "
      "average, at head_dim 64 it pays from 4096"),
+    ("long enough for lists of keys, within a window", True,
+     "hopper forward: at head_dim 64 it does not pay for lists and this mask"),
+    ("long, a narrow window", True, "hopper forward, hopper dkv, hopper dq: the window is 65 wide, "
+     "at head_dim 128 it pays from 512"),
     ("long enough for lists of small blocks", True,
      "hopper forward, hopper dkv: lists are of blocks of 32 keys, it takes 64 or 128"),
     ("long enough for lists of keys, head_dim 128", True,

@@ -11,6 +11,7 @@ import score_policies
 import torch
 from attention_cases import DEVICE, Case, Inputs, Standard, run
 from choice_cases import hopper_fits, on_hopper
+from hopper_backward_cases import let_programs_take
 from processes import run_python
 from torch import Tensor
 
@@ -95,6 +96,17 @@ def test_queries_and_keys_of_other_lengths(dim, causal):
 def test_more_tiles_than_programs(dim, causal):
     """Rings of buffers and their barriers go on from tile to tile, also past empty parts."""
     assert_exact(half(Case(list(range(1, 420, 6)), heads=4, kv_heads=4, dim=dim)), causal=causal)
+
+
+@on_hopper
+@DIMS
+@pytest.mark.parametrize("tiles", [1, 2, 5])
+def test_programs_that_take_a_few_tiles(dim, tiles, monkeypatch):
+    """The same, to the bit, as those that stay."""
+    inputs = half(Case(list(range(1, 420, 6)), heads=4, kv_heads=4, dim=dim))
+    stay = attend(inputs, causal=True)
+    let_programs_take(tiles, monkeypatch)
+    assert_same(attend(inputs, causal=True), stay)
 
 
 @on_hopper

@@ -19,6 +19,7 @@ from hopper_backward_cases import (
     forward_of,
     inputs_of,
     leave_nan_in_free_memory,
+    let_programs_take,
     same,
     scale_of,
     tables_of,
@@ -63,6 +64,17 @@ def test_exact(name, dim):
     case = CASES[name]
     inputs = inputs_of(case, dim)
     assert_exact(inputs, case, _backward(inputs, case, forward_of(inputs, case)))
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 5])
+def test_programs_that_take_a_few_tiles(tiles, dim, monkeypatch):
+    """The same, to the bit, as those that stay."""
+    case = replace(CASES["more tiles than programs"], mask={"causal": True})
+    inputs = inputs_of(case, dim)
+    forward = forward_of(inputs, case)
+    stay = _backward(inputs, case, forward)
+    let_programs_take(tiles, monkeypatch)
+    assert same(_backward(inputs, case, forward), stay)
 
 
 @pytest.mark.parametrize("name", ["odd", "cross causal", "grouped causal"])

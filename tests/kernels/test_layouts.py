@@ -100,12 +100,12 @@ def test_no_batch_compiles_hopper_kernels_again(layout, dim, monkeypatch):
 
     def attend(lengths):
         # So long that these kernels pay. No kernel reads the numbers.
-        lengths = torch.tensor([n + 1024 for n in lengths[:3]], device=DEVICE)
+        lengths = torch.tensor([n + 4096 for n in lengths[:3]], device=DEVICE)
         offsets, tokens = lengths_to_offsets(lengths), int(lengths.sum())
         x = torch.zeros(tokens, 2, dim, dtype=torch.bfloat16, device=DEVICE)
         q, k, v = (rows_of_dims(lay_out(x)) for _ in "qkv")
         rows = build_rows(offsets, offsets, tokens=tokens, tile=tile, left=-1, right=0)
-        rest = (rows, rows, tile, tile, -1, 0, 0.1, offsets, True)
+        rest = (rows, rows, tile, tile, -1, 0, 0.1, offsets)
         o, lse2 = ops.attention_triton(q, k, v, True, *rest)
         d_lse = torch.zeros(tokens, 2, device=DEVICE)
         ops.attention_triton_backward(lay_out(x), d_lse, q, k, v, o, lse2, *rest, True)

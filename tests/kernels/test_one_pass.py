@@ -25,7 +25,6 @@ from torch import Tensor
 
 from jagged_kernels.attention.hopper.backward import launch_backward, launch_backward_in_one_pass
 from jagged_kernels.attention.hopper.one_pass import _one_pass_kernel
-from jagged_kernels.attention.hopper.one_pass_sums import convert_kernel
 from jagged_kernels.schedule.policy import hopper
 
 pytestmark = [
@@ -47,7 +46,6 @@ LONG = {
     "longest": Case([20000], heads=1, kv_heads=1),
     "longest causal": Case([20000], heads=1, kv_heads=1, mask={"causal": True}),
 }
-ORDERED = pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
 
 
 @pytest.fixture(params=[64, 128])
@@ -64,34 +62,30 @@ def arguments(inputs: Inputs, case: Case, forward: tuple[Tensor, Tensor], *, d_l
 
 def backward(
     inputs: Inputs, case: Case, forward: tuple[Tensor, Tensor], *, d_lse: bool = True,
-    ordered: bool = True, config: hopper.HopperConfig | None = None,
+    config: hopper.HopperConfig | None = None,
 ) -> dict[str, Tensor]:  # fmt: skip
     given, options = arguments(inputs, case, forward, d_lse=d_lse)
     leave_nan_in_free_memory(inputs)
-    grads = launch_backward_in_one_pass(
-        *given, inputs.q_offsets, **options, ordered=ordered, config=config
-    )
+    grads = launch_backward_in_one_pass(*given, inputs.q_offsets, **options, config=config)
     return dict(zip(GRADIENTS, grads, strict=True))
 
 
-@ORDERED
 @pytest.mark.parametrize("name", OWN)
-def test_exact(name, ordered, dim):
+def test_exact(name, dim):
     case = OWN[name]
     inputs = inputs_of(case, dim)
-    assert_exact(inputs, case, backward(inputs, case, forward_of(inputs, case), ordered=ordered))
+    assert_exact(inputs, case, backward(inputs, case, forward_of(inputs, case)))
 
 
-@ORDERED
 @pytest.mark.parametrize("name", LONG)
-def test_long_users(name, ordered, dim):
+def test_long_users(name, dim):
     """Against the two passes: float64 would need their squares."""
     case = LONG[name]
     inputs = inputs_of(case, dim)
     forward = forward_of(inputs, case)
     given, options = arguments(inputs, case, forward)
     expected = launch_backward(*given, **options)
-    ours = backward(inputs, case, forward, ordered=ordered)
+    ours = backward(inputs, case, forward)
     for name, theirs in zip(GRADIENTS, expected, strict=True):
         error = (ours[name].float() - theirs.float()).norm() / theirs.float().norm()
         assert error < 1e-2, name
@@ -105,15 +99,14 @@ def test_exact_without_a_gradient_of_lse(dtype, dim):
     assert_exact(inputs, case, ours, d_lse=False)
 
 
-@ORDERED
 @pytest.mark.parametrize("name", ["odd", "causal", "grouped"])
 @pytest.mark.parametrize("changed", [{"consumers": 1, "residents": 2}, {"turned": True}], ids=str)
-def test_laid_out_otherwise(name, changed, ordered):
+def test_laid_out_otherwise(name, changed):
     case = OWN[name]
     inputs = inputs_of(case, 64)
     config = replace(hopper.one_pass_config(64), **changed)
     forward = forward_of(inputs, case)
-    assert_exact(inputs, case, backward(inputs, case, forward, ordered=ordered, config=config))
+    assert_exact(inputs, case, backward(inputs, case, forward, config=config))
 
 
 @pytest.mark.parametrize("name", ["odd", "causal", "one key head"])
@@ -157,21 +150,20 @@ def test_nan_and_inf_stay_with_their_user(name, bad, dim):
         assert same(ours, expected), user
 
 
-@ORDERED
 @pytest.mark.parametrize("name", ["causal", "two-sided window"])
-def test_what_is_hidden_touches_nothing(name, ordered, dim):
+def test_what_is_hidden_touches_nothing(name, dim):
     """A key that is NaN, and a query's gradient that is inf: who does not see them keeps his."""
     case = OWN[name]
     inputs = inputs_of(case, dim)
     forward = forward_of(inputs, case)
-    clean = backward(inputs, case, forward, ordered=ordered)
+    clean = backward(inputs, case, forward)
     place = inputs.q_offsets.tolist()[7] - 200  # of a user of 1000
     sick = replace(inputs, k=inputs.k.clone(), d_o=inputs.d_o.clone())
     sick.k[place] = math.nan
     sick.d_o[place] = math.inf
     given, options = arguments(sick, case, forward)
     expected = dict(zip(GRADIENTS, launch_backward(*given, **options), strict=True))
-    ours = backward(sick, case, forward, ordered=ordered)
+    ours = backward(sick, case, forward)
     for gradient in GRADIENTS:
         theirs = expected[gradient]
         assert torch.equal(ours[gradient].isfinite(), theirs.isfinite()), gradient
@@ -202,17 +194,15 @@ def test_a_captured_graph_replays(dim):
     assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))
 
 
-@ORDERED
-def test_other_batches_do_not_recompile(ordered, dim):
+def test_other_batches_do_not_recompile(dim):
     def compiled():
-        kernels = (_one_pass_kernel, convert_kernel)
-        return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
+        return sum(len(cache[0]) for cache in _one_pass_kernel.device_caches.values())
 
     counts = []
     for lengths in ([1], [16], [64, 64], [5, 128, 1], ODD):
         case = Case(lengths)
         inputs = inputs_of(case, dim)
-        backward(inputs, case, forward_of(inputs, case), ordered=ordered)
+        backward(inputs, case, forward_of(inputs, case))
         counts.append(compiled())
     assert counts[0] > 0
     assert len(set(counts)) == 1, counts

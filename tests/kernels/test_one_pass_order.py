@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +17,6 @@ from attention_cases import DEVICE
 
 from jagged_kernels.attention.hopper.one_pass_order import (
     blocks_of_tile,
-    place_of_step,
     start_of_tile,
     tile_of_place,
     turn_of_tile,
@@ -44,12 +44,10 @@ def _tiles_kernel(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
     TILE: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Of each (step, program) the fields of `Tile`."""
+    """Of each place the fields of `Tile`."""
     number = tl.arange(0, SIZE)
-    step, program = number // programs, number % programs
-    place = place_of_step(step, program, programs, HAS_LEFT, HAS_RIGHT)
     head, tile, tiles, start, length, base = tile_of_place(
-        rows_ptr, offsets_ptr, place, row_count, left, right,
+        rows_ptr, offsets_ptr, number, row_count, left, right,
         KV_HEADS, GROUP, HAS_LEFT, HAS_RIGHT, TILE, BLOCK,
     )  # fmt: skip
     first, count = blocks_of_tile(tile, length, left, right, HAS_LEFT, HAS_RIGHT, TILE, BLOCK)
@@ -100,9 +98,15 @@ class Tile(NamedTuple):
 
 @dataclass
 class Batch:
-    """Tiles of each program in its order, and the turn of each tile at each block."""
+    """Tiles in the order of their numbers, and the turn of each tile at each block.
 
-    programs: list[list[Tile]]
+    Fields:
+        counted_out: whether programs take the next tile that nobody has; else every n-th.
+    """
+
+    tiles: list[Tile]
+    programs: int
+    counted_out: bool
     turns: dict[tuple[int, int, int], tuple[int, int]]
     group: int
     blocks: int
@@ -118,16 +122,18 @@ def batch(
     rows = build_rows(offsets, offsets, tokens=sum(lengths), tile=TILE, left=left, right=right)
     limits: dict[str, Any] = {"HAS_LEFT": left >= 0, "HAS_RIGHT": right >= 0}
     sizes: dict[str, Any] = {"TILE": TILE, "BLOCK": BLOCK}
-    programs = min(programs, rows.shape[0] * kv_heads)
-    steps = -(-rows.shape[0] * kv_heads // programs)
-    found = torch.zeros(_power(steps * programs), 9, dtype=torch.int32, device=DEVICE)
+    places = rows.shape[0] * kv_heads
+    programs = min(programs, places)
+    found = torch.zeros(_power(places), 9, dtype=torch.int32, device=DEVICE)
     _tiles_kernel[(1,)](
         rows.to(DEVICE), offsets.to(DEVICE), found, rows.shape[0], programs, left, right,
         KV_HEADS=kv_heads, GROUP=group, **limits, **sizes, SIZE=found.shape[0],
     )  # fmt: skip
-    every = [Tile(*fields) for fields in found[: steps * programs].tolist()]
-    walks = [[tile for tile in every[p::programs] if tile.tiles] for p in range(programs)]
-    asked = sorted({(t.tile, b, t.tiles) for walk in walks for t in walk for b in t.blocks()})
+    every = [Tile(*fields) for fields in found[:places].tolist()]
+    tiles = [tile for tile in every if tile.tiles]
+    # A program stops where there is no tile.
+    assert tiles == every[: len(tiles)]
+    asked = sorted({(t.tile, b, t.tiles) for t in tiles for b in t.blocks()})
     table = torch.zeros(_power(len(asked)), 3, dtype=torch.int32)
     table[:, 2] = 1
     table[: len(asked)] = torch.tensor(asked, dtype=torch.int32).view(-1, 3)
@@ -135,7 +141,8 @@ def batch(
     columns = [column.contiguous().to(DEVICE) for column in table.unbind(1)]
     _turns_kernel[(1,)](*columns, told, programs, left, right, **limits, **sizes, SIZE=len(table))
     turns = dict(zip(asked, map(tuple, told.tolist()), strict=False))
-    return Batch(walks, turns, group, rows.shape[0] * kv_heads * group * RATIO)
+    counted_out = left >= 0 or right >= 0
+    return Batch(tiles, programs, counted_out, turns, group, places * group * RATIO)
 
 
 def _power(n: int) -> int:
@@ -145,9 +152,15 @@ def _power(n: int) -> int:
 DONE = 1 << 30
 
 
-def run(batch: Batch, ring: int, seed: int) -> dict[tuple[int, int, int], list[int]]:
+def run(
+    batch: Batch, ring: int, seed: int, *, early: bool = False
+) -> dict[tuple[int, int, int], list[int]]:
     """Adds as the kernel does, programs in any order: (user's start, query head, block) -> tiles in
     the order in which they have added.
+
+    Args:
+        early: tiles that are counted out are taken when the one before begins, not when it ends;
+            the kernel does so some blocks before it ends.
 
     Raises:
         AssertionError: all programs wait for each other, or a place of the ring has two users.
@@ -161,9 +174,23 @@ def run(batch: Batch, ring: int, seed: int) -> dict[tuple[int, int, int], list[i
         if owed is not None:
             counts[owed[0]] += owed[1]
 
-    def program(walk: list[Tile]):
+    taken = batch.programs
+
+    def walk(number: int) -> Iterator[Tile]:
+        nonlocal taken
+        while number < len(batch.tiles):
+            tile = batch.tiles[number]
+            if not batch.counted_out:
+                number += batch.programs
+            elif early:
+                number, taken = taken, taken + 1
+            yield tile
+            if batch.counted_out and not early:
+                number, taken = taken, taken + 1
+
+    def program(first_tile: int):
         """Yields what it waits for: (number, least count)."""
-        for tile in walk:
+        for tile in walk(first_tile):
             for member in range(batch.group):
                 base = tile.base + member * tile.tiles * RATIO
                 owed = None  # an add that was not announced yet
@@ -199,8 +226,8 @@ def run(batch: Batch, ring: int, seed: int) -> dict[tuple[int, int, int], list[i
 
     draw = random.Random(seed)
     waiting = {}
-    for number, walk in enumerate(batch.programs):
-        steps = program(walk)
+    for number in range(batch.programs):
+        steps = program(number)
         waiting[number] = (steps, next(steps, None))
     waiting = {n: (steps, want) for n, (steps, want) in waiting.items() if want is not None}
     while waiting:
@@ -256,7 +283,7 @@ def test_every_block_is_added_up_in_one_order(name, lengths, programs, kv_heads,
     assert {block: set(tiles) for block, tiles in first.items()} == expected
     assert all(len(tiles) == len(set(tiles)) for tiles in first.values())
     for seed in range(1, 6):
-        assert run(made, ring, seed) == first
+        assert run(made, ring, seed, early=seed % 2 == 0) == first
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -280,7 +307,7 @@ def test_a_deadlock_is_found():
     """Of two tiles that walk around, on one program."""
     made = batch([256], MASKS["full"], programs=2, kv_heads=1)
     assert run(made, made.blocks, seed=0)
-    made.programs = [[*made.programs[0], *made.programs[1]]]
+    made.programs = 1
     with pytest.raises(AssertionError, match="all wait for each other"):
         run(made, made.blocks, seed=0)
 
@@ -295,7 +322,8 @@ def test_a_ring_that_is_too_small_is_found():
 def test_nobody_waits_at_the_start(name):
     """All tiles of a pair that begin at a time find their turn at once, for the first steps."""
     made = batch([1280], MASKS[name], programs=10, kv_heads=1)
-    for (tile,) in made.programs:
+    assert len(made.tiles) == made.programs
+    for tile in made.tiles:
         for step, block in enumerate(tile.blocks()[:RATIO]):
             turn, _ = made.turns[tile.tile, block, tile.tiles]
             assert turn == 0, (tile.tile, step, block)

@@ -191,7 +191,7 @@ def test_what_is_not_a_plain_tensor_goes_through_the_dispatcher():
     inputs = Case([3, 1], heads=1, kv_heads=1).inputs(torch.float32)
     schedule = attention_schedule(JaggedTensor(inputs.q, inputs.q_offsets))
     tiles = (schedule.tile_q, schedule.tile_k)
-    rest = (schedule.rows, schedule.rows_t, *tiles, -1, -1, 0.25, None, True)
+    rest = (schedule.rows, schedule.rows_t, *tiles, -1, -1, 0.25, None)
     q, k, v = inputs.q, inputs.k, inputs.v
     expected, _ = call(ops.attention_triton, q, k, v, False, *rest)
     marked, _ = call(ops.attention_triton, q.as_subclass(Marked), k, v, False, *rest)

@@ -256,7 +256,7 @@ def test_errors():
         prefixed_attention(x, x, x, prefix[0], prefix[1][:5])
     with pytest.raises(TypeError, match=r"prefix_v must be torch\.float32"):
         prefixed_attention(x, x, x, prefix[0], prefix[1].half())
-    with pytest.raises(TypeError, match="prefix_k must be a tensor"):
+    with pytest.raises(TypeError, match=r"^prefix_k must be a tensor, got JaggedTensor$"):
         prefixed_attention(x, x, x, x, prefix[1])  # pyright: ignore
     with pytest.raises(TypeError, match="k must be a JaggedTensor"):
         prefixed_attention(x, x.values, x, *prefix)  # pyright: ignore

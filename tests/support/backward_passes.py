@@ -5,9 +5,9 @@
 
 Each variant is checked first, in a process of its own, so that one that waits for ever is a row
 that says so: its gradients against float64 on users of odd lengths, with masks and grouped heads,
-and where sums have an order, 20 more runs against the first to the bit. Those that were right are
-timed, turn by turn, on the workloads NAME (by default C, D, F, G, N and short ones), backward
-alone: the table has the median, its ratio to that of two passes, and the peak of memory.
+and 20 more runs against the first to the bit. Those that were right are
+timed, turn by turn, on the workloads NAME (by default C, D, F, G, N, masks and short ones),
+backward alone: the table has the median, its ratio to that of two passes, and the peak of memory.
 """
 
 from __future__ import annotations
@@ -49,11 +49,9 @@ class Variant:
     """A backward.
 
     Fields:
-        ordered: whether its results are the same in every run.
         configs: of one pass, by head_dim; those that it takes.
     """
 
-    ordered: bool
     configs: Mapping[int, HopperConfig] | None = None
 
     def run(self, given: Any, offsets: Tensor, **options: Any) -> Gradients:
@@ -63,9 +61,7 @@ class Variant:
             return backward.launch_backward(*given, **options)
         config = self.configs[given[2].shape[2]]
         given = (*given, offsets)
-        return backward.launch_backward_in_one_pass(
-            *given, **options, ordered=self.ordered, config=config
-        )
+        return backward.launch_backward_in_one_pass(*given, **options, config=config)
 
 
 def _laid_out(dim: int, **changed: Any) -> HopperConfig:
@@ -74,16 +70,12 @@ def _laid_out(dim: int, **changed: Any) -> HopperConfig:
 
 _BOTH = {dim: one_pass_config(dim) for dim in (64, 128)}
 VARIANTS = {
-    TWO: Variant(True),
-    "one pass": Variant(True, _BOTH),
-    "one pass, any order": Variant(False, _BOTH),
-    "one pass, turned": Variant(True, {64: _laid_out(64, turned=True)}),
-    "one pass, 3 stages": Variant(True, {64: _laid_out(64, stages=3)}),
-    "one pass, 2 stages": Variant(True, {128: _laid_out(128, stages=2)}),
-    "one pass, 64 keys": Variant(True, {64: _laid_out(64, consumers=1, residents=2)}),
-    "one pass, 64 keys, any order": Variant(
-        False, {64: _laid_out(64, consumers=1, residents=2)}
-    ),
+    TWO: Variant(),
+    "one pass": Variant(_BOTH),
+    "one pass, turned": Variant({64: _laid_out(64, turned=True)}),
+    "one pass, 3 stages": Variant({64: _laid_out(64, stages=3)}),
+    "one pass, 2 stages": Variant({128: _laid_out(128, stages=2)}),
+    "one pass, 64 keys": Variant({64: _laid_out(64, consumers=1, residents=2)}),
 }  # fmt: skip
 
 
@@ -145,7 +137,7 @@ def _check_case(variant: Variant, inputs: Inputs, mask: dict[str, Any], where: s
     given, options = arguments(*tensors, inputs.q_offsets, mask)
     first = variant.run(given, inputs.q_offsets, **options)
     Standard(inputs, **mask).assert_met(dict(zip(GRADIENTS, first, strict=True)), where)
-    for _ in range(RERUNS if variant.ordered else 0):
+    for _ in range(RERUNS):
         again = variant.run(given, inputs.q_offsets, **options)
         for gradient, one, other in zip(GRADIENTS, first, again, strict=True):
             assert torch.equal(one, other), f"{where} {gradient} is not the same in every run"
@@ -167,6 +159,10 @@ def verdict(name: str) -> str:
 # --- times ----------------------------------------------------------------------------------------
 
 
+# Name -> (head_dim, events that a query sees before itself).
+WINDOWS = {f"window {before} x {dim}": (dim, before) for dim in (64, 128) for before in (256, 1024)}
+
+
 def measured_workloads() -> dict[str, Workload]:
     short = [
         Workload(name=f"{length} x {dim}", users=131_072 // length, heads=4, head_dim=dim,
@@ -178,10 +174,19 @@ def measured_workloads() -> dict[str, Workload]:
         Workload(name=f"causal {length} x {dim}", users=131_072 // length, heads=8, head_dim=dim,
                  max_len=length, distribution="full", causal=True)
         for dim in (64, 128)
-        for length in (2048,)
+        for length in (1024, 2048, 4096, 16384, 65536)
     ]  # fmt: skip
+    causal += [
+        replace(one, name=f"causal {one.name}", causal=True)
+        for one in workloads()
+        if one.name in ("F", "G", "N")
+    ]
     of_goals = [one for one in workloads() if one.head_dim in (64, 128)]
-    return {one.name: one for one in (*of_goals, *causal, *short)}
+    windows = [
+        Workload(name=name, users=32, heads=8, head_dim=dim, max_len=4096, distribution="full")
+        for name, (dim, _) in WINDOWS.items()
+    ]
+    return {one.name: one for one in (*of_goals, *causal, *windows, *short)}
 
 
 DEFAULT = ("C", "D", "F", "G", "N", "A", "B")
@@ -192,7 +197,9 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     batch = setup(workload, device)
     offsets = batch.offsets
-    mask = {"causal": True} if workload.causal else {}
+    mask: dict[str, Any] = {"causal": True} if workload.causal else {}
+    if workload.name in WINDOWS:
+        mask = {"window": (WINDOWS[workload.name][1], 0)}
     given, options = arguments(batch.q, batch.k, batch.v, batch.dout, None, offsets, mask)
     runs: dict[str, Callable[[], Gradients]] = {
         name: (lambda variant=VARIANTS[name]: variant.run(given, offsets, **options))
@@ -216,7 +223,8 @@ def rows(
             **row,
             "ms": took,
             "ratio": took / two,
-            "TFLOP/s of 5 products": products / took / 1e9,
+            # Of a window's pairs nobody has counted them.
+            "TFLOP/s of 5 products": math.nan if "window" in mask else products / took / 1e9,
             "peak, MB": peak / 1e6,
             "differs": differ[name],
         }
@@ -257,7 +265,8 @@ def main(words: Sequence[str] | None = None) -> int:
         names.insert(0, TWO)
     effort = Effort(rounds=options.rounds, inner=options.repeats, seconds=2.0)
     found: list[pd.DataFrame] = []
-    for name in options.names or (*DEFAULT, *list(known)[-10:]):
+    of_goals = {one.name for one in workloads()}
+    for name in options.names or (*DEFAULT, *(name for name in known if name not in of_goals)):
         table = pd.DataFrame(rows(known[name], names, effort, device))
         print(table.to_string(index=False, float_format="{:.4g}".format), flush=True)
         found.append(table)

@@ -101,14 +101,16 @@ class Call:
         return self.hopper or self.picks
 
 
-LISTS = SemiLocalKeys(64, 8)
-LARGE_LISTS, SMALL_LISTS = SemiLocalKeys(64, 8, block=128), SemiLocalKeys(64, 8, block=32)
+LISTS = StridedKeys(4, 2)
+LARGE_LISTS, SMALL_LISTS = StridedKeys(4, 2, block=128), StridedKeys(4, 2, block=32)
 LONG_LISTS = {
     dim: max(FORWARD_PAYS_FROM["lists"][dim], n) for dim, n in BACKWARD_PAYS_FROM["lists"].items()
 }
 LONG, LONG_BACKWARD = FORWARD_PAYS_FROM["softmax"], BACKWARD_PAYS_FROM["softmax"]
 # A schedule's tile is that of softmax's lengths.
 LONG_POINTWISE = {dim: max(LONG[dim], n) for dim, n in FORWARD_PAYS_FROM["pointwise"].items()}
+LONG_CAUSAL = FORWARD_PAYS_FROM["softmax, causal"]
+LONG_CAUSAL_POINTWISE = FORWARD_PAYS_FROM["pointwise, causal"]
 CALLS = {
     "short users": Call(20, 16, SHORT),
     "short users at a head_dim of Hopper's": Call(MOSTLY_SHORT - 1, 64, SHORT),
@@ -138,7 +140,17 @@ CALLS = {
     "long": Call(LONG[64], 64, PLAIN, ("hopper forward", "plain", "hopper dkv")),
     "long, head_dim 128": Call(LONG[128], 128, PLAIN, EVERY_HOPPER),
     "not long, head_dim 128": Call(LONG[128] - 1, 128, PLAIN),
-    "long, masked": Call(LONG[128], 128, PLAIN, EVERY_HOPPER, options={"causal": True}),
+    "long, causal": Call(
+        LONG_CAUSAL[128], 128, PLAIN, ("hopper forward", "hopper one pass", "hopper one pass"),
+        options={"causal": True},
+    ),
+    "long, causal, offsets of their own": Call(
+        LONG_CAUSAL[128], 128, PLAIN, EVERY_HOPPER, own_offsets=True, options={"causal": True}
+    ),
+    "long, a wide window": Call(
+        LONG_CAUSAL[128], 128, PLAIN, EVERY_HOPPER, options={"window": (LONG_CAUSAL[128], 0)}
+    ),
+    "long, a narrow window": Call(LONG_CAUSAL[128], 128, PLAIN, options={"window": (64, 0)}),
     "long, packed": Call(LONG[128], 128, PLAIN, EVERY_HOPPER, layout="packed"),
     "long, copied": Call(LONG[128], 128, PLAIN, EVERY_HOPPER, layout="heads first"),
     "long, not aligned": Call(LONG[128], 128, PLAIN, layout="not aligned"),
@@ -172,7 +184,7 @@ CALLS = {
         LONG_POINTWISE[128], 128, GENERAL, EVERY_HOPPER, options={"scores": Sigmoid()}
     ),
     "long, pointwise scores, head_dim 64": Call(
-        LONG_POINTWISE[64], 64, GENERAL, ("hopper forward", "general", "hopper dkv"),
+        LONG_CAUSAL_POINTWISE[64], 64, GENERAL, ("hopper forward", "general", "hopper dkv"),
         options={"scores": SiLU(), "causal": True},
     ),
     "long, pointwise scores and bias": Call(
@@ -202,6 +214,9 @@ CALLS = {
     "too short for lists of keys": Call(
         LONG_LISTS[64] - 1, 64, GENERAL, options={"keys": LISTS}
     ),
+    "long enough for lists of keys, within a window": Call(
+        LONG_LISTS[64], 64, GENERAL, options={"keys": SemiLocalKeys(64, 8)}
+    ),
     "long enough for lists of keys, pointwise scores": Call(
         LONG_LISTS[64], 64, GENERAL, ("hopper forward", "general", "hopper dkv"),
         options={"keys": LISTS, "scores": SiLU()},
@@ -227,7 +242,7 @@ CALLS = {
         200, 64, GENERAL, queries=3, schedule={"split": "rows"}, options={"scores": SiLU()}
     ),
     "few dense queries, keys of a rule": Call(
-        200, 64, GENERAL, queries=3, options={"keys": LISTS}
+        200, 64, GENERAL, queries=3, options={"keys": SemiLocalKeys(64, 8)}
     ),
     # The rule of heads that have lists of their own, and none for tokens.
     "few dense queries, keys of a rule for blocks": Call(

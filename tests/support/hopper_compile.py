@@ -21,7 +21,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from jagged_kernels.attention.hopper import dkv as gluon_dkv
 from jagged_kernels.attention.hopper import dq as gluon_dq
-from jagged_kernels.attention.hopper import exact, exact_backward, one_pass, one_pass_sums
+from jagged_kernels.attention.hopper import exact, exact_backward, one_pass
 from jagged_kernels.attention.hopper import forward as gluon_forward
 from jagged_kernels.attention.hopper.policies import in_gluon
 from jagged_kernels.attention.meeting import MeetArguments, MeetShape
@@ -67,8 +67,6 @@ def compile_kernel(
         "dq": (gluon_dq._dq_kernel, lambda *_: hopper.DQ_CONFIG, ("q", "do", "o")),
         "dkv": (gluon_dkv._dkv_kernel, hopper.dkv_config, ("k", "v")),
         "one pass": (one_pass._one_pass_kernel, _one_pass_config, ("k", "v")),
-        "one pass, unordered": (one_pass._one_pass_kernel, _one_pass_config, ("k", "v")),
-        "convert": (one_pass_sums.convert_kernel, _one_pass_config, ()),
     }[name]
     config = config(dim, listed)
     part = min(config.block, listed or config.block)
@@ -93,9 +91,6 @@ def compile_kernel(
     if listed:
         meets = RULED if ruled else LISTED
         meets = meets._replace(k_offsets="*i64" if policy else "constexpr")
-    constants["ORDERED"] = name == "one pass"
-    if name == "one pass, unordered":
-        constants["counts_ptr"] = None
     pointers = dict.fromkeys(("lse2_ptr", "d_lse2_ptr", "delta_ptr", "sums_ptr"), "*fp32")
     pointers |= dict.fromkeys(("rows_ptr", "counts_ptr", "alarm_ptr"), "*i32")
     pointers |= {"marks_ptr": "*i8", "offsets_ptr": "*i64"}
@@ -127,8 +122,8 @@ def compile_kernel(
     options = {"num_warps": config.warps, "maxnreg": config.start_registers}
     compiled = triton.compile(source, target=_TARGET, options=options)
     ptx = compiled.asm["ptx"]
-    assert ("wgmma.mma_async" in ptx) == (name != "convert")
-    if name.startswith("one pass"):
+    assert "wgmma.mma_async" in ptx
+    if name == "one pass":
         # Four numbers at a time.
         assert ".add.v4.f32" in ptx, "how dQ is added"
     assert compiled.asm["cubin"]
@@ -209,8 +204,7 @@ def main() -> None:
         compile_kernel(name, dim, policy)
     if not policy:
         compile_kernel("one pass", 128, policy)
-        compile_kernel("one pass, unordered", 64, policy)
-        compile_kernel("convert", 128, policy)
+        compile_kernel("one pass", 64, policy)
     if policy:
         for one in (OWN.key, "sigmoid"):
             compile_kernel("forward", 64, one)

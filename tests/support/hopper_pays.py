@@ -196,11 +196,14 @@ def pays_from(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found, dtype=object)
 
 
-def said(scores: str, of_pass: str, dim: int, keys: str = "ranges") -> int | None:
+def said(
+    scores: str, of_pass: str, dim: int, keys: str = "ranges", *, causal: bool = False
+) -> int | None:
     """What the policy says of one pass alone."""
     table = {"forward": FORWARD_PAYS_FROM, "backward": BACKWARD_PAYS_FROM}.get(of_pass, {})
     by = "lists" if keys != "ranges" else "softmax" if scores == "softmax" else "pointwise"
-    return table.get(by, {}).get(dim)
+    mask = {"semi-local": ", window", "ranges": ", causal" if causal else ""}.get(keys, "")
+    return (table.get(by + mask) or table.get(by, {})).get(dim)
 
 
 def lay_out(table: dict[tuple[int, int], Any], dim: int, block: int, changes: str | None) -> None:
@@ -253,7 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table = pd.DataFrame(rows)
     first = pays_from(table)
     first["policy says"] = [
-        said(options.scores, str(of_pass), int(dim), options.keys)
+        said(options.scores, str(of_pass), int(dim), options.keys, causal=not options.full)
         for dim, of_pass in zip(first["head_dim"], first["pass"], strict=True)
     ]
     mask = "all keys" if options.full else "causal"

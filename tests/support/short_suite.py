@@ -341,7 +341,8 @@ SHORTER: dict[str, dict[str, int]] = {
     "ranking/measure/test_trial.py": {
         "test_a_measurement_goes_on_without_who_failed": 0,
         "test_what_is_no_reason_to_end_a_process": 0,
-        "test_who_breaks_it_has_failed_in_that_mode_and_others_go_on": 0,
+        "test_who_breaks_it_has_failed_on_that_batch_and_others_go_on": 0,
+        "test_who_breaks_it_on_some_batches_is_not_tried_again": 0,
     },
     "ranking/models/test_cached_ranker.py": {
         "test_logits_are_those_of_the_whole_history": 2,

@@ -175,8 +175,7 @@ def jagged_attention(
             "reference" (the specification, a loop over users) or "auto": triton for what it
             covers on CUDA tensors (D and Dv up to 256, no float64), native otherwise.
         deterministic: False allows kernels whose gradients differ from run to run, in the order of
-            their sums, where these are faster; not while
-            `torch.are_deterministic_algorithms_enabled()`.
+            their sums, where these are faster: none of those there are is.
         return_lse: also return lse [Tq, H] (dense queries: [B, N, H]), the natural log of the sum
             of exponentials, float32 (float64 for float64 inputs); differentiable.
 
@@ -311,10 +310,7 @@ def jagged_attention(
                     *(BiasTerms() if terms is None else terms),
                 )
         else:
-            ordered = deterministic or torch.are_deterministic_algorithms_enabled()
-            o, lse2 = call(
-                ops.attention_triton, *qkv, with_lse, *rows, *mask, schedule.offsets, ordered
-            )
+            o, lse2 = call(ops.attention_triton, *qkv, with_lse, *rows, *mask, schedule.offsets)
         lse = lse2 * math.log(2) if return_lse else lse2
     else:
         offsets = (q_jagged.offsets, k.offsets)

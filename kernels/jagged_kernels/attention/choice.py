@@ -28,12 +28,13 @@ from jagged_kernels.schedule.policy.hopper import (
     FORWARD_LISTED,
     FORWARD_PAYS_FROM,
     HOPPER_TILES,
+    NEVER,
     ONE_PASS_PAYS_FROM,
     is_hopper,
     tma_reads,
 )
 from jagged_kernels.schedule.policy.plain import MAX_HEAD_DIM, MOSTLY_SHORT
-from jagged_kernels.schedule.row_layout import SHORT_USER
+from jagged_kernels.schedule.row_layout import NO_LIMIT, SHORT_USER
 from jagged_kernels.schedule.rows import users_of_rows
 
 # The launches that are chosen apart: of a backward, dQ may have another family than dK and dV.
@@ -42,12 +43,15 @@ Pass = Literal["forward", "dq", "dkv"]
 Operator = Literal["plain", "general", "split", "native", "reference"]
 Scores = Literal["softmax", "pointwise"]
 Keys = Literal["ranges", "lists"]
+# No limit to a query's keys, one on one side, or one on both.
+Mask = Literal["none", "causal", "window"]
 # Of a schedule: a program walks a whole row, or rows are cut among programs.
 Rows = Literal["whole", "cut"]
 
 _HALF = (torch.float16, torch.bfloat16)
 _SINGLE = (*_HALF, torch.float32)
 _EVERY = (*_SINGLE, torch.float64)
+_MASKS: tuple[Mask, ...] = ("none", "causal", "window")
 _ANY_DIM = range(1, sys.maxsize)
 
 
@@ -63,14 +67,16 @@ class Family(NamedTuple):
         head_dims: of q and of v; `equal_dims`: v must have that of q.
         scores, keys, rows: what scores become, how keys are given, and which rows it walks.
         bias, dropout: whether it has them; it also takes calls without.
+        masks: which it takes.
         hopper: it needs such a GPU, and what TMA can read.
         shared: queries and keys must have the same offsets.
         tile_q, tile_k: for a head_dim, the tile of a schedule that it must have.
         listed: for a head_dim, the tiles that it must have where keys are lists: their blocks.
         least_tile: both tiles must have more tokens.
-        pays_from: for what scores become, or "lists" where keys are, and a head_dim, tokens of a
-            user's queries, on average, from which it is faster than those after it; `pays_below`:
-            below which.
+        pays_from: for what scores become, or "lists" where keys are, where needed with the mask
+            behind it, and a head_dim, tokens of a user's queries, on average, from which it is
+            faster than those after it; a window counts as no more of them than it is wide.
+            `pays_below`: below which.
     """
 
     name: str
@@ -85,6 +91,7 @@ class Family(NamedTuple):
     rows: tuple[Rows, ...] = ("whole",)
     bias: bool = False
     dropout: bool = False
+    masks: tuple[Mask, ...] = ("none", "causal", "window")
     hopper: bool = False
     shared: bool = False
     tile_q: Mapping[int, int] | None = None
@@ -128,10 +135,11 @@ HOPPER_DKV = HOPPER_FORWARD._replace(
 HOPPER_DQ = HOPPER_DKV._replace(
     name="hopper dq", passes=("dq",), head_dims=(128,), listed=DQ_LISTED
 )
-# Before both, which a backward of dQ alone has all the same.
+# Before both, which a backward of dQ alone has all the same. Of a window a block of dQ is seen by
+# few tiles, which follow each other: they queue.
 HOPPER_ONE_PASS = HOPPER_DKV._replace(
     name="hopper one pass", about="Gluon, dQ, dK and dV at a time", passes=("dq", "dkv"),
-    scores=("softmax",), keys=("ranges",), shared=True, listed=None,
+    scores=("softmax",), keys=("ranges",), masks=("none", "causal"), shared=True, listed=None,
     pays_from=ONE_PASS_PAYS_FROM,
 )  # fmt: skip
 SHORT = Family(
@@ -173,7 +181,7 @@ class Asked(NamedTuple):
         head_dim, head_dim_v: of q and k, and of v.
         tile_q, tile_k: of the schedule.
         shared: queries and keys are known to have the same offsets.
-        bias, dropout, rows, scores, keys: as in `Family`.
+        bias, dropout, rows, scores, keys, mask: as in `Family`.
         policy: its key, where scores become weights by one.
     """
 
@@ -191,6 +199,18 @@ class Asked(NamedTuple):
     scores: Scores = "softmax"
     keys: Keys = "ranges"
     policy: str = ""
+    mask: Mask = "none"
+
+
+def mask_of(left: int, right: int) -> Mask:
+    """Of a call with these limits."""
+    return _MASKS[(left != NO_LIMIT) + (right != NO_LIMIT)]
+
+
+def width_of(left: int, right: int, keys: Keys) -> int:
+    """The keys that a window is wide; 0 where it is none, or lists say what is seen of it."""
+    is_window = left != NO_LIMIT and right != NO_LIMIT and keys == "ranges"
+    return left + right + 1 if is_window else 0
 
 
 def pick_backend(backend: Backend, q: Tensor, v: Tensor) -> str:
@@ -245,6 +265,8 @@ def pick(
     dropout: bool = False,
     policy: str = "",
     keys: Keys = "ranges",
+    left: int = NO_LIMIT,
+    right: int = NO_LIMIT,
 ) -> Family:
     """Which family takes a pass of a call whose rows are not cut.
 
@@ -253,17 +275,20 @@ def pick(
         rows, tile_q, tile_k, offsets: of the `AttentionSchedule`.
         bias, dropout, keys: as in `Family`.
         policy: the key of a policy of scores, "" for softmax.
+        left, right: how far keys may be from a query.
     """
     tokens, _, dim = q.shape
-    shared = offsets is not None
+    shared, mask = offsets is not None, mask_of(left, right)
     asked = (of_pass, q.device, q.dtype, dim, v.shape[2], tile_q, tile_k, shared)
     # The defaults of `Asked` are looked up faster.
-    if bias or dropout or policy or keys != "ranges":
+    if bias or dropout or policy or keys != "ranges" or mask != "none":
         scores = "pointwise" if policy else "softmax"
-        asked = (*asked, bias, dropout, "whole", scores, keys, policy)
+        asked = (*asked, bias, dropout, "whole", scores, keys, policy, mask)
     able = able_families(*asked)
     users = users_of_rows(rows, tokens, tile_q)
-    return first_that_pays(able, tokens, users, lambda: hopper_reads(q, k, v))
+    return first_that_pays(
+        able, tokens, users, lambda: hopper_reads(q, k, v), width_of(left, right, keys)
+    )
 
 
 @lru_cache
@@ -286,11 +311,17 @@ def first_that_pays(
     tokens: int,
     users: int,
     tma: Callable[[], bool],
+    width: int = 0,
 ) -> Family:
-    """Of `able_families` the first that `batch_refusals` has no word against."""
+    """Of `able_families` the first that `batch_refusals` has no word against.
+
+    Args:
+        width: of a window, 0 where there is none.
+    """
+    seen = min(tokens, width * users) if width else tokens
     for family, least, limit in able:
         # Without users there are no tokens, and nothing to be long or short.
-        pays = least * users <= tokens and (limit == math.inf or tokens < limit * users)
+        pays = least * users <= seen and (limit == math.inf or tokens < limit * users)
         if pays and (not family.hopper or tma()):
             return family
     return able[-1][0]
@@ -305,7 +336,8 @@ def _pays_between(family: Family, asked: Asked) -> tuple[int, float]:
     least = 0
     if family.pays_from is not None:
         by = "lists" if asked.keys == "lists" else asked.scores
-        least = family.pays_from.get(by, {}).get(asked.head_dim, 0)
+        table = family.pays_from.get(f"{by}, {asked.mask}") or family.pays_from.get(by, {})
+        least = table.get(asked.head_dim, 0)
     return least, math.inf if family.pays_below is None else family.pays_below
 
 
@@ -322,6 +354,8 @@ def refusals(family: Family, asked: Asked) -> list[str]:
         said.append(f"scores are {asked.scores}, it takes {_either(family.scores)}")
     if asked.keys not in family.keys:
         said.append(f"keys are {asked.keys}, it takes {_either(family.keys)}")
+    if asked.mask not in family.masks:
+        said.append(f"its mask is {asked.mask}, it takes {_either(family.masks)}")
     if asked.rows not in family.rows:
         said.append(f"rows are {asked.rows}, not {_either(family.rows)}")
     if family.hopper and not is_hopper(asked.device):
@@ -381,7 +415,7 @@ def _tile_refusals(family: Family, asked: Asked) -> list[str]:
 
 
 def batch_refusals(
-    family: Family, asked: Asked, tokens: int, users: int, *, tma: bool
+    family: Family, asked: Asked, tokens: int, users: int, *, tma: bool, width: int = 0
 ) -> list[str]:
     """Why a family that can take a call does not take its batch, in words; see
     `first_that_pays`."""
@@ -389,8 +423,13 @@ def batch_refusals(
     said = []
     # Rounded down, so that it is on the side of a limit that it is on.
     mean = f"users have {math.floor(10 * tokens / max(users, 1)) / 10:g} queries on average"
-    if tokens < least * users:
-        said.append(f"{mean}, at head_dim {asked.head_dim} it pays from {least}")
+    pays_from = f"at head_dim {asked.head_dim} it pays from {least}"
+    if tokens < least * users and least == NEVER:
+        said.append(f"at head_dim {asked.head_dim} it does not pay for {asked.keys} and this mask")
+    elif tokens < least * users:
+        said.append(f"{mean}, {pays_from}")
+    elif width and width * users < least * users:
+        said.append(f"the window is {width} wide, {pays_from}")
     if limit != math.inf and tokens >= limit * users:
         said.append(f"{mean}, it pays below {limit}")
     if family.hopper and not tma:

@@ -29,8 +29,10 @@ from jagged_kernels.attention.choice import (
     batch_refusals,
     first_that_pays,
     hopper_reads,
+    mask_of,
     pick_backend,
     refusals,
+    width_of,
 )
 from jagged_kernels.attention.scores.bias import Bias
 from jagged_kernels.attention.scores.policy import PointwiseScores, Scores, check_scores
@@ -80,8 +82,7 @@ def explain_attention(
     Args:
         q, k, v, causal, window, scale, bias, dropout_p, scores, keys, schedule, backend,
             deterministic, return_lse: as in the call; without a schedule, it is explained with the
-            one that would be built. `causal`, `window`, `scale`, `deterministic` and `return_lse`
-            choose no kernel.
+            one that would be built. `scale`, `deterministic` and `return_lse` choose no kernel.
 
     Returns:
         Lines: the backend; the kernels of the forward, and of the backward if there is one; and of
@@ -138,6 +139,7 @@ def explain_attention(
         scores="softmax" if scores is None else "pointwise",
         keys="ranges" if keys is None else "lists",
         policy="" if scores is None else scores.key,
+        mask=mask_of(*band),
     )  # fmt: skip
     said = [f"backend: {chosen}"]
     if chosen != "triton":
@@ -148,7 +150,8 @@ def explain_attention(
     uncut = uncut or list_cut_refusal(keys, dense)
     if uncut is None and schedule is not None:
         uncut = "the schedule was built with split='rows'"
-    return "\n".join([*said, *_with_kernels(asked, qkv, tokens, users, None if cut else uncut)])
+    batch = (tokens, users, width_of(*band, asked.keys), None if cut else uncut)
+    return "\n".join([*said, *_with_kernels(asked, qkv, *batch)])
 
 
 def _without_kernels(chosen: str, backend: str, asked: Asked) -> list[str]:
@@ -164,12 +167,13 @@ def _without_kernels(chosen: str, backend: str, asked: Asked) -> list[str]:
 
 
 def _with_kernels(
-    asked: Asked, qkv: Sequence[Tensor], tokens: int, users: int, uncut: str | None
+    asked: Asked, qkv: Sequence[Tensor], tokens: int, users: int, width: int, uncut: str | None
 ) -> list[str]:
     """
     Args:
         qkv: as kernels get them, on "meta".
         tokens, users: of q.
+        width: of a window, 0 where there is none.
         uncut: why rows are not cut among programs.
     """
     tma = hopper_reads(*qkv)
@@ -177,13 +181,13 @@ def _with_kernels(
     refused: dict[str, list[str]] = {}
     for of_pass in _PASSES:
         call = asked._replace(of_pass=of_pass)
-        family = first_that_pays(able_families(*call), tokens, users, lambda: tma)
+        family = first_that_pays(able_families(*call), tokens, users, lambda: tma, width)
         picked.append(family)
         for faster in TRITON[: TRITON.index(family)]:
             if of_pass in faster.passes:
                 refused[faster.name] = [
                     *refusals(faster, call),
-                    *batch_refusals(faster, call, tokens, users, tma=tma),
+                    *batch_refusals(faster, call, tokens, users, tma=tma, width=width),
                 ]
     if SPLIT.name in refused:
         # Why rows are whole says more than that they are.

@@ -25,6 +25,7 @@ from jagged_kernels.schedule.schedule import (
     attention_schedule,
 )
 from jagged_kernels.schedule.window import resolve_window
+from jagged_kernels.tensors.arguments import not_a_tensor
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 
@@ -257,7 +258,7 @@ def _check_prefix(k: JaggedTensor, v: JaggedTensor, prefix_k: Tensor, prefix_v: 
         if not isinstance(own, JaggedTensor):
             raise TypeError(f"{name} must be a JaggedTensor, got {type(own).__name__}")
         if not isinstance(prefix, Tensor) or prefix.is_nested:
-            raise TypeError(f"prefix_{name} must be a tensor, got {type(prefix).__name__}")
+            raise not_a_tensor(f"prefix_{name}", prefix)
         if prefix.dim() != 3 or prefix.shape[1:] != own.values.shape[1:]:
             raise ValueError(
                 f"prefix_{name} must be [P, H, D] for {name} {tuple(own.values.shape)}, "

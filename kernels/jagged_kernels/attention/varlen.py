@@ -12,6 +12,7 @@ from jagged_kernels.core.backends import Backend
 from jagged_kernels.core.contents import readable
 from jagged_kernels.ops.layout.slice import jagged_slice
 from jagged_kernels.schedule.schedule import AttentionSchedule
+from jagged_kernels.tensors.arguments import not_a_tensor
 from jagged_kernels.tensors.jagged import JaggedTensor
 
 
@@ -83,7 +84,7 @@ def jagged_varlen_attention(
     }  # fmt: skip
     for name, tensor in given.items():
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+            raise not_a_tensor(name, tensor)
     q = JaggedTensor(query, cu_seq_q, validate=readable(cu_seq_q))
     if cu_seq_k is cu_seq_q and key.shape[:1] == query.shape[:1]:
         k, v = q.with_values(key), q.with_values(value)

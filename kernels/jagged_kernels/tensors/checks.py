@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.contents import known_to_differ
+from jagged_kernels.tensors.arguments import not_a_tensor
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.jagged2 import Jagged2Tensor
 
@@ -85,7 +86,7 @@ def check_like(
 ) -> None:
     """`tensor` goes with the values `x` of the argument `of`: dtype (or float32) and device."""
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+        raise not_a_tensor(name, tensor)
     if tensor.dtype != x.dtype and not (or_float32 and tensor.dtype == torch.float32):
         raise TypeError(f"{name} must have the dtype of {of}, {x.dtype}, got {tensor.dtype}")
     if tensor.device != x.device:

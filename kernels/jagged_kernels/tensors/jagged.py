@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.contents import can_be_read, check_token_count, readable, refuse_meta
+from jagged_kernels.tensors.arguments import not_a_tensor
 from jagged_kernels.tensors.container import Container, register_container
 from jagged_kernels.tensors.offsets import (
     check_contents,
@@ -104,7 +105,7 @@ class JaggedTensor(Container):
         """
         offsets = lengths_to_offsets(lengths)
         if not isinstance(values, Tensor):
-            raise TypeError(f"values must be a tensor, got {type(values).__name__}")
+            raise not_a_tensor("values", values)
         x = cls(values, offsets.to(values.device), validate=False)
         if validate and can_be_read(offsets):
             check_contents(offsets, values.shape[0])
@@ -199,7 +200,7 @@ class JaggedTensor(Container):
     def with_values(self, values: Tensor) -> JaggedTensor:
         """The same users with other values [T, ...]."""
         if not isinstance(values, Tensor):
-            raise TypeError(f"values must be a tensor, got {type(values).__name__}")
+            raise not_a_tensor("values", values)
         if values.shape[:1] != self.values.shape[:1] or values.device != self.offsets.device:
             raise ValueError(
                 f"values must be [{self.values.shape[0]}, ...] on {self.offsets.device}, "

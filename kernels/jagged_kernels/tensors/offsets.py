@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.contents import check_token_count, readable
+from jagged_kernels.tensors.arguments import not_a_tensor
 
 
 def lengths_to_offsets(lengths: Tensor) -> Tensor:
@@ -20,7 +21,7 @@ def lengths_to_offsets(lengths: Tensor) -> Tensor:
     [0, 2, 2, 3]
     """
     if not isinstance(lengths, Tensor):
-        raise TypeError(f"lengths must be a tensor, got {type(lengths).__name__}")
+        raise not_a_tensor("lengths", lengths)
     dtype = lengths.dtype
     if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         raise TypeError(f"lengths must be integers, got {dtype}")

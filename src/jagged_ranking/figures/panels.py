@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,13 +16,22 @@ from jagged_ranking.measure.lineup import OURS
 
 RATIO_SWEEPS = ("waste", "length")
 OUT_OF_MEMORY = "out of memory"
-# Status of who has no value -> what the legend calls it and the mark at the upper edge.
+
+
+class Mark(NamedTuple):
+    """A mark at the upper edge, and what the legend calls it."""
+
+    label: str
+    marker: str
+    size: float
+
+
+# By the status of who has no value.
 LOST = {
-    "out_of_memory": (OUT_OF_MEMORY, "x"),
-    "error": ("failed", "1"),
-    "not_tried": ("not tried again", "|"),
+    "out_of_memory": Mark(OUT_OF_MEMORY, "x", 4.5),
+    "error": Mark("failed", "1", 7.0),
+    "not_tried": Mark("not tried again", "|", 5.5),
 }
-_LOST_SIZE = {"x": 4.5, "1": 7.0, "|": 5.5}
 
 
 @dataclass(frozen=True)
@@ -51,15 +60,16 @@ def marker_handle(name: str) -> Line2D:
     )
 
 
-def lost_handle(marker: str) -> Line2D:
+def lost_handle(mark: Mark) -> Line2D:
     """A legend entry for a mark of `LOST`."""
-    size = _LOST_SIZE[marker]
-    return Line2D([], [], color="#444444", marker=marker, linestyle="none", markersize=size)
+    return Line2D(
+        [], [], color="#444444", marker=mark.marker, linestyle="none", markersize=mark.size
+    )
 
 
 def out_of_memory_handle() -> Line2D:
     """A legend entry for the mark of a provider that did not fit."""
-    return lost_handle(LOST["out_of_memory"][1])
+    return lost_handle(LOST["out_of_memory"])
 
 
 def sweep_panel(
@@ -159,7 +169,7 @@ def ratio_panel(
         lost = mine[mine["baseline_status"] == "out_of_memory"]
         if len(lost):
             handles["dense out of memory"] = out_of_memory_handle()
-            _marks(axes, along(lost, group), looks.color, LOST["out_of_memory"][1])
+            _marks(axes, along(lost, group), looks.color, LOST["out_of_memory"])
     axes.axhline(1.0, color="#888888", linewidth=0.7, zorder=1)
     line = claim.upper or claim.factor
     if claim.upper is not None:
@@ -270,21 +280,21 @@ def _bars(table: pd.DataFrame, scale: float | np.ndarray) -> np.ndarray:
 def _lost(axes: Axes, name: str, x: np.ndarray, status: pd.Series) -> dict[str, Any]:
     """Marks at the upper edge for the points of a provider that have no value; legend entries."""
     handles: dict[str, Any] = {}
-    for lost, (label, marker) in LOST.items():
+    for lost, mark in LOST.items():
         if (where := (status == lost).to_numpy()).any():
-            _marks(axes, x[where], style.look_of(name).color, marker)
-            handles[label] = lost_handle(marker)
+            _marks(axes, x[where], style.look_of(name).color, mark)
+            handles[mark.label] = lost_handle(mark)
     return handles
 
 
-def _marks(axes: Axes, x: np.ndarray, color: str, marker: str) -> None:
+def _marks(axes: Axes, x: np.ndarray, color: str, mark: Mark) -> None:
     axes.plot(
         x,
         np.full(len(x), 0.97),
         transform=axes.get_xaxis_transform(),
         color=color,
-        marker=marker,
-        markersize=_LOST_SIZE[marker],
+        marker=mark.marker,
+        markersize=mark.size,
         markeredgewidth=1.2,
         linestyle="none",
         clip_on=False,

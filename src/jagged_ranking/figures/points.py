@@ -7,15 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from jagged_ranking.measure.lineup import OURS
+from jagged_ranking.measure.lineup import NOT_TRIED, OURS
 from jagged_ranking.results import select, with_config
 
 FACTS = ("group", "distribution", "waste", "max_len", "tokens", "B", "H", "D", "dtype", "queries")
 # What changes along each sweep.
 SWEEP_AXIS = {"waste": "waste", "length": "max_len", "head_dim": "D", "tokens": "tokens"}
 EXTRA = ("limit_ms", "device", "low", "high", "seed")
-# How `measure.trial` begins the message of what nobody ran: figures do without its torch.
-NOT_TRIED = "not tried again: "
 # Status of who has no number -> what tables say in its place.
 SHORT = {
     "out_of_memory": "OOM",

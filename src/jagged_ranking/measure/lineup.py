@@ -20,6 +20,8 @@ BY_LENGTH, BY_DENSITY, BY_BLOCKS, RETRIEVAL, JAGGED_LENGTHS = SPARSE_GROUPS = (
 HSTU_OPS = ("hstu", "hstu_targets", "hstu_bias", "hstu_targets_bias")
 # The kernels of HSTU's authors.
 AUTHORS = "hstu_triton"
+# How the message of what nobody ran begins (`measure.trial`).
+NOT_TRIED = "not tried again: "
 
 _CUDA = ("jagged", "dense_eager", "dense_flash", "dense_cudnn", "njt_sdpa", "flex", "varlen_attn")
 _CPU = ("jagged", "dense_eager", "dense_flash", "dense_sdpa", "njt_sdpa")

@@ -3,12 +3,15 @@
 After an access outside of memory CUDA refuses a process everything: what others have measured in
 it until then would be lost, and they would fail behind the one that did it. So each mode of a
 provider that is `tried_apart` runs once elsewhere, on the same batch; whoever breaks the device
-there, ends the process or does not come back has failed, and is not asked again.
+there, ends the process or does not come back has failed on it. Who has on `FAILURES` batches, or
+did not come back once, is not asked in that mode again: each time costs a process, whose kernels
+compile and tune themselves anew.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+from collections import defaultdict
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -16,11 +19,14 @@ from typing import Any
 import torch
 
 from jagged_ranking.measure.contest import explain
+from jagged_ranking.measure.lineup import NOT_TRIED
 from jagged_ranking.measure.providers.base import Prepared, Provider
 from jagged_ranking.measure.workloads import Batch, Workload, setup
 from jagged_ranking.processes import end_worker_with_parent
 
 SECONDS = 300.0  # that a trial may take; kernels may compile and tune themselves in it
+FAILURES = 3
+_LATE = "did not come back"
 Failure = tuple[str, str]  # status and one line, as `contest.explain` has them
 
 
@@ -33,15 +39,24 @@ class Trials:
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self.seconds = seconds
-        self._broke: dict[tuple[str, str], Failure] = {}
+        # By provider and mode, where it failed, and how.
+        self._failed: defaultdict[tuple[str, str], list[tuple[Workload, str]]] = defaultdict(list)
+        self._given_up: set[tuple[str, str]] = set()
         self._other: tuple[BaseProcess, Any] | None = None  # the process, and a pipe to it
 
     def failure(
         self, provider: Provider, workload: Workload, mode: str, device: torch.device
     ) -> Failure | None:
         """What is against running a mode on a workload in this process; None if nothing is."""
-        if (earlier := self._broke.get((provider.name, mode))) is not None:
-            return earlier
+        if why := provider.lacks(workload):
+            return "unsupported", why
+        asked = provider.name, mode
+        failed = self._failed[asked]
+        for place, message in failed:
+            if place == workload:
+                return "error", message
+        if asked in self._given_up:
+            return "error", f"{NOT_TRIED}{failed[-1][1]}"
         said, why = self._ask(provider.prepare, workload, mode, str(device))
         if why is None:
             return said
@@ -49,7 +64,9 @@ class Trials:
         message = f"in a process of its own, on {workload.name}, it {why}"
         if said is not None:
             message += f": {said[1]}"
-        self._broke[provider.name, mode] = ("error", f"not tried again: {message}")
+        failed.append((workload, message))
+        if why.startswith(_LATE) or len(failed) == FAILURES:
+            self._given_up.add(asked)
         return "error", message
 
     def _ask(
@@ -67,7 +84,7 @@ class Trials:
         try:
             pipe.send((prepare, workload, mode, device))
             if not pipe.poll(self.seconds):
-                return None, f"did not come back within {self.seconds:g} s"
+                return None, f"{_LATE} within {self.seconds:g} s"
             said, is_broken = pipe.recv()
         except (EOFError, OSError):
             return None, "ended that process"

@@ -24,8 +24,7 @@ from jagged_ranking.figures import (
     tables,
 )
 from jagged_ranking.figures.hstu_points import WITHOUT_BIASES
-from jagged_ranking.figures.points import NOT_TRIED
-from jagged_ranking.measure.lineup import HSTU_OPS
+from jagged_ranking.measure.lineup import HSTU_OPS, NOT_TRIED
 
 ID = "07_hstu"
 TITLE = "HSTU's attention: time against its authors' kernels"
@@ -118,7 +117,7 @@ def test_who_failed_or_was_not_tried_is_marked_in_its_column(
 ) -> None:
     hstu_figures.draw(broken, {**MANIFEST, "id": ID}, Path("nowhere"))
     figure = drawn[f"{ID}_{name}"]
-    said, marker = panels.LOST[status]
+    said, marker, _ = panels.LOST[status]
     assert (said in _text(figure)) == bool(columns)
     places = [_marked(panel, marker) for panel in figure.axes]
     forward, backward = places[: len(places) // 2], places[len(places) // 2 :]

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 import trial_cases
 
 from jagged_ranking import results
-from jagged_ranking.figures.points import NOT_TRIED
 from jagged_ranking.measure import benchmark
 from jagged_ranking.measure.benchmark import measure_attention
+from jagged_ranking.measure.lineup import NOT_TRIED
 from jagged_ranking.measure.providers import PROVIDERS, Provider
 from jagged_ranking.measure.timing import Effort
-from jagged_ranking.measure.trial import TRIALS, Trials
+from jagged_ranking.measure.trial import FAILURES, TRIALS, Trials
 from jagged_ranking.measure.workload_sets import small_workloads
 
 CPU = torch.device("cpu")
-BATCH, OTHER = small_workloads()[:2]
+BATCH, OTHER, *MORE = small_workloads()
 BRIEF = Effort(rounds=1, inner=1, seconds=0.01)
 
 
@@ -54,7 +55,7 @@ def test_what_is_no_reason_to_end_a_process(trials: Trials) -> None:
     assert trials._other is first
 
 
-def test_who_breaks_it_has_failed_in_that_mode_and_others_go_on(trials: Trials) -> None:
+def test_who_breaks_it_has_failed_on_that_batch_and_others_go_on(trials: Trials) -> None:
     breaks, ends = provider(trial_cases.breaks_the_device), provider(trial_cases.ends_its_process)
     place = f"in a process of its own, on {BATCH.name}, it"
     broken = "broke the device: RuntimeError: CUDA error: an illegal memory access was encountered"
@@ -63,9 +64,25 @@ def test_who_breaks_it_has_failed_in_that_mode_and_others_go_on(trials: Trials) 
     assert trials.failure(provider(trial_cases.works), BATCH, "forward", CPU) is None
     alive = trials._other
     for one, why in ((breaks, broken), (ends, "ended that process")):
-        again = trials.failure(one, OTHER, "forward", CPU)
-        assert again == ("error", f"{NOT_TRIED}{place} {why}")
+        again = trials.failure(one, BATCH, "forward", CPU)
+        assert again == ("error", f"{place} {why}")
     assert trials._other is alive
+
+
+def test_who_breaks_it_on_some_batches_is_not_tried_again(trials: Trials) -> None:
+    ends = provider(trial_cases.ends_its_process)
+    *batches, another = [BATCH, OTHER, *MORE][: FAILURES + 1]
+    said = [f"in a process of its own, on {one.name}, it ended that process" for one in batches]
+    for batch, message in zip(batches, said, strict=True):
+        assert trials.failure(ends, batch, "forward", CPU) == ("error", message)
+    expected = ("error", f"{NOT_TRIED}{said[-1]}")
+    assert trials.failure(ends, another, "forward", CPU) == expected
+    # What it has not got, it has not failed on.
+    lacking = replace(ends, lacks=lambda workload: "no biases")
+    assert trials.failure(lacking, another, "forward", CPU) == ("unsupported", "no biases")
+    # What it was tried on stays as it was.
+    assert trials.failure(ends, BATCH, "forward", CPU) == ("error", said[0])
+    assert trials._other is None
 
 
 def test_who_does_not_come_back(none_left: None) -> None:
@@ -73,6 +90,8 @@ def test_who_does_not_come_back(none_left: None) -> None:
     status, message = trials.failure(provider(trial_cases.never_returns), BATCH, "forward", CPU)
     assert status == "error"
     assert message.endswith("it did not come back within 1 s")
+    again = trials.failure(provider(trial_cases.never_returns), OTHER, "forward", CPU)
+    assert again == ("error", f"{NOT_TRIED}{message}")
 
 
 def test_a_measurement_goes_on_without_who_failed(monkeypatch: pytest.MonkeyPatch) -> None:

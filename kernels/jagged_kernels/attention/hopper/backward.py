@@ -83,9 +83,7 @@ def launch_backward(
         )
     dkv = None
     if wanted_kv:
-        dkv = launch_dkv(
-            d_o, q, k, v, lse2, delta, rows_t, call, alarm, **band, listed=listed, config=of_keys
-        )
+        dkv = launch_dkv(d_o, q, k, v, lse2, delta, rows_t, call, alarm, **band, listed=listed)
     if alarm is not None:
         launch_exact_backward(
             # The plain dq is right.
@@ -110,14 +108,12 @@ def launch_backward_in_one_pass(
     left: int,
     right: int,
     scale: float,
-    ordered: bool = True,
     config: HopperConfig | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`launch_backward` for what `choice.HOPPER_ONE_PASS` takes: all three gradients.
 
     Args:
         offsets: of queries and keys alike.
-        ordered: False adds to dQ as it comes, which differs from run to run.
         config: in place of the rule's.
     """
     d_o = for_tma(d_o)
@@ -136,7 +132,7 @@ def launch_backward_in_one_pass(
         tiles = schedule_rows(offsets, offsets, *sizes, right, left, True, False)
     dq, dk, dv = launch_one_pass(
         d_o, q, k, v, lse2, delta, tiles, offsets, call, alarm,
-        **band, ordered=ordered, config=config,
+        **band, config=config,
     )  # fmt: skip
     if alarm is not None:
         launch_exact_backward(

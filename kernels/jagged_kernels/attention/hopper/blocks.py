@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -22,8 +23,10 @@ from jagged_kernels.attention import triton_meeting
 from jagged_kernels.attention.meeting import MeetShape
 from jagged_kernels.attention.plans import PLANS, Call
 from jagged_kernels.core.backends import multiprocessors
-from jagged_kernels.schedule.policy.hopper import HopperConfig
-from jagged_kernels.schedule.row_layout import ROW_WIDTH
+from jagged_kernels.core.sizes import cdiv
+from jagged_kernels.schedule.policy.hopper import TURNS, HopperConfig, that_takes
+from jagged_kernels.schedule.row_layout import NO_LIMIT, ROW_WIDTH
+from jagged_kernels.schedule.rows import users_of_rows
 
 # They take no layouts, and so they are the same in Gluon.
 whole_blocks = gluon.jit(triton_blocks.whole_blocks.fn)
@@ -47,9 +50,30 @@ def plan(
 
 def programs(device: torch.device, config: HopperConfig, tiles: int) -> int:
     """How many are launched for so many tiles, each of one head."""
-    if not config.stays:
-        return tiles
-    return min(multiprocessors(device) * config.residents, tiles)
+    at_a_time = multiprocessors(device) * config.residents
+    if not config.takes:
+        return min(at_a_time, tiles)
+    # As many as that leave each place a number of turns: the last ones end at about the same time.
+    return cdiv(tiles, max(1, min(config.takes, tiles // (TURNS * at_a_time))))
+
+
+def for_mask(
+    config: HopperConfig, takes_from: Mapping[str, Mapping[int, int]], x: Tensor, rows: Tensor,
+    left: int, right: int, meets: MeetShape,
+) -> HopperConfig:  # fmt: skip
+    """`config`, or one whose programs do not stay: where a limit on one side makes tiles of a user
+    unequal, and users have as many tokens as it then takes for that to be faster.
+
+    Args:
+        takes_from: of `schedule.policy.hopper`.
+        x: [T, H, D] of the side whose tiles the rows are.
+    """
+    tokens, _, dim = x.shape
+    if meets.groups or (left == NO_LIMIT) == (right == NO_LIMIT):
+        return config
+    least = takes_from["softmax" if meets.weight is None else "pointwise"][dim]
+    users = users_of_rows(rows, tokens, config.tile_q)
+    return that_takes(config) if tokens >= least * users else config
 
 
 def token_blocks(x: Tensor, block: int) -> TensorDescriptor:
@@ -109,21 +133,26 @@ def next_slot(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def place_of(step):
+def place_of(step, count, C: gl.constexpr):
     """Of this program's tile number `step` among all, row * HEADS + head.
 
-    Tiles are dealt out to and fro, since they come longest first.
+    Programs that stay take them to and fro, since tiles come longest user first. Others take a few
+    that follow each other, as `programs` counted them.
     """
     programs = gl.num_programs(0)
     program = gl.program_id(0)
-    return step * programs + gl.where(step % 2 == 0, program, programs - 1 - program)
+    if C.takes:
+        place = program * gl.cdiv(count, programs) + step
+    else:
+        place = step * programs + gl.where(step % 2 == 0, program, programs - 1 - program)
+    return place
 
 
 @gluon.jit
-def row_fields(rows_ptr, step, count, HEADS: gl.constexpr):
+def row_fields(rows_ptr, step, count, HEADS: gl.constexpr, C: gl.constexpr):
     """(head, tile_start, tile_end, range_start, range_end, shift) of this program's tile number
     `step`; an empty tile from `count` = rows * HEADS on."""
-    place = place_of(step)
+    place = place_of(step, count, C)
     there = place < count
     base = rows_ptr + (place // HEADS).to(gl.int64) * _ROW_WIDTH
     return (
@@ -137,10 +166,11 @@ def row_fields(rows_ptr, step, count, HEADS: gl.constexpr):
 
 
 @gluon.jit
-def factor_of_place(meets, rows_ptr, step, count, HEADS: gl.constexpr):
+def factor_of_place(meets, rows_ptr, step, count, HEADS: gl.constexpr, C: gl.constexpr):
     """1 / n of a policy's weights, of the user of this program's tile number `step`; of any user
     from `count` on."""
-    return _factor_of_user(meets, rows_ptr, gl.minimum(place_of(step), count - 1) // HEADS)
+    place = gl.minimum(place_of(step, count, C), count - 1)
+    return _factor_of_user(meets, rows_ptr, place // HEADS)
 
 
 @gluon.jit

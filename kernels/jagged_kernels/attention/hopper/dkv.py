@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from jagged_kernels.attention.hopper.blocks import (
     LANES,
     factor_of_place,
+    for_mask,
     left_factor,
     next_slot,
     one_barrier,
@@ -39,7 +40,11 @@ from jagged_kernels.attention.plans import Call
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import empty_as
 from jagged_kernels.device.arithmetic import LOG2_E
-from jagged_kernels.schedule.policy.hopper import HopperConfig, dkv_config
+from jagged_kernels.schedule.policy.hopper import (
+    BACKWARD_TAKES_FROM,
+    HopperConfig,
+    dkv_config,
+)
 
 
 def launch_dkv(
@@ -69,7 +74,9 @@ def launch_dkv(
         config: in place of the rule's.
     """
     kv_heads, dim = k.shape[1:]
-    config = config or dkv_config(dim, listed)
+    config = config or for_mask(
+        dkv_config(dim, listed), BACKWARD_TAKES_FROM, k, rows_t, left, right, meeting.constants
+    )
     dk, dv = empty_as(k), empty_as(v)
     part_k, block = config.part_q, config.block
     constants, options = plan(call.mirrored, config, meeting.constants)
@@ -178,15 +185,15 @@ def _differentiate(
     phase = 0
     tile_phase = 0
     count = row_count * KV_HEADS
-    head, k_start, k_end, q_start, q_end, shift = row_fields(rows_ptr, 0, count, KV_HEADS)
+    head, k_start, k_end, q_start, q_end, shift = row_fields(rows_ptr, 0, count, KV_HEADS, C)
     for step in range(gl.cdiv(count, gl.num_programs(0))):
-        ahead = row_fields(rows_ptr, step + 1, count, KV_HEADS)
+        ahead = row_fields(rows_ptr, step + 1, count, KV_HEADS, C)
         first_k = k_start + ME * ROWS
         dk = gl.zeros([ROWS, D], gl.float32, OUTPUT)
         dv = gl.zeros([ROWS, D], gl.float32, OUTPUT)
         factor_n = 1.0
         if WEIGHT is not None:
-            factor_n = factor_of_place(meets, rows_ptr, step, count, KV_HEADS)
+            factor_n = factor_of_place(meets, rows_ptr, step, count, KV_HEADS, C)
         if q_start < q_end:
             mbarrier.wait(tile_full, tile_phase)
             tile_phase ^= 1

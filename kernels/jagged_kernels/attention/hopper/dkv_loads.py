@@ -42,20 +42,20 @@ def load_queries(args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr):
     tile_phase = 0
     tail_phase = 0
     count = row_count * KV_HEADS
-    head, k_start, k_end, q_start, q_end, shift = row_fields(rows_ptr, 0, count, KV_HEADS)
+    head, k_start, k_end, q_start, q_end, shift = row_fields(rows_ptr, 0, count, KV_HEADS, C)
     for step in range(gl.cdiv(count, gl.num_programs(0))):
-        ahead = row_fields(rows_ptr, step + 1, count, KV_HEADS)
+        ahead = row_fields(rows_ptr, step + 1, count, KV_HEADS, C)
         if q_start < q_end:
             if S.GROUPS:
                 row = (step, count, k_start, q_start, q_end, shift, head)
-                blocks = _count_blocks(meets, rows_ptr, row, S)
+                blocks = _count_blocks(meets, rows_ptr, row, S, C)
             mbarrier.wait(tile_empty, tile_phase ^ 1)
             if S.GROUPS:
                 note_blocks(buffers[-1], blocks)
                 if S.RULED:
                     note_rule(
                         buffers[-1], meets, rows_ptr, step, count, q_start, q_end, shift,
-                        KV_HEADS, True,
+                        KV_HEADS, True, C,
                     )  # fmt: skip
             mbarrier.expect(tile_full, TILE_BYTES)
             for consumer in gl.static_range(CONSUMERS):
@@ -86,14 +86,14 @@ def load_queries(args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr):
 
 
 @gluon.jit
-def _count_blocks(meets, rows_ptr, row, S: gl.constexpr):
+def _count_blocks(meets, rows_ptr, row, S: gl.constexpr, C: gl.constexpr):
     """Of the lists of a tile's heads, all together; row: as in `load_queries`."""
     step, count, k_start, q_start, q_end, shift, head = row
     blocks = 0
     for member in range(S.GROUP):
         begin, end = ends_of_list(
             meets, rows_ptr, step, count, k_start, q_end, shift, head * S.GROUP + member,
-            S.HEADS // S.GROUP, S,
+            S.HEADS // S.GROUP, S, C,
         )  # fmt: skip
         blocks += parts_of_list(begin, end, S.TILE, S.BLOCK)
     return blocks
@@ -107,7 +107,7 @@ def _load_list(
     """`_load_block` for the list of one head."""
     step, count, k_start, q_start, q_end, shift, head = row
     begin, end = ends_of_list(
-        meets, rows_ptr, step, count, k_start, q_end, shift, q_head, S.HEADS // S.GROUP, S
+        meets, rows_ptr, step, count, k_start, q_end, shift, q_head, S.HEADS // S.GROUP, S, C
     )
     note = note_of_part(meets.col, begin, end, 0, q_start, q_end, S.TILE, S.BLOCK)
     for block in range(parts_of_list(begin, end, S.TILE, S.BLOCK)):

@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from jagged_kernels.attention.hopper.blocks import (
     factor_of_place,
+    for_mask,
     next_slot,
     one_barrier,
     plan,
@@ -48,7 +49,11 @@ from jagged_kernels.attention.plans import Call
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import empty_as
 from jagged_kernels.device.arithmetic import LOG2_E
-from jagged_kernels.schedule.policy.hopper import DQ_CONFIG, HopperConfig
+from jagged_kernels.schedule.policy.hopper import (
+    BACKWARD_TAKES_FROM,
+    DQ_CONFIG,
+    HopperConfig,
+)
 
 _LOG2_E = gl.constexpr(LOG2_E)
 
@@ -79,7 +84,9 @@ def launch_dq(
             (`hopper.exact_backward`); None where that cannot be.
         config: in place of the rule's.
     """
-    config = config or DQ_CONFIG
+    config = config or for_mask(
+        DQ_CONFIG, BACKWARD_TAKES_FROM, q, rows, left, right, meeting.constants
+    )
     dq = empty_as(q)
     softmax = meeting.constants.weight is None
     delta = torch.empty_like(lse2) if softmax else None
@@ -171,14 +178,14 @@ def _load(args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr):
     tile_phase = 0
     tail_phase = 0
     count = row_count * S.HEADS
-    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS)
+    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS, C)
     if S.GROUPS:
         notes = buffers[-1]
         begin, end = ends_of_list(
-            meets, rows_ptr, 0, count, q_start, k_end, shift, head, S.HEADS, S
+            meets, rows_ptr, 0, count, q_start, k_end, shift, head, S.HEADS, S, C
         )
     for step in range(gl.cdiv(count, gl.num_programs(0))):
-        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS)
+        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS, C)
         if k_start < k_end:
             mbarrier.wait(tile_empty, tile_phase ^ 1)
             if S.GROUPS:
@@ -186,8 +193,9 @@ def _load(args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr):
                 note_blocks(notes, blocks)
                 if S.RULED:
                     note_rule(
-                        notes, meets, rows_ptr, step, count, k_start, k_end, shift, S.HEADS, False
-                    )
+                        notes, meets, rows_ptr, step, count, k_start, k_end, shift, S.HEADS, False,
+                        C,
+                    )  # fmt: skip
             mbarrier.expect(tile_full, TILE_BYTES)
             for consumer in gl.static_range(CONSUMERS):
                 start = q_start + consumer * C.part_q
@@ -227,7 +235,7 @@ def _load(args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr):
         head, q_start, q_end, k_start, k_end, shift = ahead
         if S.GROUPS:
             begin, end = ends_of_list(
-                meets, rows_ptr, step + 1, count, q_start, k_end, shift, head, S.HEADS, S
+                meets, rows_ptr, step + 1, count, q_start, k_end, shift, head, S.HEADS, S, C
             )
 
 
@@ -293,9 +301,9 @@ def _differentiate(
     phase = 0
     tile_phase = 0
     count = row_count * S.HEADS
-    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS)
+    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS, C)
     for step in range(gl.cdiv(count, gl.num_programs(0))):
-        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS)
+        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS, C)
         first_q = q_start + ME * ROWS
         dq = gl.zeros([ROWS, D], gl.float32, OUTPUT)
         if k_start < k_end:
@@ -314,7 +322,7 @@ def _differentiate(
                 gl.store(delta_ptr + place, delta, mask=own)
                 of_query = (lse2, delta)
             else:
-                of_query = (factor_of_place(meets, rows_ptr, step, count, S.HEADS), 0.0)
+                of_query = (factor_of_place(meets, rows_ptr, step, count, S.HEADS, C), 0.0)
             q = q_buffer.index(ME).load(LEFT)
             d_o = do_buffer.index(ME).load(LEFT)
 

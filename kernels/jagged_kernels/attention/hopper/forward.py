@@ -31,6 +31,7 @@ from jagged_kernels.attention.blocks import FAR
 from jagged_kernels.attention.hopper.blocks import (
     by_row,
     factor_of_place,
+    for_mask,
     left_factor,
     mask_scores,
     next_slot,
@@ -56,7 +57,11 @@ from jagged_kernels.attention.meeting import RANGES, Meeting, MeetShape
 from jagged_kernels.attention.plans import PLANS, Call, empty_lse, scale_argument
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import empty_as
-from jagged_kernels.schedule.policy.hopper import HopperConfig, forward_config
+from jagged_kernels.schedule.policy.hopper import (
+    FORWARD_TAKES_FROM,
+    HopperConfig,
+    forward_config,
+)
 
 _FAR = gl.constexpr(FAR)
 
@@ -83,7 +88,9 @@ def launch_forward(
         config: in place of the rule's.
     """
     _, heads, dim = q.shape
-    config = config or forward_config(dim, listed)
+    config = config or for_mask(
+        forward_config(dim, listed), FORWARD_TAKES_FROM, q, rows, left, right, meeting.constants
+    )
     o = empty_as(q)
     lse2 = empty_lse(q) if with_lse else None
     part_q, block = config.part_q, min(config.block, listed or config.block)
@@ -192,9 +199,9 @@ def _load(args, S: gl.constexpr, C: gl.constexpr):
     phase = 0
     q_phase = 0
     count = row_count * S.HEADS
-    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS)
+    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS, C)
     for step in range(gl.cdiv(count, gl.num_programs(0))):
-        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS)
+        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS, C)
         if k_start < k_end:
             mbarrier.wait(q_empty, q_phase ^ 1)
             mbarrier.expect(q_full, CONSUMERS * q_blocks.block_type.nbytes)
@@ -253,7 +260,7 @@ def _attend(
     q_phase = 0
     clean_phase = 0
     count = row_count * S.HEADS
-    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS)
+    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS, C)
     for step in range(gl.cdiv(count, gl.num_programs(0))):
         first_q = q_start + ME * ROWS
         acc = gl.zeros([ROWS, D], gl.float32, OUTPUT)
@@ -340,8 +347,8 @@ def _attend(
                     mbarrier.arrive(v_empty.index(stage))
                     stage, phase = next_slot(stage, phase, C.stages)
         # Not at the top as in `_load`: registers are scarce in between, and it is in the cache now.
-        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS)
-        place = place_of(step)
+        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS, C)
+        place = place_of(step, count, C)
         if (marks_ptr is not None) and (place < count):
             # What `hopper.exact` is to compute again: not for the next user's queries.
             own = first_q + gl.arange(0, ROWS, ROW) < q_end
@@ -355,7 +362,7 @@ def _attend(
             if WEIGHT is None:
                 store_mean(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS)
             else:
-                factor = factor_of_place(meets, rows_ptr, step, count, S.HEADS)
+                factor = factor_of_place(meets, rows_ptr, step, count, S.HEADS, C)
                 store_tile(o_ptr, acc * factor, first_q, q_end, head, S.HEADS)
         head, q_start, q_end, k_start, k_end, shift = ahead
 

@@ -63,13 +63,13 @@ def read_note(notes, place):
 
 @gluon.jit
 def ends_of_list(meets, rows_ptr, step, count, tile_start, range_end, shift, head,
-                 HEADS: gl.constexpr, S: gl.constexpr):  # fmt: skip
+                 HEADS: gl.constexpr, S: gl.constexpr, C: gl.constexpr):  # fmt: skip
     """[begin, end) in `meets.col` of this program's tile number `step`, whose fields are those of
     `row_fields`; HEADS: of the places. Nothing from `count` on.
 
     head: of queries.
     """
-    place = place_of(step)
+    place = place_of(step, count, C)
     begin, end = _list_ends(
         meets, rows_ptr, gl.minimum(place, count - 1) // HEADS, tile_start, range_end, shift, head,
         S,
@@ -86,10 +86,10 @@ def note_blocks(notes, blocks):
 @gluon.jit
 def note_rule(
     notes, meets, rows_ptr, step, count, range_start, range_end, shift,
-    HEADS: gl.constexpr, OF_KEYS: gl.constexpr,
+    HEADS: gl.constexpr, OF_KEYS: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
     """The rule for the tokens of this program's tile number `step`; HEADS: of the places."""
-    row = gl.minimum(place_of(step), count - 1) // HEADS
+    row = gl.minimum(place_of(step, count, C), count - 1) // HEADS
     rule = _rule_of_row(meets, rows_ptr, row, range_start, range_end, shift, OF_KEYS)
     for number in gl.static_range(5):
         write_note(notes, notes.shape[0] - 5 + number, rule[number])

@@ -43,7 +43,6 @@ from jagged_kernels.attention.hopper.blocks import (
 from jagged_kernels.attention.hopper.one_pass_sums import (
     add,
     all_keys,
-    convert_kernel,
     holds,
     product_of_dq,
     told,
@@ -70,7 +69,6 @@ def launch_one_pass(
     *,
     left: int,
     right: int,
-    ordered: bool = True,
     config: HopperConfig | None = None,
     ring: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,8 +79,6 @@ def launch_one_pass(
         rows_t: tiles of `config.tile_q` keys.
         offsets: [B + 1] of queries and keys alike.
         alarm: as for `launch_dq`, of all three.
-        ordered: False adds to dQ as it comes: it differs from run to run, and needs float32 numbers
-            for all of it.
         config, ring: in place of the rules'.
     """
     heads, dim = q.shape[1:]
@@ -92,36 +88,23 @@ def launch_one_pass(
     constants, options = plan(call.mirrored, config, RANGES.constants)
     kv_heads = k.shape[1]
     blocks = rows_t.shape[0] * heads * (config.tile_q // block)
-    if ordered:
-        blocks_of_sums = ring or ring_blocks(blocks, k.shape[0], heads // kv_heads, dim, config)
-        sums = torch.empty((blocks_of_sums, block * dim), dtype=torch.float32, device=q.device)
-        counts = torch.zeros(blocks, dtype=torch.int32, device=q.device)
-    else:
-        blocks_of_sums = blocks
-        sums = torch.zeros((blocks, block * dim), dtype=torch.float32, device=q.device)
-        counts = None
+    ring = ring or ring_blocks(blocks, k.shape[0], heads // kv_heads, dim, config)
+    sums = torch.empty((ring, block * dim), dtype=torch.float32, device=q.device)
+    counts = torch.zeros(1 + blocks, dtype=torch.int32, device=q.device)
     places = rows_t.shape[0] * kv_heads
     launch(
         _one_pass_kernel,
         programs(k.device, config, places),
         (
             lse2, delta, dq, dk, dv, alarm, sums, counts, rows_t, offsets,
-            rows_t.shape[0], blocks_of_sums, token_blocks(k, part_k), token_blocks(v, part_k),
+            rows_t.shape[0], ring, token_blocks(k, part_k), token_blocks(v, part_k),
             token_blocks(q, block), token_blocks(d_o, block),
             call.scale, call.scale * LOG2_E, right, left,
         ),
-        {**constants, "ORDERED": ordered},
+        constants,
         # Who waits for a turn waits for other programs.
-        **options, launch_cooperative_grid=ordered,
+        **options, launch_cooperative_grid=True,
     )  # fmt: skip
-    if not ordered:
-        launch(
-            convert_kernel,
-            places,
-            (dq, alarm, sums, rows_t, offsets, rows_t.shape[0], call.scale, right, left),
-            constants,
-            num_warps=config.warps,
-        )
     return dq, dk, dv
 
 
@@ -130,15 +113,14 @@ def _one_pass_kernel(
     lse2_ptr, delta_ptr, dq_ptr, dk_ptr, dv_ptr, alarm_ptr, sums_ptr, counts_ptr, rows_ptr,
     offsets_ptr, row_count, ring, k_blocks, v_blocks, q_blocks, do_blocks,
     scale, scale_log2, left, right,
-    S: gl.constexpr, C: gl.constexpr, ORDERED: gl.constexpr,
+    S: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
     """
     Args:
         sums_ptr: [ring, BLOCK * D] float32, blocks of dQ in the making.
-        counts_ptr: int32 for each block of all pairs, 0: how many tiles have added.
+        counts_ptr: int32, zeros: how many tiles programs have taken, after one each; then, for each
+            block of all pairs, how many tiles have added.
         ring: blocks in `sums_ptr`.
-        ORDERED: False adds when it comes, to zeros, and leaves dq of users with several tiles to
-            `convert_kernel`; the ring has all blocks then, and there are no counts.
     """
     dtype: gl.constexpr = q_blocks.dtype
     TILE: gl.constexpr = [C.consumers, C.part_q, S.D]
@@ -160,6 +142,7 @@ def _one_pass_kernel(
         gl.allocate_shared_memory(gl.int32, [4, 1], PLAIN),  # of a tile
         gl.allocate_shared_memory(gl.int32, [C.stages, 1], PLAIN),  # of a block
         gl.allocate_shared_memory(gl.int32, [4, 1], PLAIN),  # of a turn
+        gl.allocate_shared_memory(gl.int32, [2, 1], PLAIN),  # where tiles are: the next one's place
     )
     barriers = (
         one_barrier(1),  # the tile's K, V and note are there
@@ -173,12 +156,14 @@ def _one_pass_kernel(
         one_barrier(1),  # it is the tile's turn, says a note
         one_barrier(C.consumers),  # it has added
         one_barrier(1),  # what ends at a user's end is there, with rows of the next one
+        ring_of_barriers(2, 1),  # the next tile's place is there
+        ring_of_barriers(2, 1),  # it was read
     )
     fence_async_shared()
     descriptors = (k_blocks, v_blocks, q_blocks, do_blocks)
     tables = (rows_ptr, offsets_ptr, row_count, left, right)
-    to_load = (descriptors, lse2_ptr, delta_ptr, tables, buffers, notes, barriers)
-    to_take = (counts_ptr, tables, ring, notes, barriers)
+    to_load = (descriptors, lse2_ptr, delta_ptr, counts_ptr, tables, buffers, notes, barriers)
+    to_take = (counts_ptr + 1, tables, ring, notes, barriers)
     to_differentiate = (
         dq_ptr, dk_ptr, dv_ptr, alarm_ptr, sums_ptr, left, right, scale, scale_log2,
         buffers, notes, barriers,
@@ -188,7 +173,7 @@ def _one_pass_kernel(
             [
                 (_differentiate, (to_differentiate, S, C, 0)),
                 (load, (to_load, S, C)),
-                (take_turns, (to_take, S, C, ORDERED)),
+                (take_turns, (to_take, S, C)),
             ],
             [1, 1],
             [24, 24],
@@ -199,7 +184,7 @@ def _one_pass_kernel(
                 (_differentiate, (to_differentiate, S, C, 0)),
                 (_differentiate, (to_differentiate, S, C, 1)),
                 (load, (to_load, S, C)),
-                (take_turns, (to_take, S, C, ORDERED)),
+                (take_turns, (to_take, S, C)),
             ],
             [C.warps, 1, 1],
             [C.registers, 24, 24],
@@ -216,7 +201,7 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     dq_ptr, dk_ptr, dv_ptr, alarm_ptr, sums_ptr, left, right = args[:7]
     scale, scale_log2, buffers, notes, barriers = args[7:]
     k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer, ds_buffer = buffers
-    of_tile, of_block, of_turn = notes
+    of_tile, of_block, of_turn, of_place = notes
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, ds_full = barriers[:7]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
     OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.D, 16])
@@ -305,7 +290,7 @@ def _meet(
     So two products are in the making while probabilities are, and one while dS is.
     """
     k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer, ds_buffer = buffers
-    of_tile, of_block, of_turn = notes
+    of_tile, of_block, of_turn, of_place = notes
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, ds_full = barriers[:7]
     COLUMN: gl.constexpr = gl.SliceLayout(0, SCORES)
     dtype: gl.constexpr = q_buffer.dtype

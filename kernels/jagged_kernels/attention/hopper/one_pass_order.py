@@ -2,23 +2,28 @@
 
 A user's keys are cut into tiles and his queries into blocks, both counted from his first token. A
 tile meets its blocks step by step, and where a block of dQ waits for several tiles, they add to it
-in turns. Tiles of a (user, head) pair have numbers next to each other; a program takes every n-th
-number, lowest first, and holds one tile at a time.
+in turns. Tiles of a (user, head) pair have numbers next to each other; a program takes one number
+after another, lowest first, and holds one tile at a time.
 
 - With a limit on the keys' left (causal, windows), a tile of later keys starts with later blocks.
   Later keys have the lower number, and all walk to later blocks: a block gets the tile that starts
-  with it first, and every other one `RATIO` steps after the one before.
-- Without limits each tile starts with the block of its own tokens and walks around
-  (arXiv 2601.21824 calls it a shift): again nobody waits for anybody, if all tiles of a pair run at
-  a time. Where a pair has more tiles than there are programs, all start with the first block, and
-  the lower number adds first. So do tiles with a limit on the right alone.
+  with it first, and every other one `RATIO` steps after the one before, if all start at a time.
+  They do not, since tiles of a pair differ in blocks: whoever comes to the end of his tile takes
+  the next number that nobody has. So earlier keys, which meet more blocks, start later still, and
+  queue for no block. Numbers dealt out beforehand, to and fro, started them the other way round.
+- Without limits all tiles of a pair are as long, a program takes every n-th number, and each tile
+  starts with the block of its own tokens and walks around (arXiv 2601.21824 calls it a shift):
+  again nobody waits for anybody, if all tiles of a pair run at a time. Where a pair has more tiles
+  than there are programs, all start with the first block, and the lower number adds first. So do
+  tiles with a limit on the right alone.
 
 Nobody waits for ever, as long as all programs run at a time (a cooperative launch): of the tiles
 that are not done, look at the pair with the lowest numbers. Its tiles were started, or their
 programs hold tiles of earlier pairs, which are none, or of the same one. In a walk around no
-program has two of one pair. In the other orders a tile waits for lower numbers alone, of which the
-lowest waits for nobody. What a block of dQ is added up in is used again by a later pair
-(`hopper.one_pass`), which waits for earlier ones alone.
+program has two of one pair. In the other orders a tile waits for lower numbers alone, and a program
+takes a number, be it before its tile is done, after it has taken lower ones: the lowest number that
+is not done was started, and waits for nobody. What a block of dQ is added up in is used again by a
+later pair (`hopper.one_pass`), which waits for earlier ones alone.
 
 Left and right are the keys' here: key i meets queries i - left ... i + right.
 """
@@ -36,17 +41,6 @@ _LENGTH = tl.constexpr(ROW_FIELDS.index("length"))
 
 
 @triton.jit
-def place_of_step(
-    step, program, programs, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr
-):  # fmt: skip
-    """Of a program's tile number `step` among all: of a row, then of its key heads' tiles."""
-    if HAS_LEFT or HAS_RIGHT:
-        # To and fro, since tiles of a pair differ, and come longest pair first.
-        program = tl.where(step % 2 == 0, program, programs - 1 - program)
-    return step * programs + program
-
-
-@triton.jit
 def tile_of_place(
     rows_ptr, offsets_ptr, place, row_count, left, right,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
@@ -56,6 +50,7 @@ def tile_of_place(
     of its user; `base` counts the blocks of all pairs before. Without a tile, `tiles` is 0.
 
     Args:
+        place: the tile's number among all: of a row, then of its key heads' tiles.
         rows_ptr: of tiles of TILE keys, as `schedule.rows` sorts them: those of a user follow each
             other. So a user's rows, times the heads, have places for his tiles, head by head.
         offsets_ptr: of the users, of queries and keys alike.

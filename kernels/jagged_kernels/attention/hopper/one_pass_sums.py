@@ -7,9 +7,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma
 
 from jagged_kernels.attention.hopper.blocks import LANES, size_of_sums
-from jagged_kernels.attention.hopper.one_pass_order import tile_of_place
-
-_tile_of_place = gluon.jit(tile_of_place.fn)  # it takes no layouts
 
 # What a consumer does with what its tile adds to a block of dQ.
 STORE = gl.constexpr(0)  # it is the first
@@ -19,8 +16,8 @@ ALONE = gl.constexpr(3)  # write dq
 
 
 @gluon.jit
-def tell(notes, number: gl.constexpr, value):
-    """Leaves a number for the consumers, by one warp."""
+def tell(notes, number, value):
+    """Leaves a number for other warps, by one warp."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [LANES], [1], [0])
     notes.index(number).store(gl.full([1], 0, gl.int32, LAYOUT) + value)
 
@@ -148,37 +145,3 @@ def _write(
         sizes = size_of_sums(block.to(gl.float32))
         alarms = alarm_ptr + gl.zeros([block.shape[0]], gl.int32, gl.SliceLayout(1, LAYOUT))
         gl.store(alarms, 1, mask=~(sizes < float("inf")) & own)
-
-
-@gluon.jit(do_not_specialize=["row_count", "left", "right"])
-def convert_kernel(
-    dq_ptr, alarm_ptr, sums_ptr, rows_ptr, offsets_ptr, row_count, scale, left, right,
-    S: gl.constexpr, C: gl.constexpr,
-):  # fmt: skip
-    """dq of the queries of a tile, of sums that were added up in no order."""
-    CONSUMERS: gl.constexpr = C.consumers
-    KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
-    TILE: gl.constexpr = C.tile_q
-    BLOCK: gl.constexpr = S.BLOCK
-    RATIO: gl.constexpr = TILE // BLOCK
-    PART: gl.constexpr = BLOCK * S.D // CONSUMERS
-    FLAT: gl.constexpr = gl.BlockedLayout([4], [LANES], [C.warps], [0])
-    LAYOUT: gl.constexpr = layout_of_dq(S, C)
-    head, tile, tiles, start, length, base = _tile_of_place(
-        rows_ptr, offsets_ptr, gl.program_id(0), row_count, left, right,
-        KV_HEADS, S.GROUP, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
-    )  # fmt: skip
-    if tiles > 1:
-        for index in range(S.GROUP * RATIO):
-            member = index // RATIO
-            block = tile * RATIO + index % RATIO
-            if block * BLOCK < length:
-                number = base + member * tiles * RATIO + block
-                for part in gl.static_range(CONSUMERS):
-                    place = number.to(gl.int64) * CONSUMERS + part
-                    flat = gl.load(sums_ptr + place * PART + gl.arange(0, PART, FLAT))
-                    dq = _block(flat, LAYOUT)
-                    _write(
-                        dq * scale, dq_ptr, alarm_ptr, start + block * BLOCK, start + length,
-                        head * S.GROUP + member, S, C, part,
-                    )  # fmt: skip

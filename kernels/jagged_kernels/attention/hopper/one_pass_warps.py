@@ -18,25 +18,36 @@ from jagged_kernels.attention.hopper.blocks import (
     whole_blocks,
     zero_rows,
 )
-from jagged_kernels.attention.hopper.one_pass_sums import ADD, ALONE, LAST, STORE, tell
+from jagged_kernels.attention.hopper.one_pass_sums import (
+    ADD,
+    ALONE,
+    LAST,
+    STORE,
+    tell,
+    told,
+)
 
 # What a block's count of adds becomes when it was the last.
 _DONE = gl.constexpr(1 << 30)
 
 # They take no layouts, and so they are the same in Gluon.
 _blocks_of_tile = gluon.jit(order.blocks_of_tile.fn)
-_place_of_step = gluon.jit(order.place_of_step.fn)
 _tile_of_place = gluon.jit(order.tile_of_place.fn)
 _start_of_tile = gluon.jit(order.start_of_tile.fn)
 _turn_of_tile = gluon.jit(order.turn_of_tile.fn)
 
 
+@gluon.constexpr_function
+def _counted_out(S):
+    """Whether a program takes the next number that nobody has, of a counter; else every n-th."""
+    return S.HAS_LEFT or S.HAS_RIGHT
+
+
 @gluon.jit
-def _tile(tables, step, S: gl.constexpr, C: gl.constexpr):
-    """`tile_of_place` of this program's tile number `step`."""
+def _tile(tables, place, S: gl.constexpr, C: gl.constexpr):
+    """`tile_of_place`; without a tile there is none at later places either."""
     rows_ptr, offsets_ptr, row_count, left, right = tables
     KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
-    place = _place_of_step(step, gl.program_id(0), gl.num_programs(0), S.HAS_LEFT, S.HAS_RIGHT)
     return _tile_of_place(
         rows_ptr, offsets_ptr, place, row_count, left, right,
         KV_HEADS, S.GROUP, S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK,
@@ -47,17 +58,20 @@ def _tile(tables, step, S: gl.constexpr, C: gl.constexpr):
 def load(args, S: gl.constexpr, C: gl.constexpr):
     """Brings each tile's K and V, and Q, dO, lse2 and delta of its queries, head by head.
 
+    Where tiles are counted out, it takes the next one when it has brought all of one, some blocks
+    before that is done: later, and consumers would wait for it; earlier, and it would be held by
+    who does not begin with it, while others wait for it.
+
     Notes are, of a tile, (first key, end of its user, kv head, steps), of 0 steps when there is
     none any more; of a block its first token, or -1 minus that if some of it is hidden.
     """
-    descriptors, lse2_ptr, delta_ptr, tables, buffers, notes, barriers = args
+    descriptors, lse2_ptr, delta_ptr, taken_ptr, tables, buffers, notes, barriers = args
     k_blocks, v_blocks, q_blocks, do_blocks = descriptors
     k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer, ds_buffer = buffers
-    of_tile, of_block, of_turn = notes
+    of_tile, of_block, of_turn, of_place = notes
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty = barriers[:6]
-    landed = barriers[9]
+    landed, place_full, place_empty = barriers[9:]
     rows_ptr, offsets_ptr, row_count, left, right = tables
-    KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
     TILE: gl.constexpr = C.tile_q
     BLOCK: gl.constexpr = S.BLOCK
     CONSUMERS: gl.constexpr = C.consumers
@@ -68,86 +82,93 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
     phase = 0
     tile_phase = 0
     tail_phase = 0
-    head, tile, tiles, start, length, base = _tile(tables, 0, S, C)
-    for step in range(gl.cdiv(row_count * KV_HEADS, gl.num_programs(0))):
-        ahead = _tile(tables, step + 1, S, C)
-        if tiles > 0:
-            k_start = start + tile * TILE
-            end = start + length
-            first, count = _blocks_of_tile(
-                tile, length, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
-            )
-            start_block = _start_of_tile(
-                tile, tiles, gl.num_programs(0), S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
-            )
-            first = start + first * BLOCK
-            whole_start, whole_end = whole_blocks(
-                k_start, gl.minimum(k_start + TILE, end), first, end, 0, left, right,
-                S.HAS_LEFT, S.HAS_RIGHT, BLOCK,
-            )  # fmt: skip
-            mbarrier.wait(tile_empty, tile_phase ^ 1)
-            tile_phase ^= 1
-            tell(of_tile, 0, k_start)
-            tell(of_tile, 1, end)
-            tell(of_tile, 2, head)
-            tell(of_tile, 3, S.GROUP * count)
-            short = k_start + TILE > end
-            if short:
-                mbarrier.expect(landed, TILE_BYTES)
-                _load_tile(k_blocks, v_blocks, k_start, head, landed, k_buffer, v_buffer, S, C)
-                mbarrier.wait(landed, tail_phase)
-                tail_phase ^= 1
-                # dQ sums over all keys of the tile, and 0 times what the next user may have is not
-                # always 0.
-                for consumer in gl.static_range(CONSUMERS):
-                    zero_rows(k_buffer.index(consumer), end - k_start - consumer * C.part_q)
-                mbarrier.arrive(tile_full)
-                # With keys of the next user nothing is whole.
-                whole_end = whole_start
-            else:
-                mbarrier.expect(tile_full, TILE_BYTES)
-                _load_tile(k_blocks, v_blocks, k_start, head, tile_full, k_buffer, v_buffer, S, C)
-            for member in range(S.GROUP):
-                q_head = head * S.GROUP + member
-                q_column = q_head * S.Q_STRIDE_H
-                do_column = q_head * S.DO_STRIDE_H
-                block = start_block
-                for _ in range(count):
-                    q_start = first + block * BLOCK
-                    mbarrier.wait(q_empty.index(stage), phase ^ 1)
-                    mbarrier.wait(do_empty.index(stage), phase ^ 1)
-                    q = q_buffer.index(stage)
-                    d_o = do_buffer.index(stage)
-                    q_there = q_full.index(stage)
-                    do_there = do_full.index(stage)
-                    cut = (q_start < whole_start) | (q_start >= whole_end)
-                    note = gl.where(cut, -1 - q_start, q_start)
-                    of_block.index(stage).store(gl.full([1], 0, gl.int32, NOTE) + note)
-                    load_numbers(
-                        lse2_ptr + q_head, delta_ptr + q_head, q_start, end,
-                        lse2_buffer.index(stage), delta_buffer.index(stage), q_there, S.HEADS,
-                    )  # fmt: skip
-                    if q_start + BLOCK > end:
-                        mbarrier.expect(landed, 2 * BLOCK_BYTES)
-                        tma.async_copy_global_to_shared(q_blocks, [q_start, q_column], landed, q)
-                        tma.async_copy_global_to_shared(
-                            do_blocks, [q_start, do_column], landed, d_o
-                        )
-                        mbarrier.wait(landed, tail_phase)
-                        tail_phase ^= 1
-                        zero_rows(q, end - q_start)
-                        mbarrier.arrive(q_there)
-                        zero_rows(d_o, end - q_start)
-                        mbarrier.arrive(do_there)
-                    else:
-                        mbarrier.expect(q_there, BLOCK_BYTES)
-                        tma.async_copy_global_to_shared(q_blocks, [q_start, q_column], q_there, q)
-                        mbarrier.expect(do_there, BLOCK_BYTES)
-                        tma.async_copy_global_to_shared(
-                            do_blocks, [q_start, do_column], do_there, d_o
-                        )
-                    stage, phase = next_slot(stage, phase, C.stages)
-                    block = gl.where(block + 1 == count, 0, block + 1)
+    side = 0
+    side_phase = 0
+    place = gl.program_id(0)
+    head, tile, tiles, start, length, base = _tile(tables, place, S, C)
+    while tiles > 0:
+        if not _counted_out(S):
+            place += gl.num_programs(0)
+            ahead = _tile(tables, place, S, C)
+        k_start = start + tile * TILE
+        end = start + length
+        first, count = _blocks_of_tile(
+            tile, length, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
+        )
+        start_block = _start_of_tile(
+            tile, tiles, gl.num_programs(0), S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
+        )
+        first = start + first * BLOCK
+        whole_start, whole_end = whole_blocks(
+            k_start, gl.minimum(k_start + TILE, end), first, end, 0, left, right,
+            S.HAS_LEFT, S.HAS_RIGHT, BLOCK,
+        )  # fmt: skip
+        mbarrier.wait(tile_empty, tile_phase ^ 1)
+        tile_phase ^= 1
+        tell(of_tile, 0, k_start)
+        tell(of_tile, 1, end)
+        tell(of_tile, 2, head)
+        tell(of_tile, 3, S.GROUP * count)
+        short = k_start + TILE > end
+        if short:
+            mbarrier.expect(landed, TILE_BYTES)
+            _load_tile(k_blocks, v_blocks, k_start, head, landed, k_buffer, v_buffer, S, C)
+            mbarrier.wait(landed, tail_phase)
+            tail_phase ^= 1
+            # dQ sums over all keys of the tile, and 0 times what the next user may have is not
+            # always 0.
+            for consumer in gl.static_range(CONSUMERS):
+                zero_rows(k_buffer.index(consumer), end - k_start - consumer * C.part_q)
+            mbarrier.arrive(tile_full)
+            # With keys of the next user nothing is whole.
+            whole_end = whole_start
+        else:
+            mbarrier.expect(tile_full, TILE_BYTES)
+            _load_tile(k_blocks, v_blocks, k_start, head, tile_full, k_buffer, v_buffer, S, C)
+        for member in range(S.GROUP):
+            q_head = head * S.GROUP + member
+            q_column = q_head * S.Q_STRIDE_H
+            do_column = q_head * S.DO_STRIDE_H
+            block = start_block
+            for _ in range(count):
+                q_start = first + block * BLOCK
+                mbarrier.wait(q_empty.index(stage), phase ^ 1)
+                mbarrier.wait(do_empty.index(stage), phase ^ 1)
+                q = q_buffer.index(stage)
+                d_o = do_buffer.index(stage)
+                q_there = q_full.index(stage)
+                do_there = do_full.index(stage)
+                cut = (q_start < whole_start) | (q_start >= whole_end)
+                note = gl.where(cut, -1 - q_start, q_start)
+                of_block.index(stage).store(gl.full([1], 0, gl.int32, NOTE) + note)
+                load_numbers(
+                    lse2_ptr + q_head, delta_ptr + q_head, q_start, end,
+                    lse2_buffer.index(stage), delta_buffer.index(stage), q_there, S.HEADS,
+                )  # fmt: skip
+                if q_start + BLOCK > end:
+                    mbarrier.expect(landed, 2 * BLOCK_BYTES)
+                    tma.async_copy_global_to_shared(q_blocks, [q_start, q_column], landed, q)
+                    tma.async_copy_global_to_shared(do_blocks, [q_start, do_column], landed, d_o)
+                    mbarrier.wait(landed, tail_phase)
+                    tail_phase ^= 1
+                    zero_rows(q, end - q_start)
+                    mbarrier.arrive(q_there)
+                    zero_rows(d_o, end - q_start)
+                    mbarrier.arrive(do_there)
+                else:
+                    mbarrier.expect(q_there, BLOCK_BYTES)
+                    tma.async_copy_global_to_shared(q_blocks, [q_start, q_column], q_there, q)
+                    mbarrier.expect(do_there, BLOCK_BYTES)
+                    tma.async_copy_global_to_shared(do_blocks, [q_start, do_column], do_there, d_o)
+                stage, phase = next_slot(stage, phase, C.stages)
+                block = gl.where(block + 1 == count, 0, block + 1)
+        if _counted_out(S):
+            place = gl.num_programs(0) + _take(taken_ptr)
+            mbarrier.wait(place_empty.index(side), side_phase ^ 1)
+            tell(of_place, side, place)
+            mbarrier.arrive(place_full.index(side))
+            side, side_phase = next_slot(side, side_phase, 2)
+            ahead = _tile(tables, place, S, C)
         head, tile, tiles, start, length, base = ahead
     mbarrier.wait(tile_empty, tile_phase ^ 1)
     tell(of_tile, 3, 0)
@@ -170,7 +191,7 @@ def _load_tile(
 
 
 @gluon.jit
-def take_turns(args, S: gl.constexpr, C: gl.constexpr, ORDERED: gl.constexpr):
+def take_turns(args, S: gl.constexpr, C: gl.constexpr):
     """Waits for the tile's turn at each block, and announces when it has added.
 
     Notes are (what to do, place in the ring, first token, query head).
@@ -181,82 +202,95 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr, ORDERED: gl.constexpr):
     """
     counts_ptr, tables, ring, notes, barriers = args
     rows_ptr, offsets_ptr, row_count, left, right = tables
-    of_tile, of_block, of_turn = notes
+    of_tile, of_block, of_turn, of_place = notes
     my_turn, added = barriers[7], barriers[8]
-    KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
+    place_full, place_empty = barriers[10:]
     TILE: gl.constexpr = C.tile_q
     BLOCK: gl.constexpr = S.BLOCK
     RATIO: gl.constexpr = TILE // BLOCK
     phase = 0
-    head, tile, tiles, start, length, base = _tile(tables, 0, S, C)
-    for step in range(gl.cdiv(row_count * KV_HEADS, gl.num_programs(0))):
-        ahead = _tile(tables, step + 1, S, C)
-        if tiles > 0:
-            first, count = _blocks_of_tile(
-                tile, length, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
-            )
-            start_block = _start_of_tile(
-                tile, tiles, gl.num_programs(0), S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
-            )
-            for member in range(S.GROUP):
-                base_of_head = base + member * tiles * RATIO
-                block = start_block
-                seen = -1
-                owed = -1
-                more = 1
-                for _ in range(count):
-                    turn, turns = _turn_of_tile(
-                        tile, first + block, tiles, gl.num_programs(0), left, right,
-                        S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
-                    )  # fmt: skip
-                    q_start = start + (first + block) * BLOCK
-                    number = base_of_head + first + block
-                    place = number
-                    what = gl.where(tiles == 1, ALONE, ADD)
-                    if ORDERED:
-                        place = number % ring
-                        what = gl.where(turn == 0, STORE, what)
-                        if turn + 1 == turns:
-                            what = gl.where(turn == 0, ALONE, LAST)
-                        at, least = _wanted(number, turn, ring)
-                        if seen < least:
-                            # Who waits must not let others wait.
-                            _announce(counts_ptr, owed, more)
-                            owed = -1
-                            while seen < least:
-                                seen = _count(counts_ptr + at)
-                    tell(of_turn, 0, what)
-                    tell(of_turn, 1, place)
-                    tell(of_turn, 2, q_start)
-                    tell(of_turn, 3, head * S.GROUP + member)
-                    mbarrier.arrive(my_turn)
-                    block = gl.where(block + 1 == count, 0, block + 1)
-                    if ORDERED:
-                        # The add before takes a while to be seen by all; consumers have the next
-                        # turn meanwhile. What is counted at the block after is on its way then.
-                        _announce(counts_ptr, owed, more)
-                        next_turn, _ = _turn_of_tile(
-                            tile, first + block, tiles, gl.num_programs(0), left, right,
-                            S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
-                        )  # fmt: skip
-                        at, least = _wanted(base_of_head + first + block, next_turn, ring)
-                        seen = _count(counts_ptr + at)
-                    mbarrier.wait(added, phase)
-                    phase ^= 1
-                    owed = number
-                    more = gl.where(turn + 1 == turns, _DONE, 1)
-                if ORDERED:
+    side = 0
+    side_phase = 0
+    place = gl.program_id(0)
+    head, tile, tiles, start, length, base = _tile(tables, place, S, C)
+    while tiles > 0:
+        if not _counted_out(S):
+            place += gl.num_programs(0)
+            ahead = _tile(tables, place, S, C)
+        first, count = _blocks_of_tile(
+            tile, length, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
+        )
+        start_block = _start_of_tile(
+            tile, tiles, gl.num_programs(0), S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
+        )
+        for member in range(S.GROUP):
+            base_of_head = base + member * tiles * RATIO
+            block = start_block
+            seen = -1
+            owed = -1
+            more = 1
+            for _ in range(count):
+                turn, turns = _turn_of_tile(
+                    tile, first + block, tiles, gl.num_programs(0), left, right,
+                    S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
+                )  # fmt: skip
+                q_start = start + (first + block) * BLOCK
+                number = base_of_head + first + block
+                what = gl.where(turn == 0, STORE, ADD)
+                if turn + 1 == turns:
+                    what = gl.where(turn == 0, ALONE, LAST)
+                at, least = _wanted(number, turn, ring)
+                if seen < least:
+                    # Who waits must not let others wait.
                     _announce(counts_ptr, owed, more)
-            if ORDERED:
-                for member in range(S.GROUP):
-                    # Of one tile: the last.
-                    for block in range(gl.cdiv(length, BLOCK), (tile + 1) * RATIO):
-                        number = base + member * tiles * RATIO + block
-                        at, least = _wanted(number, 0, ring)
-                        while _count(counts_ptr + at) < least:
-                            pass
-                        _announce(counts_ptr, number, _DONE)
+                    owed = -1
+                    while seen < least:
+                        seen = _count(counts_ptr + at)
+                tell(of_turn, 0, what)
+                tell(of_turn, 1, number % ring)
+                tell(of_turn, 2, q_start)
+                tell(of_turn, 3, head * S.GROUP + member)
+                mbarrier.arrive(my_turn)
+                block = gl.where(block + 1 == count, 0, block + 1)
+                # The add before takes a while to be seen by all; consumers have the next
+                # turn meanwhile. What is counted at the block after is on its way then.
+                _announce(counts_ptr, owed, more)
+                next_turn, _ = _turn_of_tile(
+                    tile, first + block, tiles, gl.num_programs(0), left, right,
+                    S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
+                )  # fmt: skip
+                at, least = _wanted(base_of_head + first + block, next_turn, ring)
+                seen = _count(counts_ptr + at)
+                mbarrier.wait(added, phase)
+                phase ^= 1
+                owed = number
+                more = gl.where(turn + 1 == turns, _DONE, 1)
+            _announce(counts_ptr, owed, more)
+        for member in range(S.GROUP):
+            # Of one tile: the last.
+            for block in range(gl.cdiv(length, BLOCK), (tile + 1) * RATIO):
+                number = base + member * tiles * RATIO + block
+                at, least = _wanted(number, 0, ring)
+                while _count(counts_ptr + at) < least:
+                    pass
+                _announce(counts_ptr, number, _DONE)
+        if _counted_out(S):
+            mbarrier.wait(place_full.index(side), side_phase)
+            place = told(of_place.index(side), 1)
+            mbarrier.arrive(place_empty.index(side))
+            side, side_phase = next_slot(side, side_phase, 2)
+            ahead = _tile(tables, place, S, C)
         head, tile, tiles, start, length, base = ahead
+
+
+@gluon.jit
+def _take(ptr):
+    """The next number of a counter in memory, for one warp."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [LANES], [1], [0])
+    lane = gl.arange(0, LANES, LAYOUT)
+    one = gl.full([LANES], 1, gl.int32, LAYOUT)
+    taken = gl.atomic_add(ptr + 0 * lane, one, mask=lane == 0, sem="relaxed")
+    return gl.sum(gl.where(lane == 0, taken, 0), 0)
 
 
 @gluon.jit

@@ -79,7 +79,8 @@ def _attention_triton_general(
     options = {
         "meeting": meeting_of(meets, k_offsets), "with_lse": with_lse and not meets.scores
     }  # fmt: skip
-    family = _family("forward", (q, k, v), rows, tile_q, tile_k, offsets, bias, meets)
+    terms = (bias, meets, left, right)
+    family = _family("forward", (q, k, v), rows, tile_q, tile_k, offsets, *terms)
     if family is HOPPER_FORWARD:
         from jagged_kernels.attention.hopper import forward as gluon_forward
 
@@ -108,7 +109,8 @@ def _attention_triton_general_backward(
     meets, bias_terms, bias = read_terms(dropout_seed, dropout_p, terms, q_offsets, k_offsets)
     band = {"left": left, "right": right, "scale": scale}
     meeting = meeting_of(meets, k_offsets)
-    family = _family("dkv", (q, k, v), rows, tile_q, tile_k, offsets, bias, meets)
+    terms = (bias, meets, left, right)
+    family = _family("dkv", (q, k, v), rows, tile_q, tile_k, offsets, *terms)
     if family in (HOPPER_DKV, HOPPER_ONE_PASS):
         from jagged_kernels.attention.hopper import backward as gluon_backward
 
@@ -148,6 +150,7 @@ def given_tensors(d_bias: Sequence[Tensor | None], q: Tensor) -> list[Tensor]:
 def _family(
     of_pass: Pass, qkv: tuple[Tensor, Tensor, Tensor], rows: Tensor, tile_q: int, tile_k: int,
     offsets: Tensor | None, bias: dict[str, Any] | None, meets: MeetTerms,
+    left: int, right: int,
 ) -> Family:  # fmt: skip
     return pick(
         of_pass, *qkv, rows, tile_q, tile_k, offsets,
@@ -155,6 +158,8 @@ def _family(
         dropout=bias is not None and bias["BIAS"].DROPS,
         policy=meets.scores,
         keys="lists" if meets.groups else "ranges",
+        left=left,
+        right=right,
     )  # fmt: skip
 
 

@@ -66,18 +66,16 @@ def _attention_triton(
     right: int,
     scale: float,
     offsets: Tensor | None,
-    deterministic: bool,
 ) -> tuple[Tensor, Tensor]:
     """(o [Tq, H, Dv], lse2 [Tq, H], or [0] without) for the rows of an `AttentionSchedule`.
 
-    `offsets` are those of queries and keys alike, None if each have their own. `deterministic` is
-    for the backward.
+    `offsets` are those of queries and keys alike, None if each have their own.
 
     lse2 is log2 of the sum of exponentials: the kernels work in base 2, and a backward from a
     natural logarithm would round twice more.
     """
     band = {"left": left, "right": right, "scale": scale}
-    family = pick("forward", q, k, v, rows, tile_q, tile_k, offsets)
+    family = pick("forward", q, k, v, rows, tile_q, tile_k, offsets, left=left, right=right)
     if family is HOPPER_FORWARD:
         from jagged_kernels.attention.hopper import forward as gluon_forward
 
@@ -107,24 +105,18 @@ def _attention_triton_backward(
     right: int,
     scale: float,
     offsets: Tensor | None,
-    deterministic: bool,
     wanted_kv: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv) in the dtypes and shapes of q, k, v; dk and dv [0] if they are not wanted.
-
-    deterministic: False allows sums whose order differs from run to run.
-    """
+    """(dq, dk, dv) in the dtypes and shapes of q, k, v; dk and dv [0] if they are not wanted."""
     band = {"left": left, "right": right, "scale": scale}
     inputs = (d_o, d_lse2, q, k, v, o, lse2, rows, rows_t)
-    family = pick("dkv", q, k, v, rows, tile_q, tile_k, offsets)
+    family = pick("dkv", q, k, v, rows, tile_q, tile_k, offsets, left=left, right=right)
     if family in (HOPPER_ONE_PASS, HOPPER_DKV):
         from jagged_kernels.attention.hopper import backward as gluon_backward
 
         if family is HOPPER_ONE_PASS and wanted_kv:
             assert offsets is not None
-            return gluon_backward.launch_backward_in_one_pass(
-                *inputs, offsets, **band, ordered=deterministic
-            )
+            return gluon_backward.launch_backward_in_one_pass(*inputs, offsets, **band)
         return gluon_backward.launch_backward(*inputs, **band, wanted_kv=wanted_kv)
     from jagged_kernels.attention.plain.backward import launch_backward
 

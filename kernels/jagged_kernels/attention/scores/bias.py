@@ -20,6 +20,7 @@ from torch import Tensor
 
 from jagged_kernels.attention.scores.bias_terms import BiasTerms
 from jagged_kernels.core.contents import known_to_differ, readable
+from jagged_kernels.tensors.arguments import not_a_tensor
 from jagged_kernels.tensors.jagged import JaggedTensor
 
 # Floating times are rounded to this fraction of a unit, so that buckets are decided by integers.
@@ -132,7 +133,8 @@ class ALiBi:
     slopes: Tensor
 
     def __post_init__(self) -> None:
-        _check_tensor("ALiBi's slopes", self.slopes)
+        if not isinstance(self.slopes, Tensor):
+            raise not_a_tensor("ALiBi's slopes", self.slopes)
         if self.slopes.dim() != 1 or not self.slopes.is_floating_point():
             raise ValueError(
                 f"ALiBi's slopes must be [H], floating, got {tuple(self.slopes.shape)} "
@@ -238,13 +240,9 @@ def _times(name: str, times: JaggedTensor | Tensor, x: JaggedTensor) -> Tensor:
     return values.reshape(tokens)
 
 
-def _check_tensor(name: str, tensor: Tensor) -> None:
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-
-
 def _check_table(name: str, table: Tensor, *, at_least: int) -> None:
-    _check_tensor(f"{name}'s table", table)
+    if not isinstance(table, Tensor):
+        raise not_a_tensor(f"{name}'s table", table)
     if table.dim() != 2 or table.shape[0] < at_least or not table.is_floating_point():
         raise ValueError(
             f"{name}'s table must be [num_buckets, H], floating, with {at_least} buckets or more, "

@@ -6,7 +6,7 @@ Apart from the kernels, because Gluon is imported only where it runs.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -27,8 +27,9 @@ class HopperConfig:
         stages: buffers for K and for V.
         residents: programs on a multiprocessor at a time.
         turned: of `hopper.one_pass` at head_dim 64, whether dQ is made as its transpose.
-        stays: whether programs stay and take every n-th tile. Else each tile has its own, which
-            starts where another ends: for tiles whose lists have very unequal lengths.
+        takes: how many tiles a program takes, if there are many, before another starts where it
+            ends: for tiles that meet very unequal numbers of blocks. 0: as many programs as run at
+            a time stay, and the tiles are dealt out to them beforehand.
     """
 
     consumers: int
@@ -37,7 +38,7 @@ class HopperConfig:
     stages: int
     residents: int = 1
     turned: bool = False
-    stays: bool = True
+    takes: int = 0
 
     @property
     def part_q(self) -> int:
@@ -115,6 +116,25 @@ def ring_blocks(blocks: int, tokens: int, group: int, head_dim: int, config: Hop
     return min(blocks, max(longest, RING_BYTES // (4 * config.block * head_dim)))
 
 
+# Programs that do not stay have at least so many turns where several tiles are one program's.
+TURNS = 8
+TAKES = 2  # where a limit on one side makes tiles unequal
+
+
+# Tokens of a user, on average, from which that is faster than tiles that are dealt out beforehand
+# to programs that stay, by what scores become and by head_dim. Beforehand, the program with the
+# most has a tenth to a quarter more than the mean on lengths of click histories, and half more
+# where tiles of a user are about as many as programs; but a program's start is waited for.
+FORWARD_TAKES_FROM = {"softmax": {64: 2048, 128: 512}, "pointwise": {64: 2048, 128: 1536}}
+BACKWARD_TAKES_FROM = {"softmax": {64: 4096, 128: 512}, "pointwise": {64: 6144, 128: 6144}}
+
+
+@lru_cache
+def that_takes(config: HopperConfig) -> HopperConfig:
+    """`config` for tiles that meet unequal numbers of blocks."""
+    return replace(config, takes=TAKES)
+
+
 # By head_dim and tokens of a listed block. At head_dim 128 and blocks of 64 there is no backward:
 # its buffers leave room for one program of four warps on a multiprocessor. Keys are seen by very
 # unequal numbers of queries: of S2-Attention's every 16th block by all that follow, the others by
@@ -126,9 +146,9 @@ _LISTED_FORWARD = {
     (128, 128): HopperConfig(consumers=2, warps=4, block=128, stages=2),
 }
 _LISTED_DKV = {
-    (64, 64): HopperConfig(consumers=1, warps=4, block=64, stages=4, residents=2, stays=False),
-    (64, 128): HopperConfig(consumers=2, warps=4, block=64, stages=4, stays=False),
-    (128, 128): HopperConfig(consumers=2, warps=4, block=64, stages=4, stays=False),
+    (64, 64): HopperConfig(consumers=1, warps=4, block=64, stages=4, residents=2, takes=1),
+    (64, 128): HopperConfig(consumers=2, warps=4, block=64, stages=4, takes=1),
+    (128, 128): HopperConfig(consumers=2, warps=4, block=64, stages=4, takes=1),
 }
 
 
@@ -146,20 +166,32 @@ DQ_LISTED = {128: (128,)}
 
 # Tokens of a user, on average, from which these kernels are faster than the plain ones, by what
 # scores become and by head_dim, and where keys are lists by head_dim: `hopper_pays.py` in
-# tests/support measures them. Lists at head_dim 64 are about even, those of few keys behind.
+# tests/support measures them. Behind either may stand the mask, and a window counts as no more
+# tokens than it is wide; lists within a window need the mask in many of their blocks.
+NEVER = 2**40
 FORWARD_PAYS_FROM = {
     "softmax": {64: 1024, 128: 256},
-    "pointwise": {64: 4096, 128: 1024},
+    "softmax, causal": {64: 4096, 128: 512},
+    "softmax, window": {64: 1536, 128: 512},
+    "pointwise": {64: 512, 128: 256},
+    "pointwise, causal": {64: 4096, 128: 512},
+    "pointwise, window": {64: 4096, 128: 512},
     "lists": {64: 4096, 128: 512},
+    "lists, window": {64: NEVER, 128: 512},
 }
 BACKWARD_PAYS_FROM = {
     "softmax": {64: 128, 128: 256},
-    "pointwise": {64: 128, 128: 512},
+    "softmax, window": {64: 256, 128: 512},
+    "pointwise": {64: 128, 128: 256},
     "lists": {64: 4096, 128: 1024},
+    "lists, window": {64: 8192, 128: 1024},
 }
 # From which the backward in one pass is faster than in two by more than a twentieth; it takes a
 # tenth more of memory. `backward_passes.py` in tests/support measures that.
-ONE_PASS_PAYS_FROM = {"softmax": {64: 2048, 128: 1024}}
+ONE_PASS_PAYS_FROM = {
+    "softmax": {64: 2048, 128: 1024},
+    "softmax, causal": {64: 4096, 128: 256},
+}
 # Of queries and of keys in the rows that they walk, by head_dim.
 HOPPER_TILES = {dim: forward_config(dim).tile_q for dim in FORWARD_PAYS_FROM["softmax"]}
 

@@ -90,6 +90,7 @@ class Provider:
             against that.
         forward_only: it has no gradient.
         tried_apart: kernels of others that have been seen to break a GPU: see `measure.trial`.
+        lacks: what a workload asks for that it does not have, in a line; "" where it has all.
         bytes_beyond_inputs: (workload, mode) -> a lower bound, to refuse in time.
     """
 
@@ -104,6 +105,7 @@ class Provider:
     softmax_instead: bool = False
     forward_only: bool = False
     tried_apart: bool = False
+    lacks: Callable[[Workload], str] = lambda workload: ""
     bytes_beyond_inputs: Callable[[Workload, str], int] = lambda workload, mode: 0
 
     def takes(self, workload: Workload) -> bool:

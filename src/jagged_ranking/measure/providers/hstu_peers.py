@@ -77,10 +77,8 @@ def _prepare_authors(batch: Batch) -> Prepared:
     need_cuda(batch.device, "triton_hstu_mha")
     _name_what_triton_dropped()
     w = batch.workload
-    if batch.biases is not None:
-        raise Unavailable("unsupported", "triton_hstu_mha has no biases")
-    if w.head_dim & (w.head_dim - 1) or w.head_dim < 16:
-        raise Unavailable("unsupported", "triton_hstu_mha has head_dims that are powers of two")
+    if why := _authors_lack(w):
+        raise Unavailable("unsupported", why)
     order, place = longest_first(batch)
     moved = (torch.empty_like(x).index_copy_(0, place, x) for x in (batch.q, batch.k, batch.v))
     q, k, v = leaves(*moved)
@@ -104,6 +102,15 @@ def _prepare_authors(batch: Batch) -> Prepared:
         to_tokens=lambda batch, values: values[longest_first(batch)[1]],
         held=(offsets, *(() if targets is None else (targets,))),
     )
+
+
+def _authors_lack(workload: Workload) -> str:
+    dim = workload.head_dim
+    if workload.hstu is not None and workload.hstu.biased:
+        return "triton_hstu_mha has no biases"
+    if dim & (dim - 1) or dim < 16:
+        return "triton_hstu_mha has head_dims that are powers of two"
+    return ""
 
 
 def _name_what_triton_dropped() -> None:
@@ -142,5 +149,6 @@ HSTU_TRITON = Provider(
     prepare=_prepare_authors,
     softmax=False,
     hstu=True,
+    lacks=_authors_lack,
     tried_apart=True,  # Triton 3.6, H100, the backward on B: an illegal memory access
 )

@@ -1,0 +1,258 @@
+"""How much slower what `jagged_attention` picks is than the fastest kernels that could take a call.
+
+    python tests/support/choice_regret.py [--count 60] [--first 0] [-n 8] [--out FILE.csv]
+
+Batch number i is the same everywhere: lengths are drawn anew for each; head_dims, heads, masks,
+scores, keys and dtypes, which kernels are compiled for, are one of `COMPILED` draws. Forward and
+backward are timed apart, turn by turn, by every family of kernels that can take them, over tiles of
+the schedule's own size and of Hopper's. Before that, processes compile all of it side by side. The
+goal: of 95% of batches the pick is at most 3% slower than the fastest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from attention_cases import DEVICE
+from torch import Tensor
+
+from jagged_kernels import (
+    JaggedTensor,
+    SemiLocalKeys,
+    SiLU,
+    StridedKeys,
+    attention_schedule,
+    jagged_attention,
+    lengths_to_offsets,
+)
+from jagged_kernels.attention import choice
+from jagged_kernels.attention.choice import GENERAL, PLAIN, Family, Pass
+from jagged_kernels.attention.operators import general, plain
+from jagged_kernels.schedule.policy.hopper import HOPPER_TILES
+from jagged_kernels.schedule.policy.plain import DEFAULT_TILES
+from jagged_ranking.measure import timing
+from jagged_ranking.measure.timing import Effort
+
+COMPILED = 40
+TOKENS = 2**17 if DEVICE == "cuda" else 120
+SHORTEST, LONGEST = (16, 16384) if DEVICE == "cuda" else (2, 40)
+NEAR, GOAL = 1.03, 0.95
+# The launch that a pass is chosen by.
+PASSES: dict[str, Pass] = {"forward": "forward", "backward": "dkv"}
+EFFORT = Effort(rounds=5, inner=5, seconds=0.3)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A call; `options` are those of `jagged_attention`."""
+
+    lengths: tuple[int, ...]
+    heads: int
+    kv_heads: int
+    dim: int
+    dtype: torch.dtype
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        mean = sum(self.lengths) // max(len(self.lengths), 1)
+        said = [f"{name}={value}" for name, value in self.options.items()]
+        dtype = str(self.dtype).removeprefix("torch.")
+        shape = f"{len(self.lengths)} users of {mean}, {self.heads}/{self.kv_heads} x {self.dim}"
+        return ", ".join([shape, dtype, *said])
+
+
+def draw(number: int) -> Draw:
+    rng, compiled = random.Random(number), random.Random(f"compiled {number % COMPILED}")
+    mean = round(2 ** rng.uniform(math.log2(SHORTEST), math.log2(LONGEST)))
+    users = max(1, TOKENS // mean)
+    lengths = {
+        "even": lambda: mean,
+        "uniform": lambda: rng.randint(mean // 2, mean + mean // 2),
+        # Its mean is some twice the median.
+        "lognormal": lambda: max(1, min(round(mean / 2 * math.exp(rng.gauss(0, 1.2))), 8 * mean)),
+    }[rng.choice(("even", "uniform", "lognormal"))]
+    options: dict[str, Any] = {}
+    if scores := compiled.choice((None, None, None, SiLU())):
+        options["scores"] = scores
+    kind = compiled.choice(("all", "causal", "causal", "window", "lists"))
+    if kind == "lists":
+        block = compiled.choice((64, 128))
+        options["keys"] = compiled.choice(
+            (StridedKeys(16, 4, block=block), SemiLocalKeys(1024, 256, block=block))
+        )
+    elif kind == "window":
+        options["window"] = (rng.randint(8, max(8, mean)), 0)
+    else:
+        options["causal"] = kind == "causal"
+    heads, kv_heads = compiled.choice(((4, 4), (8, 8), (8, 2)))
+    dim = compiled.choice((32, 64, 64, 128, 128, 256) if DEVICE == "cuda" else (16,))
+    dtypes = (torch.bfloat16, torch.bfloat16, torch.float16, torch.float32)
+    dtype = compiled.choice(dtypes if DEVICE == "cuda" else dtypes[2:])
+    return Draw(tuple(lengths() for _ in range(users)), heads, kv_heads, dim, dtype, options)
+
+
+@contextmanager
+def taken_by(wanted: Mapping[Pass, str]) -> Iterator[list[tuple[Pass, list[str], str]]]:
+    """Inside, families of these names take the passes. Yields (pass, who can, who does) of each
+    choice, as they are made."""
+    seen: list[tuple[Pass, list[str], str]] = []
+    asked: Pass = "forward"
+    pick, pays = choice.pick, choice.first_that_pays
+
+    def first(
+        able: Sequence[tuple[Family, int, float]], tokens: int, users: int,
+        tma: Callable[[], bool], width: int = 0,
+    ) -> Family:  # fmt: skip
+        there = {family.name: family for family, *_ in able if not family.hopper or tma()}
+        if PLAIN.name in there:
+            there.pop(GENERAL.name, None)  # the operator's kernels are the plain ones
+        name = wanted.get(asked)
+        family = pays(tuple(able), tokens, users, tma, width) if name is None else there[name]
+        seen.append((asked, list(there), family.name))
+        return family
+
+    def picked(of_pass: Pass, *args: Any, **options: Any) -> Family:
+        nonlocal asked
+        asked = of_pass
+        return pick(of_pass, *args, **options)
+
+    choice.first_that_pays = first  # pyright: ignore[reportAttributeAccessIssue]
+    plain.pick = general.pick = picked
+    try:
+        yield seen
+    finally:
+        choice.first_that_pays = pays
+        plain.pick = general.pick = pick
+
+
+class Batch:
+    """A draw on the device."""
+
+    def __init__(self, drawn: Draw) -> None:
+        offsets = lengths_to_offsets(torch.tensor(drawn.lengths)).to(DEVICE)
+        tokens = sum(drawn.lengths)
+        generator = torch.Generator().manual_seed(tokens)
+        shapes = [(tokens, heads, drawn.dim) for heads in (drawn.heads, *[drawn.kv_heads] * 2)]
+        self.leaves = [
+            torch.randn(shape, generator=generator).to(DEVICE, drawn.dtype).requires_grad_()
+            for shape in shapes
+        ]
+        self.d_o = torch.randn(shapes[0], generator=generator).to(DEVICE, drawn.dtype)
+        self.qkv = [JaggedTensor(x, offsets) for x in self.leaves]
+        self.options = {**drawn.options, "backend": "triton"}
+        of_schedule = {n: v for n, v in drawn.options.items() if n != "scores"}
+        self.schedules = [attention_schedule(*self.qkv[:2], **of_schedule)]
+        for tile in (DEFAULT_TILES[0], HOPPER_TILES.get(drawn.dim)):
+            known = {(one.tile_q, one.tile_k) for one in self.schedules}
+            if "keys" not in of_schedule and tile is not None and (tile, tile) not in known:
+                tiles = {"tile_q": tile, "tile_k": tile}
+                self.schedules.append(attention_schedule(*self.qkv[:2], **of_schedule, **tiles))
+
+    def calls(self, of_pass: str) -> tuple[dict[str, Callable[[], tuple[Tensor, ...]]], str]:
+        """(who could take the pass -> its call, who does); names have the schedule's tile."""
+        found: dict[str, Callable[[], tuple[Tensor, ...]]] = {}
+        rule = ""
+        for schedule in self.schedules:
+            with taken_by({}) as seen:
+                out = self._forward(schedule)
+                torch.autograd.grad(out, self.leaves, self.d_o, retain_graph=True)
+            ((able, picked),) = [(able, who) for name, able, who in seen if name == PASSES[of_pass]]
+            for name in able:
+                called = f"{name}, tiles of {schedule.tile_q}"
+                found[called] = self._call(of_pass, name, schedule, out)
+                rule = rule or (called if name == picked else "")
+        return found, rule
+
+    def _forward(self, schedule: Any) -> Tensor:
+        return jagged_attention(*self.qkv, **self.options, schedule=schedule).values
+
+    def _call(
+        self, of_pass: str, name: str, schedule: Any, out: Tensor
+    ) -> Callable[[], tuple[Tensor, ...]]:
+        def call() -> tuple[Tensor, ...]:
+            with taken_by({PASSES[of_pass]: name}):
+                if of_pass == "forward":
+                    return (self._forward(schedule).detach(),)
+                return torch.autograd.grad(out, self.leaves, self.d_o, retain_graph=True)
+
+        return call
+
+
+def rows(number: int, effort: Effort = EFFORT) -> Iterator[dict[str, Any]]:
+    """Of each pass (the pick, its ms, the fastest, its ms, how many times slower the pick is)."""
+    drawn = draw(number)
+    batch, device = Batch(drawn), torch.device(DEVICE)
+    for of_pass in PASSES:
+        calls, rule = batch.calls(of_pass)
+        timed = timing.interleaved(calls, device=device, effort=effort)
+        for one in timed.values():
+            if one.failure:
+                raise one.failure
+        took = {name: statistics.median(one.samples) for name, one in timed.items()}
+        fastest = min(took, key=lambda name: took[name])
+        yield {
+            "batch": number, "pass": of_pass, "call": str(drawn), "pick": rule, "ms": took[rule],
+            "fastest": fastest, "its ms": took[fastest], "slower": took[rule] / took[fastest],
+        }  # fmt: skip
+    del batch
+    timing.release(device)
+
+
+def compile_for(number: int) -> None:
+    """All that `rows` will launch, launched once."""
+    batch = Batch(draw(number))
+    for of_pass in PASSES:
+        for call in batch.calls(of_pass)[0].values():
+            call()
+    timing.release(torch.device(DEVICE))
+
+
+def summary(table: pd.DataFrame) -> str:
+    slower = table["slower"].to_numpy(float)
+    near = (slower <= NEAR).mean()
+    worst = table.sort_values("slower", ascending=False).head(20)
+    shown = worst.to_string(index=False, float_format="{:.4g}".format)
+    return (
+        f"{shown}\n{near:.1%} of {len(table)} passes within {NEAR:g} of the fastest "
+        f"(goal {GOAL:.0%}: {'met' if near >= GOAL else 'NOT met'}), the worst {slower.max():.2f}"
+    )
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--count", type=int, default=60, help="of batches")
+    parser.add_argument("--first", type=int, default=0, help="number of the first")
+    parser.add_argument("-n", type=int, default=8, help="processes that compile")
+    parser.add_argument("--out", type=Path, metavar="FILE.csv", help="the table as a file, too")
+    options = parser.parse_args(words)
+    numbers = range(options.first, options.first + options.count)
+    if options.n > 1:
+        with ProcessPoolExecutor(options.n, get_context("spawn")) as pool:
+            list(pool.map(compile_for, numbers))
+    found: list[dict[str, Any]] = []
+    for number in numbers:
+        found += rows(number)
+        print(
+            f"{found[-2]['slower']:.3f} {found[-1]['slower']:.3f} {found[-1]['call']}", flush=True
+        )
+        if options.out:
+            pd.DataFrame(found).to_csv(options.out, index=False)
+    print(summary(pd.DataFrame(found)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
