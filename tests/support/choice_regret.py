@@ -144,13 +144,14 @@ class Batch:
     def __init__(self, drawn: Draw) -> None:
         offsets = lengths_to_offsets(torch.tensor(drawn.lengths)).to(DEVICE)
         tokens = sum(drawn.lengths)
-        generator = torch.Generator().manual_seed(tokens)
+        # On the device: a host takes longer to draw them than all else takes.
+        generator = torch.Generator(DEVICE).manual_seed(tokens)
+        on_device = {"generator": generator, "device": DEVICE}
         shapes = [(tokens, heads, drawn.dim) for heads in (drawn.heads, *[drawn.kv_heads] * 2)]
         self.leaves = [
-            torch.randn(shape, generator=generator).to(DEVICE, drawn.dtype).requires_grad_()
-            for shape in shapes
+            torch.randn(shape, **on_device).to(drawn.dtype).requires_grad_() for shape in shapes
         ]
-        self.d_o = torch.randn(shapes[0], generator=generator).to(DEVICE, drawn.dtype)
+        self.d_o = torch.randn(shapes[0], **on_device).to(drawn.dtype)
         self.qkv = [JaggedTensor(x, offsets) for x in self.leaves]
         self.options = {**drawn.options, "backend": "triton"}
         of_schedule = {n: v for n, v in drawn.options.items() if n != "scores"}
