@@ -202,8 +202,8 @@ def said(
     """What the policy says of one pass alone."""
     table = {"forward": FORWARD_PAYS_FROM, "backward": BACKWARD_PAYS_FROM}.get(of_pass, {})
     by = "lists" if keys != "ranges" else "softmax" if scores == "softmax" else "pointwise"
-    mask = {"semi-local": ", window", "ranges": ", causal" if causal else ""}.get(keys, "")
-    return (table.get(by + mask) or table.get(by, {})).get(dim)
+    mask = {"semi-local": "window", "ranges": "causal" if causal else "none"}.get(keys, "causal")
+    return policy.paying_length(table, by, mask, dim)
 
 
 def lay_out(table: dict[tuple[int, int], Any], dim: int, block: int, changes: str | None) -> None:

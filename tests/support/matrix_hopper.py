@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import meeting_cases
+import pytest
 import torch
 from attention_cases import DEVICE, Case, Inputs
 from matrix_attention import HALF, run, run_twice
@@ -33,22 +34,14 @@ CHOSEN = (BACKWARD_PAYS_FROM, FORWARD_PAYS_FROM)
 @contextmanager
 def _paying(*tables: dict[str, dict[int, int]]) -> Iterator[None]:
     """Inside, users of `MEAN` tokens are long enough for all that is in the tables."""
-    kept = [(by_dim, dict(by_dim)) for table in tables for by_dim in table.values()]
-    for by_dim, before in kept:
-        by_dim.update({dim: min(least, MEAN) for dim, least in before.items()})
-    _forget()
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for by_dim in (by_dim for table in tables for by_dim in table.values()):
+            for dim, least in by_dim.items():
+                patch.setitem(by_dim, dim, min(least, MEAN))
+        # What was looked up before says otherwise; where a test passes for Hopper, nothing is kept.
+        kept = choice.able_families
+        patch.setattr(choice, "able_families", getattr(kept, "__wrapped__", kept))
         yield
-    finally:
-        for by_dim, before in kept:
-            by_dim.update(before)
-        _forget()
-
-
-def _forget() -> None:
-    """What was looked up before; where a test passes for Hopper, nothing is kept."""
-    if hasattr(choice.able_families, "cache_clear"):
-        choice.able_families.cache_clear()
 
 
 def _inputs(dim: int) -> Inputs:

@@ -31,6 +31,7 @@ from jagged_kernels.schedule.policy.hopper import (
     NEVER,
     ONE_PASS_PAYS_FROM,
     is_hopper,
+    paying_length,
     tma_reads,
 )
 from jagged_kernels.schedule.policy.plain import MAX_HEAD_DIM, MOSTLY_SHORT
@@ -91,7 +92,7 @@ class Family(NamedTuple):
     rows: tuple[Rows, ...] = ("whole",)
     bias: bool = False
     dropout: bool = False
-    masks: tuple[Mask, ...] = ("none", "causal", "window")
+    masks: tuple[Mask, ...] = _MASKS
     hopper: bool = False
     shared: bool = False
     tile_q: Mapping[int, int] | None = None
@@ -209,7 +210,7 @@ def mask_of(left: int, right: int) -> Mask:
 
 def width_of(left: int, right: int, keys: Keys) -> int:
     """The keys that a window is wide; 0 where it is none, or lists say what is seen of it."""
-    is_window = left != NO_LIMIT and right != NO_LIMIT and keys == "ranges"
+    is_window = mask_of(left, right) == "window" and keys == "ranges"
     return left + right + 1 if is_window else 0
 
 
@@ -336,8 +337,7 @@ def _pays_between(family: Family, asked: Asked) -> tuple[int, float]:
     least = 0
     if family.pays_from is not None:
         by = "lists" if asked.keys == "lists" else asked.scores
-        table = family.pays_from.get(f"{by}, {asked.mask}") or family.pays_from.get(by, {})
-        least = table.get(asked.head_dim, 0)
+        least = paying_length(family.pays_from, by, asked.mask, asked.head_dim) or 0
     return least, math.inf if family.pays_below is None else family.pays_below
 
 

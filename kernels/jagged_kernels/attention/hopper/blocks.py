@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -224,6 +225,37 @@ def zero_tail(buffer, valid, cleaned, phase, PARTS: gl.constexpr, PART: gl.const
     fence_async_shared()
     mbarrier.arrive(cleaned)
     mbarrier.wait(cleaned, phase)
+
+
+@gluon.jit
+def bring_queries(of_q, of_do, at, tail, own, landed, tail_phase):
+    """A block of Q and one of dO, for whoever waits for their barriers; the next `tail_phase`.
+
+    Args:
+        of_q, of_do: (descriptor, first column, buffer, the barrier that says it is there).
+        at: where the blocks begin.
+        tail: whether rows from number `own` on are the next user's: they come to be zeros.
+        landed: a barrier for this warp alone, whose parity is `tail_phase`.
+    """
+    q_blocks, q_column, q, q_there = of_q
+    do_blocks, do_column, d_o, do_there = of_do
+    BYTES: gl.constexpr = q_blocks.block_type.nbytes
+    if tail:
+        mbarrier.expect(landed, 2 * BYTES)
+        tma.async_copy_global_to_shared(q_blocks, [at, q_column], landed, q)
+        tma.async_copy_global_to_shared(do_blocks, [at, do_column], landed, d_o)
+        mbarrier.wait(landed, tail_phase)
+        tail_phase ^= 1
+        zero_rows(q, own)
+        mbarrier.arrive(q_there)
+        zero_rows(d_o, own)
+        mbarrier.arrive(do_there)
+    else:
+        mbarrier.expect(q_there, BYTES)
+        tma.async_copy_global_to_shared(q_blocks, [at, q_column], q_there, q)
+        mbarrier.expect(do_there, BYTES)
+        tma.async_copy_global_to_shared(do_blocks, [at, do_column], do_there, d_o)
+    return tail_phase
 
 
 @gluon.jit

@@ -9,7 +9,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from jagged_kernels.attention.hopper.blocks import load_numbers, next_slot, row_fields, zero_rows
+from jagged_kernels.attention.hopper.blocks import (
+    bring_queries,
+    load_numbers,
+    next_slot,
+    row_fields,
+)
 from jagged_kernels.attention.hopper.listed import (
     ends_of_list,
     note_blocks,
@@ -131,7 +136,6 @@ def _load_block(
     k_blocks, v_blocks, q_blocks, do_blocks = descriptors
     q_buffer, do_buffer = buffers[2:4]
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
-    BLOCK_BYTES: gl.constexpr = q_blocks.block_type.nbytes
     stage, phase, tail_phase = state
     q_column = q_head * S.Q_STRIDE_H
     do_column = q_head * S.DO_STRIDE_H
@@ -154,20 +158,9 @@ def _load_block(
             lse2_ptr + q_head, delta_ptr + q_head, start, q_end,
             lse2_buffer.index(stage), delta_buffer.index(stage), q_there, S.HEADS,
         )  # fmt: skip
-    if tail:
-        mbarrier.expect(landed, 2 * BLOCK_BYTES)
-        tma.async_copy_global_to_shared(q_blocks, [at, q_column], landed, q)
-        tma.async_copy_global_to_shared(do_blocks, [at, do_column], landed, d_o)
-        mbarrier.wait(landed, tail_phase)
-        tail_phase ^= 1
-        zero_rows(q, q_end - start)
-        mbarrier.arrive(q_there)
-        zero_rows(d_o, q_end - start)
-        mbarrier.arrive(do_there)
-    else:
-        mbarrier.expect(q_there, BLOCK_BYTES)
-        tma.async_copy_global_to_shared(q_blocks, [at, q_column], q_there, q)
-        mbarrier.expect(do_there, BLOCK_BYTES)
-        tma.async_copy_global_to_shared(do_blocks, [at, do_column], do_there, d_o)
+    tail_phase = bring_queries(
+        (q_blocks, q_column, q, q_there), (do_blocks, do_column, d_o, do_there),
+        at, tail, q_end - start, landed, tail_phase,
+    )  # fmt: skip
     stage, phase = next_slot(stage, phase, C.stages)
     return stage, phase, tail_phase

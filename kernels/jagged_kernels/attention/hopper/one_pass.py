@@ -91,10 +91,9 @@ def launch_one_pass(
     ring = ring or ring_blocks(blocks, k.shape[0], heads // kv_heads, dim, config)
     sums = torch.empty((ring, block * dim), dtype=torch.float32, device=q.device)
     counts = torch.zeros(1 + blocks, dtype=torch.int32, device=q.device)
-    places = rows_t.shape[0] * kv_heads
     launch(
         _one_pass_kernel,
-        programs(k.device, config, places),
+        programs(k.device, config, rows_t.shape[0] * kv_heads),
         (
             lse2, delta, dq, dk, dv, alarm, sums, counts, rows_t, offsets,
             rows_t.shape[0], ring, token_blocks(k, part_k), token_blocks(v, part_k),

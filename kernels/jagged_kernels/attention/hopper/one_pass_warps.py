@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from jagged_kernels.attention.hopper import one_pass_order as order
 from jagged_kernels.attention.hopper.blocks import (
     LANES,
+    bring_queries,
     load_numbers,
     next_slot,
     whole_blocks,
@@ -55,6 +56,19 @@ def _tile(tables, place, S: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
+def _walk_of_tile(tables, tile, tiles, length, S: gl.constexpr, C: gl.constexpr):
+    """(first, count) of the tile's blocks, and the one of these that it starts with."""
+    rows_ptr, offsets_ptr, row_count, left, right = tables
+    first, count = _blocks_of_tile(
+        tile, length, left, right, S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK
+    )
+    start_block = _start_of_tile(
+        tile, tiles, gl.num_programs(0), S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK
+    )
+    return first, count, start_block
+
+
+@gluon.jit
 def load(args, S: gl.constexpr, C: gl.constexpr):
     """Brings each tile's K and V, and Q, dO, lse2 and delta of its queries, head by head.
 
@@ -76,7 +90,6 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
     BLOCK: gl.constexpr = S.BLOCK
     CONSUMERS: gl.constexpr = C.consumers
     TILE_BYTES: gl.constexpr = 2 * CONSUMERS * k_blocks.block_type.nbytes
-    BLOCK_BYTES: gl.constexpr = q_blocks.block_type.nbytes
     NOTE: gl.constexpr = gl.BlockedLayout([1], [LANES], [1], [0])
     stage = 0
     phase = 0
@@ -92,12 +105,7 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
             ahead = _tile(tables, place, S, C)
         k_start = start + tile * TILE
         end = start + length
-        first, count = _blocks_of_tile(
-            tile, length, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
-        )
-        start_block = _start_of_tile(
-            tile, tiles, gl.num_programs(0), S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
-        )
+        first, count, start_block = _walk_of_tile(tables, tile, tiles, length, S, C)
         first = start + first * BLOCK
         whole_start, whole_end = whole_blocks(
             k_start, gl.minimum(k_start + TILE, end), first, end, 0, left, right,
@@ -145,21 +153,10 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
                     lse2_ptr + q_head, delta_ptr + q_head, q_start, end,
                     lse2_buffer.index(stage), delta_buffer.index(stage), q_there, S.HEADS,
                 )  # fmt: skip
-                if q_start + BLOCK > end:
-                    mbarrier.expect(landed, 2 * BLOCK_BYTES)
-                    tma.async_copy_global_to_shared(q_blocks, [q_start, q_column], landed, q)
-                    tma.async_copy_global_to_shared(do_blocks, [q_start, do_column], landed, d_o)
-                    mbarrier.wait(landed, tail_phase)
-                    tail_phase ^= 1
-                    zero_rows(q, end - q_start)
-                    mbarrier.arrive(q_there)
-                    zero_rows(d_o, end - q_start)
-                    mbarrier.arrive(do_there)
-                else:
-                    mbarrier.expect(q_there, BLOCK_BYTES)
-                    tma.async_copy_global_to_shared(q_blocks, [q_start, q_column], q_there, q)
-                    mbarrier.expect(do_there, BLOCK_BYTES)
-                    tma.async_copy_global_to_shared(do_blocks, [q_start, do_column], do_there, d_o)
+                tail_phase = bring_queries(
+                    (q_blocks, q_column, q, q_there), (do_blocks, do_column, d_o, do_there),
+                    q_start, q_start + BLOCK > end, end - q_start, landed, tail_phase,
+                )  # fmt: skip
                 stage, phase = next_slot(stage, phase, C.stages)
                 block = gl.where(block + 1 == count, 0, block + 1)
         if _counted_out(S):
@@ -217,12 +214,7 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
         if not _counted_out(S):
             place += gl.num_programs(0)
             ahead = _tile(tables, place, S, C)
-        first, count = _blocks_of_tile(
-            tile, length, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
-        )
-        start_block = _start_of_tile(
-            tile, tiles, gl.num_programs(0), S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
-        )
+        first, count, start_block = _walk_of_tile(tables, tile, tiles, length, S, C)
         for member in range(S.GROUP):
             base_of_head = base + member * tiles * RATIO
             block = start_block
@@ -252,8 +244,8 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
                 tell(of_turn, 3, head * S.GROUP + member)
                 mbarrier.arrive(my_turn)
                 block = gl.where(block + 1 == count, 0, block + 1)
-                # The add before takes a while to be seen by all; consumers have the next
-                # turn meanwhile. What is counted at the block after is on its way then.
+                # The add before takes a while to be seen by all; consumers have the next turn
+                # meanwhile. What is counted at the block after is on its way then.
                 _announce(counts_ptr, owed, more)
                 next_turn, _ = _turn_of_tile(
                     tile, first + block, tiles, gl.num_programs(0), left, right,

@@ -5,7 +5,7 @@ Apart from the kernels, because Gluon is imported only where it runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -119,8 +119,6 @@ def ring_blocks(blocks: int, tokens: int, group: int, head_dim: int, config: Hop
 # Programs that do not stay have at least so many turns where several tiles are one program's.
 TURNS = 8
 TAKES = 2  # where a limit on one side makes tiles unequal
-
-
 # Tokens of a user, on average, from which that is faster than tiles that are dealt out beforehand
 # to programs that stay, by what scores become and by head_dim. Beforehand, the program with the
 # most has a tenth to a quarter more than the mean on lengths of click histories, and half more
@@ -192,6 +190,19 @@ ONE_PASS_PAYS_FROM = {
     "softmax": {64: 2048, 128: 1024},
     "softmax, causal": {64: 4096, 128: 256},
 }
+
+
+def paying_length(
+    table: Mapping[str, Mapping[int, int]], by: str, mask: str, head_dim: int
+) -> int | None:
+    """What such a table says; None if nothing.
+
+    Args:
+        by: what scores become, or "lists".
+    """
+    return (table.get(f"{by}, {mask}") or table.get(by, {})).get(head_dim)
+
+
 # Of queries and of keys in the rows that they walk, by head_dim.
 HOPPER_TILES = {dim: forward_config(dim).tile_q for dim in FORWARD_PAYS_FROM["softmax"]}
 
