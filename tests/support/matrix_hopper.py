@@ -17,9 +17,7 @@ from jagged_kernels import RequestKeys, SemiLocalKeys, SiLU, StridedKeys
 from jagged_kernels.attention import choice
 from jagged_kernels.schedule.policy.hopper import (
     BACKWARD_PAYS_FROM,
-    BACKWARD_TAKES_FROM,
     FORWARD_PAYS_FROM,
-    FORWARD_TAKES_FROM,
     HOPPER_TILES,
     ONE_PASS_PAYS_FROM,
 )
@@ -27,7 +25,6 @@ from jagged_kernels.schedule.policy.hopper import (
 # As short as users may be for a schedule of Hopper's tiles, whatever their mask.
 MEAN = FORWARD_PAYS_FROM["softmax"][128]
 MASKS = ({}, {"causal": True}, {"window": (MEAN, 5)})
-DEALT = (BACKWARD_TAKES_FROM, FORWARD_TAKES_FROM)
 CHOSEN = (BACKWARD_PAYS_FROM, FORWARD_PAYS_FROM)
 
 
@@ -54,13 +51,6 @@ def hopper() -> None:
         for dim in HOPPER_TILES:
             for mask in MASKS:
                 run_twice(run, _inputs(dim), **mask)
-
-
-def hopper_unequal_tiles() -> None:
-    """Those of a causal mask, by programs that take a few each."""
-    with _paying(*CHOSEN, *DEALT):
-        for dim in HOPPER_TILES:
-            run_twice(run, _inputs(dim), causal=True)
 
 
 def hopper_one_pass() -> None:
@@ -92,4 +82,4 @@ def hopper_lists() -> None:
             run_twice(meeting_cases.run, inputs, keys=keys, scores=policy)
 
 
-PARTS = (hopper, hopper_unequal_tiles, hopper_one_pass, hopper_scores, hopper_lists)
+PARTS = (hopper, hopper_one_pass, hopper_scores, hopper_lists)

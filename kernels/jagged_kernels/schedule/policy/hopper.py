@@ -27,9 +27,10 @@ class HopperConfig:
         stages: buffers for K and for V.
         residents: programs on a multiprocessor at a time.
         turned: of `hopper.one_pass` at head_dim 64, whether dQ is made as its transpose.
-        takes: how many tiles a program takes, if there are many, before another starts where it
-            ends: for tiles that meet very unequal numbers of blocks. 0: as many programs as run at
-            a time stay, and the tiles are dealt out to them beforehand.
+        stays: whether as many programs as run at a time stay. Else each tile has its own, which
+            starts where another ends: for tiles whose lists have very unequal lengths.
+        counted: whether programs that stay take the next tile that nobody has, of a counter, in
+            place of every n-th.
     """
 
     consumers: int
@@ -38,7 +39,8 @@ class HopperConfig:
     stages: int
     residents: int = 1
     turned: bool = False
-    takes: int = 0
+    stays: bool = True
+    counted: bool = False
 
     @property
     def part_q(self) -> int:
@@ -116,21 +118,12 @@ def ring_blocks(blocks: int, tokens: int, group: int, head_dim: int, config: Hop
     return min(blocks, max(longest, RING_BYTES // (4 * config.block * head_dim)))
 
 
-# Programs that do not stay have at least so many turns where several tiles are one program's.
-TURNS = 8
-TAKES = 2  # where a limit on one side makes tiles unequal
-# Tokens of a user, on average, from which that is faster than tiles that are dealt out beforehand
-# to programs that stay, by what scores become and by head_dim. Beforehand, the program with the
-# most has a tenth to a quarter more than the mean on lengths of click histories, and half more
-# where tiles of a user are about as many as programs; but a program's start is waited for.
-FORWARD_TAKES_FROM = {"softmax": {64: 2048, 128: 512}, "pointwise": {64: 2048, 128: 1536}}
-BACKWARD_TAKES_FROM = {"softmax": {64: 4096, 128: 512}, "pointwise": {64: 6144, 128: 6144}}
-
-
 @lru_cache
-def that_takes(config: HopperConfig) -> HopperConfig:
-    """`config` for tiles that meet unequal numbers of blocks."""
-    return replace(config, takes=TAKES)
+def counted(config: HopperConfig) -> HopperConfig:
+    """`config` for tiles that meet unequal numbers of blocks: with a limit on one side. Every n-th
+    tile would leave the program with the most a tenth to a quarter more than the mean on lengths of
+    click histories, and half more where tiles of a user are about as many as programs."""
+    return replace(config, counted=True)
 
 
 # By head_dim and tokens of a listed block. At head_dim 128 and blocks of 64 there is no backward:
@@ -144,9 +137,9 @@ _LISTED_FORWARD = {
     (128, 128): HopperConfig(consumers=2, warps=4, block=128, stages=2),
 }
 _LISTED_DKV = {
-    (64, 64): HopperConfig(consumers=1, warps=4, block=64, stages=4, residents=2, takes=1),
-    (64, 128): HopperConfig(consumers=2, warps=4, block=64, stages=4, takes=1),
-    (128, 128): HopperConfig(consumers=2, warps=4, block=64, stages=4, takes=1),
+    (64, 64): HopperConfig(consumers=1, warps=4, block=64, stages=4, residents=2, stays=False),
+    (64, 128): HopperConfig(consumers=2, warps=4, block=64, stages=4, stays=False),
+    (128, 128): HopperConfig(consumers=2, warps=4, block=64, stages=4, stays=False),
 }
 
 
