@@ -187,22 +187,27 @@ def _differentiate(
         side = 0
         side_phase = 0
         while place < count:
+            state = (stage, phase, tile_phase)
+            sums, state = _differentiate_tile(
+                state, row, place, count, args, S, C, WEIGHT, D_SCORE, ME
+            )
+            stage, phase, tile_phase = state
+            # Not at the top as in `load_queries`: registers are scarce in between.
             next_place = handed_out(places, place_full, place_empty, side, side_phase, C.warps)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = row_fields(rows_ptr, next_place, count, KV_HEADS)
-            state = (stage, phase, tile_phase)
-            stage, phase, tile_phase = _differentiate_tile(
-                state, row, place, count, args, S, C, WEIGHT, D_SCORE, ME
-            )
+            _store_tile(sums, row, args, S, C, WEIGHT, ME)
             place = next_place
             row = ahead
     else:
         for step in range(gl.cdiv(count, gl.num_programs(0))):
             ahead = row_fields(rows_ptr, place_of(step + 1), count, KV_HEADS)
             state = (stage, phase, tile_phase)
-            stage, phase, tile_phase = _differentiate_tile(
+            sums, state = _differentiate_tile(
                 state, row, place_of(step), count, args, S, C, WEIGHT, D_SCORE, ME
             )
+            stage, phase, tile_phase = state
+            _store_tile(sums, row, args, S, C, WEIGHT, ME)
             row = ahead
 
 
@@ -211,8 +216,11 @@ def _differentiate_tile(
     rings, row, place, count, args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr,
     D_SCORE: gl.constexpr, ME: gl.constexpr,
 ):  # fmt: skip
-    """The queries of the heads of a group follow each other as one long row of blocks."""
-    dk_ptr, dv_ptr, alarm_ptr, rows_ptr, row_count, meets = args[:6]
+    """(sums, state) of a tile.
+
+    The queries of the heads of a group follow each other as one long row of blocks.
+    """
+    rows_ptr, row_count, meets = args[3:6]
     scale, scale_log2, left, right, buffers, barriers = args[6:]
     k_buffer, v_buffer, q_buffer, do_buffer = buffers[:4]
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
@@ -269,12 +277,25 @@ def _differentiate_tile(
                 left_over, scale_log2, factor_n, S, C, WEIGHT, D_SCORE, SCORES, HELD,
             )  # fmt: skip
         dk, dv, stage, phase = state
+    return (dk, dv, factor_n), (stage, phase, tile_phase)
+
+
+@gluon.jit
+def _store_tile(
+    sums, row, args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr,
+    ME: gl.constexpr,
+):  # fmt: skip
+    dk_ptr, dv_ptr, alarm_ptr = args[:3]
+    scale = args[6]
+    head, k_start, k_end, q_start, q_end, shift = row
+    dk, dv, factor_n = sums
+    KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
+    first_k = k_start + ME * C.part_q
     if first_k < k_end:
         store_tile(dk_ptr, dk * scale, first_k, k_end, head, KV_HEADS, alarm_ptr)
         if WEIGHT is not None:
             dv = dv * factor_n
         store_tile(dv_ptr, dv, first_k, k_end, head, KV_HEADS, alarm_ptr)
-    return stage, phase, tile_phase
 
 
 @gluon.jit
