@@ -17,13 +17,15 @@ from jagged_kernels import RequestKeys, SemiLocalKeys, SiLU, StridedKeys
 from jagged_kernels.attention import choice
 from jagged_kernels.schedule.policy.hopper import (
     BACKWARD_PAYS_FROM,
+    COUNTED_FROM,
     FORWARD_PAYS_FROM,
     HOPPER_TILES,
+    HOPPER_TILES_FROM,
     ONE_PASS_PAYS_FROM,
 )
 
 # As short as users may be for a schedule of Hopper's tiles, whatever their mask.
-MEAN = FORWARD_PAYS_FROM["softmax"][128]
+MEAN = HOPPER_TILES_FROM[128]
 MASKS = ({}, {"causal": True}, {"window": (MEAN, 5)})
 CHOSEN = (BACKWARD_PAYS_FROM, FORWARD_PAYS_FROM)
 
@@ -61,9 +63,10 @@ def hopper_one_pass() -> None:
 
 
 def hopper_scores() -> None:
-    with _paying(*CHOSEN):
-        for dim, policy in zip(HOPPER_TILES, (SiLU(), GLUON_COMPILES), strict=True):
-            run_twice(meeting_cases.run, _inputs(dim), scores=policy, causal=True)
+    for tables in ((), (COUNTED_FROM,)):
+        with _paying(*CHOSEN, *tables):
+            for dim, policy in zip(HOPPER_TILES, (SiLU(), GLUON_COMPILES), strict=True):
+                run_twice(meeting_cases.run, _inputs(dim), scores=policy, causal=True)
 
 
 def hopper_lists() -> None:

@@ -23,8 +23,9 @@ from jagged_kernels.attention import triton_meeting
 from jagged_kernels.attention.meeting import MeetShape
 from jagged_kernels.attention.plans import PLANS, Call
 from jagged_kernels.core.backends import multiprocessors
-from jagged_kernels.schedule.policy.hopper import HopperConfig, counted
+from jagged_kernels.schedule.policy.hopper import COUNTED_FROM, HopperConfig, counted
 from jagged_kernels.schedule.row_layout import NO_LIMIT, ROW_WIDTH
+from jagged_kernels.schedule.rows import users_of_rows
 
 # They take no layouts, and so they are the same in Gluon.
 whole_blocks = gluon.jit(triton_blocks.whole_blocks.fn)
@@ -53,10 +54,21 @@ def programs(device: torch.device, config: HopperConfig, tiles: int) -> int:
     return min(multiprocessors(device) * config.residents, tiles)
 
 
-def for_mask(config: HopperConfig, left: int, right: int, meets: MeetShape) -> HopperConfig:
-    """`config`, counted where a limit on one side makes tiles of a user unequal."""
-    unequal = (left == NO_LIMIT) != (right == NO_LIMIT)
-    return counted(config) if unequal and not meets.groups else config
+def for_mask(
+    config: HopperConfig, x: Tensor, rows: Tensor, left: int, right: int, meets: MeetShape
+) -> HopperConfig:
+    """`config`, counted where a limit on one side makes tiles of a user unequal, and users have as
+    many tokens as it then takes for that to be faster.
+
+    Args:
+        x: [T, H, D] of the side whose tiles the rows are.
+    """
+    tokens, _, dim = x.shape
+    if meets.groups or (left == NO_LIMIT) == (right == NO_LIMIT):
+        return config
+    least = COUNTED_FROM["softmax" if meets.weight is None else "pointwise"][dim]
+    pays = tokens >= least * users_of_rows(rows, tokens, config.tile_q)
+    return counted(config) if pays else config
 
 
 def counter(config: HopperConfig, device: torch.device) -> Tensor | None:

@@ -77,7 +77,7 @@ def launch_dkv(
         config: in place of the rule's.
     """
     kv_heads, dim = k.shape[1:]
-    config = config or for_mask(dkv_config(dim, listed), left, right, meeting.constants)
+    config = config or for_mask(dkv_config(dim, listed), k, rows_t, left, right, meeting.constants)
     dk, dv = empty_as(k), empty_as(v)
     part_k, block = config.part_q, config.block
     constants, options = plan(call.mirrored, config, meeting.constants)

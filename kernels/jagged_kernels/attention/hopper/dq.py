@@ -88,7 +88,7 @@ def launch_dq(
             (`hopper.exact_backward`); None where that cannot be.
         config: in place of the rule's.
     """
-    config = config or for_mask(DQ_CONFIG, left, right, meeting.constants)
+    config = config or for_mask(DQ_CONFIG, q, rows, left, right, meeting.constants)
     dq = empty_as(q)
     softmax = meeting.constants.weight is None
     delta = torch.empty_like(lse2) if softmax else None

@@ -88,7 +88,9 @@ def launch_forward(
         config: in place of the rule's.
     """
     _, heads, dim = q.shape
-    config = config or for_mask(forward_config(dim, listed), left, right, meeting.constants)
+    config = config or for_mask(
+        forward_config(dim, listed), q, rows, left, right, meeting.constants
+    )
     o = empty_as(q)
     lse2 = empty_lse(q) if with_lse else None
     part_q, block = config.part_q, min(config.block, listed or config.block)
@@ -282,9 +284,7 @@ def _attend(
         side_phase = 0
         while place < count:
             state = (stage, phase, q_phase, clean_phase)
-            sums, state = _attend_tile(
-                state, row, place, count, args, S, C, NEGATE, WEIGHT, ME
-            )
+            sums, state = _attend_tile(state, row, args, S, C, NEGATE, WEIGHT, ME)
             stage, phase, q_phase, clean_phase = state
             next_place = handed_out(places, place_full, place_empty, side, side_phase, C.warps)
             side, side_phase = next_slot(side, side_phase, 2)
@@ -295,9 +295,7 @@ def _attend(
     else:
         for step in range(gl.cdiv(count, gl.num_programs(0))):
             state = (stage, phase, q_phase, clean_phase)
-            sums, state = _attend_tile(
-                state, row, place_of(step), count, args, S, C, NEGATE, WEIGHT, ME
-            )
+            sums, state = _attend_tile(state, row, args, S, C, NEGATE, WEIGHT, ME)
             stage, phase, q_phase, clean_phase = state
             # Not at the top as in `_load`: registers are scarce in between, and it is in the cache
             # now.
@@ -308,7 +306,7 @@ def _attend(
 
 @gluon.jit
 def _attend_tile(
-    rings, row, place, count, args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr,
+    rings, row, args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr,
     WEIGHT: gl.constexpr, ME: gl.constexpr,
 ):  # fmt: skip
     """(sums, state) of a tile.
@@ -317,7 +315,6 @@ def _attend_tile(
     a product with V ends under the next softmax. Weights by a policy have no top, no total and no
     reach, which stay what they are at the start.
     """
-    rows_ptr, row_count, meets = args[3:6]
     scale_log2, left, right, buffers, barriers = args[6:]
     q_buffer, k_buffer, v_buffer = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned = barriers
@@ -336,10 +333,6 @@ def _attend_tile(
     total = gl.zeros([ROWS], gl.float32, ROW)
     top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
     reach = gl.zeros([ROWS], gl.float32, ROW)
-    factor = 1.0
-    if WEIGHT is not None:
-        # Read while Q is on its way: one number leads to the next.
-        factor = factor_of_place(meets, rows_ptr, place, count, S.HEADS)
     if k_start < k_end:
         blocks = gl.cdiv(k_end - k_start, BLOCK)
         last_k = k_start + (blocks - 1) * BLOCK
@@ -419,7 +412,7 @@ def _attend_tile(
                 mbarrier.wait(v_full.index(stage), phase)
                 mbarrier.arrive(v_empty.index(stage))
                 stage, phase = next_slot(stage, phase, C.stages)
-    return (acc, total, top, reach, factor), (stage, phase, q_phase, clean_phase)
+    return (acc, total, top, reach), (stage, phase, q_phase, clean_phase)
 
 
 @gluon.jit
@@ -427,9 +420,9 @@ def _store_tile(
     sums, row, place, count, args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr,
     ME: gl.constexpr,
 ):  # fmt: skip
-    o_ptr, lse2_ptr, marks_ptr = args[:3]
+    o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, meets = args[:6]
     head, q_start, q_end, k_start, k_end, shift = row
-    acc, total, top, reach, factor = sums
+    acc, total, top, reach = sums
     ROWS: gl.constexpr = C.part_q
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
@@ -447,6 +440,7 @@ def _store_tile(
         if WEIGHT is None:
             store_mean(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS)
         else:
+            factor = factor_of_place(meets, rows_ptr, place, count, S.HEADS)
             store_tile(o_ptr, acc * factor, first_q, q_end, head, S.HEADS)
 
 

@@ -126,6 +126,12 @@ def counted(config: HopperConfig) -> HopperConfig:
     return replace(config, counted=True)
 
 
+# Tokens of a user, on average, from which such tiles are counted out, by what scores become and by
+# head_dim. Of weights by a policy a tile then takes some 2 microseconds more at head_dim 128, of
+# which it is not known why: users of equal lengths up to 1,024 would lose an eighth.
+COUNTED_FROM = {"softmax": {64: 0, 128: 0}, "pointwise": {64: 256, 128: 1536}}
+
+
 # By head_dim and tokens of a listed block. At head_dim 128 and blocks of 64 there is no backward:
 # its buffers leave room for one program of four warps on a multiprocessor. Keys are seen by very
 # unequal numbers of queries: of S2-Attention's every 16th block by all that follow, the others by
@@ -162,26 +168,28 @@ DQ_LISTED = {128: (128,)}
 NEVER = 2**40
 FORWARD_PAYS_FROM = {
     "softmax": {64: 1024, 128: 256},
-    "softmax, causal": {64: 4096, 128: 512},
+    "softmax, causal": {64: 256, 128: 192},
     "softmax, window": {64: 1536, 128: 512},
-    "pointwise": {64: 512, 128: 256},
-    "pointwise, causal": {64: 4096, 128: 512},
+    "pointwise": {64: 512, 128: 192},
+    "pointwise, causal": {64: 1536, 128: 512},
     "pointwise, window": {64: 4096, 128: 512},
-    "lists": {64: 4096, 128: 512},
-    "lists, window": {64: NEVER, 128: 512},
+    "lists": {64: 4096, 128: 128},
+    "lists, window": {64: NEVER, 128: 128},
 }
 BACKWARD_PAYS_FROM = {
     "softmax": {64: 128, 128: 256},
     "softmax, window": {64: 256, 128: 512},
-    "pointwise": {64: 128, 128: 256},
-    "lists": {64: 4096, 128: 1024},
-    "lists, window": {64: 8192, 128: 1024},
+    "pointwise": {64: 48, 128: 192},
+    "pointwise, causal": {64: 48, 128: 256},
+    "pointwise, window": {64: 128, 128: 256},
+    "lists": {64: 4096, 128: 512},
+    "lists, window": {64: 8192, 128: 8192},
 }
 # From which the backward in one pass is faster than in two by more than a twentieth; it takes a
 # tenth more of memory. `backward_passes.py` in tests/support measures that.
 ONE_PASS_PAYS_FROM = {
     "softmax": {64: 2048, 128: 1024},
-    "softmax, causal": {64: 4096, 128: 256},
+    "softmax, causal": {64: 8192, 128: 1024},
 }
 
 
@@ -196,15 +204,17 @@ def paying_length(
     return (table.get(f"{by}, {mask}") or table.get(by, {})).get(head_dim)
 
 
-# Of queries and of keys in the rows that they walk, by head_dim.
-HOPPER_TILES = {dim: forward_config(dim).tile_q for dim in FORWARD_PAYS_FROM["softmax"]}
+# Of queries and of keys in the rows that they walk, by head_dim; and the tokens of a user from
+# which such tiles are made, where plain kernels are as fast with them.
+HOPPER_TILES_FROM = {64: 0, 128: 192}
+HOPPER_TILES = {dim: forward_config(dim).tile_q for dim in HOPPER_TILES_FROM}
 
 
 def hopper_tile(head_dim: int, tokens: int, users: int) -> int | None:
-    """The tile to take for histories long enough, `tokens` in all; else None. By softmax's lengths:
-    a schedule does not know what its scores become. At head_dim 64 it is the plain kernels' tile,
-    and pointwise scores can have lengths of their own; at 128 only longer ones."""
-    least = FORWARD_PAYS_FROM["softmax"]
+    """The tile to take for histories long enough, `tokens` in all; else None. A schedule does not
+    know what its scores become: no length at which a kernel pays can be shorter at head_dim 128. At
+    64 it is the plain kernels' tile."""
+    least = HOPPER_TILES_FROM
     pays = head_dim in least and tokens >= least[head_dim] * users
     return HOPPER_TILES[head_dim] if pays else None
 
