@@ -117,9 +117,9 @@ def test_what_the_policy_says() -> None:
     assert said("silu", "forward+backward", 64) is None
     assert said("softmax", "forward", 64, "strided") == FORWARD_PAYS_FROM["lists"][64]
     assert said("softmax", "backward", 64, "semi-local") == BACKWARD_PAYS_FROM["lists, window"][64]
-    causal = FORWARD_PAYS_FROM["pointwise, causal"]
-    assert said("silu", "forward", 64, causal=True) == causal[64]
-    assert said("silu", "backward", 64, causal=True) == BACKWARD_PAYS_FROM["pointwise"][64]
+    for of_pass, table in (("forward", FORWARD_PAYS_FROM), ("backward", BACKWARD_PAYS_FROM)):
+        assert said("silu", of_pass, 128, causal=True) == table["pointwise, causal"][128]
+    assert said("softmax", "backward", 128, causal=True) == BACKWARD_PAYS_FROM["softmax"][128]
 
 
 def test_without_such_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import score_policies
 import torch
 from attention_cases import DEVICE, Case, Inputs, Standard, run
 from choice_cases import hopper_fits, on_hopper
-from hopper_backward_cases import let_programs_take
+from hopper_backward_cases import deal_out_beforehand
 from processes import run_python
 from torch import Tensor
 
@@ -100,13 +100,12 @@ def test_more_tiles_than_programs(dim, causal):
 
 @on_hopper
 @DIMS
-@pytest.mark.parametrize("tiles", [1, 2, 5])
-def test_programs_that_take_a_few_tiles(dim, tiles, monkeypatch):
-    """The same, to the bit, as those that stay."""
+def test_tiles_that_are_counted_out(dim, monkeypatch):
+    """The same, to the bit, as those that are dealt out beforehand."""
     inputs = half(Case(list(range(1, 420, 6)), heads=4, kv_heads=4, dim=dim))
-    stay = attend(inputs, causal=True)
-    let_programs_take(tiles, monkeypatch)
-    assert_same(attend(inputs, causal=True), stay)
+    counted = attend(inputs, causal=True)
+    deal_out_beforehand(monkeypatch)
+    assert_same(attend(inputs, causal=True), counted)
 
 
 @on_hopper

@@ -16,10 +16,10 @@ from hopper_backward_cases import (
     ODD,
     assert_exact,
     band_of,
+    deal_out_beforehand,
     forward_of,
     inputs_of,
     leave_nan_in_free_memory,
-    let_programs_take,
     same,
     scale_of,
     tables_of,
@@ -66,15 +66,14 @@ def test_exact(name, dim):
     assert_exact(inputs, case, _backward(inputs, case, forward_of(inputs, case)))
 
 
-@pytest.mark.parametrize("tiles", [1, 2, 5])
-def test_programs_that_take_a_few_tiles(tiles, dim, monkeypatch):
-    """The same, to the bit, as those that stay."""
+def test_tiles_that_are_counted_out(dim, monkeypatch):
+    """The same, to the bit, as those that are dealt out beforehand."""
     case = replace(CASES["more tiles than programs"], mask={"causal": True})
     inputs = inputs_of(case, dim)
     forward = forward_of(inputs, case)
-    stay = _backward(inputs, case, forward)
-    let_programs_take(tiles, monkeypatch)
-    assert same(_backward(inputs, case, forward), stay)
+    counted = _backward(inputs, case, forward)
+    deal_out_beforehand(monkeypatch)
+    assert same(_backward(inputs, case, forward), counted)
 
 
 @pytest.mark.parametrize("name", ["odd", "cross causal", "grouped causal"])

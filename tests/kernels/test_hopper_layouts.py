@@ -1,15 +1,10 @@
-"""Which tensors Hopper's kernels read as they are, and how many programs take their tiles."""
+"""Which tensors Hopper's kernels read as they are: what is known of it without a GPU."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import torch
 from choice_cases import hopper_fits
 
-from jagged_kernels.attention.hopper.blocks import programs
-from jagged_kernels.core.backends import multiprocessors
-from jagged_kernels.schedule.policy import hopper
 from jagged_kernels.schedule.policy.hopper import for_tma, tma_reads
 
 
@@ -32,15 +27,3 @@ def test_what_tma_cannot_read_is_copied():
         assert torch.equal(copy, x)
     for x in (aligned, torch.stack([aligned] * 3, dim=1)[:, 1], torch.cat([aligned] * 2, 1)[:, :2]):
         assert for_tma(x) is x
-
-
-def test_programs_take_several_tiles_where_there_are_many():
-    cpu, stays = torch.device("cpu"), hopper.dkv_config(64)
-    at_a_time = multiprocessors(cpu) * stays.residents
-    assert programs(cpu, stays, 5 * at_a_time) == at_a_time
-    takes = replace(stays, takes=4)
-    for turns in (1, hopper.TURNS, 2 * hopper.TURNS - 1):
-        assert programs(cpu, takes, turns * at_a_time) == turns * at_a_time
-    for each in (2, 3, 4):
-        assert programs(cpu, takes, each * hopper.TURNS * at_a_time) == hopper.TURNS * at_a_time
-    assert programs(cpu, takes, 8 * hopper.TURNS * at_a_time) == 2 * hopper.TURNS * at_a_time

@@ -55,7 +55,8 @@ KERNELS = {
 def pays_always(monkeypatch: pytest.MonkeyPatch) -> None:
     for table in (FORWARD_PAYS_FROM, BACKWARD_PAYS_FROM):
         for dim in DIMS:
-            monkeypatch.setitem(table["lists"], dim, 0)
+            for by in ("lists", "lists, window"):
+                monkeypatch.setitem(table[by], dim, 0)
     # What was looked up before says otherwise.
     monkeypatch.setattr(choice, "able_families", choice.able_families.__wrapped__)
 
@@ -67,7 +68,8 @@ def no_longer_pays(monkeypatch: pytest.MonkeyPatch) -> Any:
     def leave() -> None:
         for table in (FORWARD_PAYS_FROM, BACKWARD_PAYS_FROM):
             for dim in DIMS:
-                monkeypatch.setitem(table["lists"], dim, 2**40)
+                for by in ("lists", "lists, window"):
+                    monkeypatch.setitem(table[by], dim, 2**40)
 
     return leave
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from attention_cases import DEVICE, FACTOR, Case, Inputs, assert_no_worse, seen_keys
 from choice_cases import hopper_fits, on_hopper
+from hopper_backward_cases import deal_out_beforehand
 from meeting_cases import formula, pointwise, run, terms
 from score_policies import POLICIES
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from jagged_kernels import SiLU
 from jagged_kernels.attention.meeting import Meeting, MeetTerms, meeting_of
 from jagged_kernels.attention.plans import Call, scale_argument
-from jagged_kernels.schedule.policy.hopper import forward_config
+from jagged_kernels.schedule.policy.hopper import COUNTED_FROM, forward_config
 from jagged_kernels.schedule.rows import build_rows
 from jagged_kernels.schedule.window import resolve_window
 
@@ -126,6 +127,20 @@ def test_more_tiles_than_programs(causal, dim):
     """Rings of buffers and their barriers go on from tile to tile, also past empty parts."""
     case = Case(list(range(1, 420, 6)), heads=4, kv_heads=4, dim=dim)
     assert_exact(case.inputs(torch.bfloat16), "silu", causal=causal)
+
+
+@on_hopper
+@DIMS
+@pytest.mark.parametrize("policy", ["silu", "own"])
+def test_tiles_that_are_counted_out(policy, dim, monkeypatch):
+    """The same, to the bit, as those that are dealt out beforehand, however short users are."""
+    inputs = Case(list(range(1, 420, 6)), heads=4, kv_heads=4, dim=dim).inputs(torch.bfloat16)
+    scores, _ = POLICIES[policy]
+    monkeypatch.setitem(COUNTED_FROM["pointwise"], dim, 0)
+    counted = attend(inputs, scores, causal=True)
+    deal_out_beforehand(monkeypatch)
+    for name, result in attend(inputs, scores, causal=True).items():
+        assert torch.equal(result, counted[name]), name
 
 
 @on_hopper

@@ -29,6 +29,8 @@ from jagged_kernels.schedule.policy.hopper import (
     BACKWARD_PAYS_FROM,
     FORWARD_PAYS_FROM,
     HOPPER_TILES,
+    HOPPER_TILES_FROM,
+    ONE_PASS_PAYS_FROM,
 )
 from jagged_kernels.schedule.policy.plain import MOSTLY_SHORT
 from jagged_kernels.schedule.row_layout import SHORT_USER
@@ -107,9 +109,12 @@ LONG_LISTS = {
     dim: max(FORWARD_PAYS_FROM["lists"][dim], n) for dim, n in BACKWARD_PAYS_FROM["lists"].items()
 }
 LONG, LONG_BACKWARD = FORWARD_PAYS_FROM["softmax"], BACKWARD_PAYS_FROM["softmax"]
-# A schedule's tile is that of softmax's lengths.
-LONG_POINTWISE = {dim: max(LONG[dim], n) for dim, n in FORWARD_PAYS_FROM["pointwise"].items()}
-LONG_CAUSAL = FORWARD_PAYS_FROM["softmax, causal"]
+LONG_POINTWISE = FORWARD_PAYS_FROM["pointwise"]
+LONG_CAUSAL = {
+    dim: max(FORWARD_PAYS_FROM["softmax, causal"][dim], n) for dim, n in LONG_BACKWARD.items()
+}
+ONE_PASS_CAUSAL = ONE_PASS_PAYS_FROM["softmax, causal"]
+LONG_WINDOW = FORWARD_PAYS_FROM["softmax, window"]
 LONG_CAUSAL_POINTWISE = FORWARD_PAYS_FROM["pointwise, causal"]
 CALLS = {
     "short users": Call(20, 16, SHORT),
@@ -140,17 +145,22 @@ CALLS = {
     "long": Call(LONG[64], 64, PLAIN, ("hopper forward", "plain", "hopper dkv")),
     "long, head_dim 128": Call(LONG[128], 128, PLAIN, EVERY_HOPPER),
     "not long, head_dim 128": Call(LONG[128] - 1, 128, PLAIN),
-    "long, causal": Call(
-        LONG_CAUSAL[128], 128, PLAIN, ("hopper forward", "hopper one pass", "hopper one pass"),
+    "not long, causal, head_dim 128": Call(
+        HOPPER_TILES_FROM[128] - 1, 128, PLAIN, options={"causal": True}
+    ),
+    "long, causal": Call(LONG_CAUSAL[128], 128, PLAIN, EVERY_HOPPER, options={"causal": True}),
+    "long enough for one pass, causal": Call(
+        ONE_PASS_CAUSAL[128], 128, PLAIN,
+        ("hopper forward", "hopper one pass", "hopper one pass"), options={"causal": True},
+    ),
+    "long enough for one pass, causal, offsets of their own": Call(
+        ONE_PASS_CAUSAL[128], 128, PLAIN, EVERY_HOPPER, own_offsets=True,
         options={"causal": True},
     ),
-    "long, causal, offsets of their own": Call(
-        LONG_CAUSAL[128], 128, PLAIN, EVERY_HOPPER, own_offsets=True, options={"causal": True}
-    ),
     "long, a wide window": Call(
-        LONG_CAUSAL[128], 128, PLAIN, EVERY_HOPPER, options={"window": (LONG_CAUSAL[128], 0)}
+        LONG_WINDOW[128], 128, PLAIN, EVERY_HOPPER, options={"window": (LONG_WINDOW[128], 0)}
     ),
-    "long, a narrow window": Call(LONG_CAUSAL[128], 128, PLAIN, options={"window": (64, 0)}),
+    "long, a narrow window": Call(LONG_WINDOW[128], 128, PLAIN, options={"window": (64, 0)}),
     "long, packed": Call(LONG[128], 128, PLAIN, EVERY_HOPPER, layout="packed"),
     "long, copied": Call(LONG[128], 128, PLAIN, EVERY_HOPPER, layout="heads first"),
     "long, not aligned": Call(LONG[128], 128, PLAIN, layout="not aligned"),

@@ -12,9 +12,8 @@ from attention_cases import TILE as PLAIN_TILE
 from attention_cases import Case, Inputs, Standard
 from torch import Tensor
 
-from jagged_kernels.attention.hopper import blocks
+from jagged_kernels.attention.hopper import dkv, dq, forward
 from jagged_kernels.attention.plain.forward import launch_forward
-from jagged_kernels.schedule.policy import hopper
 from jagged_kernels.schedule.policy.hopper import forward_config
 from jagged_kernels.schedule.rows import build_rows
 
@@ -99,14 +98,10 @@ def assert_exact(
     Standard(inputs, **case.mask).assert_met(ours, "hopper")
 
 
-def let_programs_take(tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a mask makes tiles unequal, however short users are."""
-    monkeypatch.setattr(blocks, "TURNS", 1)
-    monkeypatch.setattr(blocks, "that_takes", lambda config: replace(config, takes=tiles))
-    for table in (hopper.FORWARD_TAKES_FROM, hopper.BACKWARD_TAKES_FROM):
-        for by_dim in table.values():
-            for dim in by_dim:
-                monkeypatch.setitem(by_dim, dim, 0)
+def deal_out_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a mask makes tiles unequal, too."""
+    for module in (dkv, dq, forward):
+        monkeypatch.setattr(module, "for_mask", lambda config, *_: config)
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

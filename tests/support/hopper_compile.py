@@ -59,9 +59,11 @@ def _one_pass_config(dim: int, _listed: int) -> hopper.HopperConfig:
 
 
 def compile_kernel(
-    name: str, dim: int, policy: str, *, listed: int = 0, ruled: bool = False, group: int = 1
-) -> None:
-    """`listed`: tokens of a listed block, 0 for ranges; `ruled`: its tokens have a rule."""
+    name: str, dim: int, policy: str, *, listed: int = 0, ruled: bool = False, group: int = 1,
+    counted: bool = False,
+) -> None:  # fmt: skip
+    """`listed`: tokens of a listed block, 0 for ranges; `ruled`: its tokens have a rule; `counted`:
+    tiles are counted out."""
     kernel, config, tiles = {
         "forward": (gluon_forward._forward_kernel, hopper.forward_config, "q"),
         "dq": (gluon_dq._dq_kernel, lambda *_: hopper.DQ_CONFIG, ("q", "do", "o")),
@@ -69,6 +71,7 @@ def compile_kernel(
         "one pass": (one_pass._one_pass_kernel, _one_pass_config, ("k", "v")),
     }[name]
     config = config(dim, listed)
+    config = hopper.counted(config) if counted else config
     part = min(config.block, listed or config.block)
 
     def blocks(tokens: int) -> str:
@@ -93,6 +96,9 @@ def compile_kernel(
         meets = meets._replace(k_offsets="*i64" if policy else "constexpr")
     pointers = dict.fromkeys(("lse2_ptr", "d_lse2_ptr", "delta_ptr", "sums_ptr"), "*fp32")
     pointers |= dict.fromkeys(("rows_ptr", "counts_ptr", "alarm_ptr"), "*i32")
+    if not config.counted:
+        constants["taken_ptr"] = None
+    pointers |= dict.fromkeys(("taken_ptr",), "*i32")
     pointers |= {"marks_ptr": "*i8", "offsets_ptr": "*i64"}
 
     def kind(argument: str) -> Any:
@@ -202,6 +208,7 @@ def main() -> None:
     for name, dim in (("forward", 64), ("forward", 128), ("dq", 128), ("dkv", 64), ("dkv", 128)):
         print(name, dim, file=sys.stderr)
         compile_kernel(name, dim, policy)
+        compile_kernel(name, dim, policy, counted=True)
     if not policy:
         compile_kernel("one pass", 128, policy)
         compile_kernel("one pass", 64, policy)

@@ -17,17 +17,16 @@ from jagged_kernels import RequestKeys, SemiLocalKeys, SiLU, StridedKeys
 from jagged_kernels.attention import choice
 from jagged_kernels.schedule.policy.hopper import (
     BACKWARD_PAYS_FROM,
-    BACKWARD_TAKES_FROM,
+    COUNTED_FROM,
     FORWARD_PAYS_FROM,
-    FORWARD_TAKES_FROM,
     HOPPER_TILES,
+    HOPPER_TILES_FROM,
     ONE_PASS_PAYS_FROM,
 )
 
 # As short as users may be for a schedule of Hopper's tiles, whatever their mask.
-MEAN = FORWARD_PAYS_FROM["softmax"][128]
+MEAN = HOPPER_TILES_FROM[128]
 MASKS = ({}, {"causal": True}, {"window": (MEAN, 5)})
-DEALT = (BACKWARD_TAKES_FROM, FORWARD_TAKES_FROM)
 CHOSEN = (BACKWARD_PAYS_FROM, FORWARD_PAYS_FROM)
 
 
@@ -56,13 +55,6 @@ def hopper() -> None:
                 run_twice(run, _inputs(dim), **mask)
 
 
-def hopper_unequal_tiles() -> None:
-    """Those of a causal mask, by programs that take a few each."""
-    with _paying(*CHOSEN, *DEALT):
-        for dim in HOPPER_TILES:
-            run_twice(run, _inputs(dim), causal=True)
-
-
 def hopper_one_pass() -> None:
     with _paying(*CHOSEN, ONE_PASS_PAYS_FROM):
         for dim in HOPPER_TILES:
@@ -71,9 +63,10 @@ def hopper_one_pass() -> None:
 
 
 def hopper_scores() -> None:
-    with _paying(*CHOSEN):
-        for dim, policy in zip(HOPPER_TILES, (SiLU(), GLUON_COMPILES), strict=True):
-            run_twice(meeting_cases.run, _inputs(dim), scores=policy, causal=True)
+    for tables in ((), (COUNTED_FROM,)):
+        with _paying(*CHOSEN, *tables):
+            for dim, policy in zip(HOPPER_TILES, (SiLU(), GLUON_COMPILES), strict=True):
+                run_twice(meeting_cases.run, _inputs(dim), scores=policy, causal=True)
 
 
 def hopper_lists() -> None:
@@ -92,4 +85,4 @@ def hopper_lists() -> None:
             run_twice(meeting_cases.run, inputs, keys=keys, scores=policy)
 
 
-PARTS = (hopper, hopper_unequal_tiles, hopper_one_pass, hopper_scores, hopper_lists)
+PARTS = (hopper, hopper_one_pass, hopper_scores, hopper_lists)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -24,8 +23,7 @@ from jagged_kernels.attention import triton_meeting
 from jagged_kernels.attention.meeting import MeetShape
 from jagged_kernels.attention.plans import PLANS, Call
 from jagged_kernels.core.backends import multiprocessors
-from jagged_kernels.core.sizes import cdiv
-from jagged_kernels.schedule.policy.hopper import TURNS, HopperConfig, that_takes
+from jagged_kernels.schedule.policy.hopper import COUNTED_FROM, HopperConfig, counted
 from jagged_kernels.schedule.row_layout import NO_LIMIT, ROW_WIDTH
 from jagged_kernels.schedule.rows import users_of_rows
 
@@ -51,30 +49,31 @@ def plan(
 
 def programs(device: torch.device, config: HopperConfig, tiles: int) -> int:
     """How many are launched for so many tiles, each of one head."""
-    at_a_time = multiprocessors(device) * config.residents
-    if not config.takes:
-        return min(at_a_time, tiles)
-    # As many as that leave each place a number of turns: the last ones end at about the same time.
-    return cdiv(tiles, max(1, min(config.takes, tiles // (TURNS * at_a_time))))
+    if not config.stays:
+        return tiles
+    return min(multiprocessors(device) * config.residents, tiles)
 
 
 def for_mask(
-    config: HopperConfig, takes_from: Mapping[str, Mapping[int, int]], x: Tensor, rows: Tensor,
-    left: int, right: int, meets: MeetShape,
-) -> HopperConfig:  # fmt: skip
-    """`config`, or one whose programs do not stay: where a limit on one side makes tiles of a user
-    unequal, and users have as many tokens as it then takes for that to be faster.
+    config: HopperConfig, x: Tensor, rows: Tensor, left: int, right: int, meets: MeetShape
+) -> HopperConfig:
+    """`config`, counted where a limit on one side makes tiles of a user unequal, and users have as
+    many tokens as it then takes for that to be faster.
 
     Args:
-        takes_from: of `schedule.policy.hopper`.
         x: [T, H, D] of the side whose tiles the rows are.
     """
     tokens, _, dim = x.shape
     if meets.groups or (left == NO_LIMIT) == (right == NO_LIMIT):
         return config
-    least = takes_from["softmax" if meets.weight is None else "pointwise"][dim]
-    users = users_of_rows(rows, tokens, config.tile_q)
-    return that_takes(config) if tokens >= least * users else config
+    least = COUNTED_FROM["softmax" if meets.weight is None else "pointwise"][dim]
+    pays = tokens >= least * users_of_rows(rows, tokens, config.tile_q)
+    return counted(config) if pays else config
+
+
+def counter(config: HopperConfig, device: torch.device) -> Tensor | None:
+    """What programs count tiles out by, if they do."""
+    return torch.zeros(1, dtype=torch.int32, device=device) if config.counted else None
 
 
 def token_blocks(x: Tensor, block: int) -> TensorDescriptor:
@@ -134,26 +133,20 @@ def next_slot(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def place_of(step, count, C: gl.constexpr):
+def place_of(step):
     """Of this program's tile number `step` among all, row * HEADS + head.
 
-    Programs that stay take them to and fro, since tiles come longest user first. Others take a few
-    that follow each other, as `programs` counted them.
+    Tiles are dealt out to and fro, since they come longest first.
     """
     programs = gl.num_programs(0)
     program = gl.program_id(0)
-    if C.takes:
-        place = program * gl.cdiv(count, programs) + step
-    else:
-        place = step * programs + gl.where(step % 2 == 0, program, programs - 1 - program)
-    return place
+    return step * programs + gl.where(step % 2 == 0, program, programs - 1 - program)
 
 
 @gluon.jit
-def row_fields(rows_ptr, step, count, HEADS: gl.constexpr, C: gl.constexpr):
-    """(head, tile_start, tile_end, range_start, range_end, shift) of this program's tile number
-    `step`; an empty tile from `count` = rows * HEADS on."""
-    place = place_of(step, count, C)
+def row_fields(rows_ptr, place, count, HEADS: gl.constexpr):
+    """(head, tile_start, tile_end, range_start, range_end, shift) of a tile; an empty one from
+    `count` = rows * HEADS on."""
     there = place < count
     base = rows_ptr + (place // HEADS).to(gl.int64) * _ROW_WIDTH
     return (
@@ -167,11 +160,60 @@ def row_fields(rows_ptr, step, count, HEADS: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def factor_of_place(meets, rows_ptr, step, count, HEADS: gl.constexpr, C: gl.constexpr):
-    """1 / n of a policy's weights, of the user of this program's tile number `step`; of any user
-    from `count` on."""
-    place = gl.minimum(place_of(step, count, C), count - 1)
-    return _factor_of_user(meets, rows_ptr, place // HEADS)
+def factor_of_place(meets, rows_ptr, place, count, HEADS: gl.constexpr):
+    """1 / n of a policy's weights, of the user of a tile; of any user from `count` on."""
+    return _factor_of_user(meets, rows_ptr, gl.minimum(place, count - 1) // HEADS)
+
+
+# --- tiles that are counted out -------------------------------------------------------------------
+
+
+@gluon.jit
+def ring_of_places():
+    """Where the loading warp says which tile comes next: one for this tile, one for the next."""
+    return gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
+def hand_out(taken_ptr, places, full, empty, side, phase):
+    """The place of the next tile that nobody has, told to the consumers by the loading warp."""
+    place = gl.num_programs(0) + take(taken_ptr)
+    mbarrier.wait(empty.index(side), phase ^ 1)
+    tell(places, side, place)
+    mbarrier.arrive(full.index(side))
+    return place
+
+
+@gluon.jit
+def handed_out(places, full, empty, side, phase, WARPS: gl.constexpr):
+    """For a consumer, what `hand_out` gave."""
+    mbarrier.wait(full.index(side), phase)
+    place = told(places.index(side), WARPS)
+    mbarrier.arrive(empty.index(side))
+    return place
+
+
+@gluon.jit
+def take(ptr):
+    """The next number of a counter in memory, for one warp."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [LANES], [1], [0])
+    lane = gl.arange(0, LANES, LAYOUT)
+    one = gl.full([LANES], 1, gl.int32, LAYOUT)
+    taken = gl.atomic_add(ptr + 0 * lane, one, mask=lane == 0, sem="relaxed")
+    return gl.sum(gl.where(lane == 0, taken, 0), 0)
+
+
+@gluon.jit
+def tell(notes, number, value):
+    """Leaves a number for other warps, by one warp."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [LANES], [1], [0])
+    notes.index(number).store(gl.full([1], 0, gl.int32, LAYOUT) + value)
+
+
+@gluon.jit
+def told(note, WARPS: gl.constexpr):
+    """The number that was left there."""
+    return gl.sum(note.load(gl.BlockedLayout([1], [LANES], [WARPS], [0])), 0)
 
 
 @gluon.jit

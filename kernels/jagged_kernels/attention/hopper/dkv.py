@@ -18,14 +18,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from jagged_kernels.attention.hopper.blocks import (
     LANES,
+    counter,
     factor_of_place,
     for_mask,
+    handed_out,
     left_factor,
     next_slot,
     one_barrier,
+    place_of,
     plan,
     programs,
     ring_of_barriers,
+    ring_of_places,
     row_fields,
     store_tile,
     token_blocks,
@@ -41,7 +45,6 @@ from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import empty_as
 from jagged_kernels.device.arithmetic import LOG2_E
 from jagged_kernels.schedule.policy.hopper import (
-    BACKWARD_TAKES_FROM,
     HopperConfig,
     dkv_config,
 )
@@ -74,9 +77,7 @@ def launch_dkv(
         config: in place of the rule's.
     """
     kv_heads, dim = k.shape[1:]
-    config = config or for_mask(
-        dkv_config(dim, listed), BACKWARD_TAKES_FROM, k, rows_t, left, right, meeting.constants
-    )
+    config = config or for_mask(dkv_config(dim, listed), k, rows_t, left, right, meeting.constants)
     dk, dv = empty_as(k), empty_as(v)
     part_k, block = config.part_q, config.block
     constants, options = plan(call.mirrored, config, meeting.constants)
@@ -84,7 +85,7 @@ def launch_dkv(
         _dkv_kernel,
         programs(k.device, config, rows_t.shape[0] * kv_heads),
         (
-            lse2, delta, dk, dv, alarm, rows_t, rows_t.shape[0],
+            lse2, delta, dk, dv, alarm, counter(config, k.device), rows_t, rows_t.shape[0],
             token_blocks(k, part_k), token_blocks(v, part_k),
             token_blocks(q, block), token_blocks(d_o, block),
             meeting.arguments_t, call.scale, call.scale * LOG2_E, right, left,
@@ -97,7 +98,7 @@ def launch_dkv(
 
 @gluon.jit(do_not_specialize=["row_count", "left", "right"])
 def _dkv_kernel(
-    lse2_ptr, delta_ptr, dk_ptr, dv_ptr, alarm_ptr, rows_ptr, row_count,
+    lse2_ptr, delta_ptr, dk_ptr, dv_ptr, alarm_ptr, taken_ptr, rows_ptr, row_count,
     k_blocks, v_blocks, q_blocks, do_blocks, meets,
     scale, scale_log2, left, right,
     S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr, D_SCORE: gl.constexpr,
@@ -130,7 +131,6 @@ def _dkv_kernel(
         ring_of_barriers(C.stages, C.consumers),
         one_barrier(1),  # the last block is there, with rows of the next user
     )
-    fence_async_shared()
     descriptors = (k_blocks, v_blocks, q_blocks, do_blocks)
     load = (descriptors, lse2_ptr, delta_ptr, rows_ptr, row_count, buffers, barriers)
     if S.GROUPS:
@@ -139,6 +139,12 @@ def _dkv_kernel(
         dk_ptr, dv_ptr, alarm_ptr, rows_ptr, row_count, meets,
         scale, scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
+    if C.counted:
+        # The next tile's place is there; it was read.
+        dealing = (ring_of_places(), ring_of_barriers(2, 1), ring_of_barriers(2, C.consumers))
+        load = (load, taken_ptr, dealing)
+        differentiate = (differentiate, dealing)
+    fence_async_shared()
     if C.consumers == 1:
         gl.warp_specialize(
             [
@@ -165,14 +171,61 @@ def _differentiate(
     args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr, D_SCORE: gl.constexpr,
     ME: gl.constexpr,
 ):  # fmt: skip
-    """One consumer: the keys from ME * ROWS to (ME + 1) * ROWS of every tile.
+    """One consumer: the keys from ME * ROWS to (ME + 1) * ROWS of every tile."""
+    if C.counted:
+        args, dealing = args
+        places, place_full, place_empty = dealing
+    rows_ptr, row_count = args[3:5]
+    KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
+    stage = 0
+    phase = 0
+    tile_phase = 0
+    count = row_count * KV_HEADS
+    place = place_of(0)
+    row = row_fields(rows_ptr, place, count, KV_HEADS)
+    if C.counted:
+        side = 0
+        side_phase = 0
+        while place < count:
+            state = (stage, phase, tile_phase)
+            sums, state = _differentiate_tile(
+                state, row, place, count, args, S, C, WEIGHT, D_SCORE, ME
+            )
+            stage, phase, tile_phase = state
+            # Not at the top as in `load_queries`: registers are scarce in between.
+            next_place = handed_out(places, place_full, place_empty, side, side_phase, C.warps)
+            side, side_phase = next_slot(side, side_phase, 2)
+            ahead = row_fields(rows_ptr, next_place, count, KV_HEADS)
+            _store_tile(sums, row, args, S, C, WEIGHT, ME)
+            place = next_place
+            row = ahead
+    else:
+        for step in range(gl.cdiv(count, gl.num_programs(0))):
+            ahead = row_fields(rows_ptr, place_of(step + 1), count, KV_HEADS)
+            state = (stage, phase, tile_phase)
+            sums, state = _differentiate_tile(
+                state, row, place_of(step), count, args, S, C, WEIGHT, D_SCORE, ME
+            )
+            stage, phase, tile_phase = state
+            _store_tile(sums, row, args, S, C, WEIGHT, ME)
+            row = ahead
+
+
+@gluon.jit
+def _differentiate_tile(
+    rings, row, place, count, args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr,
+    D_SCORE: gl.constexpr, ME: gl.constexpr,
+):  # fmt: skip
+    """(sums, state) of a tile.
 
     The queries of the heads of a group follow each other as one long row of blocks.
     """
-    dk_ptr, dv_ptr, alarm_ptr, rows_ptr, row_count, meets = args[:6]
+    rows_ptr, row_count, meets = args[3:6]
     scale, scale_log2, left, right, buffers, barriers = args[6:]
     k_buffer, v_buffer, q_buffer, do_buffer = buffers[:4]
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
+    head, k_start, k_end, q_start, q_end, shift = row
+    stage, phase, tile_phase = rings
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
     OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.D, 16])
     ROWS: gl.constexpr = C.part_q
@@ -181,62 +234,68 @@ def _differentiate(
     # Registers for K and V, which shared memory then need not bring for every block.
     HELD: gl.constexpr = D == 64
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
-    stage = 0
-    phase = 0
-    tile_phase = 0
-    count = row_count * KV_HEADS
-    head, k_start, k_end, q_start, q_end, shift = row_fields(rows_ptr, 0, count, KV_HEADS, C)
-    for step in range(gl.cdiv(count, gl.num_programs(0))):
-        ahead = row_fields(rows_ptr, step + 1, count, KV_HEADS, C)
-        first_k = k_start + ME * ROWS
-        dk = gl.zeros([ROWS, D], gl.float32, OUTPUT)
-        dv = gl.zeros([ROWS, D], gl.float32, OUTPUT)
-        factor_n = 1.0
-        if WEIGHT is not None:
-            factor_n = factor_of_place(meets, rows_ptr, step, count, KV_HEADS, C)
-        if q_start < q_end:
-            mbarrier.wait(tile_full, tile_phase)
-            tile_phase ^= 1
-            k = k_buffer.index(ME)
-            v = v_buffer.index(ME)
-            if HELD:
-                k = k.load(LEFT)
-                v = v.load(LEFT)
+    first_k = k_start + ME * ROWS
+    dk = gl.zeros([ROWS, D], gl.float32, OUTPUT)
+    dv = gl.zeros([ROWS, D], gl.float32, OUTPUT)
+    factor_n = 1.0
+    if WEIGHT is not None:
+        factor_n = factor_of_place(meets, rows_ptr, place, count, KV_HEADS)
+    if q_start < q_end:
+        mbarrier.wait(tile_full, tile_phase)
+        tile_phase ^= 1
+        k = k_buffer.index(ME)
+        v = v_buffer.index(ME)
+        if HELD:
+            k = k.load(LEFT)
+            v = v.load(LEFT)
 
-            if S.GROUPS:
-                blocks = blocks_to_walk(buffers[-1])
-                rule = (0, 0, 0, 0, 0)  # a tuple cannot hold None
-                if S.RULED:
-                    rule = read_rule(buffers[-1])
-                band = (first_k, q_end, rule, shift, left, right)
-                state = (dk, dv, stage, phase)
-                if blocks > 0:
-                    mbarrier.wait(q_full.index(stage), phase)
-                    state = _walk(
-                        state, k, v, buffers, barriers, q_start, q_end, band, blocks - 1,
-                        scale_log2, factor_n, S, C, WEIGHT, D_SCORE, SCORES, HELD,
-                    )  # fmt: skip
-                else:
-                    mbarrier.arrive(tile_empty)
-            else:
-                whole_start, whole_end = whole_blocks(
-                    k_start, k_end, q_start, q_end, shift, left, right,
-                    S.HAS_LEFT, S.HAS_RIGHT, S.BLOCK,
-                )  # fmt: skip
-                band = (first_k, q_end, whole_start, whole_end, shift, left, right)
+        if S.GROUPS:
+            blocks = blocks_to_walk(buffers[-1])
+            rule = (0, 0, 0, 0, 0)  # a tuple cannot hold None
+            if S.RULED:
+                rule = read_rule(buffers[-1])
+            band = (first_k, q_end, rule, shift, left, right)
+            state = (dk, dv, stage, phase)
+            if blocks > 0:
                 mbarrier.wait(q_full.index(stage), phase)
-                left_over = S.GROUP * gl.cdiv(q_end - q_start, S.BLOCK) - 1
                 state = _walk(
-                    (dk, dv, stage, phase), k, v, buffers, barriers, q_start, q_end, band,
-                    left_over, scale_log2, factor_n, S, C, WEIGHT, D_SCORE, SCORES, HELD,
+                    state, k, v, buffers, barriers, q_start, q_end, band, blocks - 1,
+                    scale_log2, factor_n, S, C, WEIGHT, D_SCORE, SCORES, HELD,
                 )  # fmt: skip
-            dk, dv, stage, phase = state
-        if first_k < k_end:
-            store_tile(dk_ptr, dk * scale, first_k, k_end, head, KV_HEADS, alarm_ptr)
-            if WEIGHT is not None:
-                dv = dv * factor_n
-            store_tile(dv_ptr, dv, first_k, k_end, head, KV_HEADS, alarm_ptr)
-        head, k_start, k_end, q_start, q_end, shift = ahead
+            else:
+                mbarrier.arrive(tile_empty)
+        else:
+            whole_start, whole_end = whole_blocks(
+                k_start, k_end, q_start, q_end, shift, left, right,
+                S.HAS_LEFT, S.HAS_RIGHT, S.BLOCK,
+            )  # fmt: skip
+            band = (first_k, q_end, whole_start, whole_end, shift, left, right)
+            mbarrier.wait(q_full.index(stage), phase)
+            left_over = S.GROUP * gl.cdiv(q_end - q_start, S.BLOCK) - 1
+            state = _walk(
+                (dk, dv, stage, phase), k, v, buffers, barriers, q_start, q_end, band,
+                left_over, scale_log2, factor_n, S, C, WEIGHT, D_SCORE, SCORES, HELD,
+            )  # fmt: skip
+        dk, dv, stage, phase = state
+    return (dk, dv, factor_n), (stage, phase, tile_phase)
+
+
+@gluon.jit
+def _store_tile(
+    sums, row, args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr,
+    ME: gl.constexpr,
+):  # fmt: skip
+    dk_ptr, dv_ptr, alarm_ptr = args[:3]
+    scale = args[6]
+    head, k_start, k_end, q_start, q_end, shift = row
+    dk, dv, factor_n = sums
+    KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
+    first_k = k_start + ME * C.part_q
+    if first_k < k_end:
+        store_tile(dk_ptr, dk * scale, first_k, k_end, head, KV_HEADS, alarm_ptr)
+        if WEIGHT is not None:
+            dv = dv * factor_n
+        store_tile(dv_ptr, dv, first_k, k_end, head, KV_HEADS, alarm_ptr)
 
 
 @gluon.jit

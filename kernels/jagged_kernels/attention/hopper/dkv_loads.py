@@ -11,8 +11,10 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from jagged_kernels.attention.hopper.blocks import (
     bring_queries,
+    hand_out,
     load_numbers,
     next_slot,
+    place_of,
     row_fields,
 )
 from jagged_kernels.attention.hopper.listed import (
@@ -33,72 +35,104 @@ def load_queries(args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr):
 
     Weights by a policy know neither lse2 nor delta.
     """
+    if C.counted:
+        args, taken_ptr, dealing = args
+        places, place_full, place_empty = dealing
+    meets = 0
     if S.GROUPS:
         args, meets = args
-    descriptors, lse2_ptr, delta_ptr, rows_ptr, row_count, buffers, barriers = args
-    k_blocks, v_blocks, q_blocks, do_blocks = descriptors
-    k_buffer, v_buffer, q_buffer, do_buffer = buffers[:4]
-    tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
-    CONSUMERS: gl.constexpr = C.consumers
+    rows_ptr, row_count = args[3:5]
     KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
-    TILE_BYTES: gl.constexpr = 2 * CONSUMERS * k_blocks.block_type.nbytes
     stage = 0
     phase = 0
     tile_phase = 0
     tail_phase = 0
     count = row_count * KV_HEADS
-    head, k_start, k_end, q_start, q_end, shift = row_fields(rows_ptr, 0, count, KV_HEADS, C)
-    for step in range(gl.cdiv(count, gl.num_programs(0))):
-        ahead = row_fields(rows_ptr, step + 1, count, KV_HEADS, C)
-        if q_start < q_end:
-            if S.GROUPS:
-                row = (step, count, k_start, q_start, q_end, shift, head)
-                blocks = _count_blocks(meets, rows_ptr, row, S, C)
-            mbarrier.wait(tile_empty, tile_phase ^ 1)
-            if S.GROUPS:
-                note_blocks(buffers[-1], blocks)
-                if S.RULED:
-                    note_rule(
-                        buffers[-1], meets, rows_ptr, step, count, q_start, q_end, shift,
-                        KV_HEADS, True, C,
-                    )  # fmt: skip
-            mbarrier.expect(tile_full, TILE_BYTES)
-            for consumer in gl.static_range(CONSUMERS):
-                start = k_start + consumer * C.part_q
-                tma.async_copy_global_to_shared(
-                    k_blocks, [start, head * S.K_STRIDE_H], tile_full, k_buffer.index(consumer)
-                )
-                tma.async_copy_global_to_shared(
-                    v_blocks, [start, head * S.V_STRIDE_H], tile_full, v_buffer.index(consumer)
-                )
-            tile_phase ^= 1
-            for member in range(S.GROUP):
-                q_head = head * S.GROUP + member
-                state = (stage, phase, tail_phase)
-                if S.GROUPS:
-                    state = _load_list(
-                        state, descriptors, lse2_ptr, delta_ptr, meets, rows_ptr, row, q_head,
-                        buffers, barriers, S, C, WEIGHT,
-                    )  # fmt: skip
-                else:
-                    for start in range(q_start, q_end, S.BLOCK):
-                        state = _load_block(
-                            state, descriptors, lse2_ptr, delta_ptr, start, q_end, q_head, 0,
-                            buffers, barriers, S, C, WEIGHT,
-                        )  # fmt: skip
-                stage, phase, tail_phase = state
-        head, k_start, k_end, q_start, q_end, shift = ahead
+    place = place_of(0)
+    row = row_fields(rows_ptr, place, count, KV_HEADS)
+    if C.counted:
+        side = 0
+        side_phase = 0
+        while place < count:
+            next_place = hand_out(taken_ptr, places, place_full, place_empty, side, side_phase)
+            side, side_phase = next_slot(side, side_phase, 2)
+            ahead = row_fields(rows_ptr, next_place, count, KV_HEADS)
+            state = (stage, phase, tile_phase, tail_phase)
+            state = _load_tile(state, row, place, count, args, meets, S, C, WEIGHT)
+            stage, phase, tile_phase, tail_phase = state
+            place = next_place
+            row = ahead
+    else:
+        for step in range(gl.cdiv(count, gl.num_programs(0))):
+            ahead = row_fields(rows_ptr, place_of(step + 1), count, KV_HEADS)
+            state = (stage, phase, tile_phase, tail_phase)
+            state = _load_tile(state, row, place_of(step), count, args, meets, S, C, WEIGHT)
+            stage, phase, tile_phase, tail_phase = state
+            row = ahead
 
 
 @gluon.jit
-def _count_blocks(meets, rows_ptr, row, S: gl.constexpr, C: gl.constexpr):
-    """Of the lists of a tile's heads, all together; row: as in `load_queries`."""
-    step, count, k_start, q_start, q_end, shift, head = row
+def _load_tile(
+    rings, row, place, count, args, meets, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr
+):  # fmt: skip
+    descriptors, lse2_ptr, delta_ptr, rows_ptr, row_count, buffers, barriers = args
+    k_blocks, v_blocks, q_blocks, do_blocks = descriptors
+    k_buffer, v_buffer, q_buffer, do_buffer = buffers[:4]
+    tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
+    head, k_start, k_end, q_start, q_end, shift = row
+    stage, phase, tile_phase, tail_phase = rings
+    listed = (place, count, k_start, q_start, q_end, shift, head)
+    CONSUMERS: gl.constexpr = C.consumers
+    KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
+    TILE_BYTES: gl.constexpr = 2 * CONSUMERS * k_blocks.block_type.nbytes
+    if q_start < q_end:
+        if S.GROUPS:
+            blocks = _count_blocks(meets, rows_ptr, listed, S)
+        mbarrier.wait(tile_empty, tile_phase ^ 1)
+        if S.GROUPS:
+            note_blocks(buffers[-1], blocks)
+            if S.RULED:
+                note_rule(
+                    buffers[-1], meets, rows_ptr, place, count, q_start, q_end, shift,
+                    KV_HEADS, True,
+                )  # fmt: skip
+        mbarrier.expect(tile_full, TILE_BYTES)
+        for consumer in gl.static_range(CONSUMERS):
+            start = k_start + consumer * C.part_q
+            tma.async_copy_global_to_shared(
+                k_blocks, [start, head * S.K_STRIDE_H], tile_full, k_buffer.index(consumer)
+            )
+            tma.async_copy_global_to_shared(
+                v_blocks, [start, head * S.V_STRIDE_H], tile_full, v_buffer.index(consumer)
+            )
+        tile_phase ^= 1
+        for member in range(S.GROUP):
+            q_head = head * S.GROUP + member
+            state = (stage, phase, tail_phase)
+            if S.GROUPS:
+                state = _load_list(
+                    state, descriptors, lse2_ptr, delta_ptr, meets, rows_ptr, listed, q_head,
+                    buffers, barriers, S, C, WEIGHT,
+                )  # fmt: skip
+            else:
+                for start in range(q_start, q_end, S.BLOCK):
+                    state = _load_block(
+                        state, descriptors, lse2_ptr, delta_ptr, start, q_end, q_head, 0,
+                        buffers, barriers, S, C, WEIGHT,
+                    )  # fmt: skip
+            stage, phase, tail_phase = state
+    return stage, phase, tile_phase, tail_phase
+
+
+@gluon.jit
+def _count_blocks(meets, rows_ptr, listed, S: gl.constexpr):
+    """Of the lists of a tile's heads, all together; listed: as in `_load_tile`."""
+    place, count, k_start, q_start, q_end, shift, head = listed
     blocks = 0
     for member in range(S.GROUP):
         begin, end = ends_of_list(
-            meets, rows_ptr, step, count, k_start, q_end, shift, head * S.GROUP + member,
-            S.HEADS // S.GROUP, S, C,
+            meets, rows_ptr, place, count, k_start, q_end, shift, head * S.GROUP + member,
+            S.HEADS // S.GROUP, S,
         )  # fmt: skip
         blocks += parts_of_list(begin, end, S.TILE, S.BLOCK)
     return blocks
@@ -106,13 +140,13 @@ def _count_blocks(meets, rows_ptr, row, S: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def _load_list(
-    state, descriptors, lse2_ptr, delta_ptr, meets, rows_ptr, row, q_head, buffers, barriers,
+    state, descriptors, lse2_ptr, delta_ptr, meets, rows_ptr, listed, q_head, buffers, barriers,
     S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr,
 ):  # fmt: skip
     """`_load_block` for the list of one head."""
-    step, count, k_start, q_start, q_end, shift, head = row
+    place, count, k_start, q_start, q_end, shift, head = listed
     begin, end = ends_of_list(
-        meets, rows_ptr, step, count, k_start, q_end, shift, q_head, S.HEADS // S.GROUP, S, C
+        meets, rows_ptr, place, count, k_start, q_end, shift, q_head, S.HEADS // S.GROUP, S
     )
     note = note_of_part(meets.col, begin, end, 0, q_start, q_end, S.TILE, S.BLOCK)
     for block in range(parts_of_list(begin, end, S.TILE, S.BLOCK)):

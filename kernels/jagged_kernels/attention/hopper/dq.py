@@ -16,13 +16,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from jagged_kernels.attention.hopper.blocks import (
+    counter,
     factor_of_place,
     for_mask,
+    hand_out,
+    handed_out,
     next_slot,
     one_barrier,
+    place_of,
     plan,
     programs,
     ring_of_barriers,
+    ring_of_places,
     row_fields,
     store_tile,
     token_blocks,
@@ -50,7 +55,6 @@ from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import empty_as
 from jagged_kernels.device.arithmetic import LOG2_E
 from jagged_kernels.schedule.policy.hopper import (
-    BACKWARD_TAKES_FROM,
     DQ_CONFIG,
     HopperConfig,
 )
@@ -84,9 +88,7 @@ def launch_dq(
             (`hopper.exact_backward`); None where that cannot be.
         config: in place of the rule's.
     """
-    config = config or for_mask(
-        DQ_CONFIG, BACKWARD_TAKES_FROM, q, rows, left, right, meeting.constants
-    )
+    config = config or for_mask(DQ_CONFIG, q, rows, left, right, meeting.constants)
     dq = empty_as(q)
     softmax = meeting.constants.weight is None
     delta = torch.empty_like(lse2) if softmax else None
@@ -96,7 +98,7 @@ def launch_dq(
         _dq_kernel,
         programs(q.device, config, rows.shape[0] * q.shape[1]),
         (
-            lse2, d_lse2, delta, dq, alarm, rows, rows.shape[0],
+            lse2, d_lse2, delta, dq, alarm, counter(config, q.device), rows, rows.shape[0],
             token_blocks(q, part_q), token_blocks(d_o, part_q),
             token_blocks(o, part_q) if softmax else None,
             token_blocks(k, block), token_blocks(v, block),
@@ -110,7 +112,7 @@ def launch_dq(
 
 @gluon.jit(do_not_specialize=["row_count", "left", "right"])
 def _dq_kernel(
-    lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, alarm_ptr, rows_ptr, row_count,
+    lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, alarm_ptr, taken_ptr, rows_ptr, row_count,
     q_blocks, do_blocks, o_blocks, k_blocks, v_blocks, meets,
     scale, scale_log2, left, right,
     S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr, D_SCORE: gl.constexpr,
@@ -141,7 +143,6 @@ def _dq_kernel(
     )
     if S.GROUPS:
         buffers = buffers + (ring_of_notes(C.stages, 1),)  # noqa: RUF005 - Gluon does not unpack
-    fence_async_shared()
     descriptors = (q_blocks, do_blocks, o_blocks, k_blocks, v_blocks)
     load = (descriptors, rows_ptr, row_count, buffers, barriers)
     if S.GROUPS:
@@ -150,6 +151,12 @@ def _dq_kernel(
         lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, alarm_ptr, rows_ptr, row_count, meets,
         scale, scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
+    if C.counted:
+        # The next tile's place is there; it was read.
+        dealing = (ring_of_places(), ring_of_barriers(2, 1), ring_of_barriers(2, C.consumers))
+        load = (load, taken_ptr, dealing)
+        differentiate = (differentiate, dealing)
+    fence_async_shared()
     gl.warp_specialize(
         [
             (_differentiate, (differentiate, S, C, WEIGHT, D_SCORE, 0)),
@@ -164,92 +171,129 @@ def _dq_kernel(
 @gluon.jit
 def _load(args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr):
     """Brings each tile's Q, dO and, of a softmax, O; and its K and V."""
+    if C.counted:
+        args, taken_ptr, dealing = args
+        places, place_full, place_empty = dealing
+    meets = 0
     if S.GROUPS:
         args, meets = args
-    descriptors, rows_ptr, row_count, buffers, barriers = args
-    q_blocks, do_blocks, o_blocks, k_blocks, v_blocks = descriptors
-    q_buffer, do_buffer, o_buffer = buffers[:3]
-    tile_full, tile_empty, k_full, k_empty, v_full, v_empty, landed = barriers
-    CONSUMERS: gl.constexpr = C.consumers
-    SIDES: gl.constexpr = 3 if WEIGHT is None else 2
-    TILE_BYTES: gl.constexpr = SIDES * CONSUMERS * q_blocks.block_type.nbytes
+    rows_ptr, row_count = args[1:3]
     stage = 0
     phase = 0
     tile_phase = 0
     tail_phase = 0
     count = row_count * S.HEADS
-    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS, C)
+    place = place_of(0)
+    row = row_fields(rows_ptr, place, count, S.HEADS)
+    ends = (0, 0)
+    if S.GROUPS:
+        ends = _ends(meets, rows_ptr, place, count, row, S)
+    if C.counted:
+        side = 0
+        side_phase = 0
+        while place < count:
+            next_place = hand_out(taken_ptr, places, place_full, place_empty, side, side_phase)
+            side, side_phase = next_slot(side, side_phase, 2)
+            ahead = row_fields(rows_ptr, next_place, count, S.HEADS)
+            state = (stage, phase, tile_phase, tail_phase)
+            state = _load_tile(state, row, ends, place, count, args, meets, S, C, WEIGHT)
+            stage, phase, tile_phase, tail_phase = state
+            place = next_place
+            row = ahead
+    else:
+        for step in range(gl.cdiv(count, gl.num_programs(0))):
+            next_place = place_of(step + 1)
+            ahead = row_fields(rows_ptr, next_place, count, S.HEADS)
+            state = (stage, phase, tile_phase, tail_phase)
+            state = _load_tile(state, row, ends, place_of(step), count, args, meets, S, C, WEIGHT)
+            stage, phase, tile_phase, tail_phase = state
+            row = ahead
+            if S.GROUPS:
+                ends = _ends(meets, rows_ptr, next_place, count, row, S)
+
+
+@gluon.jit
+def _ends(meets, rows_ptr, place, count, row, S: gl.constexpr):
+    head, q_start, q_end, k_start, k_end, shift = row
+    return ends_of_list(meets, rows_ptr, place, count, q_start, k_end, shift, head, S.HEADS, S)
+
+
+@gluon.jit
+def _load_tile(
+    rings, row, ends, place, count, args, meets,
+    S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr,
+):  # fmt: skip
+    descriptors, rows_ptr, row_count, buffers, barriers = args
+    q_blocks, do_blocks, o_blocks, k_blocks, v_blocks = descriptors
+    q_buffer, do_buffer, o_buffer = buffers[:3]
+    tile_full, tile_empty, k_full, k_empty, v_full, v_empty, landed = barriers
+    head, q_start, q_end, k_start, k_end, shift = row
+    begin, end = ends
+    stage, phase, tile_phase, tail_phase = rings
+    CONSUMERS: gl.constexpr = C.consumers
+    SIDES: gl.constexpr = 3 if WEIGHT is None else 2
+    TILE_BYTES: gl.constexpr = SIDES * CONSUMERS * q_blocks.block_type.nbytes
     if S.GROUPS:
         notes = buffers[-1]
-        begin, end = ends_of_list(
-            meets, rows_ptr, 0, count, q_start, k_end, shift, head, S.HEADS, S, C
-        )
-    for step in range(gl.cdiv(count, gl.num_programs(0))):
-        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS, C)
-        if k_start < k_end:
-            mbarrier.wait(tile_empty, tile_phase ^ 1)
-            if S.GROUPS:
-                blocks = parts_of_list(begin, end, S.TILE, S.BLOCK)
-                note_blocks(notes, blocks)
-                if S.RULED:
-                    note_rule(
-                        notes, meets, rows_ptr, step, count, k_start, k_end, shift, S.HEADS, False,
-                        C,
-                    )  # fmt: skip
-            mbarrier.expect(tile_full, TILE_BYTES)
-            for consumer in gl.static_range(CONSUMERS):
-                start = q_start + consumer * C.part_q
-                tma.async_copy_global_to_shared(
-                    q_blocks, [start, head * S.Q_STRIDE_H], tile_full, q_buffer.index(consumer)
-                )
-                tma.async_copy_global_to_shared(
-                    do_blocks, [start, head * S.DO_STRIDE_H], tile_full, do_buffer.index(consumer)
-                )
-                if WEIGHT is None:
-                    tma.async_copy_global_to_shared(
-                        o_blocks, [start, head * S.D], tile_full, o_buffer.index(consumer)
-                    )
-            tile_phase ^= 1
-            k_column = head // S.GROUP * S.K_STRIDE_H
-            v_column = head // S.GROUP * S.V_STRIDE_H
-            place = (k_column, v_column, k_end)
-            state = (stage, phase, tail_phase)
-            if S.GROUPS:
-                note = note_of_part(meets.col, begin, end, 0, k_start, k_end, S.TILE, S.BLOCK)
-                for block in range(blocks):
-                    # The next one's entry is on its way while buffers are waited for.
-                    ahead_note = note_of_part(
-                        meets.col, begin, end, block + 1, k_start, k_end, S.TILE, S.BLOCK
-                    )
-                    start = token_of_note(note)
-                    state = _load_block(
-                        state, k_blocks, v_blocks, buffers, barriers, start, place, note, S, C
-                    )
-                    note = ahead_note
-            else:
-                for start in range(k_start, k_end, S.BLOCK):
-                    state = _load_block(
-                        state, k_blocks, v_blocks, buffers, barriers, start, place, 0, S, C
-                    )
-            stage, phase, tail_phase = state
-        head, q_start, q_end, k_start, k_end, shift = ahead
+    if k_start < k_end:
+        mbarrier.wait(tile_empty, tile_phase ^ 1)
         if S.GROUPS:
-            begin, end = ends_of_list(
-                meets, rows_ptr, step + 1, count, q_start, k_end, shift, head, S.HEADS, S, C
+            blocks = parts_of_list(begin, end, S.TILE, S.BLOCK)
+            note_blocks(notes, blocks)
+            if S.RULED:
+                note_rule(
+                    notes, meets, rows_ptr, place, count, k_start, k_end, shift, S.HEADS, False
+                )
+        mbarrier.expect(tile_full, TILE_BYTES)
+        for consumer in gl.static_range(CONSUMERS):
+            start = q_start + consumer * C.part_q
+            tma.async_copy_global_to_shared(
+                q_blocks, [start, head * S.Q_STRIDE_H], tile_full, q_buffer.index(consumer)
             )
+            tma.async_copy_global_to_shared(
+                do_blocks, [start, head * S.DO_STRIDE_H], tile_full, do_buffer.index(consumer)
+            )
+            if WEIGHT is None:
+                tma.async_copy_global_to_shared(
+                    o_blocks, [start, head * S.D], tile_full, o_buffer.index(consumer)
+                )
+        tile_phase ^= 1
+        k_column = head // S.GROUP * S.K_STRIDE_H
+        v_column = head // S.GROUP * S.V_STRIDE_H
+        keys = (k_column, v_column, k_end)
+        state = (stage, phase, tail_phase)
+        if S.GROUPS:
+            note = note_of_part(meets.col, begin, end, 0, k_start, k_end, S.TILE, S.BLOCK)
+            for block in range(blocks):
+                # The next one's entry is on its way while buffers are waited for.
+                ahead_note = note_of_part(
+                    meets.col, begin, end, block + 1, k_start, k_end, S.TILE, S.BLOCK
+                )
+                start = token_of_note(note)
+                state = _load_block(
+                    state, k_blocks, v_blocks, buffers, barriers, start, keys, note, S, C
+                )
+                note = ahead_note
+        else:
+            for start in range(k_start, k_end, S.BLOCK):
+                state = _load_block(
+                    state, k_blocks, v_blocks, buffers, barriers, start, keys, 0, S, C
+                )
+        stage, phase, tail_phase = state
+    return stage, phase, tile_phase, tail_phase
 
 
 @gluon.jit
 def _load_block(
-    state, k_blocks, v_blocks, buffers, barriers, start, place, note,
+    state, k_blocks, v_blocks, buffers, barriers, start, keys, note,
     S: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
-    """The keys from `start`; place: (column of K, of V, end of the keys). `note` where they are
+    """The keys from `start`; keys: (column of K, of V, end of the keys). `note` where they are
     listed."""
     k_buffer, v_buffer = buffers[3:5]
     tile_full, tile_empty, k_full, k_empty, v_full, v_empty, landed = barriers
     stage, phase, tail_phase = state
-    k_column, v_column, k_end = place
+    k_column, v_column, k_end = keys
     k = k_buffer.index(stage)
     tail = start + S.BLOCK > k_end
     at = start
@@ -286,10 +330,50 @@ def _differentiate(
     ME: gl.constexpr,
 ):  # fmt: skip
     """One consumer: the queries from ME * ROWS to (ME + 1) * ROWS of every tile."""
+    if C.counted:
+        args, dealing = args
+        places, place_full, place_empty = dealing
+    rows_ptr, row_count = args[5:7]
+    stage = 0
+    phase = 0
+    tile_phase = 0
+    count = row_count * S.HEADS
+    place = place_of(0)
+    row = row_fields(rows_ptr, place, count, S.HEADS)
+    if C.counted:
+        side = 0
+        side_phase = 0
+        while place < count:
+            next_place = handed_out(places, place_full, place_empty, side, side_phase, C.warps)
+            side, side_phase = next_slot(side, side_phase, 2)
+            ahead = row_fields(rows_ptr, next_place, count, S.HEADS)
+            state = (stage, phase, tile_phase)
+            stage, phase, tile_phase = _differentiate_tile(
+                state, row, place, count, args, S, C, WEIGHT, D_SCORE, ME
+            )
+            place = next_place
+            row = ahead
+    else:
+        for step in range(gl.cdiv(count, gl.num_programs(0))):
+            ahead = row_fields(rows_ptr, place_of(step + 1), count, S.HEADS)
+            state = (stage, phase, tile_phase)
+            stage, phase, tile_phase = _differentiate_tile(
+                state, row, place_of(step), count, args, S, C, WEIGHT, D_SCORE, ME
+            )
+            row = ahead
+
+
+@gluon.jit
+def _differentiate_tile(
+    rings, row, place, count, args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr,
+    D_SCORE: gl.constexpr, ME: gl.constexpr,
+):  # fmt: skip
     lse2_ptr, d_lse2_ptr, delta_ptr, dq_ptr, alarm_ptr, rows_ptr, row_count, meets = args[:8]
     scale, scale_log2, left, right, buffers, barriers = args[8:]
     q_buffer, do_buffer, o_buffer, k_buffer, v_buffer = buffers[:5]
     tile_full, tile_empty, k_full, k_empty, v_full, v_empty, landed = barriers
+    head, q_start, q_end, k_start, k_end, shift = row
+    stage, phase, tile_phase = rings
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
     OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.D, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
@@ -297,79 +381,72 @@ def _differentiate(
     ROWS: gl.constexpr = C.part_q
     BLOCK: gl.constexpr = S.BLOCK
     D: gl.constexpr = S.D
-    stage = 0
-    phase = 0
-    tile_phase = 0
-    count = row_count * S.HEADS
-    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS, C)
-    for step in range(gl.cdiv(count, gl.num_programs(0))):
-        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS, C)
-        first_q = q_start + ME * ROWS
-        dq = gl.zeros([ROWS, D], gl.float32, OUTPUT)
-        if k_start < k_end:
-            if WEIGHT is None:
-                token = first_q + gl.arange(0, ROWS, ROW)
-                own = token < q_end
-                place = token.to(gl.int64) * S.HEADS + head
-                lse2 = gl.load(lse2_ptr + place, mask=own, other=0.0)
-                lse2 = gl.where(lse2 == float("-inf"), 0.0, lse2)
-            mbarrier.wait(tile_full, tile_phase)
-            tile_phase ^= 1
-            if WEIGHT is None:
-                delta = delta_of(o_buffer.index(ME), do_buffer.index(ME), ROW)
-                if d_lse2_ptr is not None:
-                    delta -= gl.load(d_lse2_ptr + place, mask=own, other=0.0) * _LOG2_E
-                gl.store(delta_ptr + place, delta, mask=own)
-                of_query = (lse2, delta)
-            else:
-                of_query = (factor_of_place(meets, rows_ptr, step, count, S.HEADS, C), 0.0)
-            q = q_buffer.index(ME).load(LEFT)
-            d_o = do_buffer.index(ME).load(LEFT)
+    first_q = q_start + ME * ROWS
+    dq = gl.zeros([ROWS, D], gl.float32, OUTPUT)
+    if k_start < k_end:
+        if WEIGHT is None:
+            token = first_q + gl.arange(0, ROWS, ROW)
+            own = token < q_end
+            number = token.to(gl.int64) * S.HEADS + head
+            lse2 = gl.load(lse2_ptr + number, mask=own, other=0.0)
+            lse2 = gl.where(lse2 == float("-inf"), 0.0, lse2)
+        mbarrier.wait(tile_full, tile_phase)
+        tile_phase ^= 1
+        if WEIGHT is None:
+            delta = delta_of(o_buffer.index(ME), do_buffer.index(ME), ROW)
+            if d_lse2_ptr is not None:
+                delta -= gl.load(d_lse2_ptr + number, mask=own, other=0.0) * _LOG2_E
+            gl.store(delta_ptr + number, delta, mask=own)
+            of_query = (lse2, delta)
+        else:
+            of_query = (factor_of_place(meets, rows_ptr, place, count, S.HEADS), 0.0)
+        q = q_buffer.index(ME).load(LEFT)
+        d_o = do_buffer.index(ME).load(LEFT)
 
-            if S.GROUPS:
-                blocks = blocks_to_walk(buffers[-1])
-                rule = (0, 0, 0, 0, 0)  # a tuple cannot hold None
-                if S.RULED:
-                    rule = read_rule(buffers[-1])
-                band = (first_q, k_end, rule, shift, left, right)
-                if blocks > 0:
-                    mbarrier.wait(k_full.index(stage), phase)
-                    state = (dq, gl.zeros([ROWS, BLOCK], gl.float32, SCORES), stage, phase)
-                    state = meet_keys(
-                        state, q, d_o, of_query, buffers, barriers, 0, blocks > 1, band, scale_log2,
-                        S, C, WEIGHT, D_SCORE, SCORES, True,
-                    )  # fmt: skip
-                    mbarrier.arrive(tile_empty)
-                    for block in range(1, blocks):
-                        state = meet_keys(
-                            state, q, d_o, of_query, buffers, barriers, 0, block + 1 < blocks, band,
-                            scale_log2, S, C, WEIGHT, D_SCORE, SCORES, False,
-                        )  # fmt: skip
-                    dq, stage, phase = end_walk(state, buffers, barriers, C)
-                else:
-                    mbarrier.arrive(tile_empty)
-            else:
-                whole_start, whole_end = whole_blocks(
-                    q_start, q_end, k_start, k_end, shift, left, right,
-                    S.HAS_LEFT, S.HAS_RIGHT, S.BLOCK,
-                )  # fmt: skip
-                band = (first_q, k_end, whole_start, whole_end, shift, left, right)
+        if S.GROUPS:
+            blocks = blocks_to_walk(buffers[-1])
+            rule = (0, 0, 0, 0, 0)  # a tuple cannot hold None
+            if S.RULED:
+                rule = read_rule(buffers[-1])
+            band = (first_q, k_end, rule, shift, left, right)
+            if blocks > 0:
                 mbarrier.wait(k_full.index(stage), phase)
                 state = (dq, gl.zeros([ROWS, BLOCK], gl.float32, SCORES), stage, phase)
                 state = meet_keys(
-                    state, q, d_o, of_query, buffers, barriers, k_start, 0, band, scale_log2,
+                    state, q, d_o, of_query, buffers, barriers, 0, blocks > 1, band, scale_log2,
                     S, C, WEIGHT, D_SCORE, SCORES, True,
                 )  # fmt: skip
-                # Q and dO are in registers since before these products, which have ended: now they
-                # may be overwritten. Right after their loads is too early: TMA does not wait for
-                # loads that are on their way.
                 mbarrier.arrive(tile_empty)
-                for start in range(k_start + S.BLOCK, k_end, S.BLOCK):
+                for block in range(1, blocks):
                     state = meet_keys(
-                        state, q, d_o, of_query, buffers, barriers, start, 0, band, scale_log2,
-                        S, C, WEIGHT, D_SCORE, SCORES, False,
+                        state, q, d_o, of_query, buffers, barriers, 0, block + 1 < blocks, band,
+                        scale_log2, S, C, WEIGHT, D_SCORE, SCORES, False,
                     )  # fmt: skip
                 dq, stage, phase = end_walk(state, buffers, barriers, C)
-        if first_q < q_end:
-            store_tile(dq_ptr, dq * scale, first_q, q_end, head, S.HEADS, alarm_ptr)
-        head, q_start, q_end, k_start, k_end, shift = ahead
+            else:
+                mbarrier.arrive(tile_empty)
+        else:
+            whole_start, whole_end = whole_blocks(
+                q_start, q_end, k_start, k_end, shift, left, right,
+                S.HAS_LEFT, S.HAS_RIGHT, S.BLOCK,
+            )  # fmt: skip
+            band = (first_q, k_end, whole_start, whole_end, shift, left, right)
+            mbarrier.wait(k_full.index(stage), phase)
+            state = (dq, gl.zeros([ROWS, BLOCK], gl.float32, SCORES), stage, phase)
+            state = meet_keys(
+                state, q, d_o, of_query, buffers, barriers, k_start, 0, band, scale_log2,
+                S, C, WEIGHT, D_SCORE, SCORES, True,
+            )  # fmt: skip
+            # Q and dO are in registers since before these products, which have ended: now they
+            # may be overwritten. Right after their loads is too early: TMA does not wait for
+            # loads that are on their way.
+            mbarrier.arrive(tile_empty)
+            for start in range(k_start + S.BLOCK, k_end, S.BLOCK):
+                state = meet_keys(
+                    state, q, d_o, of_query, buffers, barriers, start, 0, band, scale_log2,
+                    S, C, WEIGHT, D_SCORE, SCORES, False,
+                )  # fmt: skip
+            dq, stage, phase = end_walk(state, buffers, barriers, C)
+    if first_q < q_end:
+        store_tile(dq_ptr, dq * scale, first_q, q_end, head, S.HEADS, alarm_ptr)
+    return stage, phase, tile_phase

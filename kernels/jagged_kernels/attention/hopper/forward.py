@@ -30,8 +30,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from jagged_kernels.attention.blocks import FAR
 from jagged_kernels.attention.hopper.blocks import (
     by_row,
+    counter,
     factor_of_place,
     for_mask,
+    hand_out,
+    handed_out,
     left_factor,
     mask_scores,
     next_slot,
@@ -41,6 +44,7 @@ from jagged_kernels.attention.hopper.blocks import (
     product_with_transpose,
     programs,
     ring_of_barriers,
+    ring_of_places,
     row_fields,
     size_of_sums,
     store_tile,
@@ -57,11 +61,7 @@ from jagged_kernels.attention.meeting import RANGES, Meeting, MeetShape
 from jagged_kernels.attention.plans import PLANS, Call, empty_lse, scale_argument
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import empty_as
-from jagged_kernels.schedule.policy.hopper import (
-    FORWARD_TAKES_FROM,
-    HopperConfig,
-    forward_config,
-)
+from jagged_kernels.schedule.policy.hopper import HopperConfig, forward_config
 
 _FAR = gl.constexpr(FAR)
 
@@ -89,7 +89,7 @@ def launch_forward(
     """
     _, heads, dim = q.shape
     config = config or for_mask(
-        forward_config(dim, listed), FORWARD_TAKES_FROM, q, rows, left, right, meeting.constants
+        forward_config(dim, listed), q, rows, left, right, meeting.constants
     )
     o = empty_as(q)
     lse2 = empty_lse(q) if with_lse else None
@@ -105,7 +105,7 @@ def launch_forward(
         _forward_kernel,
         programs(q.device, config, rows.shape[0] * heads),
         (
-            o, lse2, marks, rows, rows.shape[0],
+            o, lse2, marks, counter(config, q.device), rows, rows.shape[0],
             token_blocks(q, part_q), token_blocks(k, block), token_blocks(v, block),
             meeting.arguments, scale_log2, left, right,
         ),
@@ -133,7 +133,7 @@ def _plan(
 
 @gluon.jit(do_not_specialize=["row_count", "left", "right"])
 def _forward_kernel(
-    o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, q_blocks, k_blocks, v_blocks, meets,
+    o_ptr, lse2_ptr, marks_ptr, taken_ptr, rows_ptr, row_count, q_blocks, k_blocks, v_blocks, meets,
     scale_log2, left, right,
     S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, WEIGHT: gl.constexpr,
 ):  # fmt: skip
@@ -158,7 +158,6 @@ def _forward_kernel(
         # V's last block holds nothing of the next user; of lists, it is there with rows of his.
         one_barrier(1 if S.GROUPS else C.consumers),
     )
-    fence_async_shared()
     load = (q_blocks, k_blocks, v_blocks, rows_ptr, row_count, buffers, barriers)
     attend = (
         o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, meets,
@@ -166,6 +165,12 @@ def _forward_kernel(
     )  # fmt: skip
     if S.GROUPS:
         load = (load, meets)
+    if C.counted:
+        # The next tile's place is there; it was read.
+        dealing = (ring_of_places(), ring_of_barriers(2, 1), ring_of_barriers(2, C.consumers))
+        load = (load, taken_ptr, dealing)
+        attend = (attend, dealing)
+    fence_async_shared()
     if C.consumers == 1:
         gl.warp_specialize(
             [
@@ -190,46 +195,71 @@ def _forward_kernel(
 @gluon.jit
 def _load(args, S: gl.constexpr, C: gl.constexpr):
     """Brings each tile's Q, and its K and V from the last block to the first."""
-    q_blocks, k_blocks, v_blocks, rows_ptr, row_count, buffers, barriers = args
-    q_buffer, k_buffer, v_buffer = buffers
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned = barriers
-    CONSUMERS: gl.constexpr = C.consumers
-    BLOCK: gl.constexpr = S.BLOCK
+    if C.counted:
+        args, taken_ptr, dealing = args
+        places, place_full, place_empty = dealing
+    rows_ptr, row_count = args[3:5]
     stage = 0
     phase = 0
     q_phase = 0
     count = row_count * S.HEADS
-    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS, C)
-    for step in range(gl.cdiv(count, gl.num_programs(0))):
-        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS, C)
-        if k_start < k_end:
-            mbarrier.wait(q_empty, q_phase ^ 1)
-            mbarrier.expect(q_full, CONSUMERS * q_blocks.block_type.nbytes)
-            for consumer in gl.static_range(CONSUMERS):
-                tma.async_copy_global_to_shared(
-                    q_blocks,
-                    [q_start + consumer * C.part_q, head * S.Q_STRIDE_H],
-                    q_full,
-                    q_buffer.index(consumer),
-                )
-            q_phase ^= 1
-            blocks = gl.cdiv(k_end - k_start, BLOCK)
-            k_column = head // S.GROUP * S.K_STRIDE_H
-            v_column = head // S.GROUP * S.V_STRIDE_H
-            for block in range(blocks):
-                start = k_start + (blocks - 1 - block) * BLOCK
-                mbarrier.wait(k_empty.index(stage), phase ^ 1)
-                mbarrier.expect(k_full.index(stage), k_blocks.block_type.nbytes)
-                tma.async_copy_global_to_shared(
-                    k_blocks, [start, k_column], k_full.index(stage), k_buffer.index(stage)
-                )
-                mbarrier.wait(v_empty.index(stage), phase ^ 1)
-                mbarrier.expect(v_full.index(stage), v_blocks.block_type.nbytes)
-                tma.async_copy_global_to_shared(
-                    v_blocks, [start, v_column], v_full.index(stage), v_buffer.index(stage)
-                )
-                stage, phase = next_slot(stage, phase, C.stages)
-        head, q_start, q_end, k_start, k_end, shift = ahead
+    place = place_of(0)
+    row = row_fields(rows_ptr, place, count, S.HEADS)
+    if C.counted:
+        side = 0
+        side_phase = 0
+        while place < count:
+            place = hand_out(taken_ptr, places, place_full, place_empty, side, side_phase)
+            side, side_phase = next_slot(side, side_phase, 2)
+            ahead = row_fields(rows_ptr, place, count, S.HEADS)
+            state = (stage, phase, q_phase)
+            stage, phase, q_phase = _load_tile(state, row, args, S, C)
+            row = ahead
+    else:
+        for step in range(gl.cdiv(count, gl.num_programs(0))):
+            ahead = row_fields(rows_ptr, place_of(step + 1), count, S.HEADS)
+            state = (stage, phase, q_phase)
+            stage, phase, q_phase = _load_tile(state, row, args, S, C)
+            row = ahead
+
+
+@gluon.jit
+def _load_tile(state, row, args, S: gl.constexpr, C: gl.constexpr):
+    q_blocks, k_blocks, v_blocks, rows_ptr, row_count, buffers, barriers = args
+    q_buffer, k_buffer, v_buffer = buffers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned = barriers
+    head, q_start, q_end, k_start, k_end, shift = row
+    stage, phase, q_phase = state
+    CONSUMERS: gl.constexpr = C.consumers
+    BLOCK: gl.constexpr = S.BLOCK
+    if k_start < k_end:
+        mbarrier.wait(q_empty, q_phase ^ 1)
+        mbarrier.expect(q_full, CONSUMERS * q_blocks.block_type.nbytes)
+        for consumer in gl.static_range(CONSUMERS):
+            tma.async_copy_global_to_shared(
+                q_blocks,
+                [q_start + consumer * C.part_q, head * S.Q_STRIDE_H],
+                q_full,
+                q_buffer.index(consumer),
+            )
+        q_phase ^= 1
+        blocks = gl.cdiv(k_end - k_start, BLOCK)
+        k_column = head // S.GROUP * S.K_STRIDE_H
+        v_column = head // S.GROUP * S.V_STRIDE_H
+        for block in range(blocks):
+            start = k_start + (blocks - 1 - block) * BLOCK
+            mbarrier.wait(k_empty.index(stage), phase ^ 1)
+            mbarrier.expect(k_full.index(stage), k_blocks.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                k_blocks, [start, k_column], k_full.index(stage), k_buffer.index(stage)
+            )
+            mbarrier.wait(v_empty.index(stage), phase ^ 1)
+            mbarrier.expect(v_full.index(stage), v_blocks.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                v_blocks, [start, v_column], v_full.index(stage), v_buffer.index(stage)
+            )
+            stage, phase = next_slot(stage, phase, C.stages)
+    return stage, phase, q_phase
 
 
 @gluon.jit
@@ -237,16 +267,59 @@ def _attend(
     args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, WEIGHT: gl.constexpr,
     ME: gl.constexpr,
 ):  # fmt: skip
-    """One consumer: part ME of every tile's queries.
+    """One consumer: part ME of every tile's queries."""
+    if C.counted:
+        args, dealing = args
+        places, place_full, place_empty = dealing
+    rows_ptr, row_count = args[3:5]
+    stage = 0
+    phase = 0
+    q_phase = 0
+    clean_phase = 0
+    count = row_count * S.HEADS
+    place = place_of(0)
+    row = row_fields(rows_ptr, place, count, S.HEADS)
+    if C.counted:
+        side = 0
+        side_phase = 0
+        while place < count:
+            state = (stage, phase, q_phase, clean_phase)
+            sums, state = _attend_tile(state, row, args, S, C, NEGATE, WEIGHT, ME)
+            stage, phase, q_phase, clean_phase = state
+            next_place = handed_out(places, place_full, place_empty, side, side_phase, C.warps)
+            side, side_phase = next_slot(side, side_phase, 2)
+            ahead = row_fields(rows_ptr, next_place, count, S.HEADS)
+            _store_tile(sums, row, place, count, args, S, C, WEIGHT, ME)
+            place = next_place
+            row = ahead
+    else:
+        for step in range(gl.cdiv(count, gl.num_programs(0))):
+            state = (stage, phase, q_phase, clean_phase)
+            sums, state = _attend_tile(state, row, args, S, C, NEGATE, WEIGHT, ME)
+            stage, phase, q_phase, clean_phase = state
+            # Not at the top as in `_load`: registers are scarce in between, and it is in the cache
+            # now.
+            ahead = row_fields(rows_ptr, place_of(step + 1), count, S.HEADS)
+            _store_tile(sums, row, place_of(step), count, args, S, C, WEIGHT, ME)
+            row = ahead
+
+
+@gluon.jit
+def _attend_tile(
+    rings, row, args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr,
+    WEIGHT: gl.constexpr, ME: gl.constexpr,
+):  # fmt: skip
+    """(sums, state) of a tile.
 
     Block j's scores are in the making while block j - 1's softmax goes into its product with V;
     a product with V ends under the next softmax. Weights by a policy have no top, no total and no
     reach, which stay what they are at the start.
     """
-    o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, meets = args[:6]
     scale_log2, left, right, buffers, barriers = args[6:]
     q_buffer, k_buffer, v_buffer = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned = barriers
+    head, q_start, q_end, k_start, k_end, shift = row
+    stage, phase, q_phase, clean_phase = rings
     ROWS: gl.constexpr = C.part_q
     BLOCK: gl.constexpr = S.BLOCK
     D: gl.constexpr = S.D
@@ -255,116 +328,120 @@ def _attend(
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     dtype: gl.constexpr = q_buffer.dtype
     q = q_buffer.index(ME)
-    stage = 0
-    phase = 0
-    q_phase = 0
-    clean_phase = 0
-    count = row_count * S.HEADS
-    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS, C)
-    for step in range(gl.cdiv(count, gl.num_programs(0))):
-        first_q = q_start + ME * ROWS
-        acc = gl.zeros([ROWS, D], gl.float32, OUTPUT)
-        total = gl.zeros([ROWS], gl.float32, ROW)
-        top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
-        reach = gl.zeros([ROWS], gl.float32, ROW)
-        if k_start < k_end:
-            blocks = gl.cdiv(k_end - k_start, BLOCK)
-            last_k = k_start + (blocks - 1) * BLOCK
-            mbarrier.wait(q_full, q_phase)
-            q_phase ^= 1
-            # The first part of a tile is never empty.
-            if (ME == 0) or (first_q < q_end):
-                band = (first_q, last_k, k_end, shift, left, right)
-                whole_start, whole_end = whole_blocks(
-                    q_start, q_end, k_start, k_end, shift, left, right,
-                    S.HAS_LEFT, S.HAS_RIGHT, BLOCK,
-                )  # fmt: skip
-                masked_until = gl.maximum(blocks - (whole_end - k_start) // BLOCK, 1)
-                whole_until = gl.maximum(blocks - (whole_start - k_start) // BLOCK, masked_until)
+    first_q = q_start + ME * ROWS
+    acc = gl.zeros([ROWS, D], gl.float32, OUTPUT)
+    total = gl.zeros([ROWS], gl.float32, ROW)
+    top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
+    reach = gl.zeros([ROWS], gl.float32, ROW)
+    if k_start < k_end:
+        blocks = gl.cdiv(k_end - k_start, BLOCK)
+        last_k = k_start + (blocks - 1) * BLOCK
+        mbarrier.wait(q_full, q_phase)
+        q_phase ^= 1
+        # The first part of a tile is never empty.
+        if (ME == 0) or (first_q < q_end):
+            band = (first_q, last_k, k_end, shift, left, right)
+            whole_start, whole_end = whole_blocks(
+                q_start, q_end, k_start, k_end, shift, left, right,
+                S.HAS_LEFT, S.HAS_RIGHT, BLOCK,
+            )  # fmt: skip
+            masked_until = gl.maximum(blocks - (whole_end - k_start) // BLOCK, 1)
+            whole_until = gl.maximum(blocks - (whole_start - k_start) // BLOCK, masked_until)
 
-                mbarrier.wait(k_full.index(stage), phase)
-                scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
-                scores = warpgroup_mma_wait(0, deps=[scores])
-                mbarrier.arrive(k_empty.index(stage))
-                if NEGATE:
-                    scores = -scores
-                if WEIGHT is None:
-                    scores = mask_scores(scores, band, 0, S.HAS_LEFT, S.HAS_RIGHT)
-                    weights, correction, top, total, reach = online_softmax(
-                        scores, top, total, reach, scale_log2, True
-                    )
-                else:
-                    weights = pointwise_weights(scores, band, 0, scale_log2, S, WEIGHT, True)
-                if last_k + BLOCK > k_end:
-                    mbarrier.wait(v_full.index(stage), phase)
-                    zero_tail(
-                        v_buffer.index(stage), k_end - last_k, cleaned, clean_phase, C.consumers, ME
-                    )
-                    clean_phase ^= 1
-
-                ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
-                mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=blocks > 1)
-
-                state = (acc, total, top, reach, weights, stage, phase)
-                if S.HAS_RIGHT:
-                    state = _walk(
-                        state, q, buffers, barriers, 1, masked_until, blocks, band, scale_log2,
-                        S, C, NEGATE, WEIGHT, SCORES, True,
-                    )  # fmt: skip
-                state = _walk(
-                    state, q, buffers, barriers, masked_until, whole_until, blocks, band,
-                    scale_log2, S, C, NEGATE, WEIGHT, SCORES, False,
-                )  # fmt: skip
-                if S.HAS_LEFT:
-                    state = _walk(
-                        state, q, buffers, barriers, whole_until, blocks, blocks, band, scale_log2,
-                        S, C, NEGATE, WEIGHT, SCORES, True,
-                    )  # fmt: skip
-                acc, total, top, reach, weights, stage, phase = state
-
-                mbarrier.arrive(q_empty)
-                p = left_factor(weights, acc, dtype)
+            mbarrier.wait(k_full.index(stage), phase)
+            scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
+            scores = warpgroup_mma_wait(0, deps=[scores])
+            mbarrier.arrive(k_empty.index(stage))
+            if NEGATE:
+                scores = -scores
+            if WEIGHT is None:
+                scores = mask_scores(scores, band, 0, S.HAS_LEFT, S.HAS_RIGHT)
+                weights, correction, top, total, reach = online_softmax(
+                    scores, top, total, reach, scale_log2, True
+                )
+            else:
+                weights = pointwise_weights(scores, band, 0, scale_log2, S, WEIGHT, True)
+            if last_k + BLOCK > k_end:
                 mbarrier.wait(v_full.index(stage), phase)
-                acc = warpgroup_mma(p, v_buffer.index(stage), acc, is_async=True)
-                acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+                zero_tail(
+                    v_buffer.index(stage), k_end - last_k, cleaned, clean_phase, C.consumers, ME
+                )
+                clean_phase ^= 1
+
+            ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
+            mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=blocks > 1)
+
+            state = (acc, total, top, reach, weights, stage, phase)
+            if S.HAS_RIGHT:
+                state = _walk(
+                    state, q, buffers, barriers, 1, masked_until, blocks, band, scale_log2,
+                    S, C, NEGATE, WEIGHT, SCORES, True,
+                )  # fmt: skip
+            state = _walk(
+                state, q, buffers, barriers, masked_until, whole_until, blocks, band,
+                scale_log2, S, C, NEGATE, WEIGHT, SCORES, False,
+            )  # fmt: skip
+            if S.HAS_LEFT:
+                state = _walk(
+                    state, q, buffers, barriers, whole_until, blocks, blocks, band, scale_log2,
+                    S, C, NEGATE, WEIGHT, SCORES, True,
+                )  # fmt: skip
+            acc, total, top, reach, weights, stage, phase = state
+
+            mbarrier.arrive(q_empty)
+            p = left_factor(weights, acc, dtype)
+            mbarrier.wait(v_full.index(stage), phase)
+            acc = warpgroup_mma(p, v_buffer.index(stage), acc, is_async=True)
+            acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+            mbarrier.arrive(v_empty.index(stage))
+            stage, phase = next_slot(stage, phase, C.stages)
+        else:
+            # The tile ends before this part: only the other consumer's waits are served.
+            mbarrier.arrive(q_empty)
+            if last_k + BLOCK > k_end:
+                mbarrier.wait(v_full.index(stage), phase)
+                zero_tail(
+                    v_buffer.index(stage), k_end - last_k, cleaned, clean_phase, C.consumers, ME
+                )
+                clean_phase ^= 1
+            for _ in range(blocks):
+                # In step with the loads, because an arrival too early would count for the
+                # block that is there now.
+                mbarrier.wait(k_full.index(stage), phase)
+                mbarrier.arrive(k_empty.index(stage))
+                mbarrier.wait(v_full.index(stage), phase)
                 mbarrier.arrive(v_empty.index(stage))
                 stage, phase = next_slot(stage, phase, C.stages)
-            else:
-                # The tile ends before this part: only the other consumer's waits are served.
-                mbarrier.arrive(q_empty)
-                if last_k + BLOCK > k_end:
-                    mbarrier.wait(v_full.index(stage), phase)
-                    zero_tail(
-                        v_buffer.index(stage), k_end - last_k, cleaned, clean_phase, C.consumers, ME
-                    )
-                    clean_phase ^= 1
-                for _ in range(blocks):
-                    # In step with the loads, because an arrival too early would count for the
-                    # block that is there now.
-                    mbarrier.wait(k_full.index(stage), phase)
-                    mbarrier.arrive(k_empty.index(stage))
-                    mbarrier.wait(v_full.index(stage), phase)
-                    mbarrier.arrive(v_empty.index(stage))
-                    stage, phase = next_slot(stage, phase, C.stages)
-        # Not at the top as in `_load`: registers are scarce in between, and it is in the cache now.
-        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS, C)
-        place = place_of(step, count, C)
-        if (marks_ptr is not None) and (place < count):
-            # What `hopper.exact` is to compute again: not for the next user's queries.
-            own = first_q + gl.arange(0, ROWS, ROW) < q_end
-            if S.MASKED:
-                sizes = gl.convert_layout(size_of_sums(acc), ROW)
-                reach = gl.where(sizes < float("inf"), reach, float("inf"))
-            far = gl.max(gl.where(own, reach, 0.0), 0) > _FAR
-            mark = place // S.HEADS * C.consumers + ME
-            gl.store(marks_ptr + mark * S.HEADS + head, far.to(gl.int8))
-        if first_q < q_end:
-            if WEIGHT is None:
-                store_mean(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS)
-            else:
-                factor = factor_of_place(meets, rows_ptr, step, count, S.HEADS, C)
-                store_tile(o_ptr, acc * factor, first_q, q_end, head, S.HEADS)
-        head, q_start, q_end, k_start, k_end, shift = ahead
+    return (acc, total, top, reach), (stage, phase, q_phase, clean_phase)
+
+
+@gluon.jit
+def _store_tile(
+    sums, row, place, count, args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr,
+    ME: gl.constexpr,
+):  # fmt: skip
+    o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, meets = args[:6]
+    head, q_start, q_end, k_start, k_end, shift = row
+    acc, total, top, reach = sums
+    ROWS: gl.constexpr = C.part_q
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
+    ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
+    first_q = q_start + ME * ROWS
+    if (marks_ptr is not None) and (place < count):
+        # What `hopper.exact` is to compute again: not for the next user's queries.
+        own = first_q + gl.arange(0, ROWS, ROW) < q_end
+        if S.MASKED:
+            sizes = gl.convert_layout(size_of_sums(acc), ROW)
+            reach = gl.where(sizes < float("inf"), reach, float("inf"))
+        far = gl.max(gl.where(own, reach, 0.0), 0) > _FAR
+        mark = place // S.HEADS * C.consumers + ME
+        gl.store(marks_ptr + mark * S.HEADS + head, far.to(gl.int8))
+    if first_q < q_end:
+        if WEIGHT is None:
+            store_mean(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS)
+        else:
+            factor = factor_of_place(meets, rows_ptr, place, count, S.HEADS)
+            store_tile(o_ptr, acc * factor, first_q, q_end, head, S.HEADS)
 
 
 @gluon.jit

@@ -72,10 +72,12 @@ def load_listed(args, S: gl.constexpr, C: gl.constexpr):
     q_phase = 0
     tail_phase = 0
     count = row_count * S.HEADS
-    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS, C)
-    begin, end = ends_of_list(meets, rows_ptr, 0, count, q_start, k_end, shift, head, S.HEADS, S, C)
+    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, place_of(0), count, S.HEADS)
+    begin, end = ends_of_list(
+        meets, rows_ptr, place_of(0), count, q_start, k_end, shift, head, S.HEADS, S
+    )
     for step in range(gl.cdiv(count, gl.num_programs(0))):
-        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS, C)
+        ahead = row_fields(rows_ptr, place_of(step + 1), count, S.HEADS)
         if k_start < k_end:
             blocks = gl.cdiv(parts_of_list(begin, end, S.TILE, PART), PARTS)
             after = blocks * PARTS - 1
@@ -87,8 +89,8 @@ def load_listed(args, S: gl.constexpr, C: gl.constexpr):
             note_blocks(notes, blocks)
             if S.RULED:
                 note_rule(
-                    notes, meets, rows_ptr, step, count, k_start, k_end, shift, S.HEADS,
-                    False, C,
+                    notes, meets, rows_ptr, place_of(step), count, k_start, k_end, shift,
+                    S.HEADS, False,
                 )  # fmt: skip
             mbarrier.expect(q_full, CONSUMERS * q_blocks.block_type.nbytes)
             for consumer in gl.static_range(CONSUMERS):
@@ -156,7 +158,7 @@ def load_listed(args, S: gl.constexpr, C: gl.constexpr):
                 stage, phase = next_slot(stage, phase, C.stages)
         head, q_start, q_end, k_start, k_end, shift = ahead
         begin, end = ends_of_list(
-            meets, rows_ptr, step + 1, count, q_start, k_end, shift, head, S.HEADS, S, C
+            meets, rows_ptr, place_of(step + 1), count, q_start, k_end, shift, head, S.HEADS, S
         )
 
 
@@ -201,7 +203,7 @@ def attend_listed(
     phase = 0
     q_phase = 0
     count = row_count * S.HEADS
-    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, 0, count, S.HEADS, C)
+    head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, place_of(0), count, S.HEADS)
     for step in range(gl.cdiv(count, gl.num_programs(0))):
         first_q = q_start + ME * ROWS
         acc = gl.zeros([ROWS, D], gl.float32, OUTPUT)
@@ -272,8 +274,8 @@ def attend_listed(
                     mbarrier.wait(v_full.index(stage), phase)
                     mbarrier.arrive(v_empty.index(stage))
                     stage, phase = next_slot(stage, phase, C.stages)
-        ahead = row_fields(rows_ptr, step + 1, count, S.HEADS, C)
-        place = place_of(step, count, C)
+        ahead = row_fields(rows_ptr, place_of(step + 1), count, S.HEADS)
+        place = place_of(step)
         if (marks_ptr is not None) and (place < count):
             # What `hopper.exact` is to compute again: not for the next user's queries.
             own = first_q + gl.arange(0, ROWS, ROW) < q_end
@@ -286,7 +288,7 @@ def attend_listed(
             if WEIGHT is None:
                 store_mean(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS)
             else:
-                factor = factor_of_place(meets, rows_ptr, step, count, S.HEADS, C)
+                factor = factor_of_place(meets, rows_ptr, place, count, S.HEADS)
                 store_tile(o_ptr, acc * factor, first_q, q_end, head, S.HEADS)
         head, q_start, q_end, k_start, k_end, shift = ahead
 

@@ -19,7 +19,7 @@ from triton.experimental.gluon import language as gl
 from jagged_kernels.attention import blocks as triton_blocks
 from jagged_kernels.attention import triton_meeting
 from jagged_kernels.attention.hopper import notes as triton_notes
-from jagged_kernels.attention.hopper.blocks import mask_block, place_of
+from jagged_kernels.attention.hopper.blocks import mask_block
 from jagged_kernels.schedule.keys import triton_token_rule
 
 # They take no layouts, and so they are the same in Gluon.
@@ -62,14 +62,13 @@ def read_note(notes, place):
 
 
 @gluon.jit
-def ends_of_list(meets, rows_ptr, step, count, tile_start, range_end, shift, head,
-                 HEADS: gl.constexpr, S: gl.constexpr, C: gl.constexpr):  # fmt: skip
-    """[begin, end) in `meets.col` of this program's tile number `step`, whose fields are those of
-    `row_fields`; HEADS: of the places. Nothing from `count` on.
+def ends_of_list(meets, rows_ptr, place, count, tile_start, range_end, shift, head,
+                 HEADS: gl.constexpr, S: gl.constexpr):  # fmt: skip
+    """[begin, end) in `meets.col` of a tile, whose fields are those of `row_fields`; HEADS: of the
+    places. Nothing from `count` on.
 
     head: of queries.
     """
-    place = place_of(step, count, C)
     begin, end = _list_ends(
         meets, rows_ptr, gl.minimum(place, count - 1) // HEADS, tile_start, range_end, shift, head,
         S,
@@ -85,11 +84,11 @@ def note_blocks(notes, blocks):
 
 @gluon.jit
 def note_rule(
-    notes, meets, rows_ptr, step, count, range_start, range_end, shift,
-    HEADS: gl.constexpr, OF_KEYS: gl.constexpr, C: gl.constexpr,
+    notes, meets, rows_ptr, place, count, range_start, range_end, shift,
+    HEADS: gl.constexpr, OF_KEYS: gl.constexpr,
 ):  # fmt: skip
-    """The rule for the tokens of this program's tile number `step`; HEADS: of the places."""
-    row = gl.minimum(place_of(step, count, C), count - 1) // HEADS
+    """The rule for the tokens of a tile; HEADS: of the places."""
+    row = gl.minimum(place, count - 1) // HEADS
     rule = _rule_of_row(meets, rows_ptr, row, range_start, range_end, shift, OF_KEYS)
     for number in gl.static_range(5):
         write_note(notes, notes.shape[0] - 5 + number, rule[number])

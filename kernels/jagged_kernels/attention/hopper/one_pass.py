@@ -38,6 +38,7 @@ from jagged_kernels.attention.hopper.blocks import (
     ring_of_barriers,
     store_tile,
     token_blocks,
+    told,
     visible_band,
 )
 from jagged_kernels.attention.hopper.one_pass_sums import (
@@ -45,7 +46,6 @@ from jagged_kernels.attention.hopper.one_pass_sums import (
     all_keys,
     holds,
     product_of_dq,
-    told,
 )
 from jagged_kernels.attention.hopper.one_pass_warps import load, take_turns
 from jagged_kernels.attention.meeting import RANGES

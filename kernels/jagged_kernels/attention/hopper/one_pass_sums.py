@@ -6,26 +6,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma
 
-from jagged_kernels.attention.hopper.blocks import LANES, size_of_sums
+from jagged_kernels.attention.hopper.blocks import LANES, size_of_sums, told
 
 # What a consumer does with what its tile adds to a block of dQ.
 STORE = gl.constexpr(0)  # it is the first
 ADD = gl.constexpr(1)
 LAST = gl.constexpr(2)  # add, and write dq
 ALONE = gl.constexpr(3)  # write dq
-
-
-@gluon.jit
-def tell(notes, number, value):
-    """Leaves a number for other warps, by one warp."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [LANES], [1], [0])
-    notes.index(number).store(gl.full([1], 0, gl.int32, LAYOUT) + value)
-
-
-@gluon.jit
-def told(note, WARPS: gl.constexpr):
-    """The number that was left there."""
-    return gl.sum(note.load(gl.BlockedLayout([1], [LANES], [WARPS], [0])), 0)
 
 
 @gluon.constexpr_function

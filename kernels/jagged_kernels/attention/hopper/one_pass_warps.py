@@ -14,8 +14,11 @@ from jagged_kernels.attention.hopper import one_pass_order as order
 from jagged_kernels.attention.hopper.blocks import (
     LANES,
     bring_queries,
+    hand_out,
+    handed_out,
     load_numbers,
     next_slot,
+    tell,
     whole_blocks,
     zero_rows,
 )
@@ -24,8 +27,6 @@ from jagged_kernels.attention.hopper.one_pass_sums import (
     ALONE,
     LAST,
     STORE,
-    tell,
-    told,
 )
 
 # What a block's count of adds becomes when it was the last.
@@ -160,10 +161,7 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
                 stage, phase = next_slot(stage, phase, C.stages)
                 block = gl.where(block + 1 == count, 0, block + 1)
         if _counted_out(S):
-            place = gl.num_programs(0) + _take(taken_ptr)
-            mbarrier.wait(place_empty.index(side), side_phase ^ 1)
-            tell(of_place, side, place)
-            mbarrier.arrive(place_full.index(side))
+            place = hand_out(taken_ptr, of_place, place_full, place_empty, side, side_phase)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = _tile(tables, place, S, C)
         head, tile, tiles, start, length, base = ahead
@@ -267,22 +265,10 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
                     pass
                 _announce(counts_ptr, number, _DONE)
         if _counted_out(S):
-            mbarrier.wait(place_full.index(side), side_phase)
-            place = told(of_place.index(side), 1)
-            mbarrier.arrive(place_empty.index(side))
+            place = handed_out(of_place, place_full, place_empty, side, side_phase, 1)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = _tile(tables, place, S, C)
         head, tile, tiles, start, length, base = ahead
-
-
-@gluon.jit
-def _take(ptr):
-    """The next number of a counter in memory, for one warp."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [LANES], [1], [0])
-    lane = gl.arange(0, LANES, LAYOUT)
-    one = gl.full([LANES], 1, gl.int32, LAYOUT)
-    taken = gl.atomic_add(ptr + 0 * lane, one, mask=lane == 0, sem="relaxed")
-    return gl.sum(gl.where(lane == 0, taken, 0), 0)
 
 
 @gluon.jit

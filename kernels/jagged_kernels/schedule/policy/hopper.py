@@ -27,9 +27,10 @@ class HopperConfig:
         stages: buffers for K and for V.
         residents: programs on a multiprocessor at a time.
         turned: of `hopper.one_pass` at head_dim 64, whether dQ is made as its transpose.
-        takes: how many tiles a program takes, if there are many, before another starts where it
-            ends: for tiles that meet very unequal numbers of blocks. 0: as many programs as run at
-            a time stay, and the tiles are dealt out to them beforehand.
+        stays: whether as many programs as run at a time stay. Else each tile has its own, which
+            starts where another ends: for tiles whose lists have very unequal lengths.
+        counted: whether programs that stay take the next tile that nobody has, of a counter, in
+            place of every n-th.
     """
 
     consumers: int
@@ -38,7 +39,8 @@ class HopperConfig:
     stages: int
     residents: int = 1
     turned: bool = False
-    takes: int = 0
+    stays: bool = True
+    counted: bool = False
 
     @property
     def part_q(self) -> int:
@@ -116,21 +118,18 @@ def ring_blocks(blocks: int, tokens: int, group: int, head_dim: int, config: Hop
     return min(blocks, max(longest, RING_BYTES // (4 * config.block * head_dim)))
 
 
-# Programs that do not stay have at least so many turns where several tiles are one program's.
-TURNS = 8
-TAKES = 2  # where a limit on one side makes tiles unequal
-# Tokens of a user, on average, from which that is faster than tiles that are dealt out beforehand
-# to programs that stay, by what scores become and by head_dim. Beforehand, the program with the
-# most has a tenth to a quarter more than the mean on lengths of click histories, and half more
-# where tiles of a user are about as many as programs; but a program's start is waited for.
-FORWARD_TAKES_FROM = {"softmax": {64: 2048, 128: 512}, "pointwise": {64: 2048, 128: 1536}}
-BACKWARD_TAKES_FROM = {"softmax": {64: 4096, 128: 512}, "pointwise": {64: 6144, 128: 6144}}
-
-
 @lru_cache
-def that_takes(config: HopperConfig) -> HopperConfig:
-    """`config` for tiles that meet unequal numbers of blocks."""
-    return replace(config, takes=TAKES)
+def counted(config: HopperConfig) -> HopperConfig:
+    """`config` for tiles that meet unequal numbers of blocks: with a limit on one side. Every n-th
+    tile would leave the program with the most a tenth to a quarter more than the mean on lengths of
+    click histories, and half more where tiles of a user are about as many as programs."""
+    return replace(config, counted=True)
+
+
+# Tokens of a user, on average, from which such tiles are counted out, by what scores become and by
+# head_dim. Of weights by a policy a tile then takes some 2 microseconds more at head_dim 128, of
+# which it is not known why: users of equal lengths up to 1,024 would lose an eighth.
+COUNTED_FROM = {"softmax": {64: 0, 128: 0}, "pointwise": {64: 256, 128: 1536}}
 
 
 # By head_dim and tokens of a listed block. At head_dim 128 and blocks of 64 there is no backward:
@@ -144,9 +143,9 @@ _LISTED_FORWARD = {
     (128, 128): HopperConfig(consumers=2, warps=4, block=128, stages=2),
 }
 _LISTED_DKV = {
-    (64, 64): HopperConfig(consumers=1, warps=4, block=64, stages=4, residents=2, takes=1),
-    (64, 128): HopperConfig(consumers=2, warps=4, block=64, stages=4, takes=1),
-    (128, 128): HopperConfig(consumers=2, warps=4, block=64, stages=4, takes=1),
+    (64, 64): HopperConfig(consumers=1, warps=4, block=64, stages=4, residents=2, stays=False),
+    (64, 128): HopperConfig(consumers=2, warps=4, block=64, stages=4, stays=False),
+    (128, 128): HopperConfig(consumers=2, warps=4, block=64, stages=4, stays=False),
 }
 
 
@@ -169,26 +168,28 @@ DQ_LISTED = {128: (128,)}
 NEVER = 2**40
 FORWARD_PAYS_FROM = {
     "softmax": {64: 1024, 128: 256},
-    "softmax, causal": {64: 4096, 128: 512},
+    "softmax, causal": {64: 256, 128: 192},
     "softmax, window": {64: 1536, 128: 512},
-    "pointwise": {64: 512, 128: 256},
-    "pointwise, causal": {64: 4096, 128: 512},
+    "pointwise": {64: 512, 128: 192},
+    "pointwise, causal": {64: 1536, 128: 512},
     "pointwise, window": {64: 4096, 128: 512},
-    "lists": {64: 4096, 128: 512},
-    "lists, window": {64: NEVER, 128: 512},
+    "lists": {64: 4096, 128: 128},
+    "lists, window": {64: NEVER, 128: 128},
 }
 BACKWARD_PAYS_FROM = {
     "softmax": {64: 128, 128: 256},
     "softmax, window": {64: 256, 128: 512},
-    "pointwise": {64: 128, 128: 256},
-    "lists": {64: 4096, 128: 1024},
-    "lists, window": {64: 8192, 128: 1024},
+    "pointwise": {64: 48, 128: 192},
+    "pointwise, causal": {64: 48, 128: 256},
+    "pointwise, window": {64: 128, 128: 256},
+    "lists": {64: 4096, 128: 512},
+    "lists, window": {64: 8192, 128: 8192},
 }
 # From which the backward in one pass is faster than in two by more than a twentieth; it takes a
 # tenth more of memory. `backward_passes.py` in tests/support measures that.
 ONE_PASS_PAYS_FROM = {
     "softmax": {64: 2048, 128: 1024},
-    "softmax, causal": {64: 4096, 128: 256},
+    "softmax, causal": {64: 8192, 128: 1024},
 }
 
 
@@ -203,15 +204,17 @@ def paying_length(
     return (table.get(f"{by}, {mask}") or table.get(by, {})).get(head_dim)
 
 
-# Of queries and of keys in the rows that they walk, by head_dim.
-HOPPER_TILES = {dim: forward_config(dim).tile_q for dim in FORWARD_PAYS_FROM["softmax"]}
+# Of queries and of keys in the rows that they walk, by head_dim; and the tokens of a user from
+# which such tiles are made, where plain kernels are as fast with them.
+HOPPER_TILES_FROM = {64: 0, 128: 192}
+HOPPER_TILES = {dim: forward_config(dim).tile_q for dim in HOPPER_TILES_FROM}
 
 
 def hopper_tile(head_dim: int, tokens: int, users: int) -> int | None:
-    """The tile to take for histories long enough, `tokens` in all; else None. By softmax's lengths:
-    a schedule does not know what its scores become. At head_dim 64 it is the plain kernels' tile,
-    and pointwise scores can have lengths of their own; at 128 only longer ones."""
-    least = FORWARD_PAYS_FROM["softmax"]
+    """The tile to take for histories long enough, `tokens` in all; else None. A schedule does not
+    know what its scores become: no length at which a kernel pays can be shorter at head_dim 128. At
+    64 it is the plain kernels' tile."""
+    least = HOPPER_TILES_FROM
     pays = head_dim in least and tokens >= least[head_dim] * users
     return HOPPER_TILES[head_dim] if pays else None
 
