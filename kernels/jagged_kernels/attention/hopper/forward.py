@@ -3,8 +3,9 @@
 FlashAttention-3 (arXiv 2407.08608, section 3) over the rows of the schedule, written in Gluon. One
 warp brings K and V blocks by TMA into a ring of buffers; each of one or two consumers holds a part
 of the tile's queries, and its softmax of one block runs beside its products of the block before.
-Programs stay, one or two a multiprocessor, and take every n-th (row, head), so that the loads of
-the next tile run beside the end of this one.
+Programs stay, one or two a multiprocessor, so that the loads of the next tile run beside the end of
+this one. They take every n-th (row, head); of a mask that makes tiles unequal, the next that nobody
+has.
 """
 
 # Partitions get tuples, and take out of them what they need.
@@ -22,7 +23,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -33,7 +33,6 @@ from jagged_kernels.attention.hopper.blocks import (
     counter,
     factor_of_place,
     for_mask,
-    hand_out,
     handed_out,
     left_factor,
     mask_scores,
@@ -54,6 +53,7 @@ from jagged_kernels.attention.hopper.blocks import (
 )
 from jagged_kernels.attention.hopper.exact import launch_exact
 from jagged_kernels.attention.hopper.forward_lists import attend_listed, load_listed
+from jagged_kernels.attention.hopper.forward_loads import load_keys
 from jagged_kernels.attention.hopper.listed import ring_of_notes
 from jagged_kernels.attention.hopper.policies import in_gluon, pointwise_weights
 from jagged_kernels.attention.hopper.softmax import online_softmax, store_mean
@@ -175,7 +175,7 @@ def _forward_kernel(
         gl.warp_specialize(
             [
                 (attend_listed if S.GROUPS else _attend, (attend, S, C, NEGATE, WEIGHT, 0)),
-                (load_listed if S.GROUPS else _load, (load, S, C)),
+                (load_listed if S.GROUPS else load_keys, (load, S, C)),
             ],
             [1],
             [24],
@@ -185,81 +185,11 @@ def _forward_kernel(
             [
                 (attend_listed if S.GROUPS else _attend, (attend, S, C, NEGATE, WEIGHT, 0)),
                 (attend_listed if S.GROUPS else _attend, (attend, S, C, NEGATE, WEIGHT, 1)),
-                (load_listed if S.GROUPS else _load, (load, S, C)),
+                (load_listed if S.GROUPS else load_keys, (load, S, C)),
             ],
             [C.warps, 1],
             [C.registers, 24],
         )
-
-
-@gluon.jit
-def _load(args, S: gl.constexpr, C: gl.constexpr):
-    """Brings each tile's Q, and its K and V from the last block to the first."""
-    if C.counted:
-        args, taken_ptr, dealing = args
-        places, place_full, place_empty = dealing
-    rows_ptr, row_count = args[3:5]
-    stage = 0
-    phase = 0
-    q_phase = 0
-    count = row_count * S.HEADS
-    place = place_of(0)
-    row = row_fields(rows_ptr, place, count, S.HEADS)
-    if C.counted:
-        side = 0
-        side_phase = 0
-        while place < count:
-            place = hand_out(taken_ptr, places, place_full, place_empty, side, side_phase)
-            side, side_phase = next_slot(side, side_phase, 2)
-            ahead = row_fields(rows_ptr, place, count, S.HEADS)
-            state = (stage, phase, q_phase)
-            stage, phase, q_phase = _load_tile(state, row, args, S, C)
-            row = ahead
-    else:
-        for step in range(gl.cdiv(count, gl.num_programs(0))):
-            ahead = row_fields(rows_ptr, place_of(step + 1), count, S.HEADS)
-            state = (stage, phase, q_phase)
-            stage, phase, q_phase = _load_tile(state, row, args, S, C)
-            row = ahead
-
-
-@gluon.jit
-def _load_tile(state, row, args, S: gl.constexpr, C: gl.constexpr):
-    q_blocks, k_blocks, v_blocks, rows_ptr, row_count, buffers, barriers = args
-    q_buffer, k_buffer, v_buffer = buffers
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned = barriers
-    head, q_start, q_end, k_start, k_end, shift = row
-    stage, phase, q_phase = state
-    CONSUMERS: gl.constexpr = C.consumers
-    BLOCK: gl.constexpr = S.BLOCK
-    if k_start < k_end:
-        mbarrier.wait(q_empty, q_phase ^ 1)
-        mbarrier.expect(q_full, CONSUMERS * q_blocks.block_type.nbytes)
-        for consumer in gl.static_range(CONSUMERS):
-            tma.async_copy_global_to_shared(
-                q_blocks,
-                [q_start + consumer * C.part_q, head * S.Q_STRIDE_H],
-                q_full,
-                q_buffer.index(consumer),
-            )
-        q_phase ^= 1
-        blocks = gl.cdiv(k_end - k_start, BLOCK)
-        k_column = head // S.GROUP * S.K_STRIDE_H
-        v_column = head // S.GROUP * S.V_STRIDE_H
-        for block in range(blocks):
-            start = k_start + (blocks - 1 - block) * BLOCK
-            mbarrier.wait(k_empty.index(stage), phase ^ 1)
-            mbarrier.expect(k_full.index(stage), k_blocks.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                k_blocks, [start, k_column], k_full.index(stage), k_buffer.index(stage)
-            )
-            mbarrier.wait(v_empty.index(stage), phase ^ 1)
-            mbarrier.expect(v_full.index(stage), v_blocks.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                v_blocks, [start, v_column], v_full.index(stage), v_buffer.index(stage)
-            )
-            stage, phase = next_slot(stage, phase, C.stages)
-    return stage, phase, q_phase
 
 
 @gluon.jit
@@ -297,8 +227,7 @@ def _attend(
             state = (stage, phase, q_phase, clean_phase)
             sums, state = _attend_tile(state, row, args, S, C, NEGATE, WEIGHT, ME)
             stage, phase, q_phase, clean_phase = state
-            # Not at the top as in `_load`: registers are scarce in between, and it is in the cache
-            # now.
+            # Not at the top as in `load_keys`: registers are scarce in between, and it is cached.
             ahead = row_fields(rows_ptr, place_of(step + 1), count, S.HEADS)
             _store_tile(sums, row, place_of(step), count, args, S, C, WEIGHT, ME)
             row = ahead
