@@ -55,7 +55,7 @@ from jagged_kernels.attention.hopper.exact import launch_exact
 from jagged_kernels.attention.hopper.forward_lists import attend_listed, load_listed
 from jagged_kernels.attention.hopper.forward_loads import load_keys
 from jagged_kernels.attention.hopper.listed import ring_of_notes
-from jagged_kernels.attention.hopper.policies import in_gluon, pointwise_weights
+from jagged_kernels.attention.hopper.policies import in_gluon, natural_scores
 from jagged_kernels.attention.hopper.softmax import online_softmax, store_mean
 from jagged_kernels.attention.meeting import RANGES, Meeting, MeetShape
 from jagged_kernels.attention.plans import PLANS, Call, empty_lse, scale_argument
@@ -289,7 +289,8 @@ def _attend_tile(
                     scores, top, total, reach, scale_log2, True
                 )
             else:
-                weights = pointwise_weights(scores, band, 0, scale_log2, S, WEIGHT, True)
+                weights = WEIGHT(natural_scores(scores, scale_log2))
+                weights = mask_scores(weights, band, 0, S.HAS_LEFT, S.HAS_RIGHT, 0.0)
             if last_k + BLOCK > k_end:
                 mbarrier.wait(v_full.index(stage), phase)
                 zero_tail(
@@ -301,20 +302,27 @@ def _attend_tile(
             mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=blocks > 1)
 
             state = (acc, total, top, reach, weights, stage, phase)
-            if S.HAS_RIGHT:
+            uncut = (masked_until, whole_until)
+            if _in_one_loop(S, WEIGHT):
                 state = _walk(
-                    state, q, buffers, barriers, 1, masked_until, blocks, band, scale_log2,
-                    S, C, NEGATE, WEIGHT, SCORES, True,
+                    state, q, buffers, barriers, 1, blocks, blocks, uncut, band, scale_log2,
+                    S, C, NEGATE, WEIGHT, SCORES, "some",
                 )  # fmt: skip
-            state = _walk(
-                state, q, buffers, barriers, masked_until, whole_until, blocks, band,
-                scale_log2, S, C, NEGATE, WEIGHT, SCORES, False,
-            )  # fmt: skip
-            if S.HAS_LEFT:
+            else:
+                if S.HAS_RIGHT:
+                    state = _walk(
+                        state, q, buffers, barriers, 1, masked_until, blocks, uncut, band,
+                        scale_log2, S, C, NEGATE, WEIGHT, SCORES, "all",
+                    )  # fmt: skip
                 state = _walk(
-                    state, q, buffers, barriers, whole_until, blocks, blocks, band, scale_log2,
-                    S, C, NEGATE, WEIGHT, SCORES, True,
+                    state, q, buffers, barriers, masked_until, whole_until, blocks, uncut, band,
+                    scale_log2, S, C, NEGATE, WEIGHT, SCORES, "none",
                 )  # fmt: skip
+                if S.HAS_LEFT:
+                    state = _walk(
+                        state, q, buffers, barriers, whole_until, blocks, blocks, uncut, band,
+                        scale_log2, S, C, NEGATE, WEIGHT, SCORES, "all",
+                    )  # fmt: skip
             acc, total, top, reach, weights, stage, phase = state
 
             mbarrier.arrive(q_empty)
@@ -373,13 +381,28 @@ def _store_tile(
             store_tile(o_ptr, acc * factor, first_q, q_end, head, S.HEADS)
 
 
+@gluon.constexpr_function
+def _in_one_loop(S, WEIGHT):
+    """Whether the blocks that the mask cuts and those that it does not have one loop.
+
+    The code of two consumers has to fit the instruction cache, 128 KiB, which a loop for each kind
+    exceeds where there are three, or where weights are a policy's.
+    """
+    return (S.HAS_LEFT or S.HAS_RIGHT) and (WEIGHT is not None or (S.HAS_LEFT and S.HAS_RIGHT))
+
+
 @gluon.jit
 def _walk(
-    state, q, buffers, barriers, first, last, blocks, band, scale_log2,
+    state, q, buffers, barriers, first, last, blocks, uncut, band, scale_log2,
     S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, WEIGHT: gl.constexpr,
-    SCORES: gl.constexpr, MASKED: gl.constexpr,
+    SCORES: gl.constexpr, CUT: gl.constexpr,
 ):  # fmt: skip
-    """The blocks number [first, last), counted from the end of the keys; the first's K is there."""
+    """The blocks number [first, last), counted from the end of the keys; the first's K is there.
+
+    Args:
+        uncut: (from which block, to which) the mask cuts none.
+        CUT: whether the mask cuts "all" of the blocks, "none", or "some", by `uncut`.
+    """
     q_buffer, k_buffer, v_buffer = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned = barriers
     acc, total, top, reach, weights, stage, phase = state
@@ -396,16 +419,20 @@ def _walk(
         mbarrier.arrive(k_empty.index(stage))
         if NEGATE:
             scores = -scores
+        cut = CUT == "all"
+        if CUT == "some":
+            cut = (block < uncut[0]) | (block >= uncut[1])
+        before = block * S.BLOCK
         if WEIGHT is None:
-            if MASKED:
-                scores = mask_scores(scores, band, block * S.BLOCK, S.HAS_LEFT, S.HAS_RIGHT)
+            if cut:
+                scores = mask_scores(scores, band, before, S.HAS_LEFT, S.HAS_RIGHT)
             weights, correction, top, total, reach = online_softmax(
-                scores, top, total, reach, scale_log2, MASKED
+                scores, top, total, reach, scale_log2, CUT != "none"
             )
         else:
-            weights = pointwise_weights(
-                scores, band, block * S.BLOCK, scale_log2, S, WEIGHT, MASKED
-            )
+            weights = WEIGHT(natural_scores(scores, scale_log2))
+            if cut:
+                weights = mask_scores(weights, band, before, S.HAS_LEFT, S.HAS_RIGHT, 0.0)
         # The next block's K is waited for here because that wait is a loop: across it the assembler
         # does not move the end of the product with V up to before the softmax.
         ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)

@@ -13,7 +13,6 @@ from typing import Any
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from jagged_kernels.attention.hopper.blocks import mask_scores
 from jagged_kernels.attention.meeting import Meeting
 from jagged_kernels.attention.scores import triton_policies
 from jagged_kernels.device.arithmetic import LN2, LOG2_E
@@ -37,19 +36,6 @@ def backward_constants(meeting: Meeting) -> dict[str, Any]:
 def natural_scores(scores, scale_log2):
     """Scores as policies take them, of products and the scale in base 2."""
     return scores * (scale_log2 * _LN2)
-
-
-@gluon.jit
-def pointwise_weights(
-    scores, band, before, scale_log2,
-    S: gl.constexpr, WEIGHT: gl.constexpr, MASKED: gl.constexpr,
-):  # fmt: skip
-    """The weights of a block of products, not divided by n yet; `band` and `before` are
-    `mask_scores`'."""
-    weights = WEIGHT(natural_scores(scores, scale_log2))
-    if MASKED:
-        weights = mask_scores(weights, band, before, S.HAS_LEFT, S.HAS_RIGHT, 0.0)
-    return weights
 
 
 @gluon.jit
