@@ -213,9 +213,12 @@ CALLS = {
     "long enough for lists of keys, scores of one's own that Gluon does not compile": Call(
         LONG_LISTS[64], 64, GENERAL, options={"keys": LISTS, "scores": GLUON_HAS_NEITHER}
     ),
-    "long, lists of keys": Call(LONG[128], 128, GENERAL, options={"keys": LISTS}),
+    "long, lists of keys": Call(
+        LONG[128], 128, GENERAL, ("hopper forward", "general", "general"), options={"keys": LISTS}
+    ),
     "long, lists of keys, a schedule": Call(
-        LONG[128], 128, GENERAL, schedule={"keys": LISTS}, options={"keys": LISTS}
+        LONG[128], 128, GENERAL, ("hopper forward", "general", "general"),
+        schedule={"keys": LISTS}, options={"keys": LISTS},
     ),
     "long enough for lists of keys": Call(
         LONG_LISTS[64], 64, GENERAL, ("hopper forward", "general", "hopper dkv"),

@@ -21,14 +21,8 @@ FASTER_GOAL, FASTER_ON, FASTER_FROM = 1.3, ("B", "C", "D"), 0.85
 
 def hstu(results: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Rows of HSTU's attention and one metric, facts of the batch as columns. A `workload` is a
-    batch under one kind of attention; `batch` is its name alone.
-
-    Who does not have a kind of attention forward does not have it with the backward, where whoever
-    broke the device before is not asked."""
+    batch under one kind of attention; `batch` is its name alone."""
     table = attention(results, metric, op=list(HSTU_OPS))
-    keys = [table[name] for name in ("provider", "op", "workload")]
-    lacks = (table["status"] == "unsupported").groupby(keys).transform("any")
-    table.loc[lacks & (table["status"] == "not_tried"), "status"] = "unsupported"
     return table.assign(batch=table["workload"], workload=_names(table["workload"], table["op"]))
 
 
