@@ -89,8 +89,6 @@ def meet_keys(
         if cut:
             exponent = hide(exponent, start, band, S, False)
         probabilities = gl.exp2(exponent)
-    elif cut:
-        slopes = hide(slopes, start, band, S, False, 0.0)
     # The next block's K is waited for here because that wait is a loop: across it the assembler
     # does not move the end of the products up to before the probabilities.
     ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
@@ -105,8 +103,10 @@ def meet_keys(
         mbarrier.arrive(k_empty.index(before))
     mbarrier.arrive(v_empty.index(stage))
     if WEIGHT is None:
-        # What inf or NaN of a hidden key makes of a probability 0 raises the alarm.
         d_scores = probabilities * (d_weights - gl.expand_dims(of_query[1], 1))
     else:
         d_scores = slopes * d_weights
+    if cut:
+        # What the next user's V made of a weight 0.
+        d_scores = hide(d_scores, start, band, S, False, 0.0)
     return dq, d_scores, stage, phase

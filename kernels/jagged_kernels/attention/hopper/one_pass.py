@@ -317,7 +317,7 @@ def _meet(
     lse2 = gl.expand_dims(lse2_buffer.index(stage).load(COLUMN), 0)
     exponent = scores * scale_log2 - lse2
     if note < 0:
-        exponent = _mask(exponent, -1 - note, band, S)
+        exponent = _mask(exponent, -1 - note, band, S, float("-inf"))
     probabilities = gl.exp2(exponent)
     # Here because that wait is a loop: across it the assembler does not move the end of products.
     mbarrier.wait(do_full.index(stage), phase)
@@ -332,8 +332,10 @@ def _meet(
     dv = warpgroup_mma(weights, d_o, dv, is_async=True)
     d_probabilities = warpgroup_mma_wait(1, deps=[d_probabilities])
     delta = gl.expand_dims(delta_buffer.index(stage).load(COLUMN), 0)
-    # What inf or NaN of a hidden query makes of a probability 0 raises the alarm, as it does in dV.
     d_scores = probabilities * (d_probabilities - delta)
+    if note < 0:
+        # What inf or NaN of a query made of a probability 0.
+        d_scores = _mask(d_scores, -1 - note, band, S, 0.0)
     # The other half is read no more: by this consumer's products, which have ended, and by the
     # other's, which had before it gave the dS that this one has waited for.
     ds_buffer.index(side * C.consumers + ME).store(d_scores.to(dtype))
@@ -350,11 +352,11 @@ def _meet(
 
 
 @gluon.jit
-def _mask(scores, q_start, band, S: gl.constexpr):
-    """-inf where the key does not meet the query, or one of them is another user's."""
+def _mask(scores, q_start, band, S: gl.constexpr, HIDDEN: gl.constexpr):
+    """HIDDEN where the key does not meet the query, or one of them is another user's."""
     first_k, end, left, right = band
     layout: gl.constexpr = scores.type.layout
     key = gl.expand_dims(first_k + gl.arange(0, scores.shape[0], gl.SliceLayout(1, layout)), 1)
     query = gl.expand_dims(q_start + gl.arange(0, scores.shape[1], gl.SliceLayout(0, layout)), 0)
     met = visible_band(key, query, end, left, right, S.HAS_LEFT, S.HAS_RIGHT) & (key < end)
-    return gl.where(met, scores, float("-inf"))
+    return gl.where(met, scores, HIDDEN)
