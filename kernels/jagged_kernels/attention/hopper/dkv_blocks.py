@@ -77,7 +77,8 @@ def meet_softmax(
     weights = left_factor(probabilities, dv, q_buffer.dtype)
     dv = warpgroup_mma(weights, d_o, dv, is_async=True)
     delta = gl.expand_dims(delta_buffer.index(stage).load(COLUMN), 0)
-    # What inf or NaN of a hidden query makes of a probability 0 raises the alarm, as it does in dV.
+    # What inf or NaN of a hidden query makes of a probability 0 raises the alarm, as it does in dV;
+    # and queries behind the user's end are zeros.
     d_scores = probabilities * (d_probabilities - delta)
     # The next block's Q is waited for here because that wait is a loop: across it the assembler
     # does not move the end of the products up to before dS.
