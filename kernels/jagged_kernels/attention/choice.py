@@ -336,8 +336,8 @@ def hopper_reads(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def _pays_between(family: Family, asked: Asked) -> tuple[int, float]:
     least = 0
     if family.pays_from is not None:
-        by = "lists" if asked.keys == "lists" else asked.scores
-        least = paying_length(family.pays_from, by, asked.mask, asked.head_dim) or 0
+        kind = (asked.scores, asked.keys, asked.mask)
+        least = paying_length(family.pays_from, *kind, asked.head_dim) or 0
     return least, math.inf if family.pays_below is None else family.pays_below
 
 

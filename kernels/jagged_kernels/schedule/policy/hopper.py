@@ -194,14 +194,17 @@ ONE_PASS_PAYS_FROM = {
 
 
 def paying_length(
-    table: Mapping[str, Mapping[int, int]], by: str, mask: str, head_dim: int
+    table: Mapping[str, Mapping[int, int]], scores: str, keys: str, mask: str, head_dim: int
 ) -> int | None:
     """What such a table says; None if nothing.
 
     Args:
-        by: what scores become, or "lists".
+        scores, keys, mask: as in `choice.Family`. Lists have an entry of their own for scores
+            ("pointwise lists") where these change it.
     """
-    return (table.get(f"{by}, {mask}") or table.get(by, {})).get(head_dim)
+    names = (f"{scores} lists", "lists") if keys == "lists" else (scores,)
+    entries = (entry for name in names for entry in (f"{name}, {mask}", name))
+    return next((table[entry] for entry in entries if entry in table), {}).get(head_dim)
 
 
 # Of queries and of keys in the rows that they walk, by head_dim; and the tokens of a user from
