@@ -324,7 +324,7 @@ def _walk(
             mbarrier.arrive(tile_empty)
     start = q_start - S.BLOCK if IN_LOOP else q_start
     for block in range(0 if IN_LOOP else 1, left_over + 1):
-        first = block == 0
+        first = block == 0 if IN_LOOP else False
         start += S.BLOCK
         start = gl.where(start < q_end, start, q_start)
         state = _meet(
