@@ -218,24 +218,17 @@ def attend_listed(
             if (blocks > 0) & ((ME == 0) or (first_q < q_end)):
                 row = (first_q, k_end, shift, notes, left, right)
                 mbarrier.wait(k_full.index(stage), phase)
-                scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
-                first = read_note(notes, stage * PARTS)
-                second = read_note(notes, stage * PARTS + (PARTS - 1))
-                scores = warpgroup_mma_wait(0, deps=[scores])
-                mbarrier.arrive(k_empty.index(stage))
-                state = (top, total, reach)
-                weights, correction, state = _weigh(
-                    scores, state, first, second, row, scale_log2, S, NEGATE, WEIGHT, PARTS
-                )
-                top, total, reach = state
-
-                ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
-                mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=blocks > 1)
-
-                for block in range(1, blocks):
+                weights = gl.zeros([ROWS, BLOCK], gl.float32, SCORES)
+                # A first block is met in the loop over the others, by a product of zeros and its V:
+                # code for it alone would not fit the instruction cache beside the loop's. Where V
+                # makes NaN of a 0 that the mask hides, `hopper.exact` computes the part again.
+                for block in range(blocks):
+                    later = block > 0
                     v_stage = stage
                     v_phase = phase
-                    stage, phase = next_slot(stage, phase, C.stages)
+                    ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
+                    stage = gl.where(later, ahead_stage, stage)
+                    phase = gl.where(later, ahead_phase, phase)
                     # As in `hopper.forward._walk`.
                     p = left_factor(weights, acc, dtype)
                     scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
@@ -253,7 +246,7 @@ def attend_listed(
                     ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
                     mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=block < blocks - 1)
                     acc, p = warpgroup_mma_wait(0, deps=[running, p])
-                    mbarrier.arrive(v_empty.index(v_stage))
+                    mbarrier.arrive(v_empty.index(v_stage), pred=later)
                     if WEIGHT is None:
                         acc = acc * by_row(correction, acc)
 
