@@ -278,50 +278,57 @@ def _attend_tile(
             whole_until = gl.maximum(blocks - (whole_start - k_start) // BLOCK, masked_until)
 
             mbarrier.wait(k_full.index(stage), phase)
-            scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
-            scores = warpgroup_mma_wait(0, deps=[scores])
-            mbarrier.arrive(k_empty.index(stage))
-            if NEGATE:
-                scores = -scores
-            if WEIGHT is None:
-                scores = mask_scores(scores, band, 0, S.HAS_LEFT, S.HAS_RIGHT)
-                weights, correction, top, total, reach = online_softmax(
-                    scores, top, total, reach, scale_log2, True
-                )
-            else:
-                weights = WEIGHT(natural_scores(scores, scale_log2))
-                weights = mask_scores(weights, band, 0, S.HAS_LEFT, S.HAS_RIGHT, 0.0)
+            weights = gl.zeros([ROWS, BLOCK], gl.float32, SCORES)
+            if not _first_in_loop(C, WEIGHT):
+                scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
+                scores = warpgroup_mma_wait(0, deps=[scores])
+                mbarrier.arrive(k_empty.index(stage))
+                if NEGATE:
+                    scores = -scores
+                if WEIGHT is None:
+                    scores = mask_scores(scores, band, 0, S.HAS_LEFT, S.HAS_RIGHT)
+                    weights, correction, top, total, reach = online_softmax(
+                        scores, top, total, reach, scale_log2, True
+                    )
+                else:
+                    weights = WEIGHT(natural_scores(scores, scale_log2))
+                    weights = mask_scores(weights, band, 0, S.HAS_LEFT, S.HAS_RIGHT, 0.0)
             if last_k + BLOCK > k_end:
                 mbarrier.wait(v_full.index(stage), phase)
                 zero_tail(
                     v_buffer.index(stage), k_end - last_k, cleaned, clean_phase, C.consumers, ME
                 )
                 clean_phase ^= 1
-
-            ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
-            mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=blocks > 1)
+            if not _first_in_loop(C, WEIGHT):
+                ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
+                mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=blocks > 1)
 
             state = (acc, total, top, reach, weights, stage, phase)
             uncut = (masked_until, whole_until)
-            if _in_one_loop(S, WEIGHT):
+            if _first_in_loop(C, WEIGHT):
+                state = _walk(
+                    state, q, buffers, barriers, 0, blocks, blocks, uncut, band, scale_log2,
+                    S, C, NEGATE, WEIGHT, SCORES, "some", True,
+                )  # fmt: skip
+            elif _in_one_loop(S, WEIGHT):
                 state = _walk(
                     state, q, buffers, barriers, 1, blocks, blocks, uncut, band, scale_log2,
-                    S, C, NEGATE, WEIGHT, SCORES, "some",
+                    S, C, NEGATE, WEIGHT, SCORES, "some", False,
                 )  # fmt: skip
             else:
                 if S.HAS_RIGHT:
                     state = _walk(
                         state, q, buffers, barriers, 1, masked_until, blocks, uncut, band,
-                        scale_log2, S, C, NEGATE, WEIGHT, SCORES, "all",
+                        scale_log2, S, C, NEGATE, WEIGHT, SCORES, "all", False,
                     )  # fmt: skip
                 state = _walk(
                     state, q, buffers, barriers, masked_until, whole_until, blocks, uncut, band,
-                    scale_log2, S, C, NEGATE, WEIGHT, SCORES, "none",
+                    scale_log2, S, C, NEGATE, WEIGHT, SCORES, "none", False,
                 )  # fmt: skip
                 if S.HAS_LEFT:
                     state = _walk(
                         state, q, buffers, barriers, whole_until, blocks, blocks, uncut, band,
-                        scale_log2, S, C, NEGATE, WEIGHT, SCORES, "all",
+                        scale_log2, S, C, NEGATE, WEIGHT, SCORES, "all", False,
                     )  # fmt: skip
             acc, total, top, reach, weights, stage, phase = state
 
@@ -381,13 +388,19 @@ def _store_tile(
             store_tile(o_ptr, acc * factor, first_q, q_end, head, S.HEADS)
 
 
+# The code of two consumers has to fit the instruction cache, 128 KiB.
+
+
+@gluon.constexpr_function
+def _first_in_loop(C, WEIGHT):
+    """Whether a tile's first block is met in the loop over the others."""
+    return WEIGHT is not None and C.consumers == 2
+
+
 @gluon.constexpr_function
 def _in_one_loop(S, WEIGHT):
-    """Whether the blocks that the mask cuts and those that it does not have one loop.
-
-    The code of two consumers has to fit the instruction cache, 128 KiB, which a loop for each kind
-    exceeds where there are three, or where weights are a policy's.
-    """
+    """Whether the blocks that the mask cuts and those that it does not have one loop: three loops
+    would not fit, nor would two of weights by a policy."""
     return (S.HAS_LEFT or S.HAS_RIGHT) and (WEIGHT is not None or (S.HAS_LEFT and S.HAS_RIGHT))
 
 
@@ -395,13 +408,14 @@ def _in_one_loop(S, WEIGHT):
 def _walk(
     state, q, buffers, barriers, first, last, blocks, uncut, band, scale_log2,
     S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, WEIGHT: gl.constexpr,
-    SCORES: gl.constexpr, CUT: gl.constexpr,
+    SCORES: gl.constexpr, CUT: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
     """The blocks number [first, last), counted from the end of the keys; the first's K is there.
 
     Args:
         uncut: (from which block, to which) the mask cuts none.
         CUT: whether the mask cuts "all" of the blocks, "none", or "some", by `uncut`.
+        FIRST: whether `first` is 0: its weights' product with V is then one of zeros before.
     """
     q_buffer, k_buffer, v_buffer = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned = barriers
@@ -409,7 +423,10 @@ def _walk(
     for block in range(first, last):
         v_stage = stage
         v_phase = phase
-        stage, phase = next_slot(stage, phase, C.stages)
+        later = block > 0 if FIRST else True
+        ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
+        stage = gl.where(later, ahead_stage, stage)
+        phase = gl.where(later, ahead_phase, phase)
         # Not at the end of the loop: halves carried around it are taken apart and packed again.
         p = left_factor(weights, acc, q.dtype)
         scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
@@ -438,7 +455,7 @@ def _walk(
         ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
         mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=block < blocks - 1)
         acc, p = warpgroup_mma_wait(0, deps=[running, p])
-        mbarrier.arrive(v_empty.index(v_stage))
+        mbarrier.arrive(v_empty.index(v_stage), pred=later)
         if WEIGHT is None:
             acc = acc * by_row(correction, acc)
     return acc, total, top, reach, weights, stage, phase
