@@ -95,10 +95,9 @@ def compile_kernel(
         meets = RULED if ruled else LISTED
         meets = meets._replace(k_offsets="*i64" if policy else "constexpr")
     pointers = dict.fromkeys(("lse2_ptr", "d_lse2_ptr", "delta_ptr", "sums_ptr"), "*fp32")
-    pointers |= dict.fromkeys(("rows_ptr", "counts_ptr", "alarm_ptr"), "*i32")
+    pointers |= dict.fromkeys(("rows_ptr", "counts_ptr", "alarm_ptr", "taken_ptr"), "*i32")
     if not config.counted:
         constants["taken_ptr"] = None
-    pointers |= dict.fromkeys(("taken_ptr",), "*i32")
     pointers |= {"marks_ptr": "*i8", "offsets_ptr": "*i64"}
 
     def kind(argument: str) -> Any:
