@@ -27,11 +27,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from jagged_kernels.attention.blocks import FAR
 from jagged_kernels.attention.hopper.blocks import (
     by_row,
     counter,
-    factor_of_place,
     for_mask,
     handed_out,
     left_factor,
@@ -45,8 +43,6 @@ from jagged_kernels.attention.hopper.blocks import (
     ring_of_barriers,
     ring_of_places,
     row_fields,
-    size_of_sums,
-    store_tile,
     token_blocks,
     whole_blocks,
     zero_tail,
@@ -54,16 +50,15 @@ from jagged_kernels.attention.hopper.blocks import (
 from jagged_kernels.attention.hopper.exact import launch_exact
 from jagged_kernels.attention.hopper.forward_lists import attend_listed, load_listed
 from jagged_kernels.attention.hopper.forward_loads import load_keys
+from jagged_kernels.attention.hopper.forward_stores import store_part
 from jagged_kernels.attention.hopper.listed import ring_of_notes
 from jagged_kernels.attention.hopper.policies import in_gluon, natural_scores
-from jagged_kernels.attention.hopper.softmax import online_softmax, store_mean
+from jagged_kernels.attention.hopper.softmax import online_softmax
 from jagged_kernels.attention.meeting import RANGES, Meeting, MeetShape
 from jagged_kernels.attention.plans import PLANS, Call, empty_lse, scale_argument
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import empty_as
 from jagged_kernels.schedule.policy.hopper import HopperConfig, forward_config
-
-_FAR = gl.constexpr(FAR)
 
 
 def launch_forward(
@@ -219,7 +214,7 @@ def _attend(
             next_place = handed_out(places, place_full, place_empty, side, side_phase, C.warps)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = row_fields(rows_ptr, next_place, count, S.HEADS)
-            _store_tile(sums, row, place, count, args, S, C, WEIGHT, ME)
+            store_part(sums, row, place, count, args, S, C, WEIGHT, ME)
             place = next_place
             row = ahead
     else:
@@ -229,7 +224,7 @@ def _attend(
             stage, phase, q_phase, clean_phase = state
             # Not at the top as in `load_keys`: registers are scarce in between, and it is cached.
             ahead = row_fields(rows_ptr, place_of(step + 1), count, S.HEADS)
-            _store_tile(sums, row, place_of(step), count, args, S, C, WEIGHT, ME)
+            store_part(sums, row, place_of(step), count, args, S, C, WEIGHT, ME)
             row = ahead
 
 
@@ -357,35 +352,6 @@ def _attend_tile(
                 mbarrier.arrive(v_empty.index(stage))
                 stage, phase = next_slot(stage, phase, C.stages)
     return (acc, total, top, reach), (stage, phase, q_phase, clean_phase)
-
-
-@gluon.jit
-def _store_tile(
-    sums, row, place, count, args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr,
-    ME: gl.constexpr,
-):  # fmt: skip
-    o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, meets = args[:6]
-    head, q_start, q_end, k_start, k_end, shift = row
-    acc, total, top, reach = sums
-    ROWS: gl.constexpr = C.part_q
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
-    ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
-    first_q = q_start + ME * ROWS
-    if (marks_ptr is not None) and (place < count):
-        # What `hopper.exact` is to compute again: not for the next user's queries.
-        own = first_q + gl.arange(0, ROWS, ROW) < q_end
-        if S.MASKED:
-            sizes = gl.convert_layout(size_of_sums(acc), ROW)
-            reach = gl.where(sizes < float("inf"), reach, float("inf"))
-        far = gl.max(gl.where(own, reach, 0.0), 0) > _FAR
-        mark = place // S.HEADS * C.consumers + ME
-        gl.store(marks_ptr + mark * S.HEADS + head, far.to(gl.int8))
-    if first_q < q_end:
-        if WEIGHT is None:
-            store_mean(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS)
-        else:
-            factor = factor_of_place(meets, rows_ptr, place, count, S.HEADS)
-            store_tile(o_ptr, acc * factor, first_q, q_end, head, S.HEADS)
 
 
 # The code of two consumers has to fit the instruction cache, 128 KiB.

@@ -70,7 +70,7 @@ class HopperConfig:
 # same, so that one schedule serves them.
 #
 # With lists of key blocks a tile has as many tokens as a listed block: `listed`, 0 without lists.
-# Shorter blocks than `block` are brought by twos. Of lists nothing is measured yet.
+# Shorter blocks than `block` are brought by twos.
 
 
 @lru_cache
