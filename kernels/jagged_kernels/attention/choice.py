@@ -74,10 +74,10 @@ class Family(NamedTuple):
         tile_q, tile_k: for a head_dim, the tile of a schedule that it must have.
         listed: for a head_dim, the tiles that it must have where keys are lists: their blocks.
         least_tile: both tiles must have more tokens.
-        pays_from: for what scores become, or "lists" where keys are, where needed with the mask
-            behind it, and a head_dim, tokens of a user's queries, on average, from which it is
-            faster than those after it; a window counts as no more of them than it is wide.
-            `pays_below`: below which.
+        pays_from: for what scores become, or "lists" where keys are (behind the scores where these
+            matter), where needed with the mask behind it, and a head_dim, tokens of a user's
+            queries, on average, from which it is faster than those after it; a window counts as no
+            more of them than it is wide. `pays_below`: below which.
     """
 
     name: str

@@ -347,8 +347,11 @@ def _walk(
 @gluon.constexpr_function
 def _first_in_loop(S, WEIGHT):
     """Whether a tile's first block is met in the loop over the others, by one product with zeros
-    more: where code for it alone would not fit the instruction cache beside the loop's."""
-    return WEIGHT is not None or bool(S.GROUPS)
+    more: where code for it alone would not fit the instruction cache beside the loop's.
+
+    Softmax over lists of 64 would fit either way, and has to: in one loop ptxas 12.8 gives the
+    weights of a block the registers of V, which the next block's products still read."""
+    return WEIGHT is not None or (S.GROUPS and S.D > 64)
 
 
 @gluon.jit

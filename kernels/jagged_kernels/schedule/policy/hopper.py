@@ -127,9 +127,8 @@ def counted(config: HopperConfig) -> HopperConfig:
 
 
 # Tokens of a user, on average, from which such tiles are counted out, by what scores become and by
-# head_dim. Of weights by a policy at head_dim 128, consumers that are no longer in step miss the
-# instruction cache, which their code just fills: users of equal lengths up to 1,024 lose an eighth.
-COUNTED_FROM = {"softmax": {64: 0, 128: 0}, "pointwise": {64: 256, 128: 1536}}
+# head_dim. Shorter users have few tiles, about equal ones.
+COUNTED_FROM = {"softmax": {64: 0, 128: 0}, "pointwise": {64: 256, 128: 0}}
 
 
 # By head_dim and tokens of a listed block. At head_dim 128 and blocks of 64 there is no backward:
@@ -175,6 +174,7 @@ FORWARD_PAYS_FROM = {
     "pointwise, window": {64: 1024, 128: 256},
     "lists": {64: 4096, 128: 128},
     "lists, window": {64: NEVER, 128: 128},
+    "pointwise lists": {64: 192, 128: 128},
 }
 BACKWARD_PAYS_FROM = {
     "softmax": {64: 128, 128: 256},
@@ -183,7 +183,9 @@ BACKWARD_PAYS_FROM = {
     "pointwise, causal": {64: 48, 128: 256},
     "pointwise, window": {64: 128, 128: 256},
     "lists": {64: 4096, 128: 512},
-    "lists, window": {64: 8192, 128: 8192},
+    "lists, window": {64: 8192, 128: 256},
+    "pointwise lists": {64: 128, 128: 384},
+    "pointwise lists, window": {64: 128, 128: 256},
 }
 # From which the backward in one pass is faster than in two by more than a twentieth; it takes a
 # tenth more of memory. `backward_passes.py` in tests/support measures that.
