@@ -17,6 +17,7 @@ from jagged_kernels.schedule.policy.hopper import (
     BACKWARD_PAYS_FROM,
     FORWARD_PAYS_FROM,
     HopperConfig,
+    paying_length,
 )
 from jagged_ranking.measure.timing import Effort
 
@@ -120,6 +121,14 @@ def test_what_the_policy_says() -> None:
     for of_pass, table in (("forward", FORWARD_PAYS_FROM), ("backward", BACKWARD_PAYS_FROM)):
         assert said("silu", of_pass, 128, causal=True) == table["pointwise, causal"][128]
     assert said("softmax", "backward", 128, causal=True) == BACKWARD_PAYS_FROM["softmax"][128]
+
+
+def test_lists_may_have_lengths_of_their_own_for_scores() -> None:
+    table = {"lists": {64: 1}, "lists, window": {64: 2}, "pointwise lists": {64: 3}}
+    of = [("softmax", "causal"), ("softmax", "window"), ("pointwise", "causal")]
+    assert [paying_length(table, scores, "lists", mask, 64) for scores, mask in of] == [1, 2, 3]
+    assert paying_length(table, "pointwise", "lists", "causal", 128) is None
+    assert paying_length(table, "softmax", "ranges", "none", 64) is None
 
 
 def test_without_such_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

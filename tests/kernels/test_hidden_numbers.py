@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import triton
 import triton.language as tl
 from attention_cases import DEVICE, FACTOR, TILE, Case, Inputs
 from hidden_cases import PLACES, Bad, Kind, spoil, touched
+from pays import TWO_PASSES, paying_from
 from torch import Tensor
 
 from jagged_kernels import attention_schedule
@@ -24,7 +26,7 @@ from jagged_kernels.attention.seen.products import seen_product
 from jagged_kernels.attention.seen.triton_sums import add_seen
 from jagged_kernels.attention.split import backward as split_backward
 from jagged_kernels.core.launch import launch
-from jagged_kernels.schedule.policy.hopper import is_hopper
+from jagged_kernels.schedule.policy.hopper import NEVER, ONE_PASS_PAYS_FROM, is_hopper
 from jagged_kernels.schedule.rows import build_rows
 from jagged_kernels.schedule.window import resolve_window
 
@@ -82,8 +84,7 @@ KINDS = {
 }
 
 
-# Where Hopper's kernels run: users of several tiles of 128, at head_dim 64 of 1,024 tokens. From
-# 2,048 on, and at 128 of 1,024, the backward runs in one pass.
+# Where Hopper's kernels run, made to pay for them: users of several tiles of 128.
 def _long(length: int, dim: int, mask: Any, **options: Any) -> Kind:
     tokens = {"q": 3, "k": 200, "v": length - 40, "d_o": 260, "d_lse": 9}
     return _kind(Case([length, 5, length + 60], dim=dim), tokens, mask, shared=True, **options)
@@ -96,9 +97,16 @@ LONG = {
     "window, 128": _long(500, 128, {"window": (140, 30)}),
     "left window, 128": _long(500, 128, {"window": (140, -1)}),
     "one pass, causal, 64": _long(3300, 64, CAUSAL),
-    "one pass, window, 128": _long(1700, 128, {"window": (140, 30)}),
+    "one pass, causal, 128": _long(1700, 128, CAUSAL),
 }
 KINDS |= LONG
+
+
+@pytest.fixture
+def by_hopper(name: str) -> Iterator[None]:
+    one_pass = 0 if "one pass" in name else NEVER
+    with paying_from(0, *TWO_PASSES), paying_from(one_pass, ONE_PASS_PAYS_FROM):
+        yield
 
 
 @functools.cache
@@ -165,6 +173,7 @@ def test_in_half_precision(name, place):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("by_hopper")
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("name", LONG)
@@ -175,6 +184,7 @@ def test_of_long_histories(name, value, place):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("by_hopper")
 @pytest.mark.parametrize("name", LONG)
 def test_long_histories_are_those_of_hopper(name, monkeypatch):
     inputs = KINDS[name].inputs(torch.bfloat16)

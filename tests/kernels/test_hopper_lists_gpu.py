@@ -5,6 +5,8 @@ lengths from which these kernels pay set to 0."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from choice_cases import on_hopper
 from combinations import combined
 from launch_keys import watch_launches
 from meeting_cases import Mask, assert_as_exact, pointwise, run, softmax
+from pays import TWO_PASSES, paying_from
 from score_policies import POLICIES
 from torch import Tensor
 
@@ -28,7 +31,7 @@ from jagged_kernels import (
 )
 from jagged_kernels.attention import choice
 from jagged_kernels.schedule.keys.lists import expand_lists
-from jagged_kernels.schedule.policy.hopper import BACKWARD_PAYS_FROM, FORWARD_PAYS_FROM
+from jagged_kernels.schedule.policy.hopper import NEVER
 
 # Around blocks of 64 and 128, and parts of 64; empty users; a list with many blocks.
 LENGTHS = [0, 1, 63, 64, 65, 127, 128, 129, 1000, 0, 7, 300]
@@ -52,26 +55,16 @@ KERNELS = {
 
 
 @pytest.fixture
-def pays_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    for table in (FORWARD_PAYS_FROM, BACKWARD_PAYS_FROM):
-        for dim in DIMS:
-            for by in ("lists", "lists, window"):
-                monkeypatch.setitem(table[by], dim, 0)
-    # What was looked up before says otherwise.
-    monkeypatch.setattr(choice, "able_families", choice.able_families.__wrapped__)
+def pays_always() -> Iterator[None]:
+    with paying_from(0, *TWO_PASSES):
+        yield
 
 
 @pytest.fixture
-def no_longer_pays(monkeypatch: pytest.MonkeyPatch) -> Any:
+def no_longer_pays() -> Iterator[Callable[[], None]]:
     """Called after `pays_always`, it leaves all to the plain kernels."""
-
-    def leave() -> None:
-        for table in (FORWARD_PAYS_FROM, BACKWARD_PAYS_FROM):
-            for dim in DIMS:
-                for by in ("lists", "lists, window"):
-                    monkeypatch.setitem(table[by], dim, 2**40)
-
-    return leave
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(paying_from(NEVER, *TWO_PASSES))
 
 
 def random_lists(

@@ -146,6 +146,7 @@ def test_kernels_have_the_same_mask(data, n):
     )  # fmt: skip
     assert torch.equal(out[:n, :n].bool().cpu(), rule.visible(n, 1)[0])
     assert not out[:, n:].any()
+    assert not out[n:].any()
 
 
 def test_users_too_short_lose_contexts_first():

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from jagged_kernels import (
     JaggedTensor,
+    RequestKeys,
     SemiLocalKeys,
     SiLU,
     StridedKeys,
@@ -91,7 +92,11 @@ def draw(number: int) -> Draw:
     if kind == "lists":
         block = compiled.choice((64, 128))
         options["keys"] = compiled.choice(
-            (StridedKeys(16, 4, block=block), SemiLocalKeys(1024, 256, block=block))
+            (
+                StridedKeys(16, 4, block=block),
+                SemiLocalKeys(1024, 256, block=block),
+                RequestKeys(targets=min(8, mean // 2), block=block),
+            )
         )
     elif kind == "window":
         options["window"] = (rng.randint(8, max(8, mean)), 0)

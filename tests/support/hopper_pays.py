@@ -201,9 +201,10 @@ def said(
 ) -> int | None:
     """What the policy says of one pass alone."""
     table = {"forward": FORWARD_PAYS_FROM, "backward": BACKWARD_PAYS_FROM}.get(of_pass, {})
-    by = "lists" if keys != "ranges" else "softmax" if scores == "softmax" else "pointwise"
+    of_scores = "softmax" if scores == "softmax" else "pointwise"
+    of_keys = "ranges" if keys == "ranges" else "lists"
     mask = {"semi-local": "window", "ranges": "causal" if causal else "none"}.get(keys, "causal")
-    return policy.paying_length(table, by, mask, dim)
+    return policy.paying_length(table, of_scores, of_keys, mask, dim)
 
 
 def lay_out(table: dict[tuple[int, int], Any], dim: int, block: int, changes: str | None) -> None:

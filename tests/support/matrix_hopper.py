@@ -3,22 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import meeting_cases
-import pytest
 import torch
 from attention_cases import DEVICE, Case, Inputs
 from matrix_attention import HALF, run, run_twice
+from pays import TWO_PASSES, paying_from
 from score_policies import GLUON_COMPILES
 
 from jagged_kernels import RequestKeys, SemiLocalKeys, SiLU, StridedKeys
-from jagged_kernels.attention import choice
 from jagged_kernels.schedule.policy.hopper import (
-    BACKWARD_PAYS_FROM,
     COUNTED_FROM,
-    FORWARD_PAYS_FROM,
     HOPPER_TILES,
     HOPPER_TILES_FROM,
     ONE_PASS_PAYS_FROM,
@@ -27,20 +21,6 @@ from jagged_kernels.schedule.policy.hopper import (
 # As short as users may be for a schedule of Hopper's tiles, whatever their mask.
 MEAN = HOPPER_TILES_FROM[128]
 MASKS = ({}, {"causal": True}, {"window": (MEAN, 5)})
-CHOSEN = (BACKWARD_PAYS_FROM, FORWARD_PAYS_FROM)
-
-
-@contextmanager
-def _paying(*tables: dict[str, dict[int, int]]) -> Iterator[None]:
-    """Inside, users of `MEAN` tokens are long enough for all that is in the tables."""
-    with pytest.MonkeyPatch.context() as patch:
-        for by_dim in (by_dim for table in tables for by_dim in table.values()):
-            for dim, least in by_dim.items():
-                patch.setitem(by_dim, dim, min(least, MEAN))
-        # What was looked up before says otherwise; where a test passes for Hopper, nothing is kept.
-        kept = choice.able_families
-        patch.setattr(choice, "able_families", getattr(kept, "__wrapped__", kept))
-        yield
 
 
 def _inputs(dim: int) -> Inputs:
@@ -49,14 +29,14 @@ def _inputs(dim: int) -> Inputs:
 
 
 def hopper() -> None:
-    with _paying(*CHOSEN):
+    with paying_from(MEAN, *TWO_PASSES):
         for dim in HOPPER_TILES:
             for mask in MASKS:
                 run_twice(run, _inputs(dim), **mask)
 
 
 def hopper_one_pass() -> None:
-    with _paying(*CHOSEN, ONE_PASS_PAYS_FROM):
+    with paying_from(MEAN, *TWO_PASSES, ONE_PASS_PAYS_FROM):
         for dim in HOPPER_TILES:
             for mask in MASKS[:2]:
                 run_twice(run, _inputs(dim).with_shared_offsets(), **mask)
@@ -64,7 +44,7 @@ def hopper_one_pass() -> None:
 
 def hopper_scores() -> None:
     for tables in ((), (COUNTED_FROM,)):
-        with _paying(*CHOSEN, *tables):
+        with paying_from(MEAN, *TWO_PASSES, *tables):
             for dim, policy in zip(HOPPER_TILES, (SiLU(), GLUON_COMPILES), strict=True):
                 run_twice(meeting_cases.run, _inputs(dim), scores=policy, causal=True)
 
@@ -73,7 +53,7 @@ def hopper_lists() -> None:
     """Lists of key blocks, of every size of them that the kernels take."""
     targets = torch.tensor([70, 0, 0], device=DEVICE)
     request = RequestKeys(targets=targets, contexts=1, window=200, block=128)
-    with _paying(*CHOSEN):
+    with paying_from(MEAN, *TWO_PASSES):
         for dim, keys, policy in (
             (64, StridedKeys(8, 3, block=64), None),
             (64, request, SiLU()),

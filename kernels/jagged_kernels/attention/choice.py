@@ -74,10 +74,10 @@ class Family(NamedTuple):
         tile_q, tile_k: for a head_dim, the tile of a schedule that it must have.
         listed: for a head_dim, the tiles that it must have where keys are lists: their blocks.
         least_tile: both tiles must have more tokens.
-        pays_from: for what scores become, or "lists" where keys are, where needed with the mask
-            behind it, and a head_dim, tokens of a user's queries, on average, from which it is
-            faster than those after it; a window counts as no more of them than it is wide.
-            `pays_below`: below which.
+        pays_from: for what scores become, or "lists" where keys are (behind the scores where these
+            matter), where needed with the mask behind it, and a head_dim, tokens of a user's
+            queries, on average, from which it is faster than those after it; a window counts as no
+            more of them than it is wide. `pays_below`: below which.
     """
 
     name: str
@@ -336,8 +336,8 @@ def hopper_reads(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def _pays_between(family: Family, asked: Asked) -> tuple[int, float]:
     least = 0
     if family.pays_from is not None:
-        by = "lists" if asked.keys == "lists" else asked.scores
-        least = paying_length(family.pays_from, by, asked.mask, asked.head_dim) or 0
+        kind = (asked.scores, asked.keys, asked.mask)
+        least = paying_length(family.pays_from, *kind, asked.head_dim) or 0
     return least, math.inf if family.pays_below is None else family.pays_below
 
 

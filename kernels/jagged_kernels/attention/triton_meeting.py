@@ -101,7 +101,6 @@ def inside_block(
             inside = token_visible(
                 tile + places, block - first, length, left, S.FIRST, history, contexts
             )
-        inside = inside & (block < range_end)
     else:
         inside = visible(
             tile_start, block_start, range_end, shift, left, right,

@@ -313,33 +313,26 @@ def _walk(
     dk, dv, stage, phase = state
     d_scores = gl.zeros([ROWS, BLOCK], gl.float32, SCORES)
     state = (dk, dv, d_scores, stage, phase)
-    if WEIGHT is None:
-        state = meet_softmax(
-            state, k, v, buffers, barriers, q_start, band, left_over > 0, scale_log2,
-            S, C, SCORES, True,
-        )  # fmt: skip
-    else:
-        state = meet_pointwise(
-            state, k, v, buffers, barriers, q_start, band, left_over > 0, scale_log2,
+    IN_LOOP: gl.constexpr = _first_in_loop(S, WEIGHT)
+    if not IN_LOOP:
+        state = _meet(
+            state, k, v, buffers, barriers, q_start, band, True, left_over > 0, scale_log2,
             factor_n, S, C, WEIGHT, D_SCORE, SCORES, True,
         )  # fmt: skip
-    if HELD:
-        # As in `hopper.dq`: not before products have read the registers.
-        mbarrier.arrive(tile_empty)
-    start = q_start
-    for block in range(left_over):
+        if HELD:
+            # As in `hopper.dq`: not before products have read the registers.
+            mbarrier.arrive(tile_empty)
+    start = q_start - S.BLOCK if IN_LOOP else q_start
+    for block in range(0 if IN_LOOP else 1, left_over + 1):
+        first = block == 0 if IN_LOOP else False
         start += S.BLOCK
         start = gl.where(start < q_end, start, q_start)
-        if WEIGHT is None:
-            state = meet_softmax(
-                state, k, v, buffers, barriers, start, band, block + 1 < left_over,
-                scale_log2, S, C, SCORES, False,
-            )  # fmt: skip
-        else:
-            state = meet_pointwise(
-                state, k, v, buffers, barriers, start, band, block + 1 < left_over,
-                scale_log2, factor_n, S, C, WEIGHT, D_SCORE, SCORES, False,
-            )  # fmt: skip
+        state = _meet(
+            state, k, v, buffers, barriers, start, band, first, block < left_over, scale_log2,
+            factor_n, S, C, WEIGHT, D_SCORE, SCORES, False,
+        )  # fmt: skip
+        if IN_LOOP and HELD:
+            mbarrier.arrive(tile_empty, pred=first)
     dk, dv, d_scores, stage, phase = state
     if not HELD:
         mbarrier.arrive(tile_empty)
@@ -349,3 +342,32 @@ def _walk(
     mbarrier.arrive(q_empty.index(stage))
     stage, phase = next_slot(stage, phase, C.stages)
     return dk, dv, stage, phase
+
+
+@gluon.constexpr_function
+def _first_in_loop(S, WEIGHT):
+    """Whether a tile's first block is met in the loop over the others, by one product with zeros
+    more: where code for it alone would not fit the instruction cache beside the loop's.
+
+    Softmax over lists of 64 would fit either way, and has to: in one loop ptxas 12.8 gives the
+    weights of a block the registers of V, which the next block's products still read."""
+    return WEIGHT is not None or (S.GROUPS and S.D > 64)
+
+
+@gluon.jit
+def _meet(
+    state, k, v, buffers, barriers, start, band, first, more, scale_log2, factor_n,
+    S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr, D_SCORE: gl.constexpr,
+    SCORES: gl.constexpr, FIRST: gl.constexpr,
+):  # fmt: skip
+    if WEIGHT is None:
+        state = meet_softmax(
+            state, k, v, buffers, barriers, start, band, first, more, scale_log2,
+            S, C, SCORES, FIRST,
+        )  # fmt: skip
+    else:
+        state = meet_pointwise(
+            state, k, v, buffers, barriers, start, band, first, more, scale_log2, factor_n,
+            S, C, WEIGHT, D_SCORE, SCORES, FIRST,
+        )  # fmt: skip
+    return state

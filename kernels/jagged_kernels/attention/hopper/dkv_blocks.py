@@ -27,7 +27,7 @@ from jagged_kernels.attention.hopper.policies import natural_scores
 
 @gluon.jit
 def meet_softmax(
-    state, k, v, buffers, barriers, start, band, more, scale_log2,
+    state, k, v, buffers, barriers, start, band, first, more, scale_log2,
     S: gl.constexpr, C: gl.constexpr, SCORES: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
     """The block of queries from `start`, whose Q is there, adds to dV and gives its dS; the one
@@ -38,6 +38,9 @@ def meet_softmax(
     Args:
         start: of a list's block its note says it.
         band: as for `hide`.
+        first: whether no block was before, where that is known only when it runs: zeros of dS then
+            add to dK. With an inf or a NaN of Q they make NaN, as the block's own dS does.
+        FIRST: whether that is known when it is compiled.
     """
     q_buffer, do_buffer, lse2_buffer, delta_buffer = buffers[2:6]
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
@@ -45,7 +48,9 @@ def meet_softmax(
     dk, dv, d_scores, stage, phase = state
     before = stage
     if not FIRST:
-        stage, phase = next_slot(stage, phase, C.stages)
+        ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
+        stage = gl.where(first, stage, ahead_stage)
+        phase = gl.where(first, phase, ahead_phase)
     scores = product_with_transpose(k, q_buffer.index(stage), SCORES)
     if not FIRST:
         # Not at the end of the loop: halves carried around it are taken apart and packed again.
@@ -68,14 +73,13 @@ def meet_softmax(
         d_probabilities = warpgroup_mma_wait(0, deps=[d_probabilities])
     else:
         dk, factor, d_probabilities = warpgroup_mma_wait(0, deps=[dk, factor, d_probabilities])
-        mbarrier.arrive(q_empty.index(before))
+        mbarrier.arrive(q_empty.index(before), pred=first == 0)
     weights = left_factor(probabilities, dv, q_buffer.dtype)
     dv = warpgroup_mma(weights, d_o, dv, is_async=True)
     delta = gl.expand_dims(delta_buffer.index(stage).load(COLUMN), 0)
+    # What inf or NaN of a hidden query makes of a probability 0 raises the alarm, as it does in dV;
+    # and queries behind the user's end are zeros.
     d_scores = probabilities * (d_probabilities - delta)
-    if cut:
-        # What inf or NaN of a query made of a probability 0.
-        d_scores = hide(d_scores, start, band, S, True, 0.0)
     # The next block's Q is waited for here because that wait is a loop: across it the assembler
     # does not move the end of the products up to before dS.
     ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
@@ -87,7 +91,7 @@ def meet_softmax(
 
 @gluon.jit
 def meet_pointwise(
-    state, k, v, buffers, barriers, start, band, more, scale_log2, factor_n,
+    state, k, v, buffers, barriers, start, band, first, more, scale_log2, factor_n,
     S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr, D_SCORE: gl.constexpr,
     SCORES: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
@@ -101,7 +105,9 @@ def meet_pointwise(
     dk, dv, d_scores, stage, phase = state
     before = stage
     if not FIRST:
-        stage, phase = next_slot(stage, phase, C.stages)
+        ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
+        stage = gl.where(first, stage, ahead_stage)
+        phase = gl.where(first, phase, ahead_phase)
     scores = product_with_transpose(k, q_buffer.index(stage), SCORES)
     if not FIRST:
         factor = left_factor(d_scores, dk, q_buffer.dtype)
@@ -116,6 +122,7 @@ def meet_pointwise(
         cut = (start < band[2]) | (start >= band[3])
     if cut:
         weights = hide(weights, start, band, S, True, 0.0)
+        slopes = hide(slopes, start, band, S, True, 0.0)
     weights = left_factor(weights, dv, q_buffer.dtype)
     mbarrier.wait(do_full.index(stage), phase)
     d_o = do_buffer.index(stage)
@@ -125,11 +132,8 @@ def meet_pointwise(
         d_weights = warpgroup_mma_wait(1, deps=[d_weights])
     else:
         dk, factor, d_weights = warpgroup_mma_wait(1, deps=[dk, factor, d_weights])
-        mbarrier.arrive(q_empty.index(before))
+        mbarrier.arrive(q_empty.index(before), pred=first == 0)
     d_scores = slopes * d_weights
-    if cut:
-        # What inf or NaN of a query made of a weight 0.
-        d_scores = hide(d_scores, start, band, S, True, 0.0)
     # Here because that wait is a loop; see `meet_softmax`.
     ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
     mbarrier.wait(q_full.index(ahead_stage), ahead_phase, pred=more)

@@ -27,11 +27,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from jagged_kernels.attention.blocks import FAR
 from jagged_kernels.attention.hopper.blocks import (
     by_row,
     counter,
-    factor_of_place,
     for_mask,
     handed_out,
     left_factor,
@@ -45,8 +43,6 @@ from jagged_kernels.attention.hopper.blocks import (
     ring_of_barriers,
     ring_of_places,
     row_fields,
-    size_of_sums,
-    store_tile,
     token_blocks,
     whole_blocks,
     zero_tail,
@@ -54,16 +50,15 @@ from jagged_kernels.attention.hopper.blocks import (
 from jagged_kernels.attention.hopper.exact import launch_exact
 from jagged_kernels.attention.hopper.forward_lists import attend_listed, load_listed
 from jagged_kernels.attention.hopper.forward_loads import load_keys
+from jagged_kernels.attention.hopper.forward_stores import store_part
 from jagged_kernels.attention.hopper.listed import ring_of_notes
 from jagged_kernels.attention.hopper.policies import in_gluon, natural_scores
-from jagged_kernels.attention.hopper.softmax import online_softmax, store_mean
+from jagged_kernels.attention.hopper.softmax import online_softmax
 from jagged_kernels.attention.meeting import RANGES, Meeting, MeetShape
 from jagged_kernels.attention.plans import PLANS, Call, empty_lse, scale_argument
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import empty_as
 from jagged_kernels.schedule.policy.hopper import HopperConfig, forward_config
-
-_FAR = gl.constexpr(FAR)
 
 
 def launch_forward(
@@ -219,7 +214,7 @@ def _attend(
             next_place = handed_out(places, place_full, place_empty, side, side_phase, C.warps)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = row_fields(rows_ptr, next_place, count, S.HEADS)
-            _store_tile(sums, row, place, count, args, S, C, WEIGHT, ME)
+            store_part(sums, row, place, count, args, S, C, WEIGHT, ME)
             place = next_place
             row = ahead
     else:
@@ -229,7 +224,7 @@ def _attend(
             stage, phase, q_phase, clean_phase = state
             # Not at the top as in `load_keys`: registers are scarce in between, and it is cached.
             ahead = row_fields(rows_ptr, place_of(step + 1), count, S.HEADS)
-            _store_tile(sums, row, place_of(step), count, args, S, C, WEIGHT, ME)
+            store_part(sums, row, place_of(step), count, args, S, C, WEIGHT, ME)
             row = ahead
 
 
@@ -278,50 +273,57 @@ def _attend_tile(
             whole_until = gl.maximum(blocks - (whole_start - k_start) // BLOCK, masked_until)
 
             mbarrier.wait(k_full.index(stage), phase)
-            scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
-            scores = warpgroup_mma_wait(0, deps=[scores])
-            mbarrier.arrive(k_empty.index(stage))
-            if NEGATE:
-                scores = -scores
-            if WEIGHT is None:
-                scores = mask_scores(scores, band, 0, S.HAS_LEFT, S.HAS_RIGHT)
-                weights, correction, top, total, reach = online_softmax(
-                    scores, top, total, reach, scale_log2, True
-                )
-            else:
-                weights = WEIGHT(natural_scores(scores, scale_log2))
-                weights = mask_scores(weights, band, 0, S.HAS_LEFT, S.HAS_RIGHT, 0.0)
+            weights = gl.zeros([ROWS, BLOCK], gl.float32, SCORES)
+            if not _first_in_loop(C, WEIGHT):
+                scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
+                scores = warpgroup_mma_wait(0, deps=[scores])
+                mbarrier.arrive(k_empty.index(stage))
+                if NEGATE:
+                    scores = -scores
+                if WEIGHT is None:
+                    scores = mask_scores(scores, band, 0, S.HAS_LEFT, S.HAS_RIGHT)
+                    weights, correction, top, total, reach = online_softmax(
+                        scores, top, total, reach, scale_log2, True
+                    )
+                else:
+                    weights = WEIGHT(natural_scores(scores, scale_log2))
+                    weights = mask_scores(weights, band, 0, S.HAS_LEFT, S.HAS_RIGHT, 0.0)
             if last_k + BLOCK > k_end:
                 mbarrier.wait(v_full.index(stage), phase)
                 zero_tail(
                     v_buffer.index(stage), k_end - last_k, cleaned, clean_phase, C.consumers, ME
                 )
                 clean_phase ^= 1
-
-            ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
-            mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=blocks > 1)
+            if not _first_in_loop(C, WEIGHT):
+                ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
+                mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=blocks > 1)
 
             state = (acc, total, top, reach, weights, stage, phase)
             uncut = (masked_until, whole_until)
-            if _in_one_loop(S, WEIGHT):
+            if _first_in_loop(C, WEIGHT):
+                state = _walk(
+                    state, q, buffers, barriers, 0, blocks, blocks, uncut, band, scale_log2,
+                    S, C, NEGATE, WEIGHT, SCORES, "some", True,
+                )  # fmt: skip
+            elif _in_one_loop(S, WEIGHT):
                 state = _walk(
                     state, q, buffers, barriers, 1, blocks, blocks, uncut, band, scale_log2,
-                    S, C, NEGATE, WEIGHT, SCORES, "some",
+                    S, C, NEGATE, WEIGHT, SCORES, "some", False,
                 )  # fmt: skip
             else:
                 if S.HAS_RIGHT:
                     state = _walk(
                         state, q, buffers, barriers, 1, masked_until, blocks, uncut, band,
-                        scale_log2, S, C, NEGATE, WEIGHT, SCORES, "all",
+                        scale_log2, S, C, NEGATE, WEIGHT, SCORES, "all", False,
                     )  # fmt: skip
                 state = _walk(
                     state, q, buffers, barriers, masked_until, whole_until, blocks, uncut, band,
-                    scale_log2, S, C, NEGATE, WEIGHT, SCORES, "none",
+                    scale_log2, S, C, NEGATE, WEIGHT, SCORES, "none", False,
                 )  # fmt: skip
                 if S.HAS_LEFT:
                     state = _walk(
                         state, q, buffers, barriers, whole_until, blocks, blocks, uncut, band,
-                        scale_log2, S, C, NEGATE, WEIGHT, SCORES, "all",
+                        scale_log2, S, C, NEGATE, WEIGHT, SCORES, "all", False,
                     )  # fmt: skip
             acc, total, top, reach, weights, stage, phase = state
 
@@ -352,42 +354,19 @@ def _attend_tile(
     return (acc, total, top, reach), (stage, phase, q_phase, clean_phase)
 
 
-@gluon.jit
-def _store_tile(
-    sums, row, place, count, args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr,
-    ME: gl.constexpr,
-):  # fmt: skip
-    o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, meets = args[:6]
-    head, q_start, q_end, k_start, k_end, shift = row
-    acc, total, top, reach = sums
-    ROWS: gl.constexpr = C.part_q
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
-    ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
-    first_q = q_start + ME * ROWS
-    if (marks_ptr is not None) and (place < count):
-        # What `hopper.exact` is to compute again: not for the next user's queries.
-        own = first_q + gl.arange(0, ROWS, ROW) < q_end
-        if S.MASKED:
-            sizes = gl.convert_layout(size_of_sums(acc), ROW)
-            reach = gl.where(sizes < float("inf"), reach, float("inf"))
-        far = gl.max(gl.where(own, reach, 0.0), 0) > _FAR
-        mark = place // S.HEADS * C.consumers + ME
-        gl.store(marks_ptr + mark * S.HEADS + head, far.to(gl.int8))
-    if first_q < q_end:
-        if WEIGHT is None:
-            store_mean(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS)
-        else:
-            factor = factor_of_place(meets, rows_ptr, place, count, S.HEADS)
-            store_tile(o_ptr, acc * factor, first_q, q_end, head, S.HEADS)
+# The code of two consumers has to fit the instruction cache, 128 KiB.
+
+
+@gluon.constexpr_function
+def _first_in_loop(C, WEIGHT):
+    """Whether a tile's first block is met in the loop over the others."""
+    return WEIGHT is not None and C.consumers == 2
 
 
 @gluon.constexpr_function
 def _in_one_loop(S, WEIGHT):
-    """Whether the blocks that the mask cuts and those that it does not have one loop.
-
-    The code of two consumers has to fit the instruction cache, 128 KiB, which a loop for each kind
-    exceeds where there are three, or where weights are a policy's.
-    """
+    """Whether the blocks that the mask cuts and those that it does not have one loop: three loops
+    would not fit, nor would two of weights by a policy."""
     return (S.HAS_LEFT or S.HAS_RIGHT) and (WEIGHT is not None or (S.HAS_LEFT and S.HAS_RIGHT))
 
 
@@ -395,13 +374,14 @@ def _in_one_loop(S, WEIGHT):
 def _walk(
     state, q, buffers, barriers, first, last, blocks, uncut, band, scale_log2,
     S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, WEIGHT: gl.constexpr,
-    SCORES: gl.constexpr, CUT: gl.constexpr,
+    SCORES: gl.constexpr, CUT: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
     """The blocks number [first, last), counted from the end of the keys; the first's K is there.
 
     Args:
         uncut: (from which block, to which) the mask cuts none.
         CUT: whether the mask cuts "all" of the blocks, "none", or "some", by `uncut`.
+        FIRST: whether `first` is 0: its weights' product with V is then one of zeros before.
     """
     q_buffer, k_buffer, v_buffer = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned = barriers
@@ -409,7 +389,10 @@ def _walk(
     for block in range(first, last):
         v_stage = stage
         v_phase = phase
-        stage, phase = next_slot(stage, phase, C.stages)
+        later = block > 0 if FIRST else True
+        ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
+        stage = gl.where(later, ahead_stage, stage)
+        phase = gl.where(later, ahead_phase, phase)
         # Not at the end of the loop: halves carried around it are taken apart and packed again.
         p = left_factor(weights, acc, q.dtype)
         scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
@@ -438,7 +421,7 @@ def _walk(
         ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
         mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=block < blocks - 1)
         acc, p = warpgroup_mma_wait(0, deps=[running, p])
-        mbarrier.arrive(v_empty.index(v_stage))
+        mbarrier.arrive(v_empty.index(v_stage), pred=later)
         if WEIGHT is None:
             acc = acc * by_row(correction, acc)
     return acc, total, top, reach, weights, stage, phase

@@ -18,19 +18,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from jagged_kernels.attention.blocks import FAR
 from jagged_kernels.attention.hopper.blocks import (
     by_row,
-    factor_of_place,
     left_factor,
     next_slot,
     place_of,
     product_with_transpose,
     row_fields,
-    size_of_sums,
-    store_tile,
     zero_rows,
 )
+from jagged_kernels.attention.hopper.forward_stores import store_part
 from jagged_kernels.attention.hopper.listed import (
     blocks_to_walk,
     ends_of_list,
@@ -47,9 +44,7 @@ from jagged_kernels.attention.hopper.listed import (
     write_note,
 )
 from jagged_kernels.attention.hopper.policies import natural_scores
-from jagged_kernels.attention.hopper.softmax import online_softmax, store_mean
-
-_FAR = gl.constexpr(FAR)
+from jagged_kernels.attention.hopper.softmax import online_softmax
 
 
 @gluon.jit
@@ -184,7 +179,7 @@ def attend_listed(
     ME: gl.constexpr,
 ):  # fmt: skip
     """One consumer, as `hopper.forward._attend`: part ME of every tile's queries."""
-    o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, meets = args[:6]
+    rows_ptr, row_count = args[3:5]
     scale_log2, left, right, buffers, barriers = args[6:]
     q_buffer, k_parts, v_parts, notes = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty, landed = barriers
@@ -218,24 +213,17 @@ def attend_listed(
             if (blocks > 0) & ((ME == 0) or (first_q < q_end)):
                 row = (first_q, k_end, shift, notes, left, right)
                 mbarrier.wait(k_full.index(stage), phase)
-                scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
-                first = read_note(notes, stage * PARTS)
-                second = read_note(notes, stage * PARTS + (PARTS - 1))
-                scores = warpgroup_mma_wait(0, deps=[scores])
-                mbarrier.arrive(k_empty.index(stage))
-                state = (top, total, reach)
-                weights, correction, state = _weigh(
-                    scores, state, first, second, row, scale_log2, S, NEGATE, WEIGHT, PARTS
-                )
-                top, total, reach = state
-
-                ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
-                mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=blocks > 1)
-
-                for block in range(1, blocks):
+                weights = gl.zeros([ROWS, BLOCK], gl.float32, SCORES)
+                # A first block is met in the loop over the others, by a product of zeros and its V:
+                # code for it alone would not fit the instruction cache beside the loop's. Where V
+                # makes NaN of a 0 that the mask hides, `hopper.exact` computes the part again.
+                for block in range(blocks):
+                    later = block > 0
                     v_stage = stage
                     v_phase = phase
-                    stage, phase = next_slot(stage, phase, C.stages)
+                    ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
+                    stage = gl.where(later, ahead_stage, stage)
+                    phase = gl.where(later, ahead_phase, phase)
                     # As in `hopper.forward._walk`.
                     p = left_factor(weights, acc, dtype)
                     scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
@@ -253,7 +241,7 @@ def attend_listed(
                     ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
                     mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=block < blocks - 1)
                     acc, p = warpgroup_mma_wait(0, deps=[running, p])
-                    mbarrier.arrive(v_empty.index(v_stage))
+                    mbarrier.arrive(v_empty.index(v_stage), pred=later)
                     if WEIGHT is None:
                         acc = acc * by_row(correction, acc)
 
@@ -275,21 +263,8 @@ def attend_listed(
                     mbarrier.arrive(v_empty.index(stage))
                     stage, phase = next_slot(stage, phase, C.stages)
         ahead = row_fields(rows_ptr, place_of(step + 1), count, S.HEADS)
-        place = place_of(step)
-        if (marks_ptr is not None) and (place < count):
-            # What `hopper.exact` is to compute again: not for the next user's queries.
-            own = first_q + gl.arange(0, ROWS, ROW) < q_end
-            sizes = gl.convert_layout(size_of_sums(acc), ROW)
-            reach = gl.where(sizes < float("inf"), reach, float("inf"))
-            far = gl.max(gl.where(own, reach, 0.0), 0) > _FAR
-            mark = place // S.HEADS * C.consumers + ME
-            gl.store(marks_ptr + mark * S.HEADS + head, far.to(gl.int8))
-        if first_q < q_end:
-            if WEIGHT is None:
-                store_mean(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS)
-            else:
-                factor = factor_of_place(meets, rows_ptr, place, count, S.HEADS)
-                store_tile(o_ptr, acc * factor, first_q, q_end, head, S.HEADS)
+        row = (head, q_start, q_end, k_start, k_end, shift)
+        store_part((acc, total, top, reach), row, place_of(step), count, args, S, C, WEIGHT, ME)
         head, q_start, q_end, k_start, k_end, shift = ahead
 
 

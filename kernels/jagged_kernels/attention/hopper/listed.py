@@ -144,7 +144,6 @@ def mask_listed(
             inside = _token_visible(
                 tile + places, token - first, length, left, S.FIRST, history, contexts
             )
-        inside = inside & (token < range_end)
     else:
         inside = _band(tile + shift, token, range_end, left, right, S.HAS_LEFT, S.HAS_RIGHT)
     return gl.where(inside, scores, HIDDEN)

@@ -26,15 +26,20 @@ def token_visible(i, j, length, left, first, history, contexts):
     """Whether the query at place i sees key j; int32 of any shapes that broadcast.
 
     Args:
-        i, j: places among the user's keys, from 0; the last query stands at the last key.
+        i, j: places among the user's keys, from 0; the last query stands at the last key. No pair
+            is visible of which one is not among them.
         length: the user's keys.
         left, first: of `TokenRule`.
         history, contexts: of `load_rule`.
     """
+    # A query sees the keys of an interval, some before it, and itself: ends of intervals are of
+    # queries alone, which leaves little to be done for each pair.
+    i = tl.where((i >= 0) & (i < length), i, -1)
+    j = tl.where((j >= 0) & (j < length), j, length)
+    is_context = (i >= 0) & (i < contexts)
     last_context = tl.maximum(contexts - 1, 0)
-    from_i = tl.minimum(tl.maximum(i, last_context), history)
-    from_j = tl.minimum(tl.maximum(j, last_context), history)
-    distance = from_i - from_j
-    near = (distance > 0) & ((left < 0) | (distance <= left) | (j < first))
-    seen = (i == j) | near | ((i < contexts) & (j < history))
-    return seen & (j >= 0) & (j < length) & (i >= 0)
+    at = tl.minimum(tl.maximum(i, last_context), history)
+    # Keys before `end` stand before the query; a context sees all that are no targets.
+    end = tl.where(is_context, history, tl.where(at > last_context, at, 0))
+    begin = tl.where((left < 0) | is_context | (at - left <= last_context), 0, at - left)
+    return ((j < end) & ((j >= begin) | (j < first))) | (i == j)

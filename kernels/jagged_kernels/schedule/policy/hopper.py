@@ -70,7 +70,7 @@ class HopperConfig:
 # same, so that one schedule serves them.
 #
 # With lists of key blocks a tile has as many tokens as a listed block: `listed`, 0 without lists.
-# Shorter blocks than `block` are brought by twos. Of lists nothing is measured yet.
+# Shorter blocks than `block` are brought by twos.
 
 
 @lru_cache
@@ -127,9 +127,8 @@ def counted(config: HopperConfig) -> HopperConfig:
 
 
 # Tokens of a user, on average, from which such tiles are counted out, by what scores become and by
-# head_dim. Of weights by a policy at head_dim 128, consumers that are no longer in step miss the
-# instruction cache, which their code just fills: users of equal lengths up to 1,024 lose an eighth.
-COUNTED_FROM = {"softmax": {64: 0, 128: 0}, "pointwise": {64: 256, 128: 1536}}
+# head_dim. Shorter users have few tiles, about equal ones.
+COUNTED_FROM = {"softmax": {64: 0, 128: 0}, "pointwise": {64: 256, 128: 0}}
 
 
 # By head_dim and tokens of a listed block. At head_dim 128 and blocks of 64 there is no backward:
@@ -162,9 +161,10 @@ DKV_LISTED = _blocks_by_dim(_LISTED_DKV)
 DQ_LISTED = {128: (128,)}
 
 # Tokens of a user, on average, from which these kernels are faster than the plain ones, by what
-# scores become and by head_dim, and where keys are lists by head_dim: `hopper_pays.py` in
-# tests/support measures them. Behind either may stand the mask, and a window counts as no more
-# tokens than it is wide; lists within a window need the mask in many of their blocks.
+# scores become and by head_dim, and where keys are lists by head_dim, for some scores apart:
+# `hopper_pays.py` in tests/support measures them. Behind either may stand the mask, and a window
+# counts as no more tokens than it is wide; lists within a window need the mask in many of their
+# blocks.
 NEVER = 2**40
 FORWARD_PAYS_FROM = {
     "softmax": {64: 1024, 128: 256},
@@ -175,6 +175,7 @@ FORWARD_PAYS_FROM = {
     "pointwise, window": {64: 1024, 128: 256},
     "lists": {64: 4096, 128: 128},
     "lists, window": {64: NEVER, 128: 128},
+    "pointwise lists": {64: 192, 128: 128},
 }
 BACKWARD_PAYS_FROM = {
     "softmax": {64: 128, 128: 256},
@@ -183,7 +184,9 @@ BACKWARD_PAYS_FROM = {
     "pointwise, causal": {64: 48, 128: 256},
     "pointwise, window": {64: 128, 128: 256},
     "lists": {64: 4096, 128: 512},
-    "lists, window": {64: 8192, 128: 8192},
+    "lists, window": {64: 8192, 128: 256},
+    "pointwise lists": {64: 128, 128: 384},
+    "pointwise lists, window": {64: 128, 128: 256},
 }
 # From which the backward in one pass is faster than in two by more than a twentieth; it takes a
 # tenth more of memory. `backward_passes.py` in tests/support measures that.
@@ -194,14 +197,17 @@ ONE_PASS_PAYS_FROM = {
 
 
 def paying_length(
-    table: Mapping[str, Mapping[int, int]], by: str, mask: str, head_dim: int
+    table: Mapping[str, Mapping[int, int]], scores: str, keys: str, mask: str, head_dim: int
 ) -> int | None:
     """What such a table says; None if nothing.
 
     Args:
-        by: what scores become, or "lists".
+        scores, keys, mask: as in `choice.Family`. Lists have an entry of their own for scores
+            ("pointwise lists") where these change it.
     """
-    return (table.get(f"{by}, {mask}") or table.get(by, {})).get(head_dim)
+    names = (f"{scores} lists", "lists") if keys == "lists" else (scores,)
+    entries = (entry for name in names for entry in (f"{name}, {mask}", name))
+    return next((table[entry] for entry in entries if entry in table), {}).get(head_dim)
 
 
 # Of queries and of keys in the rows that they walk, by head_dim; and the tokens of a user from
