@@ -138,7 +138,7 @@ def test_a_thousand_steps_wait_for_nothing_and_compile_nothing(page_size):
                     scissorhands(cache, budget=1200, policy="random")
 
     # Tiles of 16, 32 and 64 queries.
-    for most in (2, 40, 100):
+    for most in (2, 24, 100):
         step(most)
     before = compiled()
     for _ in range(1000):
