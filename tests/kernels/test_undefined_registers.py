@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import undefined_registers
 from processes import run_python
-from undefined_registers import main
 from undefined_registers import undefined_registers as look_at
 
 # In a process of its own: compiled for an H100, without one.
@@ -22,7 +21,8 @@ sys.path.append(sys.argv[1])
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from undefined_registers import disassembled, undefined_registers
+from ptxas_mistakes import disassembled
+from undefined_registers import undefined_registers
 
 from jagged_kernels.attention.meeting import MeetShape
 from jagged_kernels.attention.plans import Call
@@ -111,6 +111,7 @@ def test_look_ups_behind_a_mask_at_head_dim_16():
         (["ULDC.64 UR6, c[0x0][0x210]", "HGMMA.64x8x16.F32 R4, R8, gdesc[UR4].tnspB, R4"], None),
         (["ULDC.64 UR4, c[0x0][0x210]", "HGMMA.64x8x16.F32 R4, R8, gdesc[UR4], R4"], "0010"),
         (["IMAD R4, R2, 0x4, UR9"], "0000"),
+        (["VOTEU.ANY UR10, UPT, PT", "FLO.U32 R3, UR10"], None),
         (["IMAD.U32 R7, RZ, RZ, UR9", "FADD R8, -R8, UR9", "MOV R131, UR51"], None),
         (["UMOV UR13, UR47", "UIADD3 UR13, UR4, 0x1, URZ"], "0010"),
         (
@@ -125,25 +126,3 @@ def test_what_is_read_before_it_is_written(instructions, found):
     lines = [f"        /*{16 * i:04x}*/   {line} ;" for i, line in enumerate(instructions)]
     said = look_at("\n".join([".section .text", *lines]))
     assert [line.partition(":")[0] for line in said] == ([] if found is None else [found])
-
-
-def test_a_folder_without_kernels(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main([str(tmp_path)])
-    assert "there is no cubin" in capsys.readouterr().err
-
-
-def test_cubins_of_a_folder(tmp_path, capsys, monkeypatch):
-    for name in ("good", "bad"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "kernel.cubin").write_bytes(name.encode())
-    lines = {b"good": " /*0000*/ EXIT ;", b"bad": " /*0010*/ UIADD3 UR4, UR5, 0x1, URZ ;"}
-    monkeypatch.setattr(undefined_registers, "disassembled", lines.__getitem__)
-    assert main([str(tmp_path)]) == 1
-    said = capsys.readouterr().out.splitlines()
-    assert said == [
-        f"{tmp_path / 'bad' / 'kernel.cubin'}: 0010: UIADD3 UR4, UR5, 0x1, URZ",
-        "2 kernels, 1 read what nobody has written",
-    ]
-    (tmp_path / "bad" / "kernel.cubin").unlink()
-    assert main([str(tmp_path)]) == 0

@@ -1,33 +1,19 @@
-"""Compiled kernels that read a uniform register which nobody has written.
-
-    python tests/support/undefined_registers.py [FOLDER]
+"""What a kernel reads of uniform registers that nobody has written.
 
 ptxas of CUDA 12.8 hoists the descriptors of `wgmma` out of the loops of some kernels before what
 they are made from is there. Results are wrong then, or addresses, for some of a warp group's
-columns, with every batch and on every GPU. All cubins in FOLDER are looked through, by default
-those in Triton's cache: after the tests ran on a GPU, every kernel that they have compiled.
+columns, with every batch and on every GPU.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-import triton
-from triton import knobs
-
-_DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
 _LINE = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(\S+) ([^;]*?)\s*;")
 _REGISTER = re.compile(r"\bUR(\d+)\b")
 # Beside those whose names begin with U, what writes uniform registers.
-_WRITES = ("U", "R2UR", "S2UR", "REDUX", "LDCU")
+_WRITES = ("U", "R2UR", "S2UR", "REDUX", "LDCU", "VOTEU")
 _MOVES = ("UMOV", "MOV", "IMAD.U32", "IMAD.MOV")  # a product of zeros and a sum with one is a move
 _FLOATS = re.compile(r"[FH](ADD|MUL|FMA|SET|MNMX|SEL|2F)|MUFU")
 
@@ -73,33 +59,3 @@ def _registers(operand: str, pair: bool) -> list[int]:
         return []
     number = int(found.group(1))
     return [number, number + 1] if pair else [number]
-
-
-def disassembled(cubin: bytes) -> str:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(_DISASSEMBLER), "-c", file.name]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, nargs="?", default=Path(knobs.cache.dir))
-    folder = parser.parse_args(arguments).folder
-    cubins = sorted(folder.rglob("*.cubin"))
-    if not cubins:
-        parser.error(f"{folder}: there is no cubin")
-    bad = 0
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        texts = pool.map(lambda path: disassembled(path.read_bytes()), cubins)
-        for path, sass in zip(cubins, texts, strict=True):
-            if found := undefined_registers(sass):
-                bad += 1
-                print(f"{path}: {found[0]}")
-    print(f"{len(cubins)} kernels, {bad} read what nobody has written")
-    return 1 if bad else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
