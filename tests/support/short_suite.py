@@ -1,9 +1,9 @@
 """What `make test` leaves out and `make test-all` has.
 
-The whole suite takes two cores a quarter of an hour. Its shorter form is for whoever waits: of the
-tests below only so many cases run, spread evenly over all that there are. What is left out says the
-same of more cases, starts processes for half a minute, or compiles for a GPU; `make planted` shows
-that the shorter form notices each of its bugs. A test that is not named here always runs whole.
+Its shorter form is for whoever waits: of the tests below only so many cases run, spread evenly over
+all that there are. What is left out says the same of more cases, starts processes for half a
+minute, or compiles for a GPU; `make planted` shows that the shorter form notices each of its bugs.
+A test that is not named here always runs whole.
 """
 
 from __future__ import annotations
