@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import re
 
+from sass import INSTRUCTION
+
 _LABEL = r"^\.(?P<label>L\w+):"
-_INSTRUCTION = (
-    r"\s+/\*(?P<address>[0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?"
-    r"(?P<operation>\S+)(?: (?P<operands>[^;]*?))?\s*;"
-)
-_LINE = re.compile(f"{_LABEL}|{_INSTRUCTION}", re.MULTILINE)
+_LINE = re.compile(f"{_LABEL}|{INSTRUCTION}", re.MULTILINE)
 _TARGET = re.compile(r"`\(\.(L\w+)\)")
 _PRODUCT = re.compile(r"R\d+, R(\d+), gdesc")
 _RESULT = re.compile(r"R(\d+)")

@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-_LINE = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?(\S+) ([^;]*?)\s*;")
+from sass import INSTRUCTION
+
+_LINE = re.compile(INSTRUCTION)
 _REGISTER = re.compile(r"\bUR(\d+)\b")
 # Beside those whose names begin with U, what writes uniform registers.
 _WRITES = ("U", "R2UR", "S2UR", "REDUX", "LDCU", "VOTEU")
