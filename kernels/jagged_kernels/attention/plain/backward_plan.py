@@ -9,7 +9,7 @@ from jagged_kernels.attention.meeting import MeetShape
 from jagged_kernels.attention.plans import PLANS, Call, LaunchPlan
 from jagged_kernels.attention.scores.bias_launch import BiasShape, launch_options
 from jagged_kernels.core.sizes import LaunchConfig
-from jagged_kernels.schedule.policy.plain import parts_of_tile
+from jagged_kernels.schedule.policy.plain import config_of, parts_of_tile
 
 
 @lru_cache(PLANS)
@@ -25,7 +25,8 @@ def backward_plan(
         heads: of what stands in the rows.
         config: in place of the rule's.
     """
-    config = config or rule(call.pad_dim, call.element_size, call.precision)
+    numbers = (call.pad_dim, call.element_size, call.precision)
+    config = config or config_of(rule, *numbers, listed=bool(meets.groups))
     parts = parts_of_tile(tile, call.pad_dim, call.element_size, small_memory)
     block = meets.block_of(tile, config.block)
     shape = call.shape(tile=tile, parts=parts, block=block, skips=skips, meets=meets)

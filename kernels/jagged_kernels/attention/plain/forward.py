@@ -42,7 +42,7 @@ from jagged_kernels.core.sizes import LaunchConfig
 from jagged_kernels.device.arithmetic import LN2
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.device.memory import load_block, store_block, store_numbers
-from jagged_kernels.schedule.policy.plain import forward_config, parts_of_tile
+from jagged_kernels.schedule.policy.plain import config_of, forward_config, parts_of_tile
 from jagged_kernels.schedule.row_access import load_part
 from jagged_kernels.schedule.rows import rows_to_walk
 
@@ -110,7 +110,8 @@ def _plan(
     call: Call, tile: int, BIAS: BiasShape, meets: MeetShape, config: LaunchConfig | None,
     small_memory: bool, skips: bool,
 ) -> LaunchPlan:  # fmt: skip
-    config = config or forward_config(call.pad_dim, call.element_size, call.precision)
+    numbers = (call.pad_dim, call.element_size, call.precision)
+    config = config or config_of(forward_config, *numbers, listed=bool(meets.groups))
     parts = parts_of_tile(tile, call.pad_dim, call.element_size, small_memory)
     block = meets.block_of(tile, config.block)
     shape = call.shape(tile=tile, parts=parts, block=block, skips=skips, meets=meets)
