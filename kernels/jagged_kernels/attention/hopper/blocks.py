@@ -169,14 +169,19 @@ def factor_of_place(meets, rows_ptr, place, count, HEADS: gl.constexpr):
 
 
 @gluon.jit
-def ring_of_places():
-    """Where the loading warp says which tile comes next: one for this tile, one for the next."""
-    return gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+def new_dealing(CONSUMERS: gl.constexpr):
+    """Where the loading warp says which tile comes next: one for this tile, one for the next.
+
+    Returns (their places, barriers: it is there, barriers: all consumers have read it).
+    """
+    places = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return places, ring_of_barriers(2, 1), ring_of_barriers(2, CONSUMERS)
 
 
 @gluon.jit
-def hand_out(taken_ptr, places, full, empty, side, phase):
+def hand_out(taken_ptr, dealing, side, phase):
     """The place of the next tile that nobody has, told to the consumers by the loading warp."""
+    places, full, empty = dealing
     place = gl.num_programs(0) + take(taken_ptr)
     mbarrier.wait(empty.index(side), phase ^ 1)
     tell(places, side, place)
@@ -185,8 +190,9 @@ def hand_out(taken_ptr, places, full, empty, side, phase):
 
 
 @gluon.jit
-def handed_out(places, full, empty, side, phase, WARPS: gl.constexpr):
+def handed_out(dealing, side, phase, WARPS: gl.constexpr):
     """For a consumer, what `hand_out` gave."""
+    places, full, empty = dealing
     mbarrier.wait(full.index(side), phase)
     place = told(places.index(side), WARPS)
     mbarrier.arrive(empty.index(side))

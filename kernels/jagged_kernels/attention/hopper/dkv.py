@@ -23,13 +23,13 @@ from jagged_kernels.attention.hopper.blocks import (
     for_mask,
     handed_out,
     left_factor,
+    new_dealing,
     next_slot,
     one_barrier,
     place_of,
     plan,
     programs,
     ring_of_barriers,
-    ring_of_places,
     row_fields,
     store_tile,
     token_blocks,
@@ -140,8 +140,7 @@ def _dkv_kernel(
         scale, scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
     if C.counted:
-        # The next tile's place is there; it was read.
-        dealing = (ring_of_places(), ring_of_barriers(2, 1), ring_of_barriers(2, C.consumers))
+        dealing = new_dealing(C.consumers)
         load = (load, taken_ptr, dealing)
         differentiate = (differentiate, dealing)
     fence_async_shared()
@@ -174,7 +173,6 @@ def _differentiate(
     """One consumer: the keys from ME * ROWS to (ME + 1) * ROWS of every tile."""
     if C.counted:
         args, dealing = args
-        places, place_full, place_empty = dealing
     rows_ptr, row_count = args[3:5]
     KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
     stage = 0
@@ -193,7 +191,7 @@ def _differentiate(
             )
             stage, phase, tile_phase = state
             # Not at the top as in `load_queries`: registers are scarce in between.
-            next_place = handed_out(places, place_full, place_empty, side, side_phase, C.warps)
+            next_place = handed_out(dealing, side, side_phase, C.warps)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = row_fields(rows_ptr, next_place, count, KV_HEADS)
             _store_tile(sums, row, args, S, C, WEIGHT, ME)
@@ -349,8 +347,8 @@ def _first_in_loop(S, WEIGHT):
     """Whether a tile's first block is met in the loop over the others, by one product with zeros
     more: where code for it alone would not fit the instruction cache beside the loop's.
 
-    Softmax over lists of 64 would fit either way, and has to: in one loop ptxas 12.8 gives the
-    weights of a block the registers of V, which the next block's products still read."""
+    Softmax over lists at head_dim 64 would fit either way, and has to: in one loop ptxas 12.8 gives
+    the weights of a block the registers of V, which the next block's products still read."""
     return WEIGHT is not None or (S.GROUPS and S.D > 64)
 
 

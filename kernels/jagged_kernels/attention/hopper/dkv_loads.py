@@ -37,7 +37,6 @@ def load_queries(args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr):
     """
     if C.counted:
         args, taken_ptr, dealing = args
-        places, place_full, place_empty = dealing
     meets = 0
     if S.GROUPS:
         args, meets = args
@@ -54,7 +53,7 @@ def load_queries(args, S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr):
         side = 0
         side_phase = 0
         while place < count:
-            next_place = hand_out(taken_ptr, places, place_full, place_empty, side, side_phase)
+            next_place = hand_out(taken_ptr, dealing, side, side_phase)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = row_fields(rows_ptr, next_place, count, KV_HEADS)
             state = (stage, phase, tile_phase, tail_phase)

@@ -19,13 +19,13 @@ from jagged_kernels.attention.hopper.blocks import (
     factor_of_place,
     for_mask,
     handed_out,
+    new_dealing,
     next_slot,
     one_barrier,
     place_of,
     plan,
     programs,
     ring_of_barriers,
-    ring_of_places,
     row_fields,
     store_tile,
     token_blocks,
@@ -142,8 +142,7 @@ def _dq_kernel(
         scale, scale_log2, left, right, buffers, barriers,
     )  # fmt: skip
     if C.counted:
-        # The next tile's place is there; it was read.
-        dealing = (ring_of_places(), ring_of_barriers(2, 1), ring_of_barriers(2, C.consumers))
+        dealing = new_dealing(C.consumers)
         load = (load, taken_ptr, dealing)
         differentiate = (differentiate, dealing)
     fence_async_shared()
@@ -166,7 +165,6 @@ def _differentiate(
     """One consumer: the queries from ME * ROWS to (ME + 1) * ROWS of every tile."""
     if C.counted:
         args, dealing = args
-        places, place_full, place_empty = dealing
     rows_ptr, row_count = args[5:7]
     stage = 0
     phase = 0
@@ -178,7 +176,7 @@ def _differentiate(
         side = 0
         side_phase = 0
         while place < count:
-            next_place = handed_out(places, place_full, place_empty, side, side_phase, C.warps)
+            next_place = handed_out(dealing, side, side_phase, C.warps)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = row_fields(rows_ptr, next_place, count, S.HEADS)
             state = (stage, phase, tile_phase)

@@ -34,6 +34,7 @@ from jagged_kernels.attention.hopper.blocks import (
     handed_out,
     left_factor,
     mask_scores,
+    new_dealing,
     next_slot,
     one_barrier,
     place_of,
@@ -41,7 +42,6 @@ from jagged_kernels.attention.hopper.blocks import (
     product_with_transpose,
     programs,
     ring_of_barriers,
-    ring_of_places,
     row_fields,
     token_blocks,
     whole_blocks,
@@ -161,8 +161,7 @@ def _forward_kernel(
     if S.GROUPS:
         load = (load, meets)
     if C.counted:
-        # The next tile's place is there; it was read.
-        dealing = (ring_of_places(), ring_of_barriers(2, 1), ring_of_barriers(2, C.consumers))
+        dealing = new_dealing(C.consumers)
         load = (load, taken_ptr, dealing)
         attend = (attend, dealing)
     fence_async_shared()
@@ -195,7 +194,6 @@ def _attend(
     """One consumer: part ME of every tile's queries."""
     if C.counted:
         args, dealing = args
-        places, place_full, place_empty = dealing
     rows_ptr, row_count = args[3:5]
     stage = 0
     phase = 0
@@ -211,7 +209,7 @@ def _attend(
             state = (stage, phase, q_phase, clean_phase)
             sums, state = _attend_tile(state, row, args, S, C, NEGATE, WEIGHT, ME)
             stage, phase, q_phase, clean_phase = state
-            next_place = handed_out(places, place_full, place_empty, side, side_phase, C.warps)
+            next_place = handed_out(dealing, side, side_phase, C.warps)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = row_fields(rows_ptr, next_place, count, S.HEADS)
             store_part(sums, row, place, count, args, S, C, WEIGHT, ME)

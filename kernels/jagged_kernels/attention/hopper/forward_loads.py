@@ -17,7 +17,6 @@ def load_keys(args, S: gl.constexpr, C: gl.constexpr):
     """Brings each tile's Q, and its K and V from the last block to the first."""
     if C.counted:
         args, taken_ptr, dealing = args
-        places, place_full, place_empty = dealing
     rows_ptr, row_count = args[3:5]
     stage = 0
     phase = 0
@@ -29,7 +28,7 @@ def load_keys(args, S: gl.constexpr, C: gl.constexpr):
         side = 0
         side_phase = 0
         while place < count:
-            place = hand_out(taken_ptr, places, place_full, place_empty, side, side_phase)
+            place = hand_out(taken_ptr, dealing, side, side_phase)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = row_fields(rows_ptr, place, count, S.HEADS)
             state = (stage, phase, q_phase)

@@ -30,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from jagged_kernels.attention.hopper.blocks import (
     LANES,
     left_factor,
+    new_dealing,
     next_slot,
     one_barrier,
     plan,
@@ -141,7 +142,6 @@ def _one_pass_kernel(
         gl.allocate_shared_memory(gl.int32, [4, 1], PLAIN),  # of a tile
         gl.allocate_shared_memory(gl.int32, [C.stages, 1], PLAIN),  # of a block
         gl.allocate_shared_memory(gl.int32, [4, 1], PLAIN),  # of a turn
-        gl.allocate_shared_memory(gl.int32, [2, 1], PLAIN),  # where tiles are: the next one's place
     )
     barriers = (
         one_barrier(1),  # the tile's K, V and note are there
@@ -155,14 +155,15 @@ def _one_pass_kernel(
         one_barrier(1),  # it is the tile's turn, says a note
         one_barrier(C.consumers),  # it has added
         one_barrier(1),  # what ends at a user's end is there, with rows of the next one
-        ring_of_barriers(2, 1),  # the next tile's place is there
-        ring_of_barriers(2, 1),  # it was read
     )
+    dealing = new_dealing(1)
     fence_async_shared()
     descriptors = (k_blocks, v_blocks, q_blocks, do_blocks)
     tables = (rows_ptr, offsets_ptr, row_count, left, right)
-    to_load = (descriptors, lse2_ptr, delta_ptr, counts_ptr, tables, buffers, notes, barriers)
-    to_take = (counts_ptr + 1, tables, ring, notes, barriers)
+    to_load = (
+        descriptors, lse2_ptr, delta_ptr, counts_ptr, tables, buffers, notes, barriers, dealing,
+    )  # fmt: skip
+    to_take = (counts_ptr + 1, tables, ring, notes, barriers, dealing)
     to_differentiate = (
         dq_ptr, dk_ptr, dv_ptr, alarm_ptr, sums_ptr, left, right, scale, scale_log2,
         buffers, notes, barriers,
@@ -200,7 +201,7 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     dq_ptr, dk_ptr, dv_ptr, alarm_ptr, sums_ptr, left, right = args[:7]
     scale, scale_log2, buffers, notes, barriers = args[7:]
     k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer, ds_buffer = buffers
-    of_tile, of_block, of_turn, of_place = notes
+    of_tile, of_block, of_turn = notes
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, ds_full = barriers[:7]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
     OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.D, 16])
@@ -289,7 +290,7 @@ def _meet(
     So two products are in the making while probabilities are, and one while dS is.
     """
     k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer, ds_buffer = buffers
-    of_tile, of_block, of_turn, of_place = notes
+    of_tile, of_block, of_turn = notes
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, ds_full = barriers[:7]
     COLUMN: gl.constexpr = gl.SliceLayout(0, SCORES)
     dtype: gl.constexpr = q_buffer.dtype

@@ -80,12 +80,12 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
     Notes are, of a tile, (first key, end of its user, kv head, steps), of 0 steps when there is
     none any more; of a block its first token, or -1 minus that if some of it is hidden.
     """
-    descriptors, lse2_ptr, delta_ptr, taken_ptr, tables, buffers, notes, barriers = args
+    descriptors, lse2_ptr, delta_ptr, taken_ptr, tables, buffers, notes, barriers, dealing = args
     k_blocks, v_blocks, q_blocks, do_blocks = descriptors
     k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer, ds_buffer = buffers
-    of_tile, of_block, of_turn, of_place = notes
+    of_tile, of_block, of_turn = notes
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty = barriers[:6]
-    landed, place_full, place_empty = barriers[9:]
+    landed = barriers[9]
     rows_ptr, offsets_ptr, row_count, left, right = tables
     TILE: gl.constexpr = C.tile_q
     BLOCK: gl.constexpr = S.BLOCK
@@ -161,7 +161,7 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
                 stage, phase = next_slot(stage, phase, C.stages)
                 block = gl.where(block + 1 == count, 0, block + 1)
         if _counted_out(S):
-            place = hand_out(taken_ptr, of_place, place_full, place_empty, side, side_phase)
+            place = hand_out(taken_ptr, dealing, side, side_phase)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = _tile(tables, place, S, C)
         head, tile, tiles, start, length, base = ahead
@@ -195,11 +195,10 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
     whoever is to use its place in the ring may wait for it. So are all blocks of a user of one
     tile, which need no place.
     """
-    counts_ptr, tables, ring, notes, barriers = args
+    counts_ptr, tables, ring, notes, barriers, dealing = args
     rows_ptr, offsets_ptr, row_count, left, right = tables
-    of_tile, of_block, of_turn, of_place = notes
+    of_tile, of_block, of_turn = notes
     my_turn, added = barriers[7], barriers[8]
-    place_full, place_empty = barriers[10:]
     TILE: gl.constexpr = C.tile_q
     BLOCK: gl.constexpr = S.BLOCK
     RATIO: gl.constexpr = TILE // BLOCK
@@ -265,7 +264,7 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
                     pass
                 _announce(counts_ptr, number, _DONE)
         if _counted_out(S):
-            place = handed_out(of_place, place_full, place_empty, side, side_phase, 1)
+            place = handed_out(dealing, side, side_phase, 1)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = _tile(tables, place, S, C)
         head, tile, tiles, start, length, base = ahead
