@@ -63,6 +63,7 @@ _NOTES = "jagged_kernels.attention.hopper.notes"
 _SHORT = "jagged_kernels.attention.plain.short"
 _LISTS = "jagged_kernels.schedule.keys.triton_lists"
 _METRICS = "jagged_ranking.evaluation.metrics"
+_BOOTSTRAP = "jagged_ranking.evaluation.bootstrap"
 
 BUGS = (
     # --- attention: the mask, the forward ---------------------------------------------------------
@@ -566,19 +567,17 @@ BUGS = (
     ),
     Bug(
         "bootstrap_of_rows",
-        _METRICS,
-        "users = int(group.max()) + 1\n",
-        "group = np.arange(len(user))\n    users = len(group)\n",
-        ("ranking/evaluation/metrics::test_bootstrap_resamples_users_not_rows",),
+        _BOOTSTRAP,
+        "users = int(group.max()) + 1\n    scored",
+        "group = np.arange(len(user))\n    users = len(group)\n    scored",
+        ("ranking/evaluation/bootstrap::test_users_are_drawn_not_rows",),
     ),
     Bug(
         "ties_in_auc",
-        _METRICS,
-        "wins @ (beaten[below] + beaten[up_to])",
-        "wins @ (beaten[below] + beaten[below])",
-        (
-            "ranking/evaluation/metrics::test_a_bootstrap_replicate_is_the_metric_of_the_users_drawn",
-        ),
+        _BOOTSTRAP,
+        "beaten.index_select(0, below) + beaten.index_select(0, up_to)",
+        "2 * beaten.index_select(0, below)",
+        ("ranking/evaluation/bootstrap::test_a_replicate_is_the_metric_of_the_users_drawn",),
     ),
     Bug(
         "stale_cache",

@@ -1,4 +1,4 @@
-"""Metrics of ranking, and the uncertainty of their differences.
+"""Metrics of ranking.
 
 AUC and log loss are scikit-learn's. gAUC is the AUC inside each user, weighted by the user's
 impressions, over the users who have both labels (the others have no AUC and are left out, of the
@@ -13,9 +13,6 @@ candidates on average. Candidates of equal score share the mean of their ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-
 import numpy as np
 
 METRICS = ("auc", "gauc", "ne", "log_loss")
@@ -23,7 +20,6 @@ OF_PROBABILITIES = ("ne", "log_loss")  # all others are of order
 LIST_METRICS = ("list_auc", "mrr", "hr@10", "ndcg@10")
 LIST = 5  # candidates a request, from which on the requests are called lists
 TOP = 10
-CHUNK = 2**22  # bootstrap weights held at a time
 
 
 def auc(label: np.ndarray, score: np.ndarray) -> float:
@@ -160,141 +156,3 @@ def evaluate_metrics(
             rated = values[~np.isnan(values)]
             found[name] = float(rated.mean()) if len(rated) else float("nan")
     return found
-
-
-@dataclass(frozen=True)
-class Difference:
-    """`value` = metric(a) - metric(b), with the bounds of its interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-def paired_bootstrap(
-    metric: str,
-    user: np.ndarray,
-    request: np.ndarray,
-    label: np.ndarray,
-    a: np.ndarray,
-    b: np.ndarray,
-    *,
-    train_ctr: float | None = None,
-    replicates: int = 2000,
-    level: float = 0.95,
-    seed: int = 0,
-) -> Difference:
-    """Percentile interval of metric(a) - metric(b), resampling whole users.
-
-    a, b: probabilities [C], or [seeds, C]: then the mean of the metric over seeds is compared, and
-    a replicate draws the seeds of each anew, too: the interval says what other users and other
-    seeds would do to it. A replicate draws the same users for a and b. `train_ctr` is needed for
-    "ne".
-
-    The impressions of a user share the user, so that resampling single rows would give intervals
-    that are too narrow.
-    """
-    if metric not in (*METRICS, *LIST_METRICS):
-        known = ", ".join((*METRICS, *LIST_METRICS))
-        raise ValueError(f"metric must be one of {known}, got {metric!r}")
-    if metric == "ne" and train_ctr is None:
-        raise ValueError('metric "ne" needs train_ctr')
-    divisor = entropy(train_ctr) if metric == "ne" and train_ctr is not None else 1.0
-    _, group = np.unique(user, return_inverse=True)
-    users = int(group.max()) + 1
-    scores = [
-        [_weighted(metric, group, request, label, row) for row in np.atleast_2d(of)]
-        for of in (a, b)
-    ]
-    rng = np.random.default_rng(seed)
-
-    def difference(weight: np.ndarray, seeds: list[np.ndarray]) -> np.ndarray:
-        means = [
-            np.einsum("sr,rs->r", np.stack([one(weight) for one in of]), drawn)
-            for of, drawn in zip(scores, seeds, strict=True)
-        ]
-        return (means[0] - means[1]) / divisor
-
-    every = [np.full((1, len(of)), 1 / len(of)) for of in scores]
-    value = difference(np.ones((1, users)), every)[0]
-    drawn = np.concatenate(
-        [
-            difference(weight, [_shares(rng, len(of), len(weight)) for of in scores])
-            for weight in _resampled(users, replicates=replicates, rng=rng)
-        ]
-    )
-    tail = 100 * (1 - level) / 2
-    low, high = np.nanpercentile(drawn, [tail, 100 - tail])
-    return Difference(float(value), float(low), float(high))
-
-
-def _shares(rng: np.random.Generator, count: int, replicates: int) -> np.ndarray:
-    """The share of each of `count` seeds in each replicate, [R', count]."""
-    return rng.multinomial(count, np.full(count, 1 / count), size=replicates) / count
-
-
-def _resampled(users: int, *, replicates: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """How often each user is drawn, [R', users] a chunk, R' adding up to `replicates`."""
-    step = max(1, CHUNK // users)
-    for first in range(0, replicates, step):
-        chunk = range(first, min(first + step, replicates))
-        drawn = [np.bincount(rng.integers(users, size=users), minlength=users) for _ in chunk]
-        yield np.stack(drawn).astype(np.float64)
-
-
-_Weighted = Callable[[np.ndarray], np.ndarray]  # user weights [R, U] -> metric [R]
-
-
-def _weighted(
-    metric: str, group: np.ndarray, request: np.ndarray, label: np.ndarray, score: np.ndarray
-) -> _Weighted:
-    if metric in LIST_METRICS:
-        return _weighted_lists(group, request, request_metrics(request, label, score)[metric])
-    make = {"auc": _weighted_auc, "gauc": _weighted_gauc}.get(metric, _weighted_log_loss)
-    return make(group, label, score)
-
-
-def _weighted_lists(group: np.ndarray, request: np.ndarray, value: np.ndarray) -> _Weighted:
-    """The mean over requests, of which each belongs to one user."""
-    _, first = np.unique(request, return_index=True)
-    rated, users = ~np.isnan(value), int(group.max()) + 1
-    owner = group[first][rated]
-    total = np.bincount(owner, value[rated], minlength=users)
-    count = np.bincount(owner, minlength=users)
-    return lambda weight: (weight @ total) / (weight @ count)
-
-
-def _weighted_auc(group: np.ndarray, label: np.ndarray, score: np.ndarray) -> _Weighted:
-    positive, score = np.asarray(label) > 0, np.asarray(score)
-    order = np.argsort(score, kind="stable")
-    won, lost = order[positive[order]], order[~positive[order]]
-    below = np.searchsorted(score[lost], score[won])
-    up_to = np.searchsorted(score[lost], score[won], side="right")
-    winner, loser = group[won], group[lost]
-
-    def metric(weight: np.ndarray) -> np.ndarray:
-        value, beaten = np.empty(len(weight)), np.zeros(len(lost) + 1)
-        # One replicate at a time: what it touches stays in the cache.
-        for place, drawn in enumerate(weight):
-            np.cumsum(drawn[loser], out=beaten[1:])
-            wins = drawn[winner]
-            pairs = wins.sum() * beaten[-1]
-            value[place] = wins @ (beaten[below] + beaten[up_to]) / (2 * pairs)
-        return value
-
-    return metric
-
-
-def _weighted_gauc(group: np.ndarray, label: np.ndarray, score: np.ndarray) -> _Weighted:
-    value, impressions = user_auc(group, label, score)
-    rated = np.where(np.isnan(value), 0, impressions)
-    total = rated * np.nan_to_num(value)
-    return lambda weight: (weight @ total) / (weight @ rated)
-
-
-def _weighted_log_loss(group: np.ndarray, label: np.ndarray, score: np.ndarray) -> _Weighted:
-    smallest = np.finfo(np.float64).eps
-    p = np.clip(np.asarray(score, np.float64), smallest, 1 - smallest)
-    loss = np.bincount(group, -np.where(np.asarray(label) > 0, np.log(p), np.log1p(-p)))
-    impressions = np.bincount(group)
-    return lambda weight: (weight @ loss) / (weight @ impressions)

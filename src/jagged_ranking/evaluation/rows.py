@@ -7,14 +7,15 @@ each list, so that as probabilities they say nothing, and a metric of probabilit
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jagged_ranking import results
+from jagged_ranking.evaluation.bootstrap import difference, redrawn
 from jagged_ranking.evaluation.evaluate import Evaluation
-from jagged_ranking.evaluation.metrics import OF_PROBABILITIES, paired_bootstrap
+from jagged_ranking.evaluation.metrics import OF_PROBABILITIES
 from jagged_ranking.models.model_config import LOSSES_OF_ORDER
 
 LEVEL = 0.95  # of the intervals
@@ -68,51 +69,71 @@ def _row(metric: str, value: float, unit: str | None, *, why: str, **where: Any)
     )
 
 
-def difference_row(
-    metric: str,
-    name: str,
-    ours: Sequence[Evaluation],
-    theirs: Sequence[Evaluation],
-    *,
-    replicates: int,
-    train_ctr: float | None = None,
-    losses: Collection[str] = (),
-    config: Mapping[str, Any],
-    **where: Any,
-) -> dict[str, Any]:
-    """A row of the mean of a metric over seeds minus that of others on the same candidates.
+class Differences:
+    """Rows of what others are on average over seeds, minus a reference on the same candidates.
 
     Args:
-        metric: one that `paired_bootstrap` knows.
-        name: of the difference, in the row.
-        ours, theirs: one evaluation a seed, all of the same candidates.
+        reference: one evaluation a seed, all of the same candidates.
+        metrics: that are compared, of `METRICS` and `LIST_METRICS`.
         replicates: of the bootstrap over users and seeds.
         train_ctr: needed for "ne".
-        losses: that the models behind both were trained with.
-        config: where there is a difference "level", the bounds of its interval as "low" and "high"
-            (None where there is none), "replicates" and "seeds" come behind it.
-        where: the other fields of `results.row`.
+        name: of the rows' metrics, behind that of the metric.
     """
-    unit = UNITS.get(metric, "1")
-    if metric in OF_PROBABILITIES and order_alone(losses):
-        return _row(name, math.nan, unit, why=ORDER_ALONE, config=config, **where)
-    first = theirs[0]
-    found = paired_bootstrap(
-        metric,
-        first.user,
-        first.request,
-        first.label,
-        np.stack([one.probability for one in ours]),
-        np.stack([one.probability for one in theirs]),
-        train_ctr=train_ctr,
-        replicates=replicates,
-        level=LEVEL,
-    )
-    facts = {
-        "level": LEVEL,
-        "low": None if math.isnan(found.low) else found.low,
-        "high": None if math.isnan(found.high) else found.high,
-        "replicates": replicates,
-        "seeds": len(ours),
-    }
-    return _row(name, found.value, unit, why=UNDEFINED, config={**config, **facts}, **where)
+
+    def __init__(
+        self,
+        reference: Sequence[Evaluation],
+        metrics: Collection[str],
+        *,
+        replicates: int,
+        train_ctr: float | None = None,
+        name: str = "difference",
+    ) -> None:
+        self.reference, self.metrics, self.name = reference, tuple(metrics), name
+        self.replicates, self.train_ctr = replicates, train_ctr
+        self._theirs = self._redrawn(reference)
+
+    def rows(
+        self,
+        ours: Sequence[Evaluation],
+        *,
+        losses: Collection[str] = (),
+        config: Mapping[str, Any],
+        **where: Any,
+    ) -> Iterator[dict[str, Any]]:
+        """A row a metric.
+
+        Args:
+            ours: one evaluation a seed, of the reference's candidates.
+            losses: that the models behind both were trained with.
+            config: where there is a difference "level", the bounds of its interval as "low" and
+                "high" (None where there is none), "replicates" and "seeds" come behind it.
+            where: the other fields of `results.row`.
+        """
+        mine = self._redrawn(ours)
+        for metric in self.metrics:
+            unit, name = UNITS.get(metric, "1"), f"{metric}_{self.name}"
+            if metric in OF_PROBABILITIES and order_alone(losses):
+                yield _row(name, math.nan, unit, why=ORDER_ALONE, config=config, **where)
+                continue
+            found = difference(mine[metric], self._theirs[metric], level=LEVEL)
+            facts = {
+                "level": LEVEL,
+                "low": None if math.isnan(found.low) else found.low,
+                "high": None if math.isnan(found.high) else found.high,
+                "replicates": self.replicates,
+                "seeds": len(ours),
+            }
+            yield _row(name, found.value, unit, why=UNDEFINED, config={**config, **facts}, **where)
+
+    def _redrawn(self, of: Sequence[Evaluation]) -> dict[str, np.ndarray]:
+        first = self.reference[0]
+        return redrawn(
+            self.metrics,
+            first.user,
+            first.request,
+            first.label,
+            np.stack([one.probability for one in of]),
+            train_ctr=self.train_ctr,
+            replicates=self.replicates,
+        )

@@ -33,7 +33,7 @@ from jagged_ranking.data.batch import JaggedBatch, RequestTable, make_batch
 from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.data.store import HistoryStore
 from jagged_ranking.evaluation.evaluate import Evaluation
-from jagged_ranking.evaluation.rows import difference_row, metric_row
+from jagged_ranking.evaluation.rows import Differences, metric_row
 from jagged_ranking.figures.cached_points import COMPRESSION, PERSISTENCE
 from jagged_ranking.models.encoders.target_attention import TargetAttention
 from jagged_ranking.models.ranker import Ranker
@@ -139,10 +139,11 @@ def compressed_quality(
     rows: list[dict[str, Any]] = []
     for plan in plans:
         outcomes = list(itertools.islice(trained, len(plan.seeds)))
-        scored = _Scored(open_dataset(plan.folder), outcomes, settings, device, run_id)
+        dataset = open_dataset(plan.folder)
+        scored = _Scored(dataset, outcomes, settings, device, run_id, replicates=replicates)
         rows += scored.persistence()
         for policy, level in itertools.product(policies, levels):
-            rows += scored.rows(policy, level, replicates)
+            rows += scored.rows(policy, level)
     return results.frame(rows)
 
 
@@ -156,11 +157,20 @@ class _Scored:
         settings: Sequence[Setting],
         device: str,
         run_id: str,
+        *,
+        replicates: int,
     ) -> None:
         self.dataset, self.outcomes, self.settings = dataset, outcomes, list(settings)
         self.common = {"workload": dataset.name, "mode": SPLIT, "run_id": run_id}
         self.facts = {"device": device, "digest": dataset.digest}
         self.events = events_of(dataset, outcomes[0].config.max_history)
+        whole = self._of(WHOLE)
+        self.lost = Differences(
+            whole,
+            whole[0].metrics,
+            replicates=replicates,
+            train_ctr=DataShape.of(dataset).positive_rate,
+        )
 
     def persistence(self) -> Iterator[dict[str, Any]]:
         """Rows, one a seed."""
@@ -170,9 +180,9 @@ class _Scored:
             for metric, value in one.evaluations[-1].metrics.items():
                 yield metric_row(metric, value, **where)
 
-    def rows(self, policy: str, level: float, replicates: int) -> Iterator[dict[str, Any]]:
+    def rows(self, policy: str, level: float) -> Iterator[dict[str, Any]]:
         """Rows of a policy: the scores of each seed, and what is lost to whole histories."""
-        scored, whole = self._of(Setting(policy, level)), self._of(WHOLE)
+        scored = self._of(Setting(policy, level))
         facts = {"compression": level, **kept_of(self.events, level), **self.facts}
         where = {"op": COMPRESSION, "provider": policy, **self.common}
         configs = [one.config for one in self.outcomes]
@@ -180,17 +190,9 @@ class _Scored:
             of_seed = {**where, "config": {**config.to_dict(), **facts}}
             for metric, value in one.metrics.items():
                 yield metric_row(metric, value, losses=[config.loss], **of_seed)
-        for metric in scored[0].metrics if level > 1 else ():
-            yield difference_row(
-                metric,
-                f"{metric}_difference",
-                scored,
-                whole,
-                replicates=replicates,
-                train_ctr=DataShape.of(self.dataset).positive_rate,
-                losses=[config.loss for config in configs],
-                **{**where, "config": facts},
-            )
+        if level > 1:
+            losses = [config.loss for config in configs]
+            yield from self.lost.rows(scored, losses=losses, **{**where, "config": facts})
 
     def _of(self, setting: Setting) -> list[Evaluation]:
         place = self.settings.index(setting if setting.compression > 1 else WHOLE)

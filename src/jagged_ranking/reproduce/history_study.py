@@ -183,21 +183,16 @@ class _Scored:
         self, by_cap: Mapping[int, Sequence[Outcome]], replicates: int
     ) -> Iterator[dict[str, Any]]:
         """Of every cap over the shortest."""
-        from jagged_ranking.evaluation.rows import difference_row
+        from jagged_ranking.evaluation.rows import Differences
 
         tested = {cap: [one.evaluations[-1] for one in of] for cap, of in by_cap.items()}
         shortest, *longer = tested
-        for metric in (name for name in GAINS if name in tested[shortest][0].metrics):
-            for cap in longer:
-                where = self._where(by_cap[cap][0].config, "test", {"baseline_cap": shortest})
-                yield difference_row(
-                    metric,
-                    f"{metric}_gain",
-                    tested[cap],
-                    tested[shortest],
-                    replicates=replicates,
-                    **where,
-                )
+        reference = tested[shortest]
+        metrics = [name for name in GAINS if name in reference[0].metrics]
+        gains = Differences(reference, metrics, replicates=replicates, name="gain")
+        for cap in longer:
+            where = self._where(by_cap[cap][0].config, "test", {"baseline_cap": shortest})
+            yield from gains.rows(tested[cap], **where)
 
     def _where(self, config: TrainConfig, mode: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         of_run = {"device": self.device, "digest": self.dataset.digest, "longest": self.longest}

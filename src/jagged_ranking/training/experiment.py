@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 
 from click_data import ClickDataset, open_dataset
 from jagged_ranking import results
@@ -19,7 +20,7 @@ from jagged_ranking.evaluation.all_items import ALL_ITEM_METRICS
 from jagged_ranking.evaluation.evaluate import Evaluation
 from jagged_ranking.evaluation.floors import FLOORS, evaluate_floor
 from jagged_ranking.evaluation.popularity import NEXT_ITEM_FLOORS, evaluate_next_item_floor
-from jagged_ranking.evaluation.rows import difference_row, metric_row
+from jagged_ranking.evaluation.rows import Differences, metric_row
 from jagged_ranking.models.model_config import MODEL_NAMES, check_model
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.outcome import Outcome, Store
@@ -124,8 +125,11 @@ def compare_models(
     scored = trained([plan.trials() for plan in plans], REPORTED[:1], "trials")
     finals = [plan.finals(mine) for plan, mine in zip(plans, scored, strict=True)]
     outcomes = trained(finals, REPORTED, "models")
-    # Side by side in threads: nearly all of it is NumPy's and scikit-learn's, outside the lock.
-    with ThreadPoolExecutor(usable_cores()) as pool:
+    # Side by side in threads, of which each is one for torch, too: nearly all of it is outside the
+    # interpreter's lock.
+    with ThreadPoolExecutor(
+        usable_cores(), initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
         floors = [_floors(dataset, pool) for dataset in datasets]
         rows = [
             _rows(
@@ -226,24 +230,21 @@ def _difference_rows(
     replicates: int,
 ) -> Iterator[dict[str, Any]]:
     reference = tested[baseline]
-    train_ctr = DataShape.of(dataset).positive_rate
+    differences = Differences(
+        reference,
+        [name for name in reference[0].metrics if name not in ALL_ITEM_METRICS],
+        replicates=replicates,
+        train_ctr=DataShape.of(dataset).positive_rate,
+    )
 
-    def row(provider: str, metric: str) -> dict[str, Any]:
+    def rows(provider: str) -> list[dict[str, Any]]:
         facts = {"baseline": baseline, "digest": dataset.digest}
-        return difference_row(
-            metric,
-            f"{metric}_difference",
-            tested[provider],
-            reference,
-            replicates=replicates,
-            train_ctr=train_ctr,
-            losses=[losses[one] for one in (provider, baseline) if one in losses],
-            **_where(dataset, provider, "test", facts),
-        )
+        trained_with = [losses[one] for one in (provider, baseline) if one in losses]
+        where = _where(dataset, provider, "test", facts)
+        return list(differences.rows(tested[provider], losses=trained_with, **where))
 
-    providers = [name for name in tested if name != baseline]
-    metrics = [name for name in reference[0].metrics if name not in ALL_ITEM_METRICS]
-    return pool.map(row, *zip(*itertools.product(providers, metrics), strict=True))
+    others = [name for name in tested if name != baseline]
+    return itertools.chain.from_iterable(pool.map(rows, others))
 
 
 def _where(

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jagged_ranking.evaluation.bootstrap import difference, redrawn
 from jagged_ranking.evaluation.evaluate import Evaluation
-from jagged_ranking.evaluation.metrics import METRICS, paired_bootstrap
-from jagged_ranking.evaluation.rows import ORDER_ALONE, difference_row, metric_row
+from jagged_ranking.evaluation.metrics import METRICS
+from jagged_ranking.evaluation.rows import ORDER_ALONE, Differences, metric_row
 from jagged_ranking.models.model_config import LOSSES
 
 WHERE: dict[str, Any] = {"op": "ranking", "provider": "din", "workload": "log", "mode": "test"}
@@ -31,30 +32,32 @@ def test_a_row_says_its_unit_and_why_there_is_no_number() -> None:
     assert (row["status"], row["message"]) == ("unsupported", NEEDS)
 
 
-@pytest.mark.parametrize("metric", ["gauc", "log_loss", "ne"])
-def test_a_difference_is_that_of_the_bootstrap(metric: str) -> None:
+def test_differences_are_those_of_the_bootstrap() -> None:
     rng = np.random.default_rng(0)
     label = rng.integers(0, 2, 40)
     ours, theirs = [scored(rng, label=label) for _ in range(3)], [scored(rng, label=label)]
-    row = difference_row(
-        metric, "gain", ours, theirs, replicates=20, train_ctr=0.3, config={"cap": 5}, **WHERE
+    metrics, options = ("gauc", "log_loss", "ne"), {"replicates": 20, "train_ctr": 0.3}
+    rows = Differences(theirs, metrics, name="gain", **options).rows(
+        ours, config={"cap": 5}, **WHERE
     )
-    expected = paired_bootstrap(
-        metric, ours[0].user, ours[0].request, label, np.stack([one.probability for one in ours]),
-        theirs[0].probability, train_ctr=0.3, replicates=20,
-    )  # fmt: skip
-    assert (row["metric"], row["value"], row["status"]) == ("gain", expected.value, "ok")
-    assert row["unit"] == ("nats" if metric == "log_loss" else "1")
-    assert json.loads(row["config"]) == {
-        "cap": 5, "level": 0.95, "low": expected.low, "high": expected.high, "replicates": 20,
-        "seeds": 3,
-    }  # fmt: skip
+    of = (metrics, ours[0].user, ours[0].request, label)
+    a = redrawn(*of, np.stack([one.probability for one in ours]), **options)
+    b = redrawn(*of, theirs[0].probability, **options)
+    for metric, row in zip(metrics, rows, strict=True):
+        expected = difference(a[metric], b[metric])
+        assert (row["metric"], row["status"]) == (f"{metric}_gain", "ok")
+        assert row["value"] == expected.value
+        assert row["unit"] == ("nats" if metric == "log_loss" else "1")
+        assert json.loads(row["config"]) == {
+            "cap": 5, "level": 0.95, "low": expected.low, "high": expected.high, "replicates": 20,
+            "seeds": 3,
+        }  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_a_difference_of_what_does_not_exist_has_no_bounds() -> None:
     one = [scored(np.random.default_rng(0), label=np.ones(8, np.int64))]
-    row = difference_row("gauc", "gauc_gain", one, one, replicates=5, config={}, **WHERE)
+    (row,) = Differences(one, ["gauc"], replicates=5).rows(one, config={}, **WHERE)
     assert math.isnan(row["value"])
     assert (row["status"], row["message"]) == ("unsupported", NEEDS)
     said = json.loads(row["config"])
@@ -67,11 +70,10 @@ def test_what_is_trained_on_order_has_no_metric_of_probabilities(metric: str, lo
     one = [scored(np.random.default_rng(0), label=np.arange(8) % 2)]
     rows = [
         metric_row(metric, 0.5, losses=[loss], **WHERE),
-        difference_row(
-            metric, f"{metric}_difference", one, one, losses=["pointwise", loss],
-            replicates=5, train_ctr=0.5, config={}, **WHERE,
+        *Differences(one, [metric], replicates=5, train_ctr=0.5).rows(
+            one, losses=["pointwise", loss], config={}, **WHERE
         ),
-    ]  # fmt: skip
+    ]
     left_out = loss != "pointwise" and metric in ("ne", "log_loss")
     for row in rows:
         assert row["message"] == (ORDER_ALONE if left_out else "")
