@@ -16,15 +16,16 @@ _SHOWN = (
 
 
 def throughput_tables(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """(what it is, table): a row a batch, model, number of layers and mode, a column a kind of
-    attention; of what anybody has a number of."""
+    """(what it is, table): a row a batch, model, number of layers and mode of which anybody has a
+    number, a column a kind of attention."""
     found = []
     for metric, title, size in _SHOWN:
         table = steps(results, metric)
         table = table[table["mode"].isin(MODES)]
-        if (table["status"] == "ok").any():
-            kinds = style.ordered(list(table["provider"].unique()))
-            rows = [_row(mine, kinds, size) for _, mine in table.groupby(CELL, sort=False)]
+        kinds = style.ordered(list(table["provider"].unique()))
+        cells = [mine for _, mine in table.groupby(CELL, sort=False)]
+        rows = [_row(mine, kinds, size) for mine in cells if (mine["status"] == "ok").any()]
+        if rows:
             found.append((title, pd.DataFrame(rows)))
     return found
 

@@ -172,6 +172,18 @@ def test_the_papers_numbers_are_lines_to_pass(measured: pd.DataFrame) -> None:
     assert set(tables.claims(measured.assign(config=config))["holds"]) == {"n/a: not on a GPU"}
 
 
+def test_tables_have_no_row_without_a_number(measured: pd.DataFrame) -> None:
+    """Of memory CUDA graphs have none, but a kind that there is not says so of every metric."""
+    (title, before), *_ = tables.throughput_tables(measured)
+    cell = (measured["mode"] == "CUDA graph") & measured["config"].str.contains("sasrec")
+    assert cell.any()
+    failed = measured.assign(status=measured["status"].mask(cell, "unsupported"))
+    found = dict(tables.throughput_tables(failed))[title]
+    gone = (before["mode"] == "CUDA graph") & (before["model"] == "SASRec")
+    assert gone.any()
+    pd.testing.assert_frame_equal(found, before[~gone].reset_index(drop=True))
+
+
 def test_tables_have_a_column_a_kind(measured: pd.DataFrame) -> None:
     found = dict(tables.throughput_tables(measured))
     assert list(found) == [
