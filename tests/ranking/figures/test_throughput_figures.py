@@ -173,7 +173,7 @@ def test_the_papers_numbers_are_lines_to_pass(measured: pd.DataFrame) -> None:
 
 
 def test_tables_have_no_row_without_a_number(measured: pd.DataFrame) -> None:
-    """Of memory CUDA graphs have none, but a kind that there is not says so of every metric."""
+    """As of a model that cannot be captured in a CUDA graph."""
     (title, before), *_ = tables.throughput_tables(measured)
     cell = (measured["mode"] == "CUDA graph") & measured["config"].str.contains("sasrec")
     assert cell.any()
