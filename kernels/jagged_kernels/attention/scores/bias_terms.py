@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from bisect import bisect_left
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -157,6 +157,10 @@ def _time_index(terms: BiasTerms, places: Places) -> Tensor:
     return torch.bucketize(places.elapsed, starts, right=True) - 1
 
 
+# Far above the relative error of a power in floating point.
+_ROUNDING = 1e-10
+
+
 @functools.cache
 def position_buckets(
     num_buckets: int, max_distance: int, bidirectional: bool, device: torch.device
@@ -173,8 +177,13 @@ def position_buckets(
 
     def start(step: int) -> int:
         """The first d with (d / exact) ** steps >= (max_distance / exact) ** step."""
-        bound = max_distance**step * exact**steps
-        return bisect_left(range(max_distance), bound, key=lambda d: d**steps * exact**step)
+        about = exact * (max_distance / exact) ** (step / steps) if exact else 0.0
+        near = round(about)
+        if abs(about - near) > _ROUNDING * about:
+            return math.ceil(about)
+        # Whole numbers alone can tell. They have thousands of digits where there are many buckets.
+        reached = near**steps * exact**step >= max_distance**step * exact**steps
+        return near if reached else near + 1
 
     starts = list(range(exact)) + [start(step) for step in range(steps)]
     with torch.inference_mode(False):
