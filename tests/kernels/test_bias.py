@@ -152,7 +152,7 @@ def test_other_batches_do_not_recompile():
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize(("buckets", "limit"), [(32, 128), (4, 3), (10, 100), (64, 40), (32, 20)])
+@pytest.mark.parametrize(("buckets", "limit"), [(32, 128), (4, 3), (10, 100), (64, 40), (32, 20), (24, 384)])
 def test_position_buckets_are_those_of_t5(buckets, limit, bidirectional):
     distance = torch.arange(-2 * limit, 2 * limit + 1)
     expected = t5_bucket(distance, buckets, limit, bidirectional)
@@ -167,6 +167,19 @@ def test_position_buckets_by_hand():
     starts = {ours.index(bucket): bucket - 16 for bucket in range(17, 32)}
     exact = {distance: distance for distance in range(1, 8)}
     assert starts == exact | {8: 8, 12: 9, 16: 10, 23: 11, 32: 12, 46: 13, 64: 14, 91: 15}
+
+
+def test_as_many_position_buckets_as_distances():
+    """Where each has one until their logarithms lie too close: some have none, and none is late.
+    Numbers of these powers have a hundred thousand digits, of which few may be computed."""
+    buckets, limit = 2**15, 2**14
+    ours = position_buckets(buckets, limit, True, CPU)[limit:] - buckets // 2
+    exact = buckets // 4
+    distance = torch.arange(exact, limit + 1, dtype=torch.float64)
+    steps = exact * torch.log(distance / exact) / math.log(limit / exact)
+    assert torch.equal(ours[1:exact], torch.arange(1, exact, dtype=torch.int32))
+    expected = (exact + (steps + 1e-9).floor()).clamp(max=buckets // 2 - 1)
+    assert torch.equal(ours[exact:], expected.int())
 
 
 def test_time_buckets_are_exact_at_their_edges():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -68,6 +69,24 @@ def test_more_tokens_than_a_program_takes(backend):
     k, v = new_events([130, 0, 199, 3], dims=dims)
     cache.append(k, v, backend=backend)
     assert all(torch.equal(a.values, b.values) for a, b in zip(cache.gather(), (k, v), strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_some_users_of_a_store(backend, page_size):
+    """Their pages lie anywhere in it, and those of the others stay as they are."""
+    cache, users = a_cache(5, page_size=page_size), [[], [], [], [], []]
+    shuffle(cache)
+    everybody = new_events([3, 1, 0, 4, 2])
+    cache.append(*everybody, backend=backend)
+    add(users, *everybody)
+    some = copy.copy(cache)
+    some.pages, some.lengths = cache.pages[[4, 1]], cache.lengths[[4, 1]]
+    k, v = new_events([6, 5], seed=1)
+    some.append(k, v, backend=backend)
+    add([users[4], users[1]], k, v)
+    cache.lengths[[4, 1]] = some.lengths
+    assert_holds(cache, users)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -47,7 +47,8 @@ def launch_append(
         "BLOCK": block,
     }  # fmt: skip
     arguments = (k, v, k_store, v_store, offsets, lengths, pages, users, tokens, page_count)
-    limits = (users * page_count, capacity)
+    # The pages of the store, which may be those of more users than these.
+    limits = (k_store.shape[0] // page_size, capacity)
     launch(_append_kernel, (cdiv(tokens, block), heads), (*arguments, *limits), constants)
     arguments = (lengths, offsets, users, capacity)
     launch(_grow_kernel, cdiv(users, _USERS), arguments, {"USERS": _USERS})

@@ -213,8 +213,8 @@ def test_memory_is_of_all_users(toy: ClickDataset) -> None:
 @pytest.mark.parametrize("model", CACHED)
 def test_on_a_gpu(toy: ClickDataset, batch: JaggedBatch, model: str) -> None:
     one = made(toy, model, precision="float32").to("cuda")
-    there, users = batch.to("cuda"), np.arange(len(batch))
-    server = served(one, len(batch))
+    there, users = batch.to("cuda"), np.arange(len(batch)) + 3  # others lie before them
+    server = served(one, len(batch) + 3)
     for begin, end in pieces(batch, 0):
         found = server.score(cut_histories(there, begin, end), users, times(batch))
         torch.testing.assert_close(found, whole(one, there, end), atol=1e-3, rtol=1e-3)
