@@ -152,7 +152,9 @@ def test_other_batches_do_not_recompile():
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
-@pytest.mark.parametrize(("buckets", "limit"), [(32, 128), (4, 3), (10, 100), (64, 40), (32, 20), (24, 384)])
+@pytest.mark.parametrize(
+    ("buckets", "limit"), [(32, 128), (4, 3), (10, 100), (64, 40), (32, 20), (24, 384)]
+)
 def test_position_buckets_are_those_of_t5(buckets, limit, bidirectional):
     distance = torch.arange(-2 * limit, 2 * limit + 1)
     expected = t5_bucket(distance, buckets, limit, bidirectional)

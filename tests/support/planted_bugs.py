@@ -337,6 +337,13 @@ BUGS = (
         "seen_to = seen_to",
         ("kernels/split::test_every_element_is_written",),
     ),
+    Bug(
+        "pages_of_all_users_alone",
+        "jagged_kernels.cache.triton_append",
+        "k_store.shape[0] // page_size",
+        "users * page_count",
+        ("kernels/history_cache::test_some_users_of_a_store",),
+    ),
     # --- the schedule -----------------------------------------------------------------------------
     Bug(
         "last_row",

@@ -22,7 +22,7 @@ from jagged_ranking.figures.published import PUBLISHED
 from jagged_ranking.figures.quality import FLOORS, NAMES, differences, shown_metrics, summary
 from jagged_ranking.figures.result_folder import Results, read_results, result_folders
 from jagged_ranking.figures.scaling_goals import scaling_rows
-from jagged_ranking.figures.serving_goals import serving_rows
+from jagged_ranking.figures.serving_goals import serving_overview
 from jagged_ranking.figures.sparse_goals import length_rows
 from jagged_ranking.figures.tables import number, to_markdown
 from jagged_ranking.figures.throughput_goals import throughput_overview
@@ -261,7 +261,7 @@ SECTIONS: Sequence[Section] = (
         "What a caller waits, histories encoded once a request, against padded flash attention in "
         "the same model; and over histories whose keys and values are kept between requests.",
         some_columns(
-            serving_rows,
+            serving_overview,
             "model",
             "requests x candidates",
             "history cap",

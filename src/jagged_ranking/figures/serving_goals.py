@@ -1,6 +1,7 @@
 """Served requests against the goals, and what a cache of histories saves."""
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import pandas as pd
@@ -30,8 +31,18 @@ NOTE = (
 )
 
 
-def serving_rows(table: pd.DataFrame) -> list[dict[str, str]]:
-    """A row for each kind of requests and model, with the goals that hold there."""
+def serving_overview(table: pd.DataFrame) -> list[dict[str, str]]:
+    """The rows of as many candidates as those requests have that are answered together."""
+    facts = [next(iter(mine.values())) for mine in cells(table, "latency").values()]
+    together = {one["candidates"] for one in facts if one["requests"] > 1}
+    return serving_rows(table, candidates=together or None)
+
+
+def serving_rows(
+    table: pd.DataFrame, *, candidates: Collection[int] | None = None
+) -> list[dict[str, str]]:
+    """A row for each kind of requests and model, with the goals that hold there; of requests of so
+    many candidates alone, if it is given."""
     waited, tails = cells(table, "latency"), cells(table, TAIL)
     device, memory = cells(table, "device_time"), cells(table, "peak_memory_minus_inputs")
     held = cells(table, "cache_memory")
@@ -41,6 +52,8 @@ def serving_rows(table: pd.DataFrame) -> list[dict[str, str]]:
         if math.isnan(ours):
             continue
         facts, peer = mine[OURS], mine.get(PEER, {}).get("status", "")
+        if candidates is not None and facts["candidates"] not in candidates:
+            continue
         judged = peer in ("ok", "out_of_memory")
         faster = math.inf if peer == "out_of_memory" else value(mine, PEER) / ours
         heavy = _share(memory.get(cell))

@@ -17,7 +17,7 @@ from jagged_ranking.figures import (
     tables,
     throughput_figures,
 )
-from jagged_ranking.figures.serving_goals import serving_rows
+from jagged_ranking.figures.serving_goals import serving_overview, serving_rows
 
 ID = "11_serving"
 MADE_BY = {**MANIFEST, "id": ID}
@@ -73,6 +73,15 @@ def test_goals_are_held_against_padded_flash(measured: pd.DataFrame) -> None:
     hstu = row_of(rows, model="HSTU")
     assert (hstu["padded flash, p50 (ms)"], hstu["cached, p50 / p99 (ms)"]) == ("n/a", "n/a")
     assert (hstu["at least"], hstu["saves (wall)"], hstu["met"]) == ("", "", "")
+
+
+def test_an_overview_has_as_many_candidates_as_many_requests_have(measured: pd.DataFrame) -> None:
+    rows = serving_overview(measured)
+    assert {row["requests x candidates"] for row in rows} == {"1 x 100", "32 x 100"}
+    every = serving_rows(measured)
+    assert rows == [row for row in every if row["requests x candidates"] != "1 x 1"]
+    alone = measured[measured["workload"].str.startswith("1 x")]
+    assert serving_overview(alone) == serving_rows(alone)
 
 
 @pytest.mark.parametrize(
