@@ -80,7 +80,7 @@ def test_an_overview_has_as_many_candidates_as_many_requests_have(measured: pd.D
     assert {row["requests x candidates"] for row in rows} == {"1 x 100", "32 x 100"}
     every = serving_rows(measured)
     assert rows == [row for row in every if row["requests x candidates"] != "1 x 1"]
-    alone = measured[measured["workload"].str.startswith("1 x")]
+    alone = measured.loc[measured["workload"].str.startswith("1 x")]
     assert serving_overview(alone) == serving_rows(alone)
 
 
