@@ -52,8 +52,12 @@ class BucketForm:
         return inputs_of(batch)
 
     def padded(self, inputs: Mapping[str, JaggedTensor | Tensor]) -> BucketBatch:
-        """From `inputs`, brought to the size of a bucket."""
-        return BucketBatch.of(inputs, self.items, self.longest)
+        """From `inputs`, brought to the size of a bucket, where no request is longer than all of
+        them together: a single one is padded to the bucket's size, and not to that of any other."""
+        given: dict[str, Any] = dict(inputs)
+        size = given["candidate"].values.shape[0], given["item"].values.shape[0]
+        longest = min(self.longest[0], size[0]), min(self.longest[1], size[1])
+        return BucketBatch.of(inputs, self.items, longest)
 
 
 @dataclass(frozen=True)

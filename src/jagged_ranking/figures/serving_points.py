@@ -9,7 +9,7 @@ from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.results import select, with_config
 
 NOTEBOOK = "11_serving"
-SERVING, SCORING = "serving", "scoring"  # the op and the mode of its rows
+SERVING, SCORING = "serving", "scoring"  # the op and the mode of its rows, but of CUDA graphs
 TAIL = "latency_p99"
 # Who has histories in a cache; all others encode them with each request.
 CACHED = "jagged_cached"
@@ -18,21 +18,22 @@ PEER = "padded_flash"
 # What this project set itself against that: nowhere slower, and nowhere more memory.
 NOT_SLOWER, NOT_MORE = 1.0, 1.0
 CELL = ["workload", "model"]
+Cells = dict[tuple[str, str], dict[str, dict[str, Any]]]  # see `cells`
 _FACTS = (
     "model", "layers", "cap", "requests", "candidates", "B", "tokens", "waste", "new_events",
     "device",
 )  # fmt: skip
 
 
-def served(results: pd.DataFrame, metric: str) -> pd.DataFrame:
+def served(results: pd.DataFrame, metric: str, mode: str = SCORING) -> pd.DataFrame:
     """Rows of one metric, facts of model and requests as columns, in the order of measurement."""
-    return with_config(select(results, op=SERVING, metric=metric), *_FACTS)
+    return with_config(select(results, op=SERVING, metric=metric, mode=mode), *_FACTS)
 
 
-def cells(results: pd.DataFrame, metric: str) -> dict[tuple[str, str], dict[str, dict[str, Any]]]:
+def cells(results: pd.DataFrame, metric: str, mode: str = SCORING) -> Cells:
     """(workload, model) -> provider -> its row."""
-    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
-    for row in served(results, metric).to_dict("records"):
+    found: Cells = {}
+    for row in served(results, metric, mode).to_dict("records"):
         found.setdefault((row["workload"], row["model"]), {})[row["provider"]] = row
     return found
 

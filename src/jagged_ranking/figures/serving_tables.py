@@ -4,7 +4,8 @@ import pandas as pd
 
 from jagged_ranking.figures import style
 from jagged_ranking.figures.points import SHORT
-from jagged_ranking.figures.serving_points import TAIL, cells, served, value
+from jagged_ranking.figures.serving_points import SCORING, TAIL, cells, served, value
+from jagged_ranking.figures.throughput_points import GRAPH
 from jagged_ranking.figures.verdicts import number
 
 # metric, what it is called, what its values are divided by, and what stands behind each.
@@ -20,10 +21,15 @@ def serving_tables(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """(what it is, table): a row a model and kind of requests, a column a way to answer them."""
     found = []
     for metric, title, size, behind in _SHOWN:
-        kinds = style.ordered(list(served(results, metric)["provider"].unique()))
-        others = cells(results, behind) if behind else {}
+        columns = [
+            (kind, mode)
+            for mode in (SCORING, GRAPH)
+            for kind in style.ordered(list(served(results, metric, mode)["provider"].unique()))
+        ]
+        found_by = {mode: cells(results, metric, mode) for mode in (SCORING, GRAPH)}
+        tails = {mode: cells(results, behind, mode) if behind else {} for mode in (SCORING, GRAPH)}
         rows = []
-        for cell, mine in cells(results, metric).items():
+        for cell, mine in found_by[SCORING].items():
             facts = next(iter(mine.values()))
             row = {
                 "model": style.look_of(facts["model"]).label,
@@ -31,9 +37,10 @@ def serving_tables(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
                 "candidates": f"{facts['candidates']:,}",
                 "history cap": f"{facts['cap']:,}",
             }
-            for kind in kinds:
-                second = value(others.get(cell), kind) if behind else None
-                row[style.look_of(kind).label] = _cell(mine.get(kind), size, second)
+            for kind, mode in columns:
+                second = value(tails[mode].get(cell), kind) if behind else None
+                label = style.look_of(kind).label + (f", {mode}" if mode == GRAPH else "")
+                row[label] = _cell(found_by[mode].get(cell, {}).get(kind), size, second)
             rows.append(row)
         if rows:
             found.append((title, pd.DataFrame(rows)))

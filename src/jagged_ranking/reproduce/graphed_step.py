@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from jagged_kernels import JaggedTensor, StepGraphs
+from jagged_kernels import StepGraphs
 from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.figures.throughput_points import UPDATE
+from jagged_ranking.models.captured_ranker import CapturedRanker
 from jagged_ranking.reproduce.training_step import TrainingStep, nobody, tensors_in
 from jagged_ranking.training.captured_step import CapturedStep
 from jagged_ranking.training.config import TrainConfig
@@ -37,7 +38,7 @@ class GraphedStep(TrainingStep):
     ) -> None:
         super().__init__(config, shape, device)
         self.step = CapturedStep(config, self.model, self.optimisers, per_octave=per_octave)
-        self._forward = StepGraphs(self._answered, per_octave=per_octave)
+        self._ranker = CapturedRanker(self.model, per_octave=per_octave)
 
     @property
     def graphs(self) -> StepGraphs:
@@ -59,11 +60,9 @@ class GraphedStep(TrainingStep):
             for batch in batches:
                 self(batch)
 
-    @torch.no_grad()
     def logits(self, batch: JaggedBatch) -> Tensor:
         """Without dropout, of a padded batch."""
-        self.model.eval()
-        return self._forward(self.step.form_of(batch).inputs(batch))[: len(batch.candidate.values)]
+        return self._ranker(batch)
 
     def loss_after_a_step(self, batch: JaggedBatch) -> Tensor:
         """[]: that of the same batch behind a step from the first weights; on a GPU, one that is
@@ -84,7 +83,3 @@ class GraphedStep(TrainingStep):
     def _take(self, batch: JaggedBatch) -> None:
         with torch.enable_grad():
             self.step(batch)
-
-    def _answered(self, inputs: Mapping[str, JaggedTensor | Tensor], real: Tensor) -> Tensor:
-        del real
-        return self.model(self.step.padded(inputs))

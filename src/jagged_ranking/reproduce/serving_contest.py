@@ -13,10 +13,13 @@ from torch import Tensor
 from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.data.prefetch import tensors_of
 from jagged_ranking.figures.serving_points import CACHED
+from jagged_ranking.figures.throughput_points import GRAPH
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.peak_memory import Peak, allocated, peak_memory, storage_bytes
 from jagged_ranking.models.cached_ranker import CachedRanker, check_cached, cut_histories
+from jagged_ranking.models.captured_ranker import CapturedRanker
 from jagged_ranking.models.ranker import Ranker
+from jagged_ranking.reproduce.graphed_step import STEPS_TO_A_REPLAY
 from jagged_ranking.reproduce.step_contest import Entry, StepContest
 from jagged_ranking.reproduce.training_step import ranker_to_measure
 from jagged_ranking.training.config import TrainConfig
@@ -42,6 +45,31 @@ class WholeHistories:
         """What exists before a call, the batches apart."""
         yield from self.model.parameters()
         yield from self.model.buffers()
+
+
+class CapturedHistories(WholeHistories):
+    """As above, through CUDA graphs, all of them captured here.
+
+    Args:
+        model, batches: as above.
+        per_octave: sizes of batches, see `StepGraphs`.
+    """
+
+    def __init__(
+        self, model: Ranker, batches: Sequence[JaggedBatch], *, per_octave: int = 4
+    ) -> None:
+        super().__init__(model, batches)
+        longest = [max(numbers) for numbers in zip(*(one.longest for one in batches), strict=True)]
+        self.captured = CapturedRanker(
+            model, longest=(longest[0], longest[1]), per_octave=per_octave
+        )
+        for _ in range(STEPS_TO_A_REPLAY):
+            for number in range(len(batches)):
+                self(number)
+
+    def __call__(self, number: int) -> Tensor:
+        """Logits of a batch."""
+        return self.captured(self.batches[number])
 
 
 class NewEvents:
@@ -146,6 +174,8 @@ class ServingContest(StepContest):
     ) -> Answers:
         config = config or self.configs[entry]
         model = ranker_to_measure(config, self.shape, self.device).eval()
+        if entry.mode == GRAPH:
+            return CapturedHistories(model, batches)
         if entry.provider != CACHED:
             return WholeHistories(model, batches)
         found = NewEvents(model, batches, self.new_events, self.page_size)

@@ -20,6 +20,7 @@ import torch
 
 from jagged_ranking import results
 from jagged_ranking.figures.serving_points import CACHED, SCORING, SERVING, TAIL
+from jagged_ranking.figures.throughput_points import GRAPH
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.measure.timing import Effort
@@ -27,7 +28,7 @@ from jagged_ranking.models.model_config import has_self_attention
 from jagged_ranking.reproduce.cache import cached
 from jagged_ranking.reproduce.request_batches import RequestBatches, of_requests
 from jagged_ranking.reproduce.serving_contest import ServingContest
-from jagged_ranking.reproduce.step_contest import PEAKS, WALL, Entry, facts_of
+from jagged_ranking.reproduce.step_contest import NO_GPU, PEAKS, WALL, Entry, facts_of
 from jagged_ranking.training.config import TrainConfig
 
 _UNITS = {
@@ -132,6 +133,7 @@ def serving(
     point: ServingPoint,
     *,
     attentions: Sequence[str],
+    graphed_attentions: Sequence[str] = (),
     options: Mapping[str, Any],
     items: int,
     drawn: int,
@@ -148,6 +150,7 @@ def serving(
     Args:
         point: what is asked, of which model.
         attentions: kinds of attention, see `ModelConfig.attention`.
+        graphed_attentions: those of them that are also measured as CUDA graphs, on a GPU.
         options: further ones of `TrainConfig`.
         items: that there are.
         drawn: requests with histories of their own, about; two batches at least.
@@ -162,7 +165,8 @@ def serving(
     Returns:
         Rows of op `SERVING`, the provider being the kind of attention that encodes the whole
         history of each request, or `CACHED`: ours, over histories whose keys and values are kept
-        but for the new events. Metrics: "latency" (ms by the wall, from ids on the device to logits
+        but for the new events; mode `SCORING`, or `GRAPH`, without memory, which a graph keeps.
+        Metrics: "latency" (ms by the wall, from ids on the device to logits
         on the host; the value is the median over requests of all lengths), `TAIL` (the 99th
         percentile of the same), "requests_per_second" (of one caller after another, by the mean),
         "device_time" (ms; on a GPU), "peak_memory" and "peak_memory_minus_inputs" (bytes; on the
@@ -184,7 +188,13 @@ def serving(
         contest = ServingContest(
             op=SERVING,
             workload=point.name,
-            configs=_configs(point, attentions=attentions, options=options, seed=seed),
+            configs=_configs(
+                point,
+                attentions=attentions,
+                graphed_attentions=graphed_attentions if where.type == "cuda" else (),
+                options=options,
+                seed=seed,
+            ),
             shape=made.shape,
             batches=every,
             new_events=new_events,
@@ -195,8 +205,12 @@ def serving(
         contest.facts |= facts_of(every) | {"candidates": point.candidates}
         contest.check()
         _times(contest, effort)
-        contest.weigh([*contest.configs])
+        contest.weigh([entry for entry in contest.configs if entry.mode == SCORING])
         contest.say_failures(_UNITS)
+        for kind in graphed_attentions if where.type != "cuda" else ():
+            entry = Entry(kind, GRAPH)
+            contest.configs[entry] = contest.configs[Entry(kind, SCORING)]
+            contest.row(entry, "latency", "ms", status="unsupported", message=NO_GPU)
         contest.say_caches()
         timing.release(where)
     return results.frame(contest.found)
@@ -206,6 +220,7 @@ def _configs(
     point: ServingPoint,
     *,
     attentions: Sequence[str],
+    graphed_attentions: Sequence[str] = (),
     options: Mapping[str, Any],
     seed: int = 0,
     **others: Any,
@@ -213,10 +228,9 @@ def _configs(
     """Who takes part; `others` are not theirs."""
     given = {**options, "model": point.model, "layers": point.layers, "max_history": point.cap}
     given |= {"event_time": "arrival", "seed": seed}
-    found = {
-        Entry(kind, SCORING): TrainConfig.from_dict({**given, "attention": kind})
-        for kind in attentions
-    }
+    asked = [(kind, SCORING) for kind in attentions]
+    asked += [(kind, GRAPH) for kind in graphed_attentions]
+    found = {Entry(*one): TrainConfig.from_dict({**given, "attention": one[0]}) for one in asked}
     found[Entry(CACHED, SCORING)] = TrainConfig.from_dict({**given, "attention": OURS})
     return found
 

@@ -40,6 +40,7 @@ LOWER_PRECISION_ERROR = 5 * torch.finfo(torch.bfloat16).eps
 TIMES_OURS = 5
 FLOAT32_ERROR = 1e-3
 NO_CAPTURE = "the step cannot be captured"
+NO_GPU = "CUDA graphs need a GPU"
 PEAKS = ("peak_memory", "peak_memory_minus_inputs")
 WALL = torch.device("cpu")  # whose clock is that of the wall, for what ends by waiting
 EXACT = "exact"  # the mode of what all others are held against

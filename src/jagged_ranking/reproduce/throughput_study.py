@@ -37,12 +37,18 @@ from jagged_ranking.reproduce.request_batches import (
     of_log,
     of_waste,
 )
-from jagged_ranking.reproduce.step_contest import PEAKS, WALL, Entry, StepContest, facts_of
+from jagged_ranking.reproduce.step_contest import (
+    NO_GPU,
+    PEAKS,
+    WALL,
+    Entry,
+    StepContest,
+    facts_of,
+)
 from jagged_ranking.reproduce.step_parts import StepClock, in_order, typical
 from jagged_ranking.reproduce.training_step import TrainingStep
 from jagged_ranking.training.config import TrainConfig
 
-NO_GPU = "CUDA graphs need a GPU"
 _UNITS = {
     "step_time": "ms",
     "samples_per_second": "1/s",

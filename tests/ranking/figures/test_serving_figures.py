@@ -70,7 +70,11 @@ def test_goals_are_held_against_padded_flash(measured: pd.DataFrame) -> None:
     assert row["cached, p50 / p99 (ms)"] == "1.50 / 3.00"
     assert (row["saves (wall)"], row["saves (device)"]) == ("2.00", "9.00")
     assert row["MB of a user in the cache"] == "1.05"
+    assert row["by graph, p50 / p99 (ms)"] == "0.750 / 1.50"
+    assert row["padded flash by graph, p50 (ms)"] == "1.20"
+    assert row["times faster by graph"] == "1.60"
     hstu = row_of(rows, model="HSTU")
+    assert (hstu["by graph, p50 / p99 (ms)"], hstu["times faster by graph"]) == ("0.750 / 1.50", "")
     assert (hstu["padded flash, p50 (ms)"], hstu["cached, p50 / p99 (ms)"]) == ("n/a", "n/a")
     assert (hstu["at least"], hstu["saves (wall)"], hstu["met"]) == ("", "", "")
 
@@ -115,6 +119,8 @@ def test_tables_have_a_column_a_way_to_answer(measured: pd.DataFrame) -> None:
     row = latency[(latency["history cap"] == "16,384") & (latency["candidates"] == "1")].iloc[0]
     assert row["jagged (ours)"] == "32.2 / 64.3"
     assert row["padded dense"] == "OOM"
+    assert row["jagged (ours), CUDA graph"] == "8.04 / 16.1"
+    assert "padded dense, CUDA graph" not in row
     rate = found["Requests a second"]
     row = rate[(rate["history cap"] == "1,024") & (rate["requests"] == "32")].iloc[0]
     assert row["ours, histories cached"] == tables.number(32e3 / 1.5)

@@ -11,11 +11,13 @@ import torch
 
 from jagged_ranking import results
 from jagged_ranking.figures.serving_points import CACHED, SERVING, TAIL
+from jagged_ranking.figures.throughput_points import GRAPH
 from jagged_ranking.layers import attention, growing_cache
 from jagged_ranking.measure.timing import Effort
 from jagged_ranking.reproduce.lab import describe_points, serving_points
 from jagged_ranking.reproduce.serving_contest import NewEvents
 from jagged_ranking.reproduce.serving_study import ServingPoint, serving
+from jagged_ranking.reproduce.step_contest import NO_GPU
 
 KINDS = ("jagged", "padded_flash", "padded_dense")
 TIMES = {"latency", TAIL, "requests_per_second"}
@@ -73,6 +75,26 @@ def test_what_cannot_be_measured_says_why() -> None:
         CACHED: "unsupported",
     }
     assert "does not take its history from caches" in waited["message"][CACHED]
+
+
+def test_graphs_need_a_gpu() -> None:
+    table = measured(graphed_attentions=("jagged",))
+    graphed = table[table["mode"] == GRAPH]
+    assert graphed[["provider", "metric", "status", "message"]].to_numpy().tolist() == [
+        ["jagged", "latency", "unsupported", NO_GPU]
+    ]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", ["target_attention", "transformer", "hstu"])
+def test_what_is_captured_is_timed(model: str) -> None:
+    kinds = ("jagged",) if model == "hstu" else ("jagged", "padded_flash")
+    options = {"dim": 64, "heads": 2, "hidden": [8]}
+    table = measured(model, graphed_attentions=kinds, options=options, device="cuda")
+    graphed = table[table["mode"] == GRAPH]
+    assert set(graphed["provider"]) == set(kinds)
+    assert (graphed["status"] == "ok").all(), graphed["message"].unique()
+    assert set(graphed["metric"]) == TIMES | {"device_time", "rel_error"}
 
 
 def test_who_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
