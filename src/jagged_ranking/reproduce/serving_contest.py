@@ -48,21 +48,12 @@ class WholeHistories:
 
 
 class CapturedHistories(WholeHistories):
-    """As above, through CUDA graphs, all of them captured here.
+    """As above, through CUDA graphs, all of them captured here."""
 
-    Args:
-        model, batches: as above.
-        per_octave: sizes of batches, see `StepGraphs`.
-    """
-
-    def __init__(
-        self, model: Ranker, batches: Sequence[JaggedBatch], *, per_octave: int = 4
-    ) -> None:
+    def __init__(self, model: Ranker, batches: Sequence[JaggedBatch]) -> None:
         super().__init__(model, batches)
-        longest = [max(numbers) for numbers in zip(*(one.longest for one in batches), strict=True)]
-        self.captured = CapturedRanker(
-            model, longest=(longest[0], longest[1]), per_octave=per_octave
-        )
+        asked, seen = (max(most) for most in zip(*(one.longest for one in batches), strict=True))
+        self.captured = CapturedRanker(model, longest=(asked, seen))
         for _ in range(STEPS_TO_A_REPLAY):
             for number in range(len(batches)):
                 self(number)
