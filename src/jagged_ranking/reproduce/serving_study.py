@@ -28,7 +28,7 @@ from jagged_ranking.models.model_config import has_self_attention
 from jagged_ranking.reproduce.cache import cached
 from jagged_ranking.reproduce.request_batches import RequestBatches, of_requests
 from jagged_ranking.reproduce.serving_contest import ServingContest
-from jagged_ranking.reproduce.step_contest import NO_GPU, PEAKS, WALL, Entry, facts_of
+from jagged_ranking.reproduce.step_contest import PEAKS, WALL, Entry, facts_of
 from jagged_ranking.training.config import TrainConfig
 
 _UNITS = {
@@ -207,10 +207,8 @@ def serving(
         _times(contest, effort)
         contest.weigh([entry for entry in contest.configs if entry.mode == SCORING])
         contest.say_failures(_UNITS)
-        for kind in graphed_attentions if where.type != "cuda" else ():
-            entry = Entry(kind, GRAPH)
-            contest.configs[entry] = contest.configs[Entry(kind, SCORING)]
-            contest.row(entry, "latency", "ms", status="unsupported", message=NO_GPU)
+        if where.type != "cuda":
+            contest.say_graphs_need_a_gpu(graphed_attentions, SCORING, "latency")
         contest.say_caches()
         timing.release(where)
     return results.frame(contest.found)

@@ -217,6 +217,14 @@ class StepContest:
                 if metric not in told:
                     self.row(entry, metric, unit, status=status, message=message)
 
+    def say_graphs_need_a_gpu(self, kinds: Iterable[str], launched: str, metric: str) -> None:
+        """A row of the metric, in ms, for each kind that would be captured, of which there is an
+        entry of the mode `launched`."""
+        for kind in kinds:
+            entry = Entry(kind, GRAPH)
+            self.configs[entry] = self.configs[Entry(kind, launched)]
+            self.row(entry, metric, "ms", status="unsupported", message=NO_GPU)
+
     def row(
         self,
         entry: Entry,

@@ -37,14 +37,7 @@ from jagged_ranking.reproduce.request_batches import (
     of_log,
     of_waste,
 )
-from jagged_ranking.reproduce.step_contest import (
-    NO_GPU,
-    PEAKS,
-    WALL,
-    Entry,
-    StepContest,
-    facts_of,
-)
+from jagged_ranking.reproduce.step_contest import PEAKS, WALL, Entry, StepContest, facts_of
 from jagged_ranking.reproduce.step_parts import StepClock, in_order, typical
 from jagged_ranking.reproduce.training_step import TrainingStep
 from jagged_ranking.training.config import TrainConfig
@@ -242,10 +235,8 @@ def throughput(
         _Measurement(contest, made, steps, effort, energy_seconds).all()
         contest.weigh([entry for entry in contest.configs if entry.mode == EAGER])
         contest.say_failures(_UNITS)
-        for kind in graphed_attentions if where.type != "cuda" else ():
-            entry = Entry(kind, GRAPH)
-            contest.configs[entry] = contest.configs[Entry(kind, EAGER)]
-            contest.row(entry, "step_time", "ms", status="unsupported", message=NO_GPU)
+        if where.type != "cuda":
+            contest.say_graphs_need_a_gpu(graphed_attentions, EAGER, "step_time")
         timing.release(where)
     return results.frame(contest.found)
 

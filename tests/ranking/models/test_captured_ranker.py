@@ -13,10 +13,10 @@ from click_data import ClickDataset
 from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.layers import attention
 from jagged_ranking.models.captured_ranker import CapturedRanker
+from jagged_ranking.reproduce.graphed_step import STEPS_TO_A_REPLAY
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MODELS = ("target_attention", "transformer", "sasrec", "hstu", "pma")
-TO_A_REPLAY = 3
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_logits_are_those_without_graphs(
 ) -> None:
     one = ranker(toy, model, layers=2, attention=kind, precision="float32").to(DEVICE)
     captured = CapturedRanker(one, longest=longest_of(batches))
-    answers = [[captured(batch) for batch in batches] for _ in range(TO_A_REPLAY)][-1]
+    answers = [[captured(batch) for batch in batches] for _ in range(STEPS_TO_A_REPLAY)][-1]
     with torch.no_grad():
         for batch, found in zip(batches, answers, strict=True):
             torch.testing.assert_close(found, one(batch), atol=1e-4, rtol=1e-4)
@@ -51,7 +51,7 @@ def test_logits_are_those_without_graphs(
 def test_weights_are_read_anew(toy: ClickDataset, batches: list[JaggedBatch]) -> None:
     one = ranker(toy, "transformer", precision="float32").to(DEVICE)
     captured = CapturedRanker(one, longest=longest_of(batches))
-    before = [captured(batches[0]) for _ in range(TO_A_REPLAY)][-1]
+    before = [captured(batches[0]) for _ in range(STEPS_TO_A_REPLAY)][-1]
     with torch.no_grad():
         for parameter in one.parameters():
             parameter.mul_(1.1)
