@@ -251,7 +251,8 @@ SECTIONS: Sequence[Section] = (
         "Samples a second with the making of batches included, against padded flash attention in "
         "the same model, from the least to the most; the paper says 10% more, and 18% less "
         "memory, of production models. *Host's share*: of a step, what the device waits for "
-        "launches.",
+        "launches. Where a step gains less than its goal, and why: "
+        "[docs/performance.md](docs/performance.md#goals-that-are-missed-and-why).",
         throughput_overview,
         ("10_training_throughput_parts",),
     ),
