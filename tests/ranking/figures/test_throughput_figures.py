@@ -141,7 +141,11 @@ def test_the_overview_says_the_least_and_the_most_and_where(measured: pd.DataFra
     much = throughput_overview(lost).iloc[0]
     assert much["times faster"].endswith("; padded flash out of memory on 2 of 5")
     slow = changed(measured, 0.5, **{**where, "provider": "jagged", "metric": "samples_per_second"})
-    assert throughput_overview(slow).iloc[0]["times faster"].startswith("1.30 (globo_clicks")
+    much, none = throughput_overview(slow).to_dict("records")
+    assert much["times faster"].startswith("1.30 (globo_clicks")
+    assert (much["goal"], none["goal"]) == ("1.5x", "1x")
+    assert much["missed"] == "1 of 4: SASRec, 4 layers"
+    assert none["missed"] == "0 of 2"
     assert throughput_overview(hstu_results()).empty
 
 
