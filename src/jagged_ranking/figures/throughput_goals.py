@@ -46,7 +46,7 @@ def throughput_rows(table: pd.DataFrame) -> list[dict[str, str]]:
         wasteful = _wasteful(row["waste"])
         fits = row["peer_status"] in ("ok", "out_of_memory")
         faster = _times(row["ours"], row)
-        least = (FASTER_GOAL if wasteful else NOT_SLOWER) if fits else math.nan
+        least = _least(wasteful) if fits else math.nan
         weighed = memory.get(cell, {})
         heavy = _share(weighed)
         most = MEMORY_GOAL if wasteful and fits and weighed else math.nan
@@ -97,7 +97,7 @@ def throughput_overview(table: pd.DataFrame) -> pd.DataFrame:
             if none := len(tried) - len(fits):
                 faster += f"; padded flash out of memory on {none} of {len(tried)}"
             heavy = select(heavy, peer_status="ok")
-            goal = FASTER_GOAL if wasteful else NOT_SLOWER
+            goal = _least(wasteful)
             wastes = f"{tried['waste'].min():.0%}", f"{tried['waste'].max():.0%}"
             rows.append(
                 {
@@ -117,6 +117,11 @@ def throughput_overview(table: pd.DataFrame) -> pd.DataFrame:
 
 def _wasteful(waste: float) -> bool:
     return round(waste, 2) >= FASTER_FROM
+
+
+def _least(wasteful: bool) -> float:
+    """How many times faster ours is to be."""
+    return FASTER_GOAL if wasteful else NOT_SLOWER
 
 
 def _missed(table: pd.DataFrame, tried: int) -> str:
