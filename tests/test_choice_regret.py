@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 import torch
-from choice_regret import COMPILED, PASSES, Batch, Draw, draw, rows, summary, taken_by
+from choice_regret import COMPILED, PASSES, Batch, Draw, draw, main, rows, summary, taken_by
 
 from jagged_kernels import SiLU
 from jagged_kernels.attention import choice
 from jagged_kernels.attention.operators import general, plain
+from jagged_ranking import results
+from jagged_ranking.figures.choice_goals import CHOICE, picks
+from jagged_ranking.figures.result_folder import read_results
 from jagged_ranking.measure.timing import Effort
 
 BRIEF = Effort(rounds=1, inner=1, seconds=0.001)
@@ -52,12 +57,37 @@ def test_a_pass_is_taken_by_whom_it_is_told_and_no_longer() -> None:
     assert (choice.first_that_pays, plain.pick, general.pick) == before
 
 
-def test_rows_say_how_much_slower_the_pick_is(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def softmax_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same small call whatever its number, timed briefly."""
     monkeypatch.setattr("choice_regret.draw", lambda _number: SOFTMAX)
-    found = list(rows(3, BRIEF))
-    assert [(row["batch"], row["pass"]) for row in found] == [(3, name) for name in PASSES]
-    for row in found:
-        assert row["slower"] == row["ms"] / row["its ms"] >= 1.0
+    monkeypatch.setattr("choice_regret.rows", lambda number: rows(number, BRIEF))
+
+
+@pytest.mark.usefixtures("softmax_alone")
+def test_each_pass_has_all_that_could_take_it_and_one_pick() -> None:
+    found = results.with_config(results.frame(rows(3, BRIEF)), "batch", "picked")
+    assert set(found["batch"]) == {3}
+    for _, timed in found.groupby("mode"):
+        assert {"short", "plain"} <= {name.split(",")[0] for name in timed["provider"]}
+        assert timed["picked"].sum() == 1
+    assert [(row["batch"], row["pass"]) for row in picks(found).to_dict("records")] == [
+        (3, name) for name in PASSES
+    ]
+
+
+@pytest.mark.usefixtures("softmax_alone")
+def test_a_run_leaves_results_with_a_manifest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / CHOICE
+    assert main(["--count", "2", "--first", "5", "-n", "1", "--out", str(out)]) == 0
+    assert "of 4 passes within 1.03" in capsys.readouterr().out
+    run = read_results(out)
+    assert run.manifest["id"] == CHOICE
+    assert run.manifest["parameters"] == {"count": 2, "first": 5}
+    assert not run.manifest["code_changed"]
+    assert list(picks(run.table)["batch"]) == [5, 5, 6, 6]
 
 
 @pytest.mark.parametrize(("slow", "met"), [(5, "met"), (6, "NOT met")])
@@ -69,6 +99,6 @@ def test_the_goal(slow: int, met: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("number", range(4))
 def test_every_family_runs_on_random_batches(number: int) -> None:
-    for row in rows(number, BRIEF):
-        assert row["pick"]
-        assert row["slower"] >= 1.0
+    found = picks(results.frame(rows(number, BRIEF)))
+    assert list(found["pass"]) == list(PASSES)
+    assert (found["slower"] >= 1.0).all()

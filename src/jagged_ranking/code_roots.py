@@ -119,6 +119,8 @@ ROOTS: Mapping[str, tuple[str, ...]] = {
     "10_training_throughput": _THROUGHPUT,
     "11_serving": _SERVING,
     "12_scaling": _SCALING,
+    # What is timed, and how: each of its rows says in words which call it is of.
+    "choice_regret": (*TIMED, f"{_RANKING}/measure/timing.py"),
     "jagged_ranking.measure": MEASURE,
     "jagged_ranking.measure.cached": (
         *MEASURE,

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from click_data import DataError, flat, open_dataset, prepare
@@ -35,6 +35,8 @@ def opened(path: Path, parts: list[int]) -> FlatTable:
     )
 
 
+# A machine with much else to do is no slow test.
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1),
     st.lists(st.floats(0, 1), max_size=3),

@@ -1,12 +1,13 @@
 """How much slower what `jagged_attention` picks is than the fastest kernels that could take a call.
 
-    python tests/support/choice_regret.py [--count 60] [--first 0] [-n 8] [--out FILE.csv]
+    python tests/support/choice_regret.py [--count 60] [--first 0] [-n 8] [--out FOLDER]
 
 Batch number i is the same everywhere: lengths are drawn anew for each; head_dims, heads, masks,
 scores, keys and dtypes, which kernels are compiled for, are one of `COMPILED` draws. Forward and
 backward are timed apart, turn by turn, by every family of kernels that can take them, over tiles of
 the schedule's own size and of Hopper's. Before that, processes compile all of it side by side. The
-goal: of 95% of batches the pick is at most 3% slower than the fastest.
+goal: of 95% of passes the pick is at most 3% slower than the fastest. docs/performance.md has what
+`--out figures/choice_regret` leaves.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import argparse
 import math
 import random
-import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -44,13 +44,14 @@ from jagged_kernels.attention.choice import GENERAL, PLAIN, Family, Pass
 from jagged_kernels.attention.operators import general, plain
 from jagged_kernels.schedule.policy.hopper import HOPPER_TILES
 from jagged_kernels.schedule.policy.plain import DEFAULT_TILES
+from jagged_ranking import provenance, results
+from jagged_ranking.figures.choice_goals import CHOICE, GOAL, NEAR, picks
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.timing import Effort
 
 COMPILED = 40
 TOKENS = 2**17 if DEVICE == "cuda" else 120
 SHORTEST, LONGEST = (16, 16384) if DEVICE == "cuda" else (2, 40)
-NEAR, GOAL = 1.03, 0.95
 # The launch that a pass is chosen by.
 PASSES: dict[str, Pass] = {"forward": "forward", "backward": "dkv"}
 EFFORT = Effort(rounds=5, inner=5, seconds=0.3)
@@ -198,21 +199,26 @@ class Batch:
 
 
 def rows(number: int, effort: Effort = EFFORT) -> Iterator[dict[str, Any]]:
-    """Of each pass (the pick, its ms, the fastest, its ms, how many times slower the pick is)."""
+    """Of each pass, what each that could take it took, in the form of `results`."""
     drawn = draw(number)
     batch, device = Batch(drawn), torch.device(DEVICE)
     for of_pass in PASSES:
         calls, rule = batch.calls(of_pass)
         timed = timing.interleaved(calls, device=device, effort=effort)
-        for one in timed.values():
+        for name, one in timed.items():
             if one.failure:
                 raise one.failure
-        took = {name: statistics.median(one.samples) for name, one in timed.items()}
-        fastest = min(took, key=lambda name: took[name])
-        yield {
-            "batch": number, "pass": of_pass, "call": str(drawn), "pick": rule, "ms": took[rule],
-            "fastest": fastest, "its ms": took[fastest], "slower": took[rule] / took[fastest],
-        }  # fmt: skip
+            yield results.row(
+                run_id=CHOICE,
+                op=CHOICE,
+                provider=name,
+                workload=str(drawn),
+                mode=of_pass,
+                metric="latency",
+                unit="ms",
+                samples=one.samples,
+                config={"batch": number, "picked": name == rule},
+            )
     del batch
     timing.release(device)
 
@@ -226,13 +232,14 @@ def compile_for(number: int) -> None:
     timing.release(torch.device(DEVICE))
 
 
-def summary(table: pd.DataFrame) -> str:
-    slower = table["slower"].to_numpy(float)
+def summary(found: pd.DataFrame) -> str:
+    """What `picks` found, in words."""
+    slower = found["slower"].to_numpy(float)
     near = (slower <= NEAR).mean()
-    worst = table.sort_values("slower", ascending=False).head(20)
+    worst = found.sort_values("slower", ascending=False).head(20)
     shown = worst.to_string(index=False, float_format="{:.4g}".format)
     return (
-        f"{shown}\n{near:.1%} of {len(table)} passes within {NEAR:g} of the fastest "
+        f"{shown}\n{near:.1%} of {len(found)} passes within {NEAR:g} of the fastest "
         f"(goal {GOAL:.0%}: {'met' if near >= GOAL else 'NOT met'}), the worst {slower.max():.2f}"
     )
 
@@ -242,21 +249,31 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=60, help="of batches")
     parser.add_argument("--first", type=int, default=0, help="number of the first")
     parser.add_argument("-n", type=int, default=8, help="processes that compile")
-    parser.add_argument("--out", type=Path, metavar="FILE.csv", help="the table as a file, too")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="for the results, too")
     options = parser.parse_args(words)
     numbers = range(options.first, options.first + options.count)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)  # now, and not after all the work
+    begun = provenance.begin(DEVICE)
     if options.n > 1:
         with ProcessPoolExecutor(options.n, get_context("spawn")) as pool:
             list(pool.map(compile_for, numbers))
     found: list[dict[str, Any]] = []
     for number in numbers:
-        found += rows(number)
-        print(
-            f"{found[-2]['slower']:.3f} {found[-1]['slower']:.3f} {found[-1]['call']}", flush=True
-        )
+        own = list(rows(number))
+        found += own
+        # Without a manifest it is no result yet; of a run that is cut off it is all there is.
         if options.out:
-            pd.DataFrame(found).to_csv(options.out, index=False)
-    print(summary(pd.DataFrame(found)))
+            results.write(results.frame(found), options.out / results.RESULTS)
+        passes = picks(results.frame(own))
+        print(*map("{:.3f}".format, passes["slower"]), own[0]["workload"], flush=True)
+    print(summary(picks(results.frame(found))))
+    if options.out:
+        parameters = {"count": options.count, "first": options.first}
+        content = provenance.manifest(
+            run_id=CHOICE, preset="interactive", parameters=parameters, begun=begun
+        )
+        provenance.write_manifest(content, options.out / provenance.MANIFEST)
     return 0
 
 

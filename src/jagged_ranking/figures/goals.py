@@ -16,6 +16,8 @@ from jagged_ranking.figures.cached_goals import (
     prefix_rows,
     scoring_rows,
 )
+from jagged_ranking.figures.choice_goals import CHOICE, choice_rows
+from jagged_ranking.figures.choice_goals import NOTE as CHOICE_NOTE
 from jagged_ranking.figures.hstu_goals import NOTE as HSTU_NOTE
 from jagged_ranking.figures.hstu_goals import hstu_rows
 from jagged_ranking.figures.hstu_points import NOTEBOOK as HSTU_NOTEBOOK
@@ -263,6 +265,12 @@ _TABLES: Sequence[tuple[str, str, str, Callable[[pd.DataFrame], list[dict[str, s
         "03_target_attention",
         f"The goal for ours is {SKEW_GOAL:g}; the policies beside it are what its rule picks from.",
         _skew_rows,
+    ),
+    (
+        "Attention: the pick against the fastest that could take a call",
+        CHOICE,
+        CHOICE_NOTE,
+        choice_rows,
     ),
     ("Interaction operations: time against the limit and peers", NOTEBOOK, NOTE, interaction_rows),
     ("Cached histories: time against the limit and peers", CACHED, DECODE_NOTE, decode_rows),

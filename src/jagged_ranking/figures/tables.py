@@ -7,6 +7,7 @@ import pandas as pd
 from jagged_ranking.figures import style
 from jagged_ranking.figures.affordability import HOST, history_table
 from jagged_ranking.figures.cached_goals import cached_tables
+from jagged_ranking.figures.choice_goals import SLOW, slow_picks
 from jagged_ranking.figures.claims import claims
 from jagged_ranking.figures.hstu_points import hstu as hstu_of
 from jagged_ranking.figures.hstu_points import hstu_schedule_ms
@@ -201,6 +202,7 @@ def summaries(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
         (f"HSTU's attention. {latency}", hstu(results)),
         (f"Attention to some of the keys. {latency}", sparse(results)),
         ("Keys that the newest query sees, by one head / by all heads", keys_seen(results)),
+        (SLOW, slow_picks(results)),
         *quality(results),
         (HISTORY, history_table(results)),
         *cached_tables(results),
