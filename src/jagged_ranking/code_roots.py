@@ -45,6 +45,11 @@ TRAINING = (
     f"{_RANKING}/results.py",
 )
 _ATTENTION = (*MEASURE, f"{_RANKING}/reproduce/attention_study.py")
+_SELF = (
+    *_ATTENTION,
+    f"{_RANKING}/measure/hard_workloads.py",
+    f"{_RANKING}/reproduce/hard_batches.py",
+)
 _HISTORY = (
     *TRAINING,
     *_MEASURING,
@@ -107,8 +112,8 @@ _SERVING = (
 
 # Of each notebook, by its id, and of what is called in it, by the room; files and folders.
 ROOTS: Mapping[str, tuple[str, ...]] = {
-    "01_speed": _ATTENTION,
-    "02_memory": _ATTENTION,
+    "01_speed": _SELF,
+    "02_memory": _SELF,
     "03_target_attention": _ATTENTION,
     "04_quality": TRAINING,
     "05_interaction_kernels": _INTERACTION,

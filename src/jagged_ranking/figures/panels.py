@@ -16,6 +16,8 @@ from jagged_ranking.measure.lineup import OURS
 
 RATIO_SWEEPS = ("waste", "length")
 OUT_OF_MEMORY = "out of memory"
+# Of workloads side by side: with more of them what stands below is smaller.
+FULL_SIZE_COLUMNS = 11
 
 
 class Mark(NamedTuple):
@@ -226,6 +228,9 @@ def dot_panel(
             )
         handles |= _lost(axes, name, x, mine["status"])
     axes.set_xticks(range(len(workloads)), [labels[w] for w in workloads])
+    if len(workloads) > FULL_SIZE_COLUMNS:
+        size = style.COLUMN_LABEL * FULL_SIZE_COLUMNS / len(workloads)
+        axes.tick_params(axis="x", labelsize=size)
     axes.set_xlim(-0.55, len(workloads) - 0.45)
     for edge in range(1, len(workloads)):
         axes.axvline(edge - 0.5, color="#eeeeee", linewidth=0.8, zorder=0)

@@ -112,6 +112,7 @@ MODE_LOOKS: dict[str, Look] = {
     "forward+backward": Look("forward + backward", _COLORS[3], "s", (0, (5, 1.5))),
 }
 
+COLUMN_LABEL = 6.5  # points, of what stands below an axis
 _RC: dict[str, Any] = {
     # A data set's name may hold a $.
     "text.parse_math": False,
@@ -120,7 +121,7 @@ _RC: dict[str, Any] = {
     "axes.titlesize": 7.5,
     "axes.titleweight": "bold",
     "axes.labelsize": 7,
-    "xtick.labelsize": 6.5,
+    "xtick.labelsize": COLUMN_LABEL,
     "ytick.labelsize": 6.5,
     "legend.fontsize": 6.5,
     "legend.frameon": False,

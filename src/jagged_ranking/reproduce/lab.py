@@ -12,6 +12,7 @@ from jagged_ranking.reproduce.cached_study import (
     measured_cached,
     quality_by_compression,
 )
+from jagged_ranking.reproduce.hard_batches import hard_batches
 from jagged_ranking.reproduce.history_study import (
     costs_by_cap,
     history_folders,
@@ -53,6 +54,7 @@ __all__ = [
     "describe_lengths",
     "describe_points",
     "describe_sparse",
+    "hard_batches",
     "history_folders",
     "hstu_batches",
     "interaction_batches",

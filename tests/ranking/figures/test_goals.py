@@ -47,10 +47,33 @@ def test_goals_are_judged_from_one_run(tmp_path: Path, measured: pd.DataFrame) -
     # cuDNN needs no padding there and 1.6 of the limit: 2.2 / 1.6 is above every bound.
     assert speed_of["G", "forward"][4] == "dense cuDNN (SDPA)"
     assert speed_of["G", "forward"][9] == "**no**"
-    assert speed_of["N", "forward"][7:] == ["", "", ""]
+    assert speed_of["N", "forward"][7:] == ["0.85", "", "yes"]
     host = _rows(block, "Self-attention: how long a call keeps the host")
     assert [float(host["C", "forward"][i]) for i in (2, 4, 5)] == [0.4, 0.5, 0.8]
+    assert host["C", "forward"][6:] == ["0.06", "**no**"]
     assert "Not measured." in block.split("### Self-attention: peak memory")[1].split("###")[0]
+
+
+def test_by_the_wall_counts_who_is_slower_device_or_host(
+    tmp_path: Path, measured: pd.DataFrame
+) -> None:
+    title, call = "Self-attention: eager calls by the wall", ("C", "forward")
+    run = {"workload": call[0], "mode": call[1], "op": "attention"}
+    hosts = results.select(measured, **run, metric="host_time").index
+    ours = results.select(measured, **run, metric="host_time", provider="jagged").index
+    device = results.select(measured, **run, metric="latency", status="ok")
+    fastest = device.loc[device["provider"] != "jagged", "value"].min()
+
+    def row(host: float, our_host: float) -> list[str]:
+        table = measured.copy()
+        table.loc[hosts, "value"], table.loc[ours, "value"] = host, our_host
+        _save(tmp_path / "01_speed", table, id="01_speed")
+        return _rows(goals.goal_tables(tmp_path), title)[call]
+
+    fast, slow = row(0.001, 0.001), row(0.001, 2 * fastest)
+    assert float(fast[4]) == float(slow[4]) == pytest.approx(fastest, rel=0.01)
+    assert (fast[6:], slow[5:]) == (["1.00", "yes"], ["2.00", "1.00", "**no**"])
+    assert row(4 * fastest, 2 * fastest)[5:] == ["0.50", "1.00", "yes"]
 
 
 def test_goals_of_target_attention(tmp_path: Path) -> None:

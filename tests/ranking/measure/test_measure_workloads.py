@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from jagged_ranking.measure.hard_workloads import hard_workloads, small_hard_workloads
 from jagged_ranking.measure.workload_sets import (
     head_dim_sweep,
     length_sweep,
@@ -59,6 +60,23 @@ def test_lognormal_lengths_are_the_published_batch() -> None:
     assert int(lengths.sum()) == 135_639
     assert int(lengths[0]) == int(lengths.max()) == 1024
     assert int(lengths.min()) >= 1
+
+
+def test_the_hard_workloads_are_the_documented_ones() -> None:
+    shapes = {w.name: (w.users, w.heads, w.head_dim, w.max_len) for w in hard_workloads()}
+    assert shapes == {
+        "K": (512, 4, 96, 1024),
+        "L": (256, 2, 128, 8192),
+        "W": (513, 4, 64, 16_384),
+    }
+    small = small_hard_workloads()
+    for whole, part in zip(hard_workloads(), small, strict=True):
+        assert part.name == f"{whole.name}-small"
+        assert (part.distribution, part.group) == (whole.distribution, "workloads")
+    assert all(w.max_len <= 512 and w.dtype == torch.float32 for w in small)
+    lengths = hard_workloads()[-1].draw_lengths()
+    assert int(lengths[0]) == 16_384
+    assert (int(lengths[1:].min()), int(lengths[1:].max())) == (1, 128)
 
 
 def test_uniform_includes_both_ends() -> None:

@@ -22,6 +22,7 @@ from jagged_ranking.reproduce.freshness import histories_digests
 from jagged_ranking.reproduce.lab import (
     describe_batches,
     describe_sparse,
+    hard_batches,
     hstu_batches,
     interaction_batches,
     measured,
@@ -86,6 +87,18 @@ def test_named_real_and_swept_batches(home: Path, capsys: pytest.CaptureFixture[
     table = describe_batches(batches)
     assert "candidates" not in table
     assert table.loc["head_dim 24", "head_dim"] == 24
+
+
+def test_hard_batches_are_named_ones_of_their_own() -> None:
+    given: dict[str, Any] = {"device": "cpu", "seed": 3}
+    assert [(b.name, b.seed) for b in hard_batches(["W", "K"], "small", **given)] == [
+        ("W-small", 3),
+        ("K-small", 3),
+    ]
+    assert [b.name for b in hard_batches(["L"], "full", **given)] == ["L"]
+    assert hard_batches([], "small", **given) == []
+    with pytest.raises(ValueError, match="no workload A; there is K, L, W"):
+        hard_batches(["A"], "small", **given)
 
 
 def test_batches_of_target_attention(home: Path) -> None:
