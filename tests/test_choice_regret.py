@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from choice_regret import COMPILED, PASSES, Batch, Draw, draw, main, rows, summary, taken_by
+from choice_regret import (
+    COMPILED,
+    PASSES,
+    UNFINISHED,
+    Batch,
+    Draw,
+    draw,
+    main,
+    rows,
+    summary,
+    taken_by,
+)
 
 from jagged_kernels import SiLU
 from jagged_kernels.attention import choice
 from jagged_kernels.attention.operators import general, plain
-from jagged_ranking import results
+from jagged_ranking import provenance, results
 from jagged_ranking.figures.choice_goals import CHOICE, picks
 from jagged_ranking.figures.result_folder import read_results
 from jagged_ranking.measure.timing import Effort
@@ -88,6 +101,29 @@ def test_a_run_leaves_results_with_a_manifest(
     assert run.manifest["parameters"] == {"count": 2, "first": 5}
     assert not run.manifest["code_changed"]
     assert list(picks(run.table)["batch"]) == [5, 5, 6, 6]
+    assert {path.name for path in out.iterdir()} == {results.RESULTS, provenance.MANIFEST}
+
+
+@pytest.mark.usefixtures("softmax_alone")
+def test_a_run_that_is_cut_off_leaves_an_older_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["-n", "1", "--out", str(tmp_path)]
+    assert main([*words, "--count", "1"]) == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def cut_off(number: int) -> Iterator[dict[str, Any]]:
+        if number == 1:
+            raise KeyboardInterrupt
+        return rows(number, BRIEF)
+
+    monkeypatch.setattr("choice_regret.rows", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        main([*words, "--count", "2"])
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(picks(results.read(tmp_path / UNFINISHED))) == len(PASSES)
+    assert after.pop(UNFINISHED)
+    assert after == before
 
 
 @pytest.mark.parametrize(("slow", "met"), [(5, "met"), (6, "NOT met")])

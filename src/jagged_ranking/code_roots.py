@@ -45,6 +45,7 @@ TRAINING = (
     f"{_RANKING}/results.py",
 )
 _ATTENTION = (*MEASURE, f"{_RANKING}/reproduce/attention_study.py")
+# Of self-attention, with its hard batches.
 _SELF = (
     *_ATTENTION,
     f"{_RANKING}/measure/hard_workloads.py",

@@ -55,6 +55,7 @@ SHORTEST, LONGEST = (16, 16384) if DEVICE == "cuda" else (2, 40)
 # The launch that a pass is chosen by.
 PASSES: dict[str, Pass] = {"forward": "forward", "backward": "dkv"}
 EFFORT = Effort(rounds=5, inner=5, seconds=0.3)
+UNFINISHED = f"unfinished-{results.RESULTS}"
 
 
 @dataclass(frozen=True)
@@ -262,18 +263,20 @@ def main(words: Sequence[str] | None = None) -> int:
     for number in numbers:
         own = list(rows(number))
         found += own
-        # Without a manifest it is no result yet; of a run that is cut off it is all there is.
-        if options.out:
-            results.write(results.frame(found), options.out / results.RESULTS)
+        if options.out:  # of a run that is cut off it is all there is
+            results.write(results.frame(found), options.out / UNFINISHED)
         passes = picks(results.frame(own))
         print(*map("{:.3f}".format, passes["slower"]), own[0]["workload"], flush=True)
-    print(summary(picks(results.frame(found))))
+    table = results.frame(found)
+    print(summary(picks(table)))
     if options.out:
         parameters = {"count": options.count, "first": options.first}
         content = provenance.manifest(
             run_id=CHOICE, preset="interactive", parameters=parameters, begun=begun
         )
+        results.write(table, options.out / results.RESULTS)
         provenance.write_manifest(content, options.out / provenance.MANIFEST)
+        (options.out / UNFINISHED).unlink()
     return 0
 
 
