@@ -45,7 +45,7 @@ from jagged_kernels.attention.operators import general, plain
 from jagged_kernels.schedule.policy.hopper import HOPPER_TILES
 from jagged_kernels.schedule.policy.plain import DEFAULT_TILES
 from jagged_ranking import provenance, results
-from jagged_ranking.figures.choice_goals import CHOICE, GOAL, NEAR, picks
+from jagged_ranking.figures.choice_goals import CHOICE, GOAL, NEAR, near_share, picks
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.timing import Effort
 
@@ -235,13 +235,12 @@ def compile_for(number: int) -> None:
 
 def summary(found: pd.DataFrame) -> str:
     """What `picks` found, in words."""
-    slower = found["slower"].to_numpy(float)
-    near = (slower <= NEAR).mean()
+    near, slowest = near_share(found), found["slower"].max()
     worst = found.sort_values("slower", ascending=False).head(20)
     shown = worst.to_string(index=False, float_format="{:.4g}".format)
     return (
         f"{shown}\n{near:.1%} of {len(found)} passes within {NEAR:g} of the fastest "
-        f"(goal {GOAL:.0%}: {'met' if near >= GOAL else 'NOT met'}), the worst {slower.max():.2f}"
+        f"(goal {GOAL:.0%}: {'met' if near >= GOAL else 'NOT met'}), the worst {slowest:.2f}"
     )
 
 

@@ -43,6 +43,11 @@ def picks(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
+def near_share(found: pd.DataFrame) -> float:
+    """Of `picks`, how many are near the fastest; at least GOAL is wanted of all."""
+    return float((found["slower"] <= NEAR).mean())
+
+
 def choice_rows(table: pd.DataFrame) -> list[dict[str, str]]:
     """A row for each pass, and one for both, which has the goal."""
     found = picks(table)
@@ -51,7 +56,7 @@ def choice_rows(table: pd.DataFrame) -> list[dict[str, str]]:
     passes = {str(name): rows for name, rows in found.groupby("pass", sort=False)}
     rows = []
     for name, of_pass in {**passes, ALL: found}.items():
-        near = float((of_pass["slower"] <= NEAR).mean())
+        near = near_share(of_pass)
         worst = of_pass.loc[of_pass["slower"].idxmax(), :]
         rows.append(
             {

@@ -294,8 +294,9 @@ _TABLES: Sequence[tuple[str, str, str, Callable[[pd.DataFrame], list[dict[str, s
     (
         "Self-attention: eager calls by the wall",
         "01_speed",
-        "One call after another, with a schedule: the longer of what the two tables above have, of "
-        "each who ran.",
+        "One call after another, with a schedule. Not timed apart: such a loop is as fast as the "
+        "slower of device and host, so it is the longer of what the two tables above have, of each "
+        "who ran.",
         _wall_rows,
     ),
     (

@@ -9,51 +9,42 @@ import torch
 
 from jagged_ranking.measure.workloads import Workload
 
-SHORT, LONG = 128, 16_384  # the longest of W's short users, and its long one
-SMALL_SHORT, SMALL_LONG = 16, 256
-
 
 def hard_workloads(*, dtype: torch.dtype = torch.bfloat16) -> list[Workload]:
     """K, L and W."""
     return [
-        Workload(
-            name="K", users=512, heads=4, head_dim=96, max_len=1024, distribution="uniform",
-            dtype=dtype,
-        ),
-        Workload(
-            name="L", users=256, heads=2, head_dim=128, max_len=8192, distribution="lognormal",
-            dtype=dtype,
-        ),
-        _whale("W", 512, SHORT, LONG, heads=4, head_dim=64, dtype=dtype),
-    ]  # fmt: skip
+        _drawn("K", "uniform", 512, 4, 96, 1024, dtype),
+        _drawn("L", "lognormal", 256, 2, 128, 8192, dtype),
+        _whale("W", 512, 128, 16_384, 4, 64, dtype),
+    ]
 
 
 def small_hard_workloads(*, dtype: torch.dtype = torch.float32) -> list[Workload]:
     """The same distributions at a size that a CPU measures in seconds."""
     return [
-        Workload(
-            name="K-small", users=16, heads=2, head_dim=24, max_len=128, distribution="uniform",
-            dtype=dtype,
-        ),
-        Workload(
-            name="L-small", users=16, heads=1, head_dim=32, max_len=512, distribution="lognormal",
-            dtype=dtype,
-        ),
-        _whale("W-small", 32, SMALL_SHORT, SMALL_LONG, heads=2, head_dim=16, dtype=dtype),
-    ]  # fmt: skip
+        _drawn("K-small", "uniform", 16, 2, 24, 128, dtype),
+        _drawn("L-small", "lognormal", 16, 1, 32, 512, dtype),
+        _whale("W-small", 32, 16, 256, 2, 16, dtype),
+    ]
+
+
+def _drawn(
+    name: str, distribution: str, users: int, heads: int, head_dim: int, max_len: int,
+    dtype: torch.dtype,
+) -> Workload:  # fmt: skip
+    return Workload(
+        name=name, users=users, heads=heads, head_dim=head_dim, max_len=max_len,
+        distribution=distribution, dtype=dtype,
+    )  # fmt: skip
 
 
 def _whale(
-    name: str, others: int, short: int, longest: int, *, heads: int, head_dim: int,
+    name: str, others: int, short: int, longest: int, heads: int, head_dim: int,
     dtype: torch.dtype,
 ) -> Workload:  # fmt: skip
     """One user of `longest` tokens and `others` of 1 to `short`, uniformly; of one seed."""
     lengths = torch.randint(1, short + 1, (others,), generator=torch.Generator().manual_seed(0))
     return Workload.from_lengths(
-        name,
-        [longest, *lengths.tolist()],
-        heads=heads,
-        head_dim=head_dim,
-        distribution="whale",
-        dtype=dtype,
-    )
+        name, [longest, *lengths.tolist()], heads=heads, head_dim=head_dim,
+        distribution="whale", dtype=dtype,
+    )  # fmt: skip
