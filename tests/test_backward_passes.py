@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from backward_passes import DEFAULT, TWO, VARIANTS, difference, main, measured_workloads, takes
+from backward_passes import (
+    ANYBODYS,
+    DEFAULT,
+    GROUPED,
+    TWO,
+    VARIANTS,
+    difference,
+    main,
+    measured_workloads,
+    nobody_waits,
+    takes,
+)
 
+from jagged_kernels.attention.hopper import one_pass
+from jagged_kernels.attention.hopper.one_pass_warps import _DONE
 from jagged_kernels.schedule.policy.hopper import is_hopper, one_pass_config
 
 
@@ -33,12 +46,38 @@ def test_without_a_hopper_gpu(capsys):
 
 def test_variants():
     """Two passes take what any variant does, and one as the rule lays it out is among them."""
-    assert set(DEFAULT) <= set(measured_workloads())
+    known = measured_workloads()
+    assert {*DEFAULT, *GROUPED} <= set(known)
+    assert all(known[name].heads % group == 0 for name, group in GROUPED.items())
     for dim in (64, 128):
         taken = [name for name, variant in VARIANTS.items() if takes(variant, dim)]
         assert taken[0] == TWO
         configs = [VARIANTS[name].configs for name in taken[1:]]
         assert one_pass_config(dim) in [config[dim] for config in configs if config]
+
+
+def test_a_bound_is_not_checked(capsys):
+    with pytest.raises(SystemExit):
+        main(["--check", "one pass, no turns"])
+    assert "invalid choice" in capsys.readouterr().err
+
+
+def test_nobody_waits(monkeypatch):
+    """Counts of adds are made up, that of tiles taken is not, and only inside."""
+    seen = []
+    kernel = one_pass._one_pass_kernel
+    counts_at = kernel.arg_names.index("counts_ptr")
+    monkeypatch.setattr(one_pass, "launch", lambda *given, **_: seen.append(given[2][counts_at]))
+    arguments = [None] * counts_at + [torch.zeros(4, dtype=torch.int32)]
+    with nobody_waits():
+        one_pass.launch(kernel, 1, arguments, {}, num_warps=4)
+    assert seen[0].tolist() == [0, ANYBODYS, ANYBODYS, ANYBODYS]
+    # A tile's turn comes after fewer than that; the last one's count has room.
+    longest = 2**24 // one_pass_config(64).tile_q
+    assert longest < ANYBODYS < 2**31 - int(_DONE.value) - longest
+    arguments[-1] = torch.zeros(4, dtype=torch.int32)
+    one_pass.launch(kernel, 1, arguments, {})
+    assert seen[1].tolist() == [0] * 4
 
 
 def test_difference():
