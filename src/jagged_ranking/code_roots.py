@@ -127,6 +127,7 @@ ROOTS: Mapping[str, tuple[str, ...]] = {
     "12_scaling": _SCALING,
     # What is timed, and how: each of its rows says in words which call it is of.
     "choice_regret": (*TIMED, f"{_RANKING}/measure/timing.py"),
+    "exactness": TIMED,
     "jagged_ranking.measure": MEASURE,
     "jagged_ranking.measure.cached": (
         *MEASURE,

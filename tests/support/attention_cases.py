@@ -282,6 +282,12 @@ class Standard:
     def assert_met(self, ours: dict[str, Tensor], name: str, *, factor: float = FACTOR) -> None:
         assert_no_worse(ours, self.peer, self.exact, terms=self.terms, name=name, factor=factor)
 
+    def times_as_far(self, ours: Tensor, result: str) -> float:
+        """The error of `ours` by PyTorch's, or by what counts at least."""
+        error = error_of(ours, self.exact[result])
+        yardstick = _yardstick(self.peer[result], self.exact[result], self.terms.get(result))
+        return error / yardstick if yardstick else math.inf if error else 0.0
+
 
 def assert_no_worse(
     ours: dict[str, Tensor],
@@ -302,15 +308,24 @@ def assert_no_worse(
     """
     for result in ours:
         error = error_of(ours[result], exact[result])
-        scale = summands.get(result, exact[result])
-        eps = torch.finfo(peer[result].dtype).eps
-        if result in summands:
-            eps = max(eps, torch.finfo(rounded_to).eps)
-        rounding = eps * largest(scale)
-        if result in terms:
-            rounding = max(rounding, torch.finfo(torch.float32).eps * largest(terms[result]))
-        allowed = factor * max(error_of(peer[result], exact[result]), rounding)
+        of_sums = summands.get(result), rounded_to
+        allowed = factor * _yardstick(peer[result], exact[result], terms.get(result), *of_sums)
         assert error <= allowed, f"{name} {result}: error {error:.3g} > {allowed:.3g}"
+
+
+def _yardstick(
+    peer: Tensor, exact: Tensor, terms: Tensor | None, summands: Tensor | None = None,
+    rounded_to: torch.dtype = torch.float64,
+) -> float:  # fmt: skip
+    """PyTorch's error of a result, or a rounding, which counts at least: see `Standard` and
+    `assert_no_worse`."""
+    eps = torch.finfo(peer.dtype).eps
+    if summands is not None:
+        eps = max(eps, torch.finfo(rounded_to).eps)
+    rounding = eps * largest(exact if summands is None else summands)
+    if terms is not None:
+        rounding = max(rounding, torch.finfo(torch.float32).eps * largest(terms))
+    return max(error_of(peer, exact), rounding)
 
 
 def error_of(result: Tensor, exact: Tensor) -> float:

@@ -1,19 +1,21 @@
 """Attention on random batches against float64: how exact it is where nobody has looked.
 
-    python tests/support/random_batches.py [--count 10000] [--first 0] [-n 16]
+    python tests/support/random_batches.py [--count 10000] [--first 0] [-n 16] [--out FOLDER]
 
 Batch number i is the same on every GPU. Lengths (empty users and long ones among them), scales and
 windows are drawn anew for each; heads, head_dims, kinds of masks, dtypes, and whether queries have
 offsets of their own, which kernels are compiled for, are one of `COMPILED` draws. Whoever
 `jagged_attention` picks computes it, forward and backward, twice, which must give the same bits.
 Errors must meet `attention_cases.Standard`. The table says how far from float64 ours and PyTorch's
-mathematics are, relative to a rounding of the largest number of each result. Who is told to end
-tells what there is, and that it is not all.
+mathematics are, relative to a rounding of the largest number of each result. docs/performance.md
+has what `--out figures/exactness` leaves. Who is told to end tells what there is, and that it is
+not all, and leaves an older result as it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import signal
@@ -21,8 +23,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import active_children, get_context
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -32,6 +36,9 @@ if not torch.cuda.is_available():  # before anything imports a kernel: Triton re
     os.environ["TRITON_INTERPRET"] = "1"
 
 from attention_cases import DEVICE, RESULTS, Case, Standard, error_of, largest, run
+
+from jagged_ranking import provenance, results
+from jagged_ranking.figures.exactness_goals import EXACTNESS, OURS, PYTORCH
 
 # In Triton's interpreter products in bfloat16 are wrong, and long users take minutes.
 INTERPRETED = DEVICE == "cpu"
@@ -75,7 +82,8 @@ def draw(number: int) -> tuple[Case, torch.dtype, bool]:
 
 
 def look_at(number: int) -> list[dict[str, Any]]:
-    """A row for each result of a batch: errors, and what is wrong."""
+    """A row for each result of a batch: errors, in roundings of its largest number and of ours by
+    PyTorch's (see `Standard`), and what is wrong. An error that has no size is inf."""
     case, dtype, shared = draw(number)
     inputs = case.inputs(dtype, seed=number)
     if shared:
@@ -86,13 +94,22 @@ def look_at(number: int) -> list[dict[str, Any]]:
     for name in RESULTS:
         exact = standard.exact[name]
         rounding = torch.finfo(ours[name].dtype).eps * (largest(exact) or 1.0)
-        row = {"batch": number, "dtype": str(dtype).removeprefix("torch."), "result": name}
-        row["wrong"] = ""
+        row = {
+            "batch": number,
+            "dtype": str(dtype).removeprefix("torch."),
+            "result": name,
+            OURS: math.inf,
+            PYTORCH: math.inf,
+            "times": math.inf,
+            "other bits": not _same_bits(ours[name], again[name]),
+            "wrong": "",
+        }
         try:
+            row[PYTORCH] = error_of(standard.peer[name], exact) / rounding
+            row[OURS] = error_of(ours[name], exact) / rounding
+            row["times"] = standard.times_as_far(ours[name], name)
             standard.assert_met({name: ours[name]}, "ours")
-            assert _same_bits(ours[name], again[name]), f"{name} is another the second time"
-            row["ours"] = error_of(ours[name], exact) / rounding
-            row["PyTorch"] = error_of(standard.peer[name], exact) / rounding
+            assert not row["other bits"], f"{name} is another the second time"
         except AssertionError as error:
             row["wrong"] = f"{error} ({case})"
         rows.append(row)
@@ -106,7 +123,7 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 def tell(rows: Sequence[dict[str, Any]]) -> int:
     """Prints the table and what is wrong; the exit status."""
-    columns = ["dtype", "result", "ours", "PyTorch"]
+    columns = ["dtype", "result", OURS, PYTORCH]
     errors = pd.DataFrame(rows, columns=columns).groupby(columns[:2]).agg(["median", "max"])
     print("errors in roundings of the largest number, the median and the worst batch")
     print(errors.to_string(float_format="{:.3g}".format))
@@ -116,6 +133,39 @@ def tell(rows: Sequence[dict[str, Any]]) -> int:
     batches, bad = ({row["batch"] for row in some} for some in (rows, wrong))
     print(f"{len(batches)} batches, {len(bad)} wrong")
     return 1 if wrong else 0
+
+
+def as_results(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """Of each dtype, result and side, in the form of `results`: the median, and the worst batch."""
+    found = []
+    for (dtype, result), some in pd.DataFrame(rows).groupby(["dtype", "result"], sort=False):
+        for provider in (OURS, PYTORCH):
+            config: dict[str, Any] = {"batches": len(some)}
+            config["worst"], config["worst_of"] = _worst(some, provider)
+            if provider == OURS:
+                config["times"], config["times_of"] = _worst(some, "times")
+                config["other_bits"] = int(some["other bits"].to_numpy().sum())
+            found.append(
+                results.row(
+                    run_id=EXACTNESS,
+                    op=EXACTNESS,
+                    provider=provider,
+                    workload=str(dtype),
+                    mode=str(result),
+                    metric="error",
+                    unit="roundings",
+                    value=float(np.median(some[provider].to_numpy())),
+                    config=config,
+                )
+            )
+    return results.frame(found)
+
+
+def _worst(rows: pd.DataFrame, column: str) -> tuple[float, int]:
+    """The largest number, and of which batch it is."""
+    values = rows[column].to_numpy()
+    at = int(values.argmax())
+    return float(values[at]), int(rows["batch"].to_numpy()[at])
 
 
 def _begin(numbers: Any) -> None:
@@ -147,10 +197,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=10_000, help="batches")
     parser.add_argument("--first", type=int, default=0, help="the number of the first")
     parser.add_argument("-n", type=int, default=1, metavar="N", help="processes")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="for the results, too")
     options = parser.parse_args(arguments)
     if options.count < 1 or options.n < 1:
         parser.error("--count and -n must be at least 1")
     numbers = range(options.first, options.first + options.count)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)  # now, and not after all the work
+    begun = provenance.begin(DEVICE)
     rows: list[dict[str, Any]] = []
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -160,6 +214,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"cut off: {len(numbers)} batches were asked for")
         tell(rows)
         return 1
+    if options.out:
+        parameters = {"count": options.count, "first": options.first}
+        content = provenance.manifest(
+            run_id=EXACTNESS, preset="interactive", parameters=parameters, begun=begun
+        )
+        results.write(as_results(rows), options.out / results.RESULTS)
+        provenance.write_manifest(content, options.out / provenance.MANIFEST)
     return tell(rows)
 
 

@@ -18,6 +18,8 @@ from jagged_ranking.figures.cached_goals import (
 )
 from jagged_ranking.figures.choice_goals import CHOICE, choice_rows
 from jagged_ranking.figures.choice_goals import NOTE as CHOICE_NOTE
+from jagged_ranking.figures.exactness_goals import EXACTNESS, exactness_rows
+from jagged_ranking.figures.exactness_goals import NOTE as EXACTNESS_NOTE
 from jagged_ranking.figures.hstu_goals import NOTE as HSTU_NOTE
 from jagged_ranking.figures.hstu_goals import hstu_rows
 from jagged_ranking.figures.hstu_points import NOTEBOOK as HSTU_NOTEBOOK
@@ -326,6 +328,7 @@ _TABLES: Sequence[tuple[str, str, str, Callable[[pd.DataFrame], list[dict[str, s
         CHOICE_NOTE,
         choice_rows,
     ),
+    ("Attention: errors on random batches", EXACTNESS, EXACTNESS_NOTE, exactness_rows),
     ("Interaction operations: time against the limit and peers", NOTEBOOK, NOTE, interaction_rows),
     ("Cached histories: time against the limit and peers", CACHED, DECODE_NOTE, decode_rows),
     ("Events that were attended to: time against all scores", CACHED, SCORING_NOTE, scoring_rows),

@@ -34,10 +34,12 @@ def both(one: str, other: str) -> str:
 
 
 def number(value: float, digits: int | None = None) -> str:
-    """A dash for NaN, else so many digits behind the point; by default three significant ones,
-    without an exponent."""
+    """A dash for NaN, inf as it is, else so many digits behind the point; by default three
+    significant ones, without an exponent."""
     if math.isnan(value):
         return "–"
+    if math.isinf(value):
+        return str(value)
     if digits is None:
         digits = min(max(0, 2 - math.floor(math.log10(abs(value)))), 4) if value else 0
     return f"{value:.{digits}f}"
