@@ -56,6 +56,24 @@ def test_variants():
         assert one_pass_config(dim) in [config[dim] for config in configs if config]
 
 
+def test_full_batches_are_what_their_names_say():
+    known = measured_workloads()
+    for name, length, head_dim, heads, causal in (
+        ("128 x 64", 128, 64, 4, False),
+        ("2842 x 64", 2842, 64, 8, False),
+        ("grouped 9004 x 128", 9004, 128, 8, False),
+        ("causal 65536 x 128", 65536, 128, 8, True),
+        ("window 256 x 64", 4096, 64, 8, False),
+    ):
+        one = known[name]
+        assert (one.max_len, one.head_dim, one.heads, one.causal) == (
+            length, head_dim, heads, causal
+        )  # fmt: skip
+        assert one.distribution == "full"
+        assert 131_072 - length < one.users * length <= 131_072
+    assert known["causal N"].causal
+
+
 def test_a_bound_is_not_checked(capsys):
     with pytest.raises(SystemExit):
         main(["--check", "one pass, no turns"])

@@ -196,35 +196,38 @@ WINDOWS = {f"window {before} x {dim}": (dim, before) for dim in (64, 128) for be
 
 
 def measured_workloads() -> dict[str, Workload]:
-    short = [
-        Workload(name=f"{length} x {dim}", users=131_072 // length, heads=4, head_dim=dim,
-                 max_len=length, distribution="full")
-        for dim in (64, 128)
-        for length in (128, 256, 512, 1024)
-    ]  # fmt: skip
-    causal = [
-        Workload(name=f"causal {length} x {dim}", users=131_072 // length, heads=8, head_dim=dim,
-                 max_len=length, distribution="full", causal=True)
-        for dim in (64, 128)
-        for length in (1024, 2048, 4096, 16384, 65536)
-    ]  # fmt: skip
-    causal += [
-        replace(one, name=f"causal {one.name}", causal=True)
-        for one in workloads()
-        if one.name in ("F", "G", "N")
+    goals = {one.name: one for one in workloads()}
+    found = [
+        *(one for one in goals.values() if one.head_dim in (64, 128)),
+        *(
+            _full(f"causal {length} x {dim}", length, dim, causal=True)
+            for dim in (64, 128)
+            for length in (1024, 2048, 4096, 16384, 65536)
+        ),
+        *(replace(goals[name], name=f"causal {name}", causal=True) for name in ("F", "G", "N")),
+        *(
+            _full(f"{kind}{length} x {dim}", length, dim)
+            for length, dim in LONG
+            for kind in ("", "grouped ")
+        ),
+        *(_full(name, 4096, dim) for name, (dim, _) in WINDOWS.items()),
+        *(
+            _full(f"{length} x {dim}", length, dim, heads=4)
+            for dim in (64, 128)
+            for length in (128, 256, 512, 1024)
+        ),
     ]
-    of_goals = [one for one in workloads() if one.head_dim in (64, 128)]
-    long = [
-        Workload(name=f"{kind}{length} x {dim}", users=131_072 // length, heads=8, head_dim=dim,
-                 max_len=length, distribution="full")
-        for length, dim in LONG
-        for kind in ("", "grouped ")
-    ]  # fmt: skip
-    windows = [
-        Workload(name=name, users=32, heads=8, head_dim=dim, max_len=4096, distribution="full")
-        for name, (dim, _) in WINDOWS.items()
-    ]
-    return {one.name: one for one in (*of_goals, *causal, *long, *windows, *short)}
+    return {one.name: one for one in found}
+
+
+def _full(
+    name: str, length: int, head_dim: int, *, heads: int = 8, causal: bool = False
+) -> Workload:
+    """Some 131,072 tokens of users of one length."""
+    return Workload(
+        name=name, users=131_072 // length, heads=heads, head_dim=head_dim,
+        max_len=length, distribution="full", causal=causal,
+    )  # fmt: skip
 
 
 DEFAULT = ("C", "D", "F", "G", "N", "A", "B")
