@@ -27,6 +27,7 @@ from typing import Any
 import pandas as pd
 import torch
 from attention_cases import DEVICE
+from left_results import leave
 from torch import Tensor
 
 from jagged_kernels import (
@@ -270,11 +271,7 @@ def main(words: Sequence[str] | None = None) -> int:
     print(summary(picks(table)))
     if options.out:
         parameters = {"count": options.count, "first": options.first}
-        content = provenance.manifest(
-            run_id=CHOICE, preset="interactive", parameters=parameters, begun=begun
-        )
-        results.write(table, options.out / results.RESULTS)
-        provenance.write_manifest(content, options.out / provenance.MANIFEST)
+        leave(options.out, table, run_id=CHOICE, parameters=parameters, begun=begun)
         (options.out / UNFINISHED).unlink()
     return 0
 

@@ -1,0 +1,33 @@
+"""What a tool leaves in a folder: a result as a notebook's, though nobody runs it by a preset."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from jagged_ranking import provenance, results
+
+
+def leave(
+    folder: Path,
+    table: pd.DataFrame,
+    *,
+    run_id: str,
+    parameters: Mapping[str, Any],
+    begun: provenance.Beginning,
+) -> None:
+    """Writes the table and its manifest, after the work.
+
+    Args:
+        folder: where figures and pages look for it.
+        table: in the form of `results`.
+        run_id: of the table of what code it depends on (`code_roots.ROOTS`).
+        parameters: what decides the numbers.
+        begun: from `provenance.begin`, before the work.
+    """
+    manifest = provenance.manifest(
+        run_id=run_id, preset="interactive", parameters=parameters, begun=begun
+    )
+    results.write(table, folder / results.RESULTS)
+    provenance.write_manifest(manifest, folder / provenance.MANIFEST)
