@@ -209,8 +209,8 @@ def sdpa(inputs: Inputs, *, scale: float | None = None, **mask: Any) -> dict[str
 class Terms:
     """For each result the sum of the absolute values of the products that it is a sum of.
 
-    In float32 every product is off by a rounding of its own, so that a sum which cancels is off by
-    a rounding of these: `results`, in the form of those of `run`.
+    Sums are in float32, whatever the dtype: every product is off by a rounding of its own, so that
+    a sum which cancels is off by a rounding of these: `results`, in the form of those of `run`.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -270,7 +270,7 @@ class Standard:
     same precision.
 
     PyTorch is exact by chance where a batch is small, more so on one processor than on another. So
-    what counts at least is a rounding of the largest result, and in float32 one of the `Terms`.
+    what counts at least is a rounding of the largest result, and one to float32 of the `Terms`.
     """
 
     def __init__(self, inputs: Inputs, **mask: Any) -> None:
@@ -282,11 +282,9 @@ class Standard:
     def assert_met(self, ours: dict[str, Tensor], name: str, *, factor: float = FACTOR) -> None:
         assert_no_worse(ours, self.peer, self.exact, terms=self.terms, name=name, factor=factor)
 
-    def times_as_far(self, ours: Tensor, result: str) -> float:
-        """The error of `ours` by PyTorch's, or by what counts at least."""
-        error = error_of(ours, self.exact[result])
-        yardstick = _yardstick(self.peer[result], self.exact[result], self.terms.get(result))
-        return error / yardstick if yardstick else math.inf if error else 0.0
+    def least(self, result: str) -> float:
+        """The error that counts at least."""
+        return _least(self.peer[result].dtype, self.exact[result], self.terms.get(result))
 
 
 def assert_no_worse(
@@ -309,23 +307,23 @@ def assert_no_worse(
     for result in ours:
         error = error_of(ours[result], exact[result])
         of_sums = summands.get(result), rounded_to
-        allowed = factor * _yardstick(peer[result], exact[result], terms.get(result), *of_sums)
+        least = _least(peer[result].dtype, exact[result], terms.get(result), *of_sums)
+        allowed = factor * max(error_of(peer[result], exact[result]), least)
         assert error <= allowed, f"{name} {result}: error {error:.3g} > {allowed:.3g}"
 
 
-def _yardstick(
-    peer: Tensor, exact: Tensor, terms: Tensor | None, summands: Tensor | None = None,
+def _least(
+    dtype: torch.dtype, exact: Tensor, terms: Tensor | None, summands: Tensor | None = None,
     rounded_to: torch.dtype = torch.float64,
 ) -> float:  # fmt: skip
-    """PyTorch's error of a result, or a rounding, which counts at least: see `Standard` and
-    `assert_no_worse`."""
-    eps = torch.finfo(peer.dtype).eps
+    """The error of a result that counts at least: see `Standard` and `assert_no_worse`."""
+    eps = torch.finfo(dtype).eps
     if summands is not None:
         eps = max(eps, torch.finfo(rounded_to).eps)
     rounding = eps * largest(exact if summands is None else summands)
     if terms is not None:
         rounding = max(rounding, torch.finfo(torch.float32).eps * largest(terms))
-    return max(error_of(peer, exact), rounding)
+    return rounding
 
 
 def error_of(result: Tensor, exact: Tensor) -> float:

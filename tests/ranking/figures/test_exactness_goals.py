@@ -1,6 +1,8 @@
 """Errors of attention on random batches as a table with its goal, from made-up errors."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -9,6 +11,7 @@ from made_up_results import MANIFEST
 
 from jagged_ranking import results
 from jagged_ranking.figures.exactness_goals import (
+    ALL,
     BATCHES,
     EXACTNESS,
     OURS,
@@ -20,32 +23,37 @@ TITLE = "Attention: errors on random batches"
 DTYPES = {"float32": 4_000, "bfloat16": BATCHES - 4_000}  # batches
 
 
-def _found(times: float = 3.99, other_bits: int = 0, fewer: int = 0) -> pd.DataFrame:
-    """Two results of each dtype; `times` and `other_bits` are those of the last."""
-    last = ("bfloat16", "dv")
-    return results.frame(
-        results.row(
-            op=EXACTNESS,
-            provider=provider,
-            workload=dtype,
-            mode=result,
-            metric="error",
-            unit="roundings",
-            value=0.5 if provider == OURS else 0.625,
-            config={
-                "batches": batches - fewer,
-                "worst": float("inf") if provider == OURS and dtype == "bfloat16" else 1.25,
-                "worst_of": 7,
-                **({"times": times if (dtype, result) == last else 1.0,
-                    "times_of": 9,
-                    "other_bits": other_bits if (dtype, result) == last else 0}
-                   if provider == OURS else {}),
-            },
-        )
-        for dtype, batches in DTYPES.items()
+def _error(dtype: str, result: str, provider: str) -> dict[str, Any]:
+    """Ours in bfloat16 has no number on the worst batch."""
+    config: dict[str, Any] = {"batches": DTYPES[dtype], "worst": 1.25, "worst_of": 7}
+    if provider == OURS:
+        config |= {"times": 1.0, "times_of": 9, "by_floor": 0.5, "by_floor_of": 9,
+                   "wrong": 0, "other_bits": 0}  # fmt: skip
+        if dtype == "bfloat16":
+            config |= {"worst": "inf", "times": "inf", "by_floor": "inf", "wrong": 2}
+    return results.row(
+        op=EXACTNESS, provider=provider, workload=dtype, mode=result, metric="error",
+        unit="roundings", value=0.5 if provider == OURS else 0.625, config=config,
+    )  # fmt: skip
+
+
+def _found(
+    times: float | str = 3.99, wrong: int = 0, other_bits: int = 0, batches: int = BATCHES
+) -> pd.DataFrame:
+    """Two results of each dtype; the arguments are those of all."""
+    config = {"batches": batches, "times": times, "by_floor": 1.5, "wrong": wrong,
+              "other_bits": other_bits}  # fmt: skip
+    of_all = results.row(
+        op=EXACTNESS, provider=OURS, workload=ALL, mode=ALL, metric="wrong", unit="batches",
+        value=wrong, config=config,
+    )  # fmt: skip
+    errors = [
+        _error(dtype, result, provider)
+        for dtype in DTYPES
         for result in ("o", "dv")
         for provider in (OURS, PYTORCH)
-    )  # fmt: skip
+    ]
+    return results.frame([*errors, of_all])
 
 
 def test_each_dtype_and_result_has_a_row() -> None:
@@ -56,32 +64,38 @@ def test_each_dtype_and_result_has_a_row() -> None:
     assert rows[0]["batches"] == "4,000"
     assert (rows[0]["ours, median"], rows[0]["PyTorch, median"]) == ("0.500", "0.625")
     assert (rows[0]["ours, worst"], rows[0]["times PyTorch's"]) == ("1.25", "1.00")
-    assert {row["met"] for row in rows} == {""}
-    assert (rows[-1]["ours, worst"], rows[-1]["PyTorch, worst"]) == ("inf", "1.25")
+    assert (rows[0]["by the tests' floor"], rows[0]["wrong"]) == ("0.50", "0")
+    assert {row["met"] for row in rows} == {row["at most"] for row in rows} == {""}
+
+
+def test_what_has_no_number_is_inf() -> None:
+    *_, row, _ = exactness_rows(_found())
+    assert (row["ours, worst"], row["PyTorch, worst"]) == ("inf", "1.25")
+    assert (row["times PyTorch's"], row["by the tests' floor"], row["wrong"]) == ("inf", "inf", "2")
 
 
 @pytest.mark.parametrize(
     ("found", "met"),
     [
         (_found(), "yes"),
-        (_found(times=4.01), "**no**"),
-        (_found(times=float("inf")), "**no**"),
+        (_found(times=4.01, wrong=1), "**no**"),
+        (_found(times="inf", wrong=1), "**no**"),
         (_found(other_bits=1), "**no**"),
-        (_found(fewer=1), "**no**"),
+        (_found(batches=BATCHES - 1), "yes, of those here"),
+        (_found(batches=BATCHES - 1, wrong=1), "**no**, of those here"),
+        (_found(batches=20, other_bits=1), "**no**, of those here"),
     ],
-    ids=["met", "further", "no number", "other bits", "fewer batches"],
+    ids=["met", "further", "no number", "other bits", "fewer", "fewer, further", "few, bits"],
 )
 def test_the_goal_is_of_all(found: pd.DataFrame, met: str) -> None:
-    *rows, of_all = exactness_rows(found)
+    *_, of_all = exactness_rows(found)
+    config = json.loads(found["config"].iloc[-1])
     assert of_all["met"] == met
-    assert of_all["times PyTorch's"] == rows[-1]["times PyTorch's"]
-    assert of_all["other bits"] == rows[-1]["other bits"]
-    assert of_all["batches"] == f"{found_batches(found):,}"
-
-
-def found_batches(found: pd.DataFrame) -> int:
-    ours = results.with_config(results.select(found, provider=OURS, mode="o"), "batches")
-    return sum(ours["batches"].tolist())
+    assert float(of_all["times PyTorch's"]) == float(config["times"])
+    assert (of_all["wrong"], of_all["other bits"]) == (
+        str(config["wrong"]), str(config["other_bits"])
+    )  # fmt: skip
+    assert of_all["batches"] == f"{config['batches']:,}"
 
 
 def test_the_page_of_goals_has_it(tmp_path: Path) -> None:
@@ -89,7 +103,7 @@ def test_the_page_of_goals_has_it(tmp_path: Path) -> None:
     before, after = goals_before_and_after(_found(), made_by, TITLE, tmp_path)
     assert "Not measured." in before.split("###")[0]
     assert "| all | all | 10,000 |" in after
-    assert "| 3.99 | 4.00 | 0 | yes |" in after
+    assert "| 3.99 | 4.00 | 1.50 | 0 | 0 | yes |" in after
 
 
 def test_other_results_have_no_errors() -> None:
