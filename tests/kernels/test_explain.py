@@ -56,8 +56,8 @@ LINES = [
     ("short users, bias and lists of keys", False, "short: keys are lists, it takes ranges"),
     ("no longer short", False, "short: users have 80 queries on average, it pays below 80"),
     ("long", False, f"hopper forward, hopper dkv: {NO_HOPPER}"),
-    ("long", False, f"hopper dq: {NO_HOPPER}; head_dim 64 is not 128"),
-    ("long", True, "hopper dq: head_dim 64 is not 128"),
+    ("long", False, f"hopper dq: {NO_HOPPER}; head_dim 64 is padded to 64, it takes 128"),
+    ("long", True, "hopper dq: head_dim 64 is padded to 64, it takes 128"),
     ("too short for the forward", True,
      "hopper forward: users have 1023 queries on average, at head_dim 64 it pays from 1024"),
     ("too short for the backward", True,
@@ -66,12 +66,15 @@ LINES = [
      "they are empty, not aligned, or overlap"),
     ("long, float32", True,
      "hopper forward, hopper dkv, hopper dq: float32 is not float16 or bfloat16"),
-    ("long, another head_dim", True,
-     "hopper forward, hopper one pass, hopper dkv: head_dim 96 is not 64 or 128"),
+    ("long, a small head", True, "hopper forward, hopper one pass, hopper dkv: "
+     "head_dim 32 is padded to 32, it takes 64 or 128"),
+    ("long, a head of 16-byte pieces and a half", True,
+     "hopper forward, hopper dkv, hopper dq: head_dim 100 is no multiple of 8; "
+     "TMA cannot read q, k or v: they are empty, not aligned, or overlap"),
     ("long", True, "hopper one pass: users have 1024 queries on average, at "
      "head_dim 64 it pays from 2048"),
-    ("long, narrower values", True,
-     "hopper forward, hopper dkv, hopper dq: v's head_dim 64 is not q's 128"),
+    ("long, values that are much narrower", True, "hopper forward, hopper dkv: "
+     "v's head_dim 64 is padded to 64, q's to 128"),
     ("long, bias", True, "split: queries are jagged, it takes dense ones"),
     ("long, bias", True, "hopper forward, hopper dkv, hopper dq, plain: it takes no bias"),
     ("long, a small tile", True, "hopper forward: tiles have 64 queries, it takes 128"),

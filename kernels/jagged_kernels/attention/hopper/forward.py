@@ -1,4 +1,4 @@
-"""The forward kernel for Hopper: long histories in half precision at head_dim 64 and 128.
+"""The forward kernel for Hopper: long histories in half precision, head_dims from 40 to 128.
 
 FlashAttention-3 (arXiv 2407.08608, section 3) over the rows of the schedule, written in Gluon. One
 warp brings K and V blocks by TMA into a ring of buffers; each of one or two consumers holds a part
@@ -23,23 +23,19 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from jagged_kernels.attention.hopper.blocks import (
-    by_row,
     counter,
     for_mask,
     handed_out,
-    left_factor,
     mask_scores,
     new_dealing,
     next_slot,
     one_barrier,
     place_of,
     plan,
-    product_with_transpose,
     programs,
     ring_of_barriers,
     row_fields,
@@ -51,6 +47,17 @@ from jagged_kernels.attention.hopper.exact import launch_exact
 from jagged_kernels.attention.hopper.forward_lists import attend_listed, load_listed
 from jagged_kernels.attention.hopper.forward_loads import load_keys
 from jagged_kernels.attention.hopper.forward_stores import store_part
+from jagged_kernels.attention.hopper.heads import (
+    add_product,
+    boxes,
+    left_factor,
+    no_sums,
+    pieces,
+    product_with_transpose,
+    times_by_row,
+    tokens_of,
+    wait_for,
+)
 from jagged_kernels.attention.hopper.listed import ring_of_notes
 from jagged_kernels.attention.hopper.policies import in_gluon, natural_scores
 from jagged_kernels.attention.hopper.softmax import online_softmax
@@ -86,7 +93,7 @@ def launch_forward(
     config = config or for_mask(
         forward_config(dim, listed), q, rows, left, right, meeting.constants
     )
-    o = empty_as(q)
+    o = empty_as(q) if v.shape[2] == dim else q.new_empty((*q.shape[:2], v.shape[2]))
     lse2 = empty_lse(q) if with_lse else None
     part_q, block = config.part_q, min(config.block, listed or config.block)
     call = Call.of(q, k, v, left=left, right=right, scale=scale)
@@ -134,12 +141,12 @@ def _forward_kernel(
 ):  # fmt: skip
     dtype: gl.constexpr = q_blocks.dtype
     # A part is a whole block but where lists have shorter ones.
-    PART: gl.constexpr = k_blocks.block_type.shape[0]
-    RING: gl.constexpr = [C.stages * (S.BLOCK // PART), PART, S.D]
+    PART: gl.constexpr = tokens_of(k_blocks)
+    RING: gl.constexpr = C.stages * (S.BLOCK // PART)
     buffers = (
-        gl.allocate_shared_memory(dtype, [C.consumers, C.part_q, S.D], q_blocks.layout),
-        gl.allocate_shared_memory(dtype, RING, k_blocks.layout),
-        gl.allocate_shared_memory(dtype, RING, v_blocks.layout),
+        boxes(C.consumers, C.part_q, S, dtype),
+        boxes(RING, PART, S, dtype),
+        boxes(RING, PART, S, dtype),
     )
     if S.GROUPS:
         buffers = buffers + (ring_of_notes(C.stages, S.BLOCK // PART),)  # noqa: RUF005
@@ -244,14 +251,12 @@ def _attend_tile(
     stage, phase, q_phase, clean_phase = rings
     ROWS: gl.constexpr = C.part_q
     BLOCK: gl.constexpr = S.BLOCK
-    D: gl.constexpr = S.D
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, BLOCK, 16])
-    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, D, 16])
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     dtype: gl.constexpr = q_buffer.dtype
     q = q_buffer.index(ME)
     first_q = q_start + ME * ROWS
-    acc = gl.zeros([ROWS, D], gl.float32, OUTPUT)
+    acc = no_sums(ROWS, S.DV, S, C)
     total = gl.zeros([ROWS], gl.float32, ROW)
     top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
     reach = gl.zeros([ROWS], gl.float32, ROW)
@@ -273,7 +278,7 @@ def _attend_tile(
             mbarrier.wait(k_full.index(stage), phase)
             weights = gl.zeros([ROWS, BLOCK], gl.float32, SCORES)
             if not _first_in_loop(C, WEIGHT):
-                scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
+                scores = product_with_transpose(q, k_buffer.index(stage), S.D, SCORES)
                 scores = warpgroup_mma_wait(0, deps=[scores])
                 mbarrier.arrive(k_empty.index(stage))
                 if NEGATE:
@@ -328,8 +333,8 @@ def _attend_tile(
             mbarrier.arrive(q_empty)
             p = left_factor(weights, acc, dtype)
             mbarrier.wait(v_full.index(stage), phase)
-            acc = warpgroup_mma(p, v_buffer.index(stage), acc, is_async=True)
-            acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+            acc = add_product(p, v_buffer.index(stage), acc, S.DV)
+            acc, p = wait_for(0, acc, (p,))
             mbarrier.arrive(v_empty.index(stage))
             stage, phase = next_slot(stage, phase, C.stages)
         else:
@@ -393,10 +398,10 @@ def _walk(
         phase = gl.where(later, ahead_phase, phase)
         # Not at the end of the loop: halves carried around it are taken apart and packed again.
         p = left_factor(weights, acc, q.dtype)
-        scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
+        scores = product_with_transpose(q, k_buffer.index(stage), S.D, SCORES)
         mbarrier.wait(v_full.index(v_stage), v_phase)
-        running = warpgroup_mma(p, v_buffer.index(v_stage), acc, is_async=True)
-        scores = warpgroup_mma_wait(1, deps=[scores])
+        running = add_product(p, v_buffer.index(v_stage), acc, S.DV)
+        scores = warpgroup_mma_wait(pieces(S.DV), deps=[scores])
         mbarrier.arrive(k_empty.index(stage))
         if NEGATE:
             scores = -scores
@@ -418,8 +423,8 @@ def _walk(
         # does not move the end of the product with V up to before the softmax.
         ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
         mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=block < blocks - 1)
-        acc, p = warpgroup_mma_wait(0, deps=[running, p])
+        acc, p = wait_for(0, running, (p,))
         mbarrier.arrive(v_empty.index(v_stage), pred=later)
         if WEIGHT is None:
-            acc = acc * by_row(correction, acc)
+            acc = times_by_row(acc, correction)
     return acc, total, top, reach, weights, stage, phase

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from jagged_kernels.attention.hopper import one_pass_order as order
 from jagged_kernels.attention.hopper.blocks import (
     LANES,
-    bring_queries,
     hand_out,
     handed_out,
     load_numbers,
@@ -22,6 +21,7 @@ from jagged_kernels.attention.hopper.blocks import (
     whole_blocks,
     zero_rows,
 )
+from jagged_kernels.attention.hopper.heads import bring, bring_queries
 from jagged_kernels.attention.hopper.one_pass_sums import (
     ADD,
     ALONE,
@@ -52,21 +52,31 @@ def _tile(tables, place, S: gl.constexpr, C: gl.constexpr):
     KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
     return _tile_of_place(
         rows_ptr, offsets_ptr, place, row_count, left, right,
-        KV_HEADS, S.GROUP, S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK,
+        KV_HEADS, S.HAS_LEFT, S.HAS_RIGHT, C.tile_q,
     )  # fmt: skip
 
 
 @gluon.jit
-def _walk_of_tile(tables, tile, tiles, length, S: gl.constexpr, C: gl.constexpr):
+def _walk_of_tile(tables, tile, tiles, before, length, S: gl.constexpr, C: gl.constexpr):
     """(first, count) of the tile's blocks, and the one of these that it starts with."""
     rows_ptr, offsets_ptr, row_count, left, right = tables
     first, count = _blocks_of_tile(
         tile, length, left, right, S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK
     )
     start_block = _start_of_tile(
-        tile, tiles, gl.num_programs(0), S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK
+        tile, tiles, before, gl.num_programs(0), S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK
     )
     return first, count, start_block
+
+
+@gluon.jit
+def _turn(tables, tile, tiles, before, block, S: gl.constexpr, C: gl.constexpr):
+    """`turn_of_tile`."""
+    rows_ptr, offsets_ptr, row_count, left, right = tables
+    return _turn_of_tile(
+        tile, block, tiles, before, gl.num_programs(0), left, right,
+        S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK,
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -99,14 +109,14 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
     side = 0
     side_phase = 0
     place = gl.program_id(0)
-    head, tile, tiles, start, length, base = _tile(tables, place, S, C)
+    head, tile, tiles, start, length, before = _tile(tables, place, S, C)
     while tiles > 0:
         if not _counted_out(S):
             place += gl.num_programs(0)
             ahead = _tile(tables, place, S, C)
         k_start = start + tile * TILE
         end = start + length
-        first, count, start_block = _walk_of_tile(tables, tile, tiles, length, S, C)
+        first, count, start_block = _walk_of_tile(tables, tile, tiles, before, length, S, C)
         first = start + first * BLOCK
         whole_start, whole_end = whole_blocks(
             k_start, gl.minimum(k_start + TILE, end), first, end, 0, left, right,
@@ -136,8 +146,6 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
             _load_tile(k_blocks, v_blocks, k_start, head, tile_full, k_buffer, v_buffer, S, C)
         for member in range(S.GROUP):
             q_head = head * S.GROUP + member
-            q_column = q_head * S.Q_STRIDE_H
-            do_column = q_head * S.DO_STRIDE_H
             block = start_block
             for _ in range(count):
                 q_start = first + block * BLOCK
@@ -155,8 +163,8 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
                     lse2_buffer.index(stage), delta_buffer.index(stage), q_there, S.HEADS,
                 )  # fmt: skip
                 tail_phase = bring_queries(
-                    (q_blocks, q_column, q, q_there), (do_blocks, do_column, d_o, do_there),
-                    q_start, q_start + BLOCK > end, end - q_start, landed, tail_phase,
+                    (q_blocks, q, q_there), (do_blocks, d_o, do_there), q_start, q_head,
+                    q_start + BLOCK > end, end - q_start, landed, tail_phase, S,
                 )  # fmt: skip
                 stage, phase = next_slot(stage, phase, C.stages)
                 block = gl.where(block + 1 == count, 0, block + 1)
@@ -164,7 +172,7 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
             place = hand_out(taken_ptr, dealing, side, side_phase)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = _tile(tables, place, S, C)
-        head, tile, tiles, start, length, base = ahead
+        head, tile, tiles, start, length, before = ahead
     mbarrier.wait(tile_empty, tile_phase ^ 1)
     tell(of_tile, 3, 0)
     mbarrier.arrive(tile_full)
@@ -177,12 +185,8 @@ def _load_tile(
     CONSUMERS: gl.constexpr = C.consumers
     for consumer in gl.static_range(CONSUMERS):
         start = k_start + consumer * C.part_q
-        tma.async_copy_global_to_shared(
-            k_blocks, [start, head * S.K_STRIDE_H], there, k.index(consumer)
-        )
-        tma.async_copy_global_to_shared(
-            v_blocks, [start, head * S.V_STRIDE_H], there, v.index(consumer)
-        )
+        bring(k_blocks, start, head, there, k.index(consumer), S.K_STRIDE_H)
+        bring(v_blocks, start, head, there, v.index(consumer), S.V_STRIDE_H)
 
 
 @gluon.jit
@@ -206,23 +210,21 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
     side = 0
     side_phase = 0
     place = gl.program_id(0)
-    head, tile, tiles, start, length, base = _tile(tables, place, S, C)
+    head, tile, tiles, start, length, before = _tile(tables, place, S, C)
     while tiles > 0:
         if not _counted_out(S):
             place += gl.num_programs(0)
             ahead = _tile(tables, place, S, C)
-        first, count, start_block = _walk_of_tile(tables, tile, tiles, length, S, C)
+        first, count, start_block = _walk_of_tile(tables, tile, tiles, before, length, S, C)
+        base = before * (S.GROUP * RATIO)
         for member in range(S.GROUP):
             base_of_head = base + member * tiles * RATIO
             block = start_block
             seen = -1
             owed = -1
             more = 1
+            turn, turns = _turn(tables, tile, tiles, before, first + block, S, C)
             for _ in range(count):
-                turn, turns = _turn_of_tile(
-                    tile, first + block, tiles, gl.num_programs(0), left, right,
-                    S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
-                )  # fmt: skip
                 q_start = start + (first + block) * BLOCK
                 number = base_of_head + first + block
                 what = gl.where(turn == 0, STORE, ADD)
@@ -240,20 +242,17 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
                 tell(of_turn, 2, q_start)
                 tell(of_turn, 3, head * S.GROUP + member)
                 mbarrier.arrive(my_turn)
-                block = gl.where(block + 1 == count, 0, block + 1)
                 # The add before takes a while to be seen by all; consumers have the next turn
                 # meanwhile. What is counted at the block after is on its way then.
                 _announce(counts_ptr, owed, more)
-                next_turn, _ = _turn_of_tile(
-                    tile, first + block, tiles, gl.num_programs(0), left, right,
-                    S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
-                )  # fmt: skip
-                at, least = _wanted(base_of_head + first + block, next_turn, ring)
+                more = gl.where(turn + 1 == turns, _DONE, 1)
+                owed = number
+                block = gl.where(block + 1 == count, 0, block + 1)
+                turn, turns = _turn(tables, tile, tiles, before, first + block, S, C)
+                at, least = _wanted(base_of_head + first + block, turn, ring)
                 seen = _count(counts_ptr + at)
                 mbarrier.wait(added, phase)
                 phase ^= 1
-                owed = number
-                more = gl.where(turn + 1 == turns, _DONE, 1)
             _announce(counts_ptr, owed, more)
         for member in range(S.GROUP):
             # Of one tile: the last.
@@ -267,7 +266,7 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
             place = handed_out(dealing, side, side_phase, 1)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = _tile(tables, place, S, C)
-        head, tile, tiles, start, length, base = ahead
+        head, tile, tiles, start, length, before = ahead
 
 
 @gluon.jit

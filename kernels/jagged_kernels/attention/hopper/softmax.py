@@ -5,7 +5,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from jagged_kernels.attention.hopper.blocks import by_row, store_tile
+from jagged_kernels.attention.hopper.heads import store_head, times_by_row
 
 
 @gluon.jit
@@ -25,12 +25,14 @@ def online_softmax(scores, top, total, reach, scale_log2, MASKED: gl.constexpr):
 
 
 @gluon.jit
-def store_mean(acc, total, top, o_ptr, lse2_ptr, q_start, q_end, head, HEADS: gl.constexpr):
+def store_mean(
+    acc, total, top, o_ptr, lse2_ptr, q_start, q_end, head, HEADS: gl.constexpr, DV: gl.constexpr
+):  # fmt: skip
     """A query that saw nothing has total 0: its output is 0 and its lse -inf."""
     divisor = gl.where(total == 0.0, 1.0, total)
     if lse2_ptr is not None:
         lse2 = gl.where(total == 0.0, float("-inf"), top + gl.log2(divisor))
-        token = q_start + gl.arange(0, acc.shape[0], lse2.type.layout)
+        token = q_start + gl.arange(0, total.shape[0], lse2.type.layout)
         gl.store(lse2_ptr + token.to(gl.int64) * HEADS + head, lse2, mask=token < q_end)
 
-    store_tile(o_ptr, acc * by_row(1.0 / divisor, acc), q_start, q_end, head, HEADS)
+    store_head(o_ptr, times_by_row(acc, 1.0 / divisor), q_start, q_end, head, HEADS, DV)
