@@ -10,6 +10,8 @@ from backward_passes import (
     GROUPED,
     TWO,
     VARIANTS,
+    cases,
+    check,
     difference,
     main,
     measured_workloads,
@@ -102,3 +104,17 @@ def test_difference():
     x = torch.tensor([3.0, 4.0])
     assert difference((x, x, x), (x, x, x)) == 0
     assert difference((x, x, x), (x, 2 * x, x)) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_what_is_checked_has_the_head_dim(dim):
+    assert {case.dim for _, case in cases(dim)} == {dim}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [TWO, "one pass"])
+def test_what_is_in_use_passes_its_checks(name, capsys):
+    if not is_hopper(torch.device("cuda", 0)):
+        pytest.skip("they need a Hopper GPU")
+    check(name)
+    assert capsys.readouterr().out == "right\n"

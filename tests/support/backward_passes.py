@@ -133,14 +133,16 @@ def arguments(
 # --- checks ---------------------------------------------------------------------------------------
 
 
-def cases() -> Iterator[tuple[str, Case]]:
+def cases(dim: int) -> Iterator[tuple[str, Case]]:
     draw = random.Random(0)
-    masks: list[dict[str, Any]] = [{}, {"causal": True}, {"window": (300, 100)}]
+    causal = {"causal": True}
+    masks: list[dict[str, Any]] = [{}, causal, {"window": (300, 100)}]
     for mask in masks:
         lengths = [0, 1, 64, 128, 129, 1000, *(draw.randint(1, 700) for _ in range(12))]
-        yield f"{mask or 'no mask'}", Case(lengths, heads=4, kv_heads=4, mask=mask)
-    yield "grouped, causal", Case([700, 65, 300], heads=4, kv_heads=2, mask={"causal": True})
-    yield "many short users", Case([draw.randint(1, 130) for _ in range(400)], heads=4, kv_heads=4)
+        yield f"{mask or 'no mask'}", Case(lengths, heads=4, kv_heads=4, dim=dim, mask=mask)
+    yield "grouped, causal", Case([700, 65, 300], heads=4, kv_heads=2, dim=dim, mask=causal)
+    short = [draw.randint(1, 130) for _ in range(400)]
+    yield "many short users", Case(short, heads=4, kv_heads=4, dim=dim)
 
 
 def check(name: str) -> None:
@@ -152,8 +154,7 @@ def check(name: str) -> None:
     for dim in (64, 128):
         if not takes(variant, dim):
             continue
-        for what, case in cases():
-            case.dim = dim
+        for what, case in cases(dim):
             inputs = case.inputs(torch.bfloat16)
             _check_case(variant, inputs, case.mask, f"head_dim {dim}, {what}:")
     print("right")

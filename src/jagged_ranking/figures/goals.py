@@ -170,7 +170,7 @@ def _host_rows(table: pd.DataFrame) -> list[dict[str, str]]:
         {
             **_against(row),
             "at most (ms)": bound(HOST_GOALS_MS[row.mode]),
-            "met": met(row.ours, HOST_GOALS_MS[row.mode]),
+            "met": met(row.ours, HOST_GOALS_MS[row.mode], digits=4),
         }
         for row in against_best(of_group(attention(table, "host_time"), "workloads"))
     ]

@@ -92,7 +92,9 @@ def density_rows(table: pd.DataFrame) -> list[dict[str, str]]:
     for sweep in density_sweeps(table):
         quarter = QUARTER_GOAL if sweep.title.startswith("random") else math.nan
         faster = sweep.faster_at(QUARTER)
-        fit = both(at_least(sweep.r2, FIT_GOAL), met(sweep.intercept, INTERCEPT_GOAL))
+        fit = both(
+            at_least(sweep.r2, FIT_GOAL, digits=3), met(sweep.intercept, INTERCEPT_GOAL, digits=3)
+        )
         rows.append(
             {
                 "keys": sweep.title,
