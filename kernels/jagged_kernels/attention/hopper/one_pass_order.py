@@ -12,9 +12,9 @@ after another, lowest first, and holds one tile at a time.
   the next number that nobody has. So earlier keys, which meet more blocks, start later still, and
   queue for no block. Numbers dealt out beforehand, to and fro, started them the other way round.
 - Without limits all tiles of a pair are as long, and a program takes every n-th number: one of each
-  round of n. Those of a pair in one round start spread over its blocks and walk around (arXiv
-  2601.21824 calls it a shift): nobody waits for anybody. What a pair has in the next round adds
-  behind them. If it were in their circle, they would wait for it all the round long.
+  round of n. Those of a pair in one round start one behind another, `RATIO` blocks apart, and walk
+  around (arXiv 2601.21824 calls it a shift): nobody waits for anybody. What a pair has in the next
+  round adds behind them. If it were in their circle, they would wait for it all the round long.
 - With a limit on the right alone all start with the first block, and the lower number adds first.
 
 Nobody waits for ever, as long as all programs run at a time (a cooperative launch). In a walk
@@ -99,6 +99,7 @@ def tile_of_number(number, tiles, HAS_LEFT: tl.constexpr):
 @triton.jit
 def tiles_of_round(tile, tiles, before, programs):
     """(first, count): of a pair's tiles, in a walk around, those that run in the round of this one.
+    It divides: once for a tile, and not for each of its blocks.
 
     Args:
         before: tiles of all pairs before.
@@ -110,23 +111,30 @@ def tiles_of_round(tile, tiles, before, programs):
 
 @triton.jit
 def start_of_tile(
-    tile, tiles, before, programs,
+    tile, first,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The first of the blocks that a tile meets, among them: it goes on from there and around."""
+    """The first of the blocks that a tile meets, among them: it goes on from there and around.
+
+    Args:
+        first: of its round.
+    """
     start = 0
     if not (HAS_LEFT or HAS_RIGHT):
-        first, count = tiles_of_round(tile, tiles, before, programs)
-        start = (tile - first) * tiles // count * (TILE // BLOCK)
+        start = (tile - first) * (TILE // BLOCK)
     return start
 
 
 @triton.jit
 def turn_of_tile(
-    tile, block, tiles, before, programs, left, right,
+    tile, block, tiles, first, count, left, right,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(turn, turns): how many tiles add to this block before this one, and how many in all."""
+    """(turn, turns): how many tiles add to this block before this one, and how many in all.
+
+    Args:
+        first, count: `tiles_of_round`.
+    """
     lowest = 0
     highest = tiles - 1
     if HAS_LEFT:
@@ -138,8 +146,7 @@ def turn_of_tile(
     elif HAS_RIGHT:
         turn = tile - lowest
     else:
-        first, count = tiles_of_round(tile, tiles, before, programs)
-        # Of these, how many start here or earlier: the last of them comes first.
-        early = ((block // (TILE // BLOCK) + 1) * count + tiles - 1) // tiles
-        turn = first + (early - 1 - (tile - first) + count) % count
+        # Of its round, who starts with the last block up to this one comes first.
+        ahead = tl.minimum(block // (TILE // BLOCK), count - 1) - (tile - first)
+        turn = first + tl.where(ahead < 0, ahead + count, ahead)
     return turn, highest - lowest + 1
