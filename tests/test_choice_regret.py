@@ -105,6 +105,24 @@ def test_a_run_leaves_results_with_a_manifest(
 
 
 @pytest.mark.usefixtures("softmax_alone")
+def test_some_batches_are_looked_at_in_full(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--look-at", "6", "3", "-n", "1"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    first, second, *_ = (n for n, line in enumerate(said) if " users of " in line)
+    for mode in ("forward", "backward"):
+        lines = [line for line in said[first:second] if line.startswith(f"  {mode}, ")]
+        times = [float(line.split()[-2]) for line in lines]
+        assert len(times) > 1
+        assert times == sorted(times)
+    with pytest.raises(SystemExit):
+        main(["--look-at", "6", "--out", str(tmp_path)])
+    assert "--look-at leaves no results" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("softmax_alone")
 def test_a_run_that_is_cut_off_leaves_an_older_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,19 @@ import pytest
 import torch
 from attention_cases import DEVICE
 from choice_cases import on_hopper
-from hopper_pays import KEYS, PASSES, SCORES, SIDES, Batch, lay_out, main, pays_from, rows_of, said
+from hopper_pays import (
+    KEYS,
+    PASSES,
+    RETILED,
+    SCORES,
+    SIDES,
+    Batch,
+    lay_out,
+    main,
+    pays_from,
+    rows_of,
+    said,
+)
 from old_and_new import difference
 
 from jagged_kernels import JaggedTensor, jagged_attention
@@ -27,14 +39,19 @@ def small(dtype: torch.dtype, **shape: Any) -> Batch:
     return Batch(40, dtype=dtype, device=torch.device(DEVICE), **options)
 
 
+MASKS = {"full": (False, None), "causal": (True, None), "window": (True, 7)}
+
+
 @pytest.mark.parametrize("scores", SCORES)
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_plain_side_is_attention(scores: str, causal: bool) -> None:
+@pytest.mark.parametrize("mask", MASKS)
+def test_the_plain_side_is_attention(scores: str, mask: str) -> None:
+    causal, before = MASKS[mask]
     batch = small(torch.float32)
-    calls = batch.calls("plain", SCORES[scores], causal=causal)
+    calls = batch.calls("plain", SCORES[scores], causal=causal, window=before)
     leaves = [x.clone().requires_grad_() for x in (batch.q, batch.k, batch.v)]
     q, k, v = (JaggedTensor(x, batch.offsets) for x in leaves)
-    options = {"causal": causal, "scores": SCORES[scores], "backend": "reference"}
+    options: dict[str, Any] = {"scores": SCORES[scores], "backend": "reference"}
+    options |= {"causal": causal} if before is None else {"window": (before, 0)}
     out = jagged_attention(q, k, v, **options).values
     gradients = torch.autograd.grad(out, leaves, batch.d_o)
     assert tuple(calls) == PASSES
@@ -94,9 +111,12 @@ def test_both_sides_are_timed_and_agree(scores: str, dim: int) -> None:
     effort = Effort(rounds=1, inner=1, warmup=1)
     found = list(rows_of(batch, SCORES[scores], effort, causal=True))
     assert [row["pass"] for row in found] == list(PASSES)
+    # At head_dim 64 tiles are the same.
+    sides = (*SIDES, RETILED) if dim == 128 else SIDES
     for row in found:
         assert row["results differ"] < 2e-2
-        assert all(row[f"{side}, ms"] > 0 for side in SIDES)
+        assert all(row[f"{side}, ms"] > 0 for side in sides)
+        assert (f"{RETILED}, ms" in row) == (RETILED in sides)
 
 
 def test_it_pays_from_where_it_is_faster_at_all_that_follow() -> None:
@@ -121,6 +141,8 @@ def test_what_the_policy_says() -> None:
     for of_pass, table in (("forward", FORWARD_PAYS_FROM), ("backward", BACKWARD_PAYS_FROM)):
         assert said("silu", of_pass, 128, causal=True) == table["pointwise, causal"][128]
     assert said("softmax", "backward", 128, causal=True) == BACKWARD_PAYS_FROM["softmax"][128]
+    windows = BACKWARD_PAYS_FROM["softmax, window"]
+    assert said("softmax", "backward", 64, causal=True, window=100) == windows[64]
 
 
 def test_lists_may_have_lengths_of_their_own_for_scores() -> None:

@@ -1,13 +1,15 @@
 """How much slower what `jagged_attention` picks is than the fastest kernels that could take a call.
 
     python tests/support/choice_regret.py [--count 60] [--first 0] [-n 8] [--out FOLDER]
+    python tests/support/choice_regret.py --look-at N [N ...] [-n 8]
 
 Batch number i is the same everywhere: lengths are drawn anew for each; head_dims, heads, masks,
 scores, keys and dtypes, which kernels are compiled for, are one of `COMPILED` draws. Forward and
 backward are timed apart, turn by turn, by every family of kernels that can take them, over tiles of
 the schedule's own size and of Hopper's. Before that, processes compile all of it side by side. The
 goal: of 95% of passes the pick is at most 3% slower than the fastest. docs/performance.md has what
-`--out figures/choice_regret` leaves.
+`--out figures/choice_regret` leaves. `--look-at` prints all that was measured of some batches: for
+rules, which are made by others than they are judged by.
 """
 
 from __future__ import annotations
@@ -251,8 +253,13 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first")
     parser.add_argument("-n", type=int, default=8, help="processes that compile")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="for the results, too")
+    parser.add_argument(
+        "--look-at", type=int, nargs="+", metavar="N", help="these batches, in full"
+    )
     options = parser.parse_args(words)
-    numbers = range(options.first, options.first + options.count)
+    if options.look_at and options.out:
+        parser.error("--look-at leaves no results: give --first and --count with --out")
+    numbers = options.look_at or range(options.first, options.first + options.count)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)  # now, and not after all the work
     begun = provenance.begin(DEVICE)
@@ -267,6 +274,9 @@ def main(words: Sequence[str] | None = None) -> int:
             results.write(results.frame(found), options.out / UNFINISHED)
         passes = picks(results.frame(own))
         print(*map("{:.3f}".format, passes["slower"]), own[0]["workload"], flush=True)
+        if options.look_at:
+            for row in sorted(own, key=lambda row: (row["mode"] != "forward", row["value"])):
+                print(f"  {row['mode']}, {row['provider']}: {row['value']:.4g} ms", flush=True)
     table = results.frame(found)
     print(summary(picks(table)))
     if options.out:

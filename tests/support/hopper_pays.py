@@ -4,14 +4,16 @@
     python tests/support/hopper_pays.py --scores softmax --keys strided [--block 64] [--even] ...
 
 Both take turns on the same batches, forward, backward and the two together, each over tiles of its
-own, and their results are compared. Users have the given lengths on average, from half to three
-halves of it; a batch has `--tokens` in all. Below the table stands, for each head_dim and pass,
-the first of the lengths from which on Hopper's are faster at all of them, beside what
-`schedule/policy/hopper.py` says: that is where it belongs. Needs a Hopper GPU.
+own and the plain ones over Hopper's too, and their results are compared. Users have the given
+lengths on average, from half to three halves of it; a batch has `--tokens` in all. Below the table
+stands, for each head_dim and pass, the first of the lengths from which on Hopper's are faster at
+all of them, beside what `schedule/policy/hopper.py` says: that is where it belongs. Needs a Hopper
+GPU.
 
-With `--keys` both walk lists of key blocks: S2-Attention's, semi-local ones, or those that queries,
-`--candidates` of each user, retrieve. `--forward` and `--dkv` change how Hopper's kernels are laid
-out for them, as in `--forward block=64,stages=4,residents=3`.
+Queries see what is before them, all keys with `--full`, or as many before their own as `--window`
+says. With `--keys` both walk lists of key blocks: S2-Attention's, semi-local ones, or those that
+queries, `--candidates` of each user, retrieve. `--forward` and `--dkv` change how Hopper's kernels
+are laid out for them, as in `--forward block=64,stages=4,residents=3`.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ SCORES = {"softmax": None, "silu": SiLU(), "sigmoid": Sigmoid()}
 # S2-Attention as it is measured by length, ULTRA-HSTU's semi-local attention, retrieval.
 KEYS = ("ranges", "strided", "semi-local", "retrieval")
 SIDES = ("plain", "hopper")
+RETILED = "plain, Hopper's tiles"
 PASSES = ("forward", "backward", "forward+backward")
 Call = Callable[[], tuple[Tensor, ...]]
 
@@ -110,12 +113,17 @@ class Batch:
         return lists, band_of(given, False, None)
 
     def calls(
-        self, side: str, scores: Any, *, causal: bool, keys: str = "ranges", block: int = 64
-    ) -> dict[str, Call]:
-        """pass -> a call of it by the kernels of one side."""
+        self, side: str, scores: Any, *, causal: bool, window: int | None = None,
+        keys: str = "ranges", block: int = 64,
+    ) -> dict[str, Call]:  # fmt: skip
+        """pass -> a call of it by the kernels of one side, of `SIDES` or `RETILED`.
+
+        Args:
+            window: keys that a query sees before its own; None: all.
+        """
         lists, (left, right) = self.lists(keys, block)
         if lists is None:
-            left, right = resolve_window(causal, None)
+            left, right = resolve_window(causal, None if window is None else (window, 0))
         q, k, v = self.q, self.k, self.v
         meeting = meeting_of(MeetTerms.of(lists, scores), self.offsets)
         band: dict[str, Any] = {"left": left, "right": right, "scale": self.dim**-0.5}
@@ -134,7 +142,9 @@ class Batch:
             from jagged_kernels.attention.plain.backward import launch_backward
             from jagged_kernels.attention.plain.forward import launch_forward
 
-            tile = DEFAULT_TILES[0] if lists is None else block
+            tile = block
+            if lists is None:
+                tile = HOPPER_TILES[self.dim] if side == RETILED else DEFAULT_TILES[0]
             of_queries, of_both = {"tile_q": tile}, {"tile_q": tile, "tile_k": tile}
         # Rows with lists have ranges without limits.
         sides = (left, right) if lists is None else (-1, -1)
@@ -163,23 +173,30 @@ class Batch:
         return found
 
 
-def rows_of(
-    batch: Batch, scores: Any, effort: Effort, *, causal: bool, **listed: Any
-) -> Iterator[dict[str, Any]]:
-    """A row for each pass: ms of both sides, their ratio, and how far results lie apart."""
-    sides = {side: batch.calls(side, scores, causal=causal, **listed) for side in SIDES}
+def rows_of(batch: Batch, scores: Any, effort: Effort, **options: Any) -> Iterator[dict[str, Any]]:
+    """A row for each pass: ms of both sides, their ratio, and how far results lie apart.
+
+    Args:
+        options: of `Batch.calls`.
+    """
+    named: list[str] = list(SIDES)
+    if options.get("keys", "ranges") == "ranges" and HOPPER_TILES[batch.dim] != DEFAULT_TILES[0]:
+        named.append(RETILED)
+    sides = {side: batch.calls(side, scores, **options) for side in named}
     for of_pass in sides["hopper"]:
-        calls = {side: sides[side][of_pass] for side in SIDES}
-        differ = difference(*(call() for call in calls.values()))
+        calls = {side: sides[side][of_pass] for side in named}
+        differ = difference(*(calls[side]() for side in SIDES))
         timed = timing.interleaved(calls, device=batch.q.device, effort=effort)
         for one in timed.values():
             if one.failure:
                 raise one.failure
-        plain, hopper = (statistics.median(timed[side].samples) for side in SIDES)
+        took = {side: statistics.median(timed[side].samples) for side in named}
         yield {
-            "pass": of_pass, "plain, ms": plain, "hopper, ms": hopper,
-            "plain / hopper": plain / hopper, "results differ": differ,
-        }  # fmt: skip
+            "pass": of_pass,
+            **{f"{side}, ms": ms for side, ms in took.items()},
+            "plain / hopper": took["plain"] / took["hopper"],
+            "results differ": differ,
+        }
 
 
 def pays_from(table: pd.DataFrame) -> pd.DataFrame:
@@ -197,13 +214,15 @@ def pays_from(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def said(
-    scores: str, of_pass: str, dim: int, keys: str = "ranges", *, causal: bool = False
-) -> int | None:
+    scores: str, of_pass: str, dim: int, keys: str = "ranges", *, causal: bool = False,
+    window: int | None = None,
+) -> int | None:  # fmt: skip
     """What the policy says of one pass alone."""
     table = {"forward": FORWARD_PAYS_FROM, "backward": BACKWARD_PAYS_FROM}.get(of_pass, {})
     of_scores = "softmax" if scores == "softmax" else "pointwise"
     of_keys = "ranges" if keys == "ranges" else "lists"
-    mask = {"semi-local": "window", "ranges": "causal" if causal else "none"}.get(keys, "causal")
+    of_ranges = "window" if window is not None else "causal" if causal else "none"
+    mask = {"semi-local": "window", "ranges": of_ranges}.get(keys, "causal")
     return policy.paying_length(table, of_scores, of_keys, mask, dim)
 
 
@@ -223,7 +242,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lengths", type=int, nargs="+", default=lengths)
     parser.add_argument("--tokens", type=int, default=2**17, help="in a batch")
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--full", action="store_true", help="every query sees all keys, not causal")
+    masks = parser.add_mutually_exclusive_group()
+    masks.add_argument("--full", action="store_true", help="every query sees all keys, not causal")
+    masks.add_argument("--window", type=int, metavar="N", help="it sees N keys before its own")
     parser.add_argument("--keys", choices=KEYS, default="ranges")
     parser.add_argument("--block", type=int, choices=(64, 128), default=64, help="of the lists")
     parser.add_argument("--candidates", type=int, default=1024, help="of a user, for retrieval")
@@ -242,6 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shape["even"] = options.even
     if options.keys == "retrieval":
         shape["candidates"] = options.candidates
+    seen = {"causal": not options.full, "window": options.window}
     listed = {"keys": options.keys, "block": options.block}
     rows = []
     for dim in options.head_dims:
@@ -249,18 +271,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lay_out(policy._LISTED_DKV, dim, options.block, options.dkv)
         for mean in options.lengths:
             batch = Batch(mean, dim=dim, dtype=torch.bfloat16, **shape)
-            found = rows_of(
-                batch, SCORES[options.scores], effort, causal=not options.full, **listed
-            )
+            found = rows_of(batch, SCORES[options.scores], effort, **seen, **listed)
             rows += [{"head_dim": dim, "length": mean, **row} for row in found]
             timing.release(device)
     table = pd.DataFrame(rows)
     first = pays_from(table)
     first["policy says"] = [
-        said(options.scores, str(of_pass), int(dim), options.keys, causal=not options.full)
+        said(options.scores, str(of_pass), int(dim), options.keys, **seen)
         for dim, of_pass in zip(first["head_dim"], first["pass"], strict=True)
     ]
     mask = "all keys" if options.full else "causal"
+    if options.window is not None:
+        mask = f"{options.window} keys before"
     if options.keys != "ranges":
         mask = f"{options.keys}, blocks of {options.block}"
     print(f"{torch.cuda.get_device_name(0)}, {options.scores}, {mask}, {options.heads} heads, bf16")
