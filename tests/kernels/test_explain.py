@@ -66,8 +66,10 @@ LINES = [
      "they are empty, not aligned, or overlap"),
     ("long, float32", True,
      "hopper forward, hopper dkv, hopper dq: float32 is not float16 or bfloat16"),
-    ("long, a small head", True, "hopper forward, hopper one pass, hopper dkv: "
-     "head_dim 32 is padded to 32, it takes 64 or 128"),
+    ("long, a small head", True,
+     "hopper forward: head_dim 32 is padded to 32, it takes 64, 128 or 256"),
+    ("long, a small head", True,
+     "hopper one pass, hopper dkv: head_dim 32 is padded to 32, it takes 64 or 128"),
     ("long, a head of 16-byte pieces and a half", True,
      "hopper forward, hopper dkv, hopper dq: head_dim 100 is no multiple of 8; "
      "TMA cannot read q, k or v: they are empty, not aligned, or overlap"),

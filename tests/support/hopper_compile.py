@@ -213,7 +213,9 @@ def main() -> None:
             ruled = (dim == 64) == (size == 64)
             group = 1 if ruled else 4
             compile_kernel(name, dim, policy, listed=size, ruled=ruled, group=group)
-    for name, dim in (("forward", 64), ("forward", 128), ("dq", 128), ("dkv", 64), ("dkv", 128)):
+    for name, dim in (
+        ("forward", 64), ("forward", 128), ("forward", 256), ("dq", 128), ("dkv", 64), ("dkv", 128),
+    ):  # fmt: skip
         print(name, dim, file=sys.stderr)
         compile_kernel(name, dim, policy)
         compile_kernel(name, dim, policy, counted=True)
@@ -221,7 +223,10 @@ def main() -> None:
         compile_kernel("one pass", 128, policy)
         compile_kernel("one pass", 64, policy)
         # Heads in two pieces, and in one that is narrower than its box.
-        for name, dim in (("forward", 96), ("dq", 80), ("dkv", 96), ("one pass", 80), ("dkv", 40)):
+        for name, dim in (
+            ("forward", 96), ("dq", 80), ("dkv", 96), ("one pass", 80), ("dkv", 40),
+            ("forward", 192), ("forward", 160),
+        ):  # fmt: skip
             print(name, dim, file=sys.stderr)
             compile_kernel(name, dim, policy)
     if policy:

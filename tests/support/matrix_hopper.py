@@ -25,6 +25,7 @@ MASKS = ({}, {"causal": True}, {"window": (MEAN, 5)})
 
 # Heads that fill their box, and of q and of v others, in one piece and in two.
 DIMS = (*((dim, dim) for dim in HOPPER_TILES), (40, 64), (80, 128), (128, 96))
+FORWARD_DIMS = ((256, 256), (144, 192))
 
 
 def _inputs(dim: int, dim_v: int | None = None) -> Inputs:
@@ -35,7 +36,7 @@ def _inputs(dim: int, dim_v: int | None = None) -> Inputs:
 
 def hopper() -> None:
     with paying_from(MEAN, *TWO_PASSES):
-        for dims in DIMS:
+        for dims in (*DIMS, *FORWARD_DIMS):
             for mask in MASKS:
                 run_twice(run, _inputs(*dims), **mask)
 

@@ -27,6 +27,7 @@ from jagged_kernels.schedule.policy.hopper import (
     DQ_LISTED,
     FORWARD_LISTED,
     FORWARD_PAYS_FROM,
+    FORWARD_TILES,
     HOPPER_TILES,
     NEVER,
     ONE_PASS_PAYS_FROM,
@@ -122,17 +123,17 @@ HOPPER_FORWARD = Family(
     "plain",
     passes=("forward",),
     dtypes=_HALF,
-    boxes=(64, 128),
+    boxes=(64, 128, 256),
     scores=("softmax", "pointwise"),
     keys=("ranges", "lists"),
     hopper=True,
-    tile_q=HOPPER_TILES,
+    tile_q=FORWARD_TILES,
     listed=FORWARD_LISTED,
     pays_from=FORWARD_PAYS_FROM,
 )
 HOPPER_DKV = HOPPER_FORWARD._replace(
-    name="hopper dkv", passes=("dkv",), tile_k=HOPPER_TILES, listed=DKV_LISTED,
-    pays_from=BACKWARD_PAYS_FROM,
+    name="hopper dkv", passes=("dkv",), boxes=(64, 128), tile_q=HOPPER_TILES, tile_k=HOPPER_TILES,
+    listed=DKV_LISTED, pays_from=BACKWARD_PAYS_FROM,
 )  # fmt: skip
 # Beside `HOPPER_DKV` alone. In boxes of 64 the plain one is faster.
 HOPPER_DQ = HOPPER_DKV._replace(name="hopper dq", passes=("dq",), boxes=(128,), listed=DQ_LISTED)
@@ -405,7 +406,9 @@ def _dim_refusals(family: Family, asked: Asked) -> list[str]:
 
 def _tile_refusals(family: Family, asked: Asked) -> list[str]:
     if asked.keys == "lists" and family.listed is not None:
-        blocks = family.listed.get(box(asked.head_dim), (asked.tile_q,))
+        blocks = family.listed.get(box(asked.head_dim))
+        if blocks is None:
+            return [f"it takes no lists at head_dim {asked.head_dim}"]
         if {asked.tile_q, asked.tile_k} <= set(blocks):
             return []
         return [f"lists are of blocks of {asked.tile_q} keys, it takes {_either(map(str, blocks))}"]

@@ -1,4 +1,4 @@
-"""The forward kernel for Hopper: long histories in half precision, head_dims from 40 to 128.
+"""The forward kernel for Hopper: long histories in half precision, head_dims from 40 to 256.
 
 FlashAttention-3 (arXiv 2407.08608, section 3) over the rows of the schedule, written in Gluon. One
 warp brings K and V blocks by TMA into a ring of buffers; each of one or two consumers holds a part

@@ -1,9 +1,9 @@
 """A head's columns in the Gluon kernels: in boxes of shared memory, in products, and in sums.
 
 TMA brings some tokens of a head into a box [tokens, PAD_D], whose columns from D on it fills with
-zeros. A box of 128 with up to 96 columns of a head is multiplied in two pieces, its first 64
-columns and 16 or 32 more; any other one in one piece. What is added up of weights times boxes
-(sums) is a tuple of as many blocks.
+zeros. A box of 128 or 256 with up to three quarters of its columns taken is multiplied in two
+pieces, the first half and 16, 32 or 64 columns more; any other one in one piece. What is added up
+of weights times boxes (sums) is a tuple of as many blocks.
 """
 
 # Tuples are put together by `+`: Gluon does not unpack.
@@ -22,13 +22,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from jagged_kernels.attention.hopper.blocks import by_row, size_of_sums, zero_rows
 
-_FIRST = gl.constexpr(64)
+
+@gluon.constexpr_function
+def _first(D):
+    """Columns of the first of two pieces."""
+    return 64 if D <= 128 else 128
 
 
 @gluon.constexpr_function
 def _rest(D):
     """Columns of the second piece; 0 where there is none."""
-    return 0 if D <= 64 or D > 96 else 16 if D <= 80 else 32
+    half = 64 if D <= 128 else 128
+    more = D - half
+    return 0 if more <= 0 or more > half // 2 else max(16, 1 << (more - 1).bit_length())
 
 
 @gluon.constexpr_function
@@ -108,14 +114,15 @@ def product_with_transpose(a, b, D: gl.constexpr, LAYOUT: gl.constexpr):
     """a @ b.T in the making, float32, of boxes a and b."""
     nothing = gl.full([a.shape[0], b.shape[0]], 0.0, gl.float32, LAYOUT)
     REST: gl.constexpr = _rest(D)
+    FIRST: gl.constexpr = _first(D)
     if REST == 0:
         product = warpgroup_mma(a, b.permute((1, 0)), nothing, use_acc=False, is_async=True)
     else:
-        left = a.slice(0, _FIRST, 1)
-        right = b.slice(0, _FIRST, 1).permute((1, 0))
+        left = a.slice(0, FIRST, 1)
+        right = b.slice(0, FIRST, 1).permute((1, 0))
         product = warpgroup_mma(left, right, nothing, use_acc=False, is_async=True)
-        left = a.slice(_FIRST, REST, 1)
-        right = b.slice(_FIRST, REST, 1).permute((1, 0))
+        left = a.slice(FIRST, REST, 1)
+        right = b.slice(FIRST, REST, 1).permute((1, 0))
         product = warpgroup_mma(left, right, product, is_async=True)
     return product
 
@@ -124,10 +131,11 @@ def product_with_transpose(a, b, D: gl.constexpr, LAYOUT: gl.constexpr):
 def hold(box, D: gl.constexpr, LAYOUT: gl.constexpr):
     """In registers, what of a box `product_of_held` takes as its left factor."""
     REST: gl.constexpr = _rest(D)
+    FIRST: gl.constexpr = _first(D)
     if REST == 0:
         held = (box.load(LAYOUT),)
     else:
-        held = (box.slice(0, _FIRST, 1).load(LAYOUT), box.slice(_FIRST, REST, 1).load(LAYOUT))
+        held = (box.slice(0, FIRST, 1).load(LAYOUT), box.slice(FIRST, REST, 1).load(LAYOUT))
     return held
 
 
@@ -136,12 +144,13 @@ def product_of_held(held, b, D: gl.constexpr, LAYOUT: gl.constexpr):
     """`product_with_transpose` of what `hold` gave."""
     nothing = gl.full([held[0].shape[0], b.shape[0]], 0.0, gl.float32, LAYOUT)
     REST: gl.constexpr = _rest(D)
+    FIRST: gl.constexpr = _first(D)
     if REST == 0:
         product = warpgroup_mma(held[0], b.permute((1, 0)), nothing, use_acc=False, is_async=True)
     else:
-        right = b.slice(0, _FIRST, 1).permute((1, 0))
+        right = b.slice(0, FIRST, 1).permute((1, 0))
         product = warpgroup_mma(held[0], right, nothing, use_acc=False, is_async=True)
-        right = b.slice(_FIRST, REST, 1).permute((1, 0))
+        right = b.slice(FIRST, REST, 1).permute((1, 0))
         product = warpgroup_mma(held[1], right, product, is_async=True)
     return product
 
@@ -158,7 +167,7 @@ def _layout(WARPS, WIDTH):
 def no_sums(ROWS: gl.constexpr, D: gl.constexpr, S: gl.constexpr, C: gl.constexpr):
     """Zeros to add to: [ROWS, columns], of a consumer."""
     REST: gl.constexpr = _rest(D)
-    FIRST: gl.constexpr = _FIRST if REST else S.PAD_D
+    FIRST: gl.constexpr = _first(D) if REST else S.PAD_D
     sums = (gl.zeros([ROWS, FIRST], gl.float32, _layout(C.warps, FIRST)),)
     if REST > 0:
         sums = sums + (gl.zeros([ROWS, REST], gl.float32, _layout(C.warps, REST)),)
@@ -180,15 +189,16 @@ def add_product(weights, box, sums, D: gl.constexpr, IN_REGISTERS: gl.constexpr 
         weights: of `left_factor`, or in shared memory.
     """
     REST: gl.constexpr = _rest(D)
+    FIRST: gl.constexpr = _first(D)
     if REST == 0:
         added = (warpgroup_mma(weights, box, sums[0], is_async=True),)
     else:
-        first = warpgroup_mma(weights, box.slice(0, _FIRST, 1), sums[0], is_async=True)
+        first = warpgroup_mma(weights, box.slice(0, FIRST, 1), sums[0], is_async=True)
         if IN_REGISTERS:
             # The same registers.
             LAYOUT: gl.constexpr = gl.DotOperandLayout(0, sums[1].type.layout, 2)
             weights = gl.convert_layout(weights, LAYOUT, assert_trivial=True)
-        rest = warpgroup_mma(weights, box.slice(_FIRST, REST, 1), sums[1], is_async=True)
+        rest = warpgroup_mma(weights, box.slice(FIRST, REST, 1), sums[1], is_async=True)
         added = (first, rest)
     return added
 
@@ -240,9 +250,10 @@ def store_head(
 
     An alarm becomes 1 where the sum of a token's numbers is inf or NaN.
     """
+    FIRST: gl.constexpr = _first(D)
     _store(ptr, sums[0], 0, start, end, head, HEADS, D, alarm_ptr)
     if len(sums) == 2:
-        _store(ptr, sums[1], _FIRST, start, end, head, HEADS, D, alarm_ptr)
+        _store(ptr, sums[1], FIRST, start, end, head, HEADS, D, alarm_ptr)
 
 
 @gluon.jit

@@ -71,8 +71,8 @@ def box(head_dim: int) -> int:
     return padded_dim(head_dim)
 
 
-# Measured on an H100, for the two boxes that the kernels take, at head_dim 64 and 128. The tiles of
-# all three are the same, so that one schedule serves them.
+# Measured on an H100, for the boxes that the kernels take, at head_dim 64, 128 and 256 (the forward
+# alone). The tiles of all three are the same, so that one schedule serves them.
 #
 # With lists of key blocks a tile has as many tokens as a listed block: `listed`, 0 without lists.
 # Shorter blocks than `block` are brought by twos.
@@ -84,7 +84,11 @@ def forward_config(head_dim: int, listed: int = 0) -> HopperConfig:
         return _LISTED_FORWARD[box(head_dim), listed]
     if box(head_dim) == 64:
         return HopperConfig(consumers=1, warps=4, block=128, stages=3, residents=2)
-    return HopperConfig(consumers=2, warps=4, block=128, stages=2)
+    if box(head_dim) == 128:
+        return HopperConfig(consumers=2, warps=4, block=128, stages=2)
+    # One consumer's products take four times as long as its exponentials. Tiles of 64, which are
+    # the plain kernels', whose backward it is.
+    return HopperConfig(consumers=1, warps=4, block=64, stages=2)
 
 
 # Of `hopper.dq`, in boxes of 128. Stages are those of K: the block before, this one, the next.
@@ -133,7 +137,10 @@ def counted(config: HopperConfig) -> HopperConfig:
 
 # Tokens of a user, on average, from which such tiles are counted out, by what scores become and by
 # box. Shorter users have few tiles, about equal ones.
-COUNTED_FROM = {"softmax": {64: 0, 128: 0}, "pointwise": {64: 256, 128: 0}}
+COUNTED_FROM = {
+    "softmax": {64: 0, 128: 0, 256: 0},
+    "pointwise": {64: 256, 128: 0, 256: 0},
+}
 
 
 # By box and tokens of a listed block. In boxes of 128 and for blocks of 64 there is no backward:
@@ -172,12 +179,12 @@ DQ_LISTED = {128: (128,)}
 # blocks.
 NEVER = 2**40
 FORWARD_PAYS_FROM = {
-    "softmax": {64: 1024, 128: 256},
-    "softmax, causal": {64: 256, 128: 192},
-    "softmax, window": {64: 1536, 128: 512},
-    "pointwise": {64: 512, 128: 192},
-    "pointwise, causal": {64: 1024, 128: 512},
-    "pointwise, window": {64: 1024, 128: 256},
+    "softmax": {64: 1024, 128: 256, 256: 256},
+    "softmax, causal": {64: 256, 128: 192, 256: 256},
+    "softmax, window": {64: 1536, 128: 512, 256: 512},
+    "pointwise": {64: 512, 128: 192, 256: 256},
+    "pointwise, causal": {64: 1024, 128: 512, 256: 512},
+    "pointwise, window": {64: 1024, 128: 256, 256: 512},
     "lists": {64: 4096, 128: 128},
     "lists, window": {64: NEVER, 128: 128},
     "pointwise lists": {64: 192, 128: 128},
@@ -219,6 +226,7 @@ def paying_length(
 # which such tiles are made, where plain kernels are as fast with them.
 HOPPER_TILES_FROM = {64: 0, 128: 192}
 HOPPER_TILES = {dim: forward_config(dim).tile_q for dim in HOPPER_TILES_FROM}
+FORWARD_TILES = {**HOPPER_TILES, 256: forward_config(256).tile_q}
 
 
 def hopper_tile(head_dim: int, tokens: int, users: int) -> int | None:
