@@ -328,9 +328,12 @@ def _meet(
     probabilities = gl.exp2(exponent)
     # Here because that wait is a loop: across it the assembler does not move the end of products.
     mbarrier.wait(do_full.index(stage), phase)
+    slot = side
+    slot_phase = side_phase
     if not FIRST:
         dq = warpgroup_mma_wait(pieces(S.D), deps=[dq])
-        add(dq, band[1], out, notes, barriers, side, side_phase, S, C, ME)
+        if not holds(S):
+            add(dq, band[1], out, notes, barriers, slot, slot_phase, S, C, ME)
         side, side_phase = next_slot(side, side_phase, 2)
         dk, ds = wait_for(0, dk, (ds,))
         mbarrier.arrive(q_empty.index(before))
@@ -349,6 +352,10 @@ def _meet(
     ds_buffer.index(side * C.consumers + ME).store(d_scores.to(dtype))
     fence_async_shared()
     mbarrier.arrive(ds_full.index(side))
+    if not FIRST:
+        if holds(S):
+            # After the fence, which waits for all that was written, and not before.
+            add(dq, band[1], out, notes, barriers, slot, slot_phase, S, C, ME)
     # The next block's Q is waited for here for the same reason: not before there is dS.
     ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
     mbarrier.wait(q_full.index(ahead_stage), ahead_phase, pred=more)
