@@ -352,10 +352,9 @@ def _meet(
     ds_buffer.index(side * C.consumers + ME).store(d_scores.to(dtype))
     fence_async_shared()
     mbarrier.arrive(ds_full.index(side))
-    if not FIRST:
-        if holds(S):
-            # After the fence, which waits for all that was written, and not before.
-            add(dq, band[1], out, notes, barriers, slot, slot_phase, S, C, ME)
+    if holds(S) and not FIRST:
+        # After the fence, which waits for all that was written, and not before.
+        add(dq, band[1], out, notes, barriers, slot, slot_phase, S, C, ME)
     # The next block's Q is waited for here for the same reason: not before there is dS.
     ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
     mbarrier.wait(q_full.index(ahead_stage), ahead_phase, pred=more)
