@@ -225,7 +225,7 @@ def _forward(
     elif BIAS.ADDS:
         acc = weighted_mean(acc, total)
     else:
-        acc = acc / total[:, None]
+        acc = acc * (1.0 / total)[:, None]
     if S.MASKED:
         # Behind the user's end may be queries that see nothing: 0 / 0.
         own = start + tl.arange(0, TILE) < end

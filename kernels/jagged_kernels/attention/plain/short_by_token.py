@@ -59,9 +59,9 @@ def attend_by_token(
         if WEIGHT is not None:
             acc = acc * factor_of(meets, start, end)
         elif BIAS.ADDS:
-            acc = acc / tl.where(total == 0.0, 1.0, total)
+            acc = acc * (1.0 / tl.where(total == 0.0, 1.0, total))
         else:
-            acc = acc / total
+            acc = acc * (1.0 / total)
         _store_token(o_ptr, acc, token, S.HEADS * S.DV, S.DV, PAD_DV)
         if lse2_ptr is not None:
             _store_number(lse2_ptr, lse2_of(top * unit, total), token, S.HEADS)
