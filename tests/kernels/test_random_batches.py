@@ -107,6 +107,7 @@ def test_a_row_has_the_errors_of_both() -> None:
         assert min(row[OURS], row[PYTORCH]) >= 0
         assert row["times"] == pytest.approx(row[OURS] / max(row[PYTORCH], 1))
         assert row["by floor"] <= row["times"] <= GOAL
+        assert row["by floor"] <= FACTOR
 
 
 def _changed(
@@ -171,6 +172,22 @@ def test_a_sum_that_cancels_is_allowed_no_more(monkeypatch: pytest.MonkeyPatch) 
     assert row["by floor"] < FACTOR
     assert GOAL < row["times"] <= 7
     assert "times PyTorch's error" in row["wrong"]
+
+
+def test_what_tests_do_not_let_pass_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where PyTorch is far off, and so the goal is the wider bound."""
+    case, dtype, shared = draw(8)
+    inputs = case.inputs(dtype, seed=8)
+    exact = Standard(inputs.with_shared_offsets() if shared else inputs, **case.mask).exact["o"]
+    far = 100 * float(exact.abs().max()) * torch.finfo(dtype).eps
+    _changed(monkeypatch, "sdpa", "o", lambda _: exact + far)
+    for times, wrong in ((2.5, False), (3.5, True)):
+        with monkeypatch.context() as patch:
+            _changed(patch, "run", "o", lambda _, off=times * far: exact + off)
+            row = look_at(8)[0]
+        assert row["times"] == pytest.approx(times) == row["by floor"]
+        assert times < GOAL
+        assert row["wrong"] == ("3.5 times what tests judge by" if wrong else "")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
