@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # As many processes as there are cores: threads of each would wait for one another.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -86,6 +87,15 @@ def much_memory() -> Iterator[None]:
     with FileLock(Path(tempfile.gettempdir()) / "jagged-tests-much-memory.lock"):
         yield
         torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def matmul() -> Iterator[Any]:
+    """`torch.backends.cuda.matmul`, put back to products in float32. Not by monkeypatch: torch
+    makes its attributes up when they are asked for, and it would delete them."""
+    yield torch.backends.cuda.matmul
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.fp32_precision = "none"
 
 
 @pytest.fixture(scope="session")

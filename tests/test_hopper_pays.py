@@ -153,6 +153,12 @@ def test_lists_may_have_lengths_of_their_own_for_scores() -> None:
     assert paying_length(table, "softmax", "ranges", "none", 64) is None
 
 
+def test_lists_have_no_other_window(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--keys", "strided", "--window", "64"])
+    assert "--window is of ranges" in capsys.readouterr().err
+
+
 def test_without_such_a_gpu_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hopper_pays.is_hopper", lambda device: False)
     with pytest.raises(SystemExit, match="hopper_pays: there is no Hopper GPU here"):

@@ -165,17 +165,13 @@ def test_a_hundred_thousand_users():
         torch.testing.assert_close(out.values[start:end].double(), exact, atol=1e-5, rtol=1e-5)
 
 
-def test_float32_uses_tf32_only_where_it_is_allowed():
+def test_float32_uses_tf32_only_where_it_is_allowed(matmul):
     inputs = Case([130], heads=1, kv_heads=1, dim=64).inputs(torch.float32)
     exact = run("reference", inputs.double(), tile=None)["o"]
-    matmul, errors = torch.backends.cuda.matmul, {}
-    before = matmul.fp32_precision
-    try:
-        for allowed in (False, True):
-            matmul.fp32_precision = "tf32" if allowed else "ieee"
-            errors[allowed] = float((run("triton", inputs)["o"] - exact).abs().max())
-    finally:  # monkeypatch would delete it: the module makes it up when it is asked
-        matmul.fp32_precision = before
+    errors = {}
+    for allowed in (False, True):
+        matmul.fp32_precision = "tf32" if allowed else "ieee"
+        errors[allowed] = float((run("triton", inputs)["o"] - exact).abs().max())
     assert errors[False] < 1e-5 < errors[True] < 1e-2
 
 

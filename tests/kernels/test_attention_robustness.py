@@ -312,18 +312,13 @@ def test_the_tolerance_would_notice_a_wrong_scale(monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["fp32_precision", "allow_tf32", "set_float32_matmul_precision"])
-def test_tf32_is_allowed_by_any_of_pytorchs_ways(way):
-    matmul = torch.backends.cuda.matmul
-    try:
-        for allowed in (False, True):
-            if way == "fp32_precision":
-                matmul.fp32_precision = "tf32" if allowed else "ieee"
-            elif way == "allow_tf32":
-                matmul.allow_tf32 = allowed
-            else:
-                torch.set_float32_matmul_precision("high" if allowed else "highest")
-            assert dot_precision(torch.float32) == ("tf32" if allowed else "ieee")
-            assert dot_precision(torch.bfloat16) == "ieee"
-    finally:
-        torch.set_float32_matmul_precision("highest")
-        matmul.fp32_precision = "none"
+def test_tf32_is_allowed_by_any_of_pytorchs_ways(way, matmul):
+    for allowed in (False, True):
+        if way == "fp32_precision":
+            matmul.fp32_precision = "tf32" if allowed else "ieee"
+        elif way == "allow_tf32":
+            matmul.allow_tf32 = allowed
+        else:
+            torch.set_float32_matmul_precision("high" if allowed else "highest")
+        assert dot_precision(torch.float32) == ("tf32" if allowed else "ieee")
+        assert dot_precision(torch.bfloat16) == "ieee"

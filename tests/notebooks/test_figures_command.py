@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kept_figures import save_run
+from left_results import save_run
 from made_up_cached import cached_results
 from made_up_rankers import history_results, serving_results, throughput_results
 from made_up_results import (

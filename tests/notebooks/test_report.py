@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from kept_figures import save_run
+from left_results import save_run
 from made_up_rankers import quality_results
 from made_up_results import MANIFEST
 

@@ -255,6 +255,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=10, help="timed calls in a turn")
     parser.add_argument("--out", type=Path, metavar="FILE.csv", help="the table as a file, too")
     options = parser.parse_args(arguments)
+    if options.keys != "ranges" and options.window is not None:
+        parser.error("--window is of ranges: lists have what their keys say")
     if not (torch.cuda.is_available() and is_hopper(torch.device("cuda", 0))):
         raise SystemExit("hopper_pays: there is no Hopper GPU here")
     device = torch.device("cuda", 0)

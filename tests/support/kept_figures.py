@@ -1,13 +1,12 @@
-"""Figures as they are drawn, before they are files; folders of results; and the page of goals."""
+"""Figures as they are drawn, before they are files; and the page of goals."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from left_results import save_run
 
-from jagged_ranking import provenance, results
 from jagged_ranking.figures import goals, style
 
 
@@ -23,13 +22,6 @@ def keep_figures(monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], dict[
 
     monkeypatch.setattr(style, "save", save)
     return figures, titles
-
-
-def save_run(folder: Path, table: pd.DataFrame, manifest: Mapping[str, Any]) -> Path:
-    """The folder, with what a run leaves behind for figures and pages."""
-    results.write(table, folder / results.RESULTS)
-    provenance.write_manifest(manifest, folder / provenance.MANIFEST)
-    return folder
 
 
 def goals_before_and_after(

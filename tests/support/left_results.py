@@ -1,4 +1,5 @@
-"""What a tool leaves in a folder: a result as a notebook's, though nobody runs it by a preset."""
+"""What a run leaves in a folder, and what a tool does: a result as a notebook's, though nobody runs
+it by a preset."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,6 +8,13 @@ from typing import Any
 import pandas as pd
 
 from jagged_ranking import provenance, results
+
+
+def save_run(folder: Path, table: pd.DataFrame, manifest: Mapping[str, Any]) -> Path:
+    """The folder, with what a run leaves behind for figures and pages."""
+    results.write(table, folder / results.RESULTS)
+    provenance.write_manifest(manifest, folder / provenance.MANIFEST)
+    return folder
 
 
 def leave(
@@ -29,5 +37,4 @@ def leave(
     manifest = provenance.manifest(
         run_id=run_id, preset="interactive", parameters=parameters, begun=begun
     )
-    results.write(table, folder / results.RESULTS)
-    provenance.write_manifest(manifest, folder / provenance.MANIFEST)
+    save_run(folder, table, manifest)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from kept_figures import save_run
+from left_results import save_run
 from made_up_cached import CACHED, POLICIES, cached_results
 from matplotlib.text import Text
 

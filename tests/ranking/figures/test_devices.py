@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kept_figures import save_run
+from left_results import save_run
 from made_up_results import MANIFEST, target_results
 
 from jagged_ranking.figures import goals, headlines, redraw

@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 import matplotlib
 import pandas as pd
 import pytest
-from kept_figures import keep_figures, save_run
+from kept_figures import keep_figures
+from left_results import save_run
 from made_up_rankers import list_results, next_item_results, quality_results, quality_with_floor
 from made_up_results import MANIFEST, target_results
 

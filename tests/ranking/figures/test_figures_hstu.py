@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from kept_figures import save_run
+from left_results import save_run
 from made_up_results import MANIFEST, attention_results, hstu_results
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgba, to_rgba_array

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from kept_figures import save_run
+from left_results import save_run
 from made_up_results import MANIFEST, SPARSE_LENGTHS, sparse_results
 from matplotlib.text import Text
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from kept_figures import save_run
+from left_results import save_run
 from made_up_rankers import quality_results
 from made_up_results import MANIFEST, target_results
 

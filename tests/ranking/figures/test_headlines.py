@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from kept_figures import save_run
+from left_results import save_run
 from made_up_cached import cached_results
 from made_up_rankers import (
     history_results,
