@@ -31,6 +31,7 @@ from jagged_kernels.schedule.policy.hopper import (
     HOPPER_TILES,
     HOPPER_TILES_FROM,
     ONE_PASS_PAYS_FROM,
+    box,
 )
 from jagged_kernels.schedule.policy.plain import MOSTLY_SHORT
 from jagged_kernels.schedule.row_layout import SHORT_USER
@@ -166,8 +167,11 @@ CALLS = {
     "long, not aligned": Call(LONG[128], 128, PLAIN, layout="not aligned"),
     "long, offsets of their own": Call(LONG[128], 128, PLAIN, EVERY_HOPPER, own_offsets=True),
     "long, float32": Call(LONG[128], 128, PLAIN, dtype=SINGLE),
-    "long, another head_dim": Call(LONG[128], 96, PLAIN),
-    "long, narrower values": Call(LONG[128], 128, PLAIN, dim_v=64),
+    "long, a narrower head": Call(LONG[128], 96, PLAIN, EVERY_HOPPER),
+    "long, narrower values": Call(LONG[128], 128, PLAIN, EVERY_HOPPER, dim_v=72),
+    "long, values that are much narrower": Call(LONG[128], 128, PLAIN, dim_v=64),
+    "long, a small head": Call(LONG[64], 32, PLAIN),
+    "long, a head of 16-byte pieces and a half": Call(LONG[128], 100, PLAIN),
     "long, bias": Call(LONG[128], 128, GENERAL, bias=True),
     "long, a small tile": Call(LONG[128], 128, PLAIN, schedule={"tile_q": 64, "tile_k": 64}),
     "long, a small tile of keys": Call(
@@ -283,7 +287,7 @@ def said_picks(text: str) -> Picks:
 def hopper_fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether Hopper's kernels can take these, in a schedule with their tiles."""
     dim = q.shape[2]
-    tile = HOPPER_TILES.get(dim, 64)
+    tile = HOPPER_TILES.get(box(dim), 64)
     asked = choice.Asked("forward", q.device, q.dtype, dim, v.shape[2], tile, tile, shared=True)
     said = [
         *choice.refusals(choice.HOPPER_FORWARD, asked),

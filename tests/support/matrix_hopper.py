@@ -23,23 +23,29 @@ MEAN = HOPPER_TILES_FROM[128]
 MASKS = ({}, {"causal": True}, {"window": (MEAN, 5)})
 
 
-def _inputs(dim: int) -> Inputs:
+# Heads that fill their box, and of q and of v others, in one piece and in two.
+DIMS = (*((dim, dim) for dim in HOPPER_TILES), (40, 64), (80, 128), (128, 96))
+FORWARD_DIMS = ((256, 256), (144, 192))
+
+
+def _inputs(dim: int, dim_v: int | None = None) -> Inputs:
     """The last tile is not full."""
-    return Case((3 * MEAN + 2, 0, 1), heads=2, kv_heads=1, dim=dim).inputs(HALF)
+    case = Case((3 * MEAN + 2, 0, 1), heads=2, kv_heads=1, dim=dim, dim_v=dim_v)
+    return case.inputs(HALF)
 
 
 def hopper() -> None:
     with paying_from(MEAN, *TWO_PASSES):
-        for dim in HOPPER_TILES:
+        for dims in (*DIMS, *FORWARD_DIMS):
             for mask in MASKS:
-                run_twice(run, _inputs(dim), **mask)
+                run_twice(run, _inputs(*dims), **mask)
 
 
 def hopper_one_pass() -> None:
     with paying_from(MEAN, *TWO_PASSES, ONE_PASS_PAYS_FROM):
-        for dim in HOPPER_TILES:
+        for dims in DIMS:
             for mask in MASKS[:2]:
-                run_twice(run, _inputs(dim).with_shared_offsets(), **mask)
+                run_twice(run, _inputs(*dims).with_shared_offsets(), **mask)
 
 
 def hopper_scores() -> None:

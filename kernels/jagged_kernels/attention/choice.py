@@ -27,9 +27,12 @@ from jagged_kernels.schedule.policy.hopper import (
     DQ_LISTED,
     FORWARD_LISTED,
     FORWARD_PAYS_FROM,
+    FORWARD_TILES,
     HOPPER_TILES,
     NEVER,
     ONE_PASS_PAYS_FROM,
+    TMA_NUMBERS,
+    box,
     is_hopper,
     paying_length,
     tma_reads,
@@ -65,14 +68,15 @@ class Family(NamedTuple):
             family that takes any, in that one's operator.
         passes: the launches that it has.
         dtypes: of q, k and v.
-        head_dims: of q and of v; `equal_dims`: v must have that of q.
+        head_dims: of q and of v.
+        boxes: what both are padded to in shared memory, where TMA brings them.
         scores, keys, rows: what scores become, how keys are given, and which rows it walks.
         bias, dropout: whether it has them; it also takes calls without.
         masks: which it takes.
         hopper: it needs such a GPU, and what TMA can read.
         shared: queries and keys must have the same offsets.
-        tile_q, tile_k: for a head_dim, the tile of a schedule that it must have.
-        listed: for a head_dim, the tiles that it must have where keys are lists: their blocks.
+        tile_q, tile_k: for a box, the tile of a schedule that it must have.
+        listed: for a box, the tiles that it must have where keys are lists: their blocks.
         least_tile: both tiles must have more tokens.
         pays_from: for what scores become, or "lists" where keys are (behind the scores where these
             matter), where needed with the mask behind it, and a head_dim, tokens of a user's
@@ -85,8 +89,8 @@ class Family(NamedTuple):
     operator: Operator
     passes: tuple[Pass, ...] = ("forward", "dq", "dkv")
     dtypes: tuple[torch.dtype, ...] = _SINGLE
-    head_dims: range | tuple[int, ...] = range(1, MAX_HEAD_DIM + 1)
-    equal_dims: bool = False
+    head_dims: range = range(1, MAX_HEAD_DIM + 1)
+    boxes: tuple[int, ...] | None = None
     scores: tuple[Scores, ...] = ("softmax",)
     keys: tuple[Keys, ...] = ("ranges",)
     rows: tuple[Rows, ...] = ("whole",)
@@ -119,23 +123,20 @@ HOPPER_FORWARD = Family(
     "plain",
     passes=("forward",),
     dtypes=_HALF,
-    head_dims=(64, 128),
-    equal_dims=True,
+    boxes=(64, 128, 256),
     scores=("softmax", "pointwise"),
     keys=("ranges", "lists"),
     hopper=True,
-    tile_q=HOPPER_TILES,
+    tile_q=FORWARD_TILES,
     listed=FORWARD_LISTED,
     pays_from=FORWARD_PAYS_FROM,
 )
 HOPPER_DKV = HOPPER_FORWARD._replace(
-    name="hopper dkv", passes=("dkv",), tile_k=HOPPER_TILES, listed=DKV_LISTED,
-    pays_from=BACKWARD_PAYS_FROM,
+    name="hopper dkv", passes=("dkv",), boxes=(64, 128), tile_q=HOPPER_TILES, tile_k=HOPPER_TILES,
+    listed=DKV_LISTED, pays_from=BACKWARD_PAYS_FROM,
 )  # fmt: skip
-# Beside `HOPPER_DKV` alone. At head_dim 64 the plain one is faster.
-HOPPER_DQ = HOPPER_DKV._replace(
-    name="hopper dq", passes=("dq",), head_dims=(128,), listed=DQ_LISTED
-)
+# Beside `HOPPER_DKV` alone. In boxes of 64 the plain one is faster.
+HOPPER_DQ = HOPPER_DKV._replace(name="hopper dq", passes=("dq",), boxes=(128,), listed=DQ_LISTED)
 # Before both, which a backward of dQ alone has all the same. Of a window a block of dQ is seen by
 # few tiles, which follow each other: they queue.
 HOPPER_ONE_PASS = HOPPER_DKV._replace(
@@ -383,21 +384,31 @@ def _policy_refusals(asked: Asked) -> list[str]:
 
 
 def _dim_refusals(family: Family, asked: Asked) -> list[str]:
-    said, dims = [], family.head_dims
-    largest = max(asked.head_dim, asked.head_dim_v)
-    if isinstance(dims, range):
-        if largest not in dims:
-            said.append(f"head_dim {largest} is above {dims[-1]}")
-    elif asked.head_dim not in dims:
-        said.append(f"head_dim {asked.head_dim} is not {_either(map(str, dims))}")
-    if family.equal_dims and asked.head_dim_v != asked.head_dim:
-        said.append(f"v's head_dim {asked.head_dim_v} is not q's {asked.head_dim}")
+    said = []
+    dims = {"head_dim": asked.head_dim, "v's head_dim": asked.head_dim_v}
+    if asked.head_dim_v == asked.head_dim:
+        del dims["v's head_dim"]
+    largest = max(dims.values())
+    if largest not in family.head_dims:
+        said.append(f"head_dim {largest} is above {family.head_dims[-1]}")
+    if family.boxes is None:
+        return said
+    for name, dim in dims.items():
+        if box(dim) not in family.boxes:
+            boxes = _either(map(str, family.boxes))
+            said.append(f"{name} {dim} is padded to {box(dim)}, it takes {boxes}")
+        elif box(dim) != box(asked.head_dim):
+            said.append(f"{name} {dim} is padded to {box(dim)}, q's to {box(asked.head_dim)}")
+        if dim % TMA_NUMBERS:
+            said.append(f"{name} {dim} is no multiple of {TMA_NUMBERS}")
     return said
 
 
 def _tile_refusals(family: Family, asked: Asked) -> list[str]:
     if asked.keys == "lists" and family.listed is not None:
-        blocks = family.listed.get(asked.head_dim, (asked.tile_q,))
+        blocks = family.listed.get(box(asked.head_dim))
+        if blocks is None:
+            return [f"it takes no lists at head_dim {asked.head_dim}"]
         if {asked.tile_q, asked.tile_k} <= set(blocks):
             return []
         return [f"lists are of blocks of {asked.tile_q} keys, it takes {_either(map(str, blocks))}"]
@@ -406,7 +417,7 @@ def _tile_refusals(family: Family, asked: Asked) -> list[str]:
         ("queries", asked.tile_q, family.tile_q),
         ("keys", asked.tile_k, family.tile_k),
     ):
-        if takes is not None and tile != (wanted := takes.get(asked.head_dim, tile)):
+        if takes is not None and tile != (wanted := takes.get(box(asked.head_dim), tile)):
             said.append(f"tiles have {tile} {name}, it takes {wanted}")
     least = family.least_tile
     if least and min(asked.tile_q, asked.tile_k) <= least:

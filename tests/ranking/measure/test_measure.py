@@ -23,6 +23,7 @@ from jagged_ranking.measure.providers import (
     Prepared,
     Provider,
     Unavailable,
+    dense,
 )
 from jagged_ranking.measure.providers.block_mask import BLOCK, document_block_mask
 from jagged_ranking.measure.providers.jagged import as_is
@@ -281,6 +282,19 @@ def test_peers_that_need_a_gpu_or_an_installation_say_so() -> None:
     assert set(table["provider"]) == set(names)
     assert set(table["status"]) <= {"missing", "unsupported"}
     assert (table["message"] != "").all()
+
+
+def test_padded_tensors_of_too_many_numbers_break_no_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fits, wide = small(), small(head_dim=32)
+    numbers = wide.users * wide.heads * wide.max_len * wide.head_dim
+    monkeypatch.setattr(dense, "MOST_NUMBERS", numbers)
+    for workload, status in ((fits, "ok"), (wide, "unsupported")):
+        table = measure(workload, providers=["jagged", "dense_flash"])
+        rows = results.select(table, op="attention", provider="dense_flash", metric="latency")
+        assert set(rows["status"]) == {status}
+    assert rows["message"].str.contains("from 2**31 padded numbers on", regex=False).all()
 
 
 def test_a_sweep_leaves_out_what_compiles_at_every_point() -> None:

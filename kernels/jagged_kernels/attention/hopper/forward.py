@@ -1,4 +1,4 @@
-"""The forward kernel for Hopper: long histories in half precision at head_dim 64 and 128.
+"""The forward kernel for Hopper: long histories in half precision, head_dims from 40 to 256.
 
 FlashAttention-3 (arXiv 2407.08608, section 3) over the rows of the schedule, written in Gluon. One
 warp brings K and V blocks by TMA into a ring of buffers; each of one or two consumers holds a part
@@ -23,23 +23,19 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from jagged_kernels.attention.hopper.blocks import (
-    by_row,
     counter,
     for_mask,
     handed_out,
-    left_factor,
     mask_scores,
     new_dealing,
     next_slot,
     one_barrier,
     place_of,
     plan,
-    product_with_transpose,
     programs,
     ring_of_barriers,
     row_fields,
@@ -51,6 +47,17 @@ from jagged_kernels.attention.hopper.exact import launch_exact
 from jagged_kernels.attention.hopper.forward_lists import attend_listed, load_listed
 from jagged_kernels.attention.hopper.forward_loads import load_keys
 from jagged_kernels.attention.hopper.forward_stores import store_part
+from jagged_kernels.attention.hopper.heads import (
+    add_product,
+    boxes,
+    left_factor,
+    no_sums,
+    pieces,
+    product_with_transpose,
+    times_by_row,
+    tokens_of,
+    wait_for,
+)
 from jagged_kernels.attention.hopper.listed import ring_of_notes
 from jagged_kernels.attention.hopper.policies import in_gluon, natural_scores
 from jagged_kernels.attention.hopper.softmax import online_softmax
@@ -86,7 +93,7 @@ def launch_forward(
     config = config or for_mask(
         forward_config(dim, listed), q, rows, left, right, meeting.constants
     )
-    o = empty_as(q)
+    o = empty_as(q) if v.shape[2] == dim else q.new_empty((*q.shape[:2], v.shape[2]))
     lse2 = empty_lse(q) if with_lse else None
     part_q, block = config.part_q, min(config.block, listed or config.block)
     call = Call.of(q, k, v, left=left, right=right, scale=scale)
@@ -134,12 +141,12 @@ def _forward_kernel(
 ):  # fmt: skip
     dtype: gl.constexpr = q_blocks.dtype
     # A part is a whole block but where lists have shorter ones.
-    PART: gl.constexpr = k_blocks.block_type.shape[0]
-    RING: gl.constexpr = [C.stages * (S.BLOCK // PART), PART, S.D]
+    PART: gl.constexpr = tokens_of(k_blocks)
+    RING: gl.constexpr = C.stages * (S.BLOCK // PART)
     buffers = (
-        gl.allocate_shared_memory(dtype, [C.consumers, C.part_q, S.D], q_blocks.layout),
-        gl.allocate_shared_memory(dtype, RING, k_blocks.layout),
-        gl.allocate_shared_memory(dtype, RING, v_blocks.layout),
+        boxes(C.consumers, C.part_q, S, dtype),
+        boxes(RING, PART, S, dtype),
+        boxes(RING, PART, S, dtype),
     )
     if S.GROUPS:
         buffers = buffers + (ring_of_notes(C.stages, S.BLOCK // PART),)  # noqa: RUF005
@@ -154,6 +161,8 @@ def _forward_kernel(
         one_barrier(1 if S.GROUPS else C.consumers),
     )
     load = (q_blocks, k_blocks, v_blocks, rows_ptr, row_count, buffers, barriers)
+    if not S.GROUPS:
+        barriers = barriers + (ring_of_barriers(2, 1),)  # noqa: RUF005  whose products are next
     attend = (
         o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, meets,
         scale_log2, left, right, buffers, barriers,
@@ -199,6 +208,7 @@ def _attend(
     phase = 0
     q_phase = 0
     clean_phase = 0
+    turn_phase = 1 - ME
     count = row_count * S.HEADS
     place = place_of(0)
     row = row_fields(rows_ptr, place, count, S.HEADS)
@@ -206,9 +216,9 @@ def _attend(
         side = 0
         side_phase = 0
         while place < count:
-            state = (stage, phase, q_phase, clean_phase)
+            state = (stage, phase, q_phase, clean_phase, turn_phase)
             sums, state = _attend_tile(state, row, args, S, C, NEGATE, WEIGHT, ME)
-            stage, phase, q_phase, clean_phase = state
+            stage, phase, q_phase, clean_phase, turn_phase = state
             next_place = handed_out(dealing, side, side_phase, C.warps)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = row_fields(rows_ptr, next_place, count, S.HEADS)
@@ -217,9 +227,9 @@ def _attend(
             row = ahead
     else:
         for step in range(gl.cdiv(count, gl.num_programs(0))):
-            state = (stage, phase, q_phase, clean_phase)
+            state = (stage, phase, q_phase, clean_phase, turn_phase)
             sums, state = _attend_tile(state, row, args, S, C, NEGATE, WEIGHT, ME)
-            stage, phase, q_phase, clean_phase = state
+            stage, phase, q_phase, clean_phase, turn_phase = state
             # Not at the top as in `load_keys`: registers are scarce in between, and it is cached.
             ahead = row_fields(rows_ptr, place_of(step + 1), count, S.HEADS)
             store_part(sums, row, place_of(step), count, args, S, C, WEIGHT, ME)
@@ -239,19 +249,17 @@ def _attend_tile(
     """
     scale_log2, left, right, buffers, barriers = args[6:]
     q_buffer, k_buffer, v_buffer = buffers
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned = barriers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned, turns = barriers
     head, q_start, q_end, k_start, k_end, shift = row
-    stage, phase, q_phase, clean_phase = rings
+    stage, phase, q_phase, clean_phase, turn_phase = rings
     ROWS: gl.constexpr = C.part_q
     BLOCK: gl.constexpr = S.BLOCK
-    D: gl.constexpr = S.D
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, BLOCK, 16])
-    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, D, 16])
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     dtype: gl.constexpr = q_buffer.dtype
     q = q_buffer.index(ME)
     first_q = q_start + ME * ROWS
-    acc = gl.zeros([ROWS, D], gl.float32, OUTPUT)
+    acc = no_sums(ROWS, S.DV, S, C)
     total = gl.zeros([ROWS], gl.float32, ROW)
     top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
     reach = gl.zeros([ROWS], gl.float32, ROW)
@@ -273,7 +281,7 @@ def _attend_tile(
             mbarrier.wait(k_full.index(stage), phase)
             weights = gl.zeros([ROWS, BLOCK], gl.float32, SCORES)
             if not _first_in_loop(C, WEIGHT):
-                scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
+                scores = product_with_transpose(q, k_buffer.index(stage), S.D, SCORES)
                 scores = warpgroup_mma_wait(0, deps=[scores])
                 mbarrier.arrive(k_empty.index(stage))
                 if NEGATE:
@@ -296,40 +304,41 @@ def _attend_tile(
                 ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
                 mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=blocks > 1)
 
-            state = (acc, total, top, reach, weights, stage, phase)
-            uncut = (masked_until, whole_until)
+            state = (acc, total, top, reach, weights, stage, phase, turn_phase)
+            # The other part may be beyond the tile's end.
+            uncut = (masked_until, whole_until, q_start + ROWS < q_end)
             if _first_in_loop(C, WEIGHT):
                 state = _walk(
                     state, q, buffers, barriers, 0, blocks, blocks, uncut, band, scale_log2,
-                    S, C, NEGATE, WEIGHT, SCORES, "some", True,
+                    S, C, NEGATE, WEIGHT, SCORES, "some", True, ME,
                 )  # fmt: skip
             elif _in_one_loop(S, WEIGHT):
                 state = _walk(
                     state, q, buffers, barriers, 1, blocks, blocks, uncut, band, scale_log2,
-                    S, C, NEGATE, WEIGHT, SCORES, "some", False,
+                    S, C, NEGATE, WEIGHT, SCORES, "some", False, ME,
                 )  # fmt: skip
             else:
                 if S.HAS_RIGHT:
                     state = _walk(
                         state, q, buffers, barriers, 1, masked_until, blocks, uncut, band,
-                        scale_log2, S, C, NEGATE, WEIGHT, SCORES, "all", False,
+                        scale_log2, S, C, NEGATE, WEIGHT, SCORES, "all", False, ME,
                     )  # fmt: skip
                 state = _walk(
                     state, q, buffers, barriers, masked_until, whole_until, blocks, uncut, band,
-                    scale_log2, S, C, NEGATE, WEIGHT, SCORES, "none", False,
+                    scale_log2, S, C, NEGATE, WEIGHT, SCORES, "none", False, ME,
                 )  # fmt: skip
                 if S.HAS_LEFT:
                     state = _walk(
                         state, q, buffers, barriers, whole_until, blocks, blocks, uncut, band,
-                        scale_log2, S, C, NEGATE, WEIGHT, SCORES, "all", False,
+                        scale_log2, S, C, NEGATE, WEIGHT, SCORES, "all", False, ME,
                     )  # fmt: skip
-            acc, total, top, reach, weights, stage, phase = state
+            acc, total, top, reach, weights, stage, phase, turn_phase = state
 
             mbarrier.arrive(q_empty)
             p = left_factor(weights, acc, dtype)
             mbarrier.wait(v_full.index(stage), phase)
-            acc = warpgroup_mma(p, v_buffer.index(stage), acc, is_async=True)
-            acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+            acc = add_product(p, v_buffer.index(stage), acc, S.DV)
+            acc, p = wait_for(0, acc, (p,))
             mbarrier.arrive(v_empty.index(stage))
             stage, phase = next_slot(stage, phase, C.stages)
         else:
@@ -349,7 +358,7 @@ def _attend_tile(
                 mbarrier.wait(v_full.index(stage), phase)
                 mbarrier.arrive(v_empty.index(stage))
                 stage, phase = next_slot(stage, phase, C.stages)
-    return (acc, total, top, reach), (stage, phase, q_phase, clean_phase)
+    return (acc, total, top, reach), (stage, phase, q_phase, clean_phase, turn_phase)
 
 
 # The code of two consumers has to fit the instruction cache, 128 KiB.
@@ -359,6 +368,13 @@ def _attend_tile(
 def _first_in_loop(C, WEIGHT):
     """Whether a tile's first block is met in the loop over the others."""
     return WEIGHT is not None and C.consumers == 2
+
+
+@gluon.constexpr_function
+def _in_turns(C, WEIGHT):
+    """Whether two consumers take turns with products. Programs with one each do not know of each
+    other."""
+    return WEIGHT is None and C.consumers == 2
 
 
 @gluon.constexpr_function
@@ -372,18 +388,20 @@ def _in_one_loop(S, WEIGHT):
 def _walk(
     state, q, buffers, barriers, first, last, blocks, uncut, band, scale_log2,
     S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, WEIGHT: gl.constexpr,
-    SCORES: gl.constexpr, CUT: gl.constexpr, FIRST: gl.constexpr,
+    SCORES: gl.constexpr, CUT: gl.constexpr, FIRST: gl.constexpr, ME: gl.constexpr,
 ):  # fmt: skip
     """The blocks number [first, last), counted from the end of the keys; the first's K is there.
 
     Args:
-        uncut: (from which block, to which) the mask cuts none.
+        uncut: (from which block, to which) the mask cuts none, and whether there is another
+            consumer: they take turns with products, so that one's are made under the other's
+            softmax.
         CUT: whether the mask cuts "all" of the blocks, "none", or "some", by `uncut`.
         FIRST: whether `first` is 0: its weights' product with V is then one of zeros before.
     """
     q_buffer, k_buffer, v_buffer = buffers
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned = barriers
-    acc, total, top, reach, weights, stage, phase = state
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned, turns = barriers
+    acc, total, top, reach, weights, stage, phase, turn_phase = state
     for block in range(first, last):
         v_stage = stage
         v_phase = phase
@@ -393,10 +411,15 @@ def _walk(
         phase = gl.where(later, ahead_phase, phase)
         # Not at the end of the loop: halves carried around it are taken apart and packed again.
         p = left_factor(weights, acc, q.dtype)
-        scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
         mbarrier.wait(v_full.index(v_stage), v_phase)
-        running = warpgroup_mma(p, v_buffer.index(v_stage), acc, is_async=True)
-        scores = warpgroup_mma_wait(1, deps=[scores])
+        if _in_turns(C, WEIGHT):
+            mbarrier.wait(turns.index(ME), turn_phase, pred=uncut[2])
+        scores = product_with_transpose(q, k_buffer.index(stage), S.D, SCORES)
+        running = add_product(p, v_buffer.index(v_stage), acc, S.DV)
+        if _in_turns(C, WEIGHT):
+            mbarrier.arrive(turns.index(1 - ME), pred=uncut[2])
+            turn_phase = gl.where(uncut[2], turn_phase ^ 1, turn_phase)
+        scores = warpgroup_mma_wait(pieces(S.DV), deps=[scores])
         mbarrier.arrive(k_empty.index(stage))
         if NEGATE:
             scores = -scores
@@ -418,8 +441,8 @@ def _walk(
         # does not move the end of the product with V up to before the softmax.
         ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
         mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=block < blocks - 1)
-        acc, p = warpgroup_mma_wait(0, deps=[running, p])
+        acc, p = wait_for(0, running, (p,))
         mbarrier.arrive(v_empty.index(v_stage), pred=later)
         if WEIGHT is None:
-            acc = acc * by_row(correction, acc)
-    return acc, total, top, reach, weights, stage, phase
+            acc = times_by_row(acc, correction)
+    return acc, total, top, reach, weights, stage, phase, turn_phase

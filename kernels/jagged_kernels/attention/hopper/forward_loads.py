@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from jagged_kernels.attention.hopper.blocks import hand_out, next_slot, place_of, row_fields
+from jagged_kernels.attention.hopper.heads import bring
 
 
 @gluon.jit
@@ -55,27 +56,28 @@ def _load_tile(state, row, args, S: gl.constexpr, C: gl.constexpr):
         mbarrier.wait(q_empty, q_phase ^ 1)
         mbarrier.expect(q_full, CONSUMERS * q_blocks.block_type.nbytes)
         for consumer in gl.static_range(CONSUMERS):
-            tma.async_copy_global_to_shared(
+            bring(
                 q_blocks,
-                [q_start + consumer * C.part_q, head * S.Q_STRIDE_H],
+                q_start + consumer * C.part_q,
+                head,
                 q_full,
                 q_buffer.index(consumer),
+                S.Q_STRIDE_H,
             )
         q_phase ^= 1
         blocks = gl.cdiv(k_end - k_start, BLOCK)
-        k_column = head // S.GROUP * S.K_STRIDE_H
-        v_column = head // S.GROUP * S.V_STRIDE_H
+        kv_head = head // S.GROUP
         for block in range(blocks):
             start = k_start + (blocks - 1 - block) * BLOCK
             mbarrier.wait(k_empty.index(stage), phase ^ 1)
             mbarrier.expect(k_full.index(stage), k_blocks.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                k_blocks, [start, k_column], k_full.index(stage), k_buffer.index(stage)
+            bring(
+                k_blocks, start, kv_head, k_full.index(stage), k_buffer.index(stage), S.K_STRIDE_H
             )
             mbarrier.wait(v_empty.index(stage), phase ^ 1)
             mbarrier.expect(v_full.index(stage), v_blocks.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                v_blocks, [start, v_column], v_full.index(stage), v_buffer.index(stage)
+            bring(
+                v_blocks, start, kv_head, v_full.index(stage), v_buffer.index(stage), S.V_STRIDE_H
             )
             stage, phase = next_slot(stage, phase, C.stages)
     return stage, phase, q_phase

@@ -14,18 +14,23 @@ ADD = gl.constexpr(1)
 LAST = gl.constexpr(2)  # add, and write dq
 ALONE = gl.constexpr(3)  # write dq
 
+# What the note of a turn says, of which there are two: what to do, and of the block its place in
+# the ring, its first token, its query head, and its number among all.
+WHAT, PLACE, Q_START, Q_HEAD, NUMBER = (gl.constexpr(at) for at in range(5))
+NOTES = gl.constexpr(5)
+
 
 @gluon.constexpr_function
 def holds(S):
     """Whether there are registers for K and dS of the block before, and for V or, where dQ is made
     as its transpose, for that of K: shared memory then need not bring them."""
-    return S.D == 64
+    return S.PAD_D == 64
 
 
 @gluon.constexpr_function
 def layout_of_dq(S, C):
     """Of the share of a consumer: half of dQ's columns, or half of those of its transpose."""
-    width = (S.BLOCK if C.turned else S.D) // C.consumers
+    width = (S.BLOCK if C.turned else S.PAD_D) // C.consumers
     return gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, width, 16])
 
 
@@ -42,10 +47,11 @@ def all_keys(k, S: gl.constexpr, C: gl.constexpr):
 @gluon.jit
 def product_of_dq(ds, k, all_k, side, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     """A consumer's share of what the tile adds to a block of dQ, in the making, by one product for
-    each consumer's keys: [BLOCK, D / consumers], or [D, BLOCK / consumers] of the transpose."""
+    each consumer's keys: [BLOCK, PAD_D / consumers], or [PAD_D, BLOCK / consumers] of the
+    transpose."""
     CONSUMERS: gl.constexpr = C.consumers
-    ROWS: gl.constexpr = S.D if C.turned else S.BLOCK
-    WIDTH: gl.constexpr = (S.BLOCK if C.turned else S.D) // CONSUMERS
+    ROWS: gl.constexpr = S.PAD_D if C.turned else S.BLOCK
+    WIDTH: gl.constexpr = (S.BLOCK if C.turned else S.PAD_D) // CONSUMERS
     dq = gl.full([ROWS, WIDTH], 0.0, gl.float32, layout_of_dq(S, C))
     for consumer in gl.static_range(CONSUMERS):
         weights = ds.index(side * CONSUMERS + consumer)
@@ -61,18 +67,23 @@ def product_of_dq(ds, k, all_k, side, S: gl.constexpr, C: gl.constexpr, ME: gl.c
 
 @gluon.jit
 def add(
-    dq, end, out, notes, barriers, turn_phase, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr
+    dq, end, out, notes, barriers, slot, phase, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr
 ):  # fmt: skip
-    """Adds a consumer's share to a block of dQ when it is the tile's turn."""
+    """Adds a consumer's share to a block of dQ when it is the tile's turn.
+
+    Args:
+        slot, phase: of the turn, and of the block's dS.
+    """
     dq_ptr, alarm_ptr, sums_ptr, scale = out
     of_turn = notes[2]
     my_turn, added = barriers[7], barriers[8]
-    PART: gl.constexpr = S.BLOCK * S.D // C.consumers
+    note = slot * NOTES
+    PART: gl.constexpr = S.BLOCK * S.PAD_D // C.consumers
     FLAT: gl.constexpr = gl.BlockedLayout([4], [LANES], [C.warps], [0])
     LAYOUT: gl.constexpr = dq.type.layout
-    mbarrier.wait(my_turn, turn_phase)
-    what = told(of_turn.index(0), C.warps)
-    place = told(of_turn.index(1), C.warps) * C.consumers + ME
+    mbarrier.wait(my_turn.index(slot), phase)
+    what = told(of_turn.index(note + WHAT), C.warps)
+    place = told(of_turn.index(note + PLACE), C.warps) * C.consumers + ME
     address = sums_ptr + place.to(gl.int64) * PART + gl.arange(0, PART, FLAT)
     if what == ADD:
         gl.atomic_add(address, _flat(dq, FLAT), sem="relaxed")
@@ -82,11 +93,10 @@ def add(
         if what == LAST:
             flat = gl.load(address, cache_modifier=".cg")
             dq += _block(flat, LAYOUT)
-        q_start = told(of_turn.index(2), C.warps)
-        head = told(of_turn.index(3), C.warps)
+        q_start = told(of_turn.index(note + Q_START), C.warps)
+        head = told(of_turn.index(note + Q_HEAD), C.warps)
         _write(dq * scale, dq_ptr, alarm_ptr, q_start, end, head, S, C, ME)
-    mbarrier.arrive(added)
-    return turn_phase ^ 1
+    mbarrier.arrive(added.index(slot))
 
 
 @gluon.jit
@@ -125,9 +135,9 @@ def _write(
     token = start + gl.arange(0, block.shape[0], gl.SliceLayout(1, LAYOUT))
     own = token < end
     token = gl.expand_dims(token, 1)
-    column = gl.expand_dims(gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT)), 0)
-    address = ptr + (token.to(gl.int64) * S.HEADS + head) * S.D + (first_column + column)
-    gl.store(address, block, mask=token < end)
+    column = first_column + gl.expand_dims(gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT)), 0)
+    address = ptr + (token.to(gl.int64) * S.HEADS + head) * S.D + column
+    gl.store(address, block, mask=(token < end) & (column < S.D))
     if alarm_ptr is not None:
         sizes = size_of_sums(block.to(gl.float32))
         alarms = alarm_ptr + gl.zeros([block.shape[0]], gl.int32, gl.SliceLayout(1, LAYOUT))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.layouts import read_in_place
-from jagged_kernels.core.sizes import cdiv
+from jagged_kernels.core.sizes import cdiv, padded_dim
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,13 @@ class HopperConfig:
         return self.consumers * self.warps // 4
 
 
-# Measured on an H100, for the two head_dims that the kernels take. The tiles of all three are the
-# same, so that one schedule serves them.
+def box(head_dim: int) -> int:
+    """The columns that the kernels have for a head: TMA puts zeros behind its own."""
+    return padded_dim(head_dim)
+
+
+# Measured on an H100, for the boxes that the kernels take, at head_dim 64, 128 and 256 (the forward
+# alone). The tiles of all three are the same, so that one schedule serves them.
 #
 # With lists of key blocks a tile has as many tokens as a listed block: `listed`, 0 without lists.
 # Shorter blocks than `block` are brought by twos.
@@ -76,13 +81,17 @@ class HopperConfig:
 @lru_cache
 def forward_config(head_dim: int, listed: int = 0) -> HopperConfig:
     if listed:
-        return _LISTED_FORWARD[head_dim, listed]
-    if head_dim == 64:
+        return _LISTED_FORWARD[box(head_dim), listed]
+    if box(head_dim) == 64:
         return HopperConfig(consumers=1, warps=4, block=128, stages=3, residents=2)
-    return HopperConfig(consumers=2, warps=4, block=128, stages=2)
+    if box(head_dim) == 128:
+        return HopperConfig(consumers=2, warps=4, block=128, stages=2)
+    # One consumer's products take four times as long as its exponentials. Tiles of 64, which are
+    # the plain kernels', whose backward it is.
+    return HopperConfig(consumers=1, warps=4, block=64, stages=2)
 
 
-# Of `hopper.dq`, at head_dim 128. Stages are those of K: the block before, this one, the next.
+# Of `hopper.dq`, in boxes of 128. Stages are those of K: the block before, this one, the next.
 DQ_CONFIG = HopperConfig(consumers=2, warps=4, block=64, stages=3)
 
 
@@ -90,8 +99,8 @@ DQ_CONFIG = HopperConfig(consumers=2, warps=4, block=64, stages=3)
 def dkv_config(head_dim: int, listed: int = 0) -> HopperConfig:
     """Of `hopper.dkv`; a block has queries."""
     if listed:
-        return _LISTED_DKV[head_dim, listed]
-    if head_dim == 64:
+        return _LISTED_DKV[box(head_dim), listed]
+    if box(head_dim) == 64:
         return HopperConfig(consumers=1, warps=4, block=64, stages=4, residents=2)
     return HopperConfig(consumers=2, warps=4, block=64, stages=4)
 
@@ -99,7 +108,7 @@ def dkv_config(head_dim: int, listed: int = 0) -> HopperConfig:
 @lru_cache
 def one_pass_config(head_dim: int) -> HopperConfig:
     """Of `hopper.one_pass`; a block has queries."""
-    return HopperConfig(consumers=2, warps=4, block=64, stages=4 if head_dim == 64 else 3)
+    return HopperConfig(consumers=2, warps=4, block=64, stages=4 if box(head_dim) == 64 else 3)
 
 
 # What dQ is added up in has at least this much memory, if there is as much to add up: more stays in
@@ -115,7 +124,7 @@ def ring_blocks(blocks: int, tokens: int, group: int, head_dim: int, config: Hop
         group: query heads of a key head.
     """
     longest = group * cdiv(tokens, config.tile_q) * (config.tile_q // config.block)
-    return min(blocks, max(longest, RING_BYTES // (4 * config.block * head_dim)))
+    return min(blocks, max(longest, RING_BYTES // (4 * config.block * box(head_dim))))
 
 
 @lru_cache
@@ -127,11 +136,14 @@ def counted(config: HopperConfig) -> HopperConfig:
 
 
 # Tokens of a user, on average, from which such tiles are counted out, by what scores become and by
-# head_dim. Shorter users have few tiles, about equal ones.
-COUNTED_FROM = {"softmax": {64: 0, 128: 0}, "pointwise": {64: 256, 128: 0}}
+# box. Shorter users have few tiles, about equal ones.
+COUNTED_FROM = {
+    "softmax": {64: 0, 128: 0, 256: 0},
+    "pointwise": {64: 256, 128: 0, 256: 0},
+}
 
 
-# By head_dim and tokens of a listed block. At head_dim 128 and blocks of 64 there is no backward:
+# By box and tokens of a listed block. In boxes of 128 and for blocks of 64 there is no backward:
 # its buffers leave room for one program of four warps on a multiprocessor. Keys are seen by very
 # unequal numbers of queries: of S2-Attention's every 16th block by all that follow, the others by
 # few. Dealt out beforehand, the tiles of one program would take a third longer than the mean.
@@ -155,24 +167,24 @@ def _blocks_by_dim(pairs: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...
     return found
 
 
-# Blocks of lists that the kernels take, by head_dim.
+# Blocks of lists that the kernels take, by box.
 FORWARD_LISTED = _blocks_by_dim(_LISTED_FORWARD)
 DKV_LISTED = _blocks_by_dim(_LISTED_DKV)
 DQ_LISTED = {128: (128,)}
 
 # Tokens of a user, on average, from which these kernels are faster than the plain ones, by what
-# scores become and by head_dim, and where keys are lists by head_dim, for some scores apart:
+# scores become and by box, and where keys are lists by box, for some scores apart:
 # `hopper_pays.py` in tests/support measures them. Behind either may stand the mask, and a window
 # counts as no more tokens than it is wide; lists within a window need the mask in many of their
 # blocks.
 NEVER = 2**40
 FORWARD_PAYS_FROM = {
-    "softmax": {64: 1024, 128: 256},
-    "softmax, causal": {64: 256, 128: 192},
-    "softmax, window": {64: 1536, 128: 512},
-    "pointwise": {64: 512, 128: 192},
-    "pointwise, causal": {64: 1024, 128: 512},
-    "pointwise, window": {64: 1024, 128: 256},
+    "softmax": {64: 1024, 128: 256, 256: 256},
+    "softmax, causal": {64: 256, 128: 192, 256: 256},
+    "softmax, window": {64: 1536, 128: 512, 256: 512},
+    "pointwise": {64: 512, 128: 192, 256: 256},
+    "pointwise, causal": {64: 1024, 128: 512, 256: 512},
+    "pointwise, window": {64: 1024, 128: 256, 256: 512},
     "lists": {64: 4096, 128: 128},
     "lists, window": {64: NEVER, 128: 128},
     "pointwise lists": {64: 192, 128: 128},
@@ -207,22 +219,24 @@ def paying_length(
     """
     names = (f"{scores} lists", "lists") if keys == "lists" else (scores,)
     entries = (entry for name in names for entry in (f"{name}, {mask}", name))
-    return next((table[entry] for entry in entries if entry in table), {}).get(head_dim)
+    return next((table[entry] for entry in entries if entry in table), {}).get(box(head_dim))
 
 
-# Of queries and of keys in the rows that they walk, by head_dim; and the tokens of a user from
+# Of queries and of keys in the rows that they walk, by box; and the tokens of a user from
 # which such tiles are made, where plain kernels are as fast with them.
 HOPPER_TILES_FROM = {64: 0, 128: 192}
 HOPPER_TILES = {dim: forward_config(dim).tile_q for dim in HOPPER_TILES_FROM}
+FORWARD_TILES = {**HOPPER_TILES, 256: forward_config(256).tile_q}
 
 
 def hopper_tile(head_dim: int, tokens: int, users: int) -> int | None:
     """The tile to take for histories long enough, `tokens` in all; else None. A schedule does not
-    know what its scores become: no length at which a kernel pays can be shorter at head_dim 128. At
+    know what its scores become: no length at which a kernel pays can be shorter in boxes of 128. Of
     64 it is the plain kernels' tile."""
     least = HOPPER_TILES_FROM
-    pays = head_dim in least and tokens >= least[head_dim] * users
-    return HOPPER_TILES[head_dim] if pays else None
+    dim = box(head_dim)
+    pays = dim in least and tokens >= least[dim] * users
+    return HOPPER_TILES[dim] if pays else None
 
 
 def is_hopper(device: torch.device) -> bool:
@@ -234,11 +248,17 @@ def _capability(device: int | None) -> int:
     return torch.cuda.get_device_capability(device)[0]
 
 
+# Of 16 bits each, in the 16 bytes at whose multiples TMA begins a row.
+TMA_NUMBERS = 8
+
+
 def tma_reads(x: Tensor) -> bool:
     """TMA wants 16-byte-aligned rows that do not overlap."""
-    stride_t, stride_h, _ = x.stride()
-    aligned = x.data_ptr() % 16 == 0 and stride_t % 8 == 0 and stride_h % 8 == 0
-    return aligned and x.shape[2] <= stride_t and read_in_place(x)
+    (_, heads, dim), (stride_t, stride_h, _) = x.shape, x.stride()
+    aligned = x.data_ptr() % 16 == 0 and stride_t % TMA_NUMBERS == 0 and stride_h % TMA_NUMBERS == 0
+    # One head may be all heads.
+    apart = dim <= stride_t and (dim <= stride_h or stride_h == 0 or heads == 1)
+    return aligned and apart and read_in_place(x)
 
 
 def for_tma(x: Tensor) -> Tensor:
