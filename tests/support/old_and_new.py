@@ -3,9 +3,9 @@
     python tests/support/old_and_new.py OLD [NAME ...] [--out FILE.csv]
 
 OLD is a commit, or a folder that holds an earlier checkout. Its packages are copied under names of
-their own, so that both run in one process, on the same numbers. By default the workloads A to N
-and T1 to T6 and the interaction operations at `--users` users of up to 1,024 events are timed; on a
-CPU, small ones. Results are compared first. "Noise" is how far the medians of a checkout's turns
+their own, so that both run in one process, on the same numbers. By default the workloads A to N,
+T1 to T6, K, L and W and the interaction operations at `--users` users of up to 1,024 events are
+timed; on a CPU, small ones. Results are compared first. "Noise" is how far the medians of a checkout's turns
 lie apart: a smaller difference than that says nothing.
 """
 
@@ -71,7 +71,9 @@ class Side:
         sets, small = self._module("workload_sets"), device.type == "cpu"
         own = sets.small_workloads() if small else sets.workloads()
         target = sets.small_target_workloads() if small else sets.target_workloads()
-        self.attention = {one.name: one for one in (*own, *target)}
+        hard = self._module("hard_workloads")
+        hard = hard.small_hard_workloads() if small else hard.hard_workloads()
+        self.attention = {one.name: one for one in (*own, *target, *hard)}
         dtype = torch.float32 if small else torch.bfloat16
         (self.tokens,) = sets.token_sweep([users], dtype=dtype)
         self.problems = self._module("interaction.measurement").PROBLEMS

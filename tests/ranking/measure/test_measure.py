@@ -16,7 +16,7 @@ from jagged_ranking.measure.benchmark import measure_attention
 from jagged_ranking.measure.ceilings import Ceilings
 from jagged_ranking.measure.contest import explain
 from jagged_ranking.measure.lineup import default_providers
-from jagged_ranking.measure.peak_memory import peak_memory
+from jagged_ranking.measure.peak_memory import allocated, peak_memory
 from jagged_ranking.measure.providers import (
     MODES,
     PROVIDERS,
@@ -189,6 +189,21 @@ def test_peak_is_of_what_lives_at_one_time() -> None:
     peak = peak_memory(call, inputs=[kept, kept[:10]], device=CPU)
     assert peak.beyond_inputs == 101_000
     assert peak.total == 101_500
+
+
+@pytest.mark.gpu
+def test_peaks_of_backwards_are_the_same_every_time() -> None:
+    """They were not: what the backward before still held counted as memory from before."""
+    device = torch.device("cuda")
+    x = torch.randn(2**20, device=device, requires_grad=True)
+
+    def call() -> None:
+        torch.autograd.grad(x.sin().cos(), x, torch.ones_like(x))
+
+    own = allocated(device)
+    peaks = {peak_memory(call, inputs=[x], device=device, floor=own) for _ in range(100)}
+    assert len(peaks) == 1
+    assert next(iter(peaks)).total == next(iter(peaks)).beyond_inputs >= 2 * 4 * 2**20
 
 
 def _fake(name: str, change: Callable[[Tensor], Tensor]) -> Provider:
