@@ -161,8 +161,6 @@ def _forward_kernel(
         one_barrier(1 if S.GROUPS else C.consumers),
     )
     load = (q_blocks, k_blocks, v_blocks, rows_ptr, row_count, buffers, barriers)
-    if not S.GROUPS:
-        barriers = barriers + (ring_of_barriers(2, 1),)  # noqa: RUF005  whose products are next
     attend = (
         o_ptr, lse2_ptr, marks_ptr, rows_ptr, row_count, meets,
         scale_log2, left, right, buffers, barriers,
@@ -208,7 +206,6 @@ def _attend(
     phase = 0
     q_phase = 0
     clean_phase = 0
-    turn_phase = 1 - ME
     count = row_count * S.HEADS
     place = place_of(0)
     row = row_fields(rows_ptr, place, count, S.HEADS)
@@ -216,9 +213,9 @@ def _attend(
         side = 0
         side_phase = 0
         while place < count:
-            state = (stage, phase, q_phase, clean_phase, turn_phase)
+            state = (stage, phase, q_phase, clean_phase)
             sums, state = _attend_tile(state, row, args, S, C, NEGATE, WEIGHT, ME)
-            stage, phase, q_phase, clean_phase, turn_phase = state
+            stage, phase, q_phase, clean_phase = state
             next_place = handed_out(dealing, side, side_phase, C.warps)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = row_fields(rows_ptr, next_place, count, S.HEADS)
@@ -227,9 +224,9 @@ def _attend(
             row = ahead
     else:
         for step in range(gl.cdiv(count, gl.num_programs(0))):
-            state = (stage, phase, q_phase, clean_phase, turn_phase)
+            state = (stage, phase, q_phase, clean_phase)
             sums, state = _attend_tile(state, row, args, S, C, NEGATE, WEIGHT, ME)
-            stage, phase, q_phase, clean_phase, turn_phase = state
+            stage, phase, q_phase, clean_phase = state
             # Not at the top as in `load_keys`: registers are scarce in between, and it is cached.
             ahead = row_fields(rows_ptr, place_of(step + 1), count, S.HEADS)
             store_part(sums, row, place_of(step), count, args, S, C, WEIGHT, ME)
@@ -249,9 +246,9 @@ def _attend_tile(
     """
     scale_log2, left, right, buffers, barriers = args[6:]
     q_buffer, k_buffer, v_buffer = buffers
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned, turns = barriers
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned = barriers
     head, q_start, q_end, k_start, k_end, shift = row
-    stage, phase, q_phase, clean_phase, turn_phase = rings
+    stage, phase, q_phase, clean_phase = rings
     ROWS: gl.constexpr = C.part_q
     BLOCK: gl.constexpr = S.BLOCK
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, BLOCK, 16])
@@ -304,35 +301,34 @@ def _attend_tile(
                 ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
                 mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=blocks > 1)
 
-            state = (acc, total, top, reach, weights, stage, phase, turn_phase)
-            # The other part may be beyond the tile's end.
-            uncut = (masked_until, whole_until, q_start + ROWS < q_end)
+            state = (acc, total, top, reach, weights, stage, phase)
+            uncut = (masked_until, whole_until)
             if _first_in_loop(C, WEIGHT):
                 state = _walk(
                     state, q, buffers, barriers, 0, blocks, blocks, uncut, band, scale_log2,
-                    S, C, NEGATE, WEIGHT, SCORES, "some", True, ME,
+                    S, C, NEGATE, WEIGHT, SCORES, "some", True,
                 )  # fmt: skip
             elif _in_one_loop(S, WEIGHT):
                 state = _walk(
                     state, q, buffers, barriers, 1, blocks, blocks, uncut, band, scale_log2,
-                    S, C, NEGATE, WEIGHT, SCORES, "some", False, ME,
+                    S, C, NEGATE, WEIGHT, SCORES, "some", False,
                 )  # fmt: skip
             else:
                 if S.HAS_RIGHT:
                     state = _walk(
                         state, q, buffers, barriers, 1, masked_until, blocks, uncut, band,
-                        scale_log2, S, C, NEGATE, WEIGHT, SCORES, "all", False, ME,
+                        scale_log2, S, C, NEGATE, WEIGHT, SCORES, "all", False,
                     )  # fmt: skip
                 state = _walk(
                     state, q, buffers, barriers, masked_until, whole_until, blocks, uncut, band,
-                    scale_log2, S, C, NEGATE, WEIGHT, SCORES, "none", False, ME,
+                    scale_log2, S, C, NEGATE, WEIGHT, SCORES, "none", False,
                 )  # fmt: skip
                 if S.HAS_LEFT:
                     state = _walk(
                         state, q, buffers, barriers, whole_until, blocks, blocks, uncut, band,
-                        scale_log2, S, C, NEGATE, WEIGHT, SCORES, "all", False, ME,
+                        scale_log2, S, C, NEGATE, WEIGHT, SCORES, "all", False,
                     )  # fmt: skip
-            acc, total, top, reach, weights, stage, phase, turn_phase = state
+            acc, total, top, reach, weights, stage, phase = state
 
             mbarrier.arrive(q_empty)
             p = left_factor(weights, acc, dtype)
@@ -358,7 +354,7 @@ def _attend_tile(
                 mbarrier.wait(v_full.index(stage), phase)
                 mbarrier.arrive(v_empty.index(stage))
                 stage, phase = next_slot(stage, phase, C.stages)
-    return (acc, total, top, reach), (stage, phase, q_phase, clean_phase, turn_phase)
+    return (acc, total, top, reach), (stage, phase, q_phase, clean_phase)
 
 
 # The code of two consumers has to fit the instruction cache, 128 KiB.
@@ -368,13 +364,6 @@ def _attend_tile(
 def _first_in_loop(C, WEIGHT):
     """Whether a tile's first block is met in the loop over the others."""
     return WEIGHT is not None and C.consumers == 2
-
-
-@gluon.constexpr_function
-def _in_turns(C, WEIGHT):
-    """Whether two consumers take turns with products. Programs with one each do not know of each
-    other."""
-    return WEIGHT is None and C.consumers == 2
 
 
 @gluon.constexpr_function
@@ -388,20 +377,18 @@ def _in_one_loop(S, WEIGHT):
 def _walk(
     state, q, buffers, barriers, first, last, blocks, uncut, band, scale_log2,
     S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr, WEIGHT: gl.constexpr,
-    SCORES: gl.constexpr, CUT: gl.constexpr, FIRST: gl.constexpr, ME: gl.constexpr,
+    SCORES: gl.constexpr, CUT: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
     """The blocks number [first, last), counted from the end of the keys; the first's K is there.
 
     Args:
-        uncut: (from which block, to which) the mask cuts none, and whether there is another
-            consumer: they take turns with products, so that one's are made under the other's
-            softmax.
+        uncut: (from which block, to which) the mask cuts none.
         CUT: whether the mask cuts "all" of the blocks, "none", or "some", by `uncut`.
         FIRST: whether `first` is 0: its weights' product with V is then one of zeros before.
     """
     q_buffer, k_buffer, v_buffer = buffers
-    q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned, turns = barriers
-    acc, total, top, reach, weights, stage, phase, turn_phase = state
+    q_full, q_empty, k_full, k_empty, v_full, v_empty, cleaned = barriers
+    acc, total, top, reach, weights, stage, phase = state
     for block in range(first, last):
         v_stage = stage
         v_phase = phase
@@ -411,14 +398,9 @@ def _walk(
         phase = gl.where(later, ahead_phase, phase)
         # Not at the end of the loop: halves carried around it are taken apart and packed again.
         p = left_factor(weights, acc, q.dtype)
-        mbarrier.wait(v_full.index(v_stage), v_phase)
-        if _in_turns(C, WEIGHT):
-            mbarrier.wait(turns.index(ME), turn_phase, pred=uncut[2])
         scores = product_with_transpose(q, k_buffer.index(stage), S.D, SCORES)
+        mbarrier.wait(v_full.index(v_stage), v_phase)
         running = add_product(p, v_buffer.index(v_stage), acc, S.DV)
-        if _in_turns(C, WEIGHT):
-            mbarrier.arrive(turns.index(1 - ME), pred=uncut[2])
-            turn_phase = gl.where(uncut[2], turn_phase ^ 1, turn_phase)
         scores = warpgroup_mma_wait(pieces(S.DV), deps=[scores])
         mbarrier.arrive(k_empty.index(stage))
         if NEGATE:
@@ -445,4 +427,4 @@ def _walk(
         mbarrier.arrive(v_empty.index(v_stage), pred=later)
         if WEIGHT is None:
             acc = times_by_row(acc, correction)
-    return acc, total, top, reach, weights, stage, phase, turn_phase
+    return acc, total, top, reach, weights, stage, phase
