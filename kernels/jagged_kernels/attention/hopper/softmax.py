@@ -15,23 +15,13 @@ def online_softmax(scores, top, total, reach, scale_log2, MASKED: gl.constexpr):
     Weights are relative to the rounded top, everywhere the same one, so its rounding cancels; but
     where `reach`, the largest |top| so far, is enormous, it could move them out of range.
     """
-    new_top = gl.maximum(top, _row_max(scores) * scale_log2)
+    new_top = gl.maximum(top, gl.max(scores, 1) * scale_log2)
     # -inf - -inf is NaN: a query that has seen nothing yet subtracts 0.
     shift = gl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
     weights = gl.exp2(scores * scale_log2 - gl.expand_dims(shift, 1))
     correction = gl.exp2(top - shift)
     reach = gl.maximum(reach, gl.abs(shift))
     return weights, correction, new_top, total * correction + gl.sum(weights, 1), reach
-
-
-@gluon.jit
-def _row_max(scores):
-    """`gl.max(scores, 1)` with a few comparisons in a row, in place of one for each of a thread's
-    numbers: first of those eight by eight columns apart, four by four, and of these."""
-    ROWS: gl.constexpr = scores.shape[0]
-    apart = scores.reshape([ROWS, scores.shape[1] // 32, 4, 8])
-    top = gl.max(gl.max(gl.max(apart, 2), 1), 1)
-    return gl.convert_layout(top, gl.SliceLayout(1, scores.type.layout), assert_trivial=True)
 
 
 @gluon.jit
