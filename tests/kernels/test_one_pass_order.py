@@ -1,13 +1,12 @@
-"""The order in which tiles of keys add to dQ: programs that take tiles, wait for turns, add and
-announce it, run one step at a time in any order, come to their end, and every block of dQ is added
-up in one order."""
+"""The order in which tiles of keys add to dQ: programs that take tiles and wait for turns, run one
+step at a time in any order, come to their end, and every block of dQ is added up in one order."""
 
 from __future__ import annotations
 
 import random
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,7 +19,6 @@ from jagged_kernels.attention.hopper.one_pass_order import (
     blocks_of_tile,
     start_of_tile,
     tile_of_place,
-    tiles_of_round,
     turn_of_tile,
 )
 from jagged_kernels.schedule.policy.hopper import HopperConfig, ring_blocks
@@ -43,43 +41,40 @@ MASKS = {
 @triton.jit
 def _tiles_kernel(
     rows_ptr, offsets_ptr, out_ptr, row_count, programs, left, right,
-    KV_HEADS: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
     TILE: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Of each place the fields of `Tile`."""
     number = tl.arange(0, SIZE)
-    head, tile, tiles, start, length, before = tile_of_place(
-        rows_ptr, offsets_ptr, number, row_count, left, right, KV_HEADS, HAS_LEFT, HAS_RIGHT, TILE,
+    head, tile, tiles, start, length, base = tile_of_place(
+        rows_ptr, offsets_ptr, number, row_count, left, right,
+        KV_HEADS, GROUP, HAS_LEFT, HAS_RIGHT, TILE, BLOCK,
     )  # fmt: skip
     first, count = blocks_of_tile(tile, length, left, right, HAS_LEFT, HAS_RIGHT, TILE, BLOCK)
-    of_round, in_round = tiles_of_round(tile, tiles, before, programs)
-    begin = start_of_tile(tile, of_round, HAS_LEFT, HAS_RIGHT, TILE, BLOCK)
-    out_ptr += number * 11
+    begin = start_of_tile(tile, tiles, programs, HAS_LEFT, HAS_RIGHT, TILE, BLOCK) + 0 * tile
+    out_ptr += number * 9
     tl.store(out_ptr, head)
     tl.store(out_ptr + 1, tile)
     tl.store(out_ptr + 2, tiles)
     tl.store(out_ptr + 3, start)
     tl.store(out_ptr + 4, length)
-    tl.store(out_ptr + 5, before)
+    tl.store(out_ptr + 5, base)
     tl.store(out_ptr + 6, first + 0 * tile)
     tl.store(out_ptr + 7, count)
-    tl.store(out_ptr + 8, begin + 0 * tile)
-    tl.store(out_ptr + 9, of_round)
-    tl.store(out_ptr + 10, in_round)
+    tl.store(out_ptr + 8, begin)
 
 
 @triton.jit
 def _turns_kernel(
-    tile_ptr, block_ptr, tiles_ptr, of_round_ptr, in_round_ptr, out_ptr, left, right,
+    tiles_ptr, blocks_ptr, counts_ptr, out_ptr, programs, left, right,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
     SIZE: tl.constexpr,
 ):  # fmt: skip
-    """(turn, turns) of each `Tile.asked`."""
+    """(turn, turns) of each (tile, block, tiles)."""
     number = tl.arange(0, SIZE)
     turn, turns = turn_of_tile(
-        tl.load(tile_ptr + number), tl.load(block_ptr + number), tl.load(tiles_ptr + number),
-        tl.load(of_round_ptr + number), tl.load(in_round_ptr + number), left, right,
-        HAS_LEFT, HAS_RIGHT, TILE, BLOCK,
+        tl.load(tiles_ptr + number), tl.load(blocks_ptr + number), tl.load(counts_ptr + number),
+        programs, left, right, HAS_LEFT, HAS_RIGHT, TILE, BLOCK,
     )  # fmt: skip
     tl.store(out_ptr + 2 * number, turn)
     tl.store(out_ptr + 2 * number + 1, turns + 0 * turn)
@@ -91,16 +86,10 @@ class Tile(NamedTuple):
     tiles: int
     start: int
     length: int
-    before: int
+    base: int
     first: int
     met: int
     begin: int
-    of_round: int
-    in_round: int
-
-    def asked(self, block: int) -> tuple[int, ...]:
-        """What decides its turn at a block."""
-        return self.tile, block, self.tiles, self.of_round, self.in_round
 
     def blocks(self) -> list[int]:
         """In the order in which the kernel walks over them, for one query head."""
@@ -118,7 +107,7 @@ class Batch:
     tiles: list[Tile]
     programs: int
     counted_out: bool
-    turns: dict[tuple[int, ...], tuple[int, int]]
+    turns: dict[tuple[int, int, int], tuple[int, int]]
     group: int
     blocks: int
 
@@ -135,21 +124,22 @@ def batch(
     sizes: dict[str, Any] = {"TILE": TILE, "BLOCK": BLOCK}
     places = rows.shape[0] * kv_heads
     programs = min(programs, places)
-    found = torch.zeros(_power(places), 11, dtype=torch.int32, device=DEVICE)
+    found = torch.zeros(_power(places), 9, dtype=torch.int32, device=DEVICE)
     _tiles_kernel[(1,)](
         rows.to(DEVICE), offsets.to(DEVICE), found, rows.shape[0], programs, left, right,
-        KV_HEADS=kv_heads, **limits, **sizes, SIZE=found.shape[0],
+        KV_HEADS=kv_heads, GROUP=group, **limits, **sizes, SIZE=found.shape[0],
     )  # fmt: skip
     every = [Tile(*fields) for fields in found[:places].tolist()]
     tiles = [tile for tile in every if tile.tiles]
     # A program stops where there is no tile.
     assert tiles == every[: len(tiles)]
-    asked = sorted({t.asked(block) for t in tiles for block in t.blocks()})
-    table = torch.ones(_power(len(asked)), 5, dtype=torch.int32)
-    table[: len(asked)] = torch.tensor(asked, dtype=torch.int32).view(-1, 5)
+    asked = sorted({(t.tile, b, t.tiles) for t in tiles for b in t.blocks()})
+    table = torch.zeros(_power(len(asked)), 3, dtype=torch.int32)
+    table[:, 2] = 1
+    table[: len(asked)] = torch.tensor(asked, dtype=torch.int32).view(-1, 3)
     told = torch.zeros(len(table), 2, dtype=torch.int32, device=DEVICE)
     columns = [column.contiguous().to(DEVICE) for column in table.unbind(1)]
-    _turns_kernel[(1,)](*columns, told, left, right, **limits, **sizes, SIZE=len(table))
+    _turns_kernel[(1,)](*columns, told, programs, left, right, **limits, **sizes, SIZE=len(table))
     turns = dict(zip(asked, map(tuple, told.tolist()), strict=False))
     counted_out = left >= 0 or right >= 0
     return Batch(tiles, programs, counted_out, turns, group, places * group * RATIO)
@@ -162,68 +152,11 @@ def _power(n: int) -> int:
 DONE = 1 << 30
 
 
-@dataclass
-class Step:
-    """One block of a tile; `adds` to none where the block is missing to whole tiles.
-
-    Fields:
-        number: of the block, among those of all pairs.
-        wanted: (number, least count): until that block has it, nobody does anything here.
-        written: what names the block's sum, where it is the last to add.
-    """
-
-    number: int
-    wanted: tuple[int, int]
-    tile: int = -1
-    first: bool = False
-    written: tuple[int, int, int] | None = None
-    adds: bool = True
-
-
-@dataclass
-class Program:
-    """Steps, and where they are: with those who wait for turns, who add, or who announce it."""
-
-    steps: Iterator[Step]
-    given: deque[Step] = field(default_factory=deque)
-    added: deque[Step] = field(default_factory=deque)
-    coming: Step | None = None
-
-    def __post_init__(self) -> None:
-        self.coming = next(self.steps, None)
-
-    @property
-    def ended(self) -> bool:
-        return not (self.coming or self.given or self.added)
-
-
-def steps_of(batch: Batch, tile: Tile, ring: int) -> Iterator[Step]:
-    """In the order in which the kernel goes through them."""
-
-    def before(number: int) -> tuple[int, int]:
-        """What the first at a block waits for."""
-        return (number - ring, DONE) if number >= ring else (number, 0)
-
-    bases = [(tile.before * batch.group + n * tile.tiles) * RATIO for n in range(batch.group)]
-    for member, base in enumerate(bases):
-        for block in tile.blocks():
-            turn, turns = batch.turns[tile.asked(block)]
-            number = base + block
-            name = (tile.start, tile.head * batch.group + member, block)
-            yield Step(
-                number, (number, turn) if turn else before(number), tile.tile, first=turn == 0,
-                written=name if turn + 1 == turns else None,
-            )  # fmt: skip
-    for base in bases:
-        for block in range(-(-tile.length // BLOCK), (tile.tile + 1) * RATIO):
-            yield Step(base + block, before(base + block), adds=False)
-
-
 def run(
     batch: Batch, ring: int, seed: int, *, early: bool = False
 ) -> dict[tuple[int, int, int], list[int]]:
-    """Adds as the kernel does, programs and in each the three who have a part in it in any order:
-    (user's start, query head, block) -> tiles in the order in which they have added.
+    """Adds as the kernel does, programs in any order: (user's start, query head, block) -> tiles in
+    the order in which they have added.
 
     Args:
         early: tiles that are counted out are taken when the one before begins, not when it ends;
@@ -236,9 +169,14 @@ def run(
     owners: dict[int, int] = {}
     sums: dict[int, list[int]] = {}
     written: dict[tuple[int, int, int], list[int]] = {}
+
+    def announce(owed: tuple[int, int] | None) -> None:
+        if owed is not None:
+            counts[owed[0]] += owed[1]
+
     taken = batch.programs
 
-    def walk(number: int) -> Iterator[Step]:
+    def walk(number: int) -> Iterator[Tile]:
         nonlocal taken
         while number < len(batch.tiles):
             tile = batch.tiles[number]
@@ -246,58 +184,60 @@ def run(
                 number += batch.programs
             elif early:
                 number, taken = taken, taken + 1
-            yield from steps_of(batch, tile, ring)
+            yield tile
             if batch.counted_out and not early:
                 number, taken = taken, taken + 1
 
-    def is_done(wanted: tuple[int, int]) -> bool:
-        return counts[wanted[0]] >= wanted[1]
-
-    def give(program: Program) -> bool:
-        """Notes have two places. For blocks that are missing nobody waits here."""
-        step, held = program.coming, [*program.given, *program.added]
-        if step is None or (step.adds and (sum(one.adds for one in held) > 1)):
-            return False
-        if step.adds and not is_done(step.wanted):
-            return False
-        program.given.append(step)
-        program.coming = next(program.steps, None)
-        return True
-
-    def add(program: Program) -> bool:
-        if not program.given:
-            return False
-        step = program.given.popleft()
-        if step.adds:
-            place = step.number % ring
-            if step.first:
-                assert place not in owners, "somebody else is not done"
-                owners[place] = step.number
-                sums[place] = []
-            assert owners[place] == step.number
-            sums[place].append(step.tile)
-            if step.written:
-                written[step.written] = sums[place]
-                del owners[place]
-        program.added.append(step)
-        return True
-
-    def announce(program: Program) -> bool:
-        if not program.added or not (program.added[0].adds or is_done(program.added[0].wanted)):
-            return False
-        step = program.added.popleft()
-        counts[step.number] += 1 if step.adds and not step.written else DONE
-        return True
+    def program(first_tile: int):
+        """Yields what it waits for: (number, least count)."""
+        for tile in walk(first_tile):
+            for member in range(batch.group):
+                base = tile.base + member * tile.tiles * RATIO
+                owed = None  # an add that was not announced yet
+                for block in tile.blocks():
+                    turn, turns = batch.turns[tile.tile, block, tile.tiles]
+                    number = base + block
+                    place = number % ring
+                    wanted = (number, turn)
+                    if turn == 0 and number >= ring:
+                        wanted = (number - ring, DONE)
+                    if counts[wanted[0]] < wanted[1]:
+                        announce(owed)
+                        owed = None
+                        yield wanted
+                    if turn == 0:
+                        assert place not in owners, "somebody else is not done"
+                        owners[place] = number
+                        sums[place] = []
+                    assert owners[place] == number
+                    sums[place].append(tile.tile)
+                    if turn + 1 == turns:
+                        head = tile.head * batch.group + member
+                        written[tile.start, head, block] = sums[place]
+                        del owners[place]
+                    yield number, 0  # anybody may come in between
+                    announce(owed)
+                    owed = (number, DONE if turn + 1 == turns else 1)
+                announce(owed)
+                for block in range(-(-tile.length // BLOCK), (tile.tile + 1) * RATIO):
+                    if base + block >= ring:
+                        yield base + block - ring, DONE
+                    counts[base + block] += DONE
 
     draw = random.Random(seed)
-    running = [Program(walk(number)) for number in range(batch.programs)]
-    while running := [program for program in running if not program.ended]:
-        moves = [(program, do) for program in running for do in (give, add, announce)]
-        draw.shuffle(moves)
-        some = draw.randint(1, len(moves))  # the others are slower this time
-        moved = [do(program) for program, do in moves[:some]]
-        others = (do(program) for program, do in moves[some:])
-        assert any(moved) or any(others), "all wait for each other"
+    waiting = {}
+    for number in range(batch.programs):
+        steps = program(number)
+        waiting[number] = (steps, next(steps, None))
+    waiting = {n: (steps, want) for n, (steps, want) in waiting.items() if want is not None}
+    while waiting:
+        able = [n for n, (_, (number, least)) in waiting.items() if counts[number] >= least]
+        assert able, "all wait for each other"
+        chosen = draw.choice(able)
+        steps, _ = waiting.pop(chosen)
+        want = next(steps, None)
+        if want is not None:
+            waiting[chosen] = (steps, want)
     return written
 
 
@@ -385,28 +325,5 @@ def test_nobody_waits_at_the_start(name):
     assert len(made.tiles) == made.programs
     for tile in made.tiles:
         for step, block in enumerate(tile.blocks()[:RATIO]):
-            turn, _ = made.turns[tile.asked(block)]
+            turn, _ = made.turns[tile.tile, block, tile.tiles]
             assert turn == 0, (tile.tile, step, block)
-
-
-@pytest.mark.parametrize(("tiles", "programs"), [(10, 10), (3, 5), (4, 7), (7, 5), (16, 5)])
-def test_nobody_waits_in_step(tiles, programs):
-    """Pairs that begin in one round of programs and end in a later one among them."""
-    users = 5
-    made = batch([tiles * TILE] * users, MASKS["full"], programs, kv_heads=2)
-    counts: dict[tuple[int, int, int], int] = defaultdict(int)
-    for begin in range(0, len(made.tiles), programs):
-        of_round = made.tiles[begin : begin + programs]
-        for step in range(tiles * RATIO):
-            added = []
-            for tile in of_round:
-                block = tile.blocks()[step]
-                turn, turns = made.turns[tile.asked(block)]
-                place = (tile.start, tile.head, block)
-                assert counts[place] == turn, (begin, step, tile)
-                assert turns == tiles
-                added.append(place)
-            for place in added:
-                counts[place] += 1
-    assert set(counts.values()) == {tiles}
-    assert len(counts) == users * 2 * tiles * RATIO

@@ -50,13 +50,12 @@ from jagged_kernels.attention.hopper.heads import (
     wait_for,
 )
 from jagged_kernels.attention.hopper.one_pass_sums import (
-    NOTES,
     add,
     all_keys,
     holds,
     product_of_dq,
 )
-from jagged_kernels.attention.hopper.one_pass_warps import announce, load, take_turns
+from jagged_kernels.attention.hopper.one_pass_warps import load, take_turns
 from jagged_kernels.attention.meeting import RANGES
 from jagged_kernels.attention.plans import Call
 from jagged_kernels.core.launch import launch
@@ -147,7 +146,7 @@ def _one_pass_kernel(
     notes = (
         gl.allocate_shared_memory(gl.int32, [4, 1], PLAIN),  # of a tile
         gl.allocate_shared_memory(gl.int32, [C.stages, 1], PLAIN),  # of a block
-        gl.allocate_shared_memory(gl.int32, [2 * NOTES, 1], PLAIN),  # of a turn
+        gl.allocate_shared_memory(gl.int32, [4, 1], PLAIN),  # of a turn
     )
     barriers = (
         one_barrier(1),  # the tile's K, V and note are there
@@ -158,12 +157,11 @@ def _one_pass_kernel(
         ring_of_barriers(C.stages, 1),  # dO is there
         ring_of_barriers(C.stages, C.consumers),
         ring_of_barriers(2, C.consumers),  # dS of all keys of the tile is there
-        ring_of_barriers(2, 1),  # it is the tile's turn, says a note
-        ring_of_barriers(2, C.consumers),  # it has added
-        ring_of_barriers(2, 1),  # that is known, and the note was read
+        one_barrier(1),  # it is the tile's turn, says a note
+        one_barrier(C.consumers),  # it has added
         one_barrier(1),  # what ends at a user's end is there, with rows of the next one
     )
-    dealing = new_dealing(2)
+    dealing = new_dealing(1)
     fence_async_shared()
     descriptors = (k_blocks, v_blocks, q_blocks, do_blocks)
     tables = (rows_ptr, offsets_ptr, row_count, left, right)
@@ -181,10 +179,9 @@ def _one_pass_kernel(
                 (_differentiate, (to_differentiate, S, C, 0)),
                 (load, (to_load, S, C)),
                 (take_turns, (to_take, S, C)),
-                (announce, (to_take, S, C)),
             ],
-            [1, 1, 1],
-            [24, 24, 24],
+            [1, 1],
+            [24, 24],
         )
     else:
         gl.warp_specialize(
@@ -193,10 +190,9 @@ def _one_pass_kernel(
                 (_differentiate, (to_differentiate, S, C, 1)),
                 (load, (to_load, S, C)),
                 (take_turns, (to_take, S, C)),
-                (announce, (to_take, S, C)),
             ],
-            [C.warps, 1, 1, 1],
-            [C.registers, 24, 24, 24],
+            [C.warps, 1, 1],
+            [C.registers, 24, 24],
         )
 
 
@@ -223,6 +219,7 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     phase = 0
     side = 0
     side_phase = 0
+    turn_phase = 0
     mbarrier.wait(tile_full, 0)
     tile_phase = 1
     steps = told(of_tile.index(3), C.warps)
@@ -246,7 +243,7 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
                 v = v_buffer.index(ME).load(LEFT)
         held = (k, v, all_k)
         mbarrier.wait(q_full.index(stage), phase)
-        rings = (stage, phase, side, side_phase)
+        rings = (stage, phase, side, side_phase, turn_phase)
         state = (dk, dv, kept, rings)
         left_over = steps - 1
         state = _meet(
@@ -259,7 +256,7 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
                 S, C, SCORES, ME, False,
             )  # fmt: skip
         dk, dv, kept, rings = state
-        stage, phase, side, side_phase = rings
+        stage, phase, side, side_phase, turn_phase = rings
         mbarrier.wait(ds_full.index(side), side_phase)
         dq = product_of_dq(ds_buffer, k_buffer, all_k, side, S, C, ME)
         ds = _weights_of_dk(kept, ds_buffer, side, dk, S, C, ME)
@@ -267,7 +264,7 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
         dk, ds, dq = wait_for(0, dk, (ds, dq))
         mbarrier.arrive(tile_empty)
         mbarrier.arrive(q_empty.index(stage))
-        add(dq, end, out, notes, barriers, side, side_phase, S, C, ME)
+        turn_phase = add(dq, end, out, notes, barriers, turn_phase, S, C, ME)
         stage, phase = next_slot(stage, phase, C.stages)
         side, side_phase = next_slot(side, side_phase, 2)
         if first_k < end:
@@ -302,7 +299,7 @@ def _meet(
     dtype: gl.constexpr = q_buffer.dtype
     k, v, all_k = held
     dk, dv, kept, rings = state
-    stage, phase, side, side_phase = rings
+    stage, phase, side, side_phase, turn_phase = rings
     before = stage
     if not FIRST:
         stage, phase = next_slot(stage, phase, C.stages)
@@ -318,6 +315,7 @@ def _meet(
         dq = product_of_dq(ds_buffer, k_buffer, all_k, side, S, C, ME)
         ds = _weights_of_dk(kept, ds_buffer, side, dk, S, C, ME)
         dk = add_product(ds, q_buffer.index(before), dk, S.D, holds(S))
+        side, side_phase = next_slot(side, side_phase, 2)
     note = told(of_block.index(stage), C.warps)
     LATER: gl.constexpr = 0 if FIRST else C.consumers + pieces(S.D)
     scores = warpgroup_mma_wait(LATER, deps=[scores])
@@ -328,13 +326,9 @@ def _meet(
     probabilities = gl.exp2(exponent)
     # Here because that wait is a loop: across it the assembler does not move the end of products.
     mbarrier.wait(do_full.index(stage), phase)
-    slot = side
-    slot_phase = side_phase
     if not FIRST:
         dq = warpgroup_mma_wait(pieces(S.D), deps=[dq])
-        if not holds(S):
-            add(dq, band[1], out, notes, barriers, slot, slot_phase, S, C, ME)
-        side, side_phase = next_slot(side, side_phase, 2)
+        turn_phase = add(dq, band[1], out, notes, barriers, turn_phase, S, C, ME)
         dk, ds = wait_for(0, dk, (ds,))
         mbarrier.arrive(q_empty.index(before))
     d_o = do_buffer.index(stage)
@@ -352,9 +346,6 @@ def _meet(
     ds_buffer.index(side * C.consumers + ME).store(d_scores.to(dtype))
     fence_async_shared()
     mbarrier.arrive(ds_full.index(side))
-    if holds(S) and not FIRST:
-        # After the fence, which waits for all that was written, and not before.
-        add(dq, band[1], out, notes, barriers, slot, slot_phase, S, C, ME)
     # The next block's Q is waited for here for the same reason: not before there is dS.
     ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
     mbarrier.wait(q_full.index(ahead_stage), ahead_phase, pred=more)
@@ -362,7 +353,7 @@ def _meet(
     mbarrier.arrive(do_empty.index(stage))
     if holds(S):
         kept = d_scores
-    return dk, dv, kept, (stage, phase, side, side_phase)
+    return dk, dv, kept, (stage, phase, side, side_phase, turn_phase)
 
 
 @gluon.jit

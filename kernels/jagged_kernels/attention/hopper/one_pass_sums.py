@@ -14,11 +14,6 @@ ADD = gl.constexpr(1)
 LAST = gl.constexpr(2)  # add, and write dq
 ALONE = gl.constexpr(3)  # write dq
 
-# What the note of a turn says, of which there are two: what to do, and of the block its place in
-# the ring, its first token, its query head, and its number among all.
-WHAT, PLACE, Q_START, Q_HEAD, NUMBER = (gl.constexpr(at) for at in range(5))
-NOTES = gl.constexpr(5)
-
 
 @gluon.constexpr_function
 def holds(S):
@@ -67,23 +62,18 @@ def product_of_dq(ds, k, all_k, side, S: gl.constexpr, C: gl.constexpr, ME: gl.c
 
 @gluon.jit
 def add(
-    dq, end, out, notes, barriers, slot, phase, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr
+    dq, end, out, notes, barriers, turn_phase, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr
 ):  # fmt: skip
-    """Adds a consumer's share to a block of dQ when it is the tile's turn.
-
-    Args:
-        slot, phase: of the turn, and of the block's dS.
-    """
+    """Adds a consumer's share to a block of dQ when it is the tile's turn."""
     dq_ptr, alarm_ptr, sums_ptr, scale = out
     of_turn = notes[2]
     my_turn, added = barriers[7], barriers[8]
-    note = slot * NOTES
     PART: gl.constexpr = S.BLOCK * S.PAD_D // C.consumers
     FLAT: gl.constexpr = gl.BlockedLayout([4], [LANES], [C.warps], [0])
     LAYOUT: gl.constexpr = dq.type.layout
-    mbarrier.wait(my_turn.index(slot), phase)
-    what = told(of_turn.index(note + WHAT), C.warps)
-    place = told(of_turn.index(note + PLACE), C.warps) * C.consumers + ME
+    mbarrier.wait(my_turn, turn_phase)
+    what = told(of_turn.index(0), C.warps)
+    place = told(of_turn.index(1), C.warps) * C.consumers + ME
     address = sums_ptr + place.to(gl.int64) * PART + gl.arange(0, PART, FLAT)
     if what == ADD:
         gl.atomic_add(address, _flat(dq, FLAT), sem="relaxed")
@@ -93,10 +83,11 @@ def add(
         if what == LAST:
             flat = gl.load(address, cache_modifier=".cg")
             dq += _block(flat, LAYOUT)
-        q_start = told(of_turn.index(note + Q_START), C.warps)
-        head = told(of_turn.index(note + Q_HEAD), C.warps)
+        q_start = told(of_turn.index(2), C.warps)
+        head = told(of_turn.index(3), C.warps)
         _write(dq * scale, dq_ptr, alarm_ptr, q_start, end, head, S, C, ME)
-    mbarrier.arrive(added.index(slot))
+    mbarrier.arrive(added)
+    return turn_phase ^ 1
 
 
 @gluon.jit

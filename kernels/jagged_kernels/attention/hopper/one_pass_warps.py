@@ -1,9 +1,5 @@
-"""The three warps beside the consumers of `hopper.one_pass`: one brings what they read, one waits
-for turns at blocks of dQ, and one announces what was added.
-
-Each of the last two waits once a block for memory that all multiprocessors share: one after the
-other, this would take about as long as consumers have work for.
-"""
+"""The two warps beside the consumers of `hopper.one_pass`: one brings what they read, the other
+waits for turns."""
 
 # Tuples are taken apart whole, also where a function needs a part.
 # ruff: noqa: RUF059
@@ -22,7 +18,6 @@ from jagged_kernels.attention.hopper.blocks import (
     load_numbers,
     next_slot,
     tell,
-    told,
     whole_blocks,
     zero_rows,
 )
@@ -31,13 +26,7 @@ from jagged_kernels.attention.hopper.one_pass_sums import (
     ADD,
     ALONE,
     LAST,
-    NOTES,
-    NUMBER,
-    PLACE,
-    Q_HEAD,
-    Q_START,
     STORE,
-    WHAT,
 )
 
 # What a block's count of adds becomes when it was the last.
@@ -46,7 +35,6 @@ _DONE = gl.constexpr(1 << 30)
 # They take no layouts, and so they are the same in Gluon.
 _blocks_of_tile = gluon.jit(order.blocks_of_tile.fn)
 _tile_of_place = gluon.jit(order.tile_of_place.fn)
-_tiles_of_round = gluon.jit(order.tiles_of_round.fn)
 _start_of_tile = gluon.jit(order.start_of_tile.fn)
 _turn_of_tile = gluon.jit(order.turn_of_tile.fn)
 
@@ -64,22 +52,21 @@ def _tile(tables, place, S: gl.constexpr, C: gl.constexpr):
     KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
     return _tile_of_place(
         rows_ptr, offsets_ptr, place, row_count, left, right,
-        KV_HEADS, S.HAS_LEFT, S.HAS_RIGHT, C.tile_q,
+        KV_HEADS, S.GROUP, S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK,
     )  # fmt: skip
 
 
 @gluon.jit
-def _walk_of_tile(tables, tile, tiles, before, length, S: gl.constexpr, C: gl.constexpr):
-    """(first, count) of the tile's blocks, the one of these that it starts with, and its round."""
+def _walk_of_tile(tables, tile, tiles, length, S: gl.constexpr, C: gl.constexpr):
+    """(first, count) of the tile's blocks, and the one of these that it starts with."""
     rows_ptr, offsets_ptr, row_count, left, right = tables
     first, count = _blocks_of_tile(
         tile, length, left, right, S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK
     )
-    in_round = (0, tiles)
-    if not _counted_out(S):
-        in_round = _tiles_of_round(tile, tiles, before, gl.num_programs(0))
-    start_block = _start_of_tile(tile, in_round[0], S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK)
-    return first, count, start_block, in_round
+    start_block = _start_of_tile(
+        tile, tiles, gl.num_programs(0), S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK
+    )
+    return first, count, start_block
 
 
 @gluon.jit
@@ -98,7 +85,7 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
     k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer, ds_buffer = buffers
     of_tile, of_block, of_turn = notes
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty = barriers[:6]
-    landed = barriers[10]
+    landed = barriers[9]
     rows_ptr, offsets_ptr, row_count, left, right = tables
     TILE: gl.constexpr = C.tile_q
     BLOCK: gl.constexpr = S.BLOCK
@@ -112,16 +99,14 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
     side = 0
     side_phase = 0
     place = gl.program_id(0)
-    head, tile, tiles, start, length, before = _tile(tables, place, S, C)
+    head, tile, tiles, start, length, base = _tile(tables, place, S, C)
     while tiles > 0:
         if not _counted_out(S):
             place += gl.num_programs(0)
             ahead = _tile(tables, place, S, C)
         k_start = start + tile * TILE
         end = start + length
-        first, count, start_block, in_round = _walk_of_tile(
-            tables, tile, tiles, before, length, S, C
-        )
+        first, count, start_block = _walk_of_tile(tables, tile, tiles, length, S, C)
         first = start + first * BLOCK
         whole_start, whole_end = whole_blocks(
             k_start, gl.minimum(k_start + TILE, end), first, end, 0, left, right,
@@ -177,7 +162,7 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
             place = hand_out(taken_ptr, dealing, side, side_phase)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = _tile(tables, place, S, C)
-        head, tile, tiles, start, length, before = ahead
+        head, tile, tiles, start, length, base = ahead
     mbarrier.wait(tile_empty, tile_phase ^ 1)
     tell(of_tile, 3, 0)
     mbarrier.arrive(tile_full)
@@ -196,117 +181,102 @@ def _load_tile(
 
 @gluon.jit
 def take_turns(args, S: gl.constexpr, C: gl.constexpr):
-    """Waits for the tile's turn at each block, and tells the consumers, while they are still at the
-    block before."""
-    counts_ptr, tables, ring, notes, barriers, dealing = args
-    rows_ptr, offsets_ptr, row_count, left, right = tables
-    of_tile, of_block, of_turn = notes
-    my_turn, added, announced = barriers[7:10]
-    RATIO: gl.constexpr = C.tile_q // S.BLOCK
-    slot = 0
-    phase = 0
-    side = 0
-    side_phase = 0
-    place = gl.program_id(0)
-    head, tile, tiles, start, length, before = _tile(tables, place, S, C)
-    while tiles > 0:
-        if not _counted_out(S):
-            place += gl.num_programs(0)
-            ahead = _tile(tables, place, S, C)
-        first, count, start_block, in_round = _walk_of_tile(
-            tables, tile, tiles, before, length, S, C
-        )
-        for member in range(S.GROUP):
-            base = (before * S.GROUP + member * tiles) * RATIO
-            step_block = start_block
-            for _ in range(count):
-                block = first + step_block
-                turn, turns = _turn_of_tile(
-                    tile, block, tiles, in_round[0], in_round[1], left, right,
-                    S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK,
-                )  # fmt: skip
-                what = gl.where(turn == 0, STORE, ADD)
-                if turn + 1 == turns:
-                    what = gl.where(turn == 0, ALONE, LAST)
-                number = base + block
-                _wait_for_turn(counts_ptr, number, turn, ring)
-                mbarrier.wait(announced.index(slot), phase ^ 1)
-                note = slot * NOTES
-                tell(of_turn, note + WHAT, what)
-                tell(of_turn, note + PLACE, number % ring)
-                tell(of_turn, note + Q_START, start + block * S.BLOCK)
-                tell(of_turn, note + Q_HEAD, head * S.GROUP + member)
-                tell(of_turn, note + NUMBER, number)
-                mbarrier.arrive(my_turn.index(slot))
-                slot, phase = next_slot(slot, phase, 2)
-                step_block = gl.where(step_block + 1 == count, 0, step_block + 1)
-        if _counted_out(S):
-            place = handed_out(dealing, side, side_phase, 1)
-            side, side_phase = next_slot(side, side_phase, 2)
-            ahead = _tile(tables, place, S, C)
-        head, tile, tiles, start, length, before = ahead
+    """Waits for the tile's turn at each block, and announces when it has added.
 
-
-@gluon.jit
-def announce(args, S: gl.constexpr, C: gl.constexpr):
-    """Counts what consumers have added to each block, so that others have their turn.
+    Notes are (what to do, place in the ring, first token, query head).
 
     The last of a user's blocks may be missing to whole tiles: it is counted all the same, so that
     whoever is to use its place in the ring may wait for it. So are all blocks of a user of one
     tile, which need no place.
     """
     counts_ptr, tables, ring, notes, barriers, dealing = args
+    rows_ptr, offsets_ptr, row_count, left, right = tables
     of_tile, of_block, of_turn = notes
-    my_turn, added, announced = barriers[7:10]
-    RATIO: gl.constexpr = C.tile_q // S.BLOCK
-    slot = 0
+    my_turn, added = barriers[7], barriers[8]
+    TILE: gl.constexpr = C.tile_q
+    BLOCK: gl.constexpr = S.BLOCK
+    RATIO: gl.constexpr = TILE // BLOCK
     phase = 0
     side = 0
     side_phase = 0
     place = gl.program_id(0)
-    head, tile, tiles, start, length, before = _tile(tables, place, S, C)
+    head, tile, tiles, start, length, base = _tile(tables, place, S, C)
     while tiles > 0:
         if not _counted_out(S):
             place += gl.num_programs(0)
             ahead = _tile(tables, place, S, C)
-        first, count, start_block, in_round = _walk_of_tile(
-            tables, tile, tiles, before, length, S, C
-        )
-        for _ in range(S.GROUP * count):
-            mbarrier.wait(added.index(slot), phase)
-            what = told(of_turn.index(slot * NOTES + WHAT), 1)
-            number = told(of_turn.index(slot * NOTES + NUMBER), 1)
-            mbarrier.arrive(announced.index(slot))
-            last = (what == LAST) | (what == ALONE)
-            _count_up(counts_ptr + number, gl.where(last, _DONE, 1))
-            slot, phase = next_slot(slot, phase, 2)
+        first, count, start_block = _walk_of_tile(tables, tile, tiles, length, S, C)
+        for member in range(S.GROUP):
+            base_of_head = base + member * tiles * RATIO
+            block = start_block
+            seen = -1
+            owed = -1
+            more = 1
+            for _ in range(count):
+                turn, turns = _turn_of_tile(
+                    tile, first + block, tiles, gl.num_programs(0), left, right,
+                    S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
+                )  # fmt: skip
+                q_start = start + (first + block) * BLOCK
+                number = base_of_head + first + block
+                what = gl.where(turn == 0, STORE, ADD)
+                if turn + 1 == turns:
+                    what = gl.where(turn == 0, ALONE, LAST)
+                at, least = _wanted(number, turn, ring)
+                if seen < least:
+                    # Who waits must not let others wait.
+                    _announce(counts_ptr, owed, more)
+                    owed = -1
+                    while seen < least:
+                        seen = _count(counts_ptr + at)
+                tell(of_turn, 0, what)
+                tell(of_turn, 1, number % ring)
+                tell(of_turn, 2, q_start)
+                tell(of_turn, 3, head * S.GROUP + member)
+                mbarrier.arrive(my_turn)
+                block = gl.where(block + 1 == count, 0, block + 1)
+                # The add before takes a while to be seen by all; consumers have the next turn
+                # meanwhile. What is counted at the block after is on its way then.
+                _announce(counts_ptr, owed, more)
+                next_turn, _ = _turn_of_tile(
+                    tile, first + block, tiles, gl.num_programs(0), left, right,
+                    S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
+                )  # fmt: skip
+                at, least = _wanted(base_of_head + first + block, next_turn, ring)
+                seen = _count(counts_ptr + at)
+                mbarrier.wait(added, phase)
+                phase ^= 1
+                owed = number
+                more = gl.where(turn + 1 == turns, _DONE, 1)
+            _announce(counts_ptr, owed, more)
         for member in range(S.GROUP):
             # Of one tile: the last.
-            for block in range(gl.cdiv(length, S.BLOCK), (tile + 1) * RATIO):
-                number = (before * S.GROUP + member * tiles) * RATIO + block
-                _wait_for_turn(counts_ptr, number, 0, ring)
-                _count_up(counts_ptr + number, _DONE)
+            for block in range(gl.cdiv(length, BLOCK), (tile + 1) * RATIO):
+                number = base + member * tiles * RATIO + block
+                at, least = _wanted(number, 0, ring)
+                while _count(counts_ptr + at) < least:
+                    pass
+                _announce(counts_ptr, number, _DONE)
         if _counted_out(S):
             place = handed_out(dealing, side, side_phase, 1)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = _tile(tables, place, S, C)
-        head, tile, tiles, start, length, before = ahead
+        head, tile, tiles, start, length, base = ahead
 
 
 @gluon.jit
-def _wait_for_turn(counts_ptr, number, turn, ring):
-    """Until so many tiles have added to a block; whoever is first waits for the block that was at
-    the same place of the ring, if there was one."""
+def _wanted(number, turn, ring):
+    """(at, least): it is the turn at a block when the count at `at` is `least` or more. The first
+    waits for the block that was at the same place of the ring, if there was one."""
     again = (turn == 0) & (number >= ring)
-    at = gl.where(again, number - ring, number)
-    least = gl.where(again, _DONE, turn)
-    while _count(counts_ptr + at) < least:
-        pass
+    return gl.where(again, number - ring, number), gl.where(again, _DONE, turn)
 
 
 @gluon.jit
-def _count_up(ptr, more):
-    gl.atomic_add(ptr, more, sem="release", scope="gpu")
+def _announce(counts_ptr, number, more):
+    """That consumers have added to a block; -1: to none."""
+    ptr = counts_ptr + gl.maximum(number, 0)
+    gl.atomic_add(ptr, more, mask=number >= 0, sem="release", scope="gpu")
 
 
 @gluon.jit
