@@ -112,7 +112,8 @@ LONG_LISTS = {
 LONG, LONG_BACKWARD = FORWARD_PAYS_FROM["softmax"], BACKWARD_PAYS_FROM["softmax"]
 LONG_POINTWISE = FORWARD_PAYS_FROM["pointwise"]
 LONG_CAUSAL = {
-    dim: max(FORWARD_PAYS_FROM["softmax, causal"][dim], n) for dim, n in LONG_BACKWARD.items()
+    dim: max(FORWARD_PAYS_FROM["softmax, causal"][dim], n)
+    for dim, n in BACKWARD_PAYS_FROM["softmax, causal"].items()
 }
 ONE_PASS_CAUSAL = ONE_PASS_PAYS_FROM["softmax, causal"]
 LONG_WINDOW = FORWARD_PAYS_FROM["softmax, window"]
@@ -145,9 +146,12 @@ CALLS = {
     ),
     "long": Call(LONG[64], 64, PLAIN, ("hopper forward", "plain", "hopper dkv")),
     "long, head_dim 128": Call(LONG[128], 128, PLAIN, EVERY_HOPPER),
-    "not long, head_dim 128": Call(LONG[128] - 1, 128, PLAIN),
+    "long enough for the backward, head_dim 128": Call(
+        LONG[128] - 1, 128, PLAIN, ("plain", "hopper dq", "hopper dkv")
+    ),
+    "not long, head_dim 128": Call(LONG_BACKWARD[128] - 1, 128, PLAIN),
     "not long, causal, head_dim 128": Call(
-        HOPPER_TILES_FROM[128] - 1, 128, PLAIN, options={"causal": True}
+        HOPPER_TILES_FROM[128]["causal"] - 1, 128, PLAIN, options={"causal": True}
     ),
     "long, causal": Call(LONG_CAUSAL[128], 128, PLAIN, EVERY_HOPPER, options={"causal": True}),
     "long enough for one pass, causal": Call(

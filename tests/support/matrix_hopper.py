@@ -19,7 +19,7 @@ from jagged_kernels.schedule.policy.hopper import (
 )
 
 # As short as users may be for a schedule of Hopper's tiles, whatever their mask.
-MEAN = HOPPER_TILES_FROM[128]
+MEAN = max(HOPPER_TILES_FROM[128].values())
 MASKS = ({}, {"causal": True}, {"window": (MEAN, 5)})
 
 

@@ -40,6 +40,7 @@ from jagged_kernels.schedule.policy.hopper import (
 from jagged_kernels.schedule.policy.plain import MAX_HEAD_DIM, MOSTLY_SHORT
 from jagged_kernels.schedule.row_layout import NO_LIMIT, SHORT_USER
 from jagged_kernels.schedule.rows import users_of_rows
+from jagged_kernels.schedule.window import MASKS, Mask, mask_of
 
 # The launches that are chosen apart: of a backward, dQ may have another family than dK and dV.
 Pass = Literal["forward", "dq", "dkv"]
@@ -47,15 +48,12 @@ Pass = Literal["forward", "dq", "dkv"]
 Operator = Literal["plain", "general", "split", "native", "reference"]
 Scores = Literal["softmax", "pointwise"]
 Keys = Literal["ranges", "lists"]
-# No limit to a query's keys, one on one side, or one on both.
-Mask = Literal["none", "causal", "window"]
 # Of a schedule: a program walks a whole row, or rows are cut among programs.
 Rows = Literal["whole", "cut"]
 
 _HALF = (torch.float16, torch.bfloat16)
 _SINGLE = (*_HALF, torch.float32)
 _EVERY = (*_SINGLE, torch.float64)
-_MASKS: tuple[Mask, ...] = ("none", "causal", "window")
 _ANY_DIM = range(1, sys.maxsize)
 
 
@@ -96,7 +94,7 @@ class Family(NamedTuple):
     rows: tuple[Rows, ...] = ("whole",)
     bias: bool = False
     dropout: bool = False
-    masks: tuple[Mask, ...] = _MASKS
+    masks: tuple[Mask, ...] = MASKS
     hopper: bool = False
     shared: bool = False
     tile_q: Mapping[int, int] | None = None
@@ -202,11 +200,6 @@ class Asked(NamedTuple):
     keys: Keys = "ranges"
     policy: str = ""
     mask: Mask = "none"
-
-
-def mask_of(left: int, right: int) -> Mask:
-    """Of a call with these limits."""
-    return _MASKS[(left != NO_LIMIT) + (right != NO_LIMIT)]
 
 
 def width_of(left: int, right: int, keys: Keys) -> int:

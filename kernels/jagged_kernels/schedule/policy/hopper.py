@@ -14,6 +14,7 @@ from torch import Tensor
 
 from jagged_kernels.core.layouts import read_in_place
 from jagged_kernels.core.sizes import cdiv, padded_dim
+from jagged_kernels.schedule.window import Mask
 
 
 @dataclass(frozen=True)
@@ -179,20 +180,21 @@ DQ_LISTED = {128: (128,)}
 # blocks.
 NEVER = 2**40
 FORWARD_PAYS_FROM = {
-    "softmax": {64: 1024, 128: 256, 256: 256},
-    "softmax, causal": {64: 256, 128: 192, 256: 256},
+    "softmax": {64: 1024, 128: 192, 256: 128},
+    "softmax, causal": {64: 256, 128: 224, 256: 64},
     "softmax, window": {64: 1536, 128: 512, 256: 512},
-    "pointwise": {64: 512, 128: 192, 256: 256},
-    "pointwise, causal": {64: 1024, 128: 512, 256: 512},
+    "pointwise": {64: 512, 128: 96, 256: 96},
+    "pointwise, causal": {64: 1024, 128: 512, 256: 64},
     "pointwise, window": {64: 1024, 128: 256, 256: 512},
     "lists": {64: 4096, 128: 128},
     "lists, window": {64: NEVER, 128: 128},
     "pointwise lists": {64: 192, 128: 128},
 }
 BACKWARD_PAYS_FROM = {
-    "softmax": {64: 128, 128: 256},
-    "softmax, window": {64: 256, 128: 512},
-    "pointwise": {64: 48, 128: 192},
+    "softmax": {64: 128, 128: 96},
+    "softmax, causal": {64: 128, 128: 256},
+    "softmax, window": {64: 96, 128: 512},
+    "pointwise": {64: 48, 128: 96},
     "pointwise, causal": {64: 48, 128: 256},
     "pointwise, window": {64: 128, 128: 256},
     "lists": {64: 4096, 128: 512},
@@ -222,20 +224,22 @@ def paying_length(
     return next((table[entry] for entry in entries if entry in table), {}).get(box(head_dim))
 
 
-# Of queries and of keys in the rows that they walk, by box; and the tokens of a user from
-# which such tiles are made, where plain kernels are as fast with them.
-HOPPER_TILES_FROM = {64: 0, 128: 192}
+# Of queries and of keys in the rows that they walk, by box; and by mask the tokens of a user from
+# which such tiles are made: plain kernels are about as fast with them.
+HOPPER_TILES_FROM: dict[int, dict[Mask, int]] = {
+    64: {"none": 0, "causal": 0, "window": 0},
+    128: {"none": 96, "causal": 192, "window": 192},
+}
 HOPPER_TILES = {dim: forward_config(dim).tile_q for dim in HOPPER_TILES_FROM}
 FORWARD_TILES = {**HOPPER_TILES, 256: forward_config(256).tile_q}
 
 
-def hopper_tile(head_dim: int, tokens: int, users: int) -> int | None:
+def hopper_tile(head_dim: int, tokens: int, users: int, mask: Mask) -> int | None:
     """The tile to take for histories long enough, `tokens` in all; else None. A schedule does not
     know what its scores become: no length at which a kernel pays can be shorter in boxes of 128. Of
     64 it is the plain kernels' tile."""
-    least = HOPPER_TILES_FROM
     dim = box(head_dim)
-    pays = dim in least and tokens >= least[dim] * users
+    pays = dim in HOPPER_TILES_FROM and tokens >= HOPPER_TILES_FROM[dim][mask] * users
     return HOPPER_TILES[dim] if pays else None
 
 
