@@ -60,11 +60,26 @@ def test_the_plain_side_is_attention(scores: str, mask: str) -> None:
         assert difference(gradients, calls[of_pass]()) < 1e-4
 
 
+@pytest.mark.parametrize(
+    ("spread", "shortest", "longest", "deviation"),
+    [("uniform", 50, 150, 29), ("even", 100, 100, 0), ("lognormal", 1, 800, 150)],
+)
+def test_lengths_are_spread_around_their_mean(
+    spread: str, shortest: int, longest: int, deviation: float
+) -> None:
+    shape: dict[str, Any] = {"heads": 1, "dim": 1, "dtype": torch.float32}
+    batch = Batch(100, tokens=2**17, spread=spread, device=torch.device("cpu"), **shape)
+    lengths = batch.offsets.diff().double()
+    assert shortest <= lengths.min() <= lengths.max() <= longest
+    assert 95 < lengths.mean() < 105
+    assert float(lengths.std()) == pytest.approx(deviation, rel=0.3)
+
+
 @pytest.mark.parametrize("keys", KEYS[1:])
 def test_the_plain_side_over_lists_is_attention(keys: str) -> None:
     """Over as many keys as the lists show: what is compared is forward and backward alike."""
     candidates = 20 if keys == "retrieval" else None
-    batch = small(torch.float32, candidates=candidates, even=True)
+    batch = small(torch.float32, candidates=candidates, spread="even")
     lists, _ = batch.lists(keys, 16)
     assert lists is not None
     calls = batch.calls("plain", None, causal=True, keys=keys, block=16)

@@ -1,14 +1,14 @@
 """From how long users on Hopper's kernels are faster than the plain ones, by a measurement.
 
     python tests/support/hopper_pays.py [--scores silu] [--head-dims 64 128] [--lengths 128 256 ...]
-    python tests/support/hopper_pays.py --scores softmax --keys strided [--block 64] [--even] ...
+    python tests/support/hopper_pays.py --scores softmax --keys strided [--block 64] ...
+    python tests/support/hopper_pays.py [--spread even] ...
 
 Both take turns on the same batches, forward, backward and the two together, each over tiles of its
 own and the plain ones over Hopper's too, and their results are compared. Users have the given
-lengths on average, from half to three halves of it; a batch has `--tokens` in all. Below the table
-stands, for each head_dim and pass, the first of the lengths from which on Hopper's are faster at
-all of them, beside what `schedule/policy/hopper.py` says: that is where it belongs. Needs a Hopper
-GPU.
+lengths on average, spread as `--spread` says; a batch has `--tokens` in all. Last stands, for each
+head_dim and pass, the first of the lengths from which on Hopper's are faster at all of them, beside
+what `schedule/policy/hopper.py` says: that is where it belongs. Needs a Hopper GPU.
 
 Queries see what is before them, all keys with `--full`, or as many before their own as `--window`
 says. With `--keys` both walk lists of key blocks: S2-Attention's, semi-local ones, or those that
@@ -60,6 +60,9 @@ from jagged_ranking.measure.timing import Effort
 SCORES = {"softmax": None, "silu": SiLU(), "sigmoid": Sigmoid()}
 # S2-Attention as it is measured by length, ULTRA-HSTU's semi-local attention, retrieval.
 KEYS = ("ranges", "strided", "semi-local", "retrieval")
+# From half to three halves of the mean; the mean; the mean with most users far below it and up to
+# eight times as long.
+SPREADS = ("uniform", "even", "lognormal")
 SIDES = ("plain", "hopper")
 RETILED = "plain, Hopper's tiles"
 PASSES = ("forward", "backward", "forward+backward")
@@ -67,22 +70,26 @@ Call = Callable[[], tuple[Tensor, ...]]
 
 
 class Batch:
-    """q, k, v and dO [T, H, D] of users of `mean` tokens on average, from half to three halves.
+    """q, k, v and dO [T, H, D] of users of `mean` tokens on average.
 
     Args:
-        even: users have `mean` tokens each.
+        spread: of `SPREADS`.
         candidates: queries of each user, in place of one a token.
     """
 
     def __init__(
         self, mean: int, *, tokens: int, heads: int, dim: int, dtype: torch.dtype,
-        device: torch.device, even: bool = False, candidates: int | None = None,
+        device: torch.device, spread: str = "uniform", candidates: int | None = None,
     ) -> None:  # fmt: skip
         generator = torch.Generator().manual_seed(mean)
         users = max(1, tokens // mean)
         lengths = torch.randint(mean // 2, mean + mean // 2 + 1, (users,), generator=generator)
-        if even:
+        if spread == "even":
             lengths = torch.full_like(lengths, mean)
+        if spread == "lognormal":
+            sigma = 1.2
+            sizes = torch.randn(users, generator=generator) * sigma - sigma**2 / 2
+            lengths = (mean * sizes.exp()).round().clamp(1, 8 * mean).long()
         self.offsets = self.q_offsets = lengths_to_offsets(lengths).to(device)
         self.tokens, self.dim = int(lengths.sum()), dim
         self.queries = self.tokens
@@ -248,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keys", choices=KEYS, default="ranges")
     parser.add_argument("--block", type=int, choices=(64, 128), default=64, help="of the lists")
     parser.add_argument("--candidates", type=int, default=1024, help="of a user, for retrieval")
-    parser.add_argument("--even", action="store_true", help="users of equal lengths")
+    parser.add_argument("--spread", choices=SPREADS, default="uniform", help="of the lengths")
     parser.add_argument("--forward", metavar="NAME=N,...", help="of the forward over lists")
     parser.add_argument("--dkv", metavar="NAME=N,...", help="of dK and dV over lists")
     parser.add_argument("--rounds", type=int, default=6, help="turns of each side")
@@ -262,19 +269,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = torch.device("cuda", 0)
     effort = Effort(rounds=options.rounds, inner=options.repeats, seconds=1.0)
     shape: dict[str, Any] = {"tokens": options.tokens, "heads": options.heads, "device": device}
-    shape["even"] = options.even
+    shape["spread"] = options.spread
     if options.keys == "retrieval":
         shape["candidates"] = options.candidates
     seen = {"causal": not options.full, "window": options.window}
     listed = {"keys": options.keys, "block": options.block}
-    rows = []
+    mask = "all keys" if options.full else "causal"
+    if options.window is not None:
+        mask = f"{options.window} keys before"
+    if options.keys != "ranges":
+        mask = f"{options.keys}, blocks of {options.block}"
+    of_heads, of_lengths = f"{options.heads} heads, bf16", f"{options.spread} lengths"
+    name = torch.cuda.get_device_name(0)
+    print(name, options.scores, mask, of_heads, of_lengths, sep=", ", flush=True)
+    rows: list[dict[str, Any]] = []
     for dim in options.head_dims:
         lay_out(policy._LISTED_FORWARD, dim, options.block, options.forward)
         lay_out(policy._LISTED_DKV, dim, options.block, options.dkv)
         for mean in options.lengths:
             batch = Batch(mean, dim=dim, dtype=torch.bfloat16, **shape)
-            found = rows_of(batch, SCORES[options.scores], effort, **seen, **listed)
-            rows += [{"head_dim": dim, "length": mean, **row} for row in found]
+            passes = rows_of(batch, SCORES[options.scores], effort, **seen, **listed)
+            found = [{"head_dim": dim, "length": mean, **row} for row in passes]
+            shown = pd.DataFrame(found).to_string(index=False, float_format="{:.4g}".format)
+            print(shown, flush=True)
+            rows += found
             timing.release(device)
     table = pd.DataFrame(rows)
     first = pays_from(table)
@@ -282,13 +300,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said(options.scores, str(of_pass), int(dim), options.keys, **seen)
         for dim, of_pass in zip(first["head_dim"], first["pass"], strict=True)
     ]
-    mask = "all keys" if options.full else "causal"
-    if options.window is not None:
-        mask = f"{options.window} keys before"
-    if options.keys != "ranges":
-        mask = f"{options.keys}, blocks of {options.block}"
-    print(f"{torch.cuda.get_device_name(0)}, {options.scores}, {mask}, {options.heads} heads, bf16")
-    print(table.to_string(index=False, float_format="{:.4g}".format))
     print(first.to_string(index=False))
     if options.out:
         table.to_csv(options.out, index=False)

@@ -3,10 +3,10 @@
     python tests/support/old_and_new.py OLD [NAME ...] [--out FILE.csv]
 
 OLD is a commit, or a folder that holds an earlier checkout. Its packages are copied under names of
-their own, so that both run in one process, on the same numbers. By default the workloads A to N
-and T1 to T6 and the interaction operations at `--users` users of up to 1,024 events are timed; on a
-CPU, small ones. Results are compared first. "Noise" is how far the medians of a checkout's turns
-lie apart: a smaller difference than that says nothing.
+their own, so that both run in one process, on the same numbers. By default the workloads A to N,
+T1 to T6, K, L and W and the interaction operations at `--users` users of up to 1,024 events are
+timed; on a CPU, small ones. Results are compared first. "Noise" is how far the medians of a
+checkout's turns lie apart: a smaller difference than that says nothing.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class Side:
         sets, small = self._module("workload_sets"), device.type == "cpu"
         own = sets.small_workloads() if small else sets.workloads()
         target = sets.small_target_workloads() if small else sets.target_workloads()
-        self.attention = {one.name: one for one in (*own, *target)}
+        hard = self._module("hard_workloads")
+        hard = hard.small_hard_workloads() if small else hard.hard_workloads()
+        self.attention = {one.name: one for one in (*own, *target, *hard)}
         dtype = torch.float32 if small else torch.bfloat16
         (self.tokens,) = sets.token_sweep([users], dtype=dtype)
         self.problems = self._module("interaction.measurement").PROBLEMS
@@ -116,31 +118,28 @@ def noise(samples: Sequence[float], turns: int) -> float:
     return (max(medians) - min(medians)) / statistics.median(samples)
 
 
-def rows(old: Side, new: Side, names: Sequence[str], effort: Effort) -> Iterator[dict[str, Any]]:
-    for name in names:
-        runs = {"old": old.run(name), "new": new.run(name)}
-        for mode in new.modes(name):
-            differ = difference(*(run(mode) for run in runs.values()))
-            timed = timing.interleaved(
-                {side: (lambda run=run, mode=mode: run(mode)) for side, run in runs.items()},
-                device=new.device,
-                effort=effort,
-            )
-            for one in timed.values():
-                if one.failure:
-                    raise one.failure
-            was, now = (statistics.median(one.samples) for one in timed.values())
-            yield {
-                "what": name,
-                "mode": mode,
-                "old, ms": was,
-                "new, ms": now,
-                "new / old": now / was,
-                "noise": max(noise(one.samples, effort.rounds) for one in timed.values()),
-                "results differ": differ,
-            }
-        del runs
-        timing.release(new.device)
+def rows(old: Side, new: Side, name: str, effort: Effort) -> Iterator[dict[str, Any]]:
+    runs = {"old": old.run(name), "new": new.run(name)}
+    for mode in new.modes(name):
+        differ = difference(*(run(mode) for run in runs.values()))
+        timed = timing.interleaved(
+            {side: (lambda run=run, mode=mode: run(mode)) for side, run in runs.items()},
+            device=new.device,
+            effort=effort,
+        )
+        for one in timed.values():
+            if one.failure:
+                raise one.failure
+        was, now = (statistics.median(one.samples) for one in timed.values())
+        yield {
+            "what": name,
+            "mode": mode,
+            "old, ms": was,
+            "new, ms": now,
+            "new / old": now / was,
+            "noise": max(noise(one.samples, effort.rounds) for one in timed.values()),
+            "results differ": differ,
+        }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -167,12 +166,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ]
             if unknown := [name for name in options.names if name not in there]:
                 parser.error(f"{unknown[0]} is not in both; there are {', '.join(there)}")
-            table = pd.DataFrame(rows(old, new, options.names or there, effort))
+            found: list[pd.DataFrame] = []
+            for name in options.names or there:
+                found.append(pd.DataFrame(rows(old, new, name, effort)))
+                print(found[-1].to_string(index=False, float_format="{:.4g}".format), flush=True)
+                if options.out:  # of a run that is cut off it is all there is
+                    pd.concat(found).to_csv(options.out, index=False)
+                timing.release(device)
         finally:
             sys.path.remove(place)
-    print(table.to_string(index=False, float_format="{:.4g}".format))
-    if options.out:
-        table.to_csv(options.out, index=False)
     return 0
 
 
