@@ -1,0 +1,1 @@
+ORDERED_KEYS = 16
