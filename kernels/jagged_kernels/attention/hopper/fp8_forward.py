@@ -271,7 +271,7 @@ def _attend_tile(
             mbarrier.wait(q_full, q_phase)
             q_phase ^= 1
             mbarrier.wait(k_full.index(stage), phase)
-            scores = product_with_transpose(q, k_buffer.index(stage), S.D, SCORES)
+            scores = product_with_transpose(q, k_buffer.index(stage), D, SCORES)
             scores = warpgroup_mma_wait(0, deps=[scores])
             mbarrier.arrive(k_empty.index(stage))
             if NEGATE:
@@ -288,7 +288,7 @@ def _attend_tile(
                 stage, phase = next_slot(stage, phase, C.stages)
                 # Not at the end of the loop, see `hopper.forward`.
                 p = _left_factor(weights, SUMS)
-                scores = product_with_transpose(q, k_buffer.index(stage), S.D, SCORES)
+                scores = product_with_transpose(q, k_buffer.index(stage), D, SCORES, weights)
                 mbarrier.wait(v_full.index(v_stage), v_phase)
                 added = _product(p, v_buffer.index(v_stage), SUMS)
                 scores = warpgroup_mma_wait(1, deps=[scores])
