@@ -1,0 +1,1 @@
+"""Attention of numbers in FP8, for serving: `numbers` is what they are, `api` the functions."""

@@ -1,1 +1,0 @@
-ORDERED_KEYS = 16
