@@ -1,0 +1,419 @@
+"""`fp8_attention`: what it computes, what it refuses, and on Hopper its kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import fp8_cases
+import pytest
+import torch
+from attention_cases import DEVICE, Case
+from choice_cases import on_hopper
+from fp8_cases import assert_within, bound
+from torch import Tensor
+
+from jagged_kernels import (
+    FP8Keys,
+    JaggedTensor,
+    attention_schedule,
+    fp8_attention,
+    fp8_keys,
+    jagged_attention,
+)
+from jagged_kernels.attention.fp8.api import HEAD_DIMS
+
+# Around blocks of 128 keys, which begin at a multiple of 16 tokens of the batch.
+LENGTHS = [0, 1, 31, 33, 64, 129, 0, 1000, 15, 128]
+SHORT = [0, 1, 31, 5, 64, 0]
+DIMS = pytest.mark.parametrize("dim", HEAD_DIMS)
+MASKS: tuple[dict[str, Any], ...] = (
+    {}, {"causal": True}, {"window": (64, 0)}, {"window": (300, 100)}, {"window": (5, -1)},
+    {"window": (-1, 3)}, {"scale": -0.3},
+)  # fmt: skip
+MASK = pytest.mark.parametrize("mask", MASKS, ids=str)
+
+Sides = tuple[JaggedTensor, JaggedTensor, JaggedTensor]
+
+
+def sides(
+    lengths: list[int], k_lengths: list[int] | None = None, *, dim: int = 64, heads: int = 2,
+    kv_heads: int = 2, dtype: torch.dtype = torch.float32,
+) -> Sides:  # fmt: skip
+    case = Case(lengths, k_lengths, heads=heads, kv_heads=kv_heads, dim=dim)
+    inputs = case.inputs(dtype)
+    k = JaggedTensor(inputs.k, inputs.k_offsets)
+    q = JaggedTensor(inputs.q, inputs.q_offsets if k_lengths else inputs.k_offsets)
+    return q, k, k.with_values(inputs.v)
+
+
+# --- what it computes -----------------------------------------------------------------------------
+
+
+@MASK
+@DIMS
+@pytest.mark.parametrize("kv_heads", [1, 4])
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_it_is_attention_of_what_fp8_keeps(mask, dim, kv_heads, backend):
+    q, k, v = sides(SHORT, dim=dim, heads=4, kv_heads=kv_heads)
+    keys = fp8_keys(k, v)
+    o, lse = fp8_attention(q, keys, backend=backend, return_lse=True, **mask)
+    q_kept = q.with_values(fp8_cases.kept(q)[0])
+    doubles = [x.with_values(x.values.double()) for x in keys.dequantised()]
+    exact, exact_lse = jagged_attention(
+        q_kept, *doubles, backend="reference", return_lse=True, **mask
+    )
+    torch.testing.assert_close(o.values.double(), exact.values, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(lse.double(), exact_lse, rtol=1e-5, atol=1e-5)
+    assert o.offsets is q.offsets
+
+
+def test_results_are_near_those_of_numbers_as_they_came():
+    """e4m3 rounds each of q, k and v by up to a sixteenth, on average by a fortieth."""
+    q, k, v = sides([300, 100], dim=64)
+    exact = jagged_attention(q, k, v, causal=True).values
+    error = fp8_attention(q, fp8_keys(k, v), causal=True, backend="native").values - exact
+    assert error.norm() < 0.06 * exact.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_the_result_has_the_dtype_of_the_queries(dtype):
+    q, k, v = sides(SHORT, dtype=dtype)
+    o, lse = fp8_attention(q, fp8_keys(k, v), backend="native", return_lse=True)
+    assert o.values.dtype == dtype
+    assert lse.dtype == torch.float32
+
+
+def test_queries_and_keys_of_other_lengths():
+    q, k, v = sides([5, 0, 3, 1], [3, 2, 0, 40])
+    keys = fp8_keys(k, v)
+    o, lse = fp8_attention(q, keys, backend="native", return_lse=True)
+    assert (o[2] == 0).all()
+    assert (lse[5:8] == -math.inf).all()
+    found = fp8_attention(q, keys, backend="native", schedule=attention_schedule(q, k))
+    assert torch.equal(found.values, o.values)
+
+
+def test_a_given_scale_of_queries():
+    q, k, v = sides(SHORT)
+    keys = fp8_keys(k, v)
+    of_heads = torch.tensor([0.01, 0.02], device=DEVICE)
+    one, other = (
+        fp8_attention(q, keys, q_scale=scale, backend="native").values
+        for scale in (of_heads, of_heads.expand(len(q), 2))
+    )
+    assert torch.equal(one, other)
+    q_kept = q.with_values(fp8_cases.kept(q, of_heads)[0].float())
+    expected = jagged_attention(q_kept, *keys.dequantised(), backend="native").values
+    torch.testing.assert_close(one, expected)
+
+
+@pytest.mark.parametrize("lengths", [[], [0, 0]], ids=["no users", "no tokens"])
+def test_nothing_to_do(lengths):
+    empty = JaggedTensor(
+        torch.zeros(0, 2, 64, device=DEVICE),
+        torch.zeros(len(lengths) + 1, dtype=torch.int64, device=DEVICE),
+    )
+    o, lse = fp8_attention(empty, fp8_keys(empty, empty), return_lse=True)
+    assert o.values.shape == (0, 2, 64)
+    assert lse.shape == (0, 2)
+
+
+def test_autocast_changes_nothing():
+    q, k, v = sides(SHORT)
+    keys = fp8_keys(k, v)
+    plain = fp8_attention(q, keys, backend="native").values
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        assert torch.equal(fp8_attention(q, keys, backend="native").values, plain)
+
+
+@pytest.mark.parametrize("mask", MASKS[:3], ids=str)
+def test_the_rounding_of_weights_alone_is_within_the_bound(mask):
+    """So that the bound of the kernel is one."""
+    q, k, v = sides([70, 0, 1, 33], dim=64, dtype=torch.bfloat16)
+    keys = fp8_keys(k, v)
+    within = bound(q, keys, **mask)
+    o = within.rounded.to(q.dtype)
+    assert_within(o, within.lse.float(), within)
+    assert ((o.double() - within.o).abs() > 0.05 * within.o_error).any()
+    with pytest.raises(AssertionError):
+        assert_within(o.flip(0), within.lse.float(), within)
+
+
+# --- what it refuses ------------------------------------------------------------------------------
+
+
+def _x(*shape: int, dtype: torch.dtype = torch.float32) -> JaggedTensor:
+    offsets = torch.tensor([0, shape[0]], device=DEVICE)
+    return JaggedTensor(torch.ones(shape, dtype=dtype, device=DEVICE), offsets)
+
+
+X = _x(3, 2, 64)
+KEYS = fp8_keys(X, X)
+WANTS = X.with_values(X.values.clone().requires_grad_())
+TWO_USERS = JaggedTensor(X.values, torch.tensor([0, 1, 3], device=DEVICE))
+keys_of: Any = fp8_keys
+attend: Any = fp8_attention
+ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
+    "k is dense": (lambda: keys_of(X.values, X), TypeError, "k must be a JaggedTensor, got Tensor"),
+    "float64": (
+        lambda: fp8_keys(*[_x(3, 2, 64, dtype=torch.float64)] * 2), TypeError,
+        "k must be float16, bfloat16 or float32, got torch.float64",
+    ),
+    "no heads": (
+        lambda: fp8_keys(X.with_values(X.values[:, 0]), X), ValueError,
+        "k must be [T, H, D], got (3, 64)",
+    ),
+    "head_dim": (
+        lambda: fp8_keys(_x(3, 2, 32), _x(3, 2, 32)), NotImplementedError,
+        "FP8 goes with a head_dim of 64 or 128, got 32 of k",
+    ),
+    "gradient of v": (
+        lambda: fp8_keys(X, WANTS), NotImplementedError,
+        "attention in FP8 has no gradient, and v wants one: detach it, or call under "
+        "torch.no_grad()",
+    ),
+    "gradient of q": (
+        lambda: fp8_attention(WANTS, KEYS), NotImplementedError,
+        "attention in FP8 has no gradient, and q wants one: detach it, or call under "
+        "torch.no_grad()",
+    ),
+    "v's heads": (
+        lambda: fp8_keys(X, _x(3, 1, 64)), ValueError,
+        "k and v must have the same shape, got (3, 2, 64) and (3, 1, 64)",
+    ),
+    "v's dtype": (
+        lambda: fp8_keys(X, _x(3, 2, 64, dtype=torch.bfloat16)), TypeError,
+        "k and v must be of one dtype, got torch.float32 and torch.bfloat16",
+    ),
+    "v's users": (lambda: fp8_keys(X, TWO_USERS), ValueError, "k has 1 users and v has 2"),
+    "scale is a number": (
+        lambda: keys_of(X, X, k_scale=1.0), TypeError,
+        "k_scale must be a tensor of float32, got float",
+    ),
+    "scale's dtype": (
+        lambda: fp8_keys(X, X, v_scale=torch.ones(2, dtype=torch.float64)), TypeError,
+        "v_scale must be a tensor of float32, got torch.float64",
+    ),
+    "scale's shape": (
+        lambda: fp8_attention(X, KEYS, q_scale=torch.ones(3, device=DEVICE)), ValueError,
+        "q_scale must be [2] or [1, 2], got [3]",
+    ),
+    "keys that are none": (
+        lambda: attend(X, X), TypeError,
+        "keys must be FP8Keys, as fp8_keys makes them, got JaggedTensor",
+    ),
+    "q is dense": (
+        lambda: attend(X.values, KEYS), TypeError, "q must be a JaggedTensor, got Tensor"
+    ),
+    "q's head_dim": (
+        lambda: fp8_attention(_x(3, 2, 128), KEYS), ValueError,
+        "q and keys must have the same head_dim, got 128 and 64",
+    ),
+    "q's heads": (
+        lambda: fp8_attention(_x(3, 3, 64), KEYS), ValueError,
+        "q's heads must be a multiple of the keys', got 3 and 2",
+    ),
+    "q's users": (
+        lambda: fp8_attention(TWO_USERS, KEYS), ValueError, "q has 2 users and k has 1"
+    ),
+    "window": (
+        lambda: fp8_attention(X, KEYS, window=(-2, 0)), ValueError,
+        "window must be (left, right) of -1 or more, got (-2, 0)",
+    ),
+    "schedule": (
+        lambda: attend(X, KEYS, schedule=1), TypeError,
+        "schedule must be an AttentionSchedule, got int",
+    ),
+    "another mask": (
+        lambda: fp8_attention(X, KEYS, schedule=attention_schedule(X, causal=True)), ValueError,
+        "the schedule was built for another batch or mask: (q tokens, k tokens, users, window) is "
+        "(3, 3, 1, (-1, 0)) in the schedule and (3, 3, 1, (-1, -1)) in the call",
+    ),
+    "backend": (
+        lambda: attend(X, KEYS, backend="cuda"), ValueError,
+        "backend must be one of auto, triton, native, reference; got 'cuda'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors(case):
+    function, kind, message = ERRORS[case]
+    with pytest.raises(kind) as raised:
+        function()
+    assert str(raised.value) == message
+
+
+def test_keys_without_gradients_may_come_from_what_has_some():
+    with torch.no_grad():
+        keys = fp8_keys(WANTS, WANTS)
+        fp8_attention(WANTS, keys)
+    assert not keys.k.requires_grad
+
+
+def test_keys_do_not_change():
+    field = "k"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(KEYS, field, X.values)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="about a CPU")
+def test_the_kernel_needs_hopper():
+    with pytest.raises(ValueError, match="needs a Hopper GPU for FP8, got tensors on cpu"):
+        fp8_attention(X, KEYS, backend="triton")
+
+
+# --- the kernel -----------------------------------------------------------------------------------
+
+
+def by_kernel(q: JaggedTensor, keys: FP8Keys, **options: Any) -> tuple[Tensor, Tensor]:
+    o, lse = fp8_attention(q, keys, backend="triton", return_lse=True, **options)
+    return o.values, lse
+
+
+def assert_met(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor, **mask: Any) -> None:
+    keys = fp8_keys(k, v)
+    assert_within(*by_kernel(q, keys, **mask), bound(q, keys, **mask))
+
+
+def assert_same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> None:
+    for a, b in zip(one, other, strict=True):
+        assert torch.equal(a, b)
+
+
+@on_hopper
+@DIMS
+@MASK
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_every_length(dim, mask, dtype):
+    assert_met(*sides(LENGTHS, dim=dim, dtype=dtype), **mask)
+
+
+@on_hopper
+@DIMS
+@pytest.mark.parametrize("causal", [False, True])
+def test_other_lengths_of_keys(dim, causal):
+    lengths = ([5, 0, 200, 64, 130, 1, 300, 9], [300, 10, 0, 64, 1000, 129, 20, 1])
+    assert_met(*sides(*lengths, dim=dim, dtype=torch.bfloat16), causal=causal)
+
+
+@on_hopper
+@DIMS
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_grouped_heads_and_more_tiles_than_programs(dim, causal, kv_heads):
+    lengths = list(range(1, 420, 6))
+    shape: Any = {"dim": dim, "heads": 4, "kv_heads": kv_heads, "dtype": torch.bfloat16}
+    assert_met(*sides(lengths, **shape), causal=causal)
+
+
+@on_hopper
+@DIMS
+@pytest.mark.parametrize("causal", [False, True])
+def test_long_users(dim, causal):
+    """Sums of thousands of keys are as exact as those of few."""
+    assert_met(*sides([4096, 3001], dim=dim, dtype=torch.bfloat16), causal=causal)
+
+
+@on_hopper
+@DIMS
+@pytest.mark.parametrize("causal", [False, True])
+def test_sharp_and_flat_weights(dim, causal):
+    for size in (0.0, 0.1, 10.0):
+        q, k, v = sides(LENGTHS, dim=dim, dtype=torch.bfloat16)
+        assert_met(q.with_values(size * q.values), k, v, causal=causal)
+
+
+@on_hopper
+@DIMS
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38], ids=str)
+def test_what_is_not_finite_stays_with_its_user(dim, causal, value):
+    q, k, v = sides(LENGTHS, dim=dim, dtype=torch.bfloat16)
+    clean = by_kernel(q, fp8_keys(k, v), causal=causal)
+    bounds = k.offsets.tolist()
+    for user in (1, 2, 4, 5, 7, 9):
+        sick = slice(*bounds[user : user + 2])
+        parts = [x.with_values(x.values.clone()) for x in (q, k, v)]
+        for x in parts:
+            x.values[sick] = value
+        found = by_kernel(parts[0], fp8_keys(*parts[1:]), causal=causal)
+        for one, other in zip(found, clean, strict=True):
+            for healthy in (slice(0, sick.start), slice(sick.stop, None)):
+                assert torch.equal(one[healthy], other[healthy]), user
+            if not math.isfinite(value):
+                assert one[sick].isnan().all(), user
+
+
+@on_hopper
+@DIMS
+@pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
+@pytest.mark.parametrize("of", ["k", "v"])
+def test_what_the_mask_hides_touches_nothing(dim, value, of):
+    q, k, v = sides([1000], dim=dim, dtype=torch.bfloat16)
+    clean = by_kernel(q, fp8_keys(k, v), causal=True)
+    token = 700
+    # Not the largest of its head, which makes the scale.
+    (k if of == "k" else v).values[token, :, 3] = value
+    found = by_kernel(q, fp8_keys(k, v), causal=True)
+    for one, other in zip(found, clean, strict=True):
+        assert torch.equal(one[:token], other[:token])
+        assert one[token:].isnan().all()
+
+
+@on_hopper
+@DIMS
+@pytest.mark.parametrize("causal", [False, True])
+def test_reruns_are_bit_identical_at_size(dim, causal):
+    q, k, v = sides([2048] * 8 + LENGTHS, dim=dim, heads=4, kv_heads=4, dtype=torch.bfloat16)
+    keys = fp8_keys(k, v)
+    first = by_kernel(q, keys, causal=causal)
+    for _ in range(10):
+        assert_same(by_kernel(q, keys, causal=causal), first)
+
+
+@on_hopper
+@DIMS
+def test_tiles_of_other_schedules(dim):
+    """They are made for the kernel, and its own are taken."""
+    q, k, v = sides(LENGTHS, dim=dim, dtype=torch.bfloat16)
+    keys = fp8_keys(k, v)
+    first = by_kernel(q, keys)
+    for tile in (16, 64, 128):
+        assert_same(by_kernel(q, keys, schedule=attention_schedule(q, k, tile_q=tile)), first)
+
+
+@on_hopper
+@DIMS
+def test_packed_queries_and_keys(dim):
+    q, k, v = sides(LENGTHS, dim=dim, dtype=torch.bfloat16)
+    separate = by_kernel(q, fp8_keys(k, v))
+    packed = torch.stack([q.values, k.values, v.values], dim=1).unbind(1)
+    q, k, v = (x.with_values(values) for x, values in zip((q, k, v), packed, strict=True))
+    assert not k.values.is_contiguous()
+    assert_same(by_kernel(q, fp8_keys(k, v)), separate)
+
+
+@on_hopper
+def test_it_compiles_to_one_graph():
+    q, k, v = sides(LENGTHS, dim=128, dtype=torch.bfloat16)
+
+    def attend(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> Tensor:
+        return fp8_attention(q, fp8_keys(k, v), causal=True).values
+
+    compiled = torch.compile(attend, fullgraph=True)
+    assert torch.equal(compiled(q, k, v), attend(q, k, v))
+
+
+@on_hopper
+def test_it_never_waits_for_the_device():
+    q, k, v = sides(LENGTHS, dim=128, dtype=torch.bfloat16)
+    by_kernel(q, fp8_keys(k, v), causal=True)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        by_kernel(q, fp8_keys(k, v), causal=True)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
