@@ -22,7 +22,7 @@ from jagged_kernels import (
     fp8_keys,
     jagged_attention,
 )
-from jagged_kernels.attention.fp8.api import HEAD_DIMS
+from jagged_kernels.attention.fp8 import HEAD_DIMS
 
 # Around blocks of 128 keys, which begin at a multiple of 16 tokens of the batch.
 LENGTHS = [0, 1, 31, 33, 64, 129, 0, 1000, 15, 128]

@@ -11,7 +11,7 @@ from choice_cases import on_hopper
 from torch import Tensor
 
 from jagged_kernels import JaggedTensor, fp8_keys, lengths_to_offsets
-from jagged_kernels.attention.fp8.numbers import (
+from jagged_kernels.attention.fp8_numbers import (
     E4M3,
     LARGEST,
     ORDERED_KEYS,
@@ -154,7 +154,7 @@ def test_no_tokens():
 
 def _by_kernels(k: Tensor, v: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """k by itself, then k and V^T of both."""
-    from jagged_kernels.attention.hopper.fp8_numbers import launch_quantise, launch_quantise_keys
+    from jagged_kernels.attention.hopper.fp8_quantise import launch_quantise, launch_quantise_keys
 
     return launch_quantise(k, scales), *launch_quantise_keys(k, v, scales, scales)
 

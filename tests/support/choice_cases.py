@@ -23,8 +23,7 @@ from jagged_kernels import (
     attention_schedule,
     lengths_to_offsets,
 )
-from jagged_kernels.attention import choice, explain
-from jagged_kernels.attention.fp8 import api as fp8_api
+from jagged_kernels.attention import choice, explain, fp8
 from jagged_kernels.attention.operators import fp8 as fp8_operators
 from jagged_kernels.schedule import tiles
 from jagged_kernels.schedule.policy.hopper import (
@@ -306,7 +305,7 @@ def on_hopper(test: Any) -> Any:
 
 def pass_for_hopper(monkeypatch: pytest.MonkeyPatch, hopper: bool = True) -> None:
     """In the choice of kernels and of tiles every device does, or none."""
-    for module in (choice, tiles, fp8_api, fp8_operators):
+    for module in (choice, tiles, fp8, fp8_operators):
         monkeypatch.setattr(module, "is_hopper", lambda _device: hopper)
     # Nothing of this is remembered.
     able_families = choice.able_families.__wrapped__

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels import FP8Keys, JaggedTensor, jagged_attention
-from jagged_kernels.attention.fp8.numbers import LARGEST, dequantise, of_tokens, quantise, scales_of
+from jagged_kernels.attention.fp8_numbers import LARGEST, dequantise, of_tokens, quantise, scales_of
 from jagged_kernels.schedule.window import resolve_window
 
 _WEIGHT, _SMALL_WEIGHT = 2.0**-4, 2.0**-18  # the latter of a sum of 2 ** 8

@@ -23,7 +23,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 from undefined_registers import undefined_registers
 
-from jagged_kernels.attention.hopper import fp8_forward, fp8_numbers
+from jagged_kernels.attention.hopper import fp8_forward, fp8_quantise
 from jagged_kernels.attention.plans import AttentionShape
 from jagged_kernels.schedule.policy import hopper
 
@@ -37,7 +37,7 @@ def compile_forward(dim: int, *, limits: tuple[bool, bool], counted: bool, group
     kernel: Any = fp8_forward._fp8_forward_kernel
     config = hopper.fp8_config(dim)
     config = hopper.counted(config) if counted else config
-    strides = [8 * dim, dim] * 4
+    strides: list[Any] = [8 * dim, dim] * 4
     shape = AttentionShape(
         8, group, dim, dim, dim, dim, config.tile_q, 1, config.block, *limits, "ieee", *strides
     )
@@ -69,7 +69,7 @@ def compile_forward(dim: int, *, limits: tuple[bool, bool], counted: bool, group
 
 def compile_numbers(dim: int) -> None:
     """The kernels that make numbers in FP8."""
-    for kernel in (fp8_numbers._quantise_kernel, fp8_numbers._quantise_keys_kernel):
+    for kernel in (fp8_quantise._quantise_kernel, fp8_quantise._quantise_keys_kernel):
         names = kernel.arg_names
         constants = {name: 2 * dim for name in names if name.isupper()}
         constants |= {"HEADS": 2, "D": dim, "TOKENS": 128}

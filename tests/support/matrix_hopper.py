@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import meeting_cases
 import torch
 from attention_cases import DEVICE, Case, Inputs
@@ -19,7 +21,7 @@ from jagged_kernels import (
     fp8_attention,
     fp8_keys,
 )
-from jagged_kernels.attention.fp8 import api as fp8_api
+from jagged_kernels.attention import fp8
 from jagged_kernels.schedule.policy.hopper import (
     COUNTED_FROM,
     HOPPER_TILES,
@@ -81,13 +83,14 @@ def hopper_lists() -> None:
 
 
 def hopper_fp8() -> None:
-    for dim in fp8_api.HEAD_DIMS:
+    for dim in fp8.HEAD_DIMS:
         for mask in MASKS:
+            options: dict[str, Any] = mask
             inputs = _inputs(dim)
             q = JaggedTensor(inputs.q, inputs.q_offsets)
             k = JaggedTensor(inputs.k, inputs.k_offsets)
             keys = fp8_keys(k, k.with_values(inputs.v))
-            fp8_attention(q, keys, return_lse=True, **mask)
+            fp8_attention(q, keys, return_lse=True, **options)
 
 
 PARTS = (hopper, hopper_one_pass, hopper_scores, hopper_lists, hopper_fp8)

@@ -9,7 +9,7 @@ is done to scores, `retrieval` finds key blocks by their means, `fp8` is for key
 
 from jagged_kernels.attention.api import jagged_attention
 from jagged_kernels.attention.explain import explain_attention
-from jagged_kernels.attention.fp8.api import FP8Keys, fp8_attention, fp8_keys
+from jagged_kernels.attention.fp8 import FP8Keys, fp8_attention, fp8_keys
 from jagged_kernels.attention.scores.bias import ALiBi, RelativePositionBias, RelativeTimeBias
 from jagged_kernels.attention.scores.policy import PointwiseScores, Sigmoid, SiLU
 from jagged_kernels.attention.shared_prefix import prefix_schedule, prefixed_attention

@@ -3,9 +3,9 @@
 FlashAttention-3 (arXiv 2407.08608, section 3.3), laid out as `hopper.forward` is. Products of FP8
 read both factors with what is added up side by side in memory, so V comes transposed. Weights are
 the left factor of their product in the registers that scores were in: V^T has its keys in the order
-in which a thread then has them (`attention.fp8.numbers`). A block's product with V is added to the sums by
-float32 additions: tensor cores keep about 14 bits of a sum of FP8 products (arXiv 2412.19437,
-section 3.3.2), too few for thousands of keys.
+in which a thread then has them (`attention.fp8_numbers`). A block's product with V is added to the
+sums in float32: tensor cores keep about 14 bits of a sum of FP8 products (arXiv 2412.19437, section
+3.3.2), too few for thousands of keys.
 """
 
 # Partitions get tuples, and take out of them what they need.
@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from jagged_kernels.attention.fp8.numbers import ORDERED_KEYS
+from jagged_kernels.attention.fp8_numbers import ORDERED_KEYS
 from jagged_kernels.attention.hopper.blocks import (
     by_row,
     counter,
@@ -74,7 +74,7 @@ def launch_fp8_forward(
     with_lse: bool = True,
     config: HopperConfig | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """(o [Tq, H, D] of `dtype`, lse2 [Tq, H] float32) of what `attention.fp8.numbers` makes.
+    """(o [Tq, H, D] of `dtype`, lse2 [Tq, H] float32) of what `attention.fp8_numbers` makes.
 
     Args:
         q, k: [T, H, D] float8_e4m3fn, contiguous.

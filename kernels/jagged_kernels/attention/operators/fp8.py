@@ -7,24 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jagged_kernels.attention.fp8.numbers import E4M3, ORDERED_KEYS, quantise_keys
+from jagged_kernels.attention.fp8_numbers import E4M3, ORDERED_KEYS, quantise_keys
 from jagged_kernels.attention.operators.plain import given_lse
 from jagged_kernels.core.operators import define_op
 from jagged_kernels.schedule.policy.hopper import is_hopper
 
 
 def _fp8_keys(k: Tensor, v: Tensor, k_scales: Tensor, v_scales: Tensor) -> tuple[Tensor, Tensor]:
-    """`numbers.quantise_keys`."""
+    """`fp8_numbers.quantise_keys`."""
     if is_hopper(k.device):
-        from jagged_kernels.attention.hopper.fp8_numbers import launch_quantise_keys
+        from jagged_kernels.attention.hopper.fp8_quantise import launch_quantise_keys
 
         return launch_quantise_keys(k, v, k_scales, v_scales)
     return quantise_keys(k, v, k_scales, v_scales)
 
 
-def _empty_keys(
-    k: Tensor, v: Tensor, k_scales: Tensor, v_scales: Tensor
-) -> tuple[Tensor, Tensor]:
+def _empty_keys(k: Tensor, v: Tensor, k_scales: Tensor, v_scales: Tensor) -> tuple[Tensor, Tensor]:
     tokens, heads, dim = k.shape
     padded = (tokens + ORDERED_KEYS - 1) // ORDERED_KEYS * ORDERED_KEYS
     v_t = k.new_empty((heads, dim, padded), dtype=E4M3)
@@ -53,7 +51,7 @@ def _attention_fp8(
         rows: of an `AttentionSchedule` of the kernel's tiles.
     """
     from jagged_kernels.attention.hopper.fp8_forward import launch_fp8_forward
-    from jagged_kernels.attention.hopper.fp8_numbers import launch_quantise
+    from jagged_kernels.attention.hopper.fp8_quantise import launch_quantise
 
     if q.shape[0] == 0 or k.shape[0] == 0:
         lse2 = q.new_full(q.shape[:2], float("-inf"), dtype=torch.float32) if with_lse else None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.attention.api import jagged_attention
-from jagged_kernels.attention.fp8.numbers import (
+from jagged_kernels.attention.fp8_numbers import (
     dequantise,
     in_order,
     of_tokens,

@@ -1,4 +1,4 @@
-"""`fp8.numbers` on a GPU: numbers in FP8, and V^T, in one pass over memory."""
+"""`attention.fp8_numbers` on a GPU: numbers in FP8, and V^T, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.fp8.numbers import E4M3, LARGEST, ORDERED_KEYS
+from jagged_kernels.attention.fp8_numbers import E4M3, LARGEST, ORDERED_KEYS
 from jagged_kernels.attention.plans import layout_of
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.sizes import cdiv
@@ -19,7 +19,7 @@ _WARPS = 4
 
 
 def launch_quantise(x: Tensor, scales: Tensor) -> Tensor:
-    """`numbers.quantise` of `rows_of_dims`."""
+    """`fp8_numbers.quantise` of `rows_of_dims`."""
     tokens, heads, dim = x.shape
     out = torch.empty(x.shape, dtype=E4M3, device=x.device)
     if tokens == 0:
@@ -36,7 +36,7 @@ def launch_quantise(x: Tensor, scales: Tensor) -> Tensor:
 def launch_quantise_keys(
     k: Tensor, v: Tensor, k_scales: Tensor, v_scales: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`numbers.quantise_keys` of `rows_of_dims`."""
+    """`fp8_numbers.quantise_keys` of `rows_of_dims`."""
     tokens, heads, dim = k.shape
     padded = cdiv(tokens, ORDERED_KEYS) * ORDERED_KEYS
     quantised = torch.empty(k.shape, dtype=E4M3, device=k.device)
@@ -87,7 +87,7 @@ def _quantise_keys_kernel(
 
     v = tl.where(finite, v, 0.0)
     v = _e4m3(v, _load_scales(v_scales_ptr, token, tokens, head, HEADS))
-    # `numbers.ordered`: (group, i, c, b) to (group, c, i, b).
+    # `fp8_numbers.ordered`: (group, i, c, b) to (group, c, i, b).
     v = tl.reshape(v, [TOKENS // 16, 2, 4, 2, D])
     v = tl.reshape(tl.permute(v, (4, 0, 2, 1, 3)), [D, TOKENS])
     row = head.to(tl.int64) * D + tl.arange(0, D)
@@ -112,7 +112,7 @@ def _load_scales(ptr, token, tokens, head, HEADS: tl.constexpr):
 
 @triton.jit
 def _e4m3(x, scales):
-    """As `numbers.quantise`, to the bit."""
+    """As `fp8_numbers.quantise`, to the bit."""
     x = tl.div_rn(x, tl.broadcast_to(scales[:, None], x.shape))
     clamped = tl.minimum(tl.maximum(x, -_LARGEST), _LARGEST)
     finite = tl.abs(x) < float("inf")

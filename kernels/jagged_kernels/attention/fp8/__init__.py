@@ -1,1 +1,0 @@
-"""Attention of numbers in FP8, for serving: `numbers` is what they are, `api` the functions."""
