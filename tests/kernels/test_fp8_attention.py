@@ -12,6 +12,7 @@ import torch
 from attention_cases import DEVICE, Case
 from choice_cases import on_hopper
 from fp8_cases import assert_within, bound
+from operation_cases import COMPILER
 from torch import Tensor
 
 from jagged_kernels import (
@@ -30,7 +31,7 @@ SHORT = [0, 1, 31, 5, 64, 0]
 DIMS = pytest.mark.parametrize("dim", HEAD_DIMS)
 MASKS: tuple[dict[str, Any], ...] = (
     {}, {"causal": True}, {"window": (64, 0)}, {"window": (300, 100)}, {"window": (5, -1)},
-    {"window": (-1, 3)}, {"scale": -0.3},
+    {"window": (-1, 3)}, {"scale": -0.3}, {"causal": True, "scale": 0.0},
 )  # fmt: skip
 MASK = pytest.mark.parametrize("mask", MASKS, ids=str)
 
@@ -126,6 +127,34 @@ def test_autocast_changes_nothing():
     plain = fp8_attention(q, keys, backend="native").values
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
         assert torch.equal(fp8_attention(q, keys, backend="native").values, plain)
+
+
+@pytest.mark.parametrize("backend", ["auto", "native"])
+def test_it_compiles_to_one_graph(backend):
+    q, k, v = sides(SHORT, dtype=torch.float16)
+
+    def of_all(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> tuple[Tensor, Tensor]:
+        return of_keys(q, fp8_keys(k, v))
+
+    def of_keys(q: JaggedTensor, keys: FP8Keys) -> tuple[Tensor, Tensor]:
+        o, lse = fp8_attention(q, keys, causal=True, backend=backend, return_lse=True)
+        return o.values, lse
+
+    keys = fp8_keys(k, v)
+    cases: tuple[tuple[Any, tuple[Any, ...]], ...] = ((of_all, (q, k, v)), (of_keys, (q, keys)))
+    for function, arguments in cases:
+        compiled = torch.compile(function, fullgraph=True, backend=COMPILER)
+        for one, other in zip(compiled(*arguments), of_keys(q, keys), strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_shapes_without_contents():
+    q, k, v = (
+        JaggedTensor(torch.empty(9, heads, 64, device="meta"), torch.empty(4, device="meta").long())
+        for heads in (4, 2, 2)
+    )
+    o, lse = fp8_attention(q, fp8_keys(k, k.with_values(v.values)), return_lse=True)
+    assert (o.values.shape, lse.shape) == ((9, 4, 64), (9, 4))
 
 
 @pytest.mark.parametrize("mask", MASKS[:3], ids=str)
@@ -394,17 +423,6 @@ def test_packed_queries_and_keys(dim):
     q, k, v = (x.with_values(values) for x, values in zip((q, k, v), packed, strict=True))
     assert not k.values.is_contiguous()
     assert_same(by_kernel(q, fp8_keys(k, v)), separate)
-
-
-@on_hopper
-def test_it_compiles_to_one_graph():
-    q, k, v = sides(LENGTHS, dim=128, dtype=torch.bfloat16)
-
-    def attend(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor) -> Tensor:
-        return fp8_attention(q, fp8_keys(k, v), causal=True).values
-
-    compiled = torch.compile(attend, fullgraph=True)
-    assert torch.equal(compiled(q, k, v), attend(q, k, v))
 
 
 @on_hopper

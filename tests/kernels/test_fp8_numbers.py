@@ -22,6 +22,7 @@ from jagged_kernels.attention.fp8_numbers import (
     quantise_keys,
     scales_of,
 )
+from jagged_kernels.attention.operators import fp8 as operators
 
 # Users that begin anywhere, and empty ones.
 LENGTHS = [0, 1, 31, 33, 64, 0, 129, 200, 0]
@@ -150,6 +151,12 @@ def test_no_tokens():
         assert keys.v_t.shape == (2, 64, 0)
         assert keys.k_scale.shape == (len(lengths), 2)
         assert [x.values.shape for x in keys.dequantised()] == [(0, 2, 64)] * 2
+
+
+def test_the_operator_keeps_its_contract():
+    x = random(LENGTHS)
+    scales = of_tokens(scales_of(x), x.offsets, x.values.shape[0])
+    torch.library.opcheck(operators.fp8_keys, (x.values, x.values, scales, scales))
 
 
 def _by_kernels(k: Tensor, v: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -257,7 +257,9 @@ def _attend_tile(
             user = gl.load(rows_ptr + (place // S.HEADS).to(gl.int64) * _ROW_WIDTH + _USER)
             q_scale = gl.load(q_scale + user.to(gl.int64) * S.HEADS + head)
             kv_place = user.to(gl.int64) * (S.HEADS // S.GROUP) + head // S.GROUP
+            # Not 0 and not inf, times which a hidden score, or one that is 0, would be NaN.
             factor = scale_log2 * q_scale * gl.load(k_scale + kv_place)
+            factor = gl.minimum(gl.maximum(factor, 1e-37), 1e30)
 
             band = (first_q, first_k + (blocks - 1) * BLOCK, k_start, k_end, shift, left, right)
             whole_start, whole_end = whole_blocks(
