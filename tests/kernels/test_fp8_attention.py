@@ -143,7 +143,7 @@ def test_it_compiles_to_one_graph(backend):
     keys = fp8_keys(k, v)
     cases: tuple[tuple[Any, tuple[Any, ...]], ...] = ((of_all, (q, k, v)), (of_keys, (q, keys)))
     for function, arguments in cases:
-        compiled = torch.compile(function, fullgraph=True, backend=COMPILER)
+        compiled: Any = torch.compile(function, fullgraph=True, backend=COMPILER)
         for one, other in zip(compiled(*arguments), of_keys(q, keys), strict=True):
             torch.testing.assert_close(one, other)
 
