@@ -12,6 +12,7 @@ import torch
 from attention_cases import DEVICE, Case
 from choice_cases import on_hopper
 from fp8_cases import assert_within, bound
+from hopper_backward_cases import deal_out_beforehand
 from operation_cases import COMPILER
 from torch import Tensor
 
@@ -401,6 +402,17 @@ def test_reruns_are_bit_identical_at_size(dim, causal):
     first = by_kernel(q, keys, causal=causal)
     for _ in range(10):
         assert_same(by_kernel(q, keys, causal=causal), first)
+
+
+@on_hopper
+@DIMS
+def test_tiles_that_are_counted_out(dim, monkeypatch):
+    """The same, to the bit, as those that are dealt out beforehand."""
+    q, k, v = sides(list(range(1, 420, 6)), dim=dim, heads=4, kv_heads=4, dtype=torch.bfloat16)
+    keys = fp8_keys(k, v)
+    counted = by_kernel(q, keys, causal=True)
+    deal_out_beforehand(monkeypatch)
+    assert_same(by_kernel(q, keys, causal=True), counted)
 
 
 @on_hopper
