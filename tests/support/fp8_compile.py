@@ -41,18 +41,7 @@ def compile_forward(dim: int, limits: tuple[bool, bool]) -> bytes:
     group = 4 if all(limits) else 1
     strides: list[Any] = [8 * dim, dim] * 4
     shape = AttentionShape(
-        8,
-        1 + 3 * all(limits),
-        dim,
-        dim,
-        dim,
-        dim,
-        config.tile_q,
-        1,
-        config.block,
-        *limits,
-        "ieee",
-        *strides,
+        8, group, dim, dim, dim, dim, config.tile_q, 1, config.block, *limits, "ieee", *strides
     )
 
     def blocks(*box: int) -> str:
