@@ -1,4 +1,4 @@
-"""How far the kernel for FP8 may be from attention of the same FP8 numbers in float64.
+"""Inputs for attention in FP8, and how far its kernel may be from float64 on the same numbers.
 
 With weights p = 2 ** (score - top + 8), top the largest score so far of a query in base 2, the
 kernel gives the sum of e4m3(p) v / the sum of p. What it rounds, and by how much:
@@ -20,6 +20,7 @@ import math
 from typing import Any, NamedTuple
 
 import torch
+from attention_cases import Case
 from torch import Tensor
 
 from jagged_kernels import FP8Keys, JaggedTensor, jagged_attention
@@ -29,6 +30,27 @@ from jagged_kernels.schedule.window import resolve_window
 _WEIGHT, _SMALL_WEIGHT = 2.0**-4, 2.0**-18  # the latter of a sum of 2 ** 8
 _INSTRUCTION = 33 * 2.0**-13
 _FLOAT32 = 2.0**-16  # of sums over thousands of keys, block by block
+
+
+# Around blocks of 128 keys, which begin at a multiple of 16 tokens of the batch.
+LENGTHS = [0, 1, 31, 33, 64, 129, 0, 1000, 15, 128]
+MASKS: tuple[dict[str, Any], ...] = (
+    {}, {"causal": True}, {"window": (64, 0)}, {"window": (300, 100)}, {"window": (5, -1)},
+    {"window": (-1, 3)}, {"scale": -0.3}, {"causal": True, "scale": 0.0},
+)  # fmt: skip
+
+Sides = tuple[JaggedTensor, JaggedTensor, JaggedTensor]
+
+
+def sides(
+    lengths: list[int], k_lengths: list[int] | None = None, *, dim: int = 64, heads: int = 2,
+    kv_heads: int = 2, dtype: torch.dtype = torch.float32,
+) -> Sides:  # fmt: skip
+    case = Case(lengths, k_lengths, heads=heads, kv_heads=kv_heads, dim=dim)
+    inputs = case.inputs(dtype)
+    k = JaggedTensor(inputs.k, inputs.k_offsets)
+    q = JaggedTensor(inputs.q, inputs.q_offsets if k_lengths else inputs.k_offsets)
+    return q, k, k.with_values(inputs.v)
 
 
 class Bound(NamedTuple):
