@@ -23,7 +23,8 @@ from jagged_kernels import (
     attention_schedule,
     lengths_to_offsets,
 )
-from jagged_kernels.attention import choice, explain
+from jagged_kernels.attention import choice, explain, fp8
+from jagged_kernels.attention.operators import fp8 as fp8_operators
 from jagged_kernels.schedule import tiles
 from jagged_kernels.schedule.policy.hopper import (
     BACKWARD_PAYS_FROM,
@@ -308,7 +309,7 @@ def on_hopper(test: Any) -> Any:
 
 def pass_for_hopper(monkeypatch: pytest.MonkeyPatch, hopper: bool = True) -> None:
     """In the choice of kernels and of tiles every device does, or none."""
-    for module in (choice, tiles):
+    for module in (choice, tiles, fp8, fp8_operators):
         monkeypatch.setattr(module, "is_hopper", lambda _device: hopper)
     # Nothing of this is remembered.
     able_families = choice.able_families.__wrapped__

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import meeting_cases
 import torch
 from attention_cases import DEVICE, Case, Inputs
@@ -10,7 +12,16 @@ from matrix_attention import HALF, run, run_twice
 from pays import TWO_PASSES, paying_from
 from score_policies import GLUON_COMPILES
 
-from jagged_kernels import RequestKeys, SemiLocalKeys, SiLU, StridedKeys
+from jagged_kernels import (
+    JaggedTensor,
+    RequestKeys,
+    SemiLocalKeys,
+    SiLU,
+    StridedKeys,
+    fp8_attention,
+    fp8_keys,
+)
+from jagged_kernels.attention import fp8
 from jagged_kernels.schedule.policy.hopper import (
     COUNTED_FROM,
     HOPPER_TILES,
@@ -71,4 +82,15 @@ def hopper_lists() -> None:
             run_twice(meeting_cases.run, inputs, keys=keys, scores=policy)
 
 
-PARTS = (hopper, hopper_one_pass, hopper_scores, hopper_lists)
+def hopper_fp8() -> None:
+    for dim in fp8.HEAD_DIMS:
+        for mask in MASKS:
+            options: dict[str, Any] = mask
+            inputs = _inputs(dim)
+            q = JaggedTensor(inputs.q, inputs.q_offsets)
+            k = JaggedTensor(inputs.k, inputs.k_offsets)
+            keys = fp8_keys(k, k.with_values(inputs.v))
+            fp8_attention(q, keys, return_lse=True, **options)
+
+
+PARTS = (hopper, hopper_one_pass, hopper_scores, hopper_lists, hopper_fp8)

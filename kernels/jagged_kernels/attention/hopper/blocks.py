@@ -33,7 +33,11 @@ _factor_of_user = gluon.jit(triton_meeting.factor_of_user.fn)
 
 _ROW_WIDTH = gl.constexpr(ROW_WIDTH)
 LANES = gl.constexpr(32)
-_GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+_GLUON_DTYPES = {
+    torch.float16: gl.float16,
+    torch.bfloat16: gl.bfloat16,
+    torch.float8_e4m3fn: gl.float8e4nv,
+}
 
 
 @lru_cache(PLANS)
@@ -104,6 +108,21 @@ def _kept_fields(
     base = torch.empty(0, dtype=dtype)
     first = TensorDescriptor(base, [block, heads, dim], strides, box, layout)
     return {name: value for name, value in vars(first).items() if name not in ("base", "shape")}
+
+
+def row_blocks(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """What TMA needs to bring `rows` x `columns` of x [R, C], contiguous."""
+    descriptor = object.__new__(TensorDescriptor)
+    shape = {"base": x, "shape": list(x.shape), "strides": [x.shape[1], 1]}
+    descriptor.__dict__ = {**_kept_of_rows(rows, columns, x.dtype), **shape}
+    return descriptor
+
+
+@lru_cache(PLANS)
+def _kept_of_rows(rows: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
+    box = [rows, columns]
+    layout = gl.NVMMASharedLayout.get_default_for(box, _GLUON_DTYPES[dtype])
+    return vars(TensorDescriptor(torch.empty(0, dtype=dtype), box, [columns, 1], box, layout))
 
 
 @gluon.jit

@@ -29,16 +29,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from jagged_kernels.attention.hopper.blocks import (
     counter,
     for_mask,
-    handed_out,
     mask_scores,
     new_dealing,
     next_slot,
     one_barrier,
-    place_of,
     plan,
     programs,
     ring_of_barriers,
-    row_fields,
     token_blocks,
     whole_blocks,
     zero_tail,
@@ -61,6 +58,7 @@ from jagged_kernels.attention.hopper.heads import (
 from jagged_kernels.attention.hopper.listed import ring_of_notes
 from jagged_kernels.attention.hopper.policies import in_gluon, natural_scores
 from jagged_kernels.attention.hopper.softmax import online_softmax
+from jagged_kernels.attention.hopper.tiles import attend_tiles
 from jagged_kernels.attention.meeting import RANGES, Meeting, MeetShape
 from jagged_kernels.attention.plans import PLANS, Call, empty_lse, scale_argument
 from jagged_kernels.core.launch import launch
@@ -199,43 +197,12 @@ def _attend(
     ME: gl.constexpr,
 ):  # fmt: skip
     """One consumer: part ME of every tile's queries."""
-    if C.counted:
-        args, dealing = args
-    rows_ptr, row_count = args[3:5]
-    stage = 0
-    phase = 0
-    q_phase = 0
-    clean_phase = 0
-    count = row_count * S.HEADS
-    place = place_of(0)
-    row = row_fields(rows_ptr, place, count, S.HEADS)
-    if C.counted:
-        side = 0
-        side_phase = 0
-        while place < count:
-            state = (stage, phase, q_phase, clean_phase)
-            sums, state = _attend_tile(state, row, args, S, C, NEGATE, WEIGHT, ME)
-            stage, phase, q_phase, clean_phase = state
-            next_place = handed_out(dealing, side, side_phase, C.warps)
-            side, side_phase = next_slot(side, side_phase, 2)
-            ahead = row_fields(rows_ptr, next_place, count, S.HEADS)
-            store_part(sums, row, place, count, args, S, C, WEIGHT, ME)
-            place = next_place
-            row = ahead
-    else:
-        for step in range(gl.cdiv(count, gl.num_programs(0))):
-            state = (stage, phase, q_phase, clean_phase)
-            sums, state = _attend_tile(state, row, args, S, C, NEGATE, WEIGHT, ME)
-            stage, phase, q_phase, clean_phase = state
-            # Not at the top as in `load_keys`: registers are scarce in between, and it is cached.
-            ahead = row_fields(rows_ptr, place_of(step + 1), count, S.HEADS)
-            store_part(sums, row, place_of(step), count, args, S, C, WEIGHT, ME)
-            row = ahead
+    attend_tiles(args, S, C, NEGATE, WEIGHT, ME, _attend_tile, store_part)
 
 
 @gluon.jit
 def _attend_tile(
-    rings, row, args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr,
+    rings, row, place, args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr,
     WEIGHT: gl.constexpr, ME: gl.constexpr,
 ):  # fmt: skip
     """(sums, state) of a tile.

@@ -9,38 +9,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from jagged_kernels.attention.hopper.blocks import hand_out, next_slot, place_of, row_fields
+from jagged_kernels.attention.hopper.blocks import next_slot
 from jagged_kernels.attention.hopper.heads import bring
+from jagged_kernels.attention.hopper.tiles import load_tiles
 
 
 @gluon.jit
 def load_keys(args, S: gl.constexpr, C: gl.constexpr):
     """Brings each tile's Q, and its K and V from the last block to the first."""
-    if C.counted:
-        args, taken_ptr, dealing = args
-    rows_ptr, row_count = args[3:5]
-    stage = 0
-    phase = 0
-    q_phase = 0
-    count = row_count * S.HEADS
-    place = place_of(0)
-    row = row_fields(rows_ptr, place, count, S.HEADS)
-    if C.counted:
-        side = 0
-        side_phase = 0
-        while place < count:
-            place = hand_out(taken_ptr, dealing, side, side_phase)
-            side, side_phase = next_slot(side, side_phase, 2)
-            ahead = row_fields(rows_ptr, place, count, S.HEADS)
-            state = (stage, phase, q_phase)
-            stage, phase, q_phase = _load_tile(state, row, args, S, C)
-            row = ahead
-    else:
-        for step in range(gl.cdiv(count, gl.num_programs(0))):
-            ahead = row_fields(rows_ptr, place_of(step + 1), count, S.HEADS)
-            state = (stage, phase, q_phase)
-            stage, phase, q_phase = _load_tile(state, row, args, S, C)
-            row = ahead
+    load_tiles(args, S, C, _load_tile)
 
 
 @gluon.jit

@@ -110,9 +110,16 @@ def bring_queries(of_q, of_do, at, head, tail, own, landed, tail_phase, S: gl.co
 
 
 @gluon.jit
-def product_with_transpose(a, b, D: gl.constexpr, LAYOUT: gl.constexpr):
-    """a @ b.T in the making, float32, of boxes a and b."""
-    nothing = gl.full([a.shape[0], b.shape[0]], 0.0, gl.float32, LAYOUT)
+def product_with_transpose(a, b, D: gl.constexpr, LAYOUT: gl.constexpr, over=None):
+    """a @ b.T in the making, float32, of boxes a and b.
+
+    Args:
+        over: like the product, and not needed any more: it comes to stand in the same registers.
+            Of what a loop carries around, the compiler does not see that by itself.
+    """
+    nothing = over
+    if over is None:
+        nothing = gl.full([a.shape[0], b.shape[0]], 0.0, gl.float32, LAYOUT)
     REST: gl.constexpr = _rest(D)
     FIRST: gl.constexpr = _first(D)
     if REST == 0:

@@ -9,13 +9,19 @@ from jagged_kernels.attention.hopper.heads import store_head, times_by_row
 
 
 @gluon.jit
-def online_softmax(scores, top, total, reach, scale_log2, MASKED: gl.constexpr):
-    """(weights, correction of what was summed before, top, total, reach); `top` is scaled already.
+def online_softmax(
+    scores, top, total, reach, scale_log2, MASKED: gl.constexpr, LIFT: gl.constexpr = 0
+):  # fmt: skip
+    """(weights, correction of what was summed before, top, total, reach); `top` is scaled already,
+    and so far below the largest score that its weight is 2 ** LIFT.
 
     Weights are relative to the rounded top, everywhere the same one, so its rounding cancels; but
     where `reach`, the largest |top| so far, is enormous, it could move them out of range.
     """
-    new_top = gl.maximum(top, gl.max(scores, 1) * scale_log2)
+    new_top = gl.max(scores, 1) * scale_log2
+    if LIFT:
+        new_top -= LIFT
+    new_top = gl.maximum(top, new_top)
     # -inf - -inf is NaN: a query that has seen nothing yet subtracts 0.
     shift = gl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
     weights = gl.exp2(scores * scale_log2 - gl.expand_dims(shift, 1))

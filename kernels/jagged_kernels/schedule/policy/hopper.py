@@ -92,6 +92,14 @@ def forward_config(head_dim: int, listed: int = 0) -> HopperConfig:
     return HopperConfig(consumers=1, warps=4, block=64, stages=2)
 
 
+@lru_cache
+def fp8_config(head_dim: int) -> HopperConfig:
+    """Of `hopper.fp8_forward`, for tiles as `forward_config` has them: not measured yet."""
+    if head_dim == 64:
+        return HopperConfig(consumers=1, warps=4, block=128, stages=3, residents=2)
+    return HopperConfig(consumers=2, warps=4, block=128, stages=4)
+
+
 # Of `hopper.dq`, in boxes of 128. Stages are those of K: the block before, this one, the next.
 DQ_CONFIG = HopperConfig(consumers=2, warps=4, block=64, stages=3)
 
