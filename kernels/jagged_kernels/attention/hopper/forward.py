@@ -365,7 +365,7 @@ def _walk(
         phase = gl.where(later, ahead_phase, phase)
         # Not at the end of the loop: halves carried around it are taken apart and packed again.
         p = left_factor(weights, acc, q.dtype)
-        scores = product_with_transpose(q, k_buffer.index(stage), S.D, SCORES)
+        scores = product_with_transpose(q, k_buffer.index(stage), S.D, SCORES, weights)
         mbarrier.wait(v_full.index(v_stage), v_phase)
         running = add_product(p, v_buffer.index(v_stage), acc, S.DV)
         scores = warpgroup_mma_wait(pieces(S.DV), deps=[scores])
