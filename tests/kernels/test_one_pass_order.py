@@ -19,6 +19,7 @@ from jagged_kernels.attention.hopper.one_pass_order import (
     blocks_of_tile,
     start_of_tile,
     tile_of_place,
+    tiles_of_round,
     turn_of_tile,
 )
 from jagged_kernels.schedule.policy.hopper import HopperConfig, ring_blocks
@@ -41,40 +42,42 @@ MASKS = {
 @triton.jit
 def _tiles_kernel(
     rows_ptr, offsets_ptr, out_ptr, row_count, programs, left, right,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    KV_HEADS: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
     TILE: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Of each place the fields of `Tile`."""
     number = tl.arange(0, SIZE)
-    head, tile, tiles, start, length, base = tile_of_place(
-        rows_ptr, offsets_ptr, number, row_count, left, right,
-        KV_HEADS, GROUP, HAS_LEFT, HAS_RIGHT, TILE, BLOCK,
+    head, tile, tiles, start, length, before = tile_of_place(
+        rows_ptr, offsets_ptr, number, row_count, left, right, KV_HEADS, HAS_LEFT, HAS_RIGHT, TILE,
     )  # fmt: skip
     first, count = blocks_of_tile(tile, length, left, right, HAS_LEFT, HAS_RIGHT, TILE, BLOCK)
-    begin = start_of_tile(tile, tiles, programs, HAS_LEFT, HAS_RIGHT, TILE, BLOCK) + 0 * tile
+    in_round, _ = tiles_of_round(tile, tiles, before, programs)
+    begin = start_of_tile(tile, in_round, HAS_LEFT, HAS_RIGHT, TILE, BLOCK)
     out_ptr += number * 9
     tl.store(out_ptr, head)
     tl.store(out_ptr + 1, tile)
     tl.store(out_ptr + 2, tiles)
     tl.store(out_ptr + 3, start)
     tl.store(out_ptr + 4, length)
-    tl.store(out_ptr + 5, base)
+    tl.store(out_ptr + 5, before)
     tl.store(out_ptr + 6, first + 0 * tile)
     tl.store(out_ptr + 7, count)
-    tl.store(out_ptr + 8, begin)
+    tl.store(out_ptr + 8, begin + 0 * tile)
 
 
 @triton.jit
 def _turns_kernel(
-    tiles_ptr, blocks_ptr, counts_ptr, out_ptr, programs, left, right,
+    tiles_ptr, blocks_ptr, counts_ptr, before_ptr, out_ptr, programs, left, right,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
     SIZE: tl.constexpr,
 ):  # fmt: skip
-    """(turn, turns) of each (tile, block, tiles)."""
+    """(turn, turns) of each (tile, block, tiles, before)."""
     number = tl.arange(0, SIZE)
+    tile, tiles = tl.load(tiles_ptr + number), tl.load(counts_ptr + number)
+    first, count = tiles_of_round(tile, tiles, tl.load(before_ptr + number), programs)
     turn, turns = turn_of_tile(
-        tl.load(tiles_ptr + number), tl.load(blocks_ptr + number), tl.load(counts_ptr + number),
-        programs, left, right, HAS_LEFT, HAS_RIGHT, TILE, BLOCK,
+        tile, tl.load(blocks_ptr + number), tiles, first, count, left, right,
+        HAS_LEFT, HAS_RIGHT, TILE, BLOCK,
     )  # fmt: skip
     tl.store(out_ptr + 2 * number, turn)
     tl.store(out_ptr + 2 * number + 1, turns + 0 * turn)
@@ -86,7 +89,7 @@ class Tile(NamedTuple):
     tiles: int
     start: int
     length: int
-    base: int
+    before: int
     first: int
     met: int
     begin: int
@@ -107,7 +110,7 @@ class Batch:
     tiles: list[Tile]
     programs: int
     counted_out: bool
-    turns: dict[tuple[int, int, int], tuple[int, int]]
+    turns: dict[tuple[int, int, int, int], tuple[int, int]]
     group: int
     blocks: int
 
@@ -127,16 +130,16 @@ def batch(
     found = torch.zeros(_power(places), 9, dtype=torch.int32, device=DEVICE)
     _tiles_kernel[(1,)](
         rows.to(DEVICE), offsets.to(DEVICE), found, rows.shape[0], programs, left, right,
-        KV_HEADS=kv_heads, GROUP=group, **limits, **sizes, SIZE=found.shape[0],
+        KV_HEADS=kv_heads, **limits, **sizes, SIZE=found.shape[0],
     )  # fmt: skip
     every = [Tile(*fields) for fields in found[:places].tolist()]
     tiles = [tile for tile in every if tile.tiles]
     # A program stops where there is no tile.
     assert tiles == every[: len(tiles)]
-    asked = sorted({(t.tile, b, t.tiles) for t in tiles for b in t.blocks()})
-    table = torch.zeros(_power(len(asked)), 3, dtype=torch.int32)
+    asked = sorted({(t.tile, b, t.tiles, t.before) for t in tiles for b in t.blocks()})
+    table = torch.zeros(_power(len(asked)), 4, dtype=torch.int32)
     table[:, 2] = 1
-    table[: len(asked)] = torch.tensor(asked, dtype=torch.int32).view(-1, 3)
+    table[: len(asked)] = torch.tensor(asked, dtype=torch.int32).view(-1, 4)
     told = torch.zeros(len(table), 2, dtype=torch.int32, device=DEVICE)
     columns = [column.contiguous().to(DEVICE) for column in table.unbind(1)]
     _turns_kernel[(1,)](*columns, told, programs, left, right, **limits, **sizes, SIZE=len(table))
@@ -192,10 +195,10 @@ def run(
         """Yields what it waits for: (number, least count)."""
         for tile in walk(first_tile):
             for member in range(batch.group):
-                base = tile.base + member * tile.tiles * RATIO
+                base = (tile.before * batch.group + member * tile.tiles) * RATIO
                 owed = None  # an add that was not announced yet
                 for block in tile.blocks():
-                    turn, turns = batch.turns[tile.tile, block, tile.tiles]
+                    turn, turns = batch.turns[tile.tile, block, tile.tiles, tile.before]
                     number = base + block
                     place = number % ring
                     wanted = (number, turn)
@@ -325,5 +328,28 @@ def test_nobody_waits_at_the_start(name):
     assert len(made.tiles) == made.programs
     for tile in made.tiles:
         for step, block in enumerate(tile.blocks()[:RATIO]):
-            turn, _ = made.turns[tile.tile, block, tile.tiles]
+            turn, _ = made.turns[tile.tile, block, tile.tiles, tile.before]
             assert turn == 0, (tile.tile, step, block)
+
+
+@pytest.mark.parametrize(("tiles", "programs"), [(10, 10), (3, 5), (4, 7), (7, 5), (16, 5)])
+def test_nobody_waits_in_step(tiles, programs):
+    """Pairs that begin in one round of programs and end in a later one among them."""
+    users = 5
+    made = batch([tiles * TILE] * users, MASKS["full"], programs, kv_heads=2)
+    counts: dict[tuple[int, int, int], int] = defaultdict(int)
+    for begin in range(0, len(made.tiles), programs):
+        of_round = made.tiles[begin : begin + programs]
+        for step in range(tiles * RATIO):
+            added = []
+            for tile in of_round:
+                block = tile.blocks()[step]
+                turn, turns = made.turns[tile.tile, block, tile.tiles, tile.before]
+                place = (tile.start, tile.head, block)
+                assert counts[place] == turn, (begin, step, tile)
+                assert turns == tiles
+                added.append(place)
+            for place in added:
+                counts[place] += 1
+    assert set(counts.values()) == {tiles}
+    assert len(counts) == users * 2 * tiles * RATIO

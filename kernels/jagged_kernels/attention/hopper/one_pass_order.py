@@ -11,19 +11,19 @@ after another, lowest first, and holds one tile at a time.
   They do not, since tiles of a pair differ in blocks: whoever comes to the end of his tile takes
   the next number that nobody has. So earlier keys, which meet more blocks, start later still, and
   queue for no block. Numbers dealt out beforehand, to and fro, started them the other way round.
-- Without limits all tiles of a pair are as long, a program takes every n-th number, and each tile
-  starts with the block of its own tokens and walks around (arXiv 2601.21824 calls it a shift):
-  again nobody waits for anybody, if all tiles of a pair run at a time. Where a pair has more tiles
-  than there are programs, all start with the first block, and the lower number adds first. So do
-  tiles with a limit on the right alone.
+- Without limits all tiles of a pair are as long, and a program takes every n-th number: one of each
+  round of n. Those of a pair in one round start one behind another, `RATIO` blocks apart, and walk
+  around (arXiv 2601.21824 calls it a shift): nobody waits for anybody. What a pair has in the next
+  round adds behind them. If it were in their circle, they would wait for it all the round long.
+- With a limit on the right alone all start with the first block, and the lower number adds first.
 
-Nobody waits for ever, as long as all programs run at a time (a cooperative launch): of the tiles
-that are not done, look at the pair with the lowest numbers. Its tiles were started, or their
-programs hold tiles of earlier pairs, which are none, or of the same one. In a walk around no
-program has two of one pair. In the other orders a tile waits for lower numbers alone, and a program
-takes a number, be it before its tile is done, after it has taken lower ones: the lowest number that
-is not done was started, and waits for nobody. What a block of dQ is added up in is used again by a
-later pair (`hopper.one_pass`), which waits for earlier ones alone.
+Nobody waits for ever, as long as all programs run at a time (a cooperative launch). In a walk
+around, of the tiles that are not done, look at those of the lowest pair in its first round: their
+programs have nothing before them, and they wait for each other alone. In the other orders a tile
+waits for lower numbers alone, and a program takes a number, be it before its tile is done, after it
+has taken lower ones: the lowest number that is not done was started, and waits for nobody. What a
+block of dQ is added up in is used again by a later pair (`hopper.one_pass`), which waits for
+earlier ones alone.
 
 Left and right are the keys' here: key i meets queries i - left ... i + right.
 """
@@ -43,11 +43,10 @@ _LENGTH = tl.constexpr(ROW_FIELDS.index("length"))
 @triton.jit
 def tile_of_place(
     rows_ptr, offsets_ptr, place, row_count, left, right,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr,
+    KV_HEADS: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """(key head, tile, tiles, start, length, base): `tiles` of its pair, from `start` on the tokens
-    of its user; `base` counts the blocks of all pairs before. Without a tile, `tiles` is 0.
+    """(key head, tile, tiles, start, length, before): `tiles` of its pair, from `start` on the
+    tokens of its user; `before` counts the tiles of all pairs before. Without a tile, `tiles` is 0.
 
     Args:
         place: the tile's number among all: of a row, then of its key heads' tiles.
@@ -73,8 +72,7 @@ def tile_of_place(
     number = place - row * KV_HEADS
     head = number // tl.maximum(tiles, 1)
     tile = tile_of_number(number - head * tiles, tiles, HAS_LEFT)
-    base = (row * KV_HEADS + head * tiles) * (GROUP * (TILE // BLOCK))
-    return head, tile, tiles, start, length, base
+    return head, tile, tiles, start, length, row * KV_HEADS + head * tiles
 
 
 @triton.jit
@@ -99,23 +97,44 @@ def tile_of_number(number, tiles, HAS_LEFT: tl.constexpr):
 
 
 @triton.jit
+def tiles_of_round(tile, tiles, before, programs):
+    """(first, count): of a pair's tiles, in a walk around, those that run in the round of this one.
+    It divides: once for a tile, and not for each of its blocks.
+
+    Args:
+        before: tiles of all pairs before.
+    """
+    begin = (before + tile) // programs * programs - before
+    first = tl.maximum(begin, 0)
+    return first, tl.minimum(begin + programs, tiles) - first
+
+
+@triton.jit
 def start_of_tile(
-    tile, tiles, programs,
+    tile, first,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The first of the blocks that a tile meets, among them: it goes on from there and around."""
+    """The first of the blocks that a tile meets, among them: it goes on from there and around.
+
+    Args:
+        first: of its round.
+    """
     start = 0
     if not (HAS_LEFT or HAS_RIGHT):
-        start = tl.where(tiles <= programs, tile * (TILE // BLOCK), 0)
+        start = (tile - first) * (TILE // BLOCK)
     return start
 
 
 @triton.jit
 def turn_of_tile(
-    tile, block, tiles, programs, left, right,
+    tile, block, tiles, first, count, left, right,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(turn, turns): how many tiles add to this block before this one, and how many in all."""
+    """(turn, turns): how many tiles add to this block before this one, and how many in all.
+
+    Args:
+        first, count: `tiles_of_round`.
+    """
     lowest = 0
     highest = tiles - 1
     if HAS_LEFT:
@@ -127,7 +146,7 @@ def turn_of_tile(
     elif HAS_RIGHT:
         turn = tile - lowest
     else:
-        own = block // (TILE // BLOCK)
-        around = tl.where(tile <= own, own - tile, own - tile + tiles)
-        turn = tl.where(tiles <= programs, around, tile)
+        # Of its round, who starts with the last block up to this one comes first.
+        ahead = tl.minimum(block // (TILE // BLOCK), count - 1) - (tile - first)
+        turn = first + tl.where(ahead < 0, ahead + count, ahead)
     return turn, highest - lowest + 1

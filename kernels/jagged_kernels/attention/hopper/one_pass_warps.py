@@ -35,6 +35,7 @@ _DONE = gl.constexpr(1 << 30)
 # They take no layouts, and so they are the same in Gluon.
 _blocks_of_tile = gluon.jit(order.blocks_of_tile.fn)
 _tile_of_place = gluon.jit(order.tile_of_place.fn)
+_tiles_of_round = gluon.jit(order.tiles_of_round.fn)
 _start_of_tile = gluon.jit(order.start_of_tile.fn)
 _turn_of_tile = gluon.jit(order.turn_of_tile.fn)
 
@@ -52,21 +53,32 @@ def _tile(tables, place, S: gl.constexpr, C: gl.constexpr):
     KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
     return _tile_of_place(
         rows_ptr, offsets_ptr, place, row_count, left, right,
-        KV_HEADS, S.GROUP, S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK,
+        KV_HEADS, S.HAS_LEFT, S.HAS_RIGHT, C.tile_q,
     )  # fmt: skip
 
 
 @gluon.jit
-def _walk_of_tile(tables, tile, tiles, length, S: gl.constexpr, C: gl.constexpr):
-    """(first, count) of the tile's blocks, and the one of these that it starts with."""
+def _walk_of_tile(tables, tile, tiles, before, length, S: gl.constexpr, C: gl.constexpr):
+    """(first, count) of the tile's blocks, the one of these that it starts with, and its round."""
     rows_ptr, offsets_ptr, row_count, left, right = tables
     first, count = _blocks_of_tile(
         tile, length, left, right, S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK
     )
-    start_block = _start_of_tile(
-        tile, tiles, gl.num_programs(0), S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK
-    )
-    return first, count, start_block
+    in_round = (0, tiles)
+    if not _counted_out(S):
+        in_round = _tiles_of_round(tile, tiles, before, gl.num_programs(0))
+    start_block = _start_of_tile(tile, in_round[0], S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK)
+    return first, count, start_block, in_round
+
+
+@gluon.jit
+def _turn(tables, tile, tiles, in_round, block, S: gl.constexpr, C: gl.constexpr):
+    """`turn_of_tile`."""
+    rows_ptr, offsets_ptr, row_count, left, right = tables
+    return _turn_of_tile(
+        tile, block, tiles, in_round[0], in_round[1], left, right,
+        S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK,
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -99,14 +111,16 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
     side = 0
     side_phase = 0
     place = gl.program_id(0)
-    head, tile, tiles, start, length, base = _tile(tables, place, S, C)
+    head, tile, tiles, start, length, before = _tile(tables, place, S, C)
     while tiles > 0:
         if not _counted_out(S):
             place += gl.num_programs(0)
             ahead = _tile(tables, place, S, C)
         k_start = start + tile * TILE
         end = start + length
-        first, count, start_block = _walk_of_tile(tables, tile, tiles, length, S, C)
+        first, count, start_block, in_round = _walk_of_tile(
+            tables, tile, tiles, before, length, S, C
+        )
         first = start + first * BLOCK
         whole_start, whole_end = whole_blocks(
             k_start, gl.minimum(k_start + TILE, end), first, end, 0, left, right,
@@ -162,7 +176,7 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
             place = hand_out(taken_ptr, dealing, side, side_phase)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = _tile(tables, place, S, C)
-        head, tile, tiles, start, length, base = ahead
+        head, tile, tiles, start, length, before = ahead
     mbarrier.wait(tile_empty, tile_phase ^ 1)
     tell(of_tile, 3, 0)
     mbarrier.arrive(tile_full)
@@ -200,23 +214,23 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
     side = 0
     side_phase = 0
     place = gl.program_id(0)
-    head, tile, tiles, start, length, base = _tile(tables, place, S, C)
+    head, tile, tiles, start, length, before = _tile(tables, place, S, C)
     while tiles > 0:
         if not _counted_out(S):
             place += gl.num_programs(0)
             ahead = _tile(tables, place, S, C)
-        first, count, start_block = _walk_of_tile(tables, tile, tiles, length, S, C)
+        first, count, start_block, in_round = _walk_of_tile(
+            tables, tile, tiles, before, length, S, C
+        )
+        base = before * (S.GROUP * RATIO)
         for member in range(S.GROUP):
             base_of_head = base + member * tiles * RATIO
             block = start_block
             seen = -1
             owed = -1
             more = 1
+            turn, turns = _turn(tables, tile, tiles, in_round, first + block, S, C)
             for _ in range(count):
-                turn, turns = _turn_of_tile(
-                    tile, first + block, tiles, gl.num_programs(0), left, right,
-                    S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
-                )  # fmt: skip
                 q_start = start + (first + block) * BLOCK
                 number = base_of_head + first + block
                 what = gl.where(turn == 0, STORE, ADD)
@@ -234,20 +248,17 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
                 tell(of_turn, 2, q_start)
                 tell(of_turn, 3, head * S.GROUP + member)
                 mbarrier.arrive(my_turn)
-                block = gl.where(block + 1 == count, 0, block + 1)
                 # The add before takes a while to be seen by all; consumers have the next turn
                 # meanwhile. What is counted at the block after is on its way then.
                 _announce(counts_ptr, owed, more)
-                next_turn, _ = _turn_of_tile(
-                    tile, first + block, tiles, gl.num_programs(0), left, right,
-                    S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
-                )  # fmt: skip
-                at, least = _wanted(base_of_head + first + block, next_turn, ring)
+                more = gl.where(turn + 1 == turns, _DONE, 1)
+                owed = number
+                block = gl.where(block + 1 == count, 0, block + 1)
+                turn, turns = _turn(tables, tile, tiles, in_round, first + block, S, C)
+                at, least = _wanted(base_of_head + first + block, turn, ring)
                 seen = _count(counts_ptr + at)
                 mbarrier.wait(added, phase)
                 phase ^= 1
-                owed = number
-                more = gl.where(turn + 1 == turns, _DONE, 1)
             _announce(counts_ptr, owed, more)
         for member in range(S.GROUP):
             # Of one tile: the last.
@@ -261,7 +272,7 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
             place = handed_out(dealing, side, side_phase, 1)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = _tile(tables, place, S, C)
-        head, tile, tiles, start, length, base = ahead
+        head, tile, tiles, start, length, before = ahead
 
 
 @gluon.jit
