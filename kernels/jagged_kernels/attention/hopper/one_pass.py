@@ -62,6 +62,10 @@ from jagged_kernels.core.launch import launch
 from jagged_kernels.device.arithmetic import LOG2_E
 from jagged_kernels.schedule.policy.hopper import HopperConfig, one_pass_config, ring_blocks
 
+# Blocks' dS at a time: the one that is made, the one before, and the one before that, of which dQ
+# is made: so consumers need not be in step.
+SIDES = gl.constexpr(3)
+
 
 def launch_one_pass(
     d_o: Tensor,
@@ -140,7 +144,7 @@ def _one_pass_kernel(
         boxes(C.stages, S.BLOCK, S, dtype),
         gl.allocate_shared_memory(gl.float32, NUMBERS, PLAIN),
         gl.allocate_shared_memory(gl.float32, NUMBERS, PLAIN),
-        gl.allocate_shared_memory(dtype, [2 * C.consumers, C.part_q, S.BLOCK], WEIGHTS),
+        gl.allocate_shared_memory(dtype, [SIDES * C.consumers, C.part_q, S.BLOCK], WEIGHTS),
     )
     # What other warps tell the consumers, who have no registers to find it out themselves.
     notes = (
@@ -156,10 +160,11 @@ def _one_pass_kernel(
         ring_of_barriers(C.stages, C.consumers),
         ring_of_barriers(C.stages, 1),  # dO is there
         ring_of_barriers(C.stages, C.consumers),
-        ring_of_barriers(2, C.consumers),  # dS of all keys of the tile is there
+        ring_of_barriers(SIDES, C.consumers),  # dS of all keys of the tile is there
         one_barrier(1),  # it is the tile's turn, says a note
         one_barrier(C.consumers),  # it has added
         one_barrier(1),  # what ends at a user's end is there, with rows of the next one
+        ring_of_barriers(SIDES, C.consumers),  # dS has been multiplied
     )
     dealing = new_dealing(1)
     fence_async_shared()
@@ -208,6 +213,7 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer, ds_buffer = buffers
     of_tile, of_block, of_turn = notes
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, ds_full = barriers[:7]
+    ds_empty = barriers[10]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
     ROWS: gl.constexpr = C.part_q
     BLOCK: gl.constexpr = S.BLOCK
@@ -219,6 +225,9 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     phase = 0
     side = 0
     side_phase = 0
+    # Of the dS before: of none, at first.
+    lag = SIDES - 1
+    lag_phase = 1
     turn_phase = 0
     mbarrier.wait(tile_full, 0)
     tile_phase = 1
@@ -243,30 +252,37 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
                 v = v_buffer.index(ME).load(LEFT)
         held = (k, v, all_k)
         mbarrier.wait(q_full.index(stage), phase)
-        rings = (stage, phase, side, side_phase, turn_phase)
+        rings = (stage, phase, side, side_phase, lag, lag_phase, turn_phase)
         state = (dk, dv, kept, rings)
         left_over = steps - 1
         state = _meet(
-            state, held, buffers, notes, barriers, band, out, left_over > 0, scale_log2,
+            state, held, buffers, notes, barriers, band, out, False, left_over > 0, scale_log2,
             S, C, SCORES, ME, True,
         )  # fmt: skip
         for step in range(left_over):
             state = _meet(
-                state, held, buffers, notes, barriers, band, out, step + 1 < left_over, scale_log2,
-                S, C, SCORES, ME, False,
+                state, held, buffers, notes, barriers, band, out, step > 0, step + 1 < left_over,
+                scale_log2, S, C, SCORES, ME, False,
             )  # fmt: skip
         dk, dv, kept, rings = state
-        stage, phase, side, side_phase, turn_phase = rings
-        mbarrier.wait(ds_full.index(side), side_phase)
-        dq = product_of_dq(ds_buffer, k_buffer, all_k, side, S, C, ME)
+        stage, phase, side, side_phase, lag, lag_phase, turn_phase = rings
         ds = _weights_of_dk(kept, ds_buffer, side, dk, S, C, ME)
         dk = add_product(ds, q_buffer.index(stage), dk, S.D, HELD)
-        dk, ds, dq = wait_for(0, dk, (ds, dq))
-        mbarrier.arrive(tile_empty)
+        dk, ds = wait_for(0, dk, (ds,))
         mbarrier.arrive(q_empty.index(stage))
-        turn_phase = add(dq, end, out, notes, barriers, turn_phase, S, C, ME)
+        # The last two blocks' dQ.
+        for last in range(2):
+            if (last > 0) | (left_over > 0):
+                mbarrier.wait(ds_full.index(lag), lag_phase)
+                dq = product_of_dq(ds_buffer, k_buffer, all_k, lag, S, C, ME)
+                dq = warpgroup_mma_wait(0, deps=[dq])
+                mbarrier.arrive(ds_empty.index(lag))
+                turn_phase = add(dq, end, out, notes, barriers, turn_phase, S, C, ME)
+            if last == 0:
+                lag, lag_phase = next_slot(lag, lag_phase, SIDES)
+        mbarrier.arrive(tile_empty)
         stage, phase = next_slot(stage, phase, C.stages)
-        side, side_phase = next_slot(side, side_phase, 2)
+        side, side_phase = next_slot(side, side_phase, SIDES)
         if first_k < end:
             store_head(dk_ptr, times(dk, scale), first_k, end, head, KV_HEADS, S.D, alarm_ptr)
             store_head(dv_ptr, dv, first_k, end, head, KV_HEADS, S.DV, alarm_ptr)
@@ -284,7 +300,7 @@ def _weights_of_dk(kept, ds, side, dk, S: gl.constexpr, C: gl.constexpr, ME: gl.
 
 @gluon.jit
 def _meet(
-    state, held, buffers, notes, barriers, band, out, more, scale_log2,
+    state, held, buffers, notes, barriers, band, out, lagged, more, scale_log2,
     S: gl.constexpr, C: gl.constexpr, SCORES: gl.constexpr, ME: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
     """The next block of queries, whose Q is there, adds to dV and gives its dS; the one before adds
@@ -295,11 +311,12 @@ def _meet(
     k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer, ds_buffer = buffers
     of_tile, of_block, of_turn = notes
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, ds_full = barriers[:7]
+    ds_empty = barriers[10]
     COLUMN: gl.constexpr = gl.SliceLayout(0, SCORES)
     dtype: gl.constexpr = q_buffer.dtype
     k, v, all_k = held
     dk, dv, kept, rings = state
-    stage, phase, side, side_phase, turn_phase = rings
+    stage, phase, side, side_phase, lag, lag_phase, turn_phase = rings
     before = stage
     if not FIRST:
         stage, phase = next_slot(stage, phase, C.stages)
@@ -311,11 +328,11 @@ def _meet(
         v = v_buffer.index(ME + stage // 64)
     scores = product_with_transpose(k, q_buffer.index(stage), S.D, SCORES)
     if not FIRST:
-        mbarrier.wait(ds_full.index(side), side_phase)
-        dq = product_of_dq(ds_buffer, k_buffer, all_k, side, S, C, ME)
+        mbarrier.wait(ds_full.index(lag), lag_phase)
+        dq = product_of_dq(ds_buffer, k_buffer, all_k, lag, S, C, ME)
         ds = _weights_of_dk(kept, ds_buffer, side, dk, S, C, ME)
         dk = add_product(ds, q_buffer.index(before), dk, S.D, holds(S))
-        side, side_phase = next_slot(side, side_phase, 2)
+        side, side_phase = next_slot(side, side_phase, SIDES)
     note = told(of_block.index(stage), C.warps)
     LATER: gl.constexpr = 0 if FIRST else C.consumers + pieces(S.D)
     scores = warpgroup_mma_wait(LATER, deps=[scores])
@@ -328,7 +345,10 @@ def _meet(
     mbarrier.wait(do_full.index(stage), phase)
     if not FIRST:
         dq = warpgroup_mma_wait(pieces(S.D), deps=[dq])
-        turn_phase = add(dq, band[1], out, notes, barriers, turn_phase, S, C, ME)
+        if lagged:
+            mbarrier.arrive(ds_empty.index(lag))
+            turn_phase = add(dq, band[1], out, notes, barriers, turn_phase, S, C, ME)
+        lag, lag_phase = next_slot(lag, lag_phase, SIDES)
         dk, ds = wait_for(0, dk, (ds,))
         mbarrier.arrive(q_empty.index(before))
     d_o = do_buffer.index(stage)
@@ -341,8 +361,7 @@ def _meet(
     if note < 0:
         # What inf or NaN of a query made of a probability 0.
         d_scores = _mask(d_scores, -1 - note, band, S, 0.0)
-    # The other half is read no more: by this consumer's products, which have ended, and by the
-    # other's, which had before it gave the dS that this one has waited for.
+    mbarrier.wait(ds_empty.index(side), side_phase ^ 1)
     ds_buffer.index(side * C.consumers + ME).store(d_scores.to(dtype))
     fence_async_shared()
     mbarrier.arrive(ds_full.index(side))
@@ -353,7 +372,7 @@ def _meet(
     mbarrier.arrive(do_empty.index(stage))
     if holds(S):
         kept = d_scores
-    return dk, dv, kept, (stage, phase, side, side_phase, turn_phase)
+    return dk, dv, kept, (stage, phase, side, side_phase, lag, lag_phase, turn_phase)
 
 
 @gluon.jit
