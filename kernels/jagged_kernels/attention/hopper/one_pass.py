@@ -225,9 +225,6 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     phase = 0
     side = 0
     side_phase = 0
-    # Of the dS before: of none, at first.
-    lag = SIDES - 1
-    lag_phase = 1
     turn_phase = 0
     mbarrier.wait(tile_full, 0)
     tile_phase = 1
@@ -252,7 +249,7 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
                 v = v_buffer.index(ME).load(LEFT)
         held = (k, v, all_k)
         mbarrier.wait(q_full.index(stage), phase)
-        rings = (stage, phase, side, side_phase, lag, lag_phase, turn_phase)
+        rings = (stage, phase, side, side_phase, turn_phase)
         state = (dk, dv, kept, rings)
         left_over = steps - 1
         state = _meet(
@@ -265,21 +262,22 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
                 scale_log2, S, C, SCORES, ME, False,
             )  # fmt: skip
         dk, dv, kept, rings = state
-        stage, phase, side, side_phase, lag, lag_phase, turn_phase = rings
+        stage, phase, side, side_phase, turn_phase = rings
         ds = _weights_of_dk(kept, ds_buffer, side, dk, S, C, ME)
         dk = add_product(ds, q_buffer.index(stage), dk, S.D, HELD)
         dk, ds = wait_for(0, dk, (ds,))
         mbarrier.arrive(q_empty.index(stage))
         # The last two blocks' dQ.
+        old, old_phase = _slot_before(side, side_phase)
         for last in range(2):
             if (last > 0) | (left_over > 0):
-                mbarrier.wait(ds_full.index(lag), lag_phase)
-                dq = product_of_dq(ds_buffer, k_buffer, all_k, lag, S, C, ME)
+                mbarrier.wait(ds_full.index(old), old_phase)
+                dq = product_of_dq(ds_buffer, k_buffer, all_k, old, S, C, ME)
                 dq = warpgroup_mma_wait(0, deps=[dq])
-                mbarrier.arrive(ds_empty.index(lag))
+                mbarrier.arrive(ds_empty.index(old))
                 turn_phase = add(dq, end, out, notes, barriers, turn_phase, S, C, ME)
-            if last == 0:
-                lag, lag_phase = next_slot(lag, lag_phase, SIDES)
+            old = side
+            old_phase = side_phase
         mbarrier.arrive(tile_empty)
         stage, phase = next_slot(stage, phase, C.stages)
         side, side_phase = next_slot(side, side_phase, SIDES)
@@ -289,6 +287,12 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
         mbarrier.wait(tile_full, tile_phase)
         tile_phase ^= 1
         steps = told(of_tile.index(3), C.warps)
+
+
+@gluon.jit
+def _slot_before(side, side_phase):
+    """(slot, phase) of the dS before that at `side`; of none, at first, whose wait is over."""
+    return gl.where(side == 0, SIDES - 1, side - 1), gl.where(side == 0, side_phase ^ 1, side_phase)
 
 
 @gluon.jit
@@ -316,7 +320,7 @@ def _meet(
     dtype: gl.constexpr = q_buffer.dtype
     k, v, all_k = held
     dk, dv, kept, rings = state
-    stage, phase, side, side_phase, lag, lag_phase, turn_phase = rings
+    stage, phase, side, side_phase, turn_phase = rings
     before = stage
     if not FIRST:
         stage, phase = next_slot(stage, phase, C.stages)
@@ -328,8 +332,9 @@ def _meet(
         v = v_buffer.index(ME + stage // 64)
     scores = product_with_transpose(k, q_buffer.index(stage), S.D, SCORES)
     if not FIRST:
-        mbarrier.wait(ds_full.index(lag), lag_phase)
-        dq = product_of_dq(ds_buffer, k_buffer, all_k, lag, S, C, ME)
+        old, old_phase = _slot_before(side, side_phase)
+        mbarrier.wait(ds_full.index(old), old_phase)
+        dq = product_of_dq(ds_buffer, k_buffer, all_k, old, S, C, ME)
         ds = _weights_of_dk(kept, ds_buffer, side, dk, S, C, ME)
         dk = add_product(ds, q_buffer.index(before), dk, S.D, holds(S))
         side, side_phase = next_slot(side, side_phase, SIDES)
@@ -346,9 +351,9 @@ def _meet(
     if not FIRST:
         dq = warpgroup_mma_wait(pieces(S.D), deps=[dq])
         if lagged:
-            mbarrier.arrive(ds_empty.index(lag))
+            # Worked out again: registers are scarce in between.
+            mbarrier.arrive(ds_empty.index(gl.where(side >= 2, side - 2, side + SIDES - 2)))
             turn_phase = add(dq, band[1], out, notes, barriers, turn_phase, S, C, ME)
-        lag, lag_phase = next_slot(lag, lag_phase, SIDES)
         dk, ds = wait_for(0, dk, (ds,))
         mbarrier.arrive(q_empty.index(before))
     d_o = do_buffer.index(stage)
@@ -372,7 +377,7 @@ def _meet(
     mbarrier.arrive(do_empty.index(stage))
     if holds(S):
         kept = d_scores
-    return dk, dv, kept, (stage, phase, side, side_phase, lag, lag_phase, turn_phase)
+    return dk, dv, kept, (stage, phase, side, side_phase, turn_phase)
 
 
 @gluon.jit
