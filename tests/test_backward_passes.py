@@ -20,7 +20,7 @@ from backward_passes import (
 )
 
 from jagged_kernels.attention.hopper import one_pass
-from jagged_kernels.attention.hopper.one_pass_warps import _DONE
+from jagged_kernels.attention.hopper.one_pass_warps import DONE
 from jagged_kernels.schedule.policy.hopper import is_hopper, one_pass_config
 
 
@@ -94,7 +94,7 @@ def test_nobody_waits(monkeypatch):
     assert seen[0].tolist() == [0, ANYBODYS, ANYBODYS, ANYBODYS]
     # A tile's turn comes after fewer than that; the last one's count has room.
     longest = 2**24 // one_pass_config(64).tile_q
-    assert longest < ANYBODYS < 2**31 - int(_DONE.value) - longest
+    assert longest < ANYBODYS < 2**31 - int(DONE.value) - longest
     arguments[-1] = torch.zeros(4, dtype=torch.int32)
     one_pass.launch(kernel, 1, arguments, {})
     assert seen[1].tolist() == [0] * 4

@@ -49,6 +49,13 @@ from jagged_kernels.attention.hopper.heads import (
     times,
     wait_for,
 )
+from jagged_kernels.attention.hopper.one_pass_adders import (
+    ADDERS,
+    SLOTS,
+    add_shares,
+    hand_over,
+    ring_of_shares,
+)
 from jagged_kernels.attention.hopper.one_pass_sums import (
     add,
     all_keys,
@@ -130,6 +137,7 @@ def _one_pass_kernel(
         ring: blocks in `sums_ptr`.
     """
     dtype: gl.constexpr = q_blocks.dtype
+    HELD: gl.constexpr = holds(S)
     NUMBERS: gl.constexpr = [C.stages, S.BLOCK]
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     WEIGHTS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C.part_q, S.BLOCK], dtype)
@@ -146,7 +154,7 @@ def _one_pass_kernel(
     notes = (
         gl.allocate_shared_memory(gl.int32, [4, 1], PLAIN),  # of a tile
         gl.allocate_shared_memory(gl.int32, [C.stages, 1], PLAIN),  # of a block
-        gl.allocate_shared_memory(gl.int32, [4, 1], PLAIN),  # of a turn
+        ring_of_shares(S, C) if HELD else gl.allocate_shared_memory(gl.int32, [4, 1], PLAIN),
     )
     barriers = (
         one_barrier(1),  # the tile's K, V and note are there
@@ -157,11 +165,13 @@ def _one_pass_kernel(
         ring_of_barriers(C.stages, 1),  # dO is there
         ring_of_barriers(C.stages, C.consumers),
         ring_of_barriers(2, C.consumers),  # dS of all keys of the tile is there
-        one_barrier(1),  # it is the tile's turn, says a note
-        one_barrier(C.consumers),  # it has added
+        # Shares of dQ are there, and were added; or it is the tile's turn, says a note, and it has
+        # added.
+        ring_of_barriers(SLOTS, C.consumers) if HELD else one_barrier(1),
+        ring_of_barriers(SLOTS, 1) if HELD else one_barrier(C.consumers),
         one_barrier(1),  # what ends at a user's end is there, with rows of the next one
     )
-    dealing = new_dealing(1)
+    dealing = new_dealing(ADDERS if HELD else 1)
     fence_async_shared()
     descriptors = (k_blocks, v_blocks, q_blocks, do_blocks)
     tables = (rows_ptr, offsets_ptr, row_count, left, right)
@@ -169,11 +179,25 @@ def _one_pass_kernel(
         descriptors, lse2_ptr, delta_ptr, counts_ptr, tables, buffers, notes, barriers, dealing,
     )  # fmt: skip
     to_take = (counts_ptr + 1, tables, ring, notes, barriers, dealing)
+    of_dq = (dq_ptr, alarm_ptr, sums_ptr, scale)
+    to_add = (counts_ptr + 1, tables, ring, of_dq, notes[2], barriers, dealing)
     to_differentiate = (
         dq_ptr, dk_ptr, dv_ptr, alarm_ptr, sums_ptr, left, right, scale, scale_log2,
         buffers, notes, barriers,
     )  # fmt: skip
-    if C.consumers == 1:
+    if HELD and C.consumers == 2:
+        gl.warp_specialize(
+            [
+                (_differentiate, (to_differentiate, S, C, 0)),
+                (_differentiate, (to_differentiate, S, C, 1)),
+                (load, (to_load, S, C)),
+                (add_shares, (to_add, S, C, 0)),
+                (add_shares, (to_add, S, C, 1)),
+            ],
+            [C.warps, 1, 1, 1],
+            [C.registers, 24, 24, 24],
+        )
+    elif C.consumers == 1:
         gl.warp_specialize(
             [
                 (_differentiate, (to_differentiate, S, C, 0)),
@@ -219,6 +243,7 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     phase = 0
     side = 0
     side_phase = 0
+    slot = 0
     turn_phase = 0
     mbarrier.wait(tile_full, 0)
     tile_phase = 1
@@ -243,7 +268,7 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
                 v = v_buffer.index(ME).load(LEFT)
         held = (k, v, all_k)
         mbarrier.wait(q_full.index(stage), phase)
-        rings = (stage, phase, side, side_phase, turn_phase)
+        rings = (stage, phase, side, side_phase, slot, turn_phase)
         state = (dk, dv, kept, rings)
         left_over = steps - 1
         state = _meet(
@@ -256,7 +281,7 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
                 S, C, SCORES, ME, False,
             )  # fmt: skip
         dk, dv, kept, rings = state
-        stage, phase, side, side_phase, turn_phase = rings
+        stage, phase, side, side_phase, slot, turn_phase = rings
         mbarrier.wait(ds_full.index(side), side_phase)
         dq = product_of_dq(ds_buffer, k_buffer, all_k, side, S, C, ME)
         ds = _weights_of_dk(kept, ds_buffer, side, dk, S, C, ME)
@@ -264,7 +289,11 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
         dk, ds, dq = wait_for(0, dk, (ds, dq))
         mbarrier.arrive(tile_empty)
         mbarrier.arrive(q_empty.index(stage))
-        turn_phase = add(dq, end, out, notes, barriers, turn_phase, S, C, ME)
+        if HELD:
+            hand_over(dq, of_turn, barriers, slot, turn_phase, C, ME)
+            slot, turn_phase = next_slot(slot, turn_phase, SLOTS)
+        else:
+            turn_phase = add(dq, end, out, notes, barriers, turn_phase, S, C, ME)
         stage, phase = next_slot(stage, phase, C.stages)
         side, side_phase = next_slot(side, side_phase, 2)
         if first_k < end:
@@ -299,7 +328,7 @@ def _meet(
     dtype: gl.constexpr = q_buffer.dtype
     k, v, all_k = held
     dk, dv, kept, rings = state
-    stage, phase, side, side_phase, turn_phase = rings
+    stage, phase, side, side_phase, slot, turn_phase = rings
     before = stage
     if not FIRST:
         stage, phase = next_slot(stage, phase, C.stages)
@@ -328,7 +357,11 @@ def _meet(
     mbarrier.wait(do_full.index(stage), phase)
     if not FIRST:
         dq = warpgroup_mma_wait(pieces(S.D), deps=[dq])
-        turn_phase = add(dq, band[1], out, notes, barriers, turn_phase, S, C, ME)
+        if holds(S):
+            hand_over(dq, of_turn, barriers, slot, turn_phase, C, ME)
+            slot, turn_phase = next_slot(slot, turn_phase, SLOTS)
+        else:
+            turn_phase = add(dq, band[1], out, notes, barriers, turn_phase, S, C, ME)
         dk, ds = wait_for(0, dk, (ds,))
         mbarrier.arrive(q_empty.index(before))
     d_o = do_buffer.index(stage)
@@ -353,7 +386,7 @@ def _meet(
     mbarrier.arrive(do_empty.index(stage))
     if holds(S):
         kept = d_scores
-    return dk, dv, kept, (stage, phase, side, side_phase, turn_phase)
+    return dk, dv, kept, (stage, phase, side, side_phase, slot, turn_phase)
 
 
 @gluon.jit

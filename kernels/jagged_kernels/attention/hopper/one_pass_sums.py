@@ -76,13 +76,12 @@ def add(
     place = told(of_turn.index(1), C.warps) * C.consumers + ME
     address = sums_ptr + place.to(gl.int64) * PART + gl.arange(0, PART, FLAT)
     if what == ADD:
-        gl.atomic_add(address, _flat(dq, FLAT), sem="relaxed")
+        gl.atomic_add(address, flat(dq, FLAT), sem="relaxed")
     elif what == STORE:
-        gl.store(address, _flat(dq, FLAT))
+        gl.store(address, flat(dq, FLAT))
     else:
         if what == LAST:
-            flat = gl.load(address, cache_modifier=".cg")
-            dq += _block(flat, LAYOUT)
+            dq += _block(gl.load(address, cache_modifier=".cg"), LAYOUT)
         q_start = told(of_turn.index(2), C.warps)
         head = told(of_turn.index(3), C.warps)
         _write(dq * scale, dq_ptr, alarm_ptr, q_start, end, head, S, C, ME)
@@ -91,7 +90,7 @@ def add(
 
 
 @gluon.jit
-def _flat(x, LAYOUT: gl.constexpr):
+def flat(x, LAYOUT: gl.constexpr):
     """[64, N] as a product leaves it in a warpgroup's registers: the numbers of a thread four by
     four, those of threads next to each other. So no data moves, and every thread adds 16 bytes."""
     N: gl.constexpr = x.shape[1]
@@ -101,7 +100,7 @@ def _flat(x, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def _block(flat, LAYOUT: gl.constexpr):
-    """`_flat` undone."""
+    """`flat` undone."""
     N: gl.constexpr = flat.shape[0] // 64
     x = flat.reshape([N // 8, 4, 8, 4, 2, 2]).permute([1, 4, 2, 0, 3, 5])
     return gl.convert_layout(x.reshape([64, N]), LAYOUT, assert_trivial=True)

@@ -30,7 +30,7 @@ from jagged_kernels.attention.hopper.one_pass_sums import (
 )
 
 # What a block's count of adds becomes when it was the last.
-_DONE = gl.constexpr(1 << 30)
+DONE = gl.constexpr(1 << 30)
 
 # They take no layouts, and so they are the same in Gluon.
 _blocks_of_tile = gluon.jit(order.blocks_of_tile.fn)
@@ -41,13 +41,13 @@ _turn_of_tile = gluon.jit(order.turn_of_tile.fn)
 
 
 @gluon.constexpr_function
-def _counted_out(S):
+def counted_out(S):
     """Whether a program takes the next number that nobody has, of a counter; else every n-th."""
     return S.HAS_LEFT or S.HAS_RIGHT
 
 
 @gluon.jit
-def _tile(tables, place, S: gl.constexpr, C: gl.constexpr):
+def tile_at(tables, place, S: gl.constexpr, C: gl.constexpr):
     """`tile_of_place`; without a tile there is none at later places either."""
     rows_ptr, offsets_ptr, row_count, left, right = tables
     KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
@@ -58,21 +58,21 @@ def _tile(tables, place, S: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def _walk_of_tile(tables, tile, tiles, before, length, S: gl.constexpr, C: gl.constexpr):
+def walk_of_tile(tables, tile, tiles, before, length, S: gl.constexpr, C: gl.constexpr):
     """(first, count) of the tile's blocks, the one of these that it starts with, and its round."""
     rows_ptr, offsets_ptr, row_count, left, right = tables
     first, count = _blocks_of_tile(
         tile, length, left, right, S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK
     )
     in_round = (0, tiles)
-    if not _counted_out(S):
+    if not counted_out(S):
         in_round = _tiles_of_round(tile, tiles, before, gl.num_programs(0))
     start_block = _start_of_tile(tile, in_round[0], S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK)
     return first, count, start_block, in_round
 
 
 @gluon.jit
-def _turn(tables, tile, tiles, in_round, block, S: gl.constexpr, C: gl.constexpr):
+def turn_at(tables, tile, tiles, in_round, block, S: gl.constexpr, C: gl.constexpr):
     """`turn_of_tile`."""
     rows_ptr, offsets_ptr, row_count, left, right = tables
     return _turn_of_tile(
@@ -111,14 +111,14 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
     side = 0
     side_phase = 0
     place = gl.program_id(0)
-    head, tile, tiles, start, length, before = _tile(tables, place, S, C)
+    head, tile, tiles, start, length, before = tile_at(tables, place, S, C)
     while tiles > 0:
-        if not _counted_out(S):
+        if not counted_out(S):
             place += gl.num_programs(0)
-            ahead = _tile(tables, place, S, C)
+            ahead = tile_at(tables, place, S, C)
         k_start = start + tile * TILE
         end = start + length
-        first, count, start_block, in_round = _walk_of_tile(
+        first, count, start_block, in_round = walk_of_tile(
             tables, tile, tiles, before, length, S, C
         )
         first = start + first * BLOCK
@@ -172,10 +172,10 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
                 )  # fmt: skip
                 stage, phase = next_slot(stage, phase, C.stages)
                 block = gl.where(block + 1 == count, 0, block + 1)
-        if _counted_out(S):
+        if counted_out(S):
             place = hand_out(taken_ptr, dealing, side, side_phase)
             side, side_phase = next_slot(side, side_phase, 2)
-            ahead = _tile(tables, place, S, C)
+            ahead = tile_at(tables, place, S, C)
         head, tile, tiles, start, length, before = ahead
     mbarrier.wait(tile_empty, tile_phase ^ 1)
     tell(of_tile, 3, 0)
@@ -214,12 +214,12 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
     side = 0
     side_phase = 0
     place = gl.program_id(0)
-    head, tile, tiles, start, length, before = _tile(tables, place, S, C)
+    head, tile, tiles, start, length, before = tile_at(tables, place, S, C)
     while tiles > 0:
-        if not _counted_out(S):
+        if not counted_out(S):
             place += gl.num_programs(0)
-            ahead = _tile(tables, place, S, C)
-        first, count, start_block, in_round = _walk_of_tile(
+            ahead = tile_at(tables, place, S, C)
+        first, count, start_block, in_round = walk_of_tile(
             tables, tile, tiles, before, length, S, C
         )
         base = before * (S.GROUP * RATIO)
@@ -229,20 +229,20 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
             seen = -1
             owed = -1
             more = 1
-            turn, turns = _turn(tables, tile, tiles, in_round, first + block, S, C)
+            turn, turns = turn_at(tables, tile, tiles, in_round, first + block, S, C)
             for _ in range(count):
                 q_start = start + (first + block) * BLOCK
                 number = base_of_head + first + block
                 what = gl.where(turn == 0, STORE, ADD)
                 if turn + 1 == turns:
                     what = gl.where(turn == 0, ALONE, LAST)
-                at, least = _wanted(number, turn, ring)
+                at, least = wanted(number, turn, ring)
                 if seen < least:
                     # Who waits must not let others wait.
-                    _announce(counts_ptr, owed, more)
+                    announce(counts_ptr, owed, more)
                     owed = -1
                     while seen < least:
-                        seen = _count(counts_ptr + at)
+                        seen = count_at(counts_ptr + at)
                 tell(of_turn, 0, what)
                 tell(of_turn, 1, number % ring)
                 tell(of_turn, 2, q_start)
@@ -250,48 +250,48 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
                 mbarrier.arrive(my_turn)
                 # The add before takes a while to be seen by all; consumers have the next turn
                 # meanwhile. What is counted at the block after is on its way then.
-                _announce(counts_ptr, owed, more)
-                more = gl.where(turn + 1 == turns, _DONE, 1)
+                announce(counts_ptr, owed, more)
+                more = gl.where(turn + 1 == turns, DONE, 1)
                 owed = number
                 block = gl.where(block + 1 == count, 0, block + 1)
-                turn, turns = _turn(tables, tile, tiles, in_round, first + block, S, C)
-                at, least = _wanted(base_of_head + first + block, turn, ring)
-                seen = _count(counts_ptr + at)
+                turn, turns = turn_at(tables, tile, tiles, in_round, first + block, S, C)
+                at, least = wanted(base_of_head + first + block, turn, ring)
+                seen = count_at(counts_ptr + at)
                 mbarrier.wait(added, phase)
                 phase ^= 1
-            _announce(counts_ptr, owed, more)
+            announce(counts_ptr, owed, more)
         for member in range(S.GROUP):
             # Of one tile: the last.
             for block in range(gl.cdiv(length, BLOCK), (tile + 1) * RATIO):
                 number = base + member * tiles * RATIO + block
-                at, least = _wanted(number, 0, ring)
-                while _count(counts_ptr + at) < least:
+                at, least = wanted(number, 0, ring)
+                while count_at(counts_ptr + at) < least:
                     pass
-                _announce(counts_ptr, number, _DONE)
-        if _counted_out(S):
+                announce(counts_ptr, number, DONE)
+        if counted_out(S):
             place = handed_out(dealing, side, side_phase, 1)
             side, side_phase = next_slot(side, side_phase, 2)
-            ahead = _tile(tables, place, S, C)
+            ahead = tile_at(tables, place, S, C)
         head, tile, tiles, start, length, before = ahead
 
 
 @gluon.jit
-def _wanted(number, turn, ring):
+def wanted(number, turn, ring):
     """(at, least): it is the turn at a block when the count at `at` is `least` or more. The first
     waits for the block that was at the same place of the ring, if there was one."""
     again = (turn == 0) & (number >= ring)
-    return gl.where(again, number - ring, number), gl.where(again, _DONE, turn)
+    return gl.where(again, number - ring, number), gl.where(again, DONE, turn)
 
 
 @gluon.jit
-def _announce(counts_ptr, number, more):
+def announce(counts_ptr, number, more):
     """That consumers have added to a block; -1: to none."""
     ptr = counts_ptr + gl.maximum(number, 0)
     gl.atomic_add(ptr, more, mask=number >= 0, sem="release", scope="gpu")
 
 
 @gluon.jit
-def _count(ptr):
+def count_at(ptr):
     return gl.inline_asm_elementwise(
         "ld.acquire.gpu.global.b32 $0, [$1];", "=r,l", [ptr.to(gl.int64)],
         dtype=gl.int32, is_pure=False, pack=1,
