@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -153,10 +152,11 @@ def _power(n: int) -> int:
 
 
 DONE = 1 << 30
+SLOTS = 4
 
 
 def run(
-    batch: Batch, ring: int, seed: int, *, early: bool = False
+    batch: Batch, ring: int, seed: int, *, early: bool = False, adders: int = 1
 ) -> dict[tuple[int, int, int], list[int]]:
     """Adds as the kernel does, programs in any order: (user's start, query head, block) -> tiles in
     the order in which they have added.
@@ -164,6 +164,9 @@ def run(
     Args:
         early: tiles that are counted out are taken when the one before begins, not when it ends;
             the kernel does so some blocks before it ends.
+        adders: how many of a program take its blocks by turns, each without waiting for the
+            others, but that no block is there before all up to the one `SLOTS` before are added.
+            One alone announces an add when it has the next turn, or waits for it.
 
     Raises:
         AssertionError: all programs wait for each other, or a place of the ring has two users.
@@ -172,35 +175,44 @@ def run(
     owners: dict[int, int] = {}
     sums: dict[int, list[int]] = {}
     written: dict[tuple[int, int, int], list[int]] = {}
+    taken = batch.programs
+    walks: list[list[int]] = [[number] for number in range(batch.programs)]
+    # Of each program, which of its blocks were added.
+    added: list[set[int]] = [set() for _ in walks]
 
     def announce(owed: tuple[int, int] | None) -> None:
         if owed is not None:
             counts[owed[0]] += owed[1]
 
-    taken = batch.programs
-
-    def walk(number: int) -> Iterator[Tile]:
+    def take(walk: list[int], place: int) -> None:
+        """The tile after number `place` of a program, unless another adder took it."""
         nonlocal taken
-        while number < len(batch.tiles):
-            tile = batch.tiles[number]
-            if not batch.counted_out:
-                number += batch.programs
-            elif early:
-                number, taken = taken, taken + 1
-            yield tile
-            if batch.counted_out and not early:
-                number, taken = taken, taken + 1
+        if len(walk) > place + 1:
+            return
+        if batch.counted_out:
+            walk.append(taken)
+            taken += 1
+        else:
+            walk.append(walk[-1] + batch.programs)
 
-    def program(first_tile: int):
-        """Yields what it waits for: (number, least count)."""
-        for tile in walk(first_tile):
+    def adder(program: int, me: int):
+        """Yields what it waits for: (number, least count), or a function that says whether it
+        goes on."""
+        walk, mine = walks[program], added[program]
+        place, of_program = 0, 0
+        while walk[place] < len(batch.tiles):
+            tile = batch.tiles[walk[place]]
+            if early or not batch.counted_out:
+                take(walk, place)
             for member in range(batch.group):
                 base = (tile.before * batch.group + member * tile.tiles) * RATIO
                 owed = None  # an add that was not announced yet
                 for block in tile.blocks():
+                    step, of_program = of_program, of_program + 1
+                    if step % adders != me:
+                        continue
                     turn, turns = batch.turns[tile.tile, block, tile.tiles, tile.before]
                     number = base + block
-                    place = number % ring
                     wanted = (number, turn)
                     if turn == 0 and number >= ring:
                         wanted = (number - ring, DONE)
@@ -208,33 +220,46 @@ def run(
                         announce(owed)
                         owed = None
                         yield wanted
+                    yield lambda step=step: mine.issuperset(range(step - SLOTS + 1))
+                    at = number % ring
                     if turn == 0:
-                        assert place not in owners, "somebody else is not done"
-                        owners[place] = number
-                        sums[place] = []
-                    assert owners[place] == number
-                    sums[place].append(tile.tile)
+                        assert at not in owners, "somebody else is not done"
+                        owners[at] = number
+                        sums[at] = []
+                    assert owners[at] == number
+                    sums[at].append(tile.tile)
                     if turn + 1 == turns:
                         head = tile.head * batch.group + member
-                        written[tile.start, head, block] = sums[place]
-                        del owners[place]
+                        written[tile.start, head, block] = sums[at]
+                        del owners[at]
+                    mine.add(step)
                     yield number, 0  # anybody may come in between
                     announce(owed)
                     owed = (number, DONE if turn + 1 == turns else 1)
+                    if adders > 1:
+                        announce(owed)
+                        owed = None
                 announce(owed)
                 for block in range(-(-tile.length // BLOCK), (tile.tile + 1) * RATIO):
-                    if base + block >= ring:
-                        yield base + block - ring, DONE
-                    counts[base + block] += DONE
+                    if me == 0:
+                        if base + block >= ring:
+                            yield base + block - ring, DONE
+                        counts[base + block] += DONE
+            take(walk, place)
+            place += 1
+
+    def goes_on(want: Any) -> bool:
+        return want() if callable(want) else counts[want[0]] >= want[1]
 
     draw = random.Random(seed)
     waiting = {}
-    for number in range(batch.programs):
-        steps = program(number)
-        waiting[number] = (steps, next(steps, None))
+    for program in range(batch.programs):
+        for me in range(adders):
+            steps = adder(program, me)
+            waiting[program, me] = (steps, next(steps, None))
     waiting = {n: (steps, want) for n, (steps, want) in waiting.items() if want is not None}
     while waiting:
-        able = [n for n, (_, (number, least)) in waiting.items() if counts[number] >= least]
+        able = [n for n, (_, want) in waiting.items() if goes_on(want)]
         assert able, "all wait for each other"
         chosen = draw.choice(able)
         steps, _ = waiting.pop(chosen)
@@ -287,6 +312,7 @@ def test_every_block_is_added_up_in_one_order(name, lengths, programs, kv_heads,
     assert all(len(tiles) == len(set(tiles)) for tiles in first.values())
     for seed in range(1, 6):
         assert run(made, ring, seed, early=seed % 2 == 0) == first
+        assert run(made, ring, seed, early=seed % 2 == 0, adders=2) == first
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -303,7 +329,8 @@ def test_random_batches(seed):
         first = run(made, min(longest, made.blocks), seed=0)
         expected = expected_tiles(lengths, mask, kv_heads * group)
         assert {block: set(tiles) for block, tiles in first.items()} == expected
-        assert run(made, min(longest, made.blocks), seed=1) == first
+        for adders in (1, 2):
+            assert run(made, min(longest, made.blocks), seed=1, adders=adders) == first
 
 
 def test_a_deadlock_is_found():
