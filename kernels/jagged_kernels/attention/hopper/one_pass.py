@@ -69,6 +69,10 @@ from jagged_kernels.core.launch import launch
 from jagged_kernels.device.arithmetic import LOG2_E
 from jagged_kernels.schedule.policy.hopper import HopperConfig, one_pass_config, ring_blocks
 
+# Blocks' dS at a time: the one that is made, the one before, and the one before that, of which dQ
+# is made: so consumers need not be in step.
+SIDES = gl.constexpr(3)
+
 
 def launch_one_pass(
     d_o: Tensor,
@@ -148,7 +152,7 @@ def _one_pass_kernel(
         boxes(C.stages, S.BLOCK, S, dtype),
         gl.allocate_shared_memory(gl.float32, NUMBERS, PLAIN),
         gl.allocate_shared_memory(gl.float32, NUMBERS, PLAIN),
-        gl.allocate_shared_memory(dtype, [2 * C.consumers, C.part_q, S.BLOCK], WEIGHTS),
+        gl.allocate_shared_memory(dtype, [SIDES * C.consumers, C.part_q, S.BLOCK], WEIGHTS),
     )
     # What other warps tell the consumers, who have no registers to find it out themselves.
     notes = (
@@ -164,12 +168,13 @@ def _one_pass_kernel(
         ring_of_barriers(C.stages, C.consumers),
         ring_of_barriers(C.stages, 1),  # dO is there
         ring_of_barriers(C.stages, C.consumers),
-        ring_of_barriers(2, C.consumers),  # dS of all keys of the tile is there
+        ring_of_barriers(SIDES, C.consumers),  # dS of all keys of the tile is there
         # Shares of dQ are there, and were added; or it is the tile's turn, says a note, and it has
         # added.
         ring_of_barriers(SLOTS, C.consumers) if HELD else one_barrier(1),
         ring_of_barriers(SLOTS, 1) if HELD else one_barrier(C.consumers),
         one_barrier(1),  # what ends at a user's end is there, with rows of the next one
+        ring_of_barriers(SIDES, C.consumers),  # dS has been multiplied
     )
     dealing = new_dealing(ADDERS if HELD else 1)
     fence_async_shared()
@@ -232,6 +237,7 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer, ds_buffer = buffers
     of_tile, of_block, of_turn = notes
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, ds_full = barriers[:7]
+    ds_empty = barriers[10]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
     ROWS: gl.constexpr = C.part_q
     BLOCK: gl.constexpr = S.BLOCK
@@ -272,36 +278,50 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
         state = (dk, dv, kept, rings)
         left_over = steps - 1
         state = _meet(
-            state, held, buffers, notes, barriers, band, out, left_over > 0, scale_log2,
+            state, held, buffers, notes, barriers, band, out, False, left_over > 0, scale_log2,
             S, C, SCORES, ME, True,
         )  # fmt: skip
         for step in range(left_over):
             state = _meet(
-                state, held, buffers, notes, barriers, band, out, step + 1 < left_over, scale_log2,
-                S, C, SCORES, ME, False,
+                state, held, buffers, notes, barriers, band, out, step > 0, step + 1 < left_over,
+                scale_log2, S, C, SCORES, ME, False,
             )  # fmt: skip
         dk, dv, kept, rings = state
         stage, phase, side, side_phase, slot, turn_phase = rings
-        mbarrier.wait(ds_full.index(side), side_phase)
-        dq = product_of_dq(ds_buffer, k_buffer, all_k, side, S, C, ME)
         ds = _weights_of_dk(kept, ds_buffer, side, dk, S, C, ME)
         dk = add_product(ds, q_buffer.index(stage), dk, S.D, HELD)
-        dk, ds, dq = wait_for(0, dk, (ds, dq))
-        mbarrier.arrive(tile_empty)
+        dk, ds = wait_for(0, dk, (ds,))
         mbarrier.arrive(q_empty.index(stage))
-        if HELD:
-            hand_over(dq, of_turn, barriers, slot, turn_phase, C, ME)
-            slot, turn_phase = next_slot(slot, turn_phase, SLOTS)
-        else:
-            turn_phase = add(dq, end, out, notes, barriers, turn_phase, S, C, ME)
+        # The last two blocks' dQ.
+        old, old_phase = _slot_before(side, side_phase)
+        for last in range(2):
+            if (last > 0) | (left_over > 0):
+                mbarrier.wait(ds_full.index(old), old_phase)
+                dq = product_of_dq(ds_buffer, k_buffer, all_k, old, S, C, ME)
+                dq = warpgroup_mma_wait(0, deps=[dq])
+                mbarrier.arrive(ds_empty.index(old))
+                if HELD:
+                    hand_over(dq, of_turn, barriers, slot, turn_phase, C, ME)
+                    slot, turn_phase = next_slot(slot, turn_phase, SLOTS)
+                else:
+                    turn_phase = add(dq, end, out, notes, barriers, turn_phase, S, C, ME)
+            old = side
+            old_phase = side_phase
+        mbarrier.arrive(tile_empty)
         stage, phase = next_slot(stage, phase, C.stages)
-        side, side_phase = next_slot(side, side_phase, 2)
+        side, side_phase = next_slot(side, side_phase, SIDES)
         if first_k < end:
             store_head(dk_ptr, times(dk, scale), first_k, end, head, KV_HEADS, S.D, alarm_ptr)
             store_head(dv_ptr, dv, first_k, end, head, KV_HEADS, S.DV, alarm_ptr)
         mbarrier.wait(tile_full, tile_phase)
         tile_phase ^= 1
         steps = told(of_tile.index(3), C.warps)
+
+
+@gluon.jit
+def _slot_before(side, side_phase):
+    """(slot, phase) of the dS before that at `side`; of none, at first, whose wait is over."""
+    return gl.where(side == 0, SIDES - 1, side - 1), gl.where(side == 0, side_phase ^ 1, side_phase)
 
 
 @gluon.jit
@@ -313,7 +333,7 @@ def _weights_of_dk(kept, ds, side, dk, S: gl.constexpr, C: gl.constexpr, ME: gl.
 
 @gluon.jit
 def _meet(
-    state, held, buffers, notes, barriers, band, out, more, scale_log2,
+    state, held, buffers, notes, barriers, band, out, lagged, more, scale_log2,
     S: gl.constexpr, C: gl.constexpr, SCORES: gl.constexpr, ME: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
     """The next block of queries, whose Q is there, adds to dV and gives its dS; the one before adds
@@ -324,6 +344,7 @@ def _meet(
     k_buffer, v_buffer, q_buffer, do_buffer, lse2_buffer, delta_buffer, ds_buffer = buffers
     of_tile, of_block, of_turn = notes
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, ds_full = barriers[:7]
+    ds_empty = barriers[10]
     COLUMN: gl.constexpr = gl.SliceLayout(0, SCORES)
     dtype: gl.constexpr = q_buffer.dtype
     k, v, all_k = held
@@ -340,11 +361,12 @@ def _meet(
         v = v_buffer.index(ME + stage // 64)
     scores = product_with_transpose(k, q_buffer.index(stage), S.D, SCORES)
     if not FIRST:
-        mbarrier.wait(ds_full.index(side), side_phase)
-        dq = product_of_dq(ds_buffer, k_buffer, all_k, side, S, C, ME)
+        old, old_phase = _slot_before(side, side_phase)
+        mbarrier.wait(ds_full.index(old), old_phase)
+        dq = product_of_dq(ds_buffer, k_buffer, all_k, old, S, C, ME)
         ds = _weights_of_dk(kept, ds_buffer, side, dk, S, C, ME)
         dk = add_product(ds, q_buffer.index(before), dk, S.D, holds(S))
-        side, side_phase = next_slot(side, side_phase, 2)
+        side, side_phase = next_slot(side, side_phase, SIDES)
     note = told(of_block.index(stage), C.warps)
     LATER: gl.constexpr = 0 if FIRST else C.consumers + pieces(S.D)
     scores = warpgroup_mma_wait(LATER, deps=[scores])
@@ -357,11 +379,14 @@ def _meet(
     mbarrier.wait(do_full.index(stage), phase)
     if not FIRST:
         dq = warpgroup_mma_wait(pieces(S.D), deps=[dq])
-        if holds(S):
-            hand_over(dq, of_turn, barriers, slot, turn_phase, C, ME)
-            slot, turn_phase = next_slot(slot, turn_phase, SLOTS)
-        else:
-            turn_phase = add(dq, band[1], out, notes, barriers, turn_phase, S, C, ME)
+        if lagged:
+            # Worked out again: registers are scarce in between.
+            mbarrier.arrive(ds_empty.index(gl.where(side >= 2, side - 2, side + SIDES - 2)))
+            if holds(S):
+                hand_over(dq, of_turn, barriers, slot, turn_phase, C, ME)
+                slot, turn_phase = next_slot(slot, turn_phase, SLOTS)
+            else:
+                turn_phase = add(dq, band[1], out, notes, barriers, turn_phase, S, C, ME)
         dk, ds = wait_for(0, dk, (ds,))
         mbarrier.arrive(q_empty.index(before))
     d_o = do_buffer.index(stage)
@@ -374,8 +399,7 @@ def _meet(
     if note < 0:
         # What inf or NaN of a query made of a probability 0.
         d_scores = _mask(d_scores, -1 - note, band, S, 0.0)
-    # The other half is read no more: by this consumer's products, which have ended, and by the
-    # other's, which had before it gave the dS that this one has waited for.
+    mbarrier.wait(ds_empty.index(side), side_phase ^ 1)
     ds_buffer.index(side * C.consumers + ME).store(d_scores.to(dtype))
     fence_async_shared()
     mbarrier.arrive(ds_full.index(side))
