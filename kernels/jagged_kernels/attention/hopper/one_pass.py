@@ -190,7 +190,18 @@ def _one_pass_kernel(
         dq_ptr, dk_ptr, dv_ptr, alarm_ptr, sums_ptr, left, right, scale, scale_log2,
         buffers, notes, barriers,
     )  # fmt: skip
-    if HELD and C.consumers == 2:
+    if HELD and C.consumers == 1:
+        gl.warp_specialize(
+            [
+                (_differentiate, (to_differentiate, S, C, 0)),
+                (load, (to_load, S, C)),
+                (add_shares, (to_add, S, C, 0)),
+                (add_shares, (to_add, S, C, 1)),
+            ],
+            [1, 1, 1],
+            [24, 24, 24],
+        )
+    elif HELD:
         gl.warp_specialize(
             [
                 (_differentiate, (to_differentiate, S, C, 0)),
@@ -201,16 +212,6 @@ def _one_pass_kernel(
             ],
             [C.warps, 1, 1, 1],
             [C.registers, 24, 24, 24],
-        )
-    elif C.consumers == 1:
-        gl.warp_specialize(
-            [
-                (_differentiate, (to_differentiate, S, C, 0)),
-                (load, (to_load, S, C)),
-                (take_turns, (to_take, S, C)),
-            ],
-            [1, 1],
-            [24, 24],
         )
     else:
         gl.warp_specialize(
