@@ -102,7 +102,6 @@ VARIANTS = {
     "one pass, turned": Variant({64: _laid_out(64, turned=True)}),
     "one pass, 3 stages": Variant({64: _laid_out(64, stages=3)}),
     "one pass, 2 stages": Variant({128: _laid_out(128, stages=2)}),
-    "one pass, 64 keys": Variant({64: _laid_out(64, consumers=1, residents=2)}),
 }  # fmt: skip
 
 

@@ -163,4 +163,6 @@ def _place_in_block(number, S: gl.constexpr, C: gl.constexpr):
     thread = four % (LANES * C.warps)
     row = thread // LANES * 16 + thread % LANES // 4 + number % 4 // 2 * 8
     column = four // (LANES * C.warps) * 8 + thread % 4 * 2 + number % 2
+    if C.turned:
+        return share * (S.BLOCK // C.consumers) + column, row
     return row, share * (S.PAD_D // C.consumers) + column
