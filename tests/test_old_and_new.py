@@ -14,7 +14,7 @@ import torch
 from old_and_new import PACKAGES, ROOT, difference, noise
 
 SCRIPT = ROOT / "tests" / "support" / "old_and_new.py"
-ATTENTION = "A" if torch.cuda.is_available() else "A-small"
+ATTENTION, HARD = ("A", "K") if torch.cuda.is_available() else ("A-small", "K-small")
 
 
 def compare(*words: str) -> subprocess.CompletedProcess[str]:
@@ -31,7 +31,7 @@ def compare(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout whose sums are twice as large."""
+    """A checkout whose sums are twice as large, from before K, L and W."""
     checkout = tmp_path_factory.mktemp("old")
     for package, folder in PACKAGES.items():
         ignored = shutil.ignore_patterns("__pycache__")
@@ -40,6 +40,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text, call = problems.read_text(encoding="utf-8"), "jagged_sum(b.jagged(x), backend=backend)"
     assert text.count(call) == 1
     problems.write_text(text.replace(call, f"2 * {call}"), encoding="utf-8")
+    (checkout / "src/jagged_ranking/measure/hard_workloads.py").unlink()
     return checkout
 
 
@@ -51,6 +52,18 @@ def test_both_are_timed_and_compared(old: Path, tmp_path: Path) -> None:
     assert (table[["old, ms", "new, ms"]].to_numpy() > 0).all()
     # of sums and their gradients, by which the new are smaller
     assert table["results differ"].tolist() == pytest.approx([0, 0, 0.5, 0.5, 0, 0])
+
+
+def test_what_the_old_one_does_not_have_is_a_line(old: Path) -> None:
+    ran = compare(str(old), HARD)
+    assert ran.returncode
+    assert f"{HARD} is not in both; there are A" in ran.stderr
+
+
+def test_hard_batches_are_there() -> None:
+    ran = compare(str(ROOT), HARD)
+    assert ran.returncode == 0, ran.stderr
+    assert HARD in ran.stdout
 
 
 @pytest.mark.parametrize(

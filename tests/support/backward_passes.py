@@ -29,6 +29,7 @@ from typing import Any
 import pandas as pd
 import torch
 from attention_cases import Case, Inputs, Standard
+from told_tables import ToldTable
 from torch import Tensor
 
 from jagged_kernels.schedule.policy.hopper import HopperConfig, is_hopper, one_pass_config
@@ -310,14 +311,10 @@ def main(words: Sequence[str] | None = None) -> int:
     if TWO not in names:
         names.insert(0, TWO)
     effort = Effort(rounds=options.rounds, inner=options.repeats, seconds=2.0)
-    found: list[pd.DataFrame] = []
+    told = ToldTable(options.out)
     of_goals = {one.name for one in workloads()}
     for name in options.names or (*DEFAULT, *(name for name in known if name not in of_goals)):
-        table = pd.DataFrame(rows(known[name], names, effort, device))
-        print(table.to_string(index=False, float_format="{:.4g}".format), flush=True)
-        found.append(table)
-        if options.out:
-            pd.concat(found).to_csv(options.out, index=False)
+        told.add(rows(known[name], names, effort, device))
         timing.release(device)
     return 0
 

@@ -19,6 +19,7 @@ are laid out for them, as in `--forward block=64,stages=4,residents=3`.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from typing import Any
 import pandas as pd
 import torch
 from old_and_new import difference
+from told_tables import ToldTable
 from torch import Tensor
 
 from jagged_kernels import (
@@ -56,6 +58,7 @@ from jagged_kernels.schedule.policy.plain import DEFAULT_TILES
 from jagged_kernels.schedule.rows import build_rows
 from jagged_kernels.schedule.window import resolve_window
 from jagged_ranking.measure import timing
+from jagged_ranking.measure.length_distributions import lognormal
 from jagged_ranking.measure.timing import Effort
 
 SCORES = {"softmax": None, "silu": SiLU(), "sigmoid": Sigmoid()}
@@ -64,6 +67,7 @@ KEYS = ("ranges", "strided", "semi-local", "retrieval")
 # From half to three halves of the mean; the mean; the mean with most users far below it and up to
 # eight times as long.
 SPREADS = ("uniform", "even", "lognormal")
+MEDIAN = math.exp(-(1.2**2) / 2)  # of `lognormal`, relative to its mean
 SIDES = ("plain", "hopper")
 RETILED = "plain, Hopper's tiles"
 PASSES = ("forward", "backward", "forward+backward")
@@ -87,10 +91,8 @@ class Batch:
         lengths = torch.randint(mean // 2, mean + mean // 2 + 1, (users,), generator=generator)
         if spread == "even":
             lengths = torch.full_like(lengths, mean)
-        if spread == "lognormal":
-            sigma = 1.2
-            sizes = torch.randn(users, generator=generator) * sigma - sigma**2 / 2
-            lengths = (mean * sizes.exp()).round().clamp(1, 8 * mean).long()
+        elif spread == "lognormal":
+            lengths = lognormal(users, 8 * mean, mean * MEDIAN, generator)
         self.offsets = self.q_offsets = lengths_to_offsets(lengths).to(device)
         self.tokens, self.dim = int(lengths.sum()), dim
         self.queries = self.tokens
@@ -286,27 +288,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     of_heads, of_lengths = f"{options.heads} heads, bf16", f"{options.spread} lengths"
     name = torch.cuda.get_device_name(0)
     print(name, options.scores, mask, of_heads, of_lengths, sep=", ", flush=True)
-    rows: list[dict[str, Any]] = []
+    table = ToldTable(options.out)
     for dim in options.head_dims:
         lay_out(policy._LISTED_FORWARD, dim, options.block, options.forward)
         lay_out(policy._LISTED_DKV, dim, options.block, options.dkv)
         for mean in options.lengths:
             batch = Batch(mean, dim=dim, dtype=torch.bfloat16, **shape)
             passes = rows_of(batch, SCORES[options.scores], effort, **seen, **listed)
-            found = [{"head_dim": dim, "length": mean, **row} for row in passes]
-            shown = pd.DataFrame(found).to_string(index=False, float_format="{:.4g}".format)
-            print(shown, flush=True)
-            rows += found
+            table.add({"head_dim": dim, "length": mean, **row} for row in passes)
             timing.release(device)
-    table = pd.DataFrame(rows)
-    first = pays_from(table)
+    first = pays_from(table.whole())
     first["policy says"] = [
         said(options.scores, str(of_pass), int(dim), options.keys, **seen)
         for dim, of_pass in zip(first["head_dim"], first["pass"], strict=True)
     ]
     print(first.to_string(index=False))
-    if options.out:
-        table.to_csv(options.out, index=False)
     return 0
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import io
 import shutil
 import statistics
@@ -24,8 +25,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
+from told_tables import ToldTable
 from torch import Tensor
 
 from jagged_ranking.measure import timing
@@ -71,9 +72,7 @@ class Side:
         sets, small = self._module("workload_sets"), device.type == "cpu"
         own = sets.small_workloads() if small else sets.workloads()
         target = sets.small_target_workloads() if small else sets.target_workloads()
-        hard = self._module("hard_workloads")
-        hard = hard.small_hard_workloads() if small else hard.hard_workloads()
-        self.attention = {one.name: one for one in (*own, *target, *hard)}
+        self.attention = {one.name: one for one in (*own, *target, *self._hard(small))}
         dtype = torch.float32 if small else torch.bfloat16
         (self.tokens,) = sets.token_sweep([users], dtype=dtype)
         self.problems = self._module("interaction.measurement").PROBLEMS
@@ -81,6 +80,13 @@ class Side:
 
     def _module(self, name: str) -> Any:
         return importlib.import_module(f"{self.package}.measure.{name}")
+
+    def _hard(self, small: bool) -> Sequence[Any]:
+        """K, L and W; none of a checkout from before they were there."""
+        if importlib.util.find_spec(f"{self.package}.measure.hard_workloads") is None:
+            return ()
+        hard = self._module("hard_workloads")
+        return hard.small_hard_workloads() if small else hard.hard_workloads()
 
     def run(self, name: str) -> Run:
         """Does the work of a mode on the workload or the operation once."""
@@ -166,12 +172,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ]
             if unknown := [name for name in options.names if name not in there]:
                 parser.error(f"{unknown[0]} is not in both; there are {', '.join(there)}")
-            found: list[pd.DataFrame] = []
+            table = ToldTable(options.out)
             for name in options.names or there:
-                found.append(pd.DataFrame(rows(old, new, name, effort)))
-                print(found[-1].to_string(index=False, float_format="{:.4g}".format), flush=True)
-                if options.out:  # of a run that is cut off it is all there is
-                    pd.concat(found).to_csv(options.out, index=False)
+                table.add(rows(old, new, name, effort))
                 timing.release(device)
         finally:
             sys.path.remove(place)
