@@ -155,7 +155,7 @@ def test_what_the_policy_says() -> None:
     assert said("softmax", "backward", 64, "semi-local") == BACKWARD_PAYS_FROM["lists, window"][64]
     for of_pass, table in (("forward", FORWARD_PAYS_FROM), ("backward", BACKWARD_PAYS_FROM)):
         assert said("silu", of_pass, 128, causal=True) == table["pointwise, causal"][128]
-    assert said("softmax", "backward", 128, causal=True) == BACKWARD_PAYS_FROM["softmax"][128]
+        assert said("softmax", of_pass, 128, causal=True) == table["softmax, causal"][128]
     windows = BACKWARD_PAYS_FROM["softmax, window"]
     assert said("softmax", "backward", 64, causal=True, window=100) == windows[64]
 

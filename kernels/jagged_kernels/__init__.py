@@ -9,6 +9,7 @@ the inputs. Examples need `import torch` and `from jagged_kernels import *`.
 - Attention: `jagged_attention`, `jagged_varlen_attention`, `prefixed_attention`,
   `attention_schedule`, `prefix_schedule`, `AttentionSchedule`, `explain_attention`,
   `RelativePositionBias`, `RelativeTimeBias`, `ALiBi`
+- Attention in FP8: `fp8_keys`, `FP8Keys`, `fp8_attention`
 - What a score becomes: `SiLU`, `Sigmoid`, `PointwiseScores`
 - Which keys: `StridedKeys`, `SemiLocalKeys`, `RequestKeys`, `KeyLists`, `retrieved_blocks`,
   `block_means`
@@ -45,6 +46,7 @@ For tensors on "meta" operations give shapes, and raise where a shape depends on
 from jagged_kernels.attention import (
     ALiBi,
     AttentionSchedule,
+    FP8Keys,
     PointwiseScores,
     RelativePositionBias,
     RelativeTimeBias,
@@ -52,6 +54,8 @@ from jagged_kernels.attention import (
     SiLU,
     attention_schedule,
     explain_attention,
+    fp8_attention,
+    fp8_keys,
     jagged_attention,
     jagged_varlen_attention,
     prefix_schedule,
@@ -129,6 +133,9 @@ __all__ = [  # noqa: RUF022
     "RelativePositionBias",
     "RelativeTimeBias",
     "ALiBi",
+    "fp8_keys",
+    "FP8Keys",
+    "fp8_attention",
     "SiLU",
     "Sigmoid",
     "PointwiseScores",

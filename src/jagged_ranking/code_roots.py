@@ -128,6 +128,8 @@ ROOTS: Mapping[str, tuple[str, ...]] = {
     # What is timed, and how: each of its rows says in words which call it is of.
     "choice_regret": (*TIMED, f"{_RANKING}/measure/timing.py"),
     "exactness": TIMED,
+    "fp8_pays": MEASURE,
+    "fp8_quality": TRAINING,
     "jagged_ranking.measure": MEASURE,
     "jagged_ranking.measure.cached": (
         *MEASURE,

@@ -117,8 +117,10 @@ def asked_for() -> Iterator[choice.Asked]:
         *[(False, True)] * 3, ("whole", "cut"), ("softmax", "pointwise"), ("ranges", "lists"),
     ]  # fmt: skip
     for one, device, dtype, dim, dim_v, tile, *rest in itertools.product(*columns):
-        for mask in ("none", "causal", "window"):
-            yield choice.Asked(one, device, dtype, dim, dim_v, *tile, *rest, mask=mask)
+        asked = choice.Asked(one, device, dtype, dim, dim_v, *tile, *rest)
+        for mask, grouped in (("none", False), ("causal", True), ("window", True)):
+            yield asked._replace(mask=mask, grouped=grouped)
+        yield asked._replace(mask="causal")
 
 
 def test_the_choice_is_the_first_that_says_nothing(monkeypatch):

@@ -117,7 +117,7 @@ def taken(dim: int, block: int) -> set[str]:
     return {
         of_pass
         for of_pass, family in families.items()
-        if block in (family.listed or {}).get(dim, ()) and dim in family.head_dims
+        if block in (family.listed or {}).get(dim, ()) and dim in (family.boxes or ())
     }
 
 

@@ -36,6 +36,8 @@ M = jk.jagged_outer(X, Y)
 CACHE = jk.HistoryCache(3, 8, kv_heads=2, head_dim=16, device=DEVICE)
 CACHE.append(K, V)
 PREFIX_K, PREFIX_V = random(3, 2, 16), random(3, 2, 16)
+LONG_Q, LONG_K = jagged(2, 64), jagged(2, 64)
+FP8_KEYS = jk.fp8_keys(LONG_K, LONG_K)
 LSE = jk.jagged_attention(Q, K, V, causal=True, return_lse=True)[1]
 
 # The arguments of each public operation that takes a `JaggedTensor`.
@@ -44,6 +46,8 @@ OPERATIONS: dict[str, tuple[Any, ...]] = {
     "cache_schedule": (Q, CACHE),
     "cached_attention": (Q, CACHE),
     "block_means": (X, 16),
+    "fp8_attention": (LONG_Q, FP8_KEYS),
+    "fp8_keys": (LONG_K, LONG_K),
     "jagged2_like": (X,),
     "jagged2_matmul": (M, X),
     "jagged_add": (X, Y),
@@ -117,6 +121,7 @@ TENSORS = {
     jk.AttentionSchedule: ("rows", "rows_t"),
     jk.KeyLists: ("row_ptr", "col"),
     jk.CacheSchedule: ("rows", "k_offsets"),
+    jk.FP8Keys: ("k_scale", "v_scale", "offsets"),
     jk.Persistence: ("ratio", "kept", "pivotal"),
 }
 

@@ -23,14 +23,17 @@ from jagged_kernels import (
     attention_schedule,
     lengths_to_offsets,
 )
-from jagged_kernels.attention import choice, explain
+from jagged_kernels.attention import choice, explain, fp8
+from jagged_kernels.attention.operators import fp8 as fp8_operators
 from jagged_kernels.schedule import tiles
 from jagged_kernels.schedule.policy.hopper import (
     BACKWARD_PAYS_FROM,
     FORWARD_PAYS_FROM,
     HOPPER_TILES,
     HOPPER_TILES_FROM,
+    ONE_PASS_OF_GROUPS_PAYS_BELOW,
     ONE_PASS_PAYS_FROM,
+    box,
 )
 from jagged_kernels.schedule.policy.plain import MOSTLY_SHORT
 from jagged_kernels.schedule.row_layout import SHORT_USER
@@ -67,6 +70,7 @@ class Call:
     layout: str = "contiguous"
     schedule: dict[str, Any] | None = None
     bias: bool = False
+    grouped: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
     def arguments(self) -> tuple[tuple[Any, JaggedTensor, JaggedTensor], dict[str, Any]]:
@@ -75,6 +79,8 @@ class Call:
             JaggedTensor(self._laid_out(2 * self.length, dim).requires_grad_(), offsets)
             for dim in (self.dim, self.dim_v or self.dim)
         )
+        if self.grouped:
+            k, v = (x.with_values(x.values[:, :1]) for x in (k, v))
         if self.queries is not None:
             q = self._laid_out(2 * self.queries, self.dim).requires_grad_()
             q = q.view(2, self.queries, 2, self.dim)
@@ -111,7 +117,8 @@ LONG_LISTS = {
 LONG, LONG_BACKWARD = FORWARD_PAYS_FROM["softmax"], BACKWARD_PAYS_FROM["softmax"]
 LONG_POINTWISE = FORWARD_PAYS_FROM["pointwise"]
 LONG_CAUSAL = {
-    dim: max(FORWARD_PAYS_FROM["softmax, causal"][dim], n) for dim, n in LONG_BACKWARD.items()
+    dim: max(FORWARD_PAYS_FROM["softmax, causal"][dim], n)
+    for dim, n in BACKWARD_PAYS_FROM["softmax, causal"].items()
 }
 ONE_PASS_CAUSAL = ONE_PASS_PAYS_FROM["softmax, causal"]
 LONG_WINDOW = FORWARD_PAYS_FROM["softmax, window"]
@@ -144,9 +151,12 @@ CALLS = {
     ),
     "long": Call(LONG[64], 64, PLAIN, ("hopper forward", "plain", "hopper dkv")),
     "long, head_dim 128": Call(LONG[128], 128, PLAIN, EVERY_HOPPER),
-    "not long, head_dim 128": Call(LONG[128] - 1, 128, PLAIN),
+    "long enough for the backward, head_dim 128": Call(
+        LONG[128] - 1, 128, PLAIN, ("plain", "hopper dq", "hopper dkv")
+    ),
+    "not long, head_dim 128": Call(LONG_BACKWARD[128] - 1, 128, PLAIN),
     "not long, causal, head_dim 128": Call(
-        HOPPER_TILES_FROM[128] - 1, 128, PLAIN, options={"causal": True}
+        HOPPER_TILES_FROM[128]["causal"] - 1, 128, PLAIN, options={"causal": True}
     ),
     "long, causal": Call(LONG_CAUSAL[128], 128, PLAIN, EVERY_HOPPER, options={"causal": True}),
     "long enough for one pass, causal": Call(
@@ -155,6 +165,15 @@ CALLS = {
     ),
     "long enough for one pass, causal, offsets of their own": Call(
         ONE_PASS_CAUSAL[128], 128, PLAIN, EVERY_HOPPER, own_offsets=True,
+        options={"causal": True},
+    ),
+    "too long for one pass, causal, heads that share keys": Call(
+        ONE_PASS_OF_GROUPS_PAYS_BELOW, 128, PLAIN, EVERY_HOPPER, grouped=True,
+        options={"causal": True},
+    ),
+    "not too long for one pass, causal, heads that share keys": Call(
+        ONE_PASS_CAUSAL[128], 128, PLAIN,
+        ("hopper forward", "hopper one pass", "hopper one pass"), grouped=True,
         options={"causal": True},
     ),
     "long, a wide window": Call(
@@ -166,8 +185,11 @@ CALLS = {
     "long, not aligned": Call(LONG[128], 128, PLAIN, layout="not aligned"),
     "long, offsets of their own": Call(LONG[128], 128, PLAIN, EVERY_HOPPER, own_offsets=True),
     "long, float32": Call(LONG[128], 128, PLAIN, dtype=SINGLE),
-    "long, another head_dim": Call(LONG[128], 96, PLAIN),
-    "long, narrower values": Call(LONG[128], 128, PLAIN, dim_v=64),
+    "long, a narrower head": Call(LONG[128], 96, PLAIN, EVERY_HOPPER),
+    "long, narrower values": Call(LONG[128], 128, PLAIN, EVERY_HOPPER, dim_v=72),
+    "long, values that are much narrower": Call(LONG[128], 128, PLAIN, dim_v=64),
+    "long, a small head": Call(LONG[64], 32, PLAIN),
+    "long, a head of 16-byte pieces and a half": Call(LONG[128], 100, PLAIN),
     "long, bias": Call(LONG[128], 128, GENERAL, bias=True),
     "long, a small tile": Call(LONG[128], 128, PLAIN, schedule={"tile_q": 64, "tile_k": 64}),
     "long, a small tile of keys": Call(
@@ -283,7 +305,7 @@ def said_picks(text: str) -> Picks:
 def hopper_fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether Hopper's kernels can take these, in a schedule with their tiles."""
     dim = q.shape[2]
-    tile = HOPPER_TILES.get(dim, 64)
+    tile = HOPPER_TILES.get(box(dim), 64)
     asked = choice.Asked("forward", q.device, q.dtype, dim, v.shape[2], tile, tile, shared=True)
     said = [
         *choice.refusals(choice.HOPPER_FORWARD, asked),
@@ -300,7 +322,7 @@ def on_hopper(test: Any) -> Any:
 
 def pass_for_hopper(monkeypatch: pytest.MonkeyPatch, hopper: bool = True) -> None:
     """In the choice of kernels and of tiles every device does, or none."""
-    for module in (choice, tiles):
+    for module in (choice, tiles, fp8, fp8_operators):
         monkeypatch.setattr(module, "is_hopper", lambda _device: hopper)
     # Nothing of this is remembered.
     able_families = choice.able_families.__wrapped__

@@ -12,7 +12,7 @@ from attention_cases import TILE as PLAIN_TILE
 from attention_cases import Case, Inputs, Standard
 from torch import Tensor
 
-from jagged_kernels.attention.hopper import dkv, dq, forward
+from jagged_kernels.attention.hopper import dkv, dq, forward, fp8_forward
 from jagged_kernels.attention.plain.forward import launch_forward
 from jagged_kernels.schedule.policy.hopper import forward_config
 from jagged_kernels.schedule.rows import build_rows
@@ -100,7 +100,7 @@ def assert_exact(
 
 def deal_out_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a mask makes tiles unequal, too."""
-    for module in (dkv, dq, forward):
+    for module in (dkv, dq, forward, fp8_forward):
         monkeypatch.setattr(module, "for_mask", lambda config, *_: config)
 
 

@@ -82,15 +82,17 @@ def compile_kernel(
     part = min(config.block, listed or config.block)
 
     def blocks(tokens: int) -> str:
-        layout = gl.NVMMASharedLayout.get_default_for([tokens, dim], gl.bfloat16)
-        return f"tensordesc<bf16[{tokens}, {dim}],{layout!r}>"
+        shape = [tokens, 1, hopper.box(dim)]
+        layout = gl.NVMMASharedLayout.get_default_for(shape, gl.bfloat16)
+        return f"tensordesc<bf16{shape},{layout!r}>"
 
     strides: list[Any] = [8 * dim, dim] * 4
     lists: dict[str, Any] = {}
     if listed:
         lists = {"GROUPS": 8, "FIRST": 4 * ruled, "RULED": ruled}
+    box = hopper.box(dim)
     shape = AttentionShape(
-        8, group, dim, dim, dim, dim, config.tile_q, 1, config.block, True, True, "ieee", *strides,
+        8, group, dim, dim, box, box, config.tile_q, 1, config.block, True, True, "ieee", *strides,
         **lists,
     )  # fmt: skip
     weight, d_score = map(in_gluon, _functions(policy))
@@ -211,13 +213,22 @@ def main() -> None:
             ruled = (dim == 64) == (size == 64)
             group = 1 if ruled else 4
             compile_kernel(name, dim, policy, listed=size, ruled=ruled, group=group)
-    for name, dim in (("forward", 64), ("forward", 128), ("dq", 128), ("dkv", 64), ("dkv", 128)):
+    for name, dim in (
+        ("forward", 64), ("forward", 128), ("forward", 256), ("dq", 128), ("dkv", 64), ("dkv", 128),
+    ):  # fmt: skip
         print(name, dim, file=sys.stderr)
         compile_kernel(name, dim, policy)
         compile_kernel(name, dim, policy, counted=True)
     if not policy:
         compile_kernel("one pass", 128, policy)
         compile_kernel("one pass", 64, policy)
+        # Heads in two pieces, and in one that is narrower than its box.
+        for name, dim in (
+            ("forward", 96), ("dq", 80), ("dkv", 96), ("one pass", 80), ("dkv", 40),
+            ("forward", 192), ("forward", 160),
+        ):  # fmt: skip
+            print(name, dim, file=sys.stderr)
+            compile_kernel(name, dim, policy)
     if policy:
         for one in (OWN.key, "sigmoid"):
             compile_kernel("forward", 64, one)

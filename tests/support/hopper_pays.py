@@ -50,6 +50,7 @@ from jagged_kernels.schedule.policy.hopper import (
     BACKWARD_PAYS_FROM,
     DKV_LISTED,
     FORWARD_PAYS_FROM,
+    FORWARD_TILES,
     HOPPER_TILES,
     is_hopper,
 )
@@ -144,7 +145,7 @@ class Batch:
             from jagged_kernels.attention.hopper.backward import launch_backward
             from jagged_kernels.attention.hopper.forward import launch_forward
 
-            tile = HOPPER_TILES[self.dim] if lists is None else block
+            tile = FORWARD_TILES[self.dim] if lists is None else block
             band["listed"] = 0 if lists is None else block
             nothing = torch.empty(0, dtype=torch.float32, device=q.device)
         else:
@@ -153,7 +154,7 @@ class Batch:
 
             tile = block
             if lists is None:
-                tile = HOPPER_TILES[self.dim] if side == RETILED else DEFAULT_TILES[0]
+                tile = FORWARD_TILES[self.dim] if side == RETILED else DEFAULT_TILES[0]
             of_queries, of_both = {"tile_q": tile}, {"tile_q": tile, "tile_k": tile}
         # Rows with lists have ranges without limits.
         sides = (left, right) if lists is None else (-1, -1)
@@ -176,7 +177,8 @@ class Batch:
 
         made = forward()
         found: dict[str, Call] = {"forward": lambda: forward()[:1]}
-        if lists is None or block in DKV_LISTED.get(self.dim, (block,)):
+        has_backward = self.dim in HOPPER_TILES or side != "hopper"
+        if has_backward and (lists is None or block in DKV_LISTED.get(self.dim, (block,))):
             found["backward"] = lambda: backward(*made)
             found["forward+backward"] = lambda: backward(*forward())
         return found
@@ -189,7 +191,7 @@ def rows_of(batch: Batch, scores: Any, effort: Effort, **options: Any) -> Iterat
         options: of `Batch.calls`.
     """
     named: list[str] = list(SIDES)
-    if options.get("keys", "ranges") == "ranges" and HOPPER_TILES[batch.dim] != DEFAULT_TILES[0]:
+    if options.get("keys", "ranges") == "ranges" and FORWARD_TILES[batch.dim] != DEFAULT_TILES[0]:
         named.append(RETILED)
     sides = {side: batch.calls(side, scores, **options) for side in named}
     for of_pass in sides["hopper"]:
@@ -246,7 +248,9 @@ def lay_out(table: dict[tuple[int, int], Any], dim: int, block: int, changes: st
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--scores", choices=SCORES, default="silu")
-    parser.add_argument("--head-dims", type=int, nargs="+", choices=HOPPER_TILES, default=[64, 128])
+    parser.add_argument(
+        "--head-dims", type=int, nargs="+", choices=FORWARD_TILES, default=[64, 128]
+    )
     lengths = [128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096]
     parser.add_argument("--lengths", type=int, nargs="+", default=lengths)
     parser.add_argument("--tokens", type=int, default=2**17, help="in a batch")

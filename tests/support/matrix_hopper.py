@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import meeting_cases
 import torch
 from attention_cases import DEVICE, Case, Inputs
@@ -10,7 +12,16 @@ from matrix_attention import HALF, run, run_twice
 from pays import TWO_PASSES, paying_from
 from score_policies import GLUON_COMPILES
 
-from jagged_kernels import RequestKeys, SemiLocalKeys, SiLU, StridedKeys
+from jagged_kernels import (
+    JaggedTensor,
+    RequestKeys,
+    SemiLocalKeys,
+    SiLU,
+    StridedKeys,
+    fp8_attention,
+    fp8_keys,
+)
+from jagged_kernels.attention import fp8
 from jagged_kernels.schedule.policy.hopper import (
     COUNTED_FROM,
     HOPPER_TILES,
@@ -19,27 +30,33 @@ from jagged_kernels.schedule.policy.hopper import (
 )
 
 # As short as users may be for a schedule of Hopper's tiles, whatever their mask.
-MEAN = HOPPER_TILES_FROM[128]
+MEAN = max(HOPPER_TILES_FROM[128].values())
 MASKS = ({}, {"causal": True}, {"window": (MEAN, 5)})
 
 
-def _inputs(dim: int) -> Inputs:
+# Heads that fill their box, and of q and of v others, in one piece and in two.
+DIMS = (*((dim, dim) for dim in HOPPER_TILES), (40, 64), (80, 128), (128, 96))
+FORWARD_DIMS = ((256, 256), (144, 192))
+
+
+def _inputs(dim: int, dim_v: int | None = None) -> Inputs:
     """The last tile is not full."""
-    return Case((3 * MEAN + 2, 0, 1), heads=2, kv_heads=1, dim=dim).inputs(HALF)
+    case = Case((3 * MEAN + 2, 0, 1), heads=2, kv_heads=1, dim=dim, dim_v=dim_v)
+    return case.inputs(HALF)
 
 
 def hopper() -> None:
     with paying_from(MEAN, *TWO_PASSES):
-        for dim in HOPPER_TILES:
+        for dims in (*DIMS, *FORWARD_DIMS):
             for mask in MASKS:
-                run_twice(run, _inputs(dim), **mask)
+                run_twice(run, _inputs(*dims), **mask)
 
 
 def hopper_one_pass() -> None:
     with paying_from(MEAN, *TWO_PASSES, ONE_PASS_PAYS_FROM):
-        for dim in HOPPER_TILES:
+        for dims in DIMS:
             for mask in MASKS[:2]:
-                run_twice(run, _inputs(dim).with_shared_offsets(), **mask)
+                run_twice(run, _inputs(*dims).with_shared_offsets(), **mask)
 
 
 def hopper_scores() -> None:
@@ -65,4 +82,15 @@ def hopper_lists() -> None:
             run_twice(meeting_cases.run, inputs, keys=keys, scores=policy)
 
 
-PARTS = (hopper, hopper_one_pass, hopper_scores, hopper_lists)
+def hopper_fp8() -> None:
+    for dim in fp8.HEAD_DIMS:
+        for mask in MASKS:
+            options: dict[str, Any] = mask
+            inputs = _inputs(dim)
+            q = JaggedTensor(inputs.q, inputs.q_offsets)
+            k = JaggedTensor(inputs.k, inputs.k_offsets)
+            keys = fp8_keys(k, k.with_values(inputs.v))
+            fp8_attention(q, keys, return_lse=True, **options)
+
+
+PARTS = (hopper, hopper_one_pass, hopper_scores, hopper_lists, hopper_fp8)

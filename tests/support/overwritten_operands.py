@@ -16,10 +16,12 @@ _LINE = re.compile(f"{_LABEL}|{INSTRUCTION}", re.MULTILINE)
 _TARGET = re.compile(r"`\(\.(L\w+)\)")
 _PRODUCT = re.compile(r"R\d+, R(\d+), gdesc")
 _RESULT = re.compile(r"R(\d+)")
+# Of half precision, and of FP8.
+_PRODUCTS = ("HGMMA", "QGMMA")
 # Not one of registers: it goes to memory, decides something, or waits.
 _WRITES_NONE = (
     "ST", "RED", "UTMA", "SYNCS", "BAR", "BRA", "WARP", "ISETP", "FSETP", "PLOP", "R2P", "R2UR",
-    "MEMBAR", "FENCE", "HGMMA",
+    "MEMBAR", "FENCE", *_PRODUCTS,
 )  # fmt: skip
 
 
@@ -43,7 +45,7 @@ def overwritten_operands(sass: str) -> list[str]:
     writers = _writers(lines)
     found = []
     for place, (address, operation, operands) in enumerate(lines):
-        product = _PRODUCT.match(operands) if operation.startswith("HGMMA") else None
+        product = _PRODUCT.match(operands) if operation.startswith(_PRODUCTS) else None
         if product is None:
             continue
         first = int(product[1])

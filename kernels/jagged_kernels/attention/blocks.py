@@ -62,8 +62,11 @@ def finite(x):
 
 @triton.jit
 def weighted_mean(acc, total):
-    """acc [A, B] / total [A]; 0 where it is 0, for a query that saw nothing."""
-    return acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    """acc [A, B] / total [A]; 0 where it is 0, for a query that saw nothing.
+
+    One division a query: Triton's takes three instructions a number.
+    """
+    return acc * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
 
 
 @triton.jit

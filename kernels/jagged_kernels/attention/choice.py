@@ -27,9 +27,13 @@ from jagged_kernels.schedule.policy.hopper import (
     DQ_LISTED,
     FORWARD_LISTED,
     FORWARD_PAYS_FROM,
+    FORWARD_TILES,
     HOPPER_TILES,
     NEVER,
+    ONE_PASS_OF_GROUPS_PAYS_BELOW,
     ONE_PASS_PAYS_FROM,
+    TMA_NUMBERS,
+    box,
     is_hopper,
     paying_length,
     tma_reads,
@@ -37,6 +41,7 @@ from jagged_kernels.schedule.policy.hopper import (
 from jagged_kernels.schedule.policy.plain import MAX_HEAD_DIM, MOSTLY_SHORT
 from jagged_kernels.schedule.row_layout import NO_LIMIT, SHORT_USER
 from jagged_kernels.schedule.rows import users_of_rows
+from jagged_kernels.schedule.window import MASKS, Mask, mask_of
 
 # The launches that are chosen apart: of a backward, dQ may have another family than dK and dV.
 Pass = Literal["forward", "dq", "dkv"]
@@ -44,15 +49,12 @@ Pass = Literal["forward", "dq", "dkv"]
 Operator = Literal["plain", "general", "split", "native", "reference"]
 Scores = Literal["softmax", "pointwise"]
 Keys = Literal["ranges", "lists"]
-# No limit to a query's keys, one on one side, or one on both.
-Mask = Literal["none", "causal", "window"]
 # Of a schedule: a program walks a whole row, or rows are cut among programs.
 Rows = Literal["whole", "cut"]
 
 _HALF = (torch.float16, torch.bfloat16)
 _SINGLE = (*_HALF, torch.float32)
 _EVERY = (*_SINGLE, torch.float64)
-_MASKS: tuple[Mask, ...] = ("none", "causal", "window")
 _ANY_DIM = range(1, sys.maxsize)
 
 
@@ -65,19 +67,21 @@ class Family(NamedTuple):
             family that takes any, in that one's operator.
         passes: the launches that it has.
         dtypes: of q, k and v.
-        head_dims: of q and of v; `equal_dims`: v must have that of q.
+        head_dims: of q and of v.
+        boxes: what both are padded to in shared memory, where TMA brings them.
         scores, keys, rows: what scores become, how keys are given, and which rows it walks.
         bias, dropout: whether it has them; it also takes calls without.
         masks: which it takes.
         hopper: it needs such a GPU, and what TMA can read.
         shared: queries and keys must have the same offsets.
-        tile_q, tile_k: for a head_dim, the tile of a schedule that it must have.
-        listed: for a head_dim, the tiles that it must have where keys are lists: their blocks.
+        tile_q, tile_k: for a box, the tile of a schedule that it must have.
+        listed: for a box, the tiles that it must have where keys are lists: their blocks.
         least_tile: both tiles must have more tokens.
         pays_from: for what scores become, or "lists" where keys are (behind the scores where these
             matter), where needed with the mask behind it, and a head_dim, tokens of a user's
             queries, on average, from which it is faster than those after it; a window counts as no
-            more of them than it is wide. `pays_below`: below which.
+            more of them than it is wide. `pays_below`: below which; `grouped_pays_below`: below
+            which where query heads share key heads.
     """
 
     name: str
@@ -85,14 +89,14 @@ class Family(NamedTuple):
     operator: Operator
     passes: tuple[Pass, ...] = ("forward", "dq", "dkv")
     dtypes: tuple[torch.dtype, ...] = _SINGLE
-    head_dims: range | tuple[int, ...] = range(1, MAX_HEAD_DIM + 1)
-    equal_dims: bool = False
+    head_dims: range = range(1, MAX_HEAD_DIM + 1)
+    boxes: tuple[int, ...] | None = None
     scores: tuple[Scores, ...] = ("softmax",)
     keys: tuple[Keys, ...] = ("ranges",)
     rows: tuple[Rows, ...] = ("whole",)
     bias: bool = False
     dropout: bool = False
-    masks: tuple[Mask, ...] = _MASKS
+    masks: tuple[Mask, ...] = MASKS
     hopper: bool = False
     shared: bool = False
     tile_q: Mapping[int, int] | None = None
@@ -101,6 +105,7 @@ class Family(NamedTuple):
     least_tile: int = 0
     pays_from: Mapping[str, Mapping[int, int]] | None = None
     pays_below: int | None = None
+    grouped_pays_below: int | None = None
 
 
 SPLIT = Family(
@@ -119,29 +124,26 @@ HOPPER_FORWARD = Family(
     "plain",
     passes=("forward",),
     dtypes=_HALF,
-    head_dims=(64, 128),
-    equal_dims=True,
+    boxes=(64, 128, 256),
     scores=("softmax", "pointwise"),
     keys=("ranges", "lists"),
     hopper=True,
-    tile_q=HOPPER_TILES,
+    tile_q=FORWARD_TILES,
     listed=FORWARD_LISTED,
     pays_from=FORWARD_PAYS_FROM,
 )
 HOPPER_DKV = HOPPER_FORWARD._replace(
-    name="hopper dkv", passes=("dkv",), tile_k=HOPPER_TILES, listed=DKV_LISTED,
-    pays_from=BACKWARD_PAYS_FROM,
+    name="hopper dkv", passes=("dkv",), boxes=(64, 128), tile_q=HOPPER_TILES, tile_k=HOPPER_TILES,
+    listed=DKV_LISTED, pays_from=BACKWARD_PAYS_FROM,
 )  # fmt: skip
-# Beside `HOPPER_DKV` alone. At head_dim 64 the plain one is faster.
-HOPPER_DQ = HOPPER_DKV._replace(
-    name="hopper dq", passes=("dq",), head_dims=(128,), listed=DQ_LISTED
-)
+# Beside `HOPPER_DKV` alone. In boxes of 64 the plain one is faster.
+HOPPER_DQ = HOPPER_DKV._replace(name="hopper dq", passes=("dq",), boxes=(128,), listed=DQ_LISTED)
 # Before both, which a backward of dQ alone has all the same. Of a window a block of dQ is seen by
 # few tiles, which follow each other: they queue.
 HOPPER_ONE_PASS = HOPPER_DKV._replace(
     name="hopper one pass", about="Gluon, dQ, dK and dV at a time", passes=("dq", "dkv"),
     scores=("softmax",), keys=("ranges",), masks=("none", "causal"), shared=True, listed=None,
-    pays_from=ONE_PASS_PAYS_FROM,
+    pays_from=ONE_PASS_PAYS_FROM, grouped_pays_below=ONE_PASS_OF_GROUPS_PAYS_BELOW,
 )  # fmt: skip
 SHORT = Family(
     "short",
@@ -184,6 +186,7 @@ class Asked(NamedTuple):
         shared: queries and keys are known to have the same offsets.
         bias, dropout, rows, scores, keys, mask: as in `Family`.
         policy: its key, where scores become weights by one.
+        grouped: query heads share a key head.
     """
 
     of_pass: Pass
@@ -201,11 +204,7 @@ class Asked(NamedTuple):
     keys: Keys = "ranges"
     policy: str = ""
     mask: Mask = "none"
-
-
-def mask_of(left: int, right: int) -> Mask:
-    """Of a call with these limits."""
-    return _MASKS[(left != NO_LIMIT) + (right != NO_LIMIT)]
+    grouped: bool = False
 
 
 def width_of(left: int, right: int, keys: Keys) -> int:
@@ -278,13 +277,13 @@ def pick(
         policy: the key of a policy of scores, "" for softmax.
         left, right: how far keys may be from a query.
     """
-    tokens, _, dim = q.shape
-    shared, mask = offsets is not None, mask_of(left, right)
+    tokens, heads, dim = q.shape
+    shared, mask, grouped = offsets is not None, mask_of(left, right), heads != k.shape[1]
     asked = (of_pass, q.device, q.dtype, dim, v.shape[2], tile_q, tile_k, shared)
     # The defaults of `Asked` are looked up faster.
-    if bias or dropout or policy or keys != "ranges" or mask != "none":
+    if bias or dropout or policy or keys != "ranges" or mask != "none" or grouped:
         scores = "pointwise" if policy else "softmax"
-        asked = (*asked, bias, dropout, "whole", scores, keys, policy, mask)
+        asked = (*asked, bias, dropout, "whole", scores, keys, policy, mask, grouped)
     able = able_families(*asked)
     users = users_of_rows(rows, tokens, tile_q)
     return first_that_pays(
@@ -338,7 +337,8 @@ def _pays_between(family: Family, asked: Asked) -> tuple[int, float]:
     if family.pays_from is not None:
         kind = (asked.scores, asked.keys, asked.mask)
         least = paying_length(family.pays_from, *kind, asked.head_dim) or 0
-    return least, math.inf if family.pays_below is None else family.pays_below
+    limits = (family.pays_below, family.grouped_pays_below if asked.grouped else None)
+    return least, min((limit for limit in limits if limit is not None), default=math.inf)
 
 
 def refusals(family: Family, asked: Asked) -> list[str]:
@@ -383,21 +383,31 @@ def _policy_refusals(asked: Asked) -> list[str]:
 
 
 def _dim_refusals(family: Family, asked: Asked) -> list[str]:
-    said, dims = [], family.head_dims
-    largest = max(asked.head_dim, asked.head_dim_v)
-    if isinstance(dims, range):
-        if largest not in dims:
-            said.append(f"head_dim {largest} is above {dims[-1]}")
-    elif asked.head_dim not in dims:
-        said.append(f"head_dim {asked.head_dim} is not {_either(map(str, dims))}")
-    if family.equal_dims and asked.head_dim_v != asked.head_dim:
-        said.append(f"v's head_dim {asked.head_dim_v} is not q's {asked.head_dim}")
+    said = []
+    dims = {"head_dim": asked.head_dim, "v's head_dim": asked.head_dim_v}
+    if asked.head_dim_v == asked.head_dim:
+        del dims["v's head_dim"]
+    largest = max(dims.values())
+    if largest not in family.head_dims:
+        said.append(f"head_dim {largest} is above {family.head_dims[-1]}")
+    if family.boxes is None:
+        return said
+    for name, dim in dims.items():
+        if box(dim) not in family.boxes:
+            boxes = _either(map(str, family.boxes))
+            said.append(f"{name} {dim} is padded to {box(dim)}, it takes {boxes}")
+        elif box(dim) != box(asked.head_dim):
+            said.append(f"{name} {dim} is padded to {box(dim)}, q's to {box(asked.head_dim)}")
+        if dim % TMA_NUMBERS:
+            said.append(f"{name} {dim} is no multiple of {TMA_NUMBERS}")
     return said
 
 
 def _tile_refusals(family: Family, asked: Asked) -> list[str]:
     if asked.keys == "lists" and family.listed is not None:
-        blocks = family.listed.get(asked.head_dim, (asked.tile_q,))
+        blocks = family.listed.get(box(asked.head_dim))
+        if blocks is None:
+            return [f"it takes no lists at head_dim {asked.head_dim}"]
         if {asked.tile_q, asked.tile_k} <= set(blocks):
             return []
         return [f"lists are of blocks of {asked.tile_q} keys, it takes {_either(map(str, blocks))}"]
@@ -406,7 +416,7 @@ def _tile_refusals(family: Family, asked: Asked) -> list[str]:
         ("queries", asked.tile_q, family.tile_q),
         ("keys", asked.tile_k, family.tile_k),
     ):
-        if takes is not None and tile != (wanted := takes.get(asked.head_dim, tile)):
+        if takes is not None and tile != (wanted := takes.get(box(asked.head_dim), tile)):
             said.append(f"tiles have {tile} {name}, it takes {wanted}")
     least = family.least_tile
     if least and min(asked.tile_q, asked.tile_k) <= least:

@@ -29,7 +29,6 @@ from jagged_kernels.attention.choice import (
     batch_refusals,
     first_that_pays,
     hopper_reads,
-    mask_of,
     pick_backend,
     refusals,
     width_of,
@@ -46,6 +45,7 @@ from jagged_kernels.schedule.keys.lists import KeyLists
 from jagged_kernels.schedule.keys.rules import KeyRule
 from jagged_kernels.schedule.schedule import AttentionSchedule, dense_queries
 from jagged_kernels.schedule.tiles import choose_tiles, cut_refusal, list_cut_refusal, tile_to_cut
+from jagged_kernels.schedule.window import mask_of
 from jagged_kernels.tensors.checks import as_scale, check_dropout
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
@@ -125,12 +125,13 @@ def explain_attention(
     has_bias = bias is not None and not (isinstance(bias, (tuple, list)) and not bias)
     has_dropout = dropout_p > 0.0
     sizes: dict[str, Any] = {"k_tokens": k_tokens, "users": users, "head_dim": max(dim, dim_v)}
+    mask = mask_of(*band)
     if schedule is not None:
         cut, tile_q, tile_k = schedule.partition is not None, schedule.tile_q, schedule.tile_k
         shared = schedule.offsets is not None
     else:
         split, tile_q, tile_k = choose_tiles(
-            dense, "auto", q_tokens=tokens, device=device, keys=keys, **sizes,
+            dense, "auto", q_tokens=tokens, device=device, keys=keys, mask=mask, **sizes,
         )  # fmt: skip
         cut, shared = split != "rows", isinstance(q, JaggedTensor) and q.offsets is k.offsets
     asked = Asked(
@@ -139,7 +140,8 @@ def explain_attention(
         scores="softmax" if scores is None else "pointwise",
         keys="ranges" if keys is None else "lists",
         policy="" if scores is None else scores.key,
-        mask=mask_of(*band),
+        mask=mask,
+        grouped=there[0].shape[1] != there[1].shape[1],
     )  # fmt: skip
     said = [f"backend: {chosen}"]
     if chosen != "triton":

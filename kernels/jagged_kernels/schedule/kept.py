@@ -55,6 +55,7 @@ def schedule_of_call(
     head_dim: int,
     keys: KeyRule | KeyLists | None,
     lists: KeyLists | None,
+    tile_q: int | None = None,
 ) -> AttentionSchedule:
     """`build_schedule` for offsets that are the same where they are one tensor, with the tables of
     an earlier call on them.
@@ -69,7 +70,7 @@ def schedule_of_call(
     def build() -> AttentionSchedule:
         return build_schedule(
             q_offsets, k_offsets, q_tokens=q_tokens, k_tokens=k_tokens, offsets=shared,
-            dense=dense, window=window, head_dim=head_dim, keys=keys, lists=lists,
+            dense=dense, window=window, head_dim=head_dim, keys=keys, lists=lists, tile_q=tile_q,
         )  # fmt: skip
 
     if lists is not None or checking():
@@ -82,7 +83,7 @@ def schedule_of_call(
         if torch.cuda.is_current_stream_capturing():
             return build()
         stream = torch.cuda.current_stream(k_offsets.device).cuda_stream
-    what = (q_tokens, k_tokens, dense, window, head_dim, stream)
+    what = (q_tokens, k_tokens, dense, window, head_dim, tile_q, stream)
     known: dict[Hashable, _Tables] | None = _kept.get(k_offsets)
     tables = None if known is None else known.get(what)
     if tables is not None and _are_of(tables, q_offsets, k_offsets):

@@ -32,7 +32,7 @@ from jagged_kernels.schedule.row_layout import row_counts
 from jagged_kernels.schedule.rows import schedule_rows
 from jagged_kernels.schedule.spans import Partition, split_partitions
 from jagged_kernels.schedule.tiles import Split, choose_tiles
-from jagged_kernels.schedule.window import NO_BAND, WIDEST_SIDE
+from jagged_kernels.schedule.window import NO_BAND, WIDEST_SIDE, mask_of
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 
@@ -246,8 +246,8 @@ def build_schedule(
         )
     users = q_offsets.shape[0] - 1
     policy, tile_q, tile_k = choose_tiles(
-        dense, split, tile_q, tile_k, q_tokens=q_tokens,
-        users=users, k_tokens=k_tokens, head_dim=head_dim, device=q_offsets.device, keys=lists,
+        dense, split, tile_q, tile_k, q_tokens=q_tokens, users=users, k_tokens=k_tokens,
+        head_dim=head_dim, device=q_offsets.device, mask=mask_of(*window), keys=lists,
     )  # fmt: skip
     tiles = (tile_q, tile_k)
     rows, rows_t = build_tables(

@@ -12,6 +12,7 @@ from jagged_kernels.schedule.keys.rules import KeyRule, StridedKeys
 from jagged_kernels.schedule.policy.hopper import hopper_tile, is_hopper
 from jagged_kernels.schedule.policy.plain import DEFAULT_TILES
 from jagged_kernels.schedule.spans import split_backward_fits
+from jagged_kernels.schedule.window import Mask
 
 Split = Literal["auto", "rows", "split", "stream"]
 _SPLITS = ("auto", "rows", "split", "stream")
@@ -30,6 +31,7 @@ def choose_tiles(
     users: int,
     head_dim: int,
     device: torch.device,
+    mask: Mask,
     keys: KeyRule | KeyLists | None = None,
 ) -> tuple[Literal["rows", "split", "stream"], int, int]:
     """How rows become programs, and the tiles of queries and keys: `build_schedule`'s.
@@ -55,7 +57,7 @@ def choose_tiles(
             return "rows", whole_tile, whole_tile
         tile_q, tile_k = None, whole_tile
     default_q, default_k = DEFAULT_TILES
-    if is_hopper(device) and (tile := hopper_tile(head_dim, q_tokens, users)):
+    if is_hopper(device) and (tile := hopper_tile(head_dim, q_tokens, users, mask)):
         default_q = default_k = tile
     tile_k = _checked_tile(tile_k, default_k)
     if dense is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from operator import index
+from typing import Literal
 
 from jagged_kernels.schedule.row_layout import NO_LIMIT
 
@@ -10,6 +11,9 @@ from jagged_kernels.schedule.row_layout import NO_LIMIT
 # numbers, and to each other, in int32.
 WIDEST_SIDE = 2**29
 NO_BAND = (NO_LIMIT, NO_LIMIT)
+# No limit to a query's keys, one on one side, or one on both.
+Mask = Literal["none", "causal", "window"]
+MASKS: tuple[Mask, ...] = ("none", "causal", "window")
 
 
 def resolve_window(causal: bool, window: tuple[int, int] | None) -> tuple[int, int]:
@@ -23,6 +27,11 @@ def resolve_window(causal: bool, window: tuple[int, int] | None) -> tuple[int, i
     if left < NO_LIMIT or right < NO_LIMIT:
         raise ValueError(f"window must be (left, right) of -1 or more, got {window}")
     return limit_of(left), (0 if causal else limit_of(right))
+
+
+def mask_of(left: int, right: int) -> Mask:
+    """Of a call with these limits."""
+    return MASKS[(left != NO_LIMIT) + (right != NO_LIMIT)]
 
 
 def _two_integers(window: tuple[int, int]) -> tuple[int, int]:

@@ -20,6 +20,14 @@ from jagged_ranking.figures.choice_goals import CHOICE, choice_rows
 from jagged_ranking.figures.choice_goals import NOTE as CHOICE_NOTE
 from jagged_ranking.figures.exactness_goals import EXACTNESS, exactness_rows
 from jagged_ranking.figures.exactness_goals import NOTE as EXACTNESS_NOTE
+from jagged_ranking.figures.fp8_goals import (
+    FP8_PAYS,
+    FP8_QUALITY,
+    PAYS_NOTE,
+    QUALITY_NOTE,
+    fp8_quality_rows,
+    fp8_speed_rows,
+)
 from jagged_ranking.figures.hstu_goals import NOTE as HSTU_NOTE
 from jagged_ranking.figures.hstu_goals import hstu_rows
 from jagged_ranking.figures.hstu_points import NOTEBOOK as HSTU_NOTEBOOK
@@ -329,6 +337,8 @@ _TABLES: Sequence[tuple[str, str, str, Callable[[pd.DataFrame], list[dict[str, s
         choice_rows,
     ),
     ("Attention: errors on random batches", EXACTNESS, EXACTNESS_NOTE, exactness_rows),
+    ("Attention in FP8: time and error", FP8_PAYS, PAYS_NOTE, fp8_speed_rows),
+    ("Attention in FP8: what a trained ranker loses", FP8_QUALITY, QUALITY_NOTE, fp8_quality_rows),
     ("Interaction operations: time against the limit and peers", NOTEBOOK, NOTE, interaction_rows),
     ("Cached histories: time against the limit and peers", CACHED, DECODE_NOTE, decode_rows),
     ("Events that were attended to: time against all scores", CACHED, SCORING_NOTE, scoring_rows),

@@ -40,6 +40,7 @@ def peak_memory(
     call()
     gc.collect()
     if device.type == "cuda":
+        _await_gradients(device)
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -57,8 +58,17 @@ def allocated(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     gc.collect()
+    _await_gradients(device)
     torch.cuda.synchronize(device)
     return torch.cuda.memory_allocated(device)
+
+
+def _await_gradients(device: torch.device) -> None:
+    """Waits until the last backward holds none of its tensors. PyTorch's thread for the gradients
+    of a GPU may do so when the backward has returned already; it does one thing after another, and
+    this one needs no memory."""
+    x = torch.empty(0, device=device, requires_grad=True)
+    torch.autograd.grad(x.neg(), x, torch.empty_like(x))
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:

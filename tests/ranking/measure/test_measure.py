@@ -16,13 +16,14 @@ from jagged_ranking.measure.benchmark import measure_attention
 from jagged_ranking.measure.ceilings import Ceilings
 from jagged_ranking.measure.contest import explain
 from jagged_ranking.measure.lineup import default_providers
-from jagged_ranking.measure.peak_memory import peak_memory
+from jagged_ranking.measure.peak_memory import allocated, peak_memory
 from jagged_ranking.measure.providers import (
     MODES,
     PROVIDERS,
     Prepared,
     Provider,
     Unavailable,
+    dense,
 )
 from jagged_ranking.measure.providers.block_mask import BLOCK, document_block_mask
 from jagged_ranking.measure.providers.jagged import as_is
@@ -190,6 +191,21 @@ def test_peak_is_of_what_lives_at_one_time() -> None:
     assert peak.total == 101_500
 
 
+@pytest.mark.gpu
+def test_peaks_of_backwards_are_the_same_every_time() -> None:
+    """They were not: what the backward before still held counted as memory from before."""
+    device = torch.device("cuda")
+    x = torch.randn(2**20, device=device, requires_grad=True)
+
+    def call() -> None:
+        torch.autograd.grad(x.sin().cos(), x, torch.ones_like(x))
+
+    own = allocated(device)
+    peaks = {peak_memory(call, inputs=[x], device=device, floor=own) for _ in range(100)}
+    assert len(peaks) == 1
+    assert next(iter(peaks)).total == next(iter(peaks)).beyond_inputs >= 2 * 4 * 2**20
+
+
 def _fake(name: str, change: Callable[[Tensor], Tensor]) -> Provider:
     """Ours, with something done to its output."""
 
@@ -281,6 +297,19 @@ def test_peers_that_need_a_gpu_or_an_installation_say_so() -> None:
     assert set(table["provider"]) == set(names)
     assert set(table["status"]) <= {"missing", "unsupported"}
     assert (table["message"] != "").all()
+
+
+def test_padded_tensors_of_too_many_numbers_break_no_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fits, wide = small(), small(head_dim=32)
+    numbers = wide.users * wide.heads * wide.max_len * wide.head_dim
+    monkeypatch.setattr(dense, "MOST_NUMBERS", numbers)
+    for workload, status in ((fits, "ok"), (wide, "unsupported")):
+        table = measure(workload, providers=["jagged", "dense_flash"])
+        rows = results.select(table, op="attention", provider="dense_flash", metric="latency")
+        assert set(rows["status"]) == {status}
+    assert rows["message"].str.contains("from 2**31 padded numbers on", regex=False).all()
 
 
 def test_a_sweep_leaves_out_what_compiles_at_every_point() -> None:

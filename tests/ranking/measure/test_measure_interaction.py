@@ -136,7 +136,7 @@ def test_every_public_operation_is_measured() -> None:
     made |= {"from_torchrec", "to_torchrec", "prefixed_attention", "prefix_schedule"}
     made |= {"cached_attention", "cache_schedule", "key_statistics", "scissorhands"}
     made |= {"persistence_ratio", "explain_attention", "block_means"}
-    made |= {"retrieved_blocks"}
+    made |= {"retrieved_blocks", "fp8_keys", "fp8_attention"}
     assert {op.function for op in OPERATIONS.values()} == functions - made
 
 

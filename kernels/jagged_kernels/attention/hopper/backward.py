@@ -1,9 +1,9 @@
-"""The backward for Hopper: long histories in half precision at head_dim 64 and 128.
+"""The backward for Hopper: long histories in half precision, head_dims from 40 to 128.
 
 Two passes as in `plain.backward`: dQ over the rows (3 products a block), then dK and dV over the
 rows of the transpose (4 products). In both, probabilities and their gradients go from one product
 to the next in registers, so that consumers write no shared memory, and nothing is summed by two
-programs. dQ at head_dim 64 is the plain one's, which is faster. With a mask, a third launch looks
+programs. dQ up to head_dim 64 is the plain one, which is faster. With a mask, a third launch looks
 for what has to be computed again (`hopper.exact_backward`). Weights by a policy make their slopes
 from the scores: they have no lse and no delta.
 
@@ -29,6 +29,7 @@ from jagged_kernels.attention.plans import Call
 from jagged_kernels.schedule.policy.hopper import (
     DQ_CONFIG,
     HopperConfig,
+    box,
     dkv_config,
     for_tma,
     forward_config,
@@ -70,7 +71,7 @@ def launch_backward(
     band: dict[str, Any] = {"left": left, "right": right, "meeting": meeting}
     dim = q.shape[2]
     of_keys = dkv_config(dim, listed)
-    gluon_dq = dim in HOPPER_DQ.head_dims
+    gluon_dq = box(dim) in (HOPPER_DQ.boxes or ())
     alarm = None
     if (any(call.limits) or listed) and (gluon_dq or wanted_kv):
         alarm = torch.zeros((), dtype=torch.int32, device=q.device)

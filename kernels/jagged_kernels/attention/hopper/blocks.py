@@ -13,8 +13,6 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
-    warpgroup_mma,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -23,6 +21,7 @@ from jagged_kernels.attention import triton_meeting
 from jagged_kernels.attention.meeting import MeetShape
 from jagged_kernels.attention.plans import PLANS, Call
 from jagged_kernels.core.backends import multiprocessors
+from jagged_kernels.core.sizes import padded_dim
 from jagged_kernels.schedule.policy.hopper import COUNTED_FROM, HopperConfig, counted
 from jagged_kernels.schedule.row_layout import NO_LIMIT, ROW_WIDTH
 from jagged_kernels.schedule.rows import users_of_rows
@@ -34,7 +33,11 @@ _factor_of_user = gluon.jit(triton_meeting.factor_of_user.fn)
 
 _ROW_WIDTH = gl.constexpr(ROW_WIDTH)
 LANES = gl.constexpr(32)
-_GLUON_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+_GLUON_DTYPES = {
+    torch.float16: gl.float16,
+    torch.bfloat16: gl.bfloat16,
+    torch.float8_e4m3fn: gl.float8e4nv,
+}
 
 
 @lru_cache(PLANS)
@@ -66,7 +69,7 @@ def for_mask(
     tokens, _, dim = x.shape
     if meets.groups or (left == NO_LIMIT) == (right == NO_LIMIT):
         return config
-    least = COUNTED_FROM["softmax" if meets.weight is None else "pointwise"][dim]
+    least = COUNTED_FROM["softmax" if meets.weight is None else "pointwise"][padded_dim(dim)]
     pays = tokens >= least * users_of_rows(rows, tokens, config.tile_q)
     return counted(config) if pays else config
 
@@ -77,36 +80,49 @@ def counter(config: HopperConfig, device: torch.device) -> Tensor | None:
 
 
 def token_blocks(x: Tensor, block: int) -> TensorDescriptor:
-    """What TMA needs to bring [block, D] of one head of x [T, H, D] (unit stride in D).
+    """What `heads.bring` needs to bring `block` tokens of a head of x [T, H, D] (unit stride in D).
 
-    A token's heads are one long row to it, whatever the heads' stride: head h starts at
-    h * x.stride(1). Tokens from T on read as 0.
+    A box has D padded to a power of two columns. What is behind D, and tokens from T on, read as 0.
     """
     tokens, heads, dim = x.shape
     stride_t, stride_h, _ = x.stride()
-    width = (heads - 1) * stride_h + dim
+    # One that is the same for all, see `heads.bring`.
+    heads = heads if stride_h else 1
     # Past its constructor, whose checks take as long as a launch: `tma_reads` has looked at x, and
     # what else there is was checked with the first of its kind.
     descriptor = object.__new__(TensorDescriptor)
-    kept = _kept_fields(block, width, stride_t, dim, x.dtype)
-    descriptor.__dict__ = {**kept, "base": x, "shape": [tokens, width]}
+    kept = _kept_fields(block, heads, dim, stride_t, stride_h, x.dtype)
+    descriptor.__dict__ = {**kept, "base": x, "shape": [tokens, heads, dim]}
     return descriptor
 
 
 @lru_cache(PLANS)
 def _kept_fields(
-    block: int, width: int, stride_t: int, dim: int, dtype: torch.dtype
+    block: int, heads: int, dim: int, stride_t: int, stride_h: int, dtype: torch.dtype
 ) -> dict[str, Any]:
     """Of a descriptor, what a batch does not change."""
-    layout = _block_layout(block, dim, dtype)
+    box = [block, 1, padded_dim(dim)]
+    # Of one head it may be any, and TMA takes none of 0.
+    strides = [stride_t, max(stride_h, dim), 1]
+    layout = gl.NVMMASharedLayout.get_default_for(box, _GLUON_DTYPES[dtype])
     base = torch.empty(0, dtype=dtype)
-    first = TensorDescriptor(base, [block, width], [stride_t, 1], [block, dim], layout)
+    first = TensorDescriptor(base, [block, heads, dim], strides, box, layout)
     return {name: value for name, value in vars(first).items() if name not in ("base", "shape")}
 
 
-@lru_cache  # 20 microseconds
-def _block_layout(block: int, dim: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout.get_default_for([block, dim], _GLUON_DTYPES[dtype])
+def row_blocks(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """What TMA needs to bring `rows` x `columns` of x [R, C], contiguous."""
+    descriptor = object.__new__(TensorDescriptor)
+    shape = {"base": x, "shape": list(x.shape), "strides": [x.shape[1], 1]}
+    descriptor.__dict__ = {**_kept_of_rows(rows, columns, x.dtype), **shape}
+    return descriptor
+
+
+@lru_cache(PLANS)
+def _kept_of_rows(rows: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
+    box = [rows, columns]
+    layout = gl.NVMMASharedLayout.get_default_for(box, _GLUON_DTYPES[dtype])
+    return vars(TensorDescriptor(torch.empty(0, dtype=dtype), box, [columns, 1], box, layout))
 
 
 @gluon.jit
@@ -276,37 +292,6 @@ def zero_tail(buffer, valid, cleaned, phase, PARTS: gl.constexpr, PART: gl.const
 
 
 @gluon.jit
-def bring_queries(of_q, of_do, at, tail, own, landed, tail_phase):
-    """A block of Q and one of dO, for whoever waits for their barriers; the next `tail_phase`.
-
-    Args:
-        of_q, of_do: (descriptor, first column, buffer, the barrier that says it is there).
-        at: where the blocks begin.
-        tail: whether rows from number `own` on are the next user's: they come to be zeros.
-        landed: a barrier for this warp alone, whose parity is `tail_phase`.
-    """
-    q_blocks, q_column, q, q_there = of_q
-    do_blocks, do_column, d_o, do_there = of_do
-    BYTES: gl.constexpr = q_blocks.block_type.nbytes
-    if tail:
-        mbarrier.expect(landed, 2 * BYTES)
-        tma.async_copy_global_to_shared(q_blocks, [at, q_column], landed, q)
-        tma.async_copy_global_to_shared(do_blocks, [at, do_column], landed, d_o)
-        mbarrier.wait(landed, tail_phase)
-        tail_phase ^= 1
-        zero_rows(q, own)
-        mbarrier.arrive(q_there)
-        zero_rows(d_o, own)
-        mbarrier.arrive(do_there)
-    else:
-        mbarrier.expect(q_there, BYTES)
-        tma.async_copy_global_to_shared(q_blocks, [at, q_column], q_there, q)
-        mbarrier.expect(do_there, BYTES)
-        tma.async_copy_global_to_shared(do_blocks, [at, do_column], do_there, d_o)
-    return tail_phase
-
-
-@gluon.jit
 def zero_rows(buffer, valid):
     """`zero_tail` by the loading warp alone, which then says that the buffer is full."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
@@ -340,20 +325,6 @@ def load_numbers(
 
 
 @gluon.jit
-def product_with_transpose(a, b, LAYOUT: gl.constexpr):
-    """a @ b.T in the making, float32."""
-    nothing = gl.full([a.shape[0], b.shape[0]], 0.0, gl.float32, LAYOUT)
-    return warpgroup_mma(a, b.permute((1, 0)), nothing, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def left_factor(weights, acc, dtype: gl.constexpr):
-    """Weights as a product that adds to `acc` reads them, from registers."""
-    LAYOUT: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
-    return gl.convert_layout(weights.to(dtype), LAYOUT)
-
-
-@gluon.jit
 def by_row(numbers, block):
     """One number a row, to go with a block."""
     LAYOUT: gl.constexpr = gl.SliceLayout(1, block.type.layout)
@@ -364,26 +335,3 @@ def by_row(numbers, block):
 def size_of_sums(x):
     """`seen.triton_sums.size_of_sums`"""
     return gl.abs(gl.sum(x, 1))
-
-
-@gluon.jit
-def store_tile(
-    ptr, block, start, end, head, HEADS: gl.constexpr, alarm_ptr=None
-):  # fmt: skip
-    """Stores a block [ROWS, D] as one head of the tokens [start, end) of a tensor [T, HEADS, D].
-
-    An alarm becomes 1 where the sum of a token's numbers is inf or NaN.
-    """
-    D: gl.constexpr = block.shape[1]
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [gl.num_warps(), 1], [1, 0])
-    block = gl.convert_layout(block.to(ptr.dtype.element_ty), LAYOUT)
-    token = start + gl.arange(0, block.shape[0], gl.SliceLayout(1, LAYOUT))
-    token = gl.expand_dims(token, 1)
-    dim = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, LAYOUT)), 0)
-    address = ptr + (token.to(gl.int64) * HEADS + head) * D + dim
-    gl.store(address, block, mask=(token < end) & (dim < D))
-    if alarm_ptr is not None:
-        # Now, because sums need registers that the block in float32 had.
-        sizes = size_of_sums(block.to(gl.float32))
-        alarms = alarm_ptr + gl.zeros([block.shape[0]], gl.int32, gl.SliceLayout(1, LAYOUT))
-        gl.store(alarms, 1, mask=~(sizes < float("inf")))

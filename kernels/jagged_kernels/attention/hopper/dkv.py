@@ -9,12 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from jagged_kernels.attention.hopper.blocks import (
     LANES,
@@ -22,7 +17,6 @@ from jagged_kernels.attention.hopper.blocks import (
     factor_of_place,
     for_mask,
     handed_out,
-    left_factor,
     new_dealing,
     next_slot,
     one_barrier,
@@ -31,12 +25,20 @@ from jagged_kernels.attention.hopper.blocks import (
     programs,
     ring_of_barriers,
     row_fields,
-    store_tile,
     token_blocks,
     whole_blocks,
 )
 from jagged_kernels.attention.hopper.dkv_blocks import meet_pointwise, meet_softmax
 from jagged_kernels.attention.hopper.dkv_loads import load_queries
+from jagged_kernels.attention.hopper.heads import (
+    add_product,
+    boxes,
+    left_factor,
+    no_sums,
+    store_head,
+    times,
+    wait_for,
+)
 from jagged_kernels.attention.hopper.listed import blocks_to_walk, read_rule, ring_of_notes
 from jagged_kernels.attention.hopper.policies import backward_constants
 from jagged_kernels.attention.meeting import RANGES, Meeting
@@ -104,15 +106,13 @@ def _dkv_kernel(
     S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr, D_SCORE: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_blocks.dtype
-    TILE: gl.constexpr = [C.consumers, C.part_q, S.D]
-    RING: gl.constexpr = [C.stages, S.BLOCK, S.D]
     NUMBERS: gl.constexpr = [C.stages, S.BLOCK]
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     buffers = (
-        gl.allocate_shared_memory(dtype, TILE, k_blocks.layout),
-        gl.allocate_shared_memory(dtype, TILE, v_blocks.layout),
-        gl.allocate_shared_memory(dtype, RING, q_blocks.layout),
-        gl.allocate_shared_memory(dtype, RING, do_blocks.layout),
+        boxes(C.consumers, C.part_q, S, dtype),
+        boxes(C.consumers, C.part_q, S, dtype),
+        boxes(C.stages, S.BLOCK, S, dtype),
+        boxes(C.stages, S.BLOCK, S, dtype),
     )
     if WEIGHT is None:
         buffers = buffers + (  # noqa: RUF005 - Gluon does not unpack
@@ -225,16 +225,14 @@ def _differentiate_tile(
     head, k_start, k_end, q_start, q_end, shift = row
     stage, phase, tile_phase = rings
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
-    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.D, 16])
     ROWS: gl.constexpr = C.part_q
-    D: gl.constexpr = S.D
     KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
     # Registers for K and V, which shared memory then need not bring for every block.
-    HELD: gl.constexpr = D == 64
+    HELD: gl.constexpr = S.PAD_D == 64
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
     first_k = k_start + ME * ROWS
-    dk = gl.zeros([ROWS, D], gl.float32, OUTPUT)
-    dv = gl.zeros([ROWS, D], gl.float32, OUTPUT)
+    dk = no_sums(ROWS, S.D, S, C)
+    dv = no_sums(ROWS, S.DV, S, C)
     factor_n = 1.0
     if WEIGHT is not None:
         factor_n = factor_of_place(meets, rows_ptr, place, count, KV_HEADS)
@@ -290,10 +288,10 @@ def _store_tile(
     KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
     first_k = k_start + ME * C.part_q
     if first_k < k_end:
-        store_tile(dk_ptr, dk * scale, first_k, k_end, head, KV_HEADS, alarm_ptr)
+        store_head(dk_ptr, times(dk, scale), first_k, k_end, head, KV_HEADS, S.D, alarm_ptr)
         if WEIGHT is not None:
-            dv = dv * factor_n
-        store_tile(dv_ptr, dv, first_k, k_end, head, KV_HEADS, alarm_ptr)
+            dv = times(dv, factor_n)
+        store_head(dv_ptr, dv, first_k, k_end, head, KV_HEADS, S.DV, alarm_ptr)
 
 
 @gluon.jit
@@ -335,8 +333,8 @@ def _walk(
     if not HELD:
         mbarrier.arrive(tile_empty)
     factor = left_factor(d_scores, dk, q_buffer.dtype)
-    dk = warpgroup_mma(factor, q_buffer.index(stage), dk, is_async=True)
-    dk, factor = warpgroup_mma_wait(0, deps=[dk, factor])
+    dk = add_product(factor, q_buffer.index(stage), dk, S.D)
+    dk, factor = wait_for(0, dk, (factor,))
     mbarrier.arrive(q_empty.index(stage))
     stage, phase = next_slot(stage, phase, C.stages)
     return dk, dv, stage, phase
@@ -349,7 +347,7 @@ def _first_in_loop(S, WEIGHT):
 
     Softmax over lists at head_dim 64 would fit either way, and has to: in one loop ptxas 12.8 gives
     the weights of a block the registers of V, which the next block's products still read."""
-    return WEIGHT is not None or (S.GROUPS and S.D > 64)
+    return WEIGHT is not None or (S.GROUPS and S.PAD_D > 64)
 
 
 @gluon.jit

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
-from jagged_kernels.attention.hopper.blocks import (
+from jagged_kernels.attention.hopper.blocks import next_slot
+from jagged_kernels.attention.hopper.heads import (
+    add_product,
     left_factor,
-    next_slot,
+    pieces,
     product_with_transpose,
+    wait_for,
 )
 from jagged_kernels.attention.hopper.listed import hide, noted_block
 from jagged_kernels.attention.hopper.policies import natural_scores
@@ -51,17 +50,18 @@ def meet_softmax(
         ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
         stage = gl.where(first, stage, ahead_stage)
         phase = gl.where(first, phase, ahead_phase)
-    scores = product_with_transpose(k, q_buffer.index(stage), SCORES)
+    scores = product_with_transpose(k, q_buffer.index(stage), S.D, SCORES)
     if not FIRST:
         # Not at the end of the loop: halves carried around it are taken apart and packed again.
         factor = left_factor(d_scores, dk, q_buffer.dtype)
-        dk = warpgroup_mma(factor, q_buffer.index(before), dk, is_async=True)
+        dk = add_product(factor, q_buffer.index(before), dk, S.D)
     mbarrier.wait(do_full.index(stage), phase)
     d_o = do_buffer.index(stage)
-    d_probabilities = product_with_transpose(v, d_o, SCORES)
+    d_probabilities = product_with_transpose(v, d_o, S.DV, SCORES)
     if S.GROUPS:
         start, cut = noted_block(buffers[-1], stage)
-    scores = warpgroup_mma_wait(1 if FIRST else 2, deps=[scores])
+    LATER: gl.constexpr = pieces(S.DV) + (0 if FIRST else pieces(S.D))
+    scores = warpgroup_mma_wait(LATER, deps=[scores])
     lse2 = gl.expand_dims(lse2_buffer.index(stage).load(COLUMN), 0)
     exponent = scores * scale_log2 - lse2
     if not S.GROUPS:
@@ -72,10 +72,10 @@ def meet_softmax(
     if FIRST:
         d_probabilities = warpgroup_mma_wait(0, deps=[d_probabilities])
     else:
-        dk, factor, d_probabilities = warpgroup_mma_wait(0, deps=[dk, factor, d_probabilities])
+        dk, factor, d_probabilities = wait_for(0, dk, (factor, d_probabilities))
         mbarrier.arrive(q_empty.index(before), pred=first == 0)
     weights = left_factor(probabilities, dv, q_buffer.dtype)
-    dv = warpgroup_mma(weights, d_o, dv, is_async=True)
+    dv = add_product(weights, d_o, dv, S.DV)
     delta = gl.expand_dims(delta_buffer.index(stage).load(COLUMN), 0)
     # What inf or NaN of a hidden query makes of a probability 0 raises the alarm, as it does in dV;
     # and queries behind the user's end are zeros.
@@ -84,7 +84,7 @@ def meet_softmax(
     # does not move the end of the products up to before dS.
     ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
     mbarrier.wait(q_full.index(ahead_stage), ahead_phase, pred=more)
-    dv, weights = warpgroup_mma_wait(0, deps=[dv, weights])
+    dv, weights = wait_for(0, dv, (weights,))
     mbarrier.arrive(do_empty.index(stage))
     return dk, dv, d_scores, stage, phase
 
@@ -108,13 +108,13 @@ def meet_pointwise(
         ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
         stage = gl.where(first, stage, ahead_stage)
         phase = gl.where(first, phase, ahead_phase)
-    scores = product_with_transpose(k, q_buffer.index(stage), SCORES)
+    scores = product_with_transpose(k, q_buffer.index(stage), S.D, SCORES)
     if not FIRST:
         factor = left_factor(d_scores, dk, q_buffer.dtype)
-        dk = warpgroup_mma(factor, q_buffer.index(before), dk, is_async=True)
+        dk = add_product(factor, q_buffer.index(before), dk, S.D)
     if S.GROUPS:
         start, cut = noted_block(buffers[-1], stage)
-    scores = warpgroup_mma_wait(0 if FIRST else 1, deps=[scores])
+    scores = warpgroup_mma_wait(0 if FIRST else pieces(S.D), deps=[scores])
     scores = natural_scores(scores, scale_log2)
     weights = WEIGHT(scores)
     slopes = D_SCORE(scores, gl.full_like(scores, factor_n))
@@ -126,17 +126,17 @@ def meet_pointwise(
     weights = left_factor(weights, dv, q_buffer.dtype)
     mbarrier.wait(do_full.index(stage), phase)
     d_o = do_buffer.index(stage)
-    d_weights = product_with_transpose(v, d_o, SCORES)
-    dv = warpgroup_mma(weights, d_o, dv, is_async=True)
+    d_weights = product_with_transpose(v, d_o, S.DV, SCORES)
+    dv = add_product(weights, d_o, dv, S.DV)
     if FIRST:
-        d_weights = warpgroup_mma_wait(1, deps=[d_weights])
+        d_weights = warpgroup_mma_wait(pieces(S.DV), deps=[d_weights])
     else:
-        dk, factor, d_weights = warpgroup_mma_wait(1, deps=[dk, factor, d_weights])
+        dk, factor, d_weights = wait_for(pieces(S.DV), dk, (factor, d_weights))
         mbarrier.arrive(q_empty.index(before), pred=first == 0)
     d_scores = slopes * d_weights
     # Here because that wait is a loop; see `meet_softmax`.
     ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
     mbarrier.wait(q_full.index(ahead_stage), ahead_phase, pred=more)
-    dv, weights = warpgroup_mma_wait(0, deps=[dv, weights])
+    dv, weights = wait_for(0, dv, (weights,))
     mbarrier.arrive(do_empty.index(stage))
     return dk, dv, d_scores, stage, phase

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from jagged_kernels.attention.hopper.blocks import (
-    bring_queries,
     hand_out,
     load_numbers,
     next_slot,
     place_of,
     row_fields,
 )
+from jagged_kernels.attention.hopper.heads import bring, bring_queries
 from jagged_kernels.attention.hopper.listed import (
     ends_of_list,
     note_blocks,
@@ -98,12 +98,8 @@ def _load_tile(
         mbarrier.expect(tile_full, TILE_BYTES)
         for consumer in gl.static_range(CONSUMERS):
             start = k_start + consumer * C.part_q
-            tma.async_copy_global_to_shared(
-                k_blocks, [start, head * S.K_STRIDE_H], tile_full, k_buffer.index(consumer)
-            )
-            tma.async_copy_global_to_shared(
-                v_blocks, [start, head * S.V_STRIDE_H], tile_full, v_buffer.index(consumer)
-            )
+            bring(k_blocks, start, head, tile_full, k_buffer.index(consumer), S.K_STRIDE_H)
+            bring(v_blocks, start, head, tile_full, v_buffer.index(consumer), S.V_STRIDE_H)
         tile_phase ^= 1
         for member in range(S.GROUP):
             q_head = head * S.GROUP + member
@@ -170,8 +166,6 @@ def _load_block(
     q_buffer, do_buffer = buffers[2:4]
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, landed = barriers
     stage, phase, tail_phase = state
-    q_column = q_head * S.Q_STRIDE_H
-    do_column = q_head * S.DO_STRIDE_H
     tail = start + S.BLOCK > q_end
     at = start
     if S.GROUPS:
@@ -192,8 +186,8 @@ def _load_block(
             lse2_buffer.index(stage), delta_buffer.index(stage), q_there, S.HEADS,
         )  # fmt: skip
     tail_phase = bring_queries(
-        (q_blocks, q_column, q, q_there), (do_blocks, do_column, d_o, do_there),
-        at, tail, q_end - start, landed, tail_phase,
+        (q_blocks, q, q_there), (do_blocks, d_o, do_there), at, q_head, tail, q_end - start,
+        landed, tail_phase, S,
     )  # fmt: skip
     stage, phase = next_slot(stage, phase, C.stages)
     return stage, phase, tail_phase

@@ -27,12 +27,12 @@ from jagged_kernels.attention.hopper.blocks import (
     programs,
     ring_of_barriers,
     row_fields,
-    store_tile,
     token_blocks,
     whole_blocks,
 )
 from jagged_kernels.attention.hopper.dq_blocks import delta_of, end_walk, meet_keys
 from jagged_kernels.attention.hopper.dq_loads import load_keys
+from jagged_kernels.attention.hopper.heads import boxes, hold, no_sums, store_head, times
 from jagged_kernels.attention.hopper.listed import (
     blocks_to_walk,
     read_rule,
@@ -108,19 +108,17 @@ def _dq_kernel(
     S: gl.constexpr, C: gl.constexpr, WEIGHT: gl.constexpr, D_SCORE: gl.constexpr,
 ):  # fmt: skip
     dtype: gl.constexpr = q_blocks.dtype
-    TILE: gl.constexpr = [C.consumers, C.part_q, S.D]
-    RING: gl.constexpr = [C.stages, S.BLOCK, S.D]
-    q_buffer = gl.allocate_shared_memory(dtype, TILE, q_blocks.layout)
-    do_buffer = gl.allocate_shared_memory(dtype, TILE, do_blocks.layout)
+    q_buffer = boxes(C.consumers, C.part_q, S, dtype)
+    do_buffer = boxes(C.consumers, C.part_q, S, dtype)
     o_buffer = do_buffer  # a tuple cannot hold None
     if WEIGHT is None:
-        o_buffer = gl.allocate_shared_memory(dtype, TILE, o_blocks.layout)
+        o_buffer = boxes(C.consumers, C.part_q, S, dtype)
     buffers = (
         q_buffer,
         do_buffer,
         o_buffer,
-        gl.allocate_shared_memory(dtype, RING, k_blocks.layout),
-        gl.allocate_shared_memory(dtype, RING, v_blocks.layout),
+        boxes(C.stages, S.BLOCK, S, dtype),
+        boxes(C.stages, S.BLOCK, S, dtype),
     )
     barriers = (
         one_barrier(1),  # the tile's Q, dO and O are there
@@ -207,14 +205,12 @@ def _differentiate_tile(
     head, q_start, q_end, k_start, k_end, shift = row
     stage, phase, tile_phase = rings
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
-    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.D, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     ROWS: gl.constexpr = C.part_q
     BLOCK: gl.constexpr = S.BLOCK
-    D: gl.constexpr = S.D
     first_q = q_start + ME * ROWS
-    dq = gl.zeros([ROWS, D], gl.float32, OUTPUT)
+    dq = no_sums(ROWS, S.D, S, C)
     if k_start < k_end:
         if WEIGHT is None:
             token = first_q + gl.arange(0, ROWS, ROW)
@@ -232,8 +228,8 @@ def _differentiate_tile(
             of_query = (lse2, delta)
         else:
             of_query = (factor_of_place(meets, rows_ptr, place, count, S.HEADS), 0.0)
-        q = q_buffer.index(ME).load(LEFT)
-        d_o = do_buffer.index(ME).load(LEFT)
+        q = hold(q_buffer.index(ME), S.D, LEFT)
+        d_o = hold(do_buffer.index(ME), S.DV, LEFT)
 
         if S.GROUPS:
             blocks = blocks_to_walk(buffers[-1])
@@ -254,7 +250,7 @@ def _differentiate_tile(
                         state, q, d_o, of_query, buffers, barriers, 0, block + 1 < blocks, band,
                         scale_log2, S, C, WEIGHT, D_SCORE, SCORES, False,
                     )  # fmt: skip
-                dq, stage, phase = end_walk(state, buffers, barriers, C)
+                dq, stage, phase = end_walk(state, buffers, barriers, S, C)
             else:
                 mbarrier.arrive(tile_empty)
         else:
@@ -278,7 +274,7 @@ def _differentiate_tile(
                     state, q, d_o, of_query, buffers, barriers, start, 0, band, scale_log2,
                     S, C, WEIGHT, D_SCORE, SCORES, False,
                 )  # fmt: skip
-            dq, stage, phase = end_walk(state, buffers, barriers, C)
+            dq, stage, phase = end_walk(state, buffers, barriers, S, C)
     if first_q < q_end:
-        store_tile(dq_ptr, dq * scale, first_q, q_end, head, S.HEADS, alarm_ptr)
+        store_head(dq_ptr, times(dq, scale), first_q, q_end, head, S.HEADS, S.D, alarm_ptr)
     return stage, phase, tile_phase

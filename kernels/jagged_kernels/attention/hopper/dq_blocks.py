@@ -7,30 +7,29 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
-from jagged_kernels.attention.hopper.blocks import (
+from jagged_kernels.attention.hopper.blocks import next_slot
+from jagged_kernels.attention.hopper.heads import (
+    add_product,
     left_factor,
-    next_slot,
-    product_with_transpose,
+    pieces,
+    product_of_held,
+    wait_for,
 )
 from jagged_kernels.attention.hopper.listed import hide, noted_block
 from jagged_kernels.attention.hopper.policies import natural_scores
 
 
 @gluon.jit
-def end_walk(state, buffers, barriers, C: gl.constexpr):
+def end_walk(state, buffers, barriers, S: gl.constexpr, C: gl.constexpr):
     """(dq, stage, phase): what the last block's dS adds to dQ."""
     k_buffer = buffers[3]
     k_empty = barriers[3]
     dq, d_scores, stage, phase = state
     factor = left_factor(d_scores, dq, k_buffer.dtype)
-    dq = warpgroup_mma(factor, k_buffer.index(stage), dq, is_async=True)
-    dq, factor = warpgroup_mma_wait(0, deps=[dq, factor])
+    dq = add_product(factor, k_buffer.index(stage), dq, S.D)
+    dq, factor = wait_for(0, dq, (factor,))
     mbarrier.arrive(k_empty.index(stage))
     stage, phase = next_slot(stage, phase, C.stages)
     return dq, stage, phase
@@ -55,6 +54,7 @@ def meet_keys(
     So two products are in the making while probabilities are, or the slopes of weights by a policy.
 
     Args:
+        q, d_o: as `hold` gives them.
         of_query: (lse2, delta), or (1 / n, 0) of weights by a policy.
         start: of a list's block its note says it.
         more: whether a block follows, of a list's.
@@ -68,16 +68,17 @@ def meet_keys(
     before = stage
     if not FIRST:
         stage, phase = next_slot(stage, phase, C.stages)
-    scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
+    scores = product_of_held(q, k_buffer.index(stage), S.D, SCORES)
     if not FIRST:
         # Not at the end of the loop: halves carried around it are taken apart and packed again.
         factor = left_factor(d_scores, dq, k_buffer.dtype)
-        dq = warpgroup_mma(factor, k_buffer.index(before), dq, is_async=True)
+        dq = add_product(factor, k_buffer.index(before), dq, S.D)
     mbarrier.wait(v_full.index(stage), phase)
-    d_weights = product_with_transpose(d_o, v_buffer.index(stage), SCORES)
+    d_weights = product_of_held(d_o, v_buffer.index(stage), S.DV, SCORES)
     if S.GROUPS:
         start, cut = noted_block(buffers[-1], stage)
-    scores = warpgroup_mma_wait(1 if FIRST else 2, deps=[scores])
+    LATER: gl.constexpr = pieces(S.DV) + (0 if FIRST else pieces(S.D))
+    scores = warpgroup_mma_wait(LATER, deps=[scores])
     if WEIGHT is None:
         exponent = scores * scale_log2 - gl.expand_dims(of_query[0], 1)
     else:
@@ -99,7 +100,7 @@ def meet_keys(
     if FIRST:
         d_weights = warpgroup_mma_wait(0, deps=[d_weights])
     else:
-        dq, factor, d_weights = warpgroup_mma_wait(0, deps=[dq, factor, d_weights])
+        dq, factor, d_weights = wait_for(0, dq, (factor, d_weights))
         mbarrier.arrive(k_empty.index(before))
     mbarrier.arrive(v_empty.index(stage))
     if WEIGHT is None:

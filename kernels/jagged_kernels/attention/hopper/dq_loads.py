@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from jagged_kernels.attention.hopper.blocks import (
     hand_out,
@@ -16,6 +16,7 @@ from jagged_kernels.attention.hopper.blocks import (
     row_fields,
     zero_rows,
 )
+from jagged_kernels.attention.hopper.heads import bring
 from jagged_kernels.attention.hopper.listed import (
     ends_of_list,
     note_blocks,
@@ -106,20 +107,12 @@ def _load_tile(
         mbarrier.expect(tile_full, TILE_BYTES)
         for consumer in gl.static_range(CONSUMERS):
             start = q_start + consumer * C.part_q
-            tma.async_copy_global_to_shared(
-                q_blocks, [start, head * S.Q_STRIDE_H], tile_full, q_buffer.index(consumer)
-            )
-            tma.async_copy_global_to_shared(
-                do_blocks, [start, head * S.DO_STRIDE_H], tile_full, do_buffer.index(consumer)
-            )
+            bring(q_blocks, start, head, tile_full, q_buffer.index(consumer), S.Q_STRIDE_H)
+            bring(do_blocks, start, head, tile_full, do_buffer.index(consumer), S.DO_STRIDE_H)
             if WEIGHT is None:
-                tma.async_copy_global_to_shared(
-                    o_blocks, [start, head * S.D], tile_full, o_buffer.index(consumer)
-                )
+                bring(o_blocks, start, head, tile_full, o_buffer.index(consumer), S.D)
         tile_phase ^= 1
-        k_column = head // S.GROUP * S.K_STRIDE_H
-        v_column = head // S.GROUP * S.V_STRIDE_H
-        keys = (k_column, v_column, k_end)
+        keys = (head // S.GROUP, k_end)
         state = (stage, phase, tail_phase)
         if S.GROUPS:
             note = note_of_part(meets.col, begin, end, 0, k_start, k_end, S.TILE, S.BLOCK)
@@ -147,12 +140,11 @@ def _load_block(
     state, k_blocks, v_blocks, buffers, barriers, start, keys, note,
     S: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
-    """The keys from `start`; keys: (column of K, of V, end of the keys). `note` where they are
-    listed."""
+    """The keys from `start`; keys: (their head, where they end). `note` where they are listed."""
     k_buffer, v_buffer = buffers[3:5]
     tile_full, tile_empty, k_full, k_empty, v_full, v_empty, landed = barriers
     stage, phase, tail_phase = state
-    k_column, v_column, k_end = keys
+    kv_head, k_end = keys
     k = k_buffer.index(stage)
     tail = start + S.BLOCK > k_end
     at = start
@@ -164,16 +156,14 @@ def _load_block(
         write_note(buffers[-1], stage, note)
     if tail:
         mbarrier.expect(landed, k_blocks.block_type.nbytes)
-        tma.async_copy_global_to_shared(k_blocks, [at, k_column], landed, k)
+        bring(k_blocks, at, kv_head, landed, k, S.K_STRIDE_H)
     else:
         k_there = k_full.index(stage)
         mbarrier.expect(k_there, k_blocks.block_type.nbytes)
-        tma.async_copy_global_to_shared(k_blocks, [at, k_column], k_there, k)
+        bring(k_blocks, at, kv_head, k_there, k, S.K_STRIDE_H)
     mbarrier.wait(v_empty.index(stage), phase ^ 1)
     mbarrier.expect(v_full.index(stage), v_blocks.block_type.nbytes)
-    tma.async_copy_global_to_shared(
-        v_blocks, [at, v_column], v_full.index(stage), v_buffer.index(stage)
-    )
+    bring(v_blocks, at, kv_head, v_full.index(stage), v_buffer.index(stage), S.V_STRIDE_H)
     if tail:
         mbarrier.wait(landed, tail_phase)
         tail_phase ^= 1

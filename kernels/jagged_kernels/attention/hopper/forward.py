@@ -1,4 +1,4 @@
-"""The forward kernel for Hopper: long histories in half precision at head_dim 64 and 128.
+"""The forward kernel for Hopper: long histories in half precision, head_dims from 40 to 256.
 
 FlashAttention-3 (arXiv 2407.08608, section 3) over the rows of the schedule, written in Gluon. One
 warp brings K and V blocks by TMA into a ring of buffers; each of one or two consumers holds a part
@@ -23,26 +23,19 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from jagged_kernels.attention.hopper.blocks import (
-    by_row,
     counter,
     for_mask,
-    handed_out,
-    left_factor,
     mask_scores,
     new_dealing,
     next_slot,
     one_barrier,
-    place_of,
     plan,
-    product_with_transpose,
     programs,
     ring_of_barriers,
-    row_fields,
     token_blocks,
     whole_blocks,
     zero_tail,
@@ -51,9 +44,21 @@ from jagged_kernels.attention.hopper.exact import launch_exact
 from jagged_kernels.attention.hopper.forward_lists import attend_listed, load_listed
 from jagged_kernels.attention.hopper.forward_loads import load_keys
 from jagged_kernels.attention.hopper.forward_stores import store_part
+from jagged_kernels.attention.hopper.heads import (
+    add_product,
+    boxes,
+    left_factor,
+    no_sums,
+    pieces,
+    product_with_transpose,
+    times_by_row,
+    tokens_of,
+    wait_for,
+)
 from jagged_kernels.attention.hopper.listed import ring_of_notes
 from jagged_kernels.attention.hopper.policies import in_gluon, natural_scores
 from jagged_kernels.attention.hopper.softmax import online_softmax
+from jagged_kernels.attention.hopper.tiles import attend_tiles
 from jagged_kernels.attention.meeting import RANGES, Meeting, MeetShape
 from jagged_kernels.attention.plans import PLANS, Call, empty_lse, scale_argument
 from jagged_kernels.core.launch import launch
@@ -86,7 +91,7 @@ def launch_forward(
     config = config or for_mask(
         forward_config(dim, listed), q, rows, left, right, meeting.constants
     )
-    o = empty_as(q)
+    o = empty_as(q) if v.shape[2] == dim else q.new_empty((*q.shape[:2], v.shape[2]))
     lse2 = empty_lse(q) if with_lse else None
     part_q, block = config.part_q, min(config.block, listed or config.block)
     call = Call.of(q, k, v, left=left, right=right, scale=scale)
@@ -134,12 +139,12 @@ def _forward_kernel(
 ):  # fmt: skip
     dtype: gl.constexpr = q_blocks.dtype
     # A part is a whole block but where lists have shorter ones.
-    PART: gl.constexpr = k_blocks.block_type.shape[0]
-    RING: gl.constexpr = [C.stages * (S.BLOCK // PART), PART, S.D]
+    PART: gl.constexpr = tokens_of(k_blocks)
+    RING: gl.constexpr = C.stages * (S.BLOCK // PART)
     buffers = (
-        gl.allocate_shared_memory(dtype, [C.consumers, C.part_q, S.D], q_blocks.layout),
-        gl.allocate_shared_memory(dtype, RING, k_blocks.layout),
-        gl.allocate_shared_memory(dtype, RING, v_blocks.layout),
+        boxes(C.consumers, C.part_q, S, dtype),
+        boxes(RING, PART, S, dtype),
+        boxes(RING, PART, S, dtype),
     )
     if S.GROUPS:
         buffers = buffers + (ring_of_notes(C.stages, S.BLOCK // PART),)  # noqa: RUF005
@@ -192,43 +197,12 @@ def _attend(
     ME: gl.constexpr,
 ):  # fmt: skip
     """One consumer: part ME of every tile's queries."""
-    if C.counted:
-        args, dealing = args
-    rows_ptr, row_count = args[3:5]
-    stage = 0
-    phase = 0
-    q_phase = 0
-    clean_phase = 0
-    count = row_count * S.HEADS
-    place = place_of(0)
-    row = row_fields(rows_ptr, place, count, S.HEADS)
-    if C.counted:
-        side = 0
-        side_phase = 0
-        while place < count:
-            state = (stage, phase, q_phase, clean_phase)
-            sums, state = _attend_tile(state, row, args, S, C, NEGATE, WEIGHT, ME)
-            stage, phase, q_phase, clean_phase = state
-            next_place = handed_out(dealing, side, side_phase, C.warps)
-            side, side_phase = next_slot(side, side_phase, 2)
-            ahead = row_fields(rows_ptr, next_place, count, S.HEADS)
-            store_part(sums, row, place, count, args, S, C, WEIGHT, ME)
-            place = next_place
-            row = ahead
-    else:
-        for step in range(gl.cdiv(count, gl.num_programs(0))):
-            state = (stage, phase, q_phase, clean_phase)
-            sums, state = _attend_tile(state, row, args, S, C, NEGATE, WEIGHT, ME)
-            stage, phase, q_phase, clean_phase = state
-            # Not at the top as in `load_keys`: registers are scarce in between, and it is cached.
-            ahead = row_fields(rows_ptr, place_of(step + 1), count, S.HEADS)
-            store_part(sums, row, place_of(step), count, args, S, C, WEIGHT, ME)
-            row = ahead
+    attend_tiles(args, S, C, NEGATE, WEIGHT, ME, _attend_tile, store_part)
 
 
 @gluon.jit
 def _attend_tile(
-    rings, row, args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr,
+    rings, row, place, args, S: gl.constexpr, C: gl.constexpr, NEGATE: gl.constexpr,
     WEIGHT: gl.constexpr, ME: gl.constexpr,
 ):  # fmt: skip
     """(sums, state) of a tile.
@@ -244,14 +218,12 @@ def _attend_tile(
     stage, phase, q_phase, clean_phase = rings
     ROWS: gl.constexpr = C.part_q
     BLOCK: gl.constexpr = S.BLOCK
-    D: gl.constexpr = S.D
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, BLOCK, 16])
-    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, D, 16])
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     dtype: gl.constexpr = q_buffer.dtype
     q = q_buffer.index(ME)
     first_q = q_start + ME * ROWS
-    acc = gl.zeros([ROWS, D], gl.float32, OUTPUT)
+    acc = no_sums(ROWS, S.DV, S, C)
     total = gl.zeros([ROWS], gl.float32, ROW)
     top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
     reach = gl.zeros([ROWS], gl.float32, ROW)
@@ -273,7 +245,7 @@ def _attend_tile(
             mbarrier.wait(k_full.index(stage), phase)
             weights = gl.zeros([ROWS, BLOCK], gl.float32, SCORES)
             if not _first_in_loop(C, WEIGHT):
-                scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
+                scores = product_with_transpose(q, k_buffer.index(stage), S.D, SCORES)
                 scores = warpgroup_mma_wait(0, deps=[scores])
                 mbarrier.arrive(k_empty.index(stage))
                 if NEGATE:
@@ -328,8 +300,8 @@ def _attend_tile(
             mbarrier.arrive(q_empty)
             p = left_factor(weights, acc, dtype)
             mbarrier.wait(v_full.index(stage), phase)
-            acc = warpgroup_mma(p, v_buffer.index(stage), acc, is_async=True)
-            acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+            acc = add_product(p, v_buffer.index(stage), acc, S.DV)
+            acc, p = wait_for(0, acc, (p,))
             mbarrier.arrive(v_empty.index(stage))
             stage, phase = next_slot(stage, phase, C.stages)
         else:
@@ -393,10 +365,13 @@ def _walk(
         phase = gl.where(later, ahead_phase, phase)
         # Not at the end of the loop: halves carried around it are taken apart and packed again.
         p = left_factor(weights, acc, q.dtype)
-        scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
+        if pieces(S.D) == 1:
+            scores = product_with_transpose(q, k_buffer.index(stage), S.D, SCORES, weights)
+        else:  # as two products they are a fiftieth slower with it
+            scores = product_with_transpose(q, k_buffer.index(stage), S.D, SCORES)
         mbarrier.wait(v_full.index(v_stage), v_phase)
-        running = warpgroup_mma(p, v_buffer.index(v_stage), acc, is_async=True)
-        scores = warpgroup_mma_wait(1, deps=[scores])
+        running = add_product(p, v_buffer.index(v_stage), acc, S.DV)
+        scores = warpgroup_mma_wait(pieces(S.DV), deps=[scores])
         mbarrier.arrive(k_empty.index(stage))
         if NEGATE:
             scores = -scores
@@ -418,8 +393,8 @@ def _walk(
         # does not move the end of the product with V up to before the softmax.
         ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
         mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=block < blocks - 1)
-        acc, p = warpgroup_mma_wait(0, deps=[running, p])
+        acc, p = wait_for(0, running, (p,))
         mbarrier.arrive(v_empty.index(v_stage), pred=later)
         if WEIGHT is None:
-            acc = acc * by_row(correction, acc)
+            acc = times_by_row(acc, correction)
     return acc, total, top, reach, weights, stage, phase

@@ -11,23 +11,21 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
-from jagged_kernels.attention.hopper.blocks import (
-    by_row,
-    left_factor,
-    next_slot,
-    place_of,
-    product_with_transpose,
-    row_fields,
-    zero_rows,
-)
+from jagged_kernels.attention.hopper.blocks import next_slot, place_of, row_fields, zero_rows
 from jagged_kernels.attention.hopper.forward_stores import store_part
+from jagged_kernels.attention.hopper.heads import (
+    add_product,
+    bring,
+    left_factor,
+    no_sums,
+    pieces,
+    product_with_transpose,
+    times_by_row,
+    tokens_of,
+    wait_for,
+)
 from jagged_kernels.attention.hopper.listed import (
     blocks_to_walk,
     ends_of_list,
@@ -59,7 +57,7 @@ def load_listed(args, S: gl.constexpr, C: gl.constexpr):
     q_buffer, k_buffer, v_buffer, notes = buffers
     q_full, q_empty, k_full, k_empty, v_full, v_empty, landed = barriers
     CONSUMERS: gl.constexpr = C.consumers
-    PART: gl.constexpr = k_blocks.block_type.shape[0]
+    PART: gl.constexpr = tokens_of(k_blocks)
     PARTS: gl.constexpr = S.BLOCK // PART
     BYTES: gl.constexpr = PARTS * k_blocks.block_type.nbytes
     stage = 0
@@ -89,15 +87,16 @@ def load_listed(args, S: gl.constexpr, C: gl.constexpr):
                 )  # fmt: skip
             mbarrier.expect(q_full, CONSUMERS * q_blocks.block_type.nbytes)
             for consumer in gl.static_range(CONSUMERS):
-                tma.async_copy_global_to_shared(
+                bring(
                     q_blocks,
-                    [q_start + consumer * C.part_q, head * S.Q_STRIDE_H],
+                    q_start + consumer * C.part_q,
+                    head,
                     q_full,
                     q_buffer.index(consumer),
+                    S.Q_STRIDE_H,
                 )
             q_phase ^= 1
-            k_column = head // S.GROUP * S.K_STRIDE_H
-            v_column = head // S.GROUP * S.V_STRIDE_H
+            kv_head = head // S.GROUP
             for _ in range(blocks):
                 slot = stage * PARTS
                 start = token_of_note(first)
@@ -108,15 +107,11 @@ def load_listed(args, S: gl.constexpr, C: gl.constexpr):
                 if PARTS == 2:
                     write_note(notes, slot + 1, second)
                 mbarrier.expect(k_there, BYTES)
-                tma.async_copy_global_to_shared(
-                    k_blocks, [token_to_load(start, k_end, PART), k_column], k_there,
-                    k_buffer.index(slot),
-                )  # fmt: skip
+                at = token_to_load(start, k_end, PART)
+                bring(k_blocks, at, kv_head, k_there, k_buffer.index(slot), S.K_STRIDE_H)
                 if PARTS == 2:
-                    tma.async_copy_global_to_shared(
-                        k_blocks, [token_to_load(start_2, k_end, PART), k_column], k_there,
-                        k_buffer.index(slot + 1),
-                    )  # fmt: skip
+                    at = token_to_load(start_2, k_end, PART)
+                    bring(k_blocks, at, kv_head, k_there, k_buffer.index(slot + 1), S.K_STRIDE_H)
                 # While V's buffer is waited for.
                 after -= PARTS
                 first = note_of_part(meets.col, begin, end, after, k_start, k_end, S.TILE, PART)
@@ -130,11 +125,18 @@ def load_listed(args, S: gl.constexpr, C: gl.constexpr):
                     tail = tail | is_tail(start_2, k_end, PART)
                 if tail:
                     _load_part(
-                        v_blocks, start, k_end, v_column, landed, v_buffer.index(slot), BYTES
+                        v_blocks, start, k_end, kv_head, landed, v_buffer.index(slot), BYTES, S
                     )
                     if PARTS == 2:
                         _load_part(
-                            v_blocks, start_2, k_end, v_column, landed, v_buffer.index(slot + 1), 0
+                            v_blocks,
+                            start_2,
+                            k_end,
+                            kv_head,
+                            landed,
+                            v_buffer.index(slot + 1),
+                            0,
+                            S,
                         )
                     mbarrier.wait(landed, tail_phase)
                     tail_phase ^= 1
@@ -144,11 +146,18 @@ def load_listed(args, S: gl.constexpr, C: gl.constexpr):
                     mbarrier.arrive(v_there)
                 else:
                     _load_part(
-                        v_blocks, start, k_end, v_column, v_there, v_buffer.index(slot), BYTES
+                        v_blocks, start, k_end, kv_head, v_there, v_buffer.index(slot), BYTES, S
                     )
                     if PARTS == 2:
                         _load_part(
-                            v_blocks, start_2, k_end, v_column, v_there, v_buffer.index(slot + 1), 0
+                            v_blocks,
+                            start_2,
+                            k_end,
+                            kv_head,
+                            v_there,
+                            v_buffer.index(slot + 1),
+                            0,
+                            S,
                         )
                 stage, phase = next_slot(stage, phase, C.stages)
         head, q_start, q_end, k_start, k_end, shift = ahead
@@ -158,13 +167,15 @@ def load_listed(args, S: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def _load_part(blocks, start, range_end, column, there, buffer, EXPECTED: gl.constexpr):
+def _load_part(
+    v_blocks, start, range_end, head, there, buffer, EXPECTED: gl.constexpr, S: gl.constexpr
+):  # fmt: skip
     """EXPECTED: bytes of all parts, told with the first of them."""
-    PART: gl.constexpr = blocks.block_type.shape[0]
+    PART: gl.constexpr = tokens_of(v_blocks)
     if EXPECTED > 0:
         mbarrier.expect(there, EXPECTED)
     at = token_to_load(start, range_end, PART)
-    tma.async_copy_global_to_shared(blocks, [at, column], there, buffer)
+    bring(v_blocks, at, head, there, buffer, S.V_STRIDE_H)
 
 
 @gluon.jit
@@ -185,10 +196,8 @@ def attend_listed(
     q_full, q_empty, k_full, k_empty, v_full, v_empty, landed = barriers
     ROWS: gl.constexpr = C.part_q
     BLOCK: gl.constexpr = S.BLOCK
-    D: gl.constexpr = S.D
     PARTS: gl.constexpr = BLOCK // k_parts.shape[1]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, BLOCK, 16])
-    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, D, 16])
     ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
     dtype: gl.constexpr = q_buffer.dtype
     k_buffer = _by_block(k_parts, C.stages, BLOCK)
@@ -201,7 +210,7 @@ def attend_listed(
     head, q_start, q_end, k_start, k_end, shift = row_fields(rows_ptr, place_of(0), count, S.HEADS)
     for step in range(gl.cdiv(count, gl.num_programs(0))):
         first_q = q_start + ME * ROWS
-        acc = gl.zeros([ROWS, D], gl.float32, OUTPUT)
+        acc = no_sums(ROWS, S.DV, S, C)
         total = gl.zeros([ROWS], gl.float32, ROW)
         top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
         reach = gl.zeros([ROWS], gl.float32, ROW)
@@ -226,12 +235,12 @@ def attend_listed(
                     phase = gl.where(later, ahead_phase, phase)
                     # As in `hopper.forward._walk`.
                     p = left_factor(weights, acc, dtype)
-                    scores = product_with_transpose(q, k_buffer.index(stage), SCORES)
+                    scores = product_with_transpose(q, k_buffer.index(stage), S.D, SCORES)
                     mbarrier.wait(v_full.index(v_stage), v_phase)
-                    running = warpgroup_mma(p, v_buffer.index(v_stage), acc, is_async=True)
+                    running = add_product(p, v_buffer.index(v_stage), acc, S.DV)
                     first = read_note(notes, stage * PARTS)
                     second = read_note(notes, stage * PARTS + (PARTS - 1))
-                    scores = warpgroup_mma_wait(1, deps=[scores])
+                    scores = warpgroup_mma_wait(pieces(S.DV), deps=[scores])
                     mbarrier.arrive(k_empty.index(stage))
                     state = (top, total, reach)
                     weights, correction, state = _weigh(
@@ -240,16 +249,16 @@ def attend_listed(
                     top, total, reach = state
                     ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
                     mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=block < blocks - 1)
-                    acc, p = warpgroup_mma_wait(0, deps=[running, p])
+                    acc, p = wait_for(0, running, (p,))
                     mbarrier.arrive(v_empty.index(v_stage), pred=later)
                     if WEIGHT is None:
-                        acc = acc * by_row(correction, acc)
+                        acc = times_by_row(acc, correction)
 
                 mbarrier.arrive(q_empty)
                 p = left_factor(weights, acc, dtype)
                 mbarrier.wait(v_full.index(stage), phase)
-                acc = warpgroup_mma(p, v_buffer.index(stage), acc, is_async=True)
-                acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+                acc = add_product(p, v_buffer.index(stage), acc, S.DV)
+                acc, p = wait_for(0, acc, (p,))
                 mbarrier.arrive(v_empty.index(stage))
                 stage, phase = next_slot(stage, phase, C.stages)
             else:

@@ -9,7 +9,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from jagged_kernels.attention.blocks import FAR
-from jagged_kernels.attention.hopper.blocks import factor_of_place, size_of_sums, store_tile
+from jagged_kernels.attention.hopper.blocks import factor_of_place
+from jagged_kernels.attention.hopper.heads import size_of_head, store_head, times
 from jagged_kernels.attention.hopper.softmax import store_mean
 
 _FAR = gl.constexpr(FAR)
@@ -37,14 +38,14 @@ def store_part(
         # What `hopper.exact` is to compute again: not for the next user's queries.
         own = first_q + gl.arange(0, ROWS, ROW) < q_end
         if S.MASKED:
-            sizes = gl.convert_layout(size_of_sums(acc), ROW)
+            sizes = gl.convert_layout(size_of_head(acc), ROW)
             reach = gl.where(sizes < float("inf"), reach, float("inf"))
         far = gl.max(gl.where(own, reach, 0.0), 0) > _FAR
         mark = place // S.HEADS * C.consumers + ME
         gl.store(marks_ptr + mark * S.HEADS + head, far.to(gl.int8))
     if first_q < q_end:
         if WEIGHT is None:
-            store_mean(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS)
+            store_mean(acc, total, top, o_ptr, lse2_ptr, first_q, q_end, head, S.HEADS, S.DV)
         else:
             factor = factor_of_place(meets, rows_ptr, place, count, S.HEADS)
-            store_tile(o_ptr, acc * factor, first_q, q_end, head, S.HEADS)
+            store_head(o_ptr, times(acc, factor), first_q, q_end, head, S.HEADS, S.DV)

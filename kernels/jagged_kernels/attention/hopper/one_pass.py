@@ -23,24 +23,31 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from jagged_kernels.attention.hopper.blocks import (
     LANES,
-    left_factor,
     new_dealing,
     next_slot,
     one_barrier,
     plan,
-    product_with_transpose,
     programs,
     ring_of_barriers,
-    store_tile,
     token_blocks,
     told,
     visible_band,
+)
+from jagged_kernels.attention.hopper.heads import (
+    add_product,
+    boxes,
+    left_factor,
+    no_sums,
+    pieces,
+    product_with_transpose,
+    store_head,
+    times,
+    wait_for,
 )
 from jagged_kernels.attention.hopper.one_pass_sums import (
     add,
@@ -90,7 +97,7 @@ def launch_one_pass(
     kv_heads = k.shape[1]
     blocks = rows_t.shape[0] * heads * (config.tile_q // block)
     ring = ring or ring_blocks(blocks, k.shape[0], heads // kv_heads, dim, config)
-    sums = torch.empty((ring, block * dim), dtype=torch.float32, device=q.device)
+    sums = torch.empty((ring, block * constants["S"].PAD_D), dtype=torch.float32, device=q.device)
     counts = torch.zeros(1 + blocks, dtype=torch.int32, device=q.device)
     launch(
         _one_pass_kernel,
@@ -117,22 +124,20 @@ def _one_pass_kernel(
 ):  # fmt: skip
     """
     Args:
-        sums_ptr: [ring, BLOCK * D] float32, blocks of dQ in the making.
+        sums_ptr: [ring, BLOCK * PAD_D] float32, blocks of dQ in the making.
         counts_ptr: int32, zeros: how many tiles programs have taken, after one each; then, for each
             block of all pairs, how many tiles have added.
         ring: blocks in `sums_ptr`.
     """
     dtype: gl.constexpr = q_blocks.dtype
-    TILE: gl.constexpr = [C.consumers, C.part_q, S.D]
-    RING: gl.constexpr = [C.stages, S.BLOCK, S.D]
     NUMBERS: gl.constexpr = [C.stages, S.BLOCK]
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     WEIGHTS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C.part_q, S.BLOCK], dtype)
     buffers = (
-        gl.allocate_shared_memory(dtype, TILE, k_blocks.layout),
-        gl.allocate_shared_memory(dtype, TILE, v_blocks.layout),
-        gl.allocate_shared_memory(dtype, RING, q_blocks.layout),
-        gl.allocate_shared_memory(dtype, RING, do_blocks.layout),
+        boxes(C.consumers, C.part_q, S, dtype),
+        boxes(C.consumers, C.part_q, S, dtype),
+        boxes(C.stages, S.BLOCK, S, dtype),
+        boxes(C.stages, S.BLOCK, S, dtype),
         gl.allocate_shared_memory(gl.float32, NUMBERS, PLAIN),
         gl.allocate_shared_memory(gl.float32, NUMBERS, PLAIN),
         gl.allocate_shared_memory(dtype, [2 * C.consumers, C.part_q, S.BLOCK], WEIGHTS),
@@ -204,10 +209,8 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     of_tile, of_block, of_turn = notes
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty, ds_full = barriers[:7]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.BLOCK, 16])
-    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, S.D, 16])
     ROWS: gl.constexpr = C.part_q
     BLOCK: gl.constexpr = S.BLOCK
-    D: gl.constexpr = S.D
     KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
     HELD: gl.constexpr = holds(S)
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
@@ -225,8 +228,8 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
         end = told(of_tile.index(1), C.warps)
         head = told(of_tile.index(2), C.warps)
         band = (first_k, end, left, right)
-        dk = gl.zeros([ROWS, D], gl.float32, OUTPUT)
-        dv = gl.zeros([ROWS, D], gl.float32, OUTPUT)
+        dk = no_sums(ROWS, S.D, S, C)
+        dv = no_sums(ROWS, S.DV, S, C)
         k = 0  # a tuple cannot hold None
         v = 0
         all_k = 0
@@ -257,16 +260,16 @@ def _differentiate(args, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
         mbarrier.wait(ds_full.index(side), side_phase)
         dq = product_of_dq(ds_buffer, k_buffer, all_k, side, S, C, ME)
         ds = _weights_of_dk(kept, ds_buffer, side, dk, S, C, ME)
-        dk = warpgroup_mma(ds, q_buffer.index(stage), dk, is_async=True)
-        dk, ds, dq = warpgroup_mma_wait(0, deps=[dk, ds, dq])
+        dk = add_product(ds, q_buffer.index(stage), dk, S.D, HELD)
+        dk, ds, dq = wait_for(0, dk, (ds, dq))
         mbarrier.arrive(tile_empty)
         mbarrier.arrive(q_empty.index(stage))
         turn_phase = add(dq, end, out, notes, barriers, turn_phase, S, C, ME)
         stage, phase = next_slot(stage, phase, C.stages)
         side, side_phase = next_slot(side, side_phase, 2)
         if first_k < end:
-            store_tile(dk_ptr, dk * scale, first_k, end, head, KV_HEADS, alarm_ptr)
-            store_tile(dv_ptr, dv, first_k, end, head, KV_HEADS, alarm_ptr)
+            store_head(dk_ptr, times(dk, scale), first_k, end, head, KV_HEADS, S.D, alarm_ptr)
+            store_head(dv_ptr, dv, first_k, end, head, KV_HEADS, S.DV, alarm_ptr)
         mbarrier.wait(tile_full, tile_phase)
         tile_phase ^= 1
         steps = told(of_tile.index(3), C.warps)
@@ -306,15 +309,16 @@ def _meet(
         k = k_buffer.index(ME + stage // 64)
     if C.turned or not holds(S):
         v = v_buffer.index(ME + stage // 64)
-    scores = product_with_transpose(k, q_buffer.index(stage), SCORES)
+    scores = product_with_transpose(k, q_buffer.index(stage), S.D, SCORES)
     if not FIRST:
         mbarrier.wait(ds_full.index(side), side_phase)
         dq = product_of_dq(ds_buffer, k_buffer, all_k, side, S, C, ME)
         ds = _weights_of_dk(kept, ds_buffer, side, dk, S, C, ME)
-        dk = warpgroup_mma(ds, q_buffer.index(before), dk, is_async=True)
+        dk = add_product(ds, q_buffer.index(before), dk, S.D, holds(S))
         side, side_phase = next_slot(side, side_phase, 2)
     note = told(of_block.index(stage), C.warps)
-    scores = warpgroup_mma_wait(0 if FIRST else C.consumers + 1, deps=[scores])
+    LATER: gl.constexpr = 0 if FIRST else C.consumers + pieces(S.D)
+    scores = warpgroup_mma_wait(LATER, deps=[scores])
     lse2 = gl.expand_dims(lse2_buffer.index(stage).load(COLUMN), 0)
     exponent = scores * scale_log2 - lse2
     if note < 0:
@@ -323,15 +327,15 @@ def _meet(
     # Here because that wait is a loop: across it the assembler does not move the end of products.
     mbarrier.wait(do_full.index(stage), phase)
     if not FIRST:
-        dq = warpgroup_mma_wait(1, deps=[dq])
+        dq = warpgroup_mma_wait(pieces(S.D), deps=[dq])
         turn_phase = add(dq, band[1], out, notes, barriers, turn_phase, S, C, ME)
-        dk, ds = warpgroup_mma_wait(0, deps=[dk, ds])
+        dk, ds = wait_for(0, dk, (ds,))
         mbarrier.arrive(q_empty.index(before))
     d_o = do_buffer.index(stage)
-    d_probabilities = product_with_transpose(v, d_o, SCORES)
+    d_probabilities = product_with_transpose(v, d_o, S.DV, SCORES)
     weights = left_factor(probabilities, dv, dtype)
-    dv = warpgroup_mma(weights, d_o, dv, is_async=True)
-    d_probabilities = warpgroup_mma_wait(1, deps=[d_probabilities])
+    dv = add_product(weights, d_o, dv, S.DV)
+    d_probabilities = warpgroup_mma_wait(pieces(S.DV), deps=[d_probabilities])
     delta = gl.expand_dims(delta_buffer.index(stage).load(COLUMN), 0)
     d_scores = probabilities * (d_probabilities - delta)
     if note < 0:
@@ -345,7 +349,7 @@ def _meet(
     # The next block's Q is waited for here for the same reason: not before there is dS.
     ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
     mbarrier.wait(q_full.index(ahead_stage), ahead_phase, pred=more)
-    dv, weights = warpgroup_mma_wait(0, deps=[dv, weights])
+    dv, weights = wait_for(0, dv, (weights,))
     mbarrier.arrive(do_empty.index(stage))
     if holds(S):
         kept = d_scores

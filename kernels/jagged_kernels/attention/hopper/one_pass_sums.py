@@ -19,13 +19,13 @@ ALONE = gl.constexpr(3)  # write dq
 def holds(S):
     """Whether there are registers for K and dS of the block before, and for V or, where dQ is made
     as its transpose, for that of K: shared memory then need not bring them."""
-    return S.D == 64
+    return S.PAD_D == 64
 
 
 @gluon.constexpr_function
 def layout_of_dq(S, C):
     """Of the share of a consumer: half of dQ's columns, or half of those of its transpose."""
-    width = (S.BLOCK if C.turned else S.D) // C.consumers
+    width = (S.BLOCK if C.turned else S.PAD_D) // C.consumers
     return gl.NVMMADistributedLayout([3, 0], [C.warps, 1], [16, width, 16])
 
 
@@ -42,10 +42,11 @@ def all_keys(k, S: gl.constexpr, C: gl.constexpr):
 @gluon.jit
 def product_of_dq(ds, k, all_k, side, S: gl.constexpr, C: gl.constexpr, ME: gl.constexpr):
     """A consumer's share of what the tile adds to a block of dQ, in the making, by one product for
-    each consumer's keys: [BLOCK, D / consumers], or [D, BLOCK / consumers] of the transpose."""
+    each consumer's keys: [BLOCK, PAD_D / consumers], or [PAD_D, BLOCK / consumers] of the
+    transpose."""
     CONSUMERS: gl.constexpr = C.consumers
-    ROWS: gl.constexpr = S.D if C.turned else S.BLOCK
-    WIDTH: gl.constexpr = (S.BLOCK if C.turned else S.D) // CONSUMERS
+    ROWS: gl.constexpr = S.PAD_D if C.turned else S.BLOCK
+    WIDTH: gl.constexpr = (S.BLOCK if C.turned else S.PAD_D) // CONSUMERS
     dq = gl.full([ROWS, WIDTH], 0.0, gl.float32, layout_of_dq(S, C))
     for consumer in gl.static_range(CONSUMERS):
         weights = ds.index(side * CONSUMERS + consumer)
@@ -67,7 +68,7 @@ def add(
     dq_ptr, alarm_ptr, sums_ptr, scale = out
     of_turn = notes[2]
     my_turn, added = barriers[7], barriers[8]
-    PART: gl.constexpr = S.BLOCK * S.D // C.consumers
+    PART: gl.constexpr = S.BLOCK * S.PAD_D // C.consumers
     FLAT: gl.constexpr = gl.BlockedLayout([4], [LANES], [C.warps], [0])
     LAYOUT: gl.constexpr = dq.type.layout
     mbarrier.wait(my_turn, turn_phase)
@@ -125,9 +126,9 @@ def _write(
     token = start + gl.arange(0, block.shape[0], gl.SliceLayout(1, LAYOUT))
     own = token < end
     token = gl.expand_dims(token, 1)
-    column = gl.expand_dims(gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT)), 0)
-    address = ptr + (token.to(gl.int64) * S.HEADS + head) * S.D + (first_column + column)
-    gl.store(address, block, mask=token < end)
+    column = first_column + gl.expand_dims(gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT)), 0)
+    address = ptr + (token.to(gl.int64) * S.HEADS + head) * S.D + column
+    gl.store(address, block, mask=(token < end) & (column < S.D))
     if alarm_ptr is not None:
         sizes = size_of_sums(block.to(gl.float32))
         alarms = alarm_ptr + gl.zeros([block.shape[0]], gl.int32, gl.SliceLayout(1, LAYOUT))

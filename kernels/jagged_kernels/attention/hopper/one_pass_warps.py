@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from jagged_kernels.attention.hopper import one_pass_order as order
 from jagged_kernels.attention.hopper.blocks import (
     LANES,
-    bring_queries,
     hand_out,
     handed_out,
     load_numbers,
@@ -22,6 +21,7 @@ from jagged_kernels.attention.hopper.blocks import (
     whole_blocks,
     zero_rows,
 )
+from jagged_kernels.attention.hopper.heads import bring, bring_queries
 from jagged_kernels.attention.hopper.one_pass_sums import (
     ADD,
     ALONE,
@@ -136,8 +136,6 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
             _load_tile(k_blocks, v_blocks, k_start, head, tile_full, k_buffer, v_buffer, S, C)
         for member in range(S.GROUP):
             q_head = head * S.GROUP + member
-            q_column = q_head * S.Q_STRIDE_H
-            do_column = q_head * S.DO_STRIDE_H
             block = start_block
             for _ in range(count):
                 q_start = first + block * BLOCK
@@ -155,8 +153,8 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
                     lse2_buffer.index(stage), delta_buffer.index(stage), q_there, S.HEADS,
                 )  # fmt: skip
                 tail_phase = bring_queries(
-                    (q_blocks, q_column, q, q_there), (do_blocks, do_column, d_o, do_there),
-                    q_start, q_start + BLOCK > end, end - q_start, landed, tail_phase,
+                    (q_blocks, q, q_there), (do_blocks, d_o, do_there), q_start, q_head,
+                    q_start + BLOCK > end, end - q_start, landed, tail_phase, S,
                 )  # fmt: skip
                 stage, phase = next_slot(stage, phase, C.stages)
                 block = gl.where(block + 1 == count, 0, block + 1)
@@ -177,12 +175,8 @@ def _load_tile(
     CONSUMERS: gl.constexpr = C.consumers
     for consumer in gl.static_range(CONSUMERS):
         start = k_start + consumer * C.part_q
-        tma.async_copy_global_to_shared(
-            k_blocks, [start, head * S.K_STRIDE_H], there, k.index(consumer)
-        )
-        tma.async_copy_global_to_shared(
-            v_blocks, [start, head * S.V_STRIDE_H], there, v.index(consumer)
-        )
+        bring(k_blocks, start, head, there, k.index(consumer), S.K_STRIDE_H)
+        bring(v_blocks, start, head, there, v.index(consumer), S.V_STRIDE_H)
 
 
 @gluon.jit

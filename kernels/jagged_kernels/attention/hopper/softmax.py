@@ -5,17 +5,23 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from jagged_kernels.attention.hopper.blocks import by_row, store_tile
+from jagged_kernels.attention.hopper.heads import store_head, times_by_row
 
 
 @gluon.jit
-def online_softmax(scores, top, total, reach, scale_log2, MASKED: gl.constexpr):
-    """(weights, correction of what was summed before, top, total, reach); `top` is scaled already.
+def online_softmax(
+    scores, top, total, reach, scale_log2, MASKED: gl.constexpr, LIFT: gl.constexpr = 0
+):  # fmt: skip
+    """(weights, correction of what was summed before, top, total, reach); `top` is scaled already,
+    and so far below the largest score that its weight is 2 ** LIFT.
 
     Weights are relative to the rounded top, everywhere the same one, so its rounding cancels; but
     where `reach`, the largest |top| so far, is enormous, it could move them out of range.
     """
-    new_top = gl.maximum(top, gl.max(scores, 1) * scale_log2)
+    new_top = gl.max(scores, 1) * scale_log2
+    if LIFT:
+        new_top -= LIFT
+    new_top = gl.maximum(top, new_top)
     # -inf - -inf is NaN: a query that has seen nothing yet subtracts 0.
     shift = gl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
     weights = gl.exp2(scores * scale_log2 - gl.expand_dims(shift, 1))
@@ -25,12 +31,14 @@ def online_softmax(scores, top, total, reach, scale_log2, MASKED: gl.constexpr):
 
 
 @gluon.jit
-def store_mean(acc, total, top, o_ptr, lse2_ptr, q_start, q_end, head, HEADS: gl.constexpr):
+def store_mean(
+    acc, total, top, o_ptr, lse2_ptr, q_start, q_end, head, HEADS: gl.constexpr, DV: gl.constexpr
+):  # fmt: skip
     """A query that saw nothing has total 0: its output is 0 and its lse -inf."""
     divisor = gl.where(total == 0.0, 1.0, total)
     if lse2_ptr is not None:
         lse2 = gl.where(total == 0.0, float("-inf"), top + gl.log2(divisor))
-        token = q_start + gl.arange(0, acc.shape[0], lse2.type.layout)
+        token = q_start + gl.arange(0, total.shape[0], lse2.type.layout)
         gl.store(lse2_ptr + token.to(gl.int64) * HEADS + head, lse2, mask=token < q_end)
 
-    store_tile(o_ptr, acc * by_row(1.0 / divisor, acc), q_start, q_end, head, HEADS)
+    store_head(o_ptr, times_by_row(acc, 1.0 / divisor), q_start, q_end, head, HEADS, DV)

@@ -220,12 +220,7 @@ def _forward(
         weights *= keep_block(bias, place, q_token, k_token)
     weights = factor(weights.to(v.dtype), PRECISION)
     acc = dot_factors(weights, factor(v, PRECISION), PRECISION)
-    if WEIGHT is not None:
-        acc = acc * factor_of(meets, start, end)
-    elif BIAS.ADDS:
-        acc = weighted_mean(acc, total)
-    else:
-        acc = acc / total[:, None]
+    acc = weighted_mean(acc, total) if WEIGHT is None else acc * factor_of(meets, start, end)
     if S.MASKED:
         # Behind the user's end may be queries that see nothing: 0 / 0.
         own = start + tl.arange(0, TILE) < end

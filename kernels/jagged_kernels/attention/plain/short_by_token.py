@@ -58,10 +58,8 @@ def attend_by_token(
                 acc += _kept(WEIGHT(score * (unit * _LN2)), of_bias, token, key, BIAS) * v
         if WEIGHT is not None:
             acc = acc * factor_of(meets, start, end)
-        elif BIAS.ADDS:
-            acc = acc / tl.where(total == 0.0, 1.0, total)
         else:
-            acc = acc / total
+            acc = acc * (1.0 / tl.where(total == 0.0, 1.0, total))
         _store_token(o_ptr, acc, token, S.HEADS * S.DV, S.DV, PAD_DV)
         if lse2_ptr is not None:
             _store_number(lse2_ptr, lse2_of(top * unit, total), token, S.HEADS)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import finite, lse2_of
+from jagged_kernels.attention.blocks import finite, lse2_of, weighted_mean
 from jagged_kernels.attention.split.blocks import slot_of
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.sizes import padded_dim
@@ -119,11 +119,10 @@ def _merge_states_kernel(
         total += tl.sum(weights * totals, 0)
         acc += tl.sum(weights[:, :, None] * partials, 0)
 
-    divisor = tl.where(total == 0.0, 1.0, total)
     if lse2_ptr is not None:
         lse2 = lse2_of(top * scale_log2, total)
         tl.store(lse2_ptr + token * HEADS + head, lse2, mask=inside)
-    _store_rows(o_ptr, acc / divisor[:, None], token, head, inside, HEADS, D, PAD_D)
+    _store_rows(o_ptr, weighted_mean(acc, total), token, head, inside, HEADS, D, PAD_D)
 
 
 @triton.jit

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.layouts import read_in_place
-from jagged_kernels.core.sizes import cdiv
+from jagged_kernels.core.sizes import cdiv, padded_dim
+from jagged_kernels.schedule.window import Mask
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,13 @@ class HopperConfig:
         return self.consumers * self.warps // 4
 
 
-# Measured on an H100, for the two head_dims that the kernels take. The tiles of all three are the
-# same, so that one schedule serves them.
+def box(head_dim: int) -> int:
+    """The columns that the kernels have for a head: TMA puts zeros behind its own."""
+    return padded_dim(head_dim)
+
+
+# Measured on an H100, for the boxes that the kernels take, at head_dim 64, 128 and 256 (the forward
+# alone). The tiles of all three are the same, so that one schedule serves them.
 #
 # With lists of key blocks a tile has as many tokens as a listed block: `listed`, 0 without lists.
 # Shorter blocks than `block` are brought by twos.
@@ -76,13 +82,25 @@ class HopperConfig:
 @lru_cache
 def forward_config(head_dim: int, listed: int = 0) -> HopperConfig:
     if listed:
-        return _LISTED_FORWARD[head_dim, listed]
+        return _LISTED_FORWARD[box(head_dim), listed]
+    if box(head_dim) == 64:
+        return HopperConfig(consumers=1, warps=4, block=128, stages=3, residents=2)
+    if box(head_dim) == 128:
+        return HopperConfig(consumers=2, warps=4, block=128, stages=2)
+    # One consumer's products take four times as long as its exponentials. Tiles of 64, which are
+    # the plain kernels', whose backward it is.
+    return HopperConfig(consumers=1, warps=4, block=64, stages=2)
+
+
+@lru_cache
+def fp8_config(head_dim: int) -> HopperConfig:
+    """Of `hopper.fp8_forward`, for tiles as `forward_config` has them."""
     if head_dim == 64:
         return HopperConfig(consumers=1, warps=4, block=128, stages=3, residents=2)
-    return HopperConfig(consumers=2, warps=4, block=128, stages=2)
+    return HopperConfig(consumers=2, warps=4, block=128, stages=4)
 
 
-# Of `hopper.dq`, at head_dim 128. Stages are those of K: the block before, this one, the next.
+# Of `hopper.dq`, in boxes of 128. Stages are those of K: the block before, this one, the next.
 DQ_CONFIG = HopperConfig(consumers=2, warps=4, block=64, stages=3)
 
 
@@ -90,8 +108,8 @@ DQ_CONFIG = HopperConfig(consumers=2, warps=4, block=64, stages=3)
 def dkv_config(head_dim: int, listed: int = 0) -> HopperConfig:
     """Of `hopper.dkv`; a block has queries."""
     if listed:
-        return _LISTED_DKV[head_dim, listed]
-    if head_dim == 64:
+        return _LISTED_DKV[box(head_dim), listed]
+    if box(head_dim) == 64:
         return HopperConfig(consumers=1, warps=4, block=64, stages=4, residents=2)
     return HopperConfig(consumers=2, warps=4, block=64, stages=4)
 
@@ -99,7 +117,7 @@ def dkv_config(head_dim: int, listed: int = 0) -> HopperConfig:
 @lru_cache
 def one_pass_config(head_dim: int) -> HopperConfig:
     """Of `hopper.one_pass`; a block has queries."""
-    return HopperConfig(consumers=2, warps=4, block=64, stages=4 if head_dim == 64 else 3)
+    return HopperConfig(consumers=2, warps=4, block=64, stages=4 if box(head_dim) == 64 else 3)
 
 
 # What dQ is added up in has at least this much memory, if there is as much to add up: more stays in
@@ -115,7 +133,7 @@ def ring_blocks(blocks: int, tokens: int, group: int, head_dim: int, config: Hop
         group: query heads of a key head.
     """
     longest = group * cdiv(tokens, config.tile_q) * (config.tile_q // config.block)
-    return min(blocks, max(longest, RING_BYTES // (4 * config.block * head_dim)))
+    return min(blocks, max(longest, RING_BYTES // (4 * config.block * box(head_dim))))
 
 
 @lru_cache
@@ -127,11 +145,14 @@ def counted(config: HopperConfig) -> HopperConfig:
 
 
 # Tokens of a user, on average, from which such tiles are counted out, by what scores become and by
-# head_dim. Shorter users have few tiles, about equal ones.
-COUNTED_FROM = {"softmax": {64: 0, 128: 0}, "pointwise": {64: 256, 128: 0}}
+# box. Shorter users have few tiles, about equal ones.
+COUNTED_FROM = {
+    "softmax": {64: 0, 128: 0, 256: 0},
+    "pointwise": {64: 256, 128: 0, 256: 0},
+}
 
 
-# By head_dim and tokens of a listed block. At head_dim 128 and blocks of 64 there is no backward:
+# By box and tokens of a listed block. In boxes of 128 and for blocks of 64 there is no backward:
 # its buffers leave room for one program of four warps on a multiprocessor. Keys are seen by very
 # unequal numbers of queries: of S2-Attention's every 16th block by all that follow, the others by
 # few. Dealt out beforehand, the tiles of one program would take a third longer than the mean.
@@ -155,32 +176,33 @@ def _blocks_by_dim(pairs: Iterable[tuple[int, int]]) -> dict[int, tuple[int, ...
     return found
 
 
-# Blocks of lists that the kernels take, by head_dim.
+# Blocks of lists that the kernels take, by box.
 FORWARD_LISTED = _blocks_by_dim(_LISTED_FORWARD)
 DKV_LISTED = _blocks_by_dim(_LISTED_DKV)
 DQ_LISTED = {128: (128,)}
 
 # Tokens of a user, on average, from which these kernels are faster than the plain ones, by what
-# scores become and by head_dim, and where keys are lists by head_dim, for some scores apart:
+# scores become and by box, and where keys are lists by box, for some scores apart:
 # `hopper_pays.py` in tests/support measures them. Behind either may stand the mask, and a window
 # counts as no more tokens than it is wide; lists within a window need the mask in many of their
 # blocks.
 NEVER = 2**40
 FORWARD_PAYS_FROM = {
-    "softmax": {64: 1024, 128: 256},
-    "softmax, causal": {64: 256, 128: 192},
-    "softmax, window": {64: 1536, 128: 512},
-    "pointwise": {64: 512, 128: 192},
-    "pointwise, causal": {64: 1024, 128: 512},
-    "pointwise, window": {64: 1024, 128: 256},
+    "softmax": {64: 1024, 128: 192, 256: 128},
+    "softmax, causal": {64: 256, 128: 224, 256: 64},
+    "softmax, window": {64: 1536, 128: 512, 256: 512},
+    "pointwise": {64: 512, 128: 96, 256: 96},
+    "pointwise, causal": {64: 1024, 128: 512, 256: 64},
+    "pointwise, window": {64: 1024, 128: 256, 256: 512},
     "lists": {64: 4096, 128: 128},
     "lists, window": {64: NEVER, 128: 128},
     "pointwise lists": {64: 192, 128: 128},
 }
 BACKWARD_PAYS_FROM = {
-    "softmax": {64: 128, 128: 256},
-    "softmax, window": {64: 256, 128: 512},
-    "pointwise": {64: 48, 128: 192},
+    "softmax": {64: 128, 128: 96},
+    "softmax, causal": {64: 128, 128: 256},
+    "softmax, window": {64: 96, 128: 512},
+    "pointwise": {64: 48, 128: 96},
     "pointwise, causal": {64: 48, 128: 256},
     "pointwise, window": {64: 128, 128: 256},
     "lists": {64: 4096, 128: 512},
@@ -189,11 +211,15 @@ BACKWARD_PAYS_FROM = {
     "pointwise lists, window": {64: 128, 128: 256},
 }
 # From which the backward in one pass is faster than in two by more than a twentieth; it takes a
-# tenth more of memory. `backward_passes.py` in tests/support measures that.
+# tenth more of memory. `backward_passes.py` in tests/support measures that. At head_dim 64 without
+# a mask it is as fast where all users have 16 tiles, and slower on other long ones.
 ONE_PASS_PAYS_FROM = {
-    "softmax": {64: 2048, 128: 1024},
+    "softmax": {64: NEVER, 128: 1024},
     "softmax, causal": {64: 8192, 128: 1024},
 }
+# Where query heads share key heads a tile has as many times the blocks, and tiles of a long user
+# wait for those that no program holds yet: at 4,096 tokens it is faster than in two, at 9,004 not.
+ONE_PASS_OF_GROUPS_PAYS_BELOW = 4097
 
 
 def paying_length(
@@ -207,22 +233,26 @@ def paying_length(
     """
     names = (f"{scores} lists", "lists") if keys == "lists" else (scores,)
     entries = (entry for name in names for entry in (f"{name}, {mask}", name))
-    return next((table[entry] for entry in entries if entry in table), {}).get(head_dim)
+    return next((table[entry] for entry in entries if entry in table), {}).get(box(head_dim))
 
 
-# Of queries and of keys in the rows that they walk, by head_dim; and the tokens of a user from
-# which such tiles are made, where plain kernels are as fast with them.
-HOPPER_TILES_FROM = {64: 0, 128: 192}
+# Of queries and of keys in the rows that they walk, by box; and by mask the tokens of a user from
+# which such tiles are made: plain kernels are about as fast with them.
+HOPPER_TILES_FROM: dict[int, dict[Mask, int]] = {
+    64: {"none": 0, "causal": 0, "window": 0},
+    128: {"none": 96, "causal": 192, "window": 192},
+}
 HOPPER_TILES = {dim: forward_config(dim).tile_q for dim in HOPPER_TILES_FROM}
+FORWARD_TILES = {**HOPPER_TILES, 256: forward_config(256).tile_q}
 
 
-def hopper_tile(head_dim: int, tokens: int, users: int) -> int | None:
+def hopper_tile(head_dim: int, tokens: int, users: int, mask: Mask) -> int | None:
     """The tile to take for histories long enough, `tokens` in all; else None. A schedule does not
-    know what its scores become: no length at which a kernel pays can be shorter at head_dim 128. At
+    know what its scores become: no length at which a kernel pays can be shorter in boxes of 128. Of
     64 it is the plain kernels' tile."""
-    least = HOPPER_TILES_FROM
-    pays = head_dim in least and tokens >= least[head_dim] * users
-    return HOPPER_TILES[head_dim] if pays else None
+    dim = box(head_dim)
+    pays = dim in HOPPER_TILES_FROM and tokens >= HOPPER_TILES_FROM[dim][mask] * users
+    return HOPPER_TILES[dim] if pays else None
 
 
 def is_hopper(device: torch.device) -> bool:
@@ -234,11 +264,17 @@ def _capability(device: int | None) -> int:
     return torch.cuda.get_device_capability(device)[0]
 
 
+# Of 16 bits each, in the 16 bytes at whose multiples TMA begins a row.
+TMA_NUMBERS = 8
+
+
 def tma_reads(x: Tensor) -> bool:
     """TMA wants 16-byte-aligned rows that do not overlap."""
-    stride_t, stride_h, _ = x.stride()
-    aligned = x.data_ptr() % 16 == 0 and stride_t % 8 == 0 and stride_h % 8 == 0
-    return aligned and x.shape[2] <= stride_t and read_in_place(x)
+    (_, heads, dim), (stride_t, stride_h, _) = x.shape, x.stride()
+    aligned = x.data_ptr() % 16 == 0 and stride_t % TMA_NUMBERS == 0 and stride_h % TMA_NUMBERS == 0
+    # One head may be all heads.
+    apart = dim <= stride_t and (dim <= stride_h or stride_h == 0 or heads == 1)
+    return aligned and apart and read_in_place(x)
 
 
 def for_tma(x: Tensor) -> Tensor:

@@ -1,0 +1,66 @@
+"""What FP8 gives and costs, from made-up numbers."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from kept_figures import goals_before_and_after
+from made_up_results import MANIFEST
+
+from jagged_ranking import results
+from jagged_ranking.figures.fp8_goals import (
+    BF16,
+    FP8_PAYS,
+    KEPT,
+    KERNEL,
+    WHOLE,
+    fp8_quality_rows,
+    fp8_speed_rows,
+)
+
+TOOK = {BF16: 2.8, KERNEL: 1.4, KEPT: 2.0, WHOLE: 4.0}
+ERRORS = {BF16: 0.002, KERNEL: 0.05}
+
+
+def _measured(kept: float, workload: str = "G") -> pd.DataFrame:
+    where: dict[str, Any] = {"op": FP8_PAYS, "workload": workload, "mode": "forward"}
+    took = {**TOOK, KEPT: kept}
+    return results.frame(
+        [
+            *(
+                results.row(provider=name, metric="latency", unit="ms", value=ms, **where)
+                for name, ms in took.items()
+            ),
+            *(
+                results.row(provider=name, metric="error", unit="", value=error, **where)
+                for name, error in ERRORS.items()
+            ),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("kept", "gained", "met"), [(2.0, "1.40x", "yes"), (2.1, "1.33x", "**no**")]
+)
+def test_the_goal_is_of_the_call_that_serves(kept: float, gained: str, met: str) -> None:
+    (row,) = fp8_speed_rows(_measured(kept))
+    assert (row["over kept keys"], row["at least"], row["met"]) == (gained, "1.40", met)
+    assert (row["kernel"], row["all rounded"]) == ("2.00x", "0.70x")
+    assert (row["error, bf16"], row["error, FP8"]) == ("0.0020", "0.0500")
+    (row,) = fp8_speed_rows(_measured(kept, "C"))
+    assert (row["at least"], row["met"]) == ("", "")
+
+
+def test_the_page_of_goals_has_it(tmp_path: Path) -> None:
+    made_by = {**MANIFEST, "id": FP8_PAYS}
+    before, after = goals_before_and_after(
+        _measured(2.1), made_by, "Attention in FP8: time and error", tmp_path
+    )
+    assert "Not measured." in before.split("###")[0]
+    assert "| G | 2.80 | 2.00x | 1.33x | 0.70x | 0.0020 | 0.0500 | 1.40 | **no** |" in after
+
+
+def test_other_results_have_no_rows() -> None:
+    assert fp8_speed_rows(results.frame([])) == []
+    assert fp8_quality_rows(results.frame([])) == []

@@ -1,0 +1,64 @@
+"""`fp8_pays.py`: what it says without a Hopper GPU, and that what it times is there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from choice_cases import on_hopper
+from fp8_pays import calls_of, errors_of, known_workloads, main
+
+from jagged_ranking import results
+from jagged_ranking.figures.fp8_goals import BF16, KEPT, KERNEL, WHOLE, fp8_speed_rows
+from jagged_ranking.measure.workloads import Workload, setup
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def small(head_dim: int = 64) -> Workload:
+    dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+    return Workload(
+        name="small", users=3, heads=2, head_dim=head_dim, max_len=300, distribution="uniform",
+        causal=True, dtype=dtype,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "said"), [(["A"], ""), (["no such"], "no such is no workload")])
+def test_bad_words_are_a_line(words: list[str], said: str, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("fp8_pays.is_hopper", lambda device: False)
+    with pytest.raises(SystemExit) as error:
+        main(words)
+    said = said or "fp8_pays: there is no Hopper GPU here"
+    assert said in f"{error.value} {capsys.readouterr().err}"
+
+
+def test_errors_are_of_numbers_as_they_came() -> None:
+    errors = errors_of(setup(small(), DEVICE))
+    assert errors[BF16] < 0.01 < errors[KERNEL] < 0.1
+
+
+@on_hopper
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_all_that_is_timed_runs(head_dim: int) -> None:
+    calls = calls_of(setup(small(head_dim), DEVICE))
+    assert list(calls) == [BF16, KERNEL, KEPT, WHOLE]
+    exact, *others = (call() for call in calls.values())
+    for one in others:
+        values = one[0] if isinstance(one, tuple) else one.values
+        assert (values - exact.values).norm() < 0.1 * exact.values.norm()
+
+
+@on_hopper
+def test_it_leaves_a_result_that_the_page_shows(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("fp8_pays.known_workloads", lambda: {"G": replace(small(128), name="G")})
+    assert main(["G", "--rounds", "1", "--repeats", "1", "--out", str(tmp_path)]) == 0
+    (row,) = fp8_speed_rows(results.read(tmp_path / results.RESULTS))
+    assert (row["workload"], row["at least"]) == ("G", "1.40")
+
+
+def test_workloads_have_head_dims_of_the_kernel() -> None:
+    known = known_workloads()
+    assert {"G", "F"} <= set(known)
+    assert {one.head_dim for one in known.values()} == {64, 128}
