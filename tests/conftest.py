@@ -22,6 +22,7 @@ if not torch.cuda.is_available():
 elif worker := os.environ.get("PYTEST_XDIST_WORKER"):  # gw0, gw1, ... take turns on the GPUs
     torch.cuda.set_device(int(worker.removeprefix("gw")) % torch.cuda.device_count())
 
+import long_tests
 import lost_gpu
 import pytest
 import short_suite
@@ -67,6 +68,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         out = set(short_suite.left_out(run))
         config.hook.pytest_deselected(items=list(out))
         items[:] = [item for item in items if item not in out]
+    items[:] = long_tests.apart(items)
 
 
 # What a process may keep of a GPU's memory between tests, since all processes share it.

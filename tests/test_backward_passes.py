@@ -111,6 +111,7 @@ def test_what_is_checked_has_the_head_dim(dim):
     assert {case.dim for _, case in cases(dim)} == {dim}
 
 
+@pytest.mark.long
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [TWO, "one pass"])
 def test_what_is_in_use_passes_its_checks(name, capsys):

@@ -342,6 +342,7 @@ def test_what_does_not_fit():
 COMPILE = "import sys; sys.path.append(sys.argv[1]); import hopper_compile; hopper_compile.main()"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["", "silu"], ids=["softmax", "pointwise"])
 def test_it_compiles_without_a_gpu(policy, tmp_path):
     """All in one process, which starts for longer than it compiles."""

@@ -57,12 +57,17 @@ def test_exact(policy, dim, dim_v, mask, monkeypatch):
 @on_hopper
 @EACH_DIMS
 def test_float16_and_enormous_logits(dim, dim_v):
-    """Which tiles are walked again for, exactly."""
+    """Tiles are walked again, exactly: one key takes it all. Those of other heads stay."""
     inputs = inputs_of(dim, dim_v, torch.float16)
-    inputs.q[64:70] *= 200.0
-    inputs.k[64:200] *= 200.0
     with paying_from(0, *TWO_PASSES):
-        assert_as_exact(inputs, "triton", shown_by(causal=True), softmax, causal=True)
+        before = run("triton", inputs, causal=True)["o"]
+        inputs.q[:, :2] *= 2.0**13
+        inputs.k[:, 0] *= 2.0**13
+        found = run("triton", inputs, causal=True)["o"]
+    assert torch.equal(found[:, 2:], before[:, 2:])
+    exact = run("reference", inputs.double(), causal=True)["o"]
+    # Of PyTorch in half precision the scores overflow: v is rounded as it was.
+    torch.testing.assert_close(found[:, :2], exact[:, :2].half())
 
 
 @on_hopper

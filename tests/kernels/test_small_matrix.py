@@ -39,6 +39,7 @@ def test_kernels_are_launched_in_one_way():
     assert launched_kernels() == named_kernels() - COMPILED_ALONE
 
 
+@pytest.mark.long
 def test_every_kernel_but_hoppers_is_launched(keys):
     """And none of these, which racecheck does without."""
     for part in small_matrix.WITHOUT_HOPPER.values():
@@ -46,6 +47,7 @@ def test_every_kernel_but_hoppers_is_launched(keys):
     assert {key[:2] for key in keys} == launched_kernels() - for_hopper(launched_kernels())
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     DEVICE == "cuda" and not is_hopper(torch.device("cuda", torch.cuda.current_device())),
     reason="needs a Hopper GPU, or none",
