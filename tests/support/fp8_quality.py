@@ -1,13 +1,13 @@
-"""What a trained ranker loses when its attention is served in FP8, or in bfloat16.
+"""What a trained ranker loses when its attention is served in FP8.
 
     python tests/support/fp8_quality.py DATA [DATA ...] [--model sasrec] [--seeds 0 1 2] [-n 4]
         [--options '{"epochs": 3}'] [--out FOLDER]
 
 A ranker is trained once a seed on each prepared data set, in heads of 64 as FP8's kernel takes
-them. Then the test split is scored three times by the same weights: with attention in float32, of
-numbers that are rounded to bfloat16 first, and by `fp8_attention`. What is lost to float32 has, for
-each training, the interval of the paired bootstrap over users. On another GPU than Hopper, and on a
-CPU, FP8's numbers are attended to in float32.
+them. Then the test split is scored twice by the same weights: with attention as it was trained, in
+bfloat16 on a GPU and in float32 on a CPU, and by `fp8_attention`. What is lost has, for each
+training, the interval of the paired bootstrap over users. On another GPU than Hopper, and on a CPU,
+FP8's numbers are attended to in float32.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 from left_results import leave
-from torch import Tensor
 
 from click_data import ClickDataset, open_dataset
 from jagged_kernels import JaggedTensor, fp8_attention, fp8_keys, jagged_attention
@@ -32,8 +31,7 @@ from jagged_ranking import provenance, results
 from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.evaluation.evaluate import Evaluation, evaluate_model
 from jagged_ranking.evaluation.rows import Differences, metric_row
-from jagged_ranking.figures.fp8_goals import FP8_QUALITY
-from jagged_ranking.figures.fp8_goals import NUMBERS as ROUNDED
+from jagged_ranking.figures.fp8_goals import FP8_QUALITY, SERVED, TRAINED
 from jagged_ranking.layers import attention
 from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.training.config import TrainConfig
@@ -41,27 +39,13 @@ from jagged_ranking.training.runs import Run, train_all
 
 SPLIT = "test"
 HEAD_DIM, HEADS = 64, 2
-WHOLE, NUMBERS = "float32", ("float32", *ROUNDED)
-
-
-def _in_bfloat16(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor, **options: Any) -> Any:
-    halves = (x.with_values(x.values.bfloat16()) for x in (q, k, v))
-    return _as_before(jagged_attention(*halves, **options), q)
 
 
 def _in_fp8(q: JaggedTensor, k: JaggedTensor, v: JaggedTensor, **options: Any) -> Any:
     return fp8_attention(q, fp8_keys(k, v), **options)
 
 
-def _as_before(found: JaggedTensor | tuple[JaggedTensor, Tensor], q: JaggedTensor) -> Any:
-    if isinstance(found, tuple):
-        return _as_before(found[0], q), found[1]
-    return found.with_values(found.values.to(q.dtype))
-
-
-ATTEND: dict[str, Callable[..., Any]] = {
-    WHOLE: jagged_attention, "bfloat16": _in_bfloat16, "fp8": _in_fp8,
-}  # fmt: skip
+ATTEND: dict[str, Callable[..., Any]] = {TRAINED: jagged_attention, SERVED: _in_fp8}
 
 
 @contextmanager
@@ -76,17 +60,17 @@ def attending(numbers: str) -> Iterator[None]:
 
 
 class NumbersScore(NamedTuple):
-    """A `Score` of `train_all`: the test split once for each of `NUMBERS`."""
+    """A `Score` of `train_all`: the test split once for each of `ATTEND`."""
 
     def names(self) -> tuple[str, ...]:
-        return tuple(f"{SPLIT}, {name}" for name in NUMBERS)
+        return tuple(f"{SPLIT}, {name}" for name in ATTEND)
 
     @torch.no_grad()
     def __call__(
         self, model: Ranker, dataset: ClickDataset, config: TrainConfig, splits: tuple[str, ...]
     ) -> list[Evaluation]:
         found = []
-        for numbers, name in zip(NUMBERS, splits, strict=True):
+        for numbers, name in zip(ATTEND, splits, strict=True):
             with attending(numbers):
                 scored = evaluate_model(model, dataset, batch_size=config.batch_size, split=SPLIT)
             found.append(replace(scored, split=name))
@@ -98,7 +82,7 @@ def quality(
     replicates: int, device: str, workers: int | None = None,
 ) -> pd.DataFrame:  # fmt: skip
     """Rows with the numbers as the provider and the data set as the workload, of each seed:
-    metrics, and "<metric>_difference" to float32 with its bounds, see `Differences`."""
+    metrics, and "<metric>_difference" to those as trained with its bounds, see `Differences`."""
     score = NumbersScore()
     sizes = {"dim": HEADS * HEAD_DIM, "heads": HEADS}
     options = {**sizes, **options, "model": model}
@@ -117,12 +101,12 @@ def quality(
                 [whole], whole.metrics, replicates=replicates,
                 train_ctr=DataShape.of(dataset).positive_rate,
             )  # fmt: skip
-            for numbers, found in zip(NUMBERS, outcome.evaluations, strict=True):
+            for numbers, found in zip(ATTEND, outcome.evaluations, strict=True):
                 where: dict[str, Any] = {"op": FP8_QUALITY, "provider": numbers, "mode": SPLIT}
                 where |= {"workload": dataset.name, "run_id": FP8_QUALITY, "config": facts}
                 for metric, value in found.metrics.items():
                     rows.append(metric_row(metric, value, losses=losses, **where))
-                if numbers != WHOLE:
+                if numbers != TRAINED:
                     rows += lost.rows([found], losses=losses, **where)
     return results.frame(rows)
 
