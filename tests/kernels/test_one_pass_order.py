@@ -17,7 +17,6 @@ from attention_cases import DEVICE
 
 from jagged_kernels.attention.hopper.one_pass_order import (
     blocks_of_tile,
-    start_of_tile,
     tile_of_place,
     turn_of_tile,
 )
@@ -40,19 +39,18 @@ MASKS = {
 
 @triton.jit
 def _tiles_kernel(
-    rows_ptr, offsets_ptr, out_ptr, row_count, programs, left, right,
+    rows_ptr, offsets_ptr, out_ptr, row_count, ring, left, right,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
     TILE: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Of each place the fields of `Tile`."""
     number = tl.arange(0, SIZE)
     head, tile, tiles, start, length, base = tile_of_place(
-        rows_ptr, offsets_ptr, number, row_count, left, right,
+        rows_ptr, offsets_ptr, number, row_count, ring, left, right,
         KV_HEADS, GROUP, HAS_LEFT, HAS_RIGHT, TILE, BLOCK,
     )  # fmt: skip
     first, count = blocks_of_tile(tile, length, left, right, HAS_LEFT, HAS_RIGHT, TILE, BLOCK)
-    begin = start_of_tile(tile, tiles, programs, HAS_LEFT, HAS_RIGHT, TILE, BLOCK) + 0 * tile
-    out_ptr += number * 9
+    out_ptr += number * 8
     tl.store(out_ptr, head)
     tl.store(out_ptr + 1, tile)
     tl.store(out_ptr + 2, tiles)
@@ -61,12 +59,11 @@ def _tiles_kernel(
     tl.store(out_ptr + 5, base)
     tl.store(out_ptr + 6, first + 0 * tile)
     tl.store(out_ptr + 7, count)
-    tl.store(out_ptr + 8, begin)
 
 
 @triton.jit
 def _turns_kernel(
-    tiles_ptr, blocks_ptr, counts_ptr, out_ptr, programs, left, right,
+    tiles_ptr, blocks_ptr, counts_ptr, out_ptr, left, right,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
     SIZE: tl.constexpr,
 ):  # fmt: skip
@@ -74,7 +71,7 @@ def _turns_kernel(
     number = tl.arange(0, SIZE)
     turn, turns = turn_of_tile(
         tl.load(tiles_ptr + number), tl.load(blocks_ptr + number), tl.load(counts_ptr + number),
-        programs, left, right, HAS_LEFT, HAS_RIGHT, TILE, BLOCK,
+        left, right, HAS_LEFT, HAS_RIGHT, TILE, BLOCK,
     )  # fmt: skip
     tl.store(out_ptr + 2 * number, turn)
     tl.store(out_ptr + 2 * number + 1, turns + 0 * turn)
@@ -89,24 +86,18 @@ class Tile(NamedTuple):
     base: int
     first: int
     met: int
-    begin: int
 
-    def blocks(self) -> list[int]:
+    def blocks(self) -> range:
         """In the order in which the kernel walks over them, for one query head."""
-        return [self.first + (self.begin + step) % self.met for step in range(self.met)]
+        return range(self.first, self.first + self.met)
 
 
 @dataclass
 class Batch:
-    """Tiles in the order of their numbers, and the turn of each tile at each block.
-
-    Fields:
-        counted_out: whether programs take the next tile that nobody has; else every n-th.
-    """
+    """Tiles in the order of their numbers, and the turn of each tile at each block."""
 
     tiles: list[Tile]
     programs: int
-    counted_out: bool
     turns: dict[tuple[int, int, int], tuple[int, int]]
     group: int
     blocks: int
@@ -114,7 +105,7 @@ class Batch:
 
 def batch(
     lengths: list[int], mask: tuple[int | None, int | None], programs: int, kv_heads: int = 2,
-    group: int = 1,
+    group: int = 1, ring: int = 2**20,
 ) -> Batch:  # fmt: skip
     # From the keys' side.
     right, left = (-1 if side is None else side for side in mask)
@@ -124,9 +115,9 @@ def batch(
     sizes: dict[str, Any] = {"TILE": TILE, "BLOCK": BLOCK}
     places = rows.shape[0] * kv_heads
     programs = min(programs, places)
-    found = torch.zeros(_power(places), 9, dtype=torch.int32, device=DEVICE)
+    found = torch.zeros(_power(places), 8, dtype=torch.int32, device=DEVICE)
     _tiles_kernel[(1,)](
-        rows.to(DEVICE), offsets.to(DEVICE), found, rows.shape[0], programs, left, right,
+        rows.to(DEVICE), offsets.to(DEVICE), found, rows.shape[0], ring, left, right,
         KV_HEADS=kv_heads, GROUP=group, **limits, **sizes, SIZE=found.shape[0],
     )  # fmt: skip
     every = [Tile(*fields) for fields in found[:places].tolist()]
@@ -139,10 +130,9 @@ def batch(
     table[: len(asked)] = torch.tensor(asked, dtype=torch.int32).view(-1, 3)
     told = torch.zeros(len(table), 2, dtype=torch.int32, device=DEVICE)
     columns = [column.contiguous().to(DEVICE) for column in table.unbind(1)]
-    _turns_kernel[(1,)](*columns, told, programs, left, right, **limits, **sizes, SIZE=len(table))
+    _turns_kernel[(1,)](*columns, told, left, right, **limits, **sizes, SIZE=len(table))
     turns = dict(zip(asked, map(tuple, told.tolist()), strict=False))
-    counted_out = left >= 0 or right >= 0
-    return Batch(tiles, programs, counted_out, turns, group, places * group * RATIO)
+    return Batch(tiles, programs, turns, group, places * group * RATIO)
 
 
 def _power(n: int) -> int:
@@ -159,8 +149,8 @@ def run(
     the order in which they have added.
 
     Args:
-        early: tiles that are counted out are taken when the one before begins, not when it ends;
-            the kernel does so some blocks before it ends.
+        early: tiles are taken when the one before begins, not when it ends; the kernel does so some
+            blocks before it ends.
 
     Raises:
         AssertionError: all programs wait for each other, or a place of the ring has two users.
@@ -180,12 +170,10 @@ def run(
         nonlocal taken
         while number < len(batch.tiles):
             tile = batch.tiles[number]
-            if not batch.counted_out:
-                number += batch.programs
-            elif early:
+            if early:
                 number, taken = taken, taken + 1
             yield tile
-            if batch.counted_out and not early:
+            if not early:
                 number, taken = taken, taken + 1
 
     def program(first_tile: int):
@@ -278,6 +266,7 @@ LENGTHS = [0, 1, 63, 64, 65, 129, 1000, 0, 128, 256, 7, 300, 700]
 def test_every_block_is_added_up_in_one_order(name, lengths, programs, kv_heads, group):
     made = batch(lengths, MASKS[name], programs, kv_heads, group)
     ring = ring_blocks(made.blocks, sum(lengths), group, 2**20, CONFIG)  # as few as may be
+    made = batch(lengths, MASKS[name], programs, kv_heads, group, ring)
     first = run(made, ring, seed=0)
     expected = expected_tiles(lengths, MASKS[name], kv_heads * group)
     assert {block: set(tiles) for block, tiles in first.items()} == expected
@@ -294,20 +283,22 @@ def test_random_batches(seed):
         if not sum(lengths):
             continue
         mask = (draw.choice([None, 0, 33, 200]), draw.choice([None, 0, 70, 500]))
-        kv_heads, group = draw.choice([(1, 1), (2, 1), (1, 3)])
-        made = batch(lengths, mask, draw.randint(1, 20), kv_heads, group)
+        kv_heads, group = draw.choice([(1, 1), (2, 1), (1, 3), (5, 1), (3, 2)])
         longest = -(-max(lengths) // TILE) * RATIO * group
-        first = run(made, min(longest, made.blocks), seed=0)
+        ring = draw.randint(longest, 4 * longest)
+        made = batch(lengths, mask, draw.randint(1, 20), kv_heads, group, ring)
+        first = run(made, ring, seed=0)
         expected = expected_tiles(lengths, mask, kv_heads * group)
         assert {block: set(tiles) for block, tiles in first.items()} == expected
-        assert run(made, min(longest, made.blocks), seed=1) == first
+        assert run(made, ring, seed=1) == first
+        assert run(made, ring, seed=2, early=True) == first
 
 
 def test_a_deadlock_is_found():
-    """Of two tiles that walk around, on one program."""
-    made = batch([256], MASKS["full"], programs=2, kv_heads=1)
+    """Of two tiles on one program, the one that waits for the other first."""
+    made = batch([256], MASKS["full"], programs=1, kv_heads=1)
     assert run(made, made.blocks, seed=0)
-    made.programs = 1
+    made.tiles.reverse()
     with pytest.raises(AssertionError, match="all wait for each other"):
         run(made, made.blocks, seed=0)
 
@@ -318,7 +309,20 @@ def test_a_ring_that_is_too_small_is_found():
         run(made, 3, seed=0)
 
 
-@pytest.mark.parametrize("name", ["full", "causal", "window"])
+@pytest.mark.parametrize(("ring", "heads"), [(9, 1), (10, 1), (20, 2), (39, 3), (40, 4), (99, 5)])
+def test_heads_take_turns_as_the_ring_has_place(ring, heads):
+    """Of five, in parts: so tiles of a pair are started apart."""
+    made = batch([640], MASKS["full"], programs=4, kv_heads=5, ring=ring)
+    expected = [
+        (head, tile)
+        for first in range(0, 5, heads)
+        for tile in range(5)
+        for head in range(first, min(first + heads, 5))
+    ]
+    assert [(one.head, one.tile) for one in made.tiles] == expected
+
+
+@pytest.mark.parametrize("name", ["causal", "window"])
 def test_nobody_waits_at_the_start(name):
     """All tiles of a pair that begin at a time find their turn at once, for the first steps."""
     made = batch([1280], MASKS[name], programs=10, kv_heads=1)

@@ -1,29 +1,30 @@
 """In which order tiles of keys add to dQ, so that its sums are the same in every run.
 
 A user's keys are cut into tiles and his queries into blocks, both counted from his first token. A
-tile meets its blocks step by step, and where a block of dQ waits for several tiles, they add to it
-in turns. Tiles of a (user, head) pair have numbers next to each other; a program takes one number
-after another, lowest first, and holds one tile at a time.
+tile meets its blocks step by step, from the first to the last, and where a block of dQ waits for
+several tiles, they add to it in turns, the lower number first. Whoever comes to the end of a tile
+takes the next number that nobody has, and holds one tile at a time.
 
 - With a limit on the keys' left (causal, windows), a tile of later keys starts with later blocks.
-  Later keys have the lower number, and all walk to later blocks: a block gets the tile that starts
-  with it first, and every other one `RATIO` steps after the one before, if all start at a time.
-  They do not, since tiles of a pair differ in blocks: whoever comes to the end of his tile takes
-  the next number that nobody has. So earlier keys, which meet more blocks, start later still, and
-  queue for no block. Numbers dealt out beforehand, to and fro, started them the other way round.
-- Without limits all tiles of a pair are as long, a program takes every n-th number, and each tile
-  starts with the block of its own tokens and walks around (arXiv 2601.21824 calls it a shift):
-  again nobody waits for anybody, if all tiles of a pair run at a time. Where a pair has more tiles
-  than there are programs, all start with the first block, and the lower number adds first. So do
-  tiles with a limit on the right alone.
+  Later keys have the lower number: a block gets the tile that starts with it first, and every other
+  one `RATIO` steps after the one before, if all start at a time. They do not, since tiles of a pair
+  differ in blocks, and earlier keys, which meet more of them, start later still: they queue for no
+  block. Tiles of a (user, head) pair have numbers next to each other.
+- Without limits all tiles of a pair are as long, and each has to stay a step behind the one before,
+  and by what it takes until an add is seen. So tiles of several heads of a user take turns with
+  their numbers, and two of one pair are started as many numbers apart. Heads are as many as the
+  ring has place for (`hopper.one_pass`), but for the first tiles of all, which begin together, and
+  soon follow each other.
 
-Nobody waits for ever, as long as all programs run at a time (a cooperative launch): of the tiles
-that are not done, look at the pair with the lowest numbers. Its tiles were started, or their
-programs hold tiles of earlier pairs, which are none, or of the same one. In a walk around no
-program has two of one pair. In the other orders a tile waits for lower numbers alone, and a program
-takes a number, be it before its tile is done, after it has taken lower ones: the lowest number that
-is not done was started, and waits for nobody. What a block of dQ is added up in is used again by a
-later pair (`hopper.one_pass`), which waits for earlier ones alone.
+Each tile starting with the block of its own tokens and walking around (arXiv 2601.21824 calls it a
+shift) lets nobody wait if all tiles of a pair run at a time. Where programs are no multiple of them
+they do not: some begin when others end, and those who have begun wait for them.
+
+Nobody waits for ever, as long as all programs run at a time (a cooperative launch): a tile waits
+for lower numbers alone, and a program takes a number, be it before its tile is done, after it has
+taken lower ones: the lowest number that is not done was started, and waits for nobody. What a block
+of dQ is added up in is used again by later pairs, which wait for earlier ones alone: heads that
+take turns have places of their own.
 
 Left and right are the keys' here: key i meets queries i - left ... i + right.
 """
@@ -42,7 +43,7 @@ _LENGTH = tl.constexpr(ROW_FIELDS.index("length"))
 
 @triton.jit
 def tile_of_place(
-    rows_ptr, offsets_ptr, place, row_count, left, right,
+    rows_ptr, offsets_ptr, place, row_count, ring, left, right,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
     TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -52,7 +53,8 @@ def tile_of_place(
     Args:
         place: the tile's number among all: of a row, then of its key heads' tiles.
         rows_ptr: of tiles of TILE keys, as `schedule.rows` sorts them: those of a user follow each
-            other. So a user's rows, times the heads, have places for his tiles, head by head.
+            other. So a user's rows, times the heads, have places for his tiles.
+        ring: how many blocks of dQ are added up at a time, at least one pair's.
         offsets_ptr: of the users, of queries and keys alike.
     """
     there = place < row_count * KV_HEADS
@@ -71,9 +73,19 @@ def tile_of_place(
         index = tiles - 1 - index
     row -= index
     number = place - row * KV_HEADS
-    head = number // tl.maximum(tiles, 1)
-    tile = tile_of_number(number - head * tiles, tiles, HAS_LEFT)
-    base = (row * KV_HEADS + head * tiles) * (GROUP * (TILE // BLOCK))
+    blocks = tiles * (GROUP * (TILE // BLOCK))
+    # As many heads take turns, from `first_head` on.
+    heads = 1
+    if not (HAS_LEFT or HAS_RIGHT):
+        heads = tl.minimum(tl.maximum(ring // tl.maximum(blocks, 1), 1), KV_HEADS)
+    turn = number // tl.maximum(heads * tiles, 1)
+    first_head = turn * heads
+    number -= first_head * tiles
+    heads = tl.minimum(heads, KV_HEADS - first_head)
+    tile = number // tl.maximum(heads, 1)
+    head = first_head + number - tile * heads
+    tile = tile_of_number(tile, tiles, HAS_LEFT)
+    base = row * KV_HEADS * (GROUP * (TILE // BLOCK)) + head * blocks
     return head, tile, tiles, start, length, base
 
 
@@ -99,20 +111,8 @@ def tile_of_number(number, tiles, HAS_LEFT: tl.constexpr):
 
 
 @triton.jit
-def start_of_tile(
-    tile, tiles, programs,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The first of the blocks that a tile meets, among them: it goes on from there and around."""
-    start = 0
-    if not (HAS_LEFT or HAS_RIGHT):
-        start = tl.where(tiles <= programs, tile * (TILE // BLOCK), 0)
-    return start
-
-
-@triton.jit
 def turn_of_tile(
-    tile, block, tiles, programs, left, right,
+    tile, block, tiles, left, right,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """(turn, turns): how many tiles add to this block before this one, and how many in all."""
@@ -122,12 +122,5 @@ def turn_of_tile(
         highest = tl.minimum(highest, ((block + 1) * BLOCK + left - 1) // TILE)
     if HAS_RIGHT:
         lowest = tl.maximum(block * BLOCK - right, 0) // TILE
-    if HAS_LEFT:
-        turn = highest - tile
-    elif HAS_RIGHT:
-        turn = tile - lowest
-    else:
-        own = block // (TILE // BLOCK)
-        around = tl.where(tile <= own, own - tile, own - tile + tiles)
-        turn = tl.where(tiles <= programs, around, tile)
+    turn = highest - tile if HAS_LEFT else tile - lowest
     return turn, highest - lowest + 1

@@ -35,47 +35,34 @@ _DONE = gl.constexpr(1 << 30)
 # They take no layouts, and so they are the same in Gluon.
 _blocks_of_tile = gluon.jit(order.blocks_of_tile.fn)
 _tile_of_place = gluon.jit(order.tile_of_place.fn)
-_start_of_tile = gluon.jit(order.start_of_tile.fn)
 _turn_of_tile = gluon.jit(order.turn_of_tile.fn)
-
-
-@gluon.constexpr_function
-def _counted_out(S):
-    """Whether a program takes the next number that nobody has, of a counter; else every n-th."""
-    return S.HAS_LEFT or S.HAS_RIGHT
 
 
 @gluon.jit
 def _tile(tables, place, S: gl.constexpr, C: gl.constexpr):
     """`tile_of_place`; without a tile there is none at later places either."""
-    rows_ptr, offsets_ptr, row_count, left, right = tables
+    rows_ptr, offsets_ptr, row_count, ring, left, right = tables
     KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
     return _tile_of_place(
-        rows_ptr, offsets_ptr, place, row_count, left, right,
+        rows_ptr, offsets_ptr, place, row_count, ring, left, right,
         KV_HEADS, S.GROUP, S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK,
     )  # fmt: skip
 
 
 @gluon.jit
-def _walk_of_tile(tables, tile, tiles, length, S: gl.constexpr, C: gl.constexpr):
-    """(first, count) of the tile's blocks, and the one of these that it starts with."""
-    rows_ptr, offsets_ptr, row_count, left, right = tables
-    first, count = _blocks_of_tile(
-        tile, length, left, right, S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK
-    )
-    start_block = _start_of_tile(
-        tile, tiles, gl.num_programs(0), S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK
-    )
-    return first, count, start_block
+def _walk_of_tile(tables, tile, length, S: gl.constexpr, C: gl.constexpr):
+    """(first, count) of the tile's blocks."""
+    rows_ptr, offsets_ptr, row_count, ring, left, right = tables
+    return _blocks_of_tile(tile, length, left, right, S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK)
 
 
 @gluon.jit
 def load(args, S: gl.constexpr, C: gl.constexpr):
     """Brings each tile's K and V, and Q, dO, lse2 and delta of its queries, head by head.
 
-    Where tiles are counted out, it takes the next one when it has brought all of one, some blocks
-    before that is done: later, and consumers would wait for it; earlier, and it would be held by
-    who does not begin with it, while others wait for it.
+    It takes the next tile when it has brought all of one, some blocks before that is done: later,
+    and consumers would wait for it; earlier, and it would be held by who does not begin with it,
+    while others wait for it.
 
     Notes are, of a tile, (first key, end of its user, kv head, steps), of 0 steps when there is
     none any more; of a block its first token, or -1 minus that if some of it is hidden.
@@ -86,7 +73,7 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
     of_tile, of_block, of_turn = notes
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty = barriers[:6]
     landed = barriers[9]
-    rows_ptr, offsets_ptr, row_count, left, right = tables
+    rows_ptr, offsets_ptr, row_count, ring, left, right = tables
     TILE: gl.constexpr = C.tile_q
     BLOCK: gl.constexpr = S.BLOCK
     CONSUMERS: gl.constexpr = C.consumers
@@ -101,12 +88,9 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
     place = gl.program_id(0)
     head, tile, tiles, start, length, base = _tile(tables, place, S, C)
     while tiles > 0:
-        if not _counted_out(S):
-            place += gl.num_programs(0)
-            ahead = _tile(tables, place, S, C)
         k_start = start + tile * TILE
         end = start + length
-        first, count, start_block = _walk_of_tile(tables, tile, tiles, length, S, C)
+        first, count = _walk_of_tile(tables, tile, length, S, C)
         first = start + first * BLOCK
         whole_start, whole_end = whole_blocks(
             k_start, gl.minimum(k_start + TILE, end), first, end, 0, left, right,
@@ -136,8 +120,7 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
             _load_tile(k_blocks, v_blocks, k_start, head, tile_full, k_buffer, v_buffer, S, C)
         for member in range(S.GROUP):
             q_head = head * S.GROUP + member
-            block = start_block
-            for _ in range(count):
+            for block in range(count):
                 q_start = first + block * BLOCK
                 mbarrier.wait(q_empty.index(stage), phase ^ 1)
                 mbarrier.wait(do_empty.index(stage), phase ^ 1)
@@ -157,12 +140,9 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
                     q_start + BLOCK > end, end - q_start, landed, tail_phase, S,
                 )  # fmt: skip
                 stage, phase = next_slot(stage, phase, C.stages)
-                block = gl.where(block + 1 == count, 0, block + 1)
-        if _counted_out(S):
-            place = hand_out(taken_ptr, dealing, side, side_phase)
-            side, side_phase = next_slot(side, side_phase, 2)
-            ahead = _tile(tables, place, S, C)
-        head, tile, tiles, start, length, base = ahead
+        place = hand_out(taken_ptr, dealing, side, side_phase)
+        side, side_phase = next_slot(side, side_phase, 2)
+        head, tile, tiles, start, length, base = _tile(tables, place, S, C)
     mbarrier.wait(tile_empty, tile_phase ^ 1)
     tell(of_tile, 3, 0)
     mbarrier.arrive(tile_full)
@@ -189,8 +169,8 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
     whoever is to use its place in the ring may wait for it. So are all blocks of a user of one
     tile, which need no place.
     """
-    counts_ptr, tables, ring, notes, barriers, dealing = args
-    rows_ptr, offsets_ptr, row_count, left, right = tables
+    counts_ptr, tables, notes, barriers, dealing = args
+    rows_ptr, offsets_ptr, row_count, ring, left, right = tables
     of_tile, of_block, of_turn = notes
     my_turn, added = barriers[7], barriers[8]
     TILE: gl.constexpr = C.tile_q
@@ -202,19 +182,15 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
     place = gl.program_id(0)
     head, tile, tiles, start, length, base = _tile(tables, place, S, C)
     while tiles > 0:
-        if not _counted_out(S):
-            place += gl.num_programs(0)
-            ahead = _tile(tables, place, S, C)
-        first, count, start_block = _walk_of_tile(tables, tile, tiles, length, S, C)
+        first, count = _walk_of_tile(tables, tile, length, S, C)
         for member in range(S.GROUP):
             base_of_head = base + member * tiles * RATIO
-            block = start_block
             seen = -1
             owed = -1
             more = 1
-            for _ in range(count):
+            for block in range(count):
                 turn, turns = _turn_of_tile(
-                    tile, first + block, tiles, gl.num_programs(0), left, right,
+                    tile, first + block, tiles, left, right,
                     S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
                 )  # fmt: skip
                 q_start = start + (first + block) * BLOCK
@@ -234,15 +210,15 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
                 tell(of_turn, 2, q_start)
                 tell(of_turn, 3, head * S.GROUP + member)
                 mbarrier.arrive(my_turn)
-                block = gl.where(block + 1 == count, 0, block + 1)
                 # The add before takes a while to be seen by all; consumers have the next turn
                 # meanwhile. What is counted at the block after is on its way then.
                 _announce(counts_ptr, owed, more)
+                # Behind the last there is none to ask for.
+                following = first + gl.minimum(block + 1, count - 1)
                 next_turn, _ = _turn_of_tile(
-                    tile, first + block, tiles, gl.num_programs(0), left, right,
-                    S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
-                )  # fmt: skip
-                at, least = _wanted(base_of_head + first + block, next_turn, ring)
+                    tile, following, tiles, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK
+                )
+                at, least = _wanted(base_of_head + following, next_turn, ring)
                 seen = _count(counts_ptr + at)
                 mbarrier.wait(added, phase)
                 phase ^= 1
@@ -257,11 +233,9 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
                 while _count(counts_ptr + at) < least:
                     pass
                 _announce(counts_ptr, number, _DONE)
-        if _counted_out(S):
-            place = handed_out(dealing, side, side_phase, 1)
-            side, side_phase = next_slot(side, side_phase, 2)
-            ahead = _tile(tables, place, S, C)
-        head, tile, tiles, start, length, base = ahead
+        place = handed_out(dealing, side, side_phase, 1)
+        side, side_phase = next_slot(side, side_phase, 2)
+        head, tile, tiles, start, length, base = _tile(tables, place, S, C)
 
 
 @gluon.jit
