@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import Case, Inputs, seen_keys
+from attention_cases import Case
 from choice_cases import on_hopper
 from launch_keys import watch_launches
-from meeting_cases import Mask, assert_as_exact, pointwise, run, softmax
+from meeting_cases import assert_as_exact, pointwise, run, softmax
+from padded_heads import MASKS, inputs_of, shown_by
 from pays import TWO_PASSES, paying_from
 from score_policies import POLICIES
 from torch import Tensor
@@ -31,9 +32,6 @@ EACH_DIMS = pytest.mark.parametrize(("dim", "dim_v"), DIMS)
 SOME_DIMS = pytest.mark.parametrize(
     ("dim", "dim_v"), [(40, 40), (72, 72), (96, 96), (112, 112), (128, 80)]
 )
-# Around parts of 64 queries, tiles and blocks of 128 and 64 tokens, 200 on average.
-LENGTHS = [0, 1, 63, 64, 65, 127, 128, 129, 1000, 0, 7, 800]
-MASKS = {"none": {}, "causal": {"causal": True}, "window": {"window": (300, 100)}}
 HOPPER = "jagged_kernels.attention.hopper"
 
 
@@ -45,15 +43,6 @@ def passes(request) -> Iterator[str]:
         paying_from(0 if request.param == "one pass" else NEVER, ONE_PASS_PAYS_FROM),
     ):
         yield request.param
-
-
-def inputs_of(dim: int, dim_v: int, dtype: torch.dtype = torch.bfloat16) -> Inputs:
-    case = Case(LENGTHS, heads=4, kv_heads=2, dim=dim, dim_v=dim_v)
-    return case.inputs(dtype).with_shared_offsets()
-
-
-def shown_by(**mask: Any) -> Mask:
-    return lambda _user, queries, keys: seen_keys(queries, keys, **mask)[None]
 
 
 @on_hopper

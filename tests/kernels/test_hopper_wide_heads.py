@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import Case, Inputs, seen_keys
 from choice_cases import on_hopper
 from launch_keys import watch_launches
-from meeting_cases import Mask, assert_as_exact, pointwise, run, softmax
+from meeting_cases import assert_as_exact, pointwise, run, softmax
+from padded_heads import MASKS, inputs_of, shown_by
 from pays import TWO_PASSES, paying_from
 from score_policies import POLICIES
 
@@ -22,18 +22,6 @@ from jagged_kernels.schedule.policy.hopper import FORWARD_TILES
 # Of q and k, and of v: in one piece and in two.
 DIMS = [(136, 136), (160, 160), (192, 192), (200, 200), (256, 256), (192, 256), (256, 144)]
 EACH_DIMS = pytest.mark.parametrize(("dim", "dim_v"), DIMS)
-# Around tiles and blocks of 64 tokens, 200 on average.
-LENGTHS = [0, 1, 63, 64, 65, 127, 128, 129, 1000, 0, 7, 800]
-MASKS = {"none": {}, "causal": {"causal": True}, "window": {"window": (300, 100)}}
-
-
-def inputs_of(dim: int, dim_v: int, dtype: torch.dtype = torch.bfloat16) -> Inputs:
-    case = Case(LENGTHS, heads=4, kv_heads=2, dim=dim, dim_v=dim_v)
-    return case.inputs(dtype).with_shared_offsets()
-
-
-def shown_by(**mask: Any) -> Mask:
-    return lambda _user, queries, keys: seen_keys(queries, keys, **mask)[None]
 
 
 @on_hopper

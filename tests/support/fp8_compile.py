@@ -13,10 +13,10 @@ import re
 from typing import Any
 
 import triton
+from hopper_compile import TARGET, compiled_for
 from overwritten_operands import overwritten_operands
 from ptxas_mistakes import disassembled
 from sass import INSTRUCTION
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -26,7 +26,6 @@ from jagged_kernels.attention.hopper import fp8_forward, fp8_quantise
 from jagged_kernels.attention.plans import AttentionShape
 from jagged_kernels.schedule.policy import hopper
 
-_TARGET = GPUTarget("cuda", 90, 32)
 _INSTRUCTION = re.compile(INSTRUCTION)
 _LEFT_FACTOR = re.compile(r"R\d+, R(\d+), gdesc")
 
@@ -63,10 +62,7 @@ def compile_forward(dim: int, limits: tuple[bool, bool]) -> bytes:
         signature={name: "constexpr" if name in constants else kinds[name] for name in names},
         constexprs={(names.index(name),): value for name, value in constants.items()},
     )
-    options = {"num_warps": config.warps, "maxnreg": config.start_registers}
-    compiled = triton.compile(source, target=_TARGET, options=options)
-    assert compiled.metadata.shared <= 227 * 1024 // config.residents
-    return compiled.asm["cubin"]
+    return compiled_for(source, config).asm["cubin"]
 
 
 def compile_numbers(dim: int) -> None:
@@ -90,7 +86,7 @@ def compile_numbers(dim: int) -> None:
             signature={name: kind(name) for name in names},
             constexprs={(names.index(name),): value for name, value in constants.items()},
         )
-        compiled = triton.compile(source, target=_TARGET, options={"num_warps": 4})
+        compiled = triton.compile(source, target=TARGET, options={"num_warps": 4})
         assert "cvt.rn.satfinite.e4m3x2" in compiled.asm["ptx"]
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from left_results import leave
 from torch import Tensor
@@ -141,8 +140,7 @@ def main(words: Sequence[str] | None = None) -> int:
         timing.release(device)
     if given.out:
         parameters = {"names": names, "rounds": given.rounds, "repeats": given.repeats}
-        table: pd.DataFrame = results.frame(rows)
-        leave(given.out, table, run_id=FP8_PAYS, parameters=parameters, begun=begun)
+        leave(given.out, results.frame(rows), run_id=FP8_PAYS, parameters=parameters, begun=begun)
     return 0
 
 

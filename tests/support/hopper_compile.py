@@ -43,7 +43,7 @@ class _NoOptimisation:
 
 
 _LLVM: Any = compiler.llvm
-_TARGET = GPUTarget("cuda", 90, 32)
+TARGET = GPUTarget("cuda", 90, 32)
 _ARGUMENTS: Any = MeetArguments
 BY_KEYS = _ARGUMENTS("constexpr", "constexpr", "constexpr", "constexpr", "*i64", "fp32")
 # Of lists with a rule for their tokens: its counts; and what they have without one.
@@ -133,15 +133,21 @@ def compile_kernel(
             if argument == "sums_ptr"
         },
     )
-    options = {"num_warps": config.warps, "maxnreg": config.start_registers}
-    compiled = triton.compile(source, target=_TARGET, options=options)
+    compiled = compiled_for(source, config)
     ptx = compiled.asm["ptx"]
     assert "wgmma.mma_async" in ptx
     if name == "one pass":
         # Four numbers at a time.
         assert ".add.v4.f32" in ptx, "how dQ is added"
-    assert compiled.metadata.shared <= 227 * 1024 // config.residents
     return compiled.asm["cubin"]
+
+
+def compiled_for(source: GluonASTSource, config: hopper.HopperConfig) -> Any:
+    """As it is launched, for `config.residents` programs on a multiprocessor."""
+    options = {"num_warps": config.warps, "maxnreg": config.start_registers}
+    compiled = triton.compile(source, target=TARGET, options=options)
+    assert compiled.metadata.shared <= 227 * 1024 // config.residents
+    return compiled
 
 
 def compile_exact(module: Any, dim: int, policy: str, *, lists: bool = False) -> None:
@@ -181,7 +187,7 @@ def compile_exact(module: Any, dim: int, policy: str, *, lists: bool = False) ->
         signature={argument: kind(argument) for argument in names},
         constexprs={(names.index(c),): value for c, value in constants.items()},
     )
-    assert triton.compile(source, target=_TARGET, options=options).asm["cubin"]
+    assert triton.compile(source, target=TARGET, options=options).asm["cubin"]
 
 
 # (kernel, dim, tokens of a listed block, whether of "" and of a policy). Each takes seconds: of
