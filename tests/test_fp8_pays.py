@@ -11,7 +11,7 @@ from choice_cases import on_hopper
 from fp8_pays import calls_of, errors_of, known_workloads, main
 
 from jagged_ranking import results
-from jagged_ranking.figures.fp8_goals import BF16, KEPT, KERNEL, SCALED, WHOLE, fp8_speed_rows
+from jagged_ranking.figures.fp8_goals import BF16, KEPT, KERNEL, WHOLE, fp8_speed_rows
 from jagged_ranking.measure.workloads import Workload, setup
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -45,7 +45,7 @@ def test_errors_are_of_numbers_as_they_came() -> None:
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_all_that_is_timed_runs(head_dim: int) -> None:
     calls = calls_of(setup(small(head_dim), DEVICE))
-    assert list(calls) == [BF16, KERNEL, SCALED, KEPT, WHOLE]
+    assert list(calls) == [BF16, KERNEL, KEPT, WHOLE]
     exact, *others = (call() for call in calls.values())
     for one in others:
         values = one[0] if isinstance(one, tuple) else one.values

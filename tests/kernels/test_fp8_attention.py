@@ -39,7 +39,7 @@ def test_it_is_attention_of_what_fp8_keeps(mask, dim, kv_heads, backend):
     q, k, v = sides(SHORT, dim=dim, heads=4, kv_heads=kv_heads)
     keys = fp8_keys(k, v)
     o, lse = fp8_attention(q, keys, backend=backend, return_lse=True, **mask)
-    q_kept = q.with_values(fp8_cases.kept(q)[0])
+    q_kept = q.with_values(fp8_cases.kept(q))
     doubles = [x.with_values(x.values.double()) for x in keys.dequantised()]
     exact, exact_lse = jagged_attention(
         q_kept, *doubles, backend="reference", return_lse=True, **mask
@@ -73,20 +73,6 @@ def test_queries_and_keys_of_other_lengths():
     assert (lse[5:8] == -math.inf).all()
     found = fp8_attention(q, keys, backend="native", schedule=attention_schedule(q, k))
     assert torch.equal(found.values, o.values)
-
-
-def test_a_given_scale_of_queries():
-    q, k, v = sides(SHORT)
-    keys = fp8_keys(k, v)
-    of_heads = torch.tensor([0.01, 0.02], device=DEVICE)
-    one, other = (
-        fp8_attention(q, keys, q_scale=scale, backend="native").values
-        for scale in (of_heads, of_heads.expand(len(q), 2))
-    )
-    assert torch.equal(one, other)
-    q_kept = q.with_values(fp8_cases.kept(q, of_heads)[0].float())
-    expected = jagged_attention(q_kept, *keys.dequantised(), backend="native").values
-    torch.testing.assert_close(one, expected)
 
 
 @pytest.mark.parametrize("lengths", [[], [0, 0]], ids=["no users", "no tokens"])
@@ -207,8 +193,8 @@ ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
         "v_scale must be a tensor of float32, got torch.float64",
     ),
     "scale's shape": (
-        lambda: fp8_attention(X, KEYS, q_scale=torch.ones(3, device=DEVICE)), ValueError,
-        "q_scale must be [2] or [1, 2], got [3]",
+        lambda: fp8_keys(X, X, k_scale=torch.ones(3, device=DEVICE)), ValueError,
+        "k_scale must be [2] or [1, 2], got [3]",
     ),
     "keys that are none": (
         lambda: attend(X, X), TypeError,

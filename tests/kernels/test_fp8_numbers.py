@@ -20,6 +20,7 @@ from jagged_kernels.attention.fp8_numbers import (
     ordered,
     quantise,
     quantise_keys,
+    quantise_queries,
     scales_of,
 )
 from jagged_kernels.attention.operators import fp8 as operators
@@ -70,6 +71,20 @@ def test_numbers_are_rounded_to_the_nearest():
     error = (numbers.float() - scaled).abs()
     assert (error <= torch.maximum(scaled.abs() / 16, torch.tensor(2.0**-10))).all()
     assert numbers.float().abs().max() == LARGEST
+
+
+def test_queries_have_a_scale_for_each_token():
+    x = random(LENGTHS).values * torch.logspace(-6, 6, sum(LENGTHS), device=DEVICE)[:, None, None]
+    x[5] = 0.0
+    x[7, 0, :3] = torch.tensor([math.nan, math.inf, -math.inf])
+    numbers, scales = quantise_queries(x)
+    shown = x[7, 0, 3:].abs().max()
+    torch.testing.assert_close(scales[7, 0] * LARGEST, shown)
+    assert numbers[7, 0, :3].float().isnan().all()
+    x[7, 0, :3] = 0.0
+    torch.testing.assert_close(scales * LARGEST, x.abs().amax(2), atol=1e-30, rtol=1e-6)
+    assert numbers[7, 0, 3:].float().abs().max() == LARGEST
+    assert (numbers[5].float() == 0).all()
 
 
 def test_numbers_beyond_a_given_scale_are_the_largest():
@@ -159,11 +174,14 @@ def test_the_operator_keeps_its_contract():
     torch.library.opcheck(operators.fp8_keys, (x.values, x.values, scales, scales))
 
 
-def _by_kernels(k: Tensor, v: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """k by itself, then k and V^T of both."""
-    from jagged_kernels.attention.hopper.fp8_quantise import launch_quantise, launch_quantise_keys
+def _by_kernels(k: Tensor, v: Tensor, scales: Tensor) -> tuple[Tensor, ...]:
+    """k as queries, then k and V^T of both."""
+    from jagged_kernels.attention.hopper.fp8_quantise import (
+        launch_quantise_keys,
+        launch_quantise_queries,
+    )
 
-    return launch_quantise(k, scales), *launch_quantise_keys(k, v, scales, scales)
+    return *launch_quantise_queries(k), *launch_quantise_keys(k, v, scales, scales)
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="the interpreter")
@@ -172,12 +190,13 @@ def _by_kernels(k: Tensor, v: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, T
 def test_the_kernels_lay_out_what_needs_no_rounding(tokens, packed):
     """The interpreter rounds to e4m3 in a way of its own, and has no NaN there."""
     generator = torch.Generator().manual_seed(0)
-    pair = torch.randint(-8, 9, (tokens, 2, 3, 64), generator=generator).float()
+    pair = torch.randint(-7, 8, (tokens, 2, 3, 64), generator=generator).float()
+    pair[..., 3] = 7.0  # so that queries are multiplied by 64
     k, v = pair.unbind(1) if packed else pair.transpose(0, 1).contiguous().unbind(0)
     if tokens > 20:
         v[20, 1, 5] = math.inf
     scales = torch.full((tokens, 3), 2.0)
-    expected = (quantise(k, scales), *quantise_keys(k, v, scales, scales))
+    expected = (*quantise_queries(k), *quantise_keys(k, v, scales, scales))
     for one, other in zip(_by_kernels(k, v, scales), expected, strict=True):
         there = ~other.float().isnan()
         assert (~there).sum() in (0, 64)
@@ -194,6 +213,6 @@ def test_the_kernels_are_the_specification_to_the_bit(dim, dtype):
     v[7, 1, 3] = math.nan
     x = random(LENGTHS)
     scales = of_tokens(scales_of(x), x.offsets, k.shape[0])
-    expected = (quantise(k, scales), *quantise_keys(k, v, scales, scales))
+    expected = (*quantise_queries(k), *quantise_keys(k, v, scales, scales))
     for one, other in zip(_by_kernels(k, v, scales), expected, strict=True):
         assert torch.equal(as_bytes(one), as_bytes(other))

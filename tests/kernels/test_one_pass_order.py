@@ -27,9 +27,10 @@ from jagged_kernels.schedule.rows import build_rows
 TILE, BLOCK = 128, 64
 RATIO = TILE // BLOCK
 CONFIG = HopperConfig(consumers=2, warps=4, block=BLOCK, stages=3)
-# (left, right) of the queries; None for no limit.
+# (left, right) of the queries; None for no limit. Without limits tiles walk around or not.
 MASKS = {
     "full": (None, None),
+    "full, around": (None, None),
     "causal": (None, 0),
     "window": (64, 0),
     "two-sided window": (300, 100),
@@ -40,18 +41,18 @@ MASKS = {
 
 @triton.jit
 def _tiles_kernel(
-    rows_ptr, offsets_ptr, out_ptr, row_count, programs, left, right,
+    rows_ptr, offsets_ptr, out_ptr, row_count, ring, programs, left, right,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr,
+    AROUND: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Of each place the fields of `Tile`."""
     number = tl.arange(0, SIZE)
     head, tile, tiles, start, length, base = tile_of_place(
-        rows_ptr, offsets_ptr, number, row_count, left, right,
-        KV_HEADS, GROUP, HAS_LEFT, HAS_RIGHT, TILE, BLOCK,
+        rows_ptr, offsets_ptr, number, row_count, ring, programs, left, right,
+        KV_HEADS, GROUP, HAS_LEFT, HAS_RIGHT, AROUND, TILE, BLOCK,
     )  # fmt: skip
     first, count = blocks_of_tile(tile, length, left, right, HAS_LEFT, HAS_RIGHT, TILE, BLOCK)
-    begin = start_of_tile(tile, tiles, programs, HAS_LEFT, HAS_RIGHT, TILE, BLOCK) + 0 * tile
+    begin = start_of_tile(tile, tiles, programs, AROUND, TILE, BLOCK) + 0 * tile
     out_ptr += number * 9
     tl.store(out_ptr, head)
     tl.store(out_ptr + 1, tile)
@@ -67,14 +68,14 @@ def _tiles_kernel(
 @triton.jit
 def _turns_kernel(
     tiles_ptr, blocks_ptr, counts_ptr, out_ptr, programs, left, right,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
-    SIZE: tl.constexpr,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, AROUND: tl.constexpr, TILE: tl.constexpr,
+    BLOCK: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """(turn, turns) of each (tile, block, tiles)."""
     number = tl.arange(0, SIZE)
     turn, turns = turn_of_tile(
         tl.load(tiles_ptr + number), tl.load(blocks_ptr + number), tl.load(counts_ptr + number),
-        programs, left, right, HAS_LEFT, HAS_RIGHT, TILE, BLOCK,
+        programs, left, right, HAS_LEFT, HAS_RIGHT, AROUND, TILE, BLOCK,
     )  # fmt: skip
     tl.store(out_ptr + 2 * number, turn)
     tl.store(out_ptr + 2 * number + 1, turns + 0 * turn)
@@ -101,12 +102,13 @@ class Batch:
     """Tiles in the order of their numbers, and the turn of each tile at each block.
 
     Fields:
-        counted_out: whether programs take the next tile that nobody has; else every n-th.
+        around: whether tiles walk around, and programs take every n-th; else the next tile that
+            nobody has.
     """
 
     tiles: list[Tile]
     programs: int
-    counted_out: bool
+    around: bool
     turns: dict[tuple[int, int, int], tuple[int, int]]
     group: int
     blocks: int
@@ -114,19 +116,20 @@ class Batch:
 
 def batch(
     lengths: list[int], mask: tuple[int | None, int | None], programs: int, kv_heads: int = 2,
-    group: int = 1,
+    group: int = 1, ring: int = 2**20, *, around: bool = False,
 ) -> Batch:  # fmt: skip
     # From the keys' side.
     right, left = (-1 if side is None else side for side in mask)
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     rows = build_rows(offsets, offsets, tokens=sum(lengths), tile=TILE, left=left, right=right)
-    limits: dict[str, Any] = {"HAS_LEFT": left >= 0, "HAS_RIGHT": right >= 0}
+    assert not around or left < 0 > right
+    limits: dict[str, Any] = {"HAS_LEFT": left >= 0, "HAS_RIGHT": right >= 0, "AROUND": around}
     sizes: dict[str, Any] = {"TILE": TILE, "BLOCK": BLOCK}
     places = rows.shape[0] * kv_heads
     programs = min(programs, places)
     found = torch.zeros(_power(places), 9, dtype=torch.int32, device=DEVICE)
     _tiles_kernel[(1,)](
-        rows.to(DEVICE), offsets.to(DEVICE), found, rows.shape[0], programs, left, right,
+        rows.to(DEVICE), offsets.to(DEVICE), found, rows.shape[0], ring, programs, left, right,
         KV_HEADS=kv_heads, GROUP=group, **limits, **sizes, SIZE=found.shape[0],
     )  # fmt: skip
     every = [Tile(*fields) for fields in found[:places].tolist()]
@@ -141,8 +144,7 @@ def batch(
     columns = [column.contiguous().to(DEVICE) for column in table.unbind(1)]
     _turns_kernel[(1,)](*columns, told, programs, left, right, **limits, **sizes, SIZE=len(table))
     turns = dict(zip(asked, map(tuple, told.tolist()), strict=False))
-    counted_out = left >= 0 or right >= 0
-    return Batch(tiles, programs, counted_out, turns, group, places * group * RATIO)
+    return Batch(tiles, programs, around, turns, group, places * group * RATIO)
 
 
 def _power(n: int) -> int:
@@ -180,12 +182,12 @@ def run(
         nonlocal taken
         while number < len(batch.tiles):
             tile = batch.tiles[number]
-            if not batch.counted_out:
+            if batch.around:
                 number += batch.programs
             elif early:
                 number, taken = taken, taken + 1
             yield tile
-            if batch.counted_out and not early:
+            if not (batch.around or early):
                 number, taken = taken, taken + 1
 
     def program(first_tile: int):
@@ -276,8 +278,10 @@ LENGTHS = [0, 1, 63, 64, 65, 129, 1000, 0, 128, 256, 7, 300, 700]
     ids=["odd", "grouped", "one program", "equal", "more tiles than programs", "short"],
 )  # fmt: skip
 def test_every_block_is_added_up_in_one_order(name, lengths, programs, kv_heads, group):
-    made = batch(lengths, MASKS[name], programs, kv_heads, group)
+    around = name == "full, around"
+    made = batch(lengths, MASKS[name], programs, kv_heads, group, around=around)
     ring = ring_blocks(made.blocks, sum(lengths), group, 2**20, CONFIG)  # as few as may be
+    made = batch(lengths, MASKS[name], programs, kv_heads, group, ring, around=around)
     first = run(made, ring, seed=0)
     expected = expected_tiles(lengths, MASKS[name], kv_heads * group)
     assert {block: set(tiles) for block, tiles in first.items()} == expected
@@ -294,18 +298,21 @@ def test_random_batches(seed):
         if not sum(lengths):
             continue
         mask = (draw.choice([None, 0, 33, 200]), draw.choice([None, 0, 70, 500]))
-        kv_heads, group = draw.choice([(1, 1), (2, 1), (1, 3)])
-        made = batch(lengths, mask, draw.randint(1, 20), kv_heads, group)
+        kv_heads, group = draw.choice([(1, 1), (2, 1), (1, 3), (5, 1), (3, 2)])
         longest = -(-max(lengths) // TILE) * RATIO * group
-        first = run(made, min(longest, made.blocks), seed=0)
+        ring = draw.randint(longest, 4 * longest)
+        around = mask == (None, None) and draw.random() < 0.5
+        made = batch(lengths, mask, draw.randint(1, 20), kv_heads, group, ring, around=around)
+        first = run(made, ring, seed=0)
         expected = expected_tiles(lengths, mask, kv_heads * group)
         assert {block: set(tiles) for block, tiles in first.items()} == expected
-        assert run(made, min(longest, made.blocks), seed=1) == first
+        assert run(made, ring, seed=1) == first
+        assert run(made, ring, seed=2, early=True) == first
 
 
 def test_a_deadlock_is_found():
     """Of two tiles that walk around, on one program."""
-    made = batch([256], MASKS["full"], programs=2, kv_heads=1)
+    made = batch([256], MASKS["full"], programs=2, kv_heads=1, around=True)
     assert run(made, made.blocks, seed=0)
     made.programs = 1
     with pytest.raises(AssertionError, match="all wait for each other"):
@@ -318,10 +325,29 @@ def test_a_ring_that_is_too_small_is_found():
         run(made, 3, seed=0)
 
 
-@pytest.mark.parametrize("name", ["full", "causal", "window"])
+@pytest.mark.parametrize(
+    ("ring", "programs", "heads"),
+    [(9, 25, 1), (10, 25, 1), (20, 25, 2), (39, 25, 3), (40, 25, 4), (99, 25, 5),
+     (99, 5, 1), (99, 6, 3), (99, 11, 3), (99, 12, 5)],
+)  # fmt: skip
+def test_heads_take_turns_as_programs_need_and_the_ring_has_place(ring, programs, heads):
+    """Of five, in equal parts but for the last: so tiles of a pair, which meet ten blocks, are
+    started apart. Five programs start one every second block, and six too often."""
+    made = batch([640], MASKS["full"], programs=programs, kv_heads=5, ring=ring)
+    expected = [
+        (head, tile)
+        for first in range(0, 5, heads)
+        for tile in range(5)
+        for head in range(first, min(first + heads, 5))
+    ]
+    assert [(one.head, one.tile) for one in made.tiles] == expected
+
+
+@pytest.mark.parametrize("name", ["full, around", "causal", "window"])
 def test_nobody_waits_at_the_start(name):
     """All tiles of a pair that begin at a time find their turn at once, for the first steps."""
-    made = batch([1280], MASKS[name], programs=10, kv_heads=1)
+    around = name == "full, around"
+    made = batch([1280], MASKS[name], programs=10, kv_heads=1, around=around)
     assert len(made.tiles) == made.programs
     for tile in made.tiles:
         for step, block in enumerate(tile.blocks()[:RATIO]):

@@ -189,7 +189,10 @@ def verdict(name: str) -> str:
 
 
 # (length, head_dim): tiles of a user are more than half of the programs, or their number is odd.
-LONG = ((2048, 64), (2842, 64), (4096, 128), (9004, 128))
+LONG = (
+    (2048, 64), (2816, 64), (2842, 64), (5000, 64), (8190, 64), (8192, 64), (12_000, 64),
+    (4000, 128), (4096, 128), (9004, 128),
+)  # fmt: skip
 
 # Name -> query heads of a key head.
 GROUPED = {f"grouped {length} x {dim}": 4 for length, dim in LONG}

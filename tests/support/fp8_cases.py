@@ -24,7 +24,7 @@ from attention_cases import Case
 from torch import Tensor
 
 from jagged_kernels import FP8Keys, JaggedTensor, jagged_attention
-from jagged_kernels.attention.fp8_numbers import LARGEST, dequantise, of_tokens, quantise, scales_of
+from jagged_kernels.attention.fp8_numbers import LARGEST, dequantise, quantise_queries
 from jagged_kernels.schedule.window import resolve_window
 
 _WEIGHT, _SMALL_WEIGHT = 2.0**-4, 2.0**-18  # the latter of a sum of 2 ** 8
@@ -63,12 +63,9 @@ class Bound(NamedTuple):
     rounded: Tensor  # o as weights in e4m3 alone make it
 
 
-def kept(q: JaggedTensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(what FP8 keeps of q [T, H, D], in float64; the same as e4m3 before it is scaled)."""
-    scale = scales_of(q) if scale is None else scale
-    scales = of_tokens(scale.expand(len(q), q.values.shape[1]), q.offsets, q.values.shape[0])
-    numbers = quantise(q.values, scales)
-    return dequantise(numbers, scales).double(), numbers
+def kept(q: JaggedTensor) -> Tensor:
+    """What FP8 keeps of q [T, H, D], in float64."""
+    return dequantise(*quantise_queries(q.values)).double()
 
 
 def bound(
@@ -77,7 +74,7 @@ def bound(
 ) -> Bound:  # fmt: skip
     """Of `fp8_attention` with these arguments."""
     band: dict[str, Any] = {"window": resolve_window(causal, window), "scale": scale}
-    q_kept = q.with_values(kept(q)[0])
+    q_kept = q.with_values(kept(q))
     k, v = (x.with_values(x.values.double()) for x in keys.dequantised())
     o, lse = jagged_attention(q_kept, k, v, backend="reference", return_lse=True, **band)
     sizes = v.with_values(v.values.abs())

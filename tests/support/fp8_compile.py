@@ -67,7 +67,7 @@ def compile_forward(dim: int, limits: tuple[bool, bool]) -> bytes:
 
 def compile_numbers(dim: int) -> None:
     """The kernels that make numbers in FP8."""
-    for kernel in (fp8_quantise._quantise_kernel, fp8_quantise._quantise_keys_kernel):
+    for kernel in (fp8_quantise._quantise_queries_kernel, fp8_quantise._quantise_keys_kernel):
         names = kernel.arg_names
         constants = {name: 2 * dim for name in names if name.isupper()}
         constants |= {"HEADS": 2, "D": dim, "TOKENS": 128}

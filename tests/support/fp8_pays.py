@@ -3,10 +3,10 @@
     python tests/support/fp8_pays.py [NAME ...] [--out FOLDER]
 
 On the named workloads (head_dims 64 and 128) take turns: the forward in bf16; the kernel for FP8
-alone; with the queries' rounding, as in a call over keys that are kept, by scales that are given
-and by those of their largest numbers; and with all rounding. Then the error of both forwards on a
-workload's longest user, against float64 attention of the numbers as they came, relative to its
-result (both in the root of mean squares). `--out figures/fp8_pays` leaves a result.
+alone; with the queries' rounding, as in a call over keys that are kept; and with all rounding. Then
+the error of both forwards on a workload's longest user, against float64 attention of the numbers as
+they came, relative to its result (both in the root of mean squares). `--out figures/fp8_pays`
+leaves a result.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from jagged_kernels import (
     jagged_attention,
 )
 from jagged_kernels.attention.fp8 import HEAD_DIMS
-from jagged_kernels.attention.fp8_numbers import of_tokens, scales_of
+from jagged_kernels.attention.fp8_numbers import quantise_queries
 from jagged_kernels.schedule.policy.hopper import fp8_config, is_hopper
 from jagged_kernels.schedule.rows import build_rows
 from jagged_kernels.schedule.window import resolve_window
 from jagged_ranking import provenance, results
-from jagged_ranking.figures.fp8_goals import BF16, FP8_PAYS, KEPT, KERNEL, SCALED, WHOLE
+from jagged_ranking.figures.fp8_goals import BF16, FP8_PAYS, KEPT, KERNEL, WHOLE
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.timing import Effort
 from jagged_ranking.measure.workload_sets import workloads
@@ -52,7 +52,6 @@ def known_workloads() -> dict[str, Workload]:
 def calls_of(batch: Batch) -> dict[str, Callable[[], Any]]:
     """What is timed, without a gradient."""
     from jagged_kernels.attention.hopper.fp8_forward import launch_fp8_forward
-    from jagged_kernels.attention.hopper.fp8_quantise import launch_quantise
 
     w, tokens = batch.workload, batch.q.shape[0]
     left, right = resolve_window(w.causal, None)
@@ -62,9 +61,8 @@ def calls_of(batch: Batch) -> dict[str, Callable[[], Any]]:
         batch.offsets, batch.offsets, tokens=tokens, tile=fp8_config(w.head_dim).tile_q, left=left,
         right=right,
     )  # fmt: skip
-    keys, q_scale = fp8_keys(k, v), scales_of(q)
-    numbers = launch_quantise(batch.q, of_tokens(q_scale, batch.offsets, tokens))
-    scales = (q_scale, keys.k_scale, keys.v_scale)
+    keys, (numbers, q_scales) = fp8_keys(k, v), quantise_queries(batch.q)
+    scales = (q_scales, keys.k_scale, keys.v_scale)
 
     def kernel() -> tuple[Tensor, Tensor | None]:
         return launch_fp8_forward(
@@ -75,7 +73,6 @@ def calls_of(batch: Batch) -> dict[str, Callable[[], Any]]:
     return {
         BF16: lambda: jagged_attention(q, k, v, causal=w.causal, schedule=schedule),
         KERNEL: kernel,
-        SCALED: lambda: fp8_attention(q, keys, causal=w.causal, schedule=schedule, q_scale=q_scale),
         KEPT: lambda: fp8_attention(q, keys, causal=w.causal, schedule=schedule),
         WHOLE: lambda: fp8_attention(q, fp8_keys(k, v), causal=w.causal, schedule=schedule),
     }

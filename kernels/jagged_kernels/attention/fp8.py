@@ -14,7 +14,7 @@ from jagged_kernels.attention.fp8_numbers import (
     dequantise,
     in_order,
     of_tokens,
-    quantise,
+    quantise_queries,
     scales_of,
 )
 from jagged_kernels.attention.operators import fp8 as ops
@@ -136,7 +136,6 @@ def fp8_attention(
     q: JaggedTensor,
     keys: FP8Keys,
     *,
-    q_scale: Tensor | None = ...,
     causal: bool = ...,
     window: tuple[int, int] | None = ...,
     scale: float | None = ...,
@@ -149,7 +148,6 @@ def fp8_attention(
     q: JaggedTensor,
     keys: FP8Keys,
     *,
-    q_scale: Tensor | None = ...,
     causal: bool = ...,
     window: tuple[int, int] | None = ...,
     scale: float | None = ...,
@@ -162,7 +160,6 @@ def fp8_attention(
     q: JaggedTensor,
     keys: FP8Keys,
     *,
-    q_scale: Tensor | None = None,
     causal: bool = False,
     window: tuple[int, int] | None = None,
     scale: float | None = None,
@@ -172,16 +169,15 @@ def fp8_attention(
 ) -> JaggedTensor | tuple[JaggedTensor, Tensor]:
     """`jagged_attention` of keys and values in FP8, for serving on Hopper GPUs.
 
-    Queries are rounded to FP8 as keys are, and both products are of FP8 (FlashAttention-3, arXiv
-    2407.08608, section 3.3). The kernel also rounds the weights of a block of keys to e4m3, each
-    by up to a sixteenth of itself, after their float32 sum is taken; elsewhere attention of the
-    same FP8 numbers is computed in float32.
+    Queries are rounded to FP8, each token's of a head by a scale of its own, and both products are
+    of FP8 (FlashAttention-3, arXiv 2407.08608, section 3.3). The kernel also rounds the weights of
+    a block of keys to e4m3, each by up to a sixteenth of itself, after their float32 sum is taken;
+    elsewhere attention of the same FP8 numbers is computed in float32.
 
     Args:
         q: queries, `JaggedTensor` [Tq, H, D] of float16, bfloat16 or float32, of as many users as
             the keys. Its offsets may be others than the keys'.
         keys: of `fp8_keys`. Hk divides H; head h reads key head h // (H / Hk).
-        q_scale: [H] or [B, H], as for `fp8_keys`.
         causal, window, scale, schedule: as in `jagged_attention`. The kernel takes a schedule of
             its tiles (of 64 queries at head_dim 64, of 128 at 128); where it has others, tables are
             built and kept as in a call without.
@@ -193,8 +189,8 @@ def fp8_attention(
     Returns:
         `JaggedTensor` [Tq, H, D] in q's dtype, and with `return_lse` lse [Tq, H], float32. A query
         that sees no key gets 0 (lse -inf). What the mask hides touches nothing, be it NaN or inf,
-        but for its part in the scale of its own user and head. Scores are good up to a million in
-        size.
+        but for its part in the scale of its own user and head, of keys and values. Scores are good
+        up to a million in size.
 
     Raises:
         TypeError: of other kinds or dtypes.
@@ -223,10 +219,8 @@ def fp8_attention(
     on_hopper = is_hopper(q.device)
     if backend == "triton" and not on_hopper:
         raise ValueError(f"backend='triton' needs a Hopper GPU for FP8, got tensors on {q.device}")
-    q_scale = _scale("q_scale", q_scale, q)
-    by_token = of_tokens(q_scale, q.offsets, q.values.shape[0])
     if backend == "native" or backend == "reference" or not on_hopper:
-        q_kept = q.with_values(dequantise(quantise(q.values, by_token), by_token))
+        q_kept = q.with_values(dequantise(*quantise_queries(q.values)))
         o, lse = without_autocast(jagged_attention)(
             q_kept, *keys.dequantised(), window=band, scale=scale, schedule=schedule,
             backend=backend, return_lse=True,
@@ -241,8 +235,8 @@ def fp8_attention(
             dense=None, window=band, head_dim=q.values.shape[2], keys=None, lists=None, tile_q=tile,
         )  # fmt: skip
     o, lse2 = call(
-        ops.attention_fp8, rows_of_dims(q.values), by_token, q_scale, keys.k, keys.v_t,
-        keys.k_scale, keys.v_scale, schedule.rows, *band, scale, return_lse,
+        ops.attention_fp8, rows_of_dims(q.values), keys.k, keys.v_t, keys.k_scale, keys.v_scale,
+        schedule.rows, *band, scale, return_lse,
     )  # fmt: skip
     out = JaggedTensor._trusted(o, q.offsets)
     return (out, lse2 * math.log(2)) if return_lse else out

@@ -1,7 +1,8 @@
 """Numbers in FP8 (e4m3), as `hopper.fp8_forward` reads them: the specification, in PyTorch.
 
-A number x becomes e4m3(x / scale), with one scale for each user and head (FlashAttention-3 has one
-for each batch element and head of keys, arXiv 2407.08608, section 3.3): what a user gets does not
+A number x becomes e4m3(x / scale). Keys and values have one scale for each user and head
+(FlashAttention-3 has one for each batch element and head of keys, arXiv 2407.08608, section 3.3),
+queries one for each token and head, which a single pass over them finds: what a user gets does not
 depend on others in the batch. What is not finite becomes NaN, since e4m3 has no infinity.
 """
 
@@ -19,7 +20,7 @@ LARGEST = 448.0
 # Of so many keys, from token 0 on, V^T has its own order: `ordered`.
 ORDERED_KEYS = 16
 # For users whose largest number is 0, or so small that dividing by its scale would overflow.
-_SMALLEST_SCALE = 2.0**-126
+SMALLEST_SCALE = 2.0**-126
 
 
 def scales_of(x: JaggedTensor) -> Tensor:
@@ -27,7 +28,7 @@ def scales_of(x: JaggedTensor) -> Tensor:
     not finite do not count."""
     sizes = torch.linalg.vector_norm(x.values, float("inf"), dim=2, dtype=torch.float32)
     sizes = torch.where(sizes < float("inf"), sizes, 0.0)
-    return (jagged_max(x.with_values(sizes)) / LARGEST).clamp(min=_SMALLEST_SCALE)
+    return (jagged_max(x.with_values(sizes)) / LARGEST).clamp(min=SMALLEST_SCALE)
 
 
 def of_tokens(scales: Tensor, offsets: Tensor, tokens: int) -> Tensor:
@@ -41,6 +42,16 @@ def quantise(x: Tensor, scales: Tensor) -> Tensor:
     numbers = x.float() / scales[:, :, None]
     finite = numbers.isfinite()
     return torch.where(finite, numbers.clamp(-LARGEST, LARGEST), float("nan")).to(E4M3)
+
+
+def quantise_queries(q: Tensor) -> tuple[Tensor, Tensor]:
+    """(e4m3 of q [T, H, D], its scales [T, H] float32): each token's largest |number| of a head, as
+    448; what is not finite does not count."""
+    sizes = q.float().abs()
+    largest = torch.where(sizes < float("inf"), sizes, 0.0).amax(2)
+    # Not divided by 448: on a GPU PyTorch multiplies by the reciprocal, on a CPU it does not.
+    scales = (largest * (1.0 / LARGEST)).clamp(min=SMALLEST_SCALE)
+    return quantise(q, scales), scales
 
 
 def dequantise(x: Tensor, scales: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ def launch_fp8_forward(
     Args:
         q, k: [T, H, D] float8_e4m3fn, contiguous.
         v_t: [Hk, D, Tk rounded up to ORDERED_KEYS] float8_e4m3fn, contiguous; all finite.
-        scales: of q [B, H], k and v [B, Hk]; float32, contiguous.
+        scales: of q [Tq, H], k and v [B, Hk]; float32, contiguous.
         rows: tiles of `config.tile_q` queries.
         dtype: float16 or bfloat16.
         config: in place of the rule's.
@@ -253,12 +253,15 @@ def _attend_tile(
         blocks = gl.cdiv(k_end - first_k, BLOCK)
         # The first part of a tile is never empty.
         if (ME == 0) or (first_q < q_end):
-            q_scale, k_scale, v_scale = scales
+            q_scales, k_scale, v_scale = scales
             user = gl.load(rows_ptr + (place // S.HEADS).to(gl.int64) * _ROW_WIDTH + _USER)
-            q_scale = gl.load(q_scale + user.to(gl.int64) * S.HEADS + head)
             kv_place = user.to(gl.int64) * (S.HEADS // S.GROUP) + head // S.GROUP
+            token = first_q + gl.arange(0, ROWS, ROW)
+            q_scale = gl.load(
+                q_scales + token.to(gl.int64) * S.HEADS + head, mask=token < q_end, other=1.0
+            )
             # Not 0 and not inf, times which a hidden score, or one that is 0, would be NaN.
-            factor = scale_log2 * q_scale * gl.load(k_scale + kv_place)
+            factor = q_scale * (scale_log2 * gl.load(k_scale + kv_place))
             factor = gl.minimum(gl.maximum(factor, 1e-37), 1e30)
 
             band = (first_q, first_k + (blocks - 1) * BLOCK, k_start, k_end, shift, left, right)
@@ -280,7 +283,7 @@ def _attend_tile(
                 scores = -scores
             scores = _mask(scores, band, 0, S)
             weights, correction, top, total, reach = online_softmax(
-                scores, top, total, reach, factor, True, _LIFT
+                scores, top, total, reach, factor, True, _LIFT, True
             )
             ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)
             mbarrier.wait(k_full.index(ahead_stage), ahead_phase, pred=blocks > 1)
@@ -300,7 +303,7 @@ def _attend_tile(
                 if (block < cut_until) | (block >= cut_from):
                     scores = _mask(scores, band, block * BLOCK, S)
                 weights, next_correction, top, total, reach = online_softmax(
-                    scores, top, total, reach, factor, True, _LIFT
+                    scores, top, total, reach, factor, True, _LIFT, True
                 )
                 # Here because it is a loop, see `hopper.forward`.
                 ahead_stage, ahead_phase = next_slot(stage, phase, C.stages)

@@ -7,30 +7,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.fp8_numbers import E4M3, LARGEST, ORDERED_KEYS
+from jagged_kernels.attention.fp8_numbers import E4M3, LARGEST, ORDERED_KEYS, SMALLEST_SCALE
 from jagged_kernels.attention.plans import layout_of
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.sizes import cdiv
 
-_LARGEST = tl.constexpr(LARGEST)
+_LARGEST, _SMALLEST_SCALE = tl.constexpr(LARGEST), tl.constexpr(SMALLEST_SCALE)
 # Tokens of a program: 128 bytes of a row of V^T.
 _TOKENS = 128
 _WARPS = 4
 
 
-def launch_quantise(x: Tensor, scales: Tensor) -> Tensor:
-    """`fp8_numbers.quantise` of `rows_of_dims`."""
-    tokens, heads, dim = x.shape
-    out = torch.empty(x.shape, dtype=E4M3, device=x.device)
+def launch_quantise_queries(q: Tensor) -> tuple[Tensor, Tensor]:
+    """`fp8_numbers.quantise_queries` of `rows_of_dims`."""
+    tokens, heads, dim = q.shape
+    out = torch.empty(q.shape, dtype=E4M3, device=q.device)
+    scales = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     if tokens == 0:
-        return out
-    _, _, stride_t, stride_h = layout_of(x)
+        return out, scales
+    _, _, stride_t, stride_h = layout_of(q)
     launch(
-        _quantise_kernel, (cdiv(tokens, _TOKENS), heads), (x, scales, out, tokens),
+        _quantise_queries_kernel, (cdiv(tokens, _TOKENS), heads), (q, out, scales, tokens),
         {"HEADS": heads, "D": dim, "STRIDE_T": stride_t, "STRIDE_H": stride_h, "TOKENS": _TOKENS},
         num_warps=_WARPS,
     )  # fmt: skip
-    return out
+    return out, scales
 
 
 def launch_quantise_keys(
@@ -55,16 +56,19 @@ def launch_quantise_keys(
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _quantise_kernel(
-    x_ptr, scales_ptr, out_ptr, tokens,
+def _quantise_queries_kernel(
+    q_ptr, out_ptr, scales_ptr, tokens,
     HEADS: tl.constexpr, D: tl.constexpr, STRIDE_T: tl.constexpr, STRIDE_H: tl.constexpr,
     TOKENS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    x = _load(x_ptr, token, tokens, head, D, STRIDE_T, STRIDE_H)
-    out = _e4m3(x, _load_scales(scales_ptr, token, tokens, head, HEADS))
-    _store(out_ptr, out, token, tokens, head, HEADS, D)
+    q = _load(q_ptr, token, tokens, head, D, STRIDE_T, STRIDE_H)
+    size = tl.abs(q)
+    largest = tl.max(tl.where(size < float("inf"), size, 0.0), 1)
+    scales = tl.maximum(largest * (1.0 / _LARGEST), _SMALLEST_SCALE)
+    tl.store(scales_ptr + token.to(tl.int64) * HEADS + head, scales, mask=token < tokens)
+    _store(out_ptr, _e4m3(q, scales), token, tokens, head, HEADS, D)
 
 
 @triton.jit(do_not_specialize=["tokens", "padded"])

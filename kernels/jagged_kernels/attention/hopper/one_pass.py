@@ -164,11 +164,11 @@ def _one_pass_kernel(
     dealing = new_dealing(1)
     fence_async_shared()
     descriptors = (k_blocks, v_blocks, q_blocks, do_blocks)
-    tables = (rows_ptr, offsets_ptr, row_count, left, right)
+    tables = (rows_ptr, offsets_ptr, row_count, ring, left, right)
     to_load = (
         descriptors, lse2_ptr, delta_ptr, counts_ptr, tables, buffers, notes, barriers, dealing,
     )  # fmt: skip
-    to_take = (counts_ptr + 1, tables, ring, notes, barriers, dealing)
+    to_take = (counts_ptr + 1, tables, notes, barriers, dealing)
     to_differentiate = (
         dq_ptr, dk_ptr, dv_ptr, alarm_ptr, sums_ptr, left, right, scale, scale_log2,
         buffers, notes, barriers,

@@ -2,8 +2,8 @@
 
 A user's keys are cut into tiles and his queries into blocks, both counted from his first token. A
 tile meets its blocks step by step, and where a block of dQ waits for several tiles, they add to it
-in turns. Tiles of a (user, head) pair have numbers next to each other; a program takes one number
-after another, lowest first, and holds one tile at a time.
+in turns. A program takes one number of a tile after another, lowest first, and holds one tile at a
+time.
 
 - With a limit on the keys' left (causal, windows), a tile of later keys starts with later blocks.
   Later keys have the lower number, and all walk to later blocks: a block gets the tile that starts
@@ -11,19 +11,25 @@ after another, lowest first, and holds one tile at a time.
   They do not, since tiles of a pair differ in blocks: whoever comes to the end of his tile takes
   the next number that nobody has. So earlier keys, which meet more blocks, start later still, and
   queue for no block. Numbers dealt out beforehand, to and fro, started them the other way round.
-- Without limits all tiles of a pair are as long, a program takes every n-th number, and each tile
-  starts with the block of its own tokens and walks around (arXiv 2601.21824 calls it a shift):
-  again nobody waits for anybody, if all tiles of a pair run at a time. Where a pair has more tiles
-  than there are programs, all start with the first block, and the lower number adds first. So do
-  tiles with a limit on the right alone.
+  Tiles of a (user, head) pair have numbers next to each other.
+- Without limits all tiles of a pair are as long. `AROUND`, a program takes every n-th number, and
+  each tile starts with the block of its own tokens and walks around (arXiv 2601.21824 calls it a
+  shift): nobody waits for anybody, if all tiles of a pair run at a time, and an add is seen before
+  `RATIO` steps are over. Where a pair has more tiles than there are programs, all start with the
+  first block, and the lower number adds first. So do tiles with a limit on the right alone.
+- Not `AROUND`, all start with the first block, too, each some time after the one before, and by
+  more than it takes until an add is seen: tiles of several heads of a user take turns with their
+  numbers (`heads_in_turns`), and the next number is whose tile has ended. The first tiles of all
+  begin together, and soon follow each other.
 
 Nobody waits for ever, as long as all programs run at a time (a cooperative launch): of the tiles
 that are not done, look at the pair with the lowest numbers. Its tiles were started, or their
 programs hold tiles of earlier pairs, which are none, or of the same one. In a walk around no
 program has two of one pair. In the other orders a tile waits for lower numbers alone, and a program
 takes a number, be it before its tile is done, after it has taken lower ones: the lowest number that
-is not done was started, and waits for nobody. What a block of dQ is added up in is used again by a
-later pair (`hopper.one_pass`), which waits for earlier ones alone.
+is not done was started, and waits for nobody. What a block of dQ is added up in is used again by
+later pairs (`hopper.one_pass`), which wait for earlier ones alone: heads that take turns have
+places of their own.
 
 Left and right are the keys' here: key i meets queries i - left ... i + right.
 """
@@ -39,12 +45,16 @@ _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
 _USER = tl.constexpr(ROW_FIELDS.index("user"))
 _LENGTH = tl.constexpr(ROW_FIELDS.index("length"))
 
+# Of a step: tiles that follow each other closer wait, and where they are further apart than needed,
+# more is in use at a time than the L2 cache holds.
+_QUARTERS_APART = tl.constexpr(7)
+
 
 @triton.jit
 def tile_of_place(
-    rows_ptr, offsets_ptr, place, row_count, left, right,
+    rows_ptr, offsets_ptr, place, row_count, ring, programs, left, right,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr,
+    AROUND: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """(key head, tile, tiles, start, length, base): `tiles` of its pair, from `start` on the tokens
     of its user; `base` counts the blocks of all pairs before. Without a tile, `tiles` is 0.
@@ -52,7 +62,9 @@ def tile_of_place(
     Args:
         place: the tile's number among all: of a row, then of its key heads' tiles.
         rows_ptr: of tiles of TILE keys, as `schedule.rows` sorts them: those of a user follow each
-            other. So a user's rows, times the heads, have places for his tiles, head by head.
+            other. So a user's rows, times the heads, have places for his tiles.
+        ring: how many blocks of dQ are added up at a time, at least one pair's.
+        programs: how many run.
         offsets_ptr: of the users, of queries and keys alike.
     """
     there = place < row_count * KV_HEADS
@@ -71,10 +83,34 @@ def tile_of_place(
         index = tiles - 1 - index
     row -= index
     number = place - row * KV_HEADS
-    head = number // tl.maximum(tiles, 1)
-    tile = tile_of_number(number - head * tiles, tiles, HAS_LEFT)
+    if HAS_LEFT or HAS_RIGHT or AROUND:
+        head = number // tl.maximum(tiles, 1)
+        number -= head * tiles
+    else:
+        blocks = tl.maximum(tiles * (GROUP * (TILE // BLOCK)), 1)
+        heads = heads_in_turns(blocks, ring, programs, KV_HEADS)
+        head = number // tl.maximum(heads * tiles, 1) * heads
+        number -= head * tiles
+        heads = tl.minimum(heads, KV_HEADS - head)
+        head += number % heads
+        number //= heads
+    tile = tile_of_number(number, tiles, HAS_LEFT)
     base = (row * KV_HEADS + head * tiles) * (GROUP * (TILE // BLOCK))
     return head, tile, tiles, start, length, base
+
+
+@triton.jit
+def heads_in_turns(blocks, ring, programs, KV_HEADS: tl.constexpr):
+    """How many heads of a user take turns, where each of their tiles meets as many blocks.
+
+    As few as start a tile of a pair `_QUARTERS_APART` quarters of a step after the one before;
+    programs start a tile every `blocks / programs` steps. Queries, dO and dQ of about so many heads
+    are in use at a time. In the ring each has its places.
+    """
+    enough = tl.cdiv(_QUARTERS_APART * programs, 4 * blocks)
+    parts = tl.maximum(KV_HEADS // enough, 1)
+    heads = (KV_HEADS + parts - 1) // parts
+    return tl.minimum(heads, tl.maximum(ring // blocks, 1))
 
 
 @triton.jit
@@ -100,12 +136,11 @@ def tile_of_number(number, tiles, HAS_LEFT: tl.constexpr):
 
 @triton.jit
 def start_of_tile(
-    tile, tiles, programs,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    tile, tiles, programs, AROUND: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """The first of the blocks that a tile meets, among them: it goes on from there and around."""
     start = 0
-    if not (HAS_LEFT or HAS_RIGHT):
+    if AROUND:
         start = tl.where(tiles <= programs, tile * (TILE // BLOCK), 0)
     return start
 
@@ -113,7 +148,8 @@ def start_of_tile(
 @triton.jit
 def turn_of_tile(
     tile, block, tiles, programs, left, right,
-    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, AROUND: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """(turn, turns): how many tiles add to this block before this one, and how many in all."""
     lowest = 0
@@ -122,11 +158,8 @@ def turn_of_tile(
         highest = tl.minimum(highest, ((block + 1) * BLOCK + left - 1) // TILE)
     if HAS_RIGHT:
         lowest = tl.maximum(block * BLOCK - right, 0) // TILE
-    if HAS_LEFT:
-        turn = highest - tile
-    elif HAS_RIGHT:
-        turn = tile - lowest
-    else:
+    turn = highest - tile if HAS_LEFT else tile - lowest
+    if AROUND:
         own = block // (TILE // BLOCK)
         around = tl.where(tile <= own, own - tile, own - tile + tiles)
         turn = tl.where(tiles <= programs, around, tile)

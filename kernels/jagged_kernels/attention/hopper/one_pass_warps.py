@@ -40,32 +40,34 @@ _turn_of_tile = gluon.jit(order.turn_of_tile.fn)
 
 
 @gluon.constexpr_function
-def _counted_out(S):
-    """Whether a program takes the next number that nobody has, of a counter; else every n-th."""
-    return S.HAS_LEFT or S.HAS_RIGHT
+def _around(S):
+    """Whether tiles walk around their blocks, as `one_pass_order` says, and a program takes every
+    n-th number; else it takes the next one that nobody has, of a counter.
+
+    At head_dim 64 steps are short: an add is seen after more than two of them.
+    """
+    return S.PAD_D == 128 and not (S.HAS_LEFT or S.HAS_RIGHT)
 
 
 @gluon.jit
 def _tile(tables, place, S: gl.constexpr, C: gl.constexpr):
     """`tile_of_place`; without a tile there is none at later places either."""
-    rows_ptr, offsets_ptr, row_count, left, right = tables
+    rows_ptr, offsets_ptr, row_count, ring, left, right = tables
     KV_HEADS: gl.constexpr = S.HEADS // S.GROUP
     return _tile_of_place(
-        rows_ptr, offsets_ptr, place, row_count, left, right,
-        KV_HEADS, S.GROUP, S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK,
+        rows_ptr, offsets_ptr, place, row_count, ring, gl.num_programs(0), left, right,
+        KV_HEADS, S.GROUP, S.HAS_LEFT, S.HAS_RIGHT, _around(S), C.tile_q, S.BLOCK,
     )  # fmt: skip
 
 
 @gluon.jit
 def _walk_of_tile(tables, tile, tiles, length, S: gl.constexpr, C: gl.constexpr):
     """(first, count) of the tile's blocks, and the one of these that it starts with."""
-    rows_ptr, offsets_ptr, row_count, left, right = tables
+    rows_ptr, offsets_ptr, row_count, ring, left, right = tables
     first, count = _blocks_of_tile(
         tile, length, left, right, S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK
     )
-    start_block = _start_of_tile(
-        tile, tiles, gl.num_programs(0), S.HAS_LEFT, S.HAS_RIGHT, C.tile_q, S.BLOCK
-    )
+    start_block = _start_of_tile(tile, tiles, gl.num_programs(0), _around(S), C.tile_q, S.BLOCK)
     return first, count, start_block
 
 
@@ -86,7 +88,7 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
     of_tile, of_block, of_turn = notes
     tile_full, tile_empty, q_full, q_empty, do_full, do_empty = barriers[:6]
     landed = barriers[9]
-    rows_ptr, offsets_ptr, row_count, left, right = tables
+    rows_ptr, offsets_ptr, row_count, ring, left, right = tables
     TILE: gl.constexpr = C.tile_q
     BLOCK: gl.constexpr = S.BLOCK
     CONSUMERS: gl.constexpr = C.consumers
@@ -101,7 +103,7 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
     place = gl.program_id(0)
     head, tile, tiles, start, length, base = _tile(tables, place, S, C)
     while tiles > 0:
-        if not _counted_out(S):
+        if _around(S):
             place += gl.num_programs(0)
             ahead = _tile(tables, place, S, C)
         k_start = start + tile * TILE
@@ -158,7 +160,7 @@ def load(args, S: gl.constexpr, C: gl.constexpr):
                 )  # fmt: skip
                 stage, phase = next_slot(stage, phase, C.stages)
                 block = gl.where(block + 1 == count, 0, block + 1)
-        if _counted_out(S):
+        if not _around(S):
             place = hand_out(taken_ptr, dealing, side, side_phase)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = _tile(tables, place, S, C)
@@ -189,8 +191,8 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
     whoever is to use its place in the ring may wait for it. So are all blocks of a user of one
     tile, which need no place.
     """
-    counts_ptr, tables, ring, notes, barriers, dealing = args
-    rows_ptr, offsets_ptr, row_count, left, right = tables
+    counts_ptr, tables, notes, barriers, dealing = args
+    rows_ptr, offsets_ptr, row_count, ring, left, right = tables
     of_tile, of_block, of_turn = notes
     my_turn, added = barriers[7], barriers[8]
     TILE: gl.constexpr = C.tile_q
@@ -202,7 +204,7 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
     place = gl.program_id(0)
     head, tile, tiles, start, length, base = _tile(tables, place, S, C)
     while tiles > 0:
-        if not _counted_out(S):
+        if _around(S):
             place += gl.num_programs(0)
             ahead = _tile(tables, place, S, C)
         first, count, start_block = _walk_of_tile(tables, tile, tiles, length, S, C)
@@ -215,7 +217,7 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
             for _ in range(count):
                 turn, turns = _turn_of_tile(
                     tile, first + block, tiles, gl.num_programs(0), left, right,
-                    S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
+                    S.HAS_LEFT, S.HAS_RIGHT, _around(S), TILE, BLOCK,
                 )  # fmt: skip
                 q_start = start + (first + block) * BLOCK
                 number = base_of_head + first + block
@@ -240,7 +242,7 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
                 _announce(counts_ptr, owed, more)
                 next_turn, _ = _turn_of_tile(
                     tile, first + block, tiles, gl.num_programs(0), left, right,
-                    S.HAS_LEFT, S.HAS_RIGHT, TILE, BLOCK,
+                    S.HAS_LEFT, S.HAS_RIGHT, _around(S), TILE, BLOCK,
                 )  # fmt: skip
                 at, least = _wanted(base_of_head + first + block, next_turn, ring)
                 seen = _count(counts_ptr + at)
@@ -257,7 +259,7 @@ def take_turns(args, S: gl.constexpr, C: gl.constexpr):
                 while _count(counts_ptr + at) < least:
                     pass
                 _announce(counts_ptr, number, _DONE)
-        if _counted_out(S):
+        if not _around(S):
             place = handed_out(dealing, side, side_phase, 1)
             side, side_phase = next_slot(side, side_phase, 2)
             ahead = _tile(tables, place, S, C)

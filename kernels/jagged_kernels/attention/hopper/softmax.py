@@ -10,13 +10,17 @@ from jagged_kernels.attention.hopper.heads import store_head, times_by_row
 
 @gluon.jit
 def online_softmax(
-    scores, top, total, reach, scale_log2, MASKED: gl.constexpr, LIFT: gl.constexpr = 0
+    scores, top, total, reach, scale_log2, MASKED: gl.constexpr, LIFT: gl.constexpr = 0,
+    BY_ROW: gl.constexpr = False,
 ):  # fmt: skip
     """(weights, correction of what was summed before, top, total, reach); `top` is scaled already,
     and so far below the largest score that its weight is 2 ** LIFT.
 
     Weights are relative to the rounded top, everywhere the same one, so its rounding cancels; but
     where `reach`, the largest |top| so far, is enormous, it could move them out of range.
+
+    Args:
+        scale_log2: one for all scores, or BY_ROW one for each query's.
     """
     new_top = gl.max(scores, 1) * scale_log2
     if LIFT:
@@ -24,7 +28,8 @@ def online_softmax(
     new_top = gl.maximum(top, new_top)
     # -inf - -inf is NaN: a query that has seen nothing yet subtracts 0.
     shift = gl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
-    weights = gl.exp2(scores * scale_log2 - gl.expand_dims(shift, 1))
+    factor = gl.expand_dims(scale_log2, 1) if BY_ROW else scale_log2
+    weights = gl.exp2(scores * factor - gl.expand_dims(shift, 1))
     correction = gl.exp2(top - shift)
     reach = gl.maximum(reach, gl.abs(shift))
     return weights, correction, new_top, total * correction + gl.sum(weights, 1), reach

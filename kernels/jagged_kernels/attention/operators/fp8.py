@@ -31,8 +31,6 @@ def _empty_keys(k: Tensor, v: Tensor, k_scales: Tensor, v_scales: Tensor) -> tup
 
 def _attention_fp8(
     q: Tensor,
-    q_scales: Tensor,
-    q_scale: Tensor,
     k: Tensor,
     v_t: Tensor,
     k_scale: Tensor,
@@ -46,18 +44,18 @@ def _attention_fp8(
     """(o [Tq, H, D] in q's dtype, lse2 [Tq, H], or [0] without) by the kernel for Hopper.
 
     Args:
-        q_scales, q_scale: of q's tokens [Tq, H], and of users [B, H].
         k, v_t, k_scale, v_scale: of `FP8Keys`.
         rows: of an `AttentionSchedule` of the kernel's tiles.
     """
     from jagged_kernels.attention.hopper.fp8_forward import launch_fp8_forward
-    from jagged_kernels.attention.hopper.fp8_quantise import launch_quantise
+    from jagged_kernels.attention.hopper.fp8_quantise import launch_quantise_queries
 
     if q.shape[0] == 0 or k.shape[0] == 0:
         lse2 = q.new_full(q.shape[:2], float("-inf"), dtype=torch.float32) if with_lse else None
         return q.new_zeros(q.shape), given_lse(lse2, q)
+    numbers, q_scales = launch_quantise_queries(q)
     o, lse2 = launch_fp8_forward(
-        launch_quantise(q, q_scales), k, v_t, (q_scale, k_scale, v_scale), rows,
+        numbers, k, v_t, (q_scales, k_scale, v_scale), rows,
         left=left, right=right, scale=scale, dtype=q.dtype, with_lse=with_lse,
     )  # fmt: skip
     return o, given_lse(lse2, q)
@@ -65,8 +63,6 @@ def _attention_fp8(
 
 def _empty_output(
     q: Tensor,
-    q_scales: Tensor,
-    q_scale: Tensor,
     k: Tensor,
     v_t: Tensor,
     k_scale: Tensor,

@@ -212,13 +212,14 @@ BACKWARD_PAYS_FROM = {
 }
 # From which the backward in one pass is faster than in two by more than a twentieth; it takes a
 # tenth more of memory. `backward_passes.py` in tests/support measures that. At head_dim 64 without
-# a mask it is as fast where all users have 16 tiles, and slower on other long ones.
+# a mask it is a little slower where users have 16 or 23 tiles, and a little faster with 40.
 ONE_PASS_PAYS_FROM = {
-    "softmax": {64: NEVER, 128: 1024},
+    "softmax": {64: 4096, 128: 1024},
     "softmax, causal": {64: 8192, 128: 1024},
 }
 # Where query heads share key heads a tile has as many times the blocks, and tiles of a long user
-# wait for those that no program holds yet: at 4,096 tokens it is faster than in two, at 9,004 not.
+# that walk around wait for those that no program holds yet: at 4,096 tokens one pass is faster than
+# two, at 9,004 not.
 ONE_PASS_OF_GROUPS_PAYS_BELOW = 4097
 
 
