@@ -74,7 +74,7 @@ LINES = [
      "hopper forward, hopper dkv, hopper dq: head_dim 100 is no multiple of 8; "
      "TMA cannot read q, k or v: they are empty, not aligned, or overlap"),
     ("long", True,
-     "hopper one pass: at head_dim 64 it does not pay for ranges and this mask"),
+     "hopper one pass: users have 1024 queries on average, at head_dim 64 it pays from 4096"),
     ("too long for one pass, causal, heads that share keys", True,
      "hopper one pass: users have 4097 queries on average, it pays below 4097"),
     ("long, values that are much narrower", True, "hopper forward, hopper dkv: "
