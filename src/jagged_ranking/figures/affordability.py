@@ -19,6 +19,7 @@ import pandas as pd
 from jagged_ranking.figures import style
 from jagged_ranking.figures.points import SHORT
 from jagged_ranking.figures.quality import NAMES
+from jagged_ranking.figures.verdicts import difference
 from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.results import select, with_config
 
@@ -262,4 +263,4 @@ def _said_quality(row: Mapping[str, Any]) -> str:
     said = f"{NAMES[row['judged']]} {row['mean']:.4f} at {row['quality_cap']:.0f}"
     if math.isnan(row["gain"]):
         return said
-    return f"{said} ({row['gain']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}])"
+    return f"{said} ({difference(row['gain'], row['low'], row['high'])})"

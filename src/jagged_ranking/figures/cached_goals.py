@@ -14,7 +14,7 @@ from jagged_ranking.figures.cached_points import (
 )
 from jagged_ranking.figures.memory import BEYOND
 from jagged_ranking.figures.quality import NAMES
-from jagged_ranking.figures.verdicts import NOT_MEASURED, bound, met, number
+from jagged_ranking.figures.verdicts import NOT_MEASURED, bound, difference, met, number
 from jagged_ranking.measure.cached.cached_ops import (
     APPEND,
     DECODE,
@@ -215,8 +215,7 @@ def _said(row: dict | None) -> str:
         return ""
     if math.isnan(row["loss"]):
         return f"{row['mean']:.4f}"
-    interval = "" if math.isnan(row["low"]) else f" [{row['low']:+.4f}, {row['high']:+.4f}]"
-    return f"{row['loss']:+.4f}{interval}"
+    return difference(row["loss"], row["low"], row["high"])
 
 
 def _times(ratio: float) -> str:

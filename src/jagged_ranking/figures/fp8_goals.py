@@ -5,7 +5,7 @@ import math
 import pandas as pd
 
 from jagged_ranking import results
-from jagged_ranking.figures.verdicts import at_least, bound, number
+from jagged_ranking.figures.verdicts import at_least, bound, difference, number
 
 # The ids and the ops of what `fp8_pays.py` and `fp8_quality.py` in tests/support measure.
 FP8_PAYS, FP8_QUALITY = "fp8_pays", "fp8_quality"
@@ -74,7 +74,5 @@ def _lost(rows: pd.DataFrame) -> dict[str, str]:
     for metric in METRICS:
         lost = by_metric[SERVED].loc[f"{metric}_difference"]
         shown[f"{metric}, {TRAINED}"] = f"{by_metric[TRAINED].loc[metric, 'value']:.4f}"
-        shown[f"{metric}, FP8's difference"] = (
-            f"{lost['value']:+.5f} ({lost['low']:+.5f} to {lost['high']:+.5f})"
-        )
+        shown[f"{metric}, FP8's difference"] = difference(*lost[["value", "low", "high"]], 5)
     return shown

@@ -43,3 +43,11 @@ def number(value: float, digits: int | None = None) -> str:
     if digits is None:
         digits = min(max(0, 2 - math.floor(math.log10(abs(value)))), 4) if value else 0
     return f"{value:.{digits}f}"
+
+
+def difference(value: float, low: float, high: float, digits: int = 4) -> str:
+    """With its sign, and the interval behind it, which is left out where there is none (NaN)."""
+    # Plus 0: what rounds to 0 has no minus.
+    value, low, high = (round(x, digits) + 0.0 for x in (value, low, high))
+    interval = "" if math.isnan(low) else f" [{low:+.{digits}f}, {high:+.{digits}f}]"
+    return f"{value:+.{digits}f}{interval}"
