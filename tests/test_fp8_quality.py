@@ -13,6 +13,7 @@ from click_data import prepare
 from jagged_kernels import JaggedTensor
 from jagged_ranking import provenance, results
 from jagged_ranking.figures.fp8_goals import FP8_QUALITY, SERVED, TRAINED, fp8_quality_rows
+from jagged_ranking.figures.verdicts import difference
 from jagged_ranking.layers.attention import attend
 
 
@@ -57,7 +58,8 @@ def test_each_training_has_its_loss(log: Path) -> None:
         assert (TRAINED, "log_loss_difference") not in of_seed.index
         shown = fp8_quality_rows(table)[seed]
         assert (shown["seed"], shown["log_loss, as trained"]) == (str(seed), f"{before:.4f}")
-        assert shown["log_loss, FP8's difference"].startswith(f"{lost['value']:+.5f} (")
+        said = difference(lost["value"], lost["low"], lost["high"], 5)
+        assert shown["log_loss, FP8's difference"] == said
 
 
 def test_it_leaves_a_result(log: Path, tmp_path: Path) -> None:
