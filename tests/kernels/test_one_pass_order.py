@@ -27,10 +27,11 @@ from jagged_kernels.schedule.rows import build_rows
 TILE, BLOCK = 128, 64
 RATIO = TILE // BLOCK
 CONFIG = HopperConfig(consumers=2, warps=4, block=BLOCK, stages=3)
-# (left, right) of the queries; None for no limit. Without limits tiles walk around or not.
+WALK_AROUND = "full, around"  # without limits tiles walk around or not
+# (left, right) of the queries; None for no limit.
 MASKS = {
     "full": (None, None),
-    "full, around": (None, None),
+    WALK_AROUND: (None, None),
     "causal": (None, 0),
     "window": (64, 0),
     "two-sided window": (300, 100),
@@ -278,7 +279,7 @@ LENGTHS = [0, 1, 63, 64, 65, 129, 1000, 0, 128, 256, 7, 300, 700]
     ids=["odd", "grouped", "one program", "equal", "more tiles than programs", "short"],
 )  # fmt: skip
 def test_every_block_is_added_up_in_one_order(name, lengths, programs, kv_heads, group):
-    around = name == "full, around"
+    around = name == WALK_AROUND
     made = batch(lengths, MASKS[name], programs, kv_heads, group, around=around)
     ring = ring_blocks(made.blocks, sum(lengths), group, 2**20, CONFIG)  # as few as may be
     made = batch(lengths, MASKS[name], programs, kv_heads, group, ring, around=around)
@@ -343,10 +344,10 @@ def test_heads_take_turns_as_programs_need_and_the_ring_has_place(ring, programs
     assert [(one.head, one.tile) for one in made.tiles] == expected
 
 
-@pytest.mark.parametrize("name", ["full, around", "causal", "window"])
+@pytest.mark.parametrize("name", [WALK_AROUND, "causal", "window"])
 def test_nobody_waits_at_the_start(name):
     """All tiles of a pair that begin at a time find their turn at once, for the first steps."""
-    around = name == "full, around"
+    around = name == WALK_AROUND
     made = batch([1280], MASKS[name], programs=10, kv_heads=1, around=around)
     assert len(made.tiles) == made.programs
     for tile in made.tiles:

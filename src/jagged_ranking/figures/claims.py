@@ -24,6 +24,7 @@ from jagged_ranking.figures.sparse_points import (
 from jagged_ranking.figures.speed import CLAIMS as SPEED_CLAIMS
 from jagged_ranking.figures.sweeps import BASELINES
 from jagged_ranking.figures.throughput_goals import paper_rows
+from jagged_ranking.figures.verdicts import difference
 from jagged_ranking.measure.lineup import BY_LENGTH, OURS
 from jagged_ranking.results import select
 
@@ -141,8 +142,7 @@ def _quality_rows(results: pd.DataFrame) -> list[dict[str, str]]:
     for provider, mine in gains[~gains["provider"].isin(FLOORS)].groupby("provider", sort=False):
         said, found = [], []
         for row in mine.itertuples():
-            interval = f"{row.value:+.4f} [{row.low:+.4f}, {row.high:+.4f}]"
-            said.append(f"{interval} ({row.workload})")
+            said.append(f"{difference(row.value, row.low, row.high)} ({row.workload})")
             found.append({1: "yes", -1: "no", 0: "undecided"}[int(str(row.side))])
         kinds = dict.fromkeys(f"test {NAMES[str(metric)]}" for metric in mine["metric"])
         rows.append(
