@@ -45,8 +45,8 @@ _ROW_WIDTH = tl.constexpr(ROW_WIDTH)
 _USER = tl.constexpr(ROW_FIELDS.index("user"))
 _LENGTH = tl.constexpr(ROW_FIELDS.index("length"))
 
-# Of a step: tiles that follow each other closer wait, and where they are further apart than needed,
-# more is in use at a time than the L2 cache holds.
+# Of a step, between the starts of two tiles of a pair: the fastest of those tried. Closer ones wait
+# for each other; further apart ones were no faster, and more heads' rows are in use at a time.
 _QUARTERS_APART = tl.constexpr(7)
 
 
@@ -109,7 +109,7 @@ def heads_in_turns(blocks, ring, programs, KV_HEADS: tl.constexpr):
     """
     enough = tl.cdiv(_QUARTERS_APART * programs, 4 * blocks)
     parts = tl.maximum(KV_HEADS // enough, 1)
-    heads = (KV_HEADS + parts - 1) // parts
+    heads = tl.cdiv(KV_HEADS, parts)
     return tl.minimum(heads, tl.maximum(ring // blocks, 1))
 
 
