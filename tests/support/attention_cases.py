@@ -206,13 +206,11 @@ def sdpa(inputs: Inputs, *, scale: float | None = None, **mask: Any) -> dict[str
     return dict(zip(RESULTS, [o, lse, *grads], strict=True))
 
 
-def sdpa_in_order(
-    inputs: Inputs, order: Tensor, *, scale: float | None = None, **mask: Any
-) -> dict[str, Tensor]:
+def sdpa_in_order(inputs: Inputs, order: Tensor, **mask: Any) -> dict[str, Tensor]:
     """`sdpa` with the columns of queries and keys in another order: the same sums, rounded
     elsewhere."""
     turned = replace(inputs, q=inputs.q[..., order], k=inputs.k[..., order])
-    found = sdpa(turned, scale=scale, **mask)
+    found = sdpa(turned, **mask)
     back = order.argsort()
     return {**found, "dq": found["dq"][..., back], "dk": found["dk"][..., back]}
 
