@@ -146,8 +146,8 @@ def look_at(number: int) -> list[dict[str, Any]]:
 
 
 def _in_other_orders(inputs: Inputs, case: Case, result: str, exact: Tensor) -> float:
-    """PyTorch's largest error, by queries' and keys' columns in `ORDERS` other orders. One that gives
-    no number says nothing."""
+    """PyTorch's largest error with the columns of queries and keys in `ORDERS` other orders; one
+    that gives no number says nothing."""
     errors = [0.0]
     for seed in range(ORDERS):
         order = torch.randperm(case.dim, generator=torch.Generator().manual_seed(seed))
