@@ -68,7 +68,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         out = set(short_suite.left_out(run))
         config.hook.pytest_deselected(items=list(out))
         items[:] = [item for item in items if item not in out]
-    items[:] = long_tests.apart(items)
+    processes = getattr(config, "workerinput", {}).get("workercount", 1)
+    items[:] = long_tests.first(items, processes)
 
 
 # What a process may keep of a GPU's memory between tests, since all processes share it.
