@@ -104,7 +104,7 @@ def test_the_page_of_goals_has_it(tmp_path: Path) -> None:
     before, after = goals_before_and_after(_found(), made_by, TITLE, tmp_path)
     assert "Not measured." in before.split("###")[0]
     assert "| all | all | 10,000 |" in after
-    assert "| 3.99 | 4.00 | 5 | 1.50 | 0 | 0 | yes |" in after
+    assert "| 3.99 | 4.00 | 1.50 | 0 | 5 | 0 | yes |" in after
 
 
 def test_other_results_have_no_errors() -> None:
