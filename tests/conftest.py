@@ -113,7 +113,8 @@ def data_dir() -> Path:
 class _Status:
     """Counts outcomes, and writes them for the manifests.
 
-    Only of a whole suite: all tests, or (on a GPU machine) all tests of the kernels.
+    Only of all tests, or (on a GPU machine) all tests of the kernels: what they say of the kernels
+    is what manifests quote.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -122,7 +123,7 @@ class _Status:
         named = [Path(str(argument).partition("::")[0]).resolve() for argument in config.args]
         self.suite = "all" if ROOT in named or ROOT / "tests" in named else "kernels"
         # The code that is tested is the code that is imported now, whatever changes meanwhile.
-        self.code_hash = code_hash(ROOT, provenance.SUITES[self.suite])
+        self.code_hash = code_hash(ROOT, provenance.TESTED)
         self.whole = (
             (self.suite == "all" or ROOT / "tests" / "kernels" in named)
             and not hasattr(config, "workerinput")  # one of several processes of pytest-xdist

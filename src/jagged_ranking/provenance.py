@@ -25,8 +25,8 @@ from jagged_ranking.code_roots import CODE_FOLDERS, code_hash, roots_of
 from jagged_ranking.devices import clocks, device_name, driver_version
 from jagged_ranking.results import atomic
 
-# What a test suite tests: all tests, or (on a GPU machine) all tests of the kernels.
-SUITES = {"all": CODE_FOLDERS, "kernels": ("kernels",)}
+# The code that a suite's status is about, whether it was of all tests or of the kernels' alone.
+TESTED = ("kernels",)
 CODE_PLACES = (*CODE_FOLDERS, "notebooks", "pyproject.toml")
 PACKAGES = ("torch", "triton", "numpy", "pandas", "pyarrow", "matplotlib", "scikit-learn")
 # What is measured where it is installed: package -> module.
@@ -62,14 +62,12 @@ def git_state(root: Path | None = None) -> dict[str, Any]:
 
 
 def suite_status(root: Path | None = None) -> dict[str, Any]:
-    """What the last run of a whole suite said, or "unknown" if none was of exactly this code.
-
-    The code that counts is what the suite tests: that of the kernels, or all.
-    """
+    """What the last run of a suite with all tests of the kernels said, or "unknown" if it was of
+    other kernels."""
     root = root or paths.ROOT
     try:
         status = json.loads((root / TEST_STATUS).read_text())
-        same_code = status["code_hash"] == code_hash(root, SUITES[status["suite"]])
+        same_code = status["code_hash"] == code_hash(root, TESTED)
     except (OSError, ValueError, KeyError, TypeError):
         return {"outcome": "unknown"}
     return status if same_code else {"outcome": "unknown"}

@@ -59,20 +59,16 @@ def test_results_that_a_run_writes_do_not_change_the_code(checkout: Path) -> Non
     assert provenance.git_state(checkout)["dirty"] is False
 
 
-@pytest.mark.parametrize("suite", ["all", "kernels"])
-def test_test_status_counts_for_exactly_the_code_that_was_tested(
-    checkout: Path, suite: str
-) -> None:
+def test_test_status_counts_for_exactly_the_kernels_that_were_tested(checkout: Path) -> None:
     path = checkout / provenance.TEST_STATUS
     assert provenance.suite_status(checkout) == {"outcome": "unknown"}
     path.parent.mkdir()
-    tested = code_hash(checkout, provenance.SUITES[suite])
-    status = {"suite": suite, "outcome": "passed", "code_hash": tested}
+    tested = code_hash(checkout, provenance.TESTED)
+    status = {"suite": "all", "outcome": "passed", "code_hash": tested}
     path.write_text(json.dumps(status))
     assert provenance.suite_status(checkout) == status
     (checkout / "src" / "inner" / "a.py").write_text("changed")
-    unknown = {"outcome": "unknown"}
-    assert provenance.suite_status(checkout) == (unknown if suite == "all" else status)
+    assert provenance.suite_status(checkout) == status
     (checkout / "kernels" / "inner" / "a.py").write_text("changed")
     assert provenance.suite_status(checkout) == {"outcome": "unknown"}
     path.write_text("{broken")

@@ -604,7 +604,7 @@ BUGS = (
     Bug(
         "status_of_other_code",
         "jagged_ranking.provenance",
-        'same_code = status["code_hash"] == code_hash(root, SUITES[status["suite"]])',
+        'same_code = status["code_hash"] == code_hash(root, TESTED)',
         'same_code = bool(status["code_hash"])',
         ("ranking/provenance",),
     ),
