@@ -135,8 +135,9 @@ def look_at(number: int) -> list[dict[str, Any]]:
         lucky = False
         if not said and met(row[TIMES], GOAL) != "yes":
             said = f"{row[TIMES]:.3g} times PyTorch's error"
-            others = _in_other_orders(inputs, case, name, exact)
-            lucky = math.isfinite(of_peer) and met(_times(error, others, one), GOAL) == "yes"
+            if math.isfinite(of_peer):
+                others = _in_other_orders(inputs, case, name, exact)
+                lucky = met(_times(error, others, one), GOAL) == "yes"
         elif not said and row[BY_FLOOR] > FACTOR:
             said = f"{row[BY_FLOOR]:.3g} times what tests judge by"
         rows.append({**row, "wrong": said, LUCKY: lucky})

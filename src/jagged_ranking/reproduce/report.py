@@ -81,7 +81,7 @@ def _read_section(out: Path, notebook: str) -> Section:
     return section
 
 
-_NOTEBOOKS = ("", "notebook", "took", "device", "tests", "finished")
+_NOTEBOOKS = ("", "notebook", "took", "device", "tests of the kernels", "finished")
 
 
 def render(sections: Sequence[Section], *, preset: str, base: Path) -> str:
