@@ -47,6 +47,7 @@ def study_batches(
     data_users: int,
     device: str,
     seed: int,
+    more: Sequence[Workload] = (),
 ) -> list[Workload]:
     """Self-attention: named workloads, real histories, and three sweeps.
 
@@ -69,6 +70,7 @@ def study_batches(
         data_users: users in each of those batches, drawn at random.
         device: "cuda" or "cpu".
         seed: of all lengths.
+        more: batches behind these.
 
     Raises:
         ValueError: a name or size that there is not, or no batch at all.
@@ -83,7 +85,7 @@ def study_batches(
         chosen += length_sweep(max_lens, padded_tokens=padded_tokens, **wide)
     if head_dims:
         chosen += head_dim_sweep(head_dims, users=waste_users, max_len=waste_max_len, **shape)
-    return some(chosen, "workloads, wastes, max_lens, head_dims, histories, data")
+    return some([*chosen, *more], "workloads, wastes, max_lens, head_dims, histories, data")
 
 
 def target_batches(

@@ -101,6 +101,16 @@ def test_hard_batches_are_named_ones_of_their_own() -> None:
         hard_batches(["A"], "small", **given)
 
 
+def test_batches_of_others_do_without_any_of_these(home: Path) -> None:
+    nothing: dict[str, Any] = dict.fromkeys(("names", "wastes", "max_lens", "head_dims"), ())
+    more = hard_batches(["L"], "small", device="cpu", seed=0)
+    assert [b.name for b in batches_of(**nothing, more=more)] == ["L-small"]
+    assert [b.name for b in batches_of(**{**nothing, "names": ["A"]}, more=more)] == [
+        "A-small",
+        "L-small",
+    ]
+
+
 def test_batches_of_target_attention(home: Path) -> None:
     given: dict[str, Any] = {"size": "small", "heads": 2, "head_dim": 16, "device": "cpu"}
     batches = target_batches(

@@ -20,7 +20,8 @@ from jagged_kernels.attention.scores.bias_launch import NO_BIAS
 from jagged_kernels.attention.triton_meeting import factor_of_user, list_ends, rule_of_row
 from jagged_kernels.core.launch import launch
 from jagged_kernels.core.sizes import LaunchConfig, cdiv
-from jagged_kernels.device.memory import load_block, store_block
+from jagged_kernels.device.columns import load_columns
+from jagged_kernels.device.memory import store_block
 from jagged_kernels.schedule.policy.plain import forward_config
 from jagged_kernels.schedule.row_access import load_row
 
@@ -131,9 +132,8 @@ def _attend_exactly(
     q_ptr += head * S.Q_STRIDE_H
     k_ptr += (head // S.GROUP) * S.K_STRIDE_H
     v_ptr += (head // S.GROUP) * S.V_STRIDE_H
-    q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D)
-    if NEGATE:
-        q = -q
+    PRECISION: tl.constexpr = S.PRECISION
+    q = load_columns(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D, PRECISION, NEGATE)
     acc, top, total, _ = walk(
         q, k_ptr, v_ptr, row, ends, scale_log2, left, right, (0, 0, meets, rule),
         S, BIAS, WEIGHT, True,

@@ -26,6 +26,7 @@ from jagged_kernels.attention.seen.triton_sums import SEEN_BLOCK, is_bad, size_o
 from jagged_kernels.attention.triton_meeting import factor_of_user, list_ends, rule_of_row
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
+from jagged_kernels.device.columns import load_columns, store_columns, times
 from jagged_kernels.device.memory import load_block, load_numbers, store_block
 
 
@@ -142,6 +143,7 @@ def _dq_again(
     TILE: tl.constexpr = S.TILE
     HEADS: tl.constexpr = S.HEADS
     PAD_D: tl.constexpr = S.PAD_D
+    PRECISION: tl.constexpr = S.PRECISION
     # The interpreter's loops count in Python integers.
     place += tl.full([], 0, tl.int32)
     row_ends = part_of_place(rows_ptr, place, HEADS, TILE, PARTS)
@@ -156,9 +158,7 @@ def _dq_again(
         do_ptr += head * S.DO_STRIDE_H
         k_ptr += (head // S.GROUP) * S.K_STRIDE_H
         v_ptr += (head // S.GROUP) * S.V_STRIDE_H
-        q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, PAD_D)
-        if NEGATE:
-            q = -q
+        q = load_columns(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, PAD_D, PRECISION, NEGATE)
         d_o = load_block(do_ptr, q_start, q_end, S.DO_STRIDE_T, TILE, S.DV, S.PAD_DV)
         if WEIGHT is None:
             lse2 = finite(load_numbers(lse2_ptr + head, q_start, q_end, HEADS, TILE))
@@ -172,11 +172,12 @@ def _dq_again(
         rule = 0
         if S.RULED:
             rule = rule_of_row(meets, rows_ptr, row, k_start, k_end, shift, False)
-        dq, _, _, _ = dq_walk(
+        dq_pieces, _, _, _ = dq_walk(
             q, d_o, of_query, k_ptr, v_ptr, row_ends, ends, scale_log2, left, right,
             (0, 0, 0, 0, meets, rule), S, BIAS, WEIGHT, D_SCORE, True,
         )  # fmt: skip
-        store_block(dq_ptr, dq * scale, q_start, q_end, HEADS * S.D, TILE, S.D, PAD_D)
+        dq_pieces = times(dq_pieces, scale)
+        store_columns(dq_ptr, dq_pieces, q_start, q_end, HEADS * S.D, TILE, S.D, PAD_D, PRECISION)
 
 
 @triton.jit
@@ -189,6 +190,7 @@ def _dkv_again(
     TILE: tl.constexpr = S.TILE
     KV_HEADS: tl.constexpr = S.HEADS // S.GROUP
     PAD_D: tl.constexpr = S.PAD_D
+    PRECISION: tl.constexpr = S.PRECISION
     PAD_DV: tl.constexpr = S.PAD_DV
     place += tl.full([], 0, tl.int32)
     k_start, k_end, q_start, q_end, shift, kv_head = part_of_place(
@@ -203,9 +205,7 @@ def _dkv_again(
         tl.debug_barrier()
         k_ptr += kv_head * S.K_STRIDE_H
         v_ptr += kv_head * S.V_STRIDE_H
-        k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, TILE, S.D, PAD_D)
-        if NEGATE:
-            k = -k
+        k = load_columns(k_ptr, k_start, k_end, S.K_STRIDE_T, TILE, S.D, PAD_D, PRECISION, NEGATE)
         v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, TILE, S.DV, PAD_DV)
         row_ends = (k_start, k_end, q_start, q_end, shift)
         row = place // (PARTS * KV_HEADS)
@@ -215,12 +215,15 @@ def _dkv_again(
         rule = 0
         if S.RULED:
             rule = rule_of_row(meets, rows_ptr, row, q_start, q_end, shift, True)
-        dk, dv = dkv_walk(
+        dk_pieces, dv = dkv_walk(
             k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends, kv_head,
             scale_log2, left, right, rows_ptr, row, (0, meets, rule, factor_n),
             S, BIAS, WEIGHT, D_SCORE, True,
         )  # fmt: skip
         if WEIGHT is not None:
             dv = dv * factor_n
-        store_block(dk_ptr, dk * scale, k_start, k_end, KV_HEADS * S.D, TILE, S.D, PAD_D)
+        dk_pieces = times(dk_pieces, scale)
+        store_columns(
+            dk_ptr, dk_pieces, k_start, k_end, KV_HEADS * S.D, TILE, S.D, PAD_D, PRECISION
+        )
         store_block(dv_ptr, dv, k_start, k_end, KV_HEADS * S.DV, TILE, S.DV, PAD_DV)

@@ -14,7 +14,14 @@ from jagged_kernels.attention.plain.backward_plan import backward_plan
 from jagged_kernels.attention.plans import Call
 from jagged_kernels.attention.scores.bias_launch import NO_BIAS
 from jagged_kernels.attention.scores.triton_bias import add_bias, bias_place, keep_block
-from jagged_kernels.attention.seen.triton_sums import SEEN_BLOCK, add_weighted, is_bad, size_of_sums
+from jagged_kernels.attention.seen.triton_sums import (
+    SEEN_BLOCK,
+    add_weighted,
+    add_weighted_pieces,
+    is_bad,
+    size_of_pieces,
+    size_of_sums,
+)
 from jagged_kernels.attention.triton_meeting import (
     factor_of_user,
     inside_block,
@@ -28,6 +35,14 @@ from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import empty_as
 from jagged_kernels.core.sizes import LaunchConfig
 from jagged_kernels.device.arithmetic import LN2
+from jagged_kernels.device.columns import (
+    factors,
+    load_columns,
+    scores_of,
+    store_columns,
+    times,
+    zero_columns,
+)
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.device.memory import load_block, load_number_pairs, store_block
 from jagged_kernels.schedule.policy.plain import dkv_config, small_dkv_config
@@ -99,12 +114,10 @@ def _dkv_kernel(
         return
     k_ptr += kv_head * S.K_STRIDE_H
     v_ptr += kv_head * S.V_STRIDE_H
-    k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, TILE, S.D, S.PAD_D)
-    if NEGATE:
-        k = -k
-    v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, TILE, S.DV, S.PAD_DV)
     PRECISION: tl.constexpr = S.PRECISION
-    k, v = factor(k, PRECISION), factor(v, PRECISION)
+    k = load_columns(k_ptr, k_start, k_end, S.K_STRIDE_T, TILE, S.D, S.PAD_D, PRECISION, NEGATE)
+    v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, TILE, S.DV, S.PAD_DV)
+    k, v = factors(k, PRECISION), factor(v, PRECISION)
     row_ends = (k_start, k_end, q_start, q_end, shift)
     factor_n = 1.0
     if WEIGHT is not None:
@@ -117,14 +130,16 @@ def _dkv_kernel(
         k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends, kv_head,
         scale_log2, left, right, rows_ptr, row, by, S, BIAS, WEIGHT, D_SCORE, False,
     )  # fmt: skip
-    if S.MASKED and is_bad(size_of_sums(dk) + size_of_sums(dv)):
+    if S.MASKED and is_bad(size_of_pieces(dk) + size_of_sums(dv)):
         dk, dv = dkv_walk(
             k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends, kv_head,
             scale_log2, left, right, rows_ptr, row, by, S, BIAS, WEIGHT, D_SCORE, True,
         )  # fmt: skip
     dk_ptr += kv_head * S.D
     dv_ptr += kv_head * S.DV
-    store_block(dk_ptr, dk * scale, k_start, k_end, KV_HEADS * S.D, TILE, S.D, S.PAD_D)
+    store_columns(
+        dk_ptr, times(dk, scale), k_start, k_end, KV_HEADS * S.D, TILE, S.D, S.PAD_D, PRECISION
+    )
     if WEIGHT is not None:
         dv = dv * factor_n
     store_block(dv_ptr, dv, k_start, k_end, KV_HEADS * S.DV, TILE, S.DV, S.PAD_DV)
@@ -137,15 +152,16 @@ def dkv_walk(
     S: tl.constexpr, BIAS: tl.constexpr, WEIGHT: tl.constexpr, D_SCORE: tl.constexpr,
     SEEN: tl.constexpr,
 ):  # fmt: skip
-    """`_dkv_walk` for the heads of a group, one after another; dV without 1 / n of a policy.
+    """`_dkv_walk` for the heads of a group, one after another; dK in pieces of columns, dV without
+    1 / n of a policy.
 
     Args:
         by: (bias, meets, rule, 1 / n).
     """
     TILE: tl.constexpr = S.TILE
-    PAD_D: tl.constexpr = S.PAD_D
     PAD_DV: tl.constexpr = S.PAD_DV
-    dk = tl.zeros([TILE, PAD_D], tl.float32)
+    PRECISION: tl.constexpr = S.PRECISION
+    dk = zero_columns(TILE, S.D, S.PAD_D, PRECISION)
     dv = tl.zeros([TILE, PAD_DV], tl.float32)
     for member in range(S.GROUP):
         head = kv_head * S.GROUP + member
@@ -169,7 +185,7 @@ def _dkv_walk(
     S: tl.constexpr, BIAS: tl.constexpr, WEIGHT: tl.constexpr, D_SCORE: tl.constexpr,
     SEEN: tl.constexpr,
 ):  # fmt: skip
-    """Keys stand in the rows here: the scores are transposed. k and v as `factor` makes them; with
+    """Keys stand in the rows here: the scores are transposed. k is `factors`, v a factor; with
     SEEN, sums over what is seen alone (`triton_sums`). `ends`: of the row's entries where it has a
     list."""
     BLOCK: tl.constexpr = SEEN_BLOCK if SEEN else S.BLOCK
@@ -215,14 +231,14 @@ def _dkv_block(
     SCALES: tl.constexpr = BIAS.ANY or WEIGHT is not None
     k_start, k_end, _, q_end, shift = row_ends
     bias, _, rule, factor_n = by
-    q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, BLOCK, S.D, S.PAD_D)
+    q = load_columns(q_ptr, q_start, q_end, S.Q_STRIDE_T, BLOCK, S.D, S.PAD_D, PRECISION)
     d_o = load_block(do_ptr, q_start, q_end, S.DO_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
     if WEIGHT is None:
         lse2, delta = load_number_pairs(
             lse2_ptr + head, delta_ptr + head, q_start, q_end, S.HEADS, BLOCK
         )
-    queries, d_out = factor(q, PRECISION), factor(d_o, PRECISION)
-    scores = dot_factors(k, transposed(queries, PRECISION), PRECISION)
+    queries, d_out = factors(q, PRECISION), factor(d_o, PRECISION)
+    scores = scores_of(k, queries, PRECISION)
     if SCALES:
         scores *= scale_log2
     if BIAS.ANY:
@@ -268,5 +284,5 @@ def _dkv_block(
                 rule, k_start, q_start, q_end, shift, left, right, S, TILE, BLOCK, True
             )
             d_scores = tl.where(inside, d_scores, 0.0)
-    dk = add_weighted(dk, d_scores, q, inside if SEEN else None, PRECISION)
+    dk = add_weighted_pieces(dk, d_scores, q, inside if SEEN else None, PRECISION)
     return dk, dv

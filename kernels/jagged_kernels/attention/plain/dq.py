@@ -22,7 +22,12 @@ from jagged_kernels.attention.scores.triton_bias import (
     store_sums,
     zero_sums,
 )
-from jagged_kernels.attention.seen.triton_sums import SEEN_BLOCK, add_weighted, is_bad, size_of_sums
+from jagged_kernels.attention.seen.triton_sums import (
+    SEEN_BLOCK,
+    add_weighted_pieces,
+    is_bad,
+    size_of_pieces,
+)
 from jagged_kernels.attention.triton_meeting import (
     factor_of_user,
     inside_block,
@@ -36,8 +41,16 @@ from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import empty_as
 from jagged_kernels.core.sizes import LaunchConfig
 from jagged_kernels.device.arithmetic import LN2, LOG2_E
+from jagged_kernels.device.columns import (
+    factors,
+    load_columns,
+    scores_of,
+    store_columns,
+    times,
+    zero_columns,
+)
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
-from jagged_kernels.device.memory import load_block, load_numbers, store_block, store_numbers
+from jagged_kernels.device.memory import load_block, load_numbers, store_numbers
 from jagged_kernels.schedule.policy.plain import SHORT_HISTORY, dq_config, short_dq_config
 from jagged_kernels.schedule.row_access import load_part
 from jagged_kernels.schedule.rows import rows_to_walk, users_of_rows
@@ -126,9 +139,8 @@ def _dq_kernel(
     do_ptr += head * S.DO_STRIDE_H
     k_ptr += (head // S.GROUP) * S.K_STRIDE_H
     v_ptr += (head // S.GROUP) * S.V_STRIDE_H
-    q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D)
-    if NEGATE:
-        q = -q
+    PRECISION: tl.constexpr = S.PRECISION
+    q = load_columns(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D, PRECISION, NEGATE)
     d_o = load_block(do_ptr, q_start, q_end, S.DO_STRIDE_T, TILE, S.DV, S.PAD_DV)
     if WEIGHT is None:
         o = load_block(o_ptr + head * S.DV, q_start, q_end, HEADS * S.DV, TILE, S.DV, S.PAD_DV)
@@ -152,20 +164,29 @@ def _dq_kernel(
     by = (bias, slots, slot, place, meets, rule)
 
     row_ends = (q_start, q_end, k_start, k_end, shift, head)
-    PRECISION: tl.constexpr = S.PRECISION
-    q, d_o = factor(q, PRECISION), factor(d_o, PRECISION)
+    q, d_o = factors(q, PRECISION), factor(d_o, PRECISION)
     dq, d_position, d_time, d_slope = dq_walk(
         q, d_o, of_query, k_ptr, v_ptr, row_ends, ends, scale_log2, left, right, by,
         S, BIAS, WEIGHT, D_SCORE, False,
     )  # fmt: skip
-    if S.MASKED and is_bad(size_of_sums(dq)):
+    if S.MASKED and is_bad(size_of_pieces(dq)):
         # Other threads may have written the bias' gradients that are written again.
         tl.debug_barrier()
         dq, d_position, d_time, d_slope = dq_walk(
             q, d_o, of_query, k_ptr, v_ptr, row_ends, ends, scale_log2, left, right, by,
             S, BIAS, WEIGHT, D_SCORE, True,
         )  # fmt: skip
-    store_block(dq_ptr + head * S.D, dq * scale, q_start, q_end, HEADS * S.D, TILE, S.D, S.PAD_D)
+    store_columns(
+        dq_ptr + head * S.D,
+        times(dq, scale),
+        q_start,
+        q_end,
+        HEADS * S.D,
+        TILE,
+        S.D,
+        S.PAD_D,
+        PRECISION,
+    )
     if BIAS.ANY:
         store_sums(d_position, d_time, d_slope, slots, slot, head, BIAS, HEADS)
 
@@ -176,7 +197,8 @@ def dq_walk(
     S: tl.constexpr, BIAS: tl.constexpr, WEIGHT: tl.constexpr, D_SCORE: tl.constexpr,
     SEEN: tl.constexpr,
 ):  # fmt: skip
-    """dQ and the sums of a row's key blocks; with SEEN over what is seen alone (`triton_sums`).
+    """dQ, in pieces of columns, and the sums of a row's key blocks; with SEEN over what is seen
+    alone (`triton_sums`). q is `factors`.
 
     Args:
         of_query: (lse2, delta), or (1 / n, 0) of weights by a policy.
@@ -185,10 +207,10 @@ def dq_walk(
     """
     TILE: tl.constexpr = S.TILE
     BLOCK: tl.constexpr = SEEN_BLOCK if SEEN else S.BLOCK
+    PRECISION: tl.constexpr = S.PRECISION
     q_start, q_end, first, k_end, shift, _ = row_ends
-    PAD_D: tl.constexpr = S.PAD_D
     if S.GROUPS:
-        dq = tl.zeros([TILE, PAD_D], tl.float32)
+        dq = zero_columns(TILE, S.D, S.PAD_D, PRECISION)
         d_position, d_time, d_slope = zero_sums(by[1], by[2], row_ends[5], BIAS, S.HEADS)
         LISTED: tl.constexpr = S.TILE * S.PARTS
         PER_ENTRY: tl.constexpr = LISTED // BLOCK
@@ -203,7 +225,7 @@ def dq_walk(
         whole = whole_blocks(
             q_start, q_end, first, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, BLOCK
         )
-        dq = tl.zeros([TILE, PAD_D], tl.float32)
+        dq = zero_columns(TILE, S.D, S.PAD_D, PRECISION)
         d_position, d_time, d_slope = zero_sums(by[1], by[2], row_ends[5], BIAS, S.HEADS)
         for k_start in tl.range(first, k_end, BLOCK, num_stages=1 if SEEN else None):
             dq, d_position, d_time, d_slope = _dq_block(
@@ -230,9 +252,9 @@ def _dq_block(
     SCALES: tl.constexpr = BIAS.ANY or WEIGHT is not None
     q_start, q_end, _, k_end, shift, head = row_ends
     bias, slots, slot, place, _, rule = by
-    k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
+    k = load_columns(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D, PRECISION)
     v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
-    scores = dot_factors(q, transposed(factor(k, PRECISION), PRECISION), PRECISION)
+    scores = scores_of(q, factors(k, PRECISION), PRECISION)
     bucket = 0
     if SCALES:
         scores *= scale_log2
@@ -274,5 +296,5 @@ def _dq_block(
             d_position, d_time, d_slope, d_scores, slots, slot, bias, place, bucket,
             q_start, k_start, q_end, k_end, shift, head, BIAS, S.HEADS,
         )  # fmt: skip
-    dq = add_weighted(dq, d_scores, k, inside if SEEN else None, PRECISION)
+    dq = add_weighted_pieces(dq, d_scores, k, inside if SEEN else None, PRECISION)
     return dq, d_position, d_time, d_slope

@@ -40,7 +40,7 @@ from jagged_kernels.core.launch import launch
 from jagged_kernels.core.layouts import empty_as, rows_of_dims
 from jagged_kernels.core.sizes import LaunchConfig
 from jagged_kernels.device.arithmetic import LN2
-from jagged_kernels.device.float32 import dot_factors, factor, transposed
+from jagged_kernels.device.columns import factors, load_columns, scores_of
 from jagged_kernels.device.memory import load_block, store_block, store_numbers
 from jagged_kernels.schedule.policy.plain import config_of, forward_config, parts_of_tile
 from jagged_kernels.schedule.row_access import load_part
@@ -139,10 +139,8 @@ def _forward_kernel(
     q_ptr += head * S.Q_STRIDE_H
     k_ptr += (head // S.GROUP) * S.K_STRIDE_H
     v_ptr += (head // S.GROUP) * S.V_STRIDE_H
-    q = load_block(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D)
-    if NEGATE:
-        q = -q
-    q = factor(q, PRECISION)
+    q = load_columns(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D, PRECISION, NEGATE)
+    q = factors(q, PRECISION)
     place = 0  # a tuple cannot hold None
     if BIAS.ANY:
         place = bias_place(bias, rows_ptr, row, head, BIAS)
@@ -164,7 +162,7 @@ def _forward_kernel(
         )
     elif k_end - k_start <= BLOCK:
         # Most users: no walk, and everything is asked of the memory at once.
-        k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
+        k = load_columns(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D, PRECISION)
         v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
         acc, top, total, reach = _attend(
             acc, top, total, reach, q, k, v, k_start, True, row, scale_log2, left, right, by,
@@ -212,7 +210,7 @@ def walk(
     q, k_ptr, v_ptr, row, ends, scale_log2, left, right, by,
     S: tl.constexpr, BIAS: tl.constexpr, WEIGHT: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """`_attend` for all key blocks of the row; q as `factor` makes it.
+    """`_attend` for all key blocks of the row; q as `factors` makes it.
 
     Args:
         ends: of the row's entries where it has a list.
@@ -220,6 +218,7 @@ def walk(
     """
     SEEN: tl.constexpr = EXACT and S.MASKED
     BLOCK: tl.constexpr = SEEN_BLOCK if SEEN else S.BLOCK
+    PRECISION: tl.constexpr = S.PRECISION
     q_start, q_end, first, k_end, shift, _ = row
     acc, top, total, reach = nothing_seen(S.TILE, S.PAD_DV)
     if S.GROUPS:
@@ -229,7 +228,7 @@ def walk(
         begin, end = ends
         for index in tl.range(0, (end - begin) * PER_ENTRY, num_stages=1 if SEEN else None):
             k_start, cut = listed_block(meets, begin, index, first, k_end, LISTED, BLOCK)
-            k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
+            k = load_columns(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D, PRECISION)
             v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
             acc, top, total, reach = _attend(
                 acc, top, total, reach, q, k, v, k_start, cut, row, scale_log2, left, right, by,
@@ -240,7 +239,7 @@ def walk(
             q_start, q_end, first, k_end, shift, left, right, S.HAS_LEFT, S.HAS_RIGHT, BLOCK
         )
         for k_start in tl.range(first, k_end, BLOCK, num_stages=1 if SEEN else None):
-            k = load_block(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D)
+            k = load_columns(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D, PRECISION)
             v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
             cut = (k_start < whole_start) | (k_start >= whole_end)
             acc, top, total, reach = _attend(
@@ -264,12 +263,12 @@ def _attend(
     """
     TILE: tl.constexpr = S.TILE
     PRECISION: tl.constexpr = S.PRECISION
-    BLOCK: tl.constexpr = k.shape[0]
+    BLOCK: tl.constexpr = v.shape[0]
     SEEN: tl.constexpr = EXACT and S.MASKED
     SCALES: tl.constexpr = BIAS.ANY or EXACT or WEIGHT is not None
     bias, place, _, rule = by
     q_start, q_end, _, k_end, shift, head = row
-    scores = dot_factors(q, transposed(factor(k, PRECISION), PRECISION), PRECISION)
+    scores = scores_of(q, factors(k, PRECISION), PRECISION)
     if SCALES:
         # `fma` with 0, because a plain product would be fused with what comes next.
         scales = tl.zeros(scores.shape, tl.float32) + scale_log2

@@ -35,9 +35,19 @@ from jagged_kernels.attention.scores.triton_bias import (
     store_sums,
     zero_sums,
 )
-from jagged_kernels.attention.seen.triton_sums import is_bad, size_of_sums
+from jagged_kernels.attention.seen.triton_sums import is_bad, size_of_pieces, size_of_sums
 from jagged_kernels.core.launch import launch
 from jagged_kernels.device.arithmetic import LN2, LOG2_E, add_factors
+from jagged_kernels.device.columns import (
+    add_to_each,
+    each_product,
+    factors,
+    load_columns,
+    scores_of,
+    store_columns,
+    times,
+    zero_columns,
+)
 from jagged_kernels.device.float32 import dot_factors, factor, transposed
 from jagged_kernels.device.memory import load_block, load_numbers, store_block, store_numbers
 from jagged_kernels.schedule.policy.plain import short_warps
@@ -190,13 +200,10 @@ def _forward(
     """
     bias, place, meets = by
     PRECISION: tl.constexpr = S.PRECISION
-    q = load_block(q_ptr, start, end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D)
-    k = load_block(k_ptr, start, end, S.K_STRIDE_T, TILE, S.D, S.PAD_D)
+    q = load_columns(q_ptr, start, end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D, PRECISION, NEGATE)
+    k = load_columns(k_ptr, start, end, S.K_STRIDE_T, TILE, S.D, S.PAD_D, PRECISION)
     v = load_block(v_ptr, start, end, S.V_STRIDE_T, TILE, S.DV, S.PAD_DV)
-    if NEGATE:
-        q = -q
-    q, k = factor(q, PRECISION), factor(k, PRECISION)
-    scores = dot_factors(q, transposed(k, PRECISION), PRECISION)
+    scores = scores_of(factors(q, PRECISION), factors(k, PRECISION), PRECISION)
     unit = scale_log2
     if BIAS.ANY:
         token = start + tl.arange(0, TILE)
@@ -316,26 +323,28 @@ def _backward(
     dtype: tl.constexpr = q_ptr.dtype.element_ty
     PAD_D: tl.constexpr = S.PAD_D
     PAD_DV: tl.constexpr = S.PAD_DV
-    k = load_block(k_ptr, start, end, S.K_STRIDE_T, TILE, S.D, PAD_D)
+    k = load_columns(k_ptr, start, end, S.K_STRIDE_T, TILE, S.D, PAD_D, PRECISION)
     v = load_block(v_ptr, start, end, S.V_STRIDE_T, TILE, S.DV, PAD_DV)
-    k, v = factor(k, PRECISION), factor(v, PRECISION)
+    k, v = factors(k, PRECISION), factor(v, PRECISION)
     inside = visible(start, start, end, 0, left, right, S.HAS_LEFT, S.HAS_RIGHT, TILE, TILE)
     if BIAS.ANY:
         token = start + tl.arange(0, TILE)
         q_token, k_token = token[:, None], token[None, :]
         inside = inside & (q_token < end)
-    dk = tl.zeros([TILE, PAD_D], tl.float32)
+    dk = zero_columns(TILE, S.D, PAD_D, PRECISION)
     dv = tl.zeros([TILE, PAD_DV], tl.float32)
     bad = False
     for member in range(S.GROUP):
-        q = load_block(q_ptr + member * S.Q_STRIDE_H, start, end, S.Q_STRIDE_T, TILE, S.D, PAD_D)
+        q = load_columns(
+            q_ptr + member * S.Q_STRIDE_H, start, end, S.Q_STRIDE_T, TILE, S.D, PAD_D, PRECISION
+        )
         d_o = load_block(
             do_ptr + member * S.DO_STRIDE_H, start, end, S.DO_STRIDE_T, TILE, S.DV, PAD_DV
         )
         if WEIGHT is None:
             lse2 = load_numbers(lse2_ptr + member, start, end, S.HEADS, TILE)
-        q, d_o = factor(q, PRECISION), factor(d_o, PRECISION)
-        scores = dot_factors(q, transposed(k, PRECISION), PRECISION) * scale_log2
+        q, d_o = factors(q, PRECISION), factor(d_o, PRECISION)
+        scores = scores_of(q, k, PRECISION) * scale_log2
         if NEGATE:
             scores = -scores
         if BIAS.ANY:
@@ -373,20 +382,24 @@ def _backward(
             )  # fmt: skip
             store_sums(d_position, d_time, d_slope, slots, slot, head + member, BIAS, S.HEADS)
         d_scores = factor(d_scores.to(dtype), PRECISION)
-        dq = dot_factors(d_scores, k, PRECISION) * scale
+        dq = times(each_product(d_scores, k, PRECISION), scale)
         if S.MASKED:
-            bad = bad | is_bad(size_of_sums(dq))
-        store_block(dq_ptr + member * S.D, dq, start, end, S.HEADS * S.D, TILE, S.D, PAD_D)
+            bad = bad | is_bad(size_of_pieces(dq))
+        store_columns(
+            dq_ptr + member * S.D, dq, start, end, S.HEADS * S.D, TILE, S.D, PAD_D, PRECISION
+        )
         if dk_ptr is not None:
             if BIAS.DROPS:
                 weights *= keep_block(bias, place, q_token, k_token)
             kept = factor(weights.to(dtype), PRECISION)
-            dk = add_factors(dk, transposed(d_scores, PRECISION), q, dtype, PRECISION)
+            dk = add_to_each(dk, transposed(d_scores, PRECISION), q, dtype, PRECISION)
             dv = add_factors(dv, transposed(kept, PRECISION), d_o, dtype, PRECISION)
     if S.MASKED:
-        bad = bad | is_bad(size_of_sums(dk) + size_of_sums(dv))
+        bad = bad | is_bad(size_of_pieces(dk) + size_of_sums(dv))
     if dk_ptr is not None:
-        store_block(dk_ptr, dk * scale, start, end, KV_HEADS * S.D, TILE, S.D, PAD_D)
+        store_columns(
+            dk_ptr, times(dk, scale), start, end, KV_HEADS * S.D, TILE, S.D, PAD_D, PRECISION
+        )
         store_block(dv_ptr, dv, start, end, KV_HEADS * S.DV, TILE, S.DV, PAD_DV)
     if S.MASKED and not BIAS.LOOKS_UP and bad:
         # Not before other threads have written what is written again.

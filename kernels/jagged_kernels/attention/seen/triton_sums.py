@@ -26,6 +26,15 @@ def size_of_sums(x):
 
 
 @triton.jit
+def size_of_pieces(x):
+    """`size_of_sums` of pieces of columns, added up."""
+    size = size_of_sums(x[0])
+    for i in tl.static_range(1, len(x)):
+        size += size_of_sums(x[i])
+    return size
+
+
+@triton.jit
 def is_bad(sizes):
     """Whether one of `size_of_sums` is inf or NaN."""
     return tl.min((sizes < float("inf")).to(tl.int32), 0) == 0
@@ -61,3 +70,12 @@ def add_weighted(acc, weights, x, seen, PRECISION: tl.constexpr):
     else:
         acc = add_seen(acc, weights, x, seen, PRECISION)
     return acc
+
+
+@triton.jit
+def add_weighted_pieces(acc, weights, x, seen, PRECISION: tl.constexpr):
+    """`add_weighted` to each piece of columns of acc, of that piece of x."""
+    sums = (add_weighted(acc[0], weights, x[0], seen, PRECISION),)
+    for i in tl.static_range(1, len(x)):
+        sums += (add_weighted(acc[i], weights, x[i], seen, PRECISION),)
+    return sums
