@@ -161,9 +161,12 @@ def _section(folder: Path) -> str:
         shown.append(("The paper's claims against this run", claims))
     for caption, rows in shown:
         parts += [f"{caption}:", tables.to_markdown(_trimmed(rows))]
-    for picture in sorted(folder.glob("*.svg")):
+    pictures = sorted(folder.glob("*.svg"))
+    for picture in pictures:
         title = style.title_of(picture)
         parts.append(f"![{title}](../{folder.parent.name}/{folder.name}/{picture.name})")
+    if not shown and not pictures:
+        parts.append("In [performance.md](performance.md), beside its goals.")
     return "\n\n".join(parts)
 
 

@@ -169,6 +169,18 @@ def test_the_page_of_goals_keeps_its_prose(tmp_path: Path) -> None:
         redraw.update_performance(page, tmp_path / "figures")
 
 
+def test_what_has_numbers_beside_its_goals_alone_is_no_empty_section(
+    tmp_path: Path, measured: pd.DataFrame
+) -> None:
+    _save(tmp_path / "01_speed", measured)
+    assert "performance.md" not in redraw.all_results(tmp_path)
+    names = dict.fromkeys(("op", "provider", "workload", "mode", "metric", "unit"), "exactness")
+    wrong = results.row(**names, value=1.0)
+    _save(tmp_path / "exactness", results.frame([wrong]), id="exactness")
+    _, said = redraw.all_results(tmp_path).split("## exactness")
+    assert said.endswith("\n\nIn [performance.md](performance.md), beside its goals.")
+
+
 def test_every_result_is_on_one_page(tmp_path: Path, measured: pd.DataFrame) -> None:
     figures, page = tmp_path / "figures", tmp_path / "docs" / "results.md"
     figures.mkdir()
