@@ -218,7 +218,7 @@ def sizes():
     for kernel, rule in rules.items():
         config = rule(dim, size, pack)
         block = config.block
-        config = LaunchConfig(block, **launch_options(every(), config))
+        config = LaunchConfig(block, **launch_options(every(), config, size))
         masked = shape(pack, block, precision)._replace(HAS_RIGHT=True)
         found.append(shared(kernel, config, kinds, S=masked, **constants))
     sums = {"BIAS": every(), "S": masked}

@@ -1,8 +1,8 @@
 """What a kernel reads of uniform registers that nobody has written.
 
-ptxas of CUDA 12.8 hoists the descriptors of `wgmma` out of the loops of some kernels before what
-they are made from is there. Results are wrong then, or addresses, for some of a warp group's
-columns, with every batch and on every GPU.
+ptxas of CUDA 12.8 hoists the descriptors of `wgmma` out of the loops of some kernels, or in front
+of other products, before what they are made from is there. Results are wrong then, or addresses,
+for some of a warp group's columns, with every batch and on every GPU. ptxas 13.0 makes them right.
 """
 
 from __future__ import annotations
@@ -18,17 +18,24 @@ _REGISTER = re.compile(r"\bUR(\d+)\b")
 _WRITES = ("U", "R2UR", "S2UR", "REDUX", "LDCU", "VOTEU")
 _MOVES = ("UMOV", "MOV", "IMAD.U32", "IMAD.MOV")  # a product of zeros and a sum with one is a move
 _FLOATS = re.compile(r"[FH](ADD|MUL|FMA|SET|MNMX|SEL|2F)|MUFU")
+_GENERAL = re.compile(r"(?<![U\w])R(\d+)\b")
+_RESULT = re.compile(r"(?:U?P[T\d]+, *)?R(\d+)\b")  # a shuffle's comes after a predicate
+_WRITES_NO_GENERAL = ("ST", "RED", "ATOMS", "BAR", "BRA", "WARP", "R2P", "R2UR")
+# Of integers; what others make of a number that is not there is their business, see below.
+_HANDS_ON = ("IADD", "IMAD", "VIADD", "LOP3", "SHF.", "SGXT", "LEA", "MOV", "SEL", "PRMT")
 
 
 def undefined_registers(sass: str) -> list[str]:
     """Instructions of a kernel, as nvdisasm prints it, that read a uniform register before any
-    instruction above them has written it: "address: instruction", in order.
+    instruction above them has written it: "address: instruction", in order. One that is made from
+    a general register counts as not written where that one is not, or made from such.
 
     ptxas also moves what is not there yet, half of a pair whose other half is, and writes it before
     it is used; and LLVM leaves the second of two numbers undefined where a thread has one. So a
     move hands on that nobody has written, and what computes on floats is passed over.
     """
     written: set[int] = set()
+    general: set[int] = set()
     found = []
     for address, operation, operands in _LINE.findall(sass):
         first, *others = operands.split(",")
@@ -38,13 +45,39 @@ def undefined_registers(sass: str) -> list[str]:
         moves = operation.startswith(_MOVES) and operands.count("RZ") == len(others) - 1
         if not defined and not moves and not _FLOATS.match(operation):
             found.append(f"{address}: {operation} {operands}")
+        result = _general_result(operation, operands)
+        numbers = {int(number) for number in _GENERAL.findall(operands)}
+        from_general = general.issuperset(numbers - {result.start} if result else numbers)
+        if result:
+            reads_itself = len(re.findall(rf"(?<![U\w])R{result.start}\b", operands)) > 1
+            whole = from_general and (not reads_itself or result.start in general)
+            if (whole and defined) or not operation.startswith(_HANDS_ON):
+                general.update(result)
+            else:
+                general.difference_update(result)
         if writes:
             registers = _registers(first, ".64" in operation or ".WIDE" in operation)
-            if defined or not moves:
+            moved = moves or operation.startswith("R2UR")
+            if (defined and from_general) or not moved:
                 written.update(registers)
             else:
                 written.difference_update(registers)
     return found
+
+
+def _general_result(operation: str, operands: str) -> range | None:
+    """The general registers that an instruction writes."""
+    found = None if operation.startswith(_WRITES_NO_GENERAL) else _RESULT.match(operands.strip())
+    if found is None:
+        return None
+    count = 1
+    if product := re.match(r"[HQ]GMMA\.64x(\d+)", operation):
+        count = int(product.group(1)) // 2
+    elif ".128" in operation or operation.startswith(("LDSM", "HMMA")):
+        count = 4
+    elif ".64" in operation or ".WIDE" in operation or operation.startswith(("CS2R", "D")):
+        count = 2
+    return range(int(found.group(1)), int(found.group(1)) + count)
 
 
 def _read(operation: str, operands: Sequence[str]) -> Iterator[int]:

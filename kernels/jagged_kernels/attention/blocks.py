@@ -93,3 +93,16 @@ def probability(scores, lse2, ROUNDS: tl.constexpr):
     if ROUNDS:
         exponent = tl.minimum(exponent, 0.0, propagate_nan=tl.PropagateNan.ALL)
     return tl.exp2(exponent)
+
+
+@triton.jit
+def score_gradients(weights, d_weights, delta, d_lse):
+    """weights * (d_weights - delta + d_lse), of probabilities.
+
+    d_lse comes last, or is None where delta has it: where a query sees one key, all else cancels,
+    and is larger by far than what is left.
+    """
+    d_scores = d_weights - delta
+    if d_lse is not None:
+        d_scores += d_lse
+    return weights * d_scores

@@ -1,4 +1,4 @@
-"""Blocks of queries and keys as tuples of some columns each, in whose pieces scores are added up.
+"""Blocks of tokens as tuples of some columns each, in whose pieces sums along columns are made.
 
 Tensor cores cut a sum off after every few products, always towards zero, where others round it: the
 longer the sum, the further it is off, and in the log-sum-exp of a few tokens nothing hides that. So
@@ -34,9 +34,8 @@ def load_columns(
     """What `load_block` loads, or its negative, in pieces. One that would begin behind column D is
     left out."""
     WIDTH: tl.constexpr = width_of(PAD_D, PRECISION)
-    piece = load_block(ptr, start, end, stride, BLOCK, D, WIDTH)
-    pieces = (-piece if NEGATE else piece,)
-    for column in tl.static_range(WIDTH, D, WIDTH):
+    pieces = ()
+    for column in tl.static_range(0, D, WIDTH):
         piece = load_block(ptr, start, end, stride, BLOCK, D, WIDTH, column)
         pieces += (-piece if NEGATE else piece,)
     return pieces
@@ -46,8 +45,8 @@ def load_columns(
 def zero_columns(ROWS: tl.constexpr, D: tl.constexpr, PAD_D: tl.constexpr, PRECISION: tl.constexpr):
     """Sums in float32, in the pieces of `load_columns`."""
     WIDTH: tl.constexpr = width_of(PAD_D, PRECISION)
-    pieces = (tl.zeros([ROWS, WIDTH], tl.float32),)
-    for _ in tl.static_range(WIDTH, D, WIDTH):
+    pieces = ()
+    for _ in tl.static_range(0, D, WIDTH):
         pieces += (tl.zeros([ROWS, WIDTH], tl.float32),)
     return pieces
 
@@ -66,8 +65,8 @@ def store_columns(
 @triton.jit
 def times(pieces, number):
     """Pieces times a number."""
-    products = (pieces[0] * number,)
-    for i in tl.static_range(1, len(pieces)):
+    products = ()
+    for i in tl.static_range(len(pieces)):
         products += (pieces[i] * number,)
     return products
 
@@ -75,26 +74,40 @@ def times(pieces, number):
 @triton.jit
 def factors(pieces, PRECISION: tl.constexpr):
     """`factor` of each."""
-    found = (factor(pieces[0], PRECISION),)
-    for i in tl.static_range(1, len(pieces)):
+    found = ()
+    for i in tl.static_range(len(pieces)):
         found += (factor(pieces[i], PRECISION),)
     return found
 
 
 @triton.jit
-def scores_of(a, b, PRECISION: tl.constexpr):
-    """a @ b.T of `factors`, in float32."""
-    scores = dot_factors(a[0], transposed(b[0], PRECISION), PRECISION)
+def scores_of(a, b, PRECISION: tl.constexpr, MIRRORED: tl.constexpr = False):
+    """a @ b.T of `factors`, in float32; MIRRORED: to the bit the transposed b @ a.T."""
+    scores = dot_factors(a[0], transposed(b[0], PRECISION), PRECISION, MIRRORED)
     for i in tl.static_range(1, len(a)):
-        scores += dot_factors(a[i], transposed(b[i], PRECISION), PRECISION)
+        scores += dot_factors(a[i], transposed(b[i], PRECISION), PRECISION, MIRRORED)
     return scores
+
+
+@triton.jit
+def row_products(a, b, PRECISION: tl.constexpr):
+    """[rows]: the sum of each row of a times that row of b, in float32.
+
+    float32's are the diagonal of `scores_of`(b, a): what they cancel against, scores of b and rows
+    that are those of a, they cancel against to the bit.
+    """
+    if a[0].dtype == tl.float32:
+        products = scores_of(factors(b, PRECISION), factors(a, PRECISION), PRECISION)
+        row = tl.arange(0, products.shape[0])
+        return tl.sum(tl.where(row[:, None] == row[None, :], products, 0.0), 1)
+    return tl.sum(a[0].to(tl.float32) * b[0].to(tl.float32), 1)
 
 
 @triton.jit
 def each_product(a, b, PRECISION: tl.constexpr):
     """a @ each of `factors`, as pieces of columns; a as `factor` makes it."""
-    found = (dot_factors(a, b[0], PRECISION),)
-    for i in tl.static_range(1, len(b)):
+    found = ()
+    for i in tl.static_range(len(b)):
         found += (dot_factors(a, b[i], PRECISION),)
     return found
 
@@ -102,7 +115,7 @@ def each_product(a, b, PRECISION: tl.constexpr):
 @triton.jit
 def add_to_each(acc, a, b, dtype: tl.constexpr, PRECISION: tl.constexpr):
     """`add_factors` of `each_product`."""
-    sums = (add_factors(acc[0], a, b[0], dtype, PRECISION),)
-    for i in tl.static_range(1, len(b)):
+    sums = ()
+    for i in tl.static_range(len(b)):
         sums += (add_factors(acc[i], a, b[i], dtype, PRECISION),)
     return sums

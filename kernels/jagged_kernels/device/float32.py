@@ -52,10 +52,10 @@ def transposed(x, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def dot_factors(a, b, PRECISION: tl.constexpr):
-    """a @ b of factors, in float32."""
+def dot_factors(a, b, PRECISION: tl.constexpr, MIRRORED: tl.constexpr = False):
+    """a @ b of factors, in float32; MIRRORED: to the bit the transposed b.T @ a.T."""
     if PRECISION == "bf16x6":
-        rest = add_rest(None, a, b)
+        rest = add_rest(None, a, b, MIRRORED)
         product = tl.dot(a[0], b[0], tl.where(rest == rest, rest, 0.0))
     else:
         product = tl.dot(a, b, input_precision=PRECISION)
@@ -63,15 +63,23 @@ def dot_factors(a, b, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def add_rest(rest, a_parts, b_parts):
-    """rest + the five products beside that of the first parts, small ones first."""
+def add_rest(rest, a_parts, b_parts, MIRRORED: tl.constexpr = False):
+    """rest + the five products beside that of the first parts, small ones first; MIRRORED: in the
+    order in which those of b.T and a.T are."""
     a_high, a_middle, a_low = a_parts
     b_high, b_middle, b_low = b_parts
     rest = tl.dot(a_middle, b_middle, rest)
-    rest = tl.dot(a_low, b_high, rest)
-    rest = tl.dot(a_high, b_low, rest)
-    rest = tl.dot(a_middle, b_high, rest)
-    return tl.dot(a_high, b_middle, rest)
+    if MIRRORED:
+        rest = tl.dot(a_high, b_low, rest)
+        rest = tl.dot(a_low, b_high, rest)
+        rest = tl.dot(a_high, b_middle, rest)
+        rest = tl.dot(a_middle, b_high, rest)
+    else:
+        rest = tl.dot(a_low, b_high, rest)
+        rest = tl.dot(a_high, b_low, rest)
+        rest = tl.dot(a_middle, b_high, rest)
+        rest = tl.dot(a_high, b_middle, rest)
+    return rest
 
 
 @triton.jit

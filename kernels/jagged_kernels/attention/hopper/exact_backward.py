@@ -27,7 +27,7 @@ from jagged_kernels.attention.triton_meeting import factor_of_user, list_ends, r
 from jagged_kernels.core.backends import multiprocessors
 from jagged_kernels.core.launch import launch
 from jagged_kernels.device.columns import load_columns, store_columns, times
-from jagged_kernels.device.memory import load_block, load_numbers, store_block
+from jagged_kernels.device.memory import load_block, load_numbers
 
 
 def launch_exact_backward(
@@ -159,13 +159,13 @@ def _dq_again(
         k_ptr += (head // S.GROUP) * S.K_STRIDE_H
         v_ptr += (head // S.GROUP) * S.V_STRIDE_H
         q = load_columns(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, PAD_D, PRECISION, NEGATE)
-        d_o = load_block(do_ptr, q_start, q_end, S.DO_STRIDE_T, TILE, S.DV, S.PAD_DV)
+        d_o = load_columns(do_ptr, q_start, q_end, S.DO_STRIDE_T, TILE, S.DV, S.PAD_DV, PRECISION)
         if WEIGHT is None:
             lse2 = finite(load_numbers(lse2_ptr + head, q_start, q_end, HEADS, TILE))
             delta = load_numbers(delta_ptr + head, q_start, q_end, HEADS, TILE)
-            of_query = (lse2, delta)
+            of_query = (lse2, delta, tl.zeros([TILE], tl.float32))  # delta has d_lse
         else:
-            of_query = (factor_of_user(meets, rows_ptr, row), 0.0)
+            of_query = (factor_of_user(meets, rows_ptr, row), 0.0, 0.0)
         ends = (k_start, k_end)
         if S.GROUPS:
             ends = list_ends(meets, rows_ptr, row, q_start, k_end, shift, head, S)
@@ -206,7 +206,7 @@ def _dkv_again(
         k_ptr += kv_head * S.K_STRIDE_H
         v_ptr += kv_head * S.V_STRIDE_H
         k = load_columns(k_ptr, k_start, k_end, S.K_STRIDE_T, TILE, S.D, PAD_D, PRECISION, NEGATE)
-        v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, TILE, S.DV, PAD_DV)
+        v = load_columns(v_ptr, k_start, k_end, S.V_STRIDE_T, TILE, S.DV, PAD_DV, PRECISION)
         row_ends = (k_start, k_end, q_start, q_end, shift)
         row = place // (PARTS * KV_HEADS)
         factor_n = 1.0
@@ -215,15 +215,17 @@ def _dkv_again(
         rule = 0
         if S.RULED:
             rule = rule_of_row(meets, rows_ptr, row, q_start, q_end, shift, True)
-        dk_pieces, dv = dkv_walk(
-            k, v, q_ptr, do_ptr, lse2_ptr, delta_ptr, row_ends, kv_head,
+        dk_pieces, dv_pieces = dkv_walk(
+            k, v, q_ptr, do_ptr, lse2_ptr, None, delta_ptr, row_ends, kv_head,
             scale_log2, left, right, rows_ptr, row, (0, meets, rule, factor_n),
             S, BIAS, WEIGHT, D_SCORE, True,
         )  # fmt: skip
         if WEIGHT is not None:
-            dv = dv * factor_n
+            dv_pieces = times(dv_pieces, factor_n)
         dk_pieces = times(dk_pieces, scale)
         store_columns(
             dk_ptr, dk_pieces, k_start, k_end, KV_HEADS * S.D, TILE, S.D, PAD_D, PRECISION
         )
-        store_block(dv_ptr, dv, k_start, k_end, KV_HEADS * S.DV, TILE, S.DV, PAD_DV)
+        store_columns(
+            dv_ptr, dv_pieces, k_start, k_end, KV_HEADS * S.DV, TILE, S.DV, PAD_DV, PRECISION
+        )

@@ -69,8 +69,9 @@ def launch_backward(
     dk = dv = None
     if wanted_kv:
         dk, dv = launch_dkv(
-            d_o, q, k, v, lse2, delta, rows_t, call, tile=tile_k, **options, config=k_config
-        )
+            d_o, d_lse2, q, k, v, lse2, delta, rows_t, call,
+            tile=tile_k, **options, config=k_config,
+        )  # fmt: skip
     if short_offsets is not None:
         launch_short_backward(
             d_o, d_lse2, q, k, v, lse2, dq, dk, dv, short_offsets, call,

@@ -31,4 +31,5 @@ def backward_plan(
     block = meets.block_of(tile, config.block)
     shape = call.shape(tile=tile, parts=parts, block=block, skips=skips, meets=meets)
     constants = {"BIAS": BIAS, "WEIGHT": meets.weight, "D_SCORE": meets.d_score}
-    return call.plan(parts * heads, shape, launch_options(BIAS, config), **constants)
+    options = launch_options(BIAS, config, call.element_size)
+    return call.plan(parts * heads, shape, options, **constants)

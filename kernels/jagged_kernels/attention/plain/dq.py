@@ -9,7 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import finite, probability, whole_blocks
+from jagged_kernels.attention.blocks import (
+    finite,
+    probability,
+    score_gradients,
+    whole_blocks,
+)
 from jagged_kernels.attention.meeting import RANGES, Meeting
 from jagged_kernels.attention.plain.backward_plan import backward_plan
 from jagged_kernels.attention.plans import Call
@@ -44,13 +49,13 @@ from jagged_kernels.device.arithmetic import LN2, LOG2_E
 from jagged_kernels.device.columns import (
     factors,
     load_columns,
+    row_products,
     scores_of,
     store_columns,
     times,
     zero_columns,
 )
-from jagged_kernels.device.float32 import dot_factors, factor, transposed
-from jagged_kernels.device.memory import load_block, load_numbers, store_numbers
+from jagged_kernels.device.memory import load_numbers, store_numbers
 from jagged_kernels.schedule.policy.plain import SHORT_HISTORY, dq_config, short_dq_config
 from jagged_kernels.schedule.row_access import load_part
 from jagged_kernels.schedule.rows import rows_to_walk, users_of_rows
@@ -79,8 +84,8 @@ def launch_dq(
     skips: bool = False,
     config: LaunchConfig | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """(dq, delta [Tq, H] float32); delta = rowsum(o * dO) - d_lse is for `launch_dkv`, None where
-    weights are no softmax.
+    """(dq, delta [Tq, H] float32); delta = rowsum(o * dO) - d_lse is for `launch_dkv`, of float32
+    without d_lse, None where weights are no softmax.
 
     Args:
         d_o, q, k, v: read in place (`rows_of_dims`).
@@ -121,7 +126,7 @@ def _dq_kernel(
     S: tl.constexpr, NEGATE: tl.constexpr, BIAS: tl.constexpr, WEIGHT: tl.constexpr,
     D_SCORE: tl.constexpr,
 ):  # fmt: skip
-    """dQ of one tile of queries, and delta = rowsum(o * dO) - d_lse for the other kernel."""
+    """dQ of one tile of queries, and delta for the other kernel."""
     HEADS: tl.constexpr = S.HEADS
     TILE: tl.constexpr = S.TILE
     slot, head = tl.program_id(0) // HEADS, (tl.program_id(0) % HEADS).to(tl.int64)
@@ -140,18 +145,23 @@ def _dq_kernel(
     k_ptr += (head // S.GROUP) * S.K_STRIDE_H
     v_ptr += (head // S.GROUP) * S.V_STRIDE_H
     PRECISION: tl.constexpr = S.PRECISION
+    LSE_LAST: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
     q = load_columns(q_ptr, q_start, q_end, S.Q_STRIDE_T, TILE, S.D, S.PAD_D, PRECISION, NEGATE)
-    d_o = load_block(do_ptr, q_start, q_end, S.DO_STRIDE_T, TILE, S.DV, S.PAD_DV)
+    d_o = load_columns(do_ptr, q_start, q_end, S.DO_STRIDE_T, TILE, S.DV, S.PAD_DV, PRECISION)
     if WEIGHT is None:
-        o = load_block(o_ptr + head * S.DV, q_start, q_end, HEADS * S.DV, TILE, S.DV, S.PAD_DV)
-        delta = tl.sum(o.to(tl.float32) * d_o.to(tl.float32), 1)
+        o_ptr += head * S.DV
+        o = load_columns(o_ptr, q_start, q_end, HEADS * S.DV, TILE, S.DV, S.PAD_DV, PRECISION)
+        delta = row_products(o, d_o, PRECISION)
+        d_lse = tl.zeros([TILE], tl.float32)
         if d_lse2_ptr is not None:
-            delta -= load_numbers(d_lse2_ptr + head, q_start, q_end, HEADS, TILE) * _LOG2_E
+            d_lse = load_numbers(d_lse2_ptr + head, q_start, q_end, HEADS, TILE) * _LOG2_E
+            if not LSE_LAST:
+                delta -= d_lse
         store_numbers(delta_ptr + head, delta, q_start, q_end, HEADS, TILE)
         lse2 = load_numbers(lse2_ptr + head, q_start, q_end, HEADS, TILE)
-        of_query = (finite(lse2), delta)
+        of_query = (finite(lse2), delta, d_lse)
     else:
-        of_query = (factor_of_user(meets, rows_ptr, row), 0.0)
+        of_query = (factor_of_user(meets, rows_ptr, row), 0.0, 0.0)
     place = 0  # a tuple cannot hold None
     if BIAS.ANY:
         place = bias_place(bias, rows_ptr, row, head, BIAS)
@@ -164,7 +174,10 @@ def _dq_kernel(
     by = (bias, slots, slot, place, meets, rule)
 
     row_ends = (q_start, q_end, k_start, k_end, shift, head)
-    q, d_o = factors(q, PRECISION), factor(d_o, PRECISION)
+    if PRECISION == "bf16x6":
+        # Again: what delta's product and others have would stay in registers, and spill.
+        d_o = load_columns(do_ptr, q_start, q_end, S.DO_STRIDE_T, TILE, S.DV, S.PAD_DV, PRECISION)
+    q, d_o = factors(q, PRECISION), factors(d_o, PRECISION)
     dq, d_position, d_time, d_slope = dq_walk(
         q, d_o, of_query, k_ptr, v_ptr, row_ends, ends, scale_log2, left, right, by,
         S, BIAS, WEIGHT, D_SCORE, False,
@@ -198,10 +211,10 @@ def dq_walk(
     SEEN: tl.constexpr,
 ):  # fmt: skip
     """dQ, in pieces of columns, and the sums of a row's key blocks; with SEEN over what is seen
-    alone (`triton_sums`). q is `factors`.
+    alone (`triton_sums`). q and d_o are `factors`.
 
     Args:
-        of_query: (lse2, delta), or (1 / n, 0) of weights by a policy.
+        of_query: (lse2, delta, d_lse), or (1 / n, 0, 0) of weights by a policy.
         ends: of the row's entries where it has a list.
         by: (bias, slots, slot, place, meets, rule).
     """
@@ -253,7 +266,7 @@ def _dq_block(
     q_start, q_end, _, k_end, shift, head = row_ends
     bias, slots, slot, place, _, rule = by
     k = load_columns(k_ptr, k_start, k_end, S.K_STRIDE_T, BLOCK, S.D, S.PAD_D, PRECISION)
-    v = load_block(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV)
+    v = load_columns(v_ptr, k_start, k_end, S.V_STRIDE_T, BLOCK, S.DV, S.PAD_DV, PRECISION)
     scores = scores_of(q, factors(k, PRECISION), PRECISION)
     bucket = 0
     if SCALES:
@@ -272,14 +285,16 @@ def _dq_block(
             scores = tl.where(inside, scores, float("-inf"))
         if not SCALES:
             scores *= scale_log2
-        lse2, delta = of_query
+        lse2, delta, d_lse = of_query
         probabilities = probability(scores, lse2[:, None], ROUNDS)
-    values = transposed(factor(v, PRECISION), PRECISION)
-    d_weights = dot_factors(d_o, values, PRECISION)
+    d_weights = scores_of(d_o, factors(v, PRECISION), PRECISION)
     if BIAS.DROPS:
         d_weights *= keep_block(bias, place, q_token, k_token)
     if WEIGHT is None:
-        d_scores = probabilities * (d_weights - delta[:, None])
+        LSE_LAST: tl.constexpr = k_ptr.dtype.element_ty == tl.float32
+        d_scores = score_gradients(
+            probabilities, d_weights, delta[:, None], d_lse[:, None] if LSE_LAST else None
+        )
         if SEEN:
             d_scores = tl.where(inside, d_scores, 0.0)
     else:

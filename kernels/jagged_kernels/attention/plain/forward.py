@@ -116,7 +116,8 @@ def _plan(
     block = meets.block_of(tile, config.block)
     shape = call.shape(tile=tile, parts=parts, block=block, skips=skips, meets=meets)
     constants = {"BIAS": BIAS, "WEIGHT": meets.weight}
-    return call.plan(parts * shape.HEADS, shape, launch_options(BIAS, config), **constants)
+    options = launch_options(BIAS, config, call.element_size)
+    return call.plan(parts * shape.HEADS, shape, options, **constants)
 
 
 @triton.jit(do_not_specialize=["left", "right"])
@@ -174,7 +175,8 @@ def _forward_kernel(
         )
     if S.MASKED:
         reach = tl.where(size_of_sums(acc) < float("inf"), reach, float("inf"))
-    if (S.MASKED or not (BIAS.ANY or WEIGHT is not None)) and tl.max(reach, 0) > _FAR:
+    SCALES: tl.constexpr = BIAS.ANY or WEIGHT is not None or k_ptr.dtype.element_ty == tl.float32
+    if (S.MASKED or not SCALES) and tl.max(reach, 0) > _FAR:
         acc, top, total, reach = walk(
             q, k_ptr, v_ptr, row, ends, scale_log2, left, right, by, S, BIAS, WEIGHT, True
         )
@@ -259,13 +261,15 @@ def _attend(
     Weights are exp2(scores * scale - top) in one instruction. Rounding of top = max * scale moves
     all weights of a query alike and cancels, but where top is enormous it could move them out of
     range; EXACT then rounds both products and subtracts nothing but equals at the top. It also
-    sums over what is seen alone, where something is hidden.
+    sums over what is seen alone, where something is hidden. float32 rounds both always: of one key
+    the weight is 1 and o is its v, to the bit, which the backward builds on.
     """
     TILE: tl.constexpr = S.TILE
     PRECISION: tl.constexpr = S.PRECISION
     BLOCK: tl.constexpr = v.shape[0]
     SEEN: tl.constexpr = EXACT and S.MASKED
-    SCALES: tl.constexpr = BIAS.ANY or EXACT or WEIGHT is not None
+    ROUNDS: tl.constexpr = EXACT or v.dtype == tl.float32
+    SCALES: tl.constexpr = BIAS.ANY or ROUNDS or WEIGHT is not None
     bias, place, _, rule = by
     q_start, q_end, _, k_end, shift, head = row
     scores = scores_of(q, factors(k, PRECISION), PRECISION)

@@ -18,7 +18,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jagged_kernels.attention.blocks import finite, lse2_of, probability, visible, weighted_mean
+from jagged_kernels.attention.blocks import (
+    finite,
+    lse2_of,
+    probability,
+    score_gradients,
+    visible,
+    weighted_mean,
+)
 from jagged_kernels.attention.meeting import RANGES, Meeting, MeetShape
 from jagged_kernels.attention.plain.short_by_token import (
     attend_by_token,
@@ -365,9 +372,14 @@ def _backward(
             d_weights = tl.where(inside, d_weights, 0.0)
         if WEIGHT is None:
             delta = tl.sum(weights * d_weights, 1)
+            d_lse = None
             if d_lse2_ptr is not None:
-                delta -= load_numbers(d_lse2_ptr + member, start, end, S.HEADS, TILE) * _LOG2_E
-            d_scores = weights * (d_weights - delta[:, None])
+                of_lse = load_numbers(d_lse2_ptr + member, start, end, S.HEADS, TILE) * _LOG2_E
+                if dtype == tl.float32:
+                    d_lse = of_lse[:, None]
+                else:
+                    delta -= of_lse
+            d_scores = score_gradients(weights, d_weights, delta[:, None], d_lse)
         else:
             scores *= _LN2
             factor_n = factor_of(meets, start, end)

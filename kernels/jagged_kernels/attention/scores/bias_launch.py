@@ -193,9 +193,13 @@ def reduce_slots(terms: BiasTerms, slots: BiasSlots) -> list[Tensor | None]:
     return [*sums, slots.scores]
 
 
-def launch_options(BIAS: BiasShape, config: LaunchConfig) -> dict[str, int]:
+def launch_options(BIAS: BiasShape, config: LaunchConfig, element_size: int) -> dict[str, int]:
     """`config`'s, but for look-ups in tables: pipelined they would go through shared memory one
-    number at a time, and their addresses do not fit into the registers of four warps."""
+    number at a time, and their addresses do not fit into the registers of four warps.
+
+    With float32 it stays at the warps of `config`: of eight, behind a mask, gradients came out
+    wrong, and addresses (head_dims of 16 and 128, Triton 3.6 and 3.7.1, for an H200).
+    """
     if BIAS.LOOKS_UP:
-        return {"num_warps": 8, "num_stages": 1}
+        return {"num_warps": config.num_warps if element_size == 4 else 8, "num_stages": 1}
     return config.options()

@@ -75,7 +75,7 @@ def add_weighted(acc, weights, x, seen, PRECISION: tl.constexpr):
 @triton.jit
 def add_weighted_pieces(acc, weights, x, seen, PRECISION: tl.constexpr):
     """`add_weighted` to each piece of columns of acc, of that piece of x."""
-    sums = (add_weighted(acc[0], weights, x[0], seen, PRECISION),)
-    for i in tl.static_range(1, len(x)):
+    sums = ()
+    for i in tl.static_range(len(x)):
         sums += (add_weighted(acc[i], weights, x[i], seen, PRECISION),)
     return sums

@@ -164,7 +164,7 @@ def _plan(
     pack = pack_size(heads // kv_heads, tile)
     config = config or split_backward_config(call.pad_dim, call.element_size, pack)
     shape = call.shape(tile=tile * parts, parts=parts, block=block, meets=meets)
-    options = launch_options(BIAS, config)
+    options = launch_options(BIAS, config, call.element_size)
     constants = {"PACK": pack, "BIAS": BIAS, "WEIGHT": meets.weight, "D_SCORE": meets.d_score}
     return call.plan(kv_heads, shape, options, **constants), pack
 

@@ -159,7 +159,7 @@ def _plan(
         if paged is not None:
             config = paged_config(config, call.element_size, pack, paged.small_memory)
     shape = call.shape(tile=tile * parts, parts=parts, block=block, meets=meets)
-    options = launch_options(BIAS, config)
+    options = launch_options(BIAS, config, call.element_size)
     if shape.PAD_DV < 32:
         # Of 16 columns two warp groups take 8 each. Of float32 behind a mask ptxas (of Triton 3.6
         # and 3.7.1, for an H100) then made the second one's descriptors from registers that nobody
