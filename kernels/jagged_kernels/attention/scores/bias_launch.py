@@ -197,8 +197,9 @@ def launch_options(BIAS: BiasShape, config: LaunchConfig, element_size: int) -> 
     """`config`'s, but for look-ups in tables: pipelined they would go through shared memory one
     number at a time, and their addresses do not fit into the registers of four warps.
 
-    With float32 it stays at the warps of `config`: of eight, behind a mask, gradients came out
-    wrong, and addresses (head_dims of 16 and 128, Triton 3.6 and 3.7.1, for an H200).
+    float32 stays at the warps of `config`: for eight, behind a mask, ptxas 12.8 (of Triton 3.6 and
+    3.7.1) makes descriptors from registers that nobody has written, and gradients are wrong, or
+    addresses.
     """
     if BIAS.LOOKS_UP:
         return {"num_warps": config.num_warps if element_size == 4 else 8, "num_stages": 1}
