@@ -45,31 +45,29 @@ def undefined_registers(sass: str) -> list[str]:
         moves = operation.startswith(_MOVES) and operands.count("RZ") == len(others) - 1
         if not defined and not moves and not _FLOATS.match(operation):
             found.append(f"{address}: {operation} {operands}")
-        result = _general_result(operation, operands)
-        numbers = {int(number) for number in _GENERAL.findall(operands)}
-        from_general = general.issuperset(numbers - {result.start} if result else numbers)
-        if result:
-            reads_itself = len(re.findall(rf"(?<![U\w])R{result.start}\b", operands)) > 1
-            whole = from_general and (not reads_itself or result.start in general)
-            if (whole and defined) or not operation.startswith(_HANDS_ON):
-                general.update(result)
-            else:
-                general.difference_update(result)
+        results, sources = _general(operation, operands)
+        given = general.issuperset(sources)
+        if (given and defined) or not operation.startswith(_HANDS_ON):
+            general.update(results)
+        else:
+            general.difference_update(results)
         if writes:
             registers = _registers(first, ".64" in operation or ".WIDE" in operation)
             moved = moves or operation.startswith("R2UR")
-            if (defined and from_general) or not moved:
+            if (defined and given) or not moved:
                 written.update(registers)
             else:
                 written.difference_update(registers)
     return found
 
 
-def _general_result(operation: str, operands: str) -> range | None:
-    """The general registers that an instruction writes."""
+def _general(operation: str, operands: str) -> tuple[range, list[int]]:
+    """The general registers that an instruction writes, and those that it names as read."""
     found = None if operation.startswith(_WRITES_NO_GENERAL) else _RESULT.match(operands.strip())
+    sources = operands.strip()[found.end() :] if found else operands
+    read = [int(number) for number in _GENERAL.findall(sources)]
     if found is None:
-        return None
+        return range(0), read
     count = 1
     if product := re.match(r"[HQ]GMMA\.64x(\d+)", operation):
         count = int(product.group(1)) // 2
@@ -77,7 +75,8 @@ def _general_result(operation: str, operands: str) -> range | None:
         count = 4
     elif ".64" in operation or ".WIDE" in operation or operation.startswith(("CS2R", "D")):
         count = 2
-    return range(int(found.group(1)), int(found.group(1)) + count)
+    first = int(found.group(1))
+    return range(first, first + count), read
 
 
 def _read(operation: str, operands: Sequence[str]) -> Iterator[int]:
