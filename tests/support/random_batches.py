@@ -14,8 +14,9 @@ batch where it is as far off in one of them is wrong, and counted as lucky, too.
 `attention_cases.Standard`, which tests hold attention to: `FACTOR` times PyTorch's, where sums that
 cancel are allowed many roundings. docs/performance.md has what `--out figures/exactness` leaves.
 
-After `--seconds` no batch is begun: the results are of those that were. Who is told to end tells
-what there is, and that it is not all, and leaves an older result as it was.
+What is compiled alike is looked at in a row, so that no process loads all kernels. After
+`--seconds` no batch is begun: the results are of those that were, and some kernels are in none. Who
+is told to end tells what there is, and that it is not all, and leaves an older result as it was.
 """
 
 from __future__ import annotations
@@ -306,7 +307,8 @@ def _looked_at(
         places.put(place)
     with ProcessPoolExecutor(workers, context, _begin, (places,)) as pool:
         try:
-            chunk = max(1, min(10, len(numbers) // workers))
+            alike = len(numbers) // COMPILED
+            chunk = max(1, min(alike, len(numbers) // workers))
             yield from pool.map(look, numbers, chunksize=chunk)
         except KeyboardInterrupt:
             for process in active_children():  # the pool would wait for all that they have begun
@@ -327,6 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.count < 1 or options.n < 1:
         parser.error("--count and -n must be at least 1")
     numbers = range(options.first, options.first + options.count)
+    in_a_row = sorted(numbers, key=lambda number: number % COMPILED)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)  # now, and not after all the work
     begun = provenance.begin(DEVICE)
@@ -334,7 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        for some in tqdm(_looked_at(numbers, options.n, deadline), total=len(numbers)):
+        for some in tqdm(_looked_at(in_a_row, options.n, deadline), total=len(numbers)):
             rows += some
     except KeyboardInterrupt:
         print(f"cut off: {len(numbers)} batches were asked for")
