@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attention_cases import RESULTS, Case, run
+from captured import captured
 
 from jagged_kernels import JaggedTensor, attention_schedule, jagged_attention
 
@@ -57,19 +58,13 @@ def test_a_training_step_in_a_cuda_graph_follows_new_offsets(kind):
         out.backward(d_o)
         return out
 
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = step()
-    captured = [out.detach(), *(leaf.grad for leaf in leaves)]
+    graph, out = captured(step)
+    written = [out.detach(), *(leaf.grad for leaf in leaves)]
     for new in ([0, 1, 2, 3, 4, 5, 2048], [0, 300, 600, 601, 800, 2048, 2048]):
         assert len(new) == users + 1
         offsets.copy_(torch.tensor(new))
         graph.replay()
-        replayed = [tensor.clone() for tensor in captured]
+        replayed = [tensor.clone() for tensor in written]
         expected = [step().detach(), *(leaf.grad for leaf in leaves)]
         assert all(torch.equal(a, b) for a, b in zip(replayed, expected, strict=True))
 

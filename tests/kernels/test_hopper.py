@@ -10,6 +10,7 @@ import pytest
 import score_policies
 import torch
 from attention_cases import DEVICE, Case, Inputs, Standard, run
+from captured import captured
 from choice_cases import hopper_fits, on_hopper
 from hopper_backward_cases import deal_out_beforehand
 from processes import run_python
@@ -275,17 +276,11 @@ def test_a_cuda_graph_follows_new_offsets(dim):
     budget = 1024
     q, k, v = (torch.randn(budget, 4, dim, device="cuda").bfloat16() for _ in range(3))
     offsets = torch.tensor([0, 100, 100, 600, 900, 1000, budget], device="cuda")
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        _forward(q, k, v, offsets)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = _forward(q, k, v, offsets)
+    graph, written = captured(lambda: _forward(q, k, v, offsets))
     for new in ([0, 1, 2, 3, 4, 5, budget], [0, 300, 600, 601, 800, budget, budget]):
         offsets.copy_(torch.tensor(new))
         graph.replay()
-        for replayed, expected in zip(captured, _forward(q, k, v, offsets), strict=True):
+        for replayed, expected in zip(written, _forward(q, k, v, offsets), strict=True):
             assert torch.equal(replayed, expected)
 
 

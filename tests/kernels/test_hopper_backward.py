@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from attention_cases import Case, Inputs
+from captured import captured
 from choice_cases import hopper_fits
 from hopper_backward_cases import (
     CASES,
@@ -160,18 +161,12 @@ def test_a_captured_graph_replays(dim):
     forward, tables = forward_of(inputs, case), tables_of(inputs, case)
     args = (inputs.d_o, None, inputs.q, inputs.k, inputs.v, *forward, *tables)
     options = {**band_of(case), "scale": scale_of(inputs, case)}
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        launch_backward(*args, **options)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = launch_backward(*args, **options)
-    for x in captured:
+    graph, replayed = captured(lambda: launch_backward(*args, **options))
+    for x in replayed:
         x.fill_(math.nan)
     graph.replay()
     expected = launch_backward(*args, **options)
-    assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(replayed, expected, strict=True))
 
 
 def test_dq_alone(dim):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from attention_cases import Case, Inputs
+from captured import captured
 from hopper_backward_cases import (
     CASES,
     GRADIENTS,
@@ -180,18 +181,12 @@ def test_a_captured_graph_replays(dim):
     inputs = inputs_of(case, dim)
     given, options = arguments(inputs, case, forward_of(inputs, case))
     given = (*given, inputs.q_offsets)
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        launch_backward_in_one_pass(*given, **options)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = launch_backward_in_one_pass(*given, **options)
-    for x in captured:
+    graph, replayed = captured(lambda: launch_backward_in_one_pass(*given, **options))
+    for x in replayed:
         x.fill_(math.nan)
     graph.replay()
     expected = launch_backward_in_one_pass(*given, **options)
-    assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(replayed, expected, strict=True))
 
 
 def test_other_batches_do_not_recompile(dim):
