@@ -101,6 +101,15 @@ def test_who_is_told_to_end_tells_what_there_is(
     assert "2 batches, 0 wrong, 0 with other bits" in out
 
 
+def test_what_is_compiled_alike_is_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(random_batches, "look_at", lambda number: seen.append(number) or [])
+    again = random_batches.COMPILED
+    main(["--count", str(2 * again + 1)])
+    assert sorted(seen) == list(range(2 * again + 1))
+    assert seen[:5] == [0, again, 2 * again, 1, again + 1]
+
+
 def test_a_row_has_the_errors_of_both() -> None:
     rows = look_at(8)
     assert [row["result"] for row in rows] == list(random_batches.RESULTS)
