@@ -298,8 +298,9 @@ def _looked_at(
     numbers: Sequence[int], workers: int, deadline: float
 ) -> Iterator[list[dict[str, Any]]]:
     look = partial(_look_until, deadline)
+    in_a_row = sorted(numbers, key=lambda number: number % COMPILED)
     if workers == 1:
-        yield from map(look, numbers)
+        yield from map(look, in_a_row)
         return
     context = get_context("spawn")
     places = context.SimpleQueue()
@@ -307,9 +308,8 @@ def _looked_at(
         places.put(place)
     with ProcessPoolExecutor(workers, context, _begin, (places,)) as pool:
         try:
-            alike = len(numbers) // COMPILED
-            chunk = max(1, min(alike, len(numbers) // workers))
-            yield from pool.map(look, numbers, chunksize=chunk)
+            chunk = max(1, len(numbers) // max(COMPILED, workers))
+            yield from pool.map(look, in_a_row, chunksize=chunk)
         except KeyboardInterrupt:
             for process in active_children():  # the pool would wait for all that they have begun
                 process.kill()
@@ -329,7 +329,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.count < 1 or options.n < 1:
         parser.error("--count and -n must be at least 1")
     numbers = range(options.first, options.first + options.count)
-    in_a_row = sorted(numbers, key=lambda number: number % COMPILED)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)  # now, and not after all the work
     begun = provenance.begin(DEVICE)
@@ -337,7 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        for some in tqdm(_looked_at(in_a_row, options.n, deadline), total=len(numbers)):
+        for some in tqdm(_looked_at(numbers, options.n, deadline), total=len(numbers)):
             rows += some
     except KeyboardInterrupt:
         print(f"cut off: {len(numbers)} batches were asked for")
