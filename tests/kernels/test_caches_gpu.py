@@ -10,6 +10,7 @@ import pytest
 import torch
 from attention_cases import Case, Standard
 from cache_cases import filled, shuffle
+from captured import captured
 
 from jagged_kernels import (
     HistoryCache,
@@ -177,11 +178,7 @@ def test_a_step_in_a_cuda_graph_follows_new_offsets():
         cache.append(k, v)
         return cached_attention(q, cache)
 
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = step()
+    graph, out = captured(step)
     for new in ([0, 1, 2, 8], [0, 8, 8, 8], [0, 0, 4, 8]):
         q.offsets.copy_(torch.tensor(new))
         graph.replay()
