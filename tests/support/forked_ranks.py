@@ -15,6 +15,7 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -262,6 +263,7 @@ def commands(data: Path, other: Path, out: Path) -> None:
         "gloo": new,
         "silent": [*plain, str(out / "silent"), "--model", "mean_pool"],
         "told late": [*plain, str(out / "late"), "--model", "mean_pool"],
+        "told deaf": [*plain, str(out / "deaf"), "--model", "mean_pool"],
         "fine": [*new, "--model", "mean_pool"],
     }
     pairs = {name: (new, words) for name, words in changed.items()}
@@ -282,6 +284,10 @@ def commands(data: Path, other: Path, out: Path) -> None:
                 leads = os.environ["RANK"] == "0"
                 RankGroup.whole = lambda *_: _lost() if leads else signal.pause()
                 verbosity.print_traceback = lambda _: os.kill(os.getpid(), signal.SIGTERM)
+            if name == "told deaf":
+                join_ranks.GRACE_SECONDS = 1
+                leads = os.environ["RANK"] == "0"
+                RankGroup.whole = lambda *_: signal.pause() if leads else _deaf()
             return cli.main(pair[int(os.environ["RANK"])])
 
         statuses = forked(2, do, said=out / f"{name} ")
@@ -302,6 +308,12 @@ def _gathered_late(ranks: RankGroup, value: Any) -> list[Any]:
 
 def _lost() -> NoReturn:
     raise RankLostError("rank 0: others are gone")
+
+
+def _deaf() -> None:
+    """Told to end while it waits for another rank, outside Python."""
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    dist.recv(torch.empty(1), src=0)
 
 
 def long_training(data: Path, out: Path) -> list[str]:

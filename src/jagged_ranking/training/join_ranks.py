@@ -2,8 +2,8 @@
 
 Before anything is trained, what differs or is missing on any rank is one line of rank 0, and all
 ranks end with an error. Later, a rank that is gone is noticed at the next exchange, within a step;
-torchrun tells the others too. What waits for a device meanwhile cannot answer, and is ended by an
-alarm.
+torchrun tells the others too. What waits meanwhile, for a device or another rank, cannot answer:
+a thread says that it was told, and an alarm ends it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def joined(device: str | None, kind: type[Group] = RankGroup) -> Iterator[Group]
     """
     os.environ[PARENT_VARIABLE] = str(os.getppid())  # torchrun
     end_with_parent()
-    with _end_in_time(), _spoken():
+    hushed = threading.Event()
+    with _end_in_time(hushed), _spoken(hushed):
         if not dist.is_available() or not dist.is_gloo_available():
             raise ValueError("torchrun needs a PyTorch with torch.distributed and gloo")
         try:
@@ -105,28 +106,28 @@ def _gpus_together(device: torch.device) -> Any:
 
 
 @contextmanager
-def _spoken() -> Iterator[None]:
+def _spoken(hushed: threading.Event) -> Iterator[None]:
     """An error of all ranks is one line of rank 0, that of another alone a line of its own.
-    Whatever the error, the process ends soon: what is left of a group may wait for ever."""
+    Whatever the error, the process ends soon: what is left of a group may wait for ever.
+
+    Args:
+        hushed: set where rank 0 speaks for this one.
+    """
     rank = int(os.environ.get("RANK", "0"))
     try:
         yield
     except BaseException as error:
         alone = isinstance(error, RankLostError) or not isinstance(error, ValueError | OSError)
         silent = rank and not alone
-        if not silent and threading.current_thread() is threading.main_thread():
+        if silent:
+            hushed.set()
+        elif threading.current_thread() is threading.main_thread():
             # torchrun's may come before the line is written, which would be lost
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if not alone and dist.is_available() and dist.is_initialized():
             # the first to end has the others ended, who may not have heard yet why
             with suppress(RuntimeError, ValueError):
                 dist.monitored_barrier(timeout=timedelta(seconds=GRACE_SECONDS))
-        if isinstance(error, KeyboardInterrupt):
-            print(
-                f"jagged: rank {rank} was told to end, perhaps since another rank has ended; "
-                "--resume goes on from the last checkpoint",
-                file=sys.stderr,
-            )
         if silent:
             time.sleep(GRACE_SECONDS)  # rank 0 says it, ends, and then torchrun ends this one
         signal.alarm(GRACE_SECONDS)
@@ -136,9 +137,10 @@ def _spoken() -> Iterator[None]:
 
 
 @contextmanager
-def _end_in_time() -> Iterator[None]:
-    """A signal that is to end this process does: Python answers it when a call returns, and one
-    that waits for a GPU, or for a rank that is gone, may never."""
+def _end_in_time(hushed: threading.Event) -> Iterator[None]:
+    """A signal that is to end this process does, and that it came is said, if not `hushed`: Python
+    answers it when a call returns, and one that waits for a GPU, or for a rank that is gone, may
+    never."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -149,11 +151,18 @@ def _end_in_time() -> Iterator[None]:
     def watch() -> None:
         if os.read(read, 1):
             signal.alarm(GRACE_SECONDS)
+            if not hushed.is_set():
+                sys.stderr.write(  # in one piece: `print` writes the end of the line by itself
+                    f"jagged: rank {os.environ.get('RANK', '0')} was told to end, perhaps since "
+                    "another rank has ended; --resume goes on from the last checkpoint\n"
+                )
         os.close(read)
 
-    threading.Thread(target=watch, daemon=True, name="signals").start()
+    watching = threading.Thread(target=watch, daemon=True, name="signals")
+    watching.start()
     try:
         yield
     finally:
         signal.set_wakeup_fd(before)
         os.close(write)
+        watching.join()  # its line would be lost

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -120,6 +121,13 @@ def test_a_rank_that_is_told_to_end_while_it_speaks_ends_its_line(refused: dict[
     assert found["statuses"] == [1, 143]
     assert found["said"][0].endswith("jagged: rank 0: others are gone\n")  # behind a bar
     assert "jagged: rank 1 was told to end, " in found["said"][1]
+
+
+def test_a_rank_that_is_told_to_end_while_it_waits_says_so(refused: dict[str, Any]) -> None:
+    found = refused["told deaf"]
+    assert found["statuses"] == [143, -signal.SIGALRM]
+    for rank, said in enumerate(found["said"]):
+        assert said.count("jagged: ") == said.count(f"jagged: rank {rank} was told to end, ") == 1
 
 
 def test_rank_0_alone_speaks(refused: dict[str, Any]) -> None:
