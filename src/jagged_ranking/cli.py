@@ -256,7 +256,9 @@ def _run(arguments: Sequence[str]) -> int:
     except (ValueError, OSError) as error:
         # Every error that is meant for the user is a ValueError (DataError, RunError, ...).
         verbosity.print_traceback(error)
-        print(f"jagged: {' '.join(str(error).split())}", file=sys.stderr)
+        # In one piece: torchrun leaves stderr unbuffered, and `print` ends its line by itself, so
+        # that two ranks' lines became one.
+        sys.stderr.write(f"jagged: {' '.join(str(error).split())}\n")
         return 1
 
 

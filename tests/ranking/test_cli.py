@@ -1,5 +1,6 @@
 """The `jagged` command: what it lists, what it imports, and how it ends."""
 
+import os
 import subprocess
 import sys
 from importlib.metadata import version
@@ -71,6 +72,20 @@ def test_an_error_of_the_user_is_one_line(monkeypatch, capsys, error):
         assert err.splitlines()[-1].startswith("jagged: ")
     assert cli.main(["datasets"]) == 1
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_line_is_written_in_one_piece():
+    """Unbuffered, as torchrun has it: between two writes another rank's line may come."""
+    read, write = os.pipe2(os.O_DIRECT)  # keeps writes apart
+    command = [sys.executable, "-u", "-m", "jagged_ranking", "evaluate"]
+    options = ["--data", "nowhere", "--run", "nowhere"]
+    status = subprocess.run([*command, *options], stderr=write, check=False).returncode
+    os.close(write)
+    with open(read, "rb", buffering=0) as said:
+        line = said.read(4096)
+    assert status == 1
+    assert line.startswith(b"jagged: ")
+    assert line.endswith(b"\n")
 
 
 def test_an_error_of_ours_keeps_its_traceback(monkeypatch):

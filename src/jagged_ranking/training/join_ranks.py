@@ -152,7 +152,7 @@ def _end_in_time(hushed: threading.Event) -> Iterator[None]:
         if os.read(read, 1):
             signal.alarm(GRACE_SECONDS)
             if not hushed.is_set():
-                sys.stderr.write(  # in one piece: `print` writes the end of the line by itself
+                sys.stderr.write(  # in one piece, as the command line writes its errors
                     f"jagged: rank {os.environ.get('RANK', '0')} was told to end, perhaps since "
                     "another rank has ended; --resume goes on from the last checkpoint\n"
                 )
