@@ -30,6 +30,7 @@ from jagged_ranking.training.rank_group import RankGroup, RankLostError
 TIMEOUT = timedelta(minutes=10)
 Group = TypeVar("Group", bound=RankGroup)
 GRACE_SECONDS = 5  # what is told to end has so long
+_NO_SIGNAL = b"\0"  # where bytes are the numbers of signals
 
 
 @contextmanager
@@ -149,14 +150,13 @@ def _end_in_time(hushed: threading.Event) -> Iterator[None]:
     before = signal.set_wakeup_fd(write)
 
     def watch() -> None:
-        if os.read(read, 1):
+        if os.read(read, 1) != _NO_SIGNAL:
             signal.alarm(GRACE_SECONDS)
             if not hushed.is_set():
                 sys.stderr.write(  # in one piece, as the command line writes its errors
                     f"jagged: rank {os.environ.get('RANK', '0')} was told to end, perhaps since "
                     "another rank has ended; --resume goes on from the last checkpoint\n"
                 )
-        os.close(read)
 
     watching = threading.Thread(target=watch, daemon=True, name="signals")
     watching.start()
@@ -164,5 +164,8 @@ def _end_in_time(hushed: threading.Event) -> Iterator[None]:
         yield
     finally:
         signal.set_wakeup_fd(before)
-        os.close(write)
+        # not by closing the pipe: a process that was forked meanwhile may hold it open
+        os.write(write, _NO_SIGNAL)
         watching.join()  # its line would be lost
+        os.close(read)
+        os.close(write)
