@@ -6,14 +6,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Set-up compiles no module: where none may be kept, every start of Python compiles thousands anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup reproduce test test-all planted kills sanitize lab figures docs lint constraints
 
 setup: $(READY)
 
 # torch is named with its exact version, so that a CPU build is taken where one is offered. Modules
-# are compiled when they are first imported, as most never are; where that may not be written down,
-# every start of Python would compile thousands of them anew.
-unexport PYTHONDONTWRITEBYTECODE
+# are compiled when they are first imported, as most never are.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in [(3, 11), (3, 12)] else \
 	    f"Python 3.11 or 3.12 is needed, $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12")'
