@@ -23,6 +23,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
+import datasets  # noqa: F401, which reading data imports
+import sklearn.metrics  # noqa: F401, and evaluating
 import torch
 import torch.distributed as dist
 
