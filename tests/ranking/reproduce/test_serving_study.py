@@ -16,7 +16,7 @@ from jagged_ranking.layers import attention, growing_cache
 from jagged_ranking.measure.timing import Effort
 from jagged_ranking.reproduce.lab import describe_points, serving_points
 from jagged_ranking.reproduce.serving_contest import NewEvents
-from jagged_ranking.reproduce.serving_study import ServingPoint, serving
+from jagged_ranking.reproduce.serving_study import ServingPoint, _Pass, serving
 from jagged_ranking.reproduce.step_contest import NO_GPU
 
 KINDS = ("jagged", "padded_flash", "padded_dense")
@@ -64,6 +64,27 @@ def test_everybody_has_all_numbers(model: str) -> None:
         assert len(samples) % 2 == 0  # whole passes over both batches
         assert tail["value"][provider] == pytest.approx(np.percentile(samples, 99))
         assert rate["value"][provider] == pytest.approx(2e3 / np.mean(samples))
+
+
+@pytest.mark.parametrize(("batches", "calls", "passes"), [(10, 4, 1), (10, 11, 2), (2, 5, 2)])
+def test_whatever_is_counted_are_whole_passes(batches: int, calls: int, passes: int) -> None:
+    asked: list[int] = []
+
+    def answer(number: int) -> torch.Tensor:
+        asked.append(number)
+        return torch.zeros(1)
+
+    one, counted = _Pass(answer, batches), []
+    for _ in range(3 + calls):  # three to warm up
+        asked.clear()
+        one()
+        again, *timed = asked
+        assert again == timed[0]
+        assert len(one.samples[-1]) == len(timed)
+        counted.append(timed)
+    assert len(one.whole(calls)) == passes * batches
+    last = [number for timed in counted[-passes * len(one.parts) :] for number in timed]
+    assert sorted(last) == sorted(passes * list(range(batches)))
 
 
 def test_what_cannot_be_measured_says_why() -> None:
