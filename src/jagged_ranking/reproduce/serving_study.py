@@ -241,13 +241,12 @@ class _Pass:
     turns would be judged by those that it met; short ones meet them alike.
     """
 
-    def __init__(self, call: Callable[[int], torch.Tensor], batches: int) -> None:
-        self.call = call
-        self.parts = np.array_split(np.arange(batches), min(_PARTS, batches))
+    def __init__(self, call: Callable[[int], torch.Tensor], parts: Sequence[list[int]]) -> None:
+        self.call, self.parts = call, parts
         self.samples: list[list[float]] = []  # ms, of each batch of a part, a list a call
 
     def __call__(self) -> None:
-        part = self.parts[len(self.samples) % len(self.parts)].tolist()
+        part = self.parts[len(self.samples) % len(self.parts)]
         self.call(part[0]).cpu()  # the processor's caches see this provider again
         found = []
         for number in part:
@@ -263,22 +262,28 @@ class _Pass:
         return [ms for part in self.samples[-most:] for ms in part]
 
 
+def _parts(batches: int) -> list[list[int]]:
+    """The numbers of the batches, in parts of a pass."""
+    return [part.tolist() for part in np.array_split(range(batches), min(_PARTS, batches))]
+
+
 def _times(contest: ServingContest, effort: Effort) -> None:
     """Rows of the times of all who have not failed."""
     calls, batches = contest.calls(), len(contest.batches)
-    passes = {entry: _Pass(call, batches) for entry, call in calls.items()}
+    parts = _parts(batches)
+    passes = {entry: _Pass(call, parts) for entry, call in calls.items()}
     # A turn is two calls. The first, that `interleaved` does not count, is as good as the second.
-    turns = replace(effort, rounds=max(2, effort.rounds * min(_PARTS, batches) // 2), inner=1)
-    for entry, counted in contest.interleaved(passes, turns, WALL).items():
+    often = replace(effort, rounds=max(2, effort.rounds * len(parts) // 2), inner=1)
+    for entry, counted in contest.interleaved(passes, often, WALL).items():
         samples = passes[entry].whole(2 * len(counted))
         contest.row(entry, "latency", "ms", samples=samples)
         contest.row(entry, TAIL, "ms", value=float(np.percentile(samples, 99)))
         rate = contest.facts["requests"] * 1e3 / float(np.mean(samples))
         contest.row(entry, "requests_per_second", "1/s", value=rate)
     if contest.device.type == "cuda":
-        each = {entry: _in_turn(call, batches) for entry, call in calls.items()}
+        turns = {entry: _in_turn(call, batches) for entry, call in calls.items()}
         once = replace(effort, rounds=1, inner=batches, warmup=1)
-        for entry, samples in contest.interleaved(each, once, contest.device).items():
+        for entry, samples in contest.interleaved(turns, once, contest.device).items():
             contest.row(entry, "device_time", "ms", samples=samples)
         return
     for entry in calls:

@@ -16,7 +16,7 @@ from jagged_ranking.layers import attention, growing_cache
 from jagged_ranking.measure.timing import Effort
 from jagged_ranking.reproduce.lab import describe_points, serving_points
 from jagged_ranking.reproduce.serving_contest import NewEvents
-from jagged_ranking.reproduce.serving_study import ServingPoint, _Pass, serving
+from jagged_ranking.reproduce.serving_study import ServingPoint, _parts, _Pass, serving
 from jagged_ranking.reproduce.step_contest import NO_GPU
 
 KINDS = ("jagged", "padded_flash", "padded_dense")
@@ -74,7 +74,7 @@ def test_whatever_is_counted_are_whole_passes(batches: int, calls: int, passes: 
         asked.append(number)
         return torch.zeros(1)
 
-    one, counted = _Pass(answer, batches), []
+    one, counted = _Pass(answer, _parts(batches)), []
     for _ in range(3 + calls):  # three to warm up
         asked.clear()
         one()
