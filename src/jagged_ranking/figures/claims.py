@@ -114,9 +114,9 @@ def _where(known: pd.DataFrame, lost: pd.DataFrame, claim: Claim) -> str:
         said.append(f"{factor} or more on {len(reached) or 'none'} of {len(known)} batches")
     if len(reached):
         failing = known[known["ratio"] < claim.factor]["waste"]
-        above = (
-            reached[reached["waste"] > failing.max()]["waste"] if len(failing) else known["waste"]
-        )
+        above = reached["waste"]
+        if len(failing):  # in whole percent, as all waste is said
+            above = above[above.round(2) > round(failing.max(), 2)]
         if len(above):
             said.append(f"on all with {above.min():.0%} waste or more")
         named = reached[reached["group"] == "workloads"]["workload"]

@@ -158,7 +158,7 @@ SECTIONS: Sequence[Section] = (
     Section(
         "The paper's claims",
         ("01_speed", "02_memory"),
-        "What a dense model loses is set by the padding waste of its batches, from which follows "
+        "What a dense model loses grows with the padding waste of its batches, from which follows "
         'whether a claim holds: "yes" is of most batches. Ours includes building its schedule. '
         "53% is judged as 1.53 times the memory of ours; the figure of memory also shows it as "
         "that much less.",
@@ -214,9 +214,9 @@ SECTIONS: Sequence[Section] = (
     Section(
         "Attention to some of the keys",
         ("08_sparse_attention",),
-        "S2-Attention, every 16th block and the newest 4, by the length of users. *All / seen* "
-        "blocks of keys: where S2-Attention is more times faster than that, a block takes the "
-        "dense kernel longer. Forward / forward+backward.",
+        "S2-Attention, every 16th block and the newest 4, by the length of users. *All / seen*, of "
+        "blocks of keys, is how many times faster it would be if a block took it as long as it "
+        "takes our dense kernel. Forward / forward+backward.",
         some_columns(
             length_rows,
             "tokens",
@@ -264,7 +264,8 @@ SECTIONS: Sequence[Section] = (
         ("11_serving",),
         "What a caller waits, histories encoded once a request, against padded flash attention in "
         "the same model; of both, captured in CUDA graphs; and over histories whose keys and "
-        "values are kept between requests.",
+        "values are kept between requests. *Saves*: how many times faster than ours without a "
+        "cache; below 1 it is the slower.",
         some_columns(
             serving_overview,
             "model",

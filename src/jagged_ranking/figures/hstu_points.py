@@ -12,7 +12,8 @@ WITH = dict(zip(HSTU_OPS, ("", "targets", "biases", "targets and biases"), stric
 # Those that the kernels of HSTU's authors have.
 WITHOUT_BIASES = HSTU_OPS[:2]
 NOT_ASKED = (
-    "*Not tried*: a peer that has broken the device on three batches is not run in that mode again."
+    "*Error*: the peer fails there, or breaks the device; one that has done the latter on three "
+    "batches is *not tried* in that mode again."
 )
 # What this project set itself: how many times faster than the kernels of HSTU's authors, on these
 # workloads and in the sweep from so much padding waste on.

@@ -33,8 +33,9 @@ LISTS_GOAL = 0.05
 
 LENGTH_NOTE = (
     "Medians of one interleaved run. *All / seen* is the number of blocks of keys that dense "
-    "attention has over that of S2-Attention: where S2-Attention is more times faster than that, "
-    f"a block takes the dense kernel longer. Goals: {OURS_GOAL:g}x over our own dense attention at "
+    "attention has over that of S2-Attention: how many times faster it would be if a block took "
+    "it as long as our dense kernel, which takes longer a block where it is faster than that. "
+    f"Goals: {OURS_GOAL:g}x over our own dense attention at "
     f"{OURS_GOAL_AT[0]:,} tokens, and over flash-attn 4 at {PEER_GOAL_AT[0]:,} and "
     f"{PEER_GOAL_AT[1]:,} the {PEER_GOAL:g}x that the paper (arXiv 2407.17678) has over "
     "FlashAttention-2. *Lists* are built with the schedule, once a batch, and not part of *ours*."
