@@ -13,7 +13,7 @@ from click_data.errors import DataError
 from click_data.histories import Histories, histories_of
 from click_data.leaks import leaks
 from click_data.negatives import POOL, Blocks, draw, refuse_draws
-from click_data.requests import Requests, asked_by_candidates, asked_by_events
+from click_data.requests import Requests, asked_by_candidates, asked_by_events, seen_by_all
 from click_data.schema import Prepared, feature_column, label_column, signal_column
 from click_data.split import SPLITS, split_times
 from click_data.statistics import count_splits, length_quantiles, padding_waste
@@ -45,8 +45,8 @@ class ClickLog:
     items: None, or item_id with "item NAME" (categorical) and "dense NAME" (Float32) columns.
     tasks: of the labels; the first one is what is ranked by.
     time_unit: "s", "ms", "us" or "ns".
-    timed: "all"; "requests": events have an order but no times, and precede every request; "none":
-        there are positions alone.
+    timed: "all"; "requests": events have an order but no times, and precede every request that may
+        see them; "none": there are positions alone.
     counted: how much was read, by what sets are published with (see `sources.published`).
     inputs: files read, as {"file": name, "sha256": ...}.
     negatives: items to draw per positive event as label 0, out of what other users did at the time;
@@ -118,6 +118,7 @@ def build(
     if bounds is not None:
         asked.period = np.searchsorted(bounds, asked.time, side="right").astype(np.int8)
     before = np.bincount(asked.period, minlength=len(SPLITS))
+    old = seen_by_all(histories, asked) if log.timed == "requests" else None
     order = stable_order(asked.user, asked.time, asked.period)
     asked = asked.take(order[gather(asked.prefix, order) >= min_history]).coded()
     del order
@@ -133,8 +134,8 @@ def build(
     given = log.candidates is not None
     vocabulary = Vocabulary.of(histories, asked, seen, len(items), log.timed, given=given)
     del seen
-    features = _features(log, histories, asked, as_of, vocabulary)
-    del as_of
+    features = _features(log, histories, asked, as_of, vocabulary, old)
+    del as_of, old
     asked.features = {**features, **asked.features}
     asked.item = gather(vocabulary.id_of, asked.item)
     table, categories, dense = item_table(items, vocabulary, said, log.items)
@@ -204,8 +205,12 @@ def _features(
     asked: Requests,
     as_of: NDArray[np.int64],
     vocabulary: Vocabulary,
+    old: NDArray[np.bool_] | None,
 ) -> dict[str, NDArray[np.float32]]:
-    """The features that every log's candidates have, and of what a log shows, how often it did."""
+    """The features that every log's candidates have, and of what a log shows, how often it did.
+
+    old: of events without times, which precede every request.
+    """
     if log.timed == "none":
         known = np.log1p(vocabulary.train_count[asked.item]).astype(np.float32)
         return {name: known if name == "popularity" else np.zeros_like(known) for name in MADE}
@@ -214,12 +219,13 @@ def _features(
     if log.candidates is None:
         return Clicks.of(item, time, items).features(asked.item, as_of, asked.offsets)
     shown_at = np.repeat(asked.time, asked.lengths)
-    if log.timed == "requests":
-        # Events precede every request, nobody knows by how much.
+    if old is not None:
+        # Nobody knows by how much. When the others came, nobody knows either: those that a request
+        # shows as clicked are counted from there.
         start = int(asked.time.min()) - 1
         positive = asked.labels[log.tasks[0]] == 1
-        item = np.concatenate([item, asked.item[positive]])
-        time = np.concatenate([np.full(len(time), start), shown_at[positive]])
+        item = np.concatenate([item[old], asked.item[positive]])
+        time = np.concatenate([np.full(int(old.sum()), start), shown_at[positive]])
     made = Clicks.of(item, time, items).features(asked.item, as_of, asked.offsets)
     shown = Clicks.of(asked.item, shown_at, items).features(asked.item, as_of, asked.offsets)
     return {**made, SHOWN: shown["popularity"]}

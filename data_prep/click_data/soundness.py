@@ -240,12 +240,23 @@ def _clicks(
     dataset: ClickDataset, histories: HistoryColumns, splits: dict[str, RequestColumns]
 ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int64]]]:
     """Items and times of all clicks, in pieces."""
-    listed = dataset.info["timed"] == "requests"
-    for some in pieces(len(histories.item), _PIECE):
-        time = histories.time[some]
-        # Events precede every request, nobody knows by how much.
-        yield histories.item[some], np.full_like(time, -1) if listed else time
-    for asked in splits.values() if listed else ():
+    if dataset.info["timed"] != "requests":
+        for some in pieces(len(histories.item), _PIECE):
+            yield histories.item[some], histories.time[some]
+        return
+    offsets = histories.offsets
+    least = np.diff(offsets)
+    for asked in splits.values():
+        for some in pieces(len(asked), _PIECE):
+            np.minimum.at(least, asked.user[some], asked.prefix[some])
+    for some in pieces_of(offsets, _PIECE):
+        begin, end = int(offsets[some.start]), int(offsets[some.stop])
+        lengths = np.diff(offsets[some.start : some.stop + 1])
+        # What all requests of a user may see precedes them, nobody knows by how much.
+        old = np.arange(begin, end) < np.repeat(offsets[some] + least[some], lengths)
+        items = histories.item[begin:end][old]
+        yield items, np.full(len(items), -1)
+    for asked in splits.values():
         clicked = asked.labels[dataset.tasks[0]] == 1
         yield asked.item[clicked], np.repeat(asked.time, np.diff(asked.offsets))[clicked]
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from sklearn.metrics import roc_auc_score
 from toy_logs import requests_of
 
 from click_data import open_dataset, schema
@@ -144,12 +145,20 @@ def test_against_a_plain_loop(seed: int, timed: str, split: bool, prefix: bool) 
         assert [order[item] for item in row["item"]] == [e["item_id"] for e in mine]
         assert row["dwell"] == [e["signal dwell"] for e in mine]
 
+    # Events without times precede the requests that may see them: of all of a user's, those in
+    # the shortest prefix.
+    old = events
+    if timed == "requests":
+        least = {u: min([prefix_of(of[0]) for of in requests.values() if of[0]["user_id"] == u],
+                        default=len(histories[u])) for u in range(6)}  # fmt: skip
+        old = [event for user in range(6) for event in histories[user][: least[user]]]
+
     # Requests, with their candidates in the order of the log.
     made = ("popularity", "trend", "age", "shown")[: 3 if timed == "none" else 4]
     expected = []
     for of in requests.values():
         one = of[0]
-        features = [naive(row, one, events, rows, counts, timed) for row in of]
+        features = [naive(row, one, old, rows, counts, timed) for row in of]
         expected.append(
             {
                 "user": one["user_id"],
@@ -182,7 +191,10 @@ def test_against_a_plain_loop(seed: int, timed: str, split: bool, prefix: bool) 
 
 def naive(row: dict, one: dict, events: list, rows: list, counts: Counter, timed: str) -> list:
     """Popularity, trend (of all: there are less than 1,000 clicks) and age of a candidate, and how
-    often it was shown."""
+    often it was shown.
+
+    events: that are old, or have times.
+    """
     if timed == "none":
         return [math.log1p(counts[row["item_id"]]), 0.0, 0.0]
     shown = sum(o["item_id"] == row["item_id"] and o["time"] < one["time"] for o in rows)
@@ -197,6 +209,39 @@ def naive(row: dict, one: dict, events: list, rows: list, counts: Counter, timed
     known = math.log1p(len(times))
     age = math.log1p(one["time"] - min(times)) if times else 0.0
     return [known, known, age, math.log1p(shown)]
+
+
+def test_features_tell_nothing_where_labels_are_noise() -> None:
+    """Growing lists without times, each clicked item at their end: so no feature of a candidate
+    may be of the click that is asked about, nor of what came later."""
+    rng = np.random.default_rng(0)
+    events, rows, user_requests = [], [], 6
+    for user in range(200):
+        for n in range(3 + user_requests):
+            events.append({"user_id": user, "item_id": int(rng.integers(4000)), "time": n})
+        for n in range(user_requests):
+            clicked = events[len(events) - user_requests + n]["item_id"]
+            shown = [clicked, *rng.integers(4000, size=3).tolist()]
+            whole = {"request": user * 10 + n, "user_id": user, "time": n * 200 + user,
+                     "split": SPLITS[max(n - 3, 0)], "prefix": 3 + n}  # fmt: skip
+            rows += [
+                {**whole, "item_id": i, "label click": int(k == 0)} for k, i in enumerate(shown)
+            ]
+    log = ClickLog(
+        name="noise",
+        events=pl.DataFrame(events),
+        candidates=pl.DataFrame(rows).with_columns(pl.col("label click").cast(pl.Int8)),
+        tasks=("click",),
+        timed="requests",
+    )
+    for min_history in (0, 5):  # which leaves out requests that see less
+        requests = requests_of(built(log, min_history=min_history))
+        for split in SPLITS:
+            here = [request for request in requests if request["split"] == split]
+            label = np.concatenate([request["label click"] for request in here])
+            for name in ("popularity", "trend", "age"):
+                told = np.concatenate([request[f"feature {name}"] for request in here])
+                assert abs(roc_auc_score(label, told) - 0.5) < 0.06, (split, name)
 
 
 def test_a_request_sees_nothing_of_its_own_instant() -> None:

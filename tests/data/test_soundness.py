@@ -1,8 +1,10 @@
 """Prepared folders that hold what cannot be, or know what they must not, are refused at once."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
+import polars as pl
 import pytest
 from impression_logs import listed_log, timed_log, write
 from planted_rows import Row, planted, put, rows_of
@@ -152,3 +154,28 @@ def test_popularity_that_counts_what_comes_later(logged: Path, given: Path, tmp_
         line = refused(folder)
         assert line.startswith("requests.parquet: column feature popularity, row 0: ")
         assert "later ones must not be counted" in line
+
+
+def test_popularity_that_counts_the_end_of_a_growing_list(tmp_path: Path) -> None:
+    """Of a list without times, what some request may not see yet comes later."""
+    users = range(30)
+    shown = [(user, 100 + user, item, item == 77) for user in users for item in (77, 78)]
+    frames = {
+        "impressions": pl.DataFrame(
+            [(user, user, time, item, int(clicked), 2) for user, time, item, clicked in shown],
+            schema=["impression_id", "user_id", "timestamp", "item_id", "label", "hist_len"],
+            orient="row",
+        ),
+        "histories": pl.DataFrame(
+            [(user, [1, 2, 77]) for user in users],
+            schema=["user_id", "hist_items"],
+            orient="row",
+        ),
+    }
+    source = prepare("impressions", from_path=write(frames, tmp_path / "log"), out=tmp_path / "a")
+    told = [row["feature popularity"][0] for row in rows_of(source, schema.REQUESTS)]
+    assert told == pytest.approx([math.log1p(user) for user in users])
+    folder = planted(
+        source, tmp_path / "b", schema.REQUESTS, put(0, "feature popularity", math.log1p(30), 0)
+    )
+    assert "30 clicks of item" in refused(folder)
