@@ -16,11 +16,12 @@ from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.training.config import TrainConfig
 
 
-def batch_of(dataset: ClickDataset, index: np.ndarray, *, max_history: int = 20) -> JaggedBatch:
+def batch_of(
+    dataset: ClickDataset, index: np.ndarray, *, max_history: int = 20, arrivals: bool = False
+) -> JaggedBatch:
     store = HistoryStore.from_dataset(dataset)
-    return make_batch(
-        store, RequestTable.from_columns(dataset.requests("train")), index, max_history=max_history
-    )
+    requests = RequestTable.from_columns(dataset.requests("train"))
+    return make_batch(store, requests, index, max_history=max_history, arrivals=arrivals)
 
 
 def ranker(dataset: ClickDataset, model: str, **options) -> Ranker:

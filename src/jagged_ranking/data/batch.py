@@ -33,6 +33,9 @@ class JaggedBatch:
     Of requests: user int32 [R]; context int32 [R, X] and context_dense float32 [R, Y]. request
     int64 [C] is a candidate's request, index int64 [C] its row among all candidates of its split.
     items: the features of all items.
+    cut, cut_age: int64 [R], of events told from their arrival: how many events of the user are
+    older than the history, which is cut, and the age of the newest of them (0 where there is none,
+    or there are no times). None: nobody asked, or histories begin with the first event.
     events, asked: numpy int64 [R], lengths of the histories and numbers of candidates, which stay
     on the host: what depends on them is sized without waiting for a GPU. So do pairs, of a
     candidate and an event of its request, in all; and longest, the most candidates, and the most
@@ -58,6 +61,8 @@ class JaggedBatch:
     items: ItemTable
     events: np.ndarray
     asked: np.ndarray
+    cut: Tensor | None = None
+    cut_age: Tensor | None = None
     pairs: int = field(init=False)
     longest: tuple[int, int] = field(init=False)
 
@@ -157,9 +162,15 @@ class RequestTable:
 
 
 def make_batch(
-    store: HistoryStore, requests: RequestTable, index: np.ndarray, *, max_history: int
+    store: HistoryStore,
+    requests: RequestTable,
+    index: np.ndarray,
+    *,
+    max_history: int,
+    arrivals: bool = False,
 ) -> JaggedBatch:
     """The requests `index` (int64 [R], on the host) with their histories; no synchronisation.
+    `arrivals`: with `cut` and `cut_age`, for rankers that tell events from their arrival.
 
     Rows are taken where the store and the requests are, in the store's place, and brought to its
     device, where all else is made of them: whichever place that is, the batch is the same to the
@@ -172,6 +183,7 @@ def make_batch(
     user, prefix = requests.user[rows], requests.prefix[rows]
     token, begins = store.prefix_index(user, prefix, max_history=max_history, total=tokens)
     first = requests.offsets[rows]
+    now = requests.time[rows]
     shown, shown_begins = ranges(first, requests.offsets[rows + 1] - first, candidates)
     found = {
         "offsets": begins,
@@ -179,7 +191,7 @@ def make_batch(
         "signals": store.signals[token],
         **({} if store.time is None else {"time": store.time[token]}),
         "user": user,
-        "now": requests.time[rows],
+        "now": now,
         "context": requests.context[rows],
         "context_dense": requests.context_dense[rows],
         "index": shown,
@@ -188,6 +200,9 @@ def make_batch(
         "features": requests.features[shown],
         "label": requests.label[shown],
     }
+    if arrivals:
+        cut, cut_age = store.cut_off(user, prefix, now, max_history=max_history)
+        found |= {"cut": cut, "cut_age": cut_age}
     here = {name: _brought(values, store.device) for name, values in found.items()}
     # offsets just computed need no check, which on a GPU would wait for them
     item = JaggedTensor(here["item"], here["offsets"], validate=False)
@@ -225,6 +240,8 @@ def make_batch(
         items=items,
         events=seen,
         asked=asked,
+        cut=here.get("cut"),
+        cut_age=here.get("cut_age"),
     )
 
 

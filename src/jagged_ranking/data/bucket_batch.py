@@ -15,13 +15,15 @@ from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.data.store import ItemTable
 
 # Of a request and of a candidate; the request of a candidate follows from offsets.
-_OF_REQUESTS = ("user", "context", "context_dense")
+_OF_REQUESTS = ("user", "context", "context_dense", "cut", "cut_age")
 _INDEX = "index"
 
 
 def inputs_of(batch: JaggedBatch) -> dict[str, JaggedTensor | Tensor]:
     """What of a batch differs from that of others, by name."""
-    inputs: dict[str, JaggedTensor | Tensor] = {name: getattr(batch, name) for name in _OF_REQUESTS}
+    inputs: dict[str, JaggedTensor | Tensor] = {
+        name: value for name in _OF_REQUESTS if (value := getattr(batch, name)) is not None
+    }
     for spec in fields(batch):
         if spec.init and isinstance(value := getattr(batch, spec.name), JaggedTensor):
             inputs[spec.name] = value
@@ -60,7 +62,7 @@ class BucketForm:
         return BucketBatch.of(inputs, self.items, longest)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BucketBatch(JaggedBatch):
     """A batch of the size of a bucket: behind its requests there are such as nobody made.
 

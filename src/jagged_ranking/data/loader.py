@@ -21,7 +21,8 @@ class RequestLoader:
     requests that begin within so many tokens: events that they see and candidates, at most one
     request more than `batch_tokens`. The last batch may be smaller. `rows`: which requests (int64),
     all when None. `share`: where several processes share each batch, which of its requests this
-    one makes, by what it is told of each: its tokens, int64 [R]. There may be none.
+    one makes, by what it is told of each: its tokens, int64 [R]. There may be none. `arrivals`: see
+    `make_batch`.
 
     Of a log in files no memory is held but the order of one epoch: 4 bytes a request.
     """
@@ -38,6 +39,7 @@ class RequestLoader:
         seed: int = 0,
         rows: np.ndarray | None = None,
         share: Callable[[np.ndarray], np.ndarray] | None = None,
+        arrivals: bool = False,
     ) -> None:
         if batch_size < 1 or max_history < 1:
             raise ValueError(
@@ -48,7 +50,7 @@ class RequestLoader:
         self.store, self.requests = store, requests
         self.batch_size, self.batch_tokens, self.max_history = batch_size, batch_tokens, max_history
         self.shuffle, self.seed, self.share = shuffle, seed, share
-        self.rows = rows
+        self.rows, self.arrivals = rows, arrivals
         self._latest: tuple[int, np.ndarray] | None = None
 
     def __len__(self) -> int:
@@ -101,6 +103,7 @@ class RequestLoader:
                 self.requests,
                 self._shared(order[first:end].astype(np.int64)),
                 max_history=self.max_history,
+                arrivals=self.arrivals,
             )
             for first, end in zip(cuts[start:-1], cuts[start + 1 :], strict=True)
         )

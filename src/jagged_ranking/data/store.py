@@ -144,6 +144,23 @@ class HistoryStore:
         start = self.offsets[user.long()] + prefix.long() - length
         return ranges(start, length, total)
 
+    def cut_off(
+        self, user: Tensor, prefix: Tensor, now: Tensor, *, max_history: int
+    ) -> tuple[Tensor, Tensor]:
+        """What `prefix_index` leaves out: how many events of each prefix are older than its most
+        recent `max_history`, and the age of the newest of them.
+
+        user, prefix: [R] integers in the store's place; now: int64 [R], the times of requests.
+        Returns int64 [R] and int64 [R], the latter 0 where nothing is left out or there are no
+        times.
+        """
+        cut = (prefix.long() - max_history).clamp(min=0)
+        if self.time is None or not len(self.time):
+            return cut, torch.zeros_like(cut)
+        # where nothing is left out any event will do
+        newest = (self.offsets[user.long()] + cut - 1).clamp(min=0)
+        return cut, (now - self.time[newest]).masked_fill(cut == 0, 0)
+
 
 def ranges(start: Tensor, length: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
     """start[i], start[i] + 1, ... of `length[i]` numbers, one range behind the other.

@@ -92,6 +92,7 @@ def evaluate_model(
         RequestTable.from_columns(columns, store.place),
         batch_size=batch_size,
         max_history=model.max_history,
+        arrivals=model.embedding.arrival,
     )
     probability = predict(model.to(device), loader)
     found = Evaluation.of(split, columns, probability, train_ctr=model.positive_rate)

@@ -1,7 +1,8 @@
 """What needs no model of a history, to be reported beside every model.
 
 - counts: how often a user, an item, and a user within a category was positive so far, each counted
-  over candidates strictly earlier than the request.
+  over candidates strictly earlier than the request; where requests have no times, over those of the
+  train split's other requests.
 - popularity: how often anyone clicked the item so far, and lately, and how often it was shown.
 - repeats: whether the user has met the item before, how often, and how long ago.
 
@@ -53,12 +54,35 @@ def running_counts(
     return events, positive
 
 
+def train_counts(
+    key: np.ndarray, request: np.ndarray, label: np.ndarray, train: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of the first `train` candidates, those of the same key in other requests than the candidate's
+    own, and the positive ones of these; [N] each.
+
+    The whole request is left out, and not the candidate alone: where each request has as many
+    positive ones, what is left of the others would tell the candidate's own label.
+    """
+    _, key = np.unique(key, return_inverse=True)
+    _, own = np.unique(key * (int(request.max(initial=0)) + 1) + request, return_inverse=True)
+
+    def counted(group: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        groups = int(group.max(initial=-1)) + 1
+        of_group = np.bincount(group[:train], weights, minlength=groups)
+        return of_group.astype(np.int64)[group]
+
+    positive = label[:train]
+    return counted(key) - counted(own), counted(key, positive) - counted(own, positive)
+
+
 def count_features(dataset: ClickDataset) -> Features:
     """The logit of the smoothed rate, and log(1 + candidates), of the user, the item, and, if items
     have categories, of the user within the item's first one.
 
-    Counts are over the candidates of all splits, none of them later than or at the request's time;
-    where requests have no times, over those of the train split.
+    Counts are over the candidates of all splits, none of them later than or at the request's time.
+    Where requests have no times, they are over the candidates of the train split alone: for those
+    of the validation and test splits over all of them, for a train candidate over all but those of
+    its own request, so that its label never is in its own feature.
     """
     columns = {split: dataset.requests(split) for split in SPLITS}
     asked = {split: np.diff(c.offsets) for split, c in columns.items()}
@@ -71,15 +95,20 @@ def count_features(dataset: ClickDataset) -> Features:
     item = np.concatenate([c.item for c in columns.values()]).astype(np.int64)
     label = np.concatenate([_label(c) for c in columns.values()]).astype(np.int64)
     ends = np.cumsum([len(c.item) for c in columns.values()])
-    if dataset.info["timed"] == "none":  # positions in a sequence say nothing of what came first
-        time = np.repeat(np.arange(len(SPLITS)), np.diff(ends, prepend=0))
+    # positions in a sequence say nothing of what came first
+    untimed = dataset.info["timed"] == "none"
+    lengths = np.concatenate(list(asked.values()))
+    request = np.repeat(np.arange(len(lengths)), lengths)
     rate = float(np.mean(label[: ends[0]]))
     keys = {"user": user, "item": item}
     for codes in list(dataset.item_categories.values())[:1]:
         keys["user_category"] = user * (int(codes.max()) + 1) + codes[item]
     features = []
     for name, key in keys.items():
-        events, positive = running_counts(key, time, label)
+        if untimed:
+            events, positive = train_counts(key, request, label, int(ends[0]))
+        else:
+            events, positive = running_counts(key, time, label)
         prior = PRIOR_EVENTS[name]
         smoothed = (positive + prior * rate) / (events + prior)
         features += [np.log(smoothed / (1 - smoothed)), np.log1p(events)]

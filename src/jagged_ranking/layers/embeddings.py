@@ -57,9 +57,12 @@ class Arrivals(NamedTuple):
 
         Args:
             batch: of requests.
-            seen: [R] integers, events of each user before those of the batch.
-            elapsed: int64 [R], the time from the last of these to the request.
+            seen: [R] integers, events of each user before those of the batch; None: as many as the
+                batch says were cut off.
+            elapsed: int64 [R], the time from the last of these to the request; None likewise.
         """
+        if seen is None or elapsed is None:
+            seen, elapsed = batch.cut, batch.cut_age
         age, length = batch.age.values, batch.offsets.diff()
         tokens = len(age)
 

@@ -208,7 +208,8 @@ class CachedRanker:
 
 def cut_histories(batch: JaggedBatch, begin: np.ndarray, end: np.ndarray) -> JaggedBatch:
     """The batch with the events `begin` to `end` (int64 [R], on the host) of each history alone;
-    its candidates and their features stay as they are."""
+    its candidates and their features stay as they are. Where it says what was cut off, the events
+    before `begin` are, too."""
     events = end - begin
     first, length = (
         torch.from_numpy(x).to(batch.user.device, non_blocking=True) for x in (begin, events)
@@ -220,7 +221,11 @@ def cut_histories(batch: JaggedBatch, begin: np.ndarray, end: np.ndarray) -> Jag
     }
     item = parts["item"]
     histories = {name: item.with_values(part.values) for name, part in parts.items()}
-    return dataclasses.replace(batch, **histories, events=events)
+    cut, cut_age = batch.cut, batch.cut_age
+    if cut is not None and cut_age is not None and begin.any():
+        newest = batch.age.values[(batch.offsets[:-1] + first - 1).clamp(min=0)]
+        cut, cut_age = cut + first, torch.where(first > 0, newest, cut_age)
+    return dataclasses.replace(batch, **histories, events=events, cut=cut, cut_age=cut_age)
 
 
 def check_cached(config: ModelConfig) -> None:

@@ -255,9 +255,10 @@ class CompressionScore(NamedTuple):
         device = next(model.parameters()).device
         store, columns = HistoryStore.from_dataset(dataset, device), dataset.requests(SPLIT)
         requests, most = RequestTable.from_columns(columns, store.place), model.max_history
+        seen: dict[str, Any] = {"max_history": most, "arrivals": model.embedding.arrival}
         found = np.zeros((len(self.settings), len(columns.item)))
         for index in cuts(events_of(dataset, most)):
-            batch = make_batch(store, requests, index, max_history=most)
+            batch = make_batch(store, requests, index, **seen)
             kept, longest = self._compressed(model, batch), int(batch.longest[1])
             place = batch.index.cpu().numpy()
             for scores, (policy, level) in zip(found, self.settings, strict=True):
@@ -267,7 +268,7 @@ class CompressionScore(NamedTuple):
             Evaluation.of(name, columns, scores, train_ctr=model.positive_rate)
             for name, scores in zip(splits, found, strict=False)
         ]
-        last = make_batch(store, requests, requests.last_of_users(), max_history=most)
+        last = make_batch(store, requests, requests.last_of_users(), **seen)
         nothing = dict.fromkeys(("probability", "user", "request", "label"), np.zeros(0))
         matters = self._persistence(self._compressed(model, last))
         return [*evaluations, Evaluation(split=splits[-1], metrics=matters, **nothing)]

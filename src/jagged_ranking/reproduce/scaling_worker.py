@@ -119,6 +119,7 @@ class _Training:
                     shuffle=True,
                     seed=self.config.seed,
                     share=share,
+                    arrivals=self.model.embedding.arrival,
                 )
             )
             for name, share in shares.items()

@@ -84,7 +84,13 @@ def step_costs(
         table = RequestTable.from_columns(dataset.requests("train"), store.place)
         drawn = np.random.default_rng(seed).permutation(len(table))[:requests]
         for of_kinds in configs:
-            batch = make_batch(store, table, drawn, max_history=of_kinds[0].max_history)
+            batch = make_batch(
+                store,
+                table,
+                drawn,
+                max_history=of_kinds[0].max_history,
+                arrivals=of_kinds[0].event_time == "arrival",
+            )
             contest = StepContest(
                 op=STEP,
                 workload=dataset.name,

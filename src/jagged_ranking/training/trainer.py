@@ -190,6 +190,7 @@ class _Run:
             # every event of a history is asked about: that of the last request holds all others'
             rows=requests.last_of_users() if config.loss == "next_item" else None,
             share=share,
+            arrivals=self.model.embedding.arrival,
         )
         self.captured = self._captured(requests) if config.captured else None
         self.valid_loader = RequestLoader(
@@ -199,6 +200,7 @@ class _Run:
             batch_tokens=config.batch_tokens,
             max_history=config.max_history,
             share=share,
+            arrivals=self.model.embedding.arrival,
         )
 
     def _captured(self, requests: RequestTable) -> CapturedStep:

@@ -110,7 +110,7 @@ def rows_of(batch: JaggedBatch, name: str) -> list[list]:
 def test_batches_are_the_naive_slices(case, random) -> None:
     store, requests, cap = case
     index = np.array([random.randrange(len(requests)) for _ in range(len(requests))], np.int64)
-    batch = make_batch(store, requests, index, max_history=cap)
+    batch = make_batch(store, requests, index, max_history=cap, arrivals=True)
     histories = [naive_history(store, requests, int(row), cap) for row in index]
     for name in HISTORY_FIELDS:
         assert rows_of(batch, name) == [h[name] for h in histories], name
@@ -144,6 +144,12 @@ def test_batches_are_the_naive_slices(case, random) -> None:
         min(n, 3) * m for n, m in zip(events, asked, strict=True)
     )
     assert len(batch) == len(index)
+    befores = [naive_history(store, requests, int(row), 10**6)["age"][:-cap] for row in index]
+    assert batch.cut is not None
+    assert batch.cut_age is not None
+    assert batch.cut.tolist() == [len(before) for before in befores]
+    assert batch.cut_age.tolist() == [before[-1] if before else 0 for before in befores]
+    assert batch.cut.dtype == batch.cut_age.dtype == torch.int64
 
 
 @settings(max_examples=50, deadline=None)
@@ -257,7 +263,7 @@ def test_batches_of_about_so_many_tokens(
 def test_batch_moves_whole(toy: ClickDataset) -> None:
     store = HistoryStore.from_dataset(toy)
     requests = RequestTable.from_columns(toy.requests("valid"))
-    batch = make_batch(store, requests, np.arange(7), max_history=5)
+    batch = make_batch(store, requests, np.arange(7), max_history=5, arrivals=True)
     moved = batch.to("meta")
     for spec in fields(JaggedBatch):
         value = getattr(moved, spec.name)

@@ -28,6 +28,8 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"table_optimizer": "rowwise_adagrad", "schedule": "cosine", "warmup_steps": 7},
     {"loss": "listwise", "select": "gauc", "model": "transformer"},
     {"batch_tokens": 400, "lr_patience": 0, "table_learning_rate": 0.02},
+    # histories of some 45 events, cut
+    {"event_time": "arrival", "model": "transformer", "max_history": 4},
 )
 
 
