@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,7 +112,8 @@ EVALUATION_KEYS = {
     "digest": "of the data set",
     "split": "that was scored",
     "candidates": "how many it has",
-    "metrics": "name -> value; of what was trained on order alone without NE and log loss",
+    "metrics": "name -> value, null where it is undefined (one label alone); of what was trained "
+    "on order alone without NE and log loss",
     "config": "of the model and its training",
 }
 
@@ -135,7 +135,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
     from click_data import open_dataset
     from jagged_ranking.evaluation.evaluate import evaluate_model
     from jagged_ranking.evaluation.rows import telling
-    from jagged_ranking.facts import say
+    from jagged_ranking.facts import document, say
     from jagged_ranking.processes import among_others
     from jagged_ranking.results import atomic
     from jagged_ranking.training.run_files import load_model
@@ -154,7 +154,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
     }
     name = "metrics.json" if args.split == "test" else f"metrics_{args.split}.json"
     with among_others(args.run, name), atomic(args.run / name) as path:
-        path.write_text(json.dumps(written, indent=1, sort_keys=True) + "\n")
+        path.write_text(document(written, indent=1, sort_keys=True) + "\n")
     columns = ("model", "split", "candidates", *metrics)
     values = [config.model, args.split, len(found.label), *metrics.values()]
     say(args, written, [_table(columns, [values])])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +67,24 @@ def test_next_items_without_lists_are_trained_by_the_defaults(
     found = evaluate_model(model, alone, batch_size=config.batch_size, split="valid").metrics
     assert found["all_ndcg@10"] == pytest.approx(max(values), abs=5e-5)
     assert _train(alone, tmp_path / "run", "--resume", "--epochs", "4") == 0
+
+
+def test_metrics_that_are_undefined_are_null(
+    alone: ClickDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """JSON has no NaN, which Python reads all the same."""
+
+    def read(text: str) -> dict[str, Any]:
+        return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+    assert _train(alone, tmp_path, "--epochs", "1") == 0
+    capsys.readouterr()
+    where = ["--data", str(alone.folder), "--run", str(tmp_path), "--device", "cpu"]
+    assert main(["evaluate", *where, "--json"]) == 0
+    found = read(capsys.readouterr().out)
+    assert found == read((tmp_path / "metrics.json").read_text())
+    assert found["metrics"]["auc"] is found["metrics"]["gauc"] is None
+    assert 0 <= found["metrics"]["all_ndcg@10"] <= 1
 
 
 @pytest.mark.parametrize("name", ["songs", "alone"])
