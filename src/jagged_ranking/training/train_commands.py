@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from click_data.split import SPLITS
-from jagged_ranking.first_line import first_line
 from jagged_ranking.models.model_config import check_model
 from jagged_ranking.training.config import CHOICES, TrainConfig
 
@@ -173,17 +172,9 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def _device(args: argparse.Namespace) -> torch.device:
-    import torch
+    from jagged_ranking.devices import default_device, given_device
 
-    from jagged_ranking.devices import default_device
-
-    name = args.device or default_device()
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {name}: {first_line(error)}") from error
-    return device
+    return given_device(args.device or default_device())
 
 
 def _shown(default: Any) -> str:
