@@ -12,12 +12,22 @@ if TYPE_CHECKING:
     from click_data import ClickDataset
 
 
+def follows(model: str) -> bool:
+    """Whether a model of this name answers after every event; ValueError as `encoder_of`."""
+    return hasattr(encoder_of(model), "states")
+
+
+def able_models() -> list[str]:
+    """The models that can be trained with the loss next_item."""
+    return [name for name in MODEL_NAMES if follows(name)]
+
+
 def check_loss(loss: str, model: Ranker, dataset: ClickDataset) -> None:
     """Whether the model and the data set have what the loss is of."""
     if loss == "next_item" and not model.follows_sequences:
-        able = [name for name in MODEL_NAMES if hasattr(encoder_of(name), "states")]
         raise ValueError(
-            f"loss next_item needs a model that answers after every event: {', '.join(able)}"
+            "loss next_item needs a model that answers after every event: "
+            f"{', '.join(able_models())}"
         )
     if loss != "next_item" and is_next_items(dataset):
         raise ValueError(
