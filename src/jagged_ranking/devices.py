@@ -4,12 +4,20 @@ torch is imported by the functions that need it: it takes seconds, and who asks 
 does without.
 """
 
+from __future__ import annotations
+
 import os
 import platform
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from jagged_ranking.first_line import first_line
+
+if TYPE_CHECKING:
+    import torch
 
 # What the name of a device that is none begins with.
 CPU = "CPU"
@@ -20,6 +28,27 @@ def default_device() -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def given_device(name: str) -> torch.device:
+    """The device that `--device` names: cpu, cuda, or a GPU by its number.
+
+    Raises:
+        ValueError: any other name, a GPU that is not there, or one that does not work.
+    """
+    import torch
+
+    if not (named := re.fullmatch(r"cpu|cuda(?::(\d+))?", name)):
+        raise ValueError(f"--device {name}: must be cpu, cuda, or a GPU by its number, as cuda:1")
+    number, found = named[1], torch.cuda.device_count()
+    if number is not None and int(number) >= found:
+        raise ValueError(f"--device {name}: GPUs are numbered from 0, and there are {found} here")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {name}: {first_line(error)}") from error
+    return device
 
 
 def usable_cores() -> int:

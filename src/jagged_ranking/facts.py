@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,7 +26,23 @@ def add_json(parser: argparse.ArgumentParser, keys: Mapping[str, str], *, when: 
 def say(arguments: argparse.Namespace, facts: Mapping[str, Any], lines: Iterable[str]) -> None:
     """Print the facts where --json was given, else the lines that were made of them."""
     if arguments.json:
-        print(json.dumps(facts, indent=2), flush=True)
+        print(document(facts, indent=2), flush=True)
         return
     for line in lines:
         print(line, flush=True)
+
+
+def document(facts: Any, *, indent: int, sort_keys: bool = False) -> str:
+    """The facts as JSON, which has no NaN and no infinity: numbers that are undefined are null."""
+    return json.dumps(_defined(facts), indent=indent, sort_keys=sort_keys, allow_nan=False)
+
+
+def _defined(facts: Any) -> Any:
+    match facts:
+        case float():
+            return facts if math.isfinite(facts) else None
+        case dict():
+            return {name: _defined(value) for name, value in facts.items()}
+        case list() | tuple():
+            return [_defined(value) for value in facts]
+    return facts

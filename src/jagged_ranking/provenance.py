@@ -23,6 +23,7 @@ from typing import Any
 from jagged_ranking import paths
 from jagged_ranking.code_roots import CODE_FOLDERS, code_hash, roots_of
 from jagged_ranking.devices import clocks, device_name, driver_version
+from jagged_ranking.facts import document
 from jagged_ranking.results import atomic
 
 # The code that a suite's status is about, whether it was of all tests or of the kernels' alone.
@@ -187,7 +188,7 @@ def _words(command: str) -> list[str]:
 def write_manifest(content: Mapping[str, Any], path: Path | str) -> Path:
     """Write as indented JSON with sorted keys, whole or not at all."""
     with atomic(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+        temporary.write_text(document(content, indent=2, sort_keys=True) + "\n")
     return Path(path)
 
 

@@ -1,6 +1,7 @@
 """`--json`: one document on stdout, with the keys that the help says."""
 
 import json
+import math
 import re
 
 import pytest
@@ -8,6 +9,9 @@ import pytest
 from click_data import SOURCES
 from jagged_ranking import paths
 from jagged_ranking.cli import main
+from jagged_ranking.facts import document
+from jagged_ranking.provenance import write_manifest
+from jagged_ranking.reproduce.run_record import RunRecord
 
 COMMANDS = {
     "datasets": [],
@@ -60,6 +64,15 @@ def test_the_cache_as_json(tmp_path, monkeypatch, capsys):
         facts = {"folder": str(kept), "files": 1, "bytes": 7, "deleted": deleted}
         assert json.loads(capsys.readouterr().out) == facts
     assert not list(kept.iterdir())
+
+
+def test_what_is_undefined_is_null(tmp_path):
+    facts = {"a": math.nan, "b": [1.5, (math.inf, {"c": -math.inf})], "d": "NaN", "e": 2}
+    plain = {"a": None, "b": [1.5, [None, {"c": None}]], "d": "NaN", "e": 2}
+    assert json.loads(document(facts, indent=1)) == plain
+    assert json.loads(write_manifest(facts, tmp_path / "manifest.json").read_text()) == plain
+    RunRecord("01", "ok", "key", parameters=facts).write(tmp_path)
+    assert json.loads((tmp_path / "run.json").read_text())["parameters"] == plain
 
 
 def test_what_goes_wrong_is_no_document(capsys):

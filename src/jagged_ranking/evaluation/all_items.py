@@ -19,19 +19,28 @@ from jagged_ranking.models.ranker import Ranker
 ALL_ITEM_METRICS = ("all_hr@10", "all_ndcg@10")
 
 
-@torch.no_grad()
 def ranks_among_all(model: Ranker, loader: RequestLoader) -> np.ndarray:
     """The rank of each request's first candidate among all items, float64 [R] in the loader's
     order; of equal scores the mean."""
+    return ranks_and_rows(model, loader)[0]
+
+
+@torch.no_grad()
+def ranks_and_rows(model: Ranker, loader: RequestLoader) -> tuple[np.ndarray, np.ndarray]:
+    """What `ranks_among_all` returns, and which of the split's requests each is, int64 [R]."""
     model.eval()
-    store, requests, order = loader.store, loader.requests, loader.order(0)
+    store, requests = loader.store, loader.requests
     every = torch.arange(model.num_items, device=store.device)
     vectors, bias = model.items(every, store.items)
-    ranks, done = [], 0
+    ranks, places = [], []
     for batch in loader.batches():
-        rows = torch.from_numpy(order[done : done + len(batch)].astype(np.int64)).to(store.place)
-        done += len(batch)
-        target = batch.candidate.values[batch.candidate.offsets[:-1]].long()
+        if not len(batch):  # of a batch that is shared there may be nothing here
+            continue
+        first = batch.candidate.offsets[:-1]
+        begin = batch.index[first].to(requests.offsets.device)
+        rows = torch.searchsorted(requests.offsets, begin, right=True) - 1
+        places.append(rows)
+        target = batch.candidate.values[first].long()
         target = target.masked_fill(target >= len(vectors), 0)
         score = model.answers(batch) @ vectors.T + bias
         own = score.gather(1, target[:, None])
@@ -40,7 +49,9 @@ def ranks_among_all(model: Ranker, loader: RequestLoader) -> np.ndarray:
         score = score.masked_fill(met, -torch.inf)
         better, equal = (score > own).sum(1), (score == own).sum(1)
         ranks.append(better.double() + (equal.double() + 1) / 2)
-    return torch.cat(ranks).cpu().numpy()
+    if not ranks:
+        return np.zeros(0), np.zeros(0, np.int64)
+    return torch.cat(ranks).cpu().numpy(), torch.cat(places).cpu().numpy()
 
 
 def _met(store: HistoryStore, user: Tensor, prefix: Tensor, num_items: int) -> Tensor:

@@ -76,8 +76,14 @@ def find_prepared(names: Iterable[str]) -> list[Path]:
 def prepared_digests(names: Iterable[str]) -> dict[str, str]:
     """name -> digest of each of these prepared data sets that is at hand; RunError as
     `find_prepared`."""
-    places = filter(None, map(_prepared_place, names))
-    return {found["name"]: found["digest"] for found in map(describe_data, places)}
+    described = map(describe_data, prepared_places(names))
+    return {found["name"]: found["digest"] for found in described}
+
+
+def prepared_places(names: Iterable[str]) -> list[Path]:
+    """The folder of each of these prepared data sets that is at hand; RunError as
+    `find_prepared`."""
+    return [place for place in map(_prepared_place, names) if place is not None]
 
 
 def _prepared_place(name: str) -> Path | None:

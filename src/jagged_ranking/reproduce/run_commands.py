@@ -42,6 +42,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """`jagged run`: 0, or 1 when the notebook failed."""
+    from jagged_ranking.reproduce.next_items import check_next_items
     from jagged_ranking.reproduce.notebook_files import find_notebook
     from jagged_ranking.reproduce.parameters import read_parameters
     from jagged_ranking.reproduce.plan import make_plan, run_plan
@@ -60,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         out=arguments.out,
         data=arguments.data,
     )
+    check_next_items(plan)
     record = run_plan(plan, command=_command(), progress=not arguments.quiet)
     if record.error:
         print(f"{plan.id} failed: {record.error}", file=sys.stderr)

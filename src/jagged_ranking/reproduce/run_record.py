@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jagged_ranking.facts import document
 from jagged_ranking.results import atomic
 
 RECORD = "run.json"
@@ -36,7 +37,7 @@ class RunRecord:
     def write(self, folder: Path) -> None:
         """Write the record into `folder`, whole or not at all."""
         with atomic(folder / RECORD) as temporary:
-            temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+            temporary.write_text(document(asdict(self), indent=2) + "\n", encoding="utf-8")
 
 
 def read_record(folder: Path) -> RunRecord | None:

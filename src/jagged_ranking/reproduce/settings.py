@@ -5,6 +5,7 @@ from pathlib import Path
 
 from jagged_ranking import paths
 from jagged_ranking.reproduce.errors import RunError
+from jagged_ranking.reproduce.next_items import refusal
 from jagged_ranking.reproduce.notebook_files import find_notebook, notebook_ids
 from jagged_ranking.reproduce.parameters import read_preset
 from jagged_ranking.reproduce.plan import Plan, make_plan
@@ -73,6 +74,13 @@ def make_settings(
     for entry in read_preset(preset, paths.NOTEBOOKS / "params"):
         if entry not in ENTRIES and entry not in notebook_ids(paths.NOTEBOOKS):
             raise RunError(f"preset {preset} sets parameters of `{entry}`, which is no notebook")
-    for notebook in settings.only:
-        settings.plan(notebook)
+    _check_data([settings.plan(notebook) for notebook in settings.only], settings)
     return settings
+
+
+def _check_data(plans: list[Plan], settings: Settings) -> None:
+    """RunError where notebooks cannot train on the data given: one line for all of them."""
+    refused = {plan.id: why for plan in plans if (why := refusal(plan, settings.given))}
+    if refused:
+        why = next(iter(refused.values()))
+        raise RunError(f"{', '.join(refused)}: {why}; --only names other notebooks")

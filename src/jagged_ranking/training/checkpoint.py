@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from jagged_ranking.results import atomic
 
@@ -46,12 +47,13 @@ def load(
     """Reads a checkpoint, refusing one of other options or other data than those given.
 
     `may_differ` names the options that need not agree. Nothing in the file is executed. Every
-    refusal is a CheckpointError.
+    refusal is a CheckpointError; an error of the device is as torch raises it.
     """
     if not path.is_file():
         raise CheckpointError(f"{path}: no such checkpoint")
     try:
-        saved = torch.load(path, map_location=device, weights_only=True)
+        # to the CPU: what a device lacks is no damage
+        saved = torch.load(path, map_location="cpu", weights_only=True)
         version, found = saved["format"], Checkpoint(**{k: saved[k] for k in CONTENTS})
     except Exception as error:  # torch raises half a dozen types for a damaged file
         raise CheckpointError(f"{path}: is damaged, or not a checkpoint") from error
@@ -66,4 +68,5 @@ def load(
             was, given = found.config.get(name), config.get(name)
             if was != given:
                 raise CheckpointError(f"{path}: was written with {name}={was!r}, not {given!r}")
-    return found
+    content = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), found.content)
+    return replace(found, content=content)

@@ -10,11 +10,14 @@ from jagged_ranking.models.model_config import LOSSES, LOSSES_OF_ORDER, ModelCon
 
 TABLE_OPTIMIZERS = ("adamw", "rowwise_adagrad")
 TABLES = ("replicated", "torchrec")
-# What an epoch is chosen by where nothing is said, for each of `LOSSES`.
+# What an epoch is chosen by where nothing is said, for each of `LOSSES`. Of next items it is the
+# first that the data have, and until these are known it stays `AUTO`.
 AUTO = "auto"
-_SELECT_FOR = {"pointwise": "log_loss", "listwise": "list_auc", "next_item": "ndcg@10"}
+_SELECT_FOR = {"pointwise": "log_loss", "listwise": "list_auc"}
+SELECT_FOR_NEXT_ITEMS = ("ndcg@10", "all_ndcg@10")
+SELECT_AMONG_ALL = ("all_ndcg@10", "all_hr@10")  # ranks among all items
 _OF_ORDER = ("auc", "gauc", "list_auc", "mrr", "ndcg@10")
-SELECT = (AUTO, "log_loss", *_OF_ORDER)
+SELECT = (AUTO, "log_loss", *_OF_ORDER, *SELECT_AMONG_ALL)
 SCHEDULES = ("constant", "cosine")
 OFF, CUDA_GRAPHS = "off", "cuda_graphs"
 # The others are backends of torch.compile.
@@ -70,7 +73,8 @@ class TrainConfig(ModelConfig):
     select: str = option(
         AUTO,
         f"validation metric to stop on: {', '.join(SELECT)}, by the loss: "
-        + ", ".join(f"{metric} of {loss}" for loss, metric in _SELECT_FOR.items()),
+        + ", ".join(f"{metric} of {loss}" for loss, metric in _SELECT_FOR.items())
+        + ", {} of next_item or, without lists of candidates, {}".format(*SELECT_FOR_NEXT_ITEMS),
     )
     patience: int = option(2, "stop after so many epochs without a better one")
     schedule: str = option(
@@ -96,11 +100,17 @@ class TrainConfig(ModelConfig):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
         if self.select == AUTO:
-            object.__setattr__(self, "select", _SELECT_FOR[self.loss])
-        if self.loss in LOSSES_OF_ORDER and self.select not in _OF_ORDER:
+            object.__setattr__(self, "select", _SELECT_FOR.get(self.loss, AUTO))
+        of_order = _OF_ORDER + (SELECT_AMONG_ALL if self.loss == "next_item" else ())
+        if self.loss in LOSSES_OF_ORDER and self.select == "log_loss":
             raise ValueError(
                 f"select {self.select} says nothing of what the loss {self.loss} trains, which is "
-                f"an order; choose one of {', '.join(_OF_ORDER)}"
+                f"an order; choose one of {', '.join(of_order)}"
+            )
+        if self.select in SELECT_AMONG_ALL and self.loss != "next_item":
+            raise ValueError(
+                f"select {self.select} ranks among all items, which needs loss next_item with head "
+                f"dot, got loss {self.loss}"
             )
         if self.loss == "next_item" and self.head != "dot":
             raise ValueError(f"loss next_item needs head dot, got head {self.head}")
@@ -156,6 +166,10 @@ class TrainConfig(ModelConfig):
             raise ValueError(
                 "tables torchrec needs negatives, which the loss next_item tells items from: of "
                 "all items no rank has the rows"
+            )
+        if self.select in SELECT_AMONG_ALL:
+            raise ValueError(
+                f"tables torchrec cannot select {self.select}: of all items no rank has the rows"
             )
 
     def to_dict(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.outcome import Outcome, Store
 from jagged_ranking.training.runs import Run, train_all
 from jagged_ranking.training.search import Search, best_of
+from jagged_ranking.training.selection import settled
 
 REPORTED = ("valid", "test")
 
@@ -105,6 +106,10 @@ def compare_models(
         raise ValueError(f"replicates must be at least 1, got {replicates}")
     device = device or default_device()
     datasets = [open_dataset(plan.dataset_dir) for plan in plans]
+    plans = [
+        replace(plan, config=settled(plan.config, dataset))
+        for plan, dataset in zip(plans, datasets, strict=True)
+    ]
 
     def trained(
         configs: Sequence[Sequence[TrainConfig]], splits: Sequence[str], what: str

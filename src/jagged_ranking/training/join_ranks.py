@@ -65,14 +65,10 @@ def joined(device: str | None, kind: type[Group] = RankGroup) -> Iterator[Group]
 def _own_device(name: str | None) -> torch.device:
     """That of this rank among those of its machine."""
     name = name or default_device()
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"--device {name}: {first_line(error)}") from error
-    if device.type == "cpu":
-        return device
-    if device.type != "cuda" or device.index is not None:
+    if name not in ("cpu", "cuda"):
         raise ValueError(f"--device {name}: under torchrun it is cpu, or cuda for a GPU a rank")
+    if name == "cpu":
+        return torch.device(name)
     number, ranks = (int(os.environ.get(key, "0")) for key in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     found = torch.cuda.device_count()
     if max(number + 1, ranks) > found:

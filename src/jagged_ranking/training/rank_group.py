@@ -168,12 +168,12 @@ class RankGroup(Ranks):
             if lengths[:, column].any()
         }
 
-    def whole(self, probability: np.ndarray, index: np.ndarray) -> np.ndarray:
-        parts = self._gather((probability, index))
-        found = np.empty(sum(len(part) for part, _ in parts), probability.dtype)
+    def whole(self, found: np.ndarray, index: np.ndarray) -> np.ndarray:
+        parts = self._gather((found, index))
+        whole = np.empty(sum(len(part) for part, _ in parts), found.dtype)
         for part, places in parts:
-            found[places] = part
-        return found
+            whole[places] = part
+        return whole
 
     def copy(self, module: nn.Module) -> None:
         with self._all_answer():

@@ -86,9 +86,10 @@ class Ranks:
         that are trained by row."""
         return by_row
 
-    def whole(self, probability: np.ndarray, index: np.ndarray) -> np.ndarray:
-        """Probabilities [C] of all candidates, from each rank's and their places."""
-        return probability
+    def whole(self, found: np.ndarray, index: np.ndarray) -> np.ndarray:
+        """What is found of all candidates [C], or of all requests, from each rank's and their
+        places."""
+        return found
 
     def copy(self, module: nn.Module) -> None:
         """Gives all ranks the weights of rank 0."""

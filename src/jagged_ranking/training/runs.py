@@ -23,6 +23,7 @@ from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.processes import end_worker_with_parent
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.outcome import Outcome, Store
+from jagged_ranking.training.selection import settled
 from jagged_ranking.training.trainer import train
 
 Score = Callable[[Ranker, ClickDataset, TrainConfig, tuple[str, ...]], list[Evaluation]]
@@ -64,11 +65,12 @@ def train_all(
 
     Up to `workers` side by side, whatever their data sets; None is one a core on a CPU, and one a
     GPU. On "cuda" they take turns on the GPUs that there are. What a store has is not trained
-    again, and each training is put there as soon as it is done. `score` may make other evaluations
-    of a model than `evaluate_model`; `splits` are then the names of those that it returns. Side by
-    side it is pickled.
+    again, and each training is put there as soon as it is done, with options as `settled` has them.
+    `score` may make other evaluations of a model than `evaluate_model`; `splits` are then the names
+    of those that it returns. Side by side it is pickled.
     """
     splits = tuple(splits)
+    runs = [run._replace(config=settled(run.config, run.dataset)) for run in runs]
     wanted = {run.key: run for run in runs}
     found_before = {
         key: run.store.get(run.config, splits)

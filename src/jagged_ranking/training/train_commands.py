@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from click_data.split import SPLITS
-from jagged_ranking.first_line import first_line
 from jagged_ranking.models.model_config import check_model
 from jagged_ranking.training.config import CHOICES, TrainConfig
 
@@ -113,7 +111,8 @@ EVALUATION_KEYS = {
     "digest": "of the data set",
     "split": "that was scored",
     "candidates": "how many it has",
-    "metrics": "name -> value; of what was trained on order alone without NE and log loss",
+    "metrics": "name -> value, null where it is undefined (one label alone); of what was trained "
+    "on order alone without NE and log loss",
     "config": "of the model and its training",
 }
 
@@ -135,7 +134,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
     from click_data import open_dataset
     from jagged_ranking.evaluation.evaluate import evaluate_model
     from jagged_ranking.evaluation.rows import telling
-    from jagged_ranking.facts import say
+    from jagged_ranking.facts import document, say
     from jagged_ranking.processes import among_others
     from jagged_ranking.results import atomic
     from jagged_ranking.training.run_files import load_model
@@ -154,7 +153,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
     }
     name = "metrics.json" if args.split == "test" else f"metrics_{args.split}.json"
     with among_others(args.run, name), atomic(args.run / name) as path:
-        path.write_text(json.dumps(written, indent=1, sort_keys=True) + "\n")
+        path.write_text(document(written, indent=1, sort_keys=True) + "\n")
     columns = ("model", "split", "candidates", *metrics)
     values = [config.model, args.split, len(found.label), *metrics.values()]
     say(args, written, [_table(columns, [values])])
@@ -173,17 +172,9 @@ def _add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def _device(args: argparse.Namespace) -> torch.device:
-    import torch
+    from jagged_ranking.devices import default_device, given_device
 
-    from jagged_ranking.devices import default_device
-
-    name = args.device or default_device()
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {name}: {first_line(error)}") from error
-    return device
+    return given_device(args.device or default_device())
 
 
 def _shown(default: Any) -> str:

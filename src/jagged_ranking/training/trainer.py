@@ -34,7 +34,6 @@ from jagged_ranking.data.data_shape import DataShape
 from jagged_ranking.data.loader import RequestLoader
 from jagged_ranking.data.store import HistoryStore
 from jagged_ranking.devices import default_device
-from jagged_ranking.evaluation.evaluate import Evaluation, score
 from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.training.average import Average
 from jagged_ranking.training.board import Board
@@ -44,10 +43,11 @@ from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.determinism import deterministic, generators_of
 from jagged_ranking.training.optimisers import Optimisers, share_rows
 from jagged_ranking.training.ranks import Ranks
-from jagged_ranking.training.refusals import check_loss, check_select
+from jagged_ranking.training.refusals import check_loss
 from jagged_ranking.training.run_files import CHECKPOINT, MODEL, RunFiles, load_weights, run_folder
 from jagged_ranking.training.run_progress import Progress, StepNumbers, TrainingError
 from jagged_ranking.training.schedule import lower_on_plateau, rate_scale
+from jagged_ranking.training.selection import check_select, settled, validated
 from jagged_ranking.training.table_files import TableFiles
 from jagged_ranking.training.torchrec_tables import check_torchrec
 
@@ -105,6 +105,7 @@ def train(
     device = torch.device(device or default_device())
     on_gpu = [device] if device.type == "cuda" else []
     ranks = ranks or Ranks()
+    config = ranks.each(lambda: settled(config, dataset))
     with ExitStack() as stack:
 
         def hold() -> None:
@@ -163,7 +164,7 @@ class _Run:
         torch.manual_seed(config.seed)
         model = Ranker(config, self.shape)
         check_loss(config.loss, model, dataset)
-        check_select(config.select, dataset, self.valid)
+        check_select(config, dataset, self.valid)
         shared = share_rows(model, config, self.ranks)
         self.model = model.to(device)
         self.optimisers = Optimisers(self.model, config, self.ranks, shared)
@@ -256,12 +257,14 @@ class _Run:
             if after_step:
                 after_step(now.step)
         self.read_numbers()
-        valid = Evaluation.of(
-            "valid",
+        valid = validated(
+            self.average.model,
+            self.valid_loader,
             self.valid,
-            self.ranks.whole(*score(self.average.model, self.valid_loader)),
+            select=config.select,
             train_ctr=self.shape.positive_rate,
-        ).metrics
+            ranks=self.ranks,
+        )
         value = valid[config.select] * (1 if config.select == "log_loss" else -1)
         row = {
             "epoch": now.epoch,
