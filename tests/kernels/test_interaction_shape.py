@@ -38,6 +38,7 @@ from jagged_kernels.ops.layout.jagged2_padded import cut_matrices, pad_matrices
 from jagged_kernels.ops.layout.slice import cut_users
 from jagged_kernels.tensors.jagged2 import jagged2_offsets
 
+BACKENDS: list[Any] = ["reference", "native", "triton"]
 # Empty users at either end and between, one token, and more tokens than one program takes.
 LENGTHS = {
     "mixed": (0, 3, 0, 0, 17, 1, 5, 0),
@@ -147,11 +148,23 @@ def test_any_dtype_is_copied(name):
         }
         if name.startswith("padded"):
             x = JaggedTensor(whole["x"], whole["offsets"])
-            native, triton = (to_padded(x, 4, value=1, backend=b) for b in ("native", "triton"))
+            found = [to_padded(x, 4, value=1, backend=b) for b in BACKENDS]
         else:
-            native, triton = (CALLS[name](b, **whole).values for b in ("native", "triton"))
-        assert native.dtype == triton.dtype == dtype
-        assert torch.equal(native, triton)
+            found = [CALLS[name](b, **whole).values for b in BACKENDS]
+        assert all(result.dtype == dtype for result in found)
+        assert all(torch.equal(result, found[0]) for result in found)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("lengths", [(2, 1), (0,), ()], ids=str)
+def test_padding_keeps_the_dtype(lengths, backend):
+    offsets = offsets_of(lengths)
+    for dtype in (torch.bool, torch.uint8, torch.float16):
+        x = JaggedTensor(torch.ones(sum(lengths), dtype=dtype, device=DEVICE), offsets)
+        scores = torch.ones(sum(n * n for n in lengths), dtype=dtype, device=DEVICE)
+        m = Jagged2Tensor(scores, offsets, jagged2_offsets(offsets))
+        assert to_padded(x, 2, backend=backend).dtype == dtype
+        assert jagged2_to_padded(m, 2, backend=backend).dtype == dtype
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -99,6 +99,18 @@ def test_heads_that_share_keys(backend, heads, kv_heads):
     assert_exact(found, exact(inputs, 8, causal=True), 1e-5)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast_changes_nothing(backend):
+    inputs = EVERY_LENGTH.inputs(torch.float32)
+    q, k = JaggedTensor(inputs.q, inputs.q_offsets), JaggedTensor(inputs.k, inputs.k_offsets)
+    _, lse = jagged_attention(q, k, k, causal=True, return_lse=True, backend="native")
+    expected = key_statistics(q, k, lse, backend=backend)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        found = key_statistics(q, k, lse, backend=backend)
+    assert torch.equal(found.mass.values, expected.mass.values)
+    assert torch.equal(found.unimportant.values, expected.unimportant.values)
+
+
 def test_float16():
     inputs = Case([40, 9]).inputs(torch.float16)
     assert_exact(ask(inputs, causal=True), exact(inputs, causal=True), 1e-4)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.attention.flops import pairs_of_offsets
+from jagged_kernels.core.autocast import without_autocast
 from jagged_kernels.core.backends import Backend, choose_backend, or_native
 from jagged_kernels.core.flops import define_flops
 from jagged_kernels.core.operators import call, define_op
@@ -160,6 +161,7 @@ def check_inputs(q: JaggedTensor, k: JaggedTensor, lse: Tensor) -> None:
         )
 
 
+@without_autocast
 def _reference(
     q: Tensor, k: Tensor, lse: Tensor, q_offsets: Tensor, k_offsets: Tensor,
     left: int, right: int, recent: int, scale: float,

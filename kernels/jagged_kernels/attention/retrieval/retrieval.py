@@ -93,7 +93,7 @@ def retrieved_blocks(
     top_k, newest, groups = (
         as_int(name, x) for name, x in (("top_k", top_k), ("newest", newest), ("groups", groups))
     )
-    check_block(block)
+    block = check_block(block)
     check_floats("k", k)
     if not isinstance(q, JaggedTensor):
         dense, q = q, dense_queries(q, k)

@@ -85,8 +85,8 @@ class RelativeTimeBias:
         times: of the keys (and of the queries in self-attention): a `JaggedTensor` [Tk] or a
             tensor [Tk] (or nested, [B, n*]). Integers in any unit, exact up to differences of
             2^62; or floating numbers, which are rounded to 1/1024 of `unit`.
-        query_times: in cross attention: a `JaggedTensor` or tensor [Tq], or [B, N] for dense
-            queries; of the kind and unit of `times`.
+        query_times: in cross attention, and of all dense queries: a `JaggedTensor` or tensor [Tq],
+            or [B, N] for dense queries; of the kind and unit of `times`.
         unit: what counts as a short time, in the unit of `times`: 1 second if these are seconds.
             At least 1e-9.
         base: the ratio of one bucket's end to the end before; at least 1.1.
@@ -146,9 +146,12 @@ Bias = RelativePositionBias | RelativeTimeBias | ALiBi | Tensor
 
 
 def bias_terms(
-    bias: Bias | Sequence[Bias] | None, q: JaggedTensor, k: JaggedTensor
+    bias: Bias | Sequence[Bias] | None, q: JaggedTensor, k: JaggedTensor, *, dense: bool = False
 ) -> BiasTerms | None:
     """The biases of one call as tensors and numbers, checked; None if there are none.
+
+    Args:
+        dense: q came as dense queries, which are never the keys.
 
     Raises:
         TypeError: something that is no bias.
@@ -168,7 +171,7 @@ def bias_terms(
                 bidirectional=one.bidirectional,
             )
         elif isinstance(one, RelativeTimeBias):
-            terms = _with_times(terms, one, q, k)
+            terms = _with_times(terms, one, q, k, dense)
         elif isinstance(one, ALiBi):
             _check_heads("ALiBi's slopes", one.slopes, q)
             terms = terms._replace(slopes=one.slopes)
@@ -188,7 +191,7 @@ def bias_terms(
 
 
 def _with_times(
-    terms: BiasTerms, bias: RelativeTimeBias, q: JaggedTensor, k: JaggedTensor
+    terms: BiasTerms, bias: RelativeTimeBias, q: JaggedTensor, k: JaggedTensor, dense: bool
 ) -> BiasTerms:
     _check_heads("RelativeTimeBias's table", bias.table, q)
     k_times = _times("times", bias.times, k)
@@ -201,10 +204,10 @@ def _with_times(
             )
     else:
         other_tokens = q.values.shape[0] != k.values.shape[0]
-        if other_tokens or known_to_differ(q.offsets, k.offsets):
+        if dense or other_tokens or known_to_differ(q.offsets, k.offsets):
             raise ValueError(
                 "RelativeTimeBias needs query_times where the queries are not the keys: "
-                f"q {tuple(q.values.shape)}, k {tuple(k.values.shape)}"
+                f"{'dense ' if dense else ''}q {tuple(q.values.shape)}, k {tuple(k.values.shape)}"
             )
         q_times = k_times
     unit = bias.unit

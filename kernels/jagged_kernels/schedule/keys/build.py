@@ -111,7 +111,7 @@ def _check_counts(rule: RequestKeys, offsets: Tensor) -> None:
     short = ((lengths > 0) & (lengths < needed)).nonzero()
     if len(short):
         user = int(short[0])
-        wanted = needed if isinstance(needed, int) else int(needed[user])
+        wanted = int(needed[user]) if isinstance(needed, Tensor) else needed
         raise ValueError(
             f"user {user} has {int(lengths[user])} tokens, fewer than its {wanted} targets and "
             "contexts"

@@ -16,6 +16,7 @@ from jagged_kernels.schedule.keys.transpose import sorted_rows, transposed_lists
 from jagged_kernels.schedule.offsets import Compared
 from jagged_kernels.schedule.row_layout import NO_LIMIT
 from jagged_kernels.schedule.window import resolve_window
+from jagged_kernels.tensors.arguments import not_a_tensor
 from jagged_kernels.tensors.checks import as_int
 
 
@@ -110,9 +111,14 @@ class KeyLists:
         >>> lists.col.tolist(), lists.transposed()[0].tolist()
         ([0, 2, 0, 5], [0, 2, 3, 4])
         """
-        check_block(block)
+        for name, given in (
+            ("row_ptr", row_ptr), ("col", col), ("q_offsets", q_offsets), ("k_offsets", k_offsets),
+        ):  # fmt: skip
+            if not isinstance(given, Tensor):
+                raise not_a_tensor(name, given)
+        block, groups = check_block(block), as_int("groups", groups)
         window = resolve_window(False, window)
-        if as_int("groups", groups) < 1:
+        if groups < 1:
             raise ValueError(f"groups must be at least 1, got {groups}")
         if q_offsets.shape != k_offsets.shape:
             q_users, k_users = q_offsets.shape[0] - 1, k_offsets.shape[0] - 1
