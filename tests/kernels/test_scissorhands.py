@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from attention_cases import DEVICE, Case, Inputs, seen_keys, users
@@ -109,6 +110,16 @@ def test_autocast_changes_nothing(backend):
         found = key_statistics(q, k, lse, backend=backend)
     assert torch.equal(found.mass.values, expected.mass.values)
     assert torch.equal(found.unimportant.values, expected.unimportant.values)
+
+
+def test_a_seed_of_numpy():
+    dropped = []
+    inputs = Case([6, 3]).inputs(torch.float32)
+    for seed in (2, np.int64(2)):
+        cache = filled(inputs, 1)
+        scissorhands(cache, budget=2, recent=0, policy="random", seed=seed)  # pyright: ignore
+        dropped.append(cache.gather()[0].values)
+    assert torch.equal(*dropped)
 
 
 def test_float16():

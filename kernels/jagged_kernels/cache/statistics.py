@@ -109,6 +109,8 @@ def key_statistics(
     recent = min(recent, MOST_TOKENS)
     band = resolve_window(causal, window)
     if schedule is not None:
+        if not isinstance(schedule, AttentionSchedule):
+            raise TypeError(f"schedule must be an AttentionSchedule, got {type(schedule).__name__}")
         check_schedule(schedule, q, k, k, band, None, None)
     dim = q.values.shape[2]
     scale = as_scale(scale, dim)

@@ -22,6 +22,7 @@ from jagged_kernels.graphs.static_batch import (
     form_of,
 )
 from jagged_kernels.graphs.waits import noted_waits
+from jagged_kernels.tensors.checks import as_int
 
 Step = Callable[[Any, Tensor], Any]
 # Steps of a bucket before its graph is captured: the first compiles kernels and makes what is made
@@ -59,7 +60,7 @@ class StepGraphs:
         replayed, eager: calls so far that replayed a graph, and that took the step without one.
 
     Raises:
-        TypeError: `step` is no function.
+        TypeError: `step` is no function, or a number no int.
         ValueError: `per_octave` or `most_graphs` is none of those.
 
     Called with a batch: names -> a `JaggedTensor` [T, ...], a tensor [B, ...] of users, or one []
@@ -121,6 +122,8 @@ class StepGraphs:
     def __init__(self, step: Step, *, per_octave: int = 4, most_graphs: int = 16) -> None:
         if not callable(step):
             raise TypeError(f"step must be a function, got {type(step).__name__}")
+        per_octave = as_int("per_octave", per_octave)
+        most_graphs = as_int("most_graphs", most_graphs)
         if not 1 <= per_octave <= MOST_PER_OCTAVE or power_of_two(per_octave) != per_octave:
             raise ValueError(
                 f"per_octave must be a power of two up to {MOST_PER_OCTAVE}, got {per_octave}"

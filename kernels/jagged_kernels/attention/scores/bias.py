@@ -21,6 +21,7 @@ from torch import Tensor
 from jagged_kernels.attention.scores.bias_terms import BiasTerms
 from jagged_kernels.core.contents import known_to_differ, readable
 from jagged_kernels.tensors.arguments import not_a_tensor
+from jagged_kernels.tensors.checks import as_int
 from jagged_kernels.tensors.jagged import JaggedTensor
 
 # Floating times are rounded to this fraction of a unit, so that buckets are decided by integers.
@@ -58,6 +59,7 @@ class RelativePositionBias:
     def __post_init__(self) -> None:
         sides = 2 if self.bidirectional else 1
         _check_table("RelativePositionBias", self.table, at_least=2 * sides)
+        object.__setattr__(self, "max_distance", as_int("max_distance", self.max_distance))
         if self.table.shape[0] % sides:
             raise ValueError(
                 "a bidirectional RelativePositionBias needs an even number of buckets, "
@@ -108,6 +110,10 @@ class RelativeTimeBias:
 
     def __post_init__(self) -> None:
         _check_table("RelativeTimeBias", self.table, at_least=1)
+        if not isinstance(self.times, JaggedTensor | Tensor):
+            raise _no_times("times", self.times)
+        if not (self.query_times is None or isinstance(self.query_times, JaggedTensor | Tensor)):
+            raise _no_times("query_times", self.query_times)
         if not (1e-9 <= self.unit < math.inf and 1.1 <= self.base < math.inf):
             raise ValueError(
                 "RelativeTimeBias needs a unit of at least 1e-9 and a base of at least 1.1, got "
@@ -241,6 +247,12 @@ def _times(name: str, times: JaggedTensor | Tensor, x: JaggedTensor) -> Tensor:
     if values.dtype == torch.bool or values.is_complex():
         raise ValueError(f"{name} must be integers or floating, got {values.dtype}")
     return values.reshape(tokens)
+
+
+def _no_times(name: str, given: object) -> TypeError:
+    return TypeError(
+        f"RelativeTimeBias's {name} must be a JaggedTensor or a tensor, got {type(given).__name__}"
+    )
 
 
 def _check_table(name: str, table: Tensor, *, at_least: int) -> None:
