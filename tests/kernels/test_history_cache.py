@@ -301,6 +301,21 @@ def test_users_to_forget_are_indices_or_bools(dtype):
     assert cache.lengths.tolist() == [5, 1, 3]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_cache_is_not_mapped_over(backend):
+    """Every call would append to the same one."""
+    cache = a_cache()
+    k, v = new_events([1, 2, 0])
+
+    def append(values: Tensor) -> Tensor:
+        cache.append(k.with_values(values), v, backend=backend)
+        return values
+
+    with pytest.raises(NotImplementedError, match="append_events changes its arguments: not under"):
+        torch.func.vmap(append)(k.values.expand(2, *k.values.shape))
+    assert cache.lengths.tolist() == [0, 0, 0]
+
+
 def test_no_gradient():
     cache = a_cache()
     k, v = new_events([1, 2, 0])
