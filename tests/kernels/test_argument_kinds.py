@@ -27,6 +27,7 @@ from jagged_kernels import (
     jagged_attention,
     jagged_cat,
     jagged_collate,
+    jagged_slice,
     jagged_varlen_attention,
     key_statistics,
     prefix_schedule,
@@ -287,6 +288,21 @@ CASES: dict[str, tuple[Any, type[Exception], str]] = {
         lambda: CACHE.keep(nothing),
         TypeError,
         "kept must be a tensor, got NoneType",
+    ),
+    "total": (
+        lambda: jagged_slice(X, 0, 1, total=wrong),
+        TypeError,
+        "total must be an int or None, got str",
+    ),
+    "total, a tensor": (
+        lambda: jagged_slice(X, 0, 1, total=torch.tensor(2)),  # pyright: ignore
+        TypeError,
+        "total must be an int or None, got Tensor",
+    ),
+    "q_tokens": (
+        lambda: lists.from_rows(OFFSETS, OFFSETS, OFFSETS, OFFSETS, block=16, q_tokens=3.0),
+        TypeError,
+        "q_tokens must be an int or None, got float",
     ),
     "with_values of matrices": (
         lambda: jagged2_like(X).with_values(nothing),
