@@ -117,6 +117,10 @@ def test_wrong_lists_and_lengths():
         JaggedTensor.from_list([torch.zeros(2, 4), torch.zeros(2, 3)])
     with pytest.raises(ValueError, match="at least one"):
         JaggedTensor.from_list([])
+    with pytest.raises(ValueError, match=r"lie in \[0, 3\]"):
+        JaggedTensor.from_padded(torch.zeros(2, 3), torch.tensor([1, 4]))
+    with pytest.raises(ValueError, match=r"lengths \[B\]"):
+        JaggedTensor.from_padded(torch.zeros(2, 3), torch.tensor([1]))
 
 
 def test_parts_without_tokens_have_no_say_in_the_dtype():
@@ -127,10 +131,6 @@ def test_parts_without_tokens_have_no_say_in_the_dtype():
         assert x.dtype == torch.int64
     of_nobody = [torch.zeros(0, dtype=torch.int32), torch.zeros(0)]
     assert JaggedTensor.from_list(of_nobody).dtype == torch.int32
-    with pytest.raises(ValueError, match=r"lie in \[0, 3\]"):
-        JaggedTensor.from_padded(torch.zeros(2, 3), torch.tensor([1, 4]))
-    with pytest.raises(ValueError, match=r"lengths \[B\]"):
-        JaggedTensor.from_padded(torch.zeros(2, 3), torch.tensor([1]))
 
 
 def test_lengths_of_every_integer_dtype():

@@ -10,10 +10,10 @@ from jagged_kernels.core.autocast import as_autocast
 from jagged_kernels.core.backends import Backend, choose_backend
 from jagged_kernels.core.contents import can_be_read, checking, known_to_differ, readable
 from jagged_kernels.core.operators import call, wants_gradient
-from jagged_kernels.core.sizes import cdiv
+from jagged_kernels.core.sizes import as_int, cdiv
 from jagged_kernels.schedule.schedule import MOST_TOKENS
 from jagged_kernels.tensors.arguments import not_a_tensor
-from jagged_kernels.tensors.checks import FLOATS, as_int
+from jagged_kernels.tensors.checks import FLOATS
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from jagged_kernels.cache.history import HistoryCache
 from jagged_kernels.cache.statistics import KeyStatistics
 from jagged_kernels.core.contents import known_to_differ
-from jagged_kernels.tensors.checks import as_int
+from jagged_kernels.core.sizes import as_int
 from jagged_kernels.tensors.offsets import cumulative
 
 Policy = Literal["pivotal", "h2o", "newest", "random"]

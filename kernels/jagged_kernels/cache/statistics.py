@@ -18,6 +18,7 @@ from jagged_kernels.core.autocast import without_autocast
 from jagged_kernels.core.backends import Backend, choose_backend, or_native
 from jagged_kernels.core.flops import define_flops
 from jagged_kernels.core.operators import call, define_op
+from jagged_kernels.core.sizes import as_int
 from jagged_kernels.schedule.check import check_schedule
 from jagged_kernels.schedule.policy.plain import MAX_HEAD_DIM
 from jagged_kernels.schedule.schedule import (
@@ -27,7 +28,7 @@ from jagged_kernels.schedule.schedule import (
     check_users,
 )
 from jagged_kernels.schedule.window import resolve_window
-from jagged_kernels.tensors.checks import FLOATS, as_int, as_scale
+from jagged_kernels.tensors.checks import FLOATS, as_scale
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from jagged_kernels.core.sizes import power_of_two
+from jagged_kernels.core.sizes import as_int, power_of_two
 from jagged_kernels.graphs.buckets import MOST_PER_OCTAVE, Bucket, bucket_of
 from jagged_kernels.graphs.static_batch import (
     Column,
@@ -22,7 +22,6 @@ from jagged_kernels.graphs.static_batch import (
     form_of,
 )
 from jagged_kernels.graphs.waits import noted_waits
-from jagged_kernels.tensors.checks import as_int
 
 Step = Callable[[Any, Tensor], Any]
 # Steps of a bucket before its graph is captured: the first compiles kernels and makes what is made

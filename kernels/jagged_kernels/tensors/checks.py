@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.contents import known_to_differ
-from jagged_kernels.core.sizes import as_int as as_int  # with the other checks of arguments
 from jagged_kernels.tensors.arguments import not_a_tensor
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.jagged2 import Jagged2Tensor

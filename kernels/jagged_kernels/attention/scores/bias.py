@@ -20,8 +20,8 @@ from torch import Tensor
 
 from jagged_kernels.attention.scores.bias_terms import BiasTerms
 from jagged_kernels.core.contents import known_to_differ, readable
+from jagged_kernels.core.sizes import as_int
 from jagged_kernels.tensors.arguments import not_a_tensor
-from jagged_kernels.tensors.checks import as_int
 from jagged_kernels.tensors.jagged import JaggedTensor
 
 # Floating times are rounded to this fraction of a unit, so that buckets are decided by integers.

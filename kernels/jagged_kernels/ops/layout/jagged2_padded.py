@@ -10,9 +10,10 @@ from torch import Tensor
 
 from jagged_kernels.core.backends import Backend, choose_backend
 from jagged_kernels.core.operators import call, define_gradient, define_op
+from jagged_kernels.core.sizes import as_int
 from jagged_kernels.ops.squares import user_matrices
 from jagged_kernels.ops.users import token_positions, zeros_of
-from jagged_kernels.tensors.checks import as_fill, as_int
+from jagged_kernels.tensors.checks import as_fill
 from jagged_kernels.tensors.jagged2 import Jagged2Tensor
 
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from jagged_kernels.core.backends import Backend, choose_backend
 from jagged_kernels.core.contents import readable, total_of
 from jagged_kernels.core.operators import call
+from jagged_kernels.core.sizes import as_int
 from jagged_kernels.ops.layout.copies import place_rows
 from jagged_kernels.ops.users import token_positions, zeros_of
-from jagged_kernels.tensors.checks import as_fill, as_int
+from jagged_kernels.tensors.checks import as_fill
 from jagged_kernels.tensors.jagged import JaggedTensor, called_by_methods
 from jagged_kernels.tensors.nested import takes_nested
 from jagged_kernels.tensors.offsets import check_contents, lengths_to_offsets

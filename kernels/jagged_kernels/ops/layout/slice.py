@@ -10,9 +10,9 @@ from torch import Tensor
 from jagged_kernels.core.backends import Backend, choose_backend
 from jagged_kernels.core.contents import total_of
 from jagged_kernels.core.operators import call, define_op
+from jagged_kernels.core.sizes import as_int
 from jagged_kernels.ops.layout.copies import place_rows
 from jagged_kernels.ops.users import token_positions
-from jagged_kernels.tensors.checks import as_int
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 from jagged_kernels.tensors.offsets import cumulative

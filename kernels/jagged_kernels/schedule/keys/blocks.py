@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jagged_kernels.tensors.checks import as_int
+from jagged_kernels.core.sizes import as_int
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 16, 128
 

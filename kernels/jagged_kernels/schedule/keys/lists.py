@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.contents import can_be_read, total_of
+from jagged_kernels.core.sizes import as_int
 from jagged_kernels.schedule.keys.blocks import check_block
 from jagged_kernels.schedule.keys.pairs import Batch
 from jagged_kernels.schedule.keys.token_rule import TokenRule, token_visible
@@ -17,7 +18,6 @@ from jagged_kernels.schedule.offsets import Compared
 from jagged_kernels.schedule.row_layout import NO_LIMIT
 from jagged_kernels.schedule.window import resolve_window
 from jagged_kernels.tensors.arguments import not_a_tensor
-from jagged_kernels.tensors.checks import as_int
 
 
 @dataclass(eq=False, repr=False)

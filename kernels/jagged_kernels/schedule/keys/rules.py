@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from jagged_kernels.core.sizes import as_int
 from jagged_kernels.schedule.keys.blocks import check_block
 from jagged_kernels.schedule.keys.token_rule import TokenRule
 from jagged_kernels.schedule.row_layout import NO_LIMIT
 from jagged_kernels.schedule.window import WIDEST_SIDE, limit_of
-from jagged_kernels.tensors.checks import as_int
 
 # No history is so long. Kernels add blocks to blocks in int32.
 _MOST_BLOCKS = 2**27
