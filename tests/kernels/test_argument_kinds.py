@@ -6,23 +6,33 @@ import re
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from attention_cases import DEVICE
 
 from jagged_kernels import (
     ALiBi,
+    HistoryCache,
     JaggedMultiheadAttention,
     JaggedTensor,
+    KeyLists,
     RelativePositionBias,
     RelativeTimeBias,
     StepGraphs,
     attention_schedule,
     explain_attention,
+    from_list_column,
+    jagged2_like,
     jagged_attention,
     jagged_cat,
     jagged_collate,
+    jagged_slice,
     jagged_varlen_attention,
+    key_statistics,
+    prefix_schedule,
+    prefixed_attention,
+    scissorhands,
 )
 
 OFFSETS = torch.tensor([0, 2, 2, 3], device=DEVICE)
@@ -39,7 +49,15 @@ explain: Any = explain_attention
 attend: Any = jagged_attention
 cat: Any = jagged_cat
 varlen: Any = jagged_varlen_attention
+collate: Any = jagged_collate
+scissors: Any = scissorhands
+prefixed: Any = prefixed_attention
+of_prefix: Any = prefix_schedule
+statistics: Any = key_statistics
+lists: Any = KeyLists
 wrong: Any = "x"
+nothing: Any = None
+CACHE = HistoryCache(3, 4, kv_heads=1, head_dim=4, page_size=1, device=DEVICE)
 
 CASES: dict[str, tuple[Any, type[Exception], str]] = {
     "from_list of lists": (
@@ -164,6 +182,147 @@ CASES: dict[str, tuple[Any, type[Exception], str]] = {
         ValueError,
         "samples must have one structure, but the numbers of values are 2 in sample 0 and 1 in "
         "sample 1; a history must be a tensor or an array, not a list of numbers",
+    ),
+    "jagged_collate's dense": (
+        lambda: collate([{"item": torch.ones(2), "label": torch.ones(3)}], dense="label"),
+        TypeError,
+        "dense must be a collection of keys, as ('label',), got str",
+    ),
+    "jagged_collate's dense, no collection": (
+        lambda: collate([torch.ones(2)], dense=0),
+        TypeError,
+        "dense must be a collection of keys, as ('label',), got int",
+    ),
+    "jagged_collate's dense, a key too much": (
+        lambda: collate([{"item": (torch.ones(2), 1)}], dense=("item", 1, "lable", 7)),
+        ValueError,
+        "dense has keys that no sample has: 'lable', 7",
+    ),
+    "from_list of several dtypes": (
+        lambda: anything.from_list([torch.zeros(0), torch.tensor([7]), torch.ones(1)]),
+        TypeError,
+        "tokens must be of one dtype, got torch.int64 for user 1 and torch.float32 for user 2",
+    ),
+    "jagged_collate of several dtypes": (
+        lambda: collate([{"item": torch.tensor([7])}, {"item": torch.ones(2)}]),
+        TypeError,
+        "tokens must be of one dtype, got torch.int64 for user 0 and torch.float32 for user 1",
+    ),
+    "jagged_collate of batches of several dtypes": (
+        lambda: collate([X, X.with_values(X.values.half())]),
+        TypeError,
+        "tokens must be of one dtype, got torch.float32 for sample 0 and torch.float16 for sample "
+        "1",
+    ),
+    "from_list_column of several dtypes": (
+        lambda: from_list_column([np.array([7]), np.array([0.5])]),
+        TypeError,
+        "tokens must be of one dtype, got torch.int64 for user 0 and torch.float64 for user 1",
+    ),
+    "from_list_column of series": (
+        lambda: from_list_column([pd.Series([1, 2])]),
+        TypeError,
+        "row 0 must be a list or an array, got Series",
+    ),
+    "scissorhands' seed": (
+        lambda: scissors(CACHE, budget=2, policy="random", seed=2.0),
+        TypeError,
+        "seed must be an int, got float",
+    ),
+    "times": (
+        lambda: time(torch.ones(4, 1), np.arange(3)),
+        TypeError,
+        "RelativeTimeBias's times must be a JaggedTensor or a tensor, got ndarray",
+    ),
+    "no times": (
+        lambda: time(torch.ones(4, 1), None),
+        TypeError,
+        "RelativeTimeBias's times must be a JaggedTensor or a tensor, got NoneType",
+    ),
+    "query_times": (
+        lambda: time(torch.ones(4, 1), X, query_times=[1, 2, 3]),
+        TypeError,
+        "RelativeTimeBias's query_times must be a JaggedTensor or a tensor, got list",
+    ),
+    "max_distance": (
+        lambda: position(torch.ones(8, 1), max_distance=20.0),
+        TypeError,
+        "max_distance must be an int, got float",
+    ),
+    "prefix_schedule of a call": (
+        lambda: prefixed(X, X, X, X.values, X.values, prefix_schedule=wrong),
+        TypeError,
+        "prefix_schedule must be an AttentionSchedule, got str",
+    ),
+    "queries of a prefix": (
+        lambda: of_prefix(None, X.values),
+        TypeError,
+        "q must be a JaggedTensor or a tensor, got NoneType",
+    ),
+    "a prefix": (
+        lambda: of_prefix(X, X),
+        TypeError,
+        "prefix_k must be a tensor, got JaggedTensor",
+    ),
+    "a flat prefix": (
+        lambda: of_prefix(X, X.values[0]),
+        ValueError,
+        "prefix_k must be [P, H, D], got (1, 4)",
+    ),
+    "schedule of statistics": (
+        lambda: statistics(X, X, torch.ones(3, 1, device=DEVICE), schedule=wrong),
+        TypeError,
+        "schedule must be an AttentionSchedule, got str",
+    ),
+    "lists of lists": (
+        lambda: lists.from_rows([0, 1], torch.zeros(1), OFFSETS, OFFSETS, block=16),
+        TypeError,
+        "row_ptr must be a tensor, got list",
+    ),
+    "lists of such offsets": (
+        lambda: lists.from_rows(OFFSETS, OFFSETS, OFFSETS, [0, 3], block=16),
+        TypeError,
+        "k_offsets must be a tensor, got list",
+    ),
+    "events to keep": (
+        lambda: CACHE.keep(nothing),
+        TypeError,
+        "kept must be a tensor, got NoneType",
+    ),
+    "total": (
+        lambda: jagged_slice(X, 0, 1, total=wrong),
+        TypeError,
+        "total must be an int or None, got str",
+    ),
+    "total, a tensor": (
+        lambda: jagged_slice(X, 0, 1, total=torch.tensor(2)),  # pyright: ignore
+        TypeError,
+        "total must be an int or None, got Tensor",
+    ),
+    "q_tokens": (
+        lambda: lists.from_rows(OFFSETS, OFFSETS, OFFSETS, OFFSETS, block=16, q_tokens=3.0),
+        TypeError,
+        "q_tokens must be an int or None, got float",
+    ),
+    "with_values of matrices": (
+        lambda: jagged2_like(X).with_values(nothing),
+        TypeError,
+        "values must be a tensor, got NoneType",
+    ),
+    "sizes of steps": (
+        lambda: graphs(print, per_octave=4.0),
+        TypeError,
+        "per_octave must be an int, got float",
+    ),
+    "numbers of graphs": (
+        lambda: graphs(print, most_graphs=None),
+        TypeError,
+        "most_graphs must be an int, got NoneType",
+    ),
+    "kdim": (
+        lambda: multihead(8, 2, kdim=-1),
+        ValueError,
+        "kdim and vdim must be at least 1, got -1 and 8",
     ),
     "jagged_collate, in a dict": (
         lambda: jagged_collate([{"item": [1, 2]}, {"item": [3]}]),

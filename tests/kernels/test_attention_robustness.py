@@ -9,7 +9,7 @@ import pytest
 import torch
 from attention_cases import DEVICE, RESULTS, TILE, Case, assert_as_exact_as_sdpa, run
 
-from jagged_kernels import ALiBi, JaggedTensor, jagged_attention
+from jagged_kernels import ALiBi, JaggedTensor, RelativePositionBias, jagged_attention
 from jagged_kernels.device.arithmetic import dot_precision
 
 BACKENDS = ("native", "triton")
@@ -232,6 +232,20 @@ def test_one_dominant_key(backend, inputs):
 def test_batches_without_events(backend, lengths):
     for name, result in run(backend, Case(lengths).inputs(torch.float32)).items():
         assert result.shape[0] == 0, name
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@pytest.mark.parametrize("learned", ["q", "k", "v", "table"])
+def test_of_no_users_everything_has_a_gradient(learned, backend):
+    leaves = {name: torch.zeros(0, 2, 16, device=DEVICE) for name in "qkv"}
+    leaves["table"] = torch.zeros(8, 2, device=DEVICE)
+    leaf = leaves[learned].requires_grad_()
+    x = JaggedTensor(leaves["q"], torch.tensor([0], device=DEVICE))
+    k, v = (x.with_values(leaves[name]) for name in "kv")
+    bias = RelativePositionBias(leaves["table"])
+    jagged_attention(x, k, v, bias=bias, backend=backend).values.sum().backward()
+    assert leaf.grad is not None
+    assert (leaf.grad == 0).all()
 
 
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS])

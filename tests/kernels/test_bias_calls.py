@@ -126,6 +126,22 @@ print(jagged_attention(x, x, x, bias=torch.zeros({rows}, 2, device="cuda")).valu
     assert "bias must have a row for each score" in result.stderr
 
 
+def test_dense_queries_need_times_of_their_own():
+    """As many queries as keys, and as many of each user: still other events."""
+    k = jagged(2, 8, lengths=(1, 1))
+    times = torch.arange(2)
+    for q in (torch.zeros(2, 1, 2, 8), torch.zeros(1, 2, 8)):
+        with pytest.raises(ValueError, match=r"needs query_times .*: dense q \(2, 2, 8\), k"):
+            jagged_attention(q, k, k, bias=RelativeTimeBias(table(8, 2), times))
+        for query_times in (times + 5, times[:, None] + 5):
+            bias = RelativeTimeBias(table(8, 2), times, query_times=query_times)
+            assert jagged_attention(q, k, k, bias=bias).shape == (2, 1, 2, 8)
+    # Of jagged queries they are those of the keys, with other offsets of the same contents too.
+    same = JaggedTensor(k.values, k.offsets.clone())
+    bias = RelativeTimeBias(table(8, 2), times)
+    assert jagged_attention(same, k, k, bias=bias).values.shape == (2, 2, 8)
+
+
 def test_what_is_no_bias():
     x = jagged(2, 8)
     with pytest.raises(TypeError, match="got float"):

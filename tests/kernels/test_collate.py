@@ -28,6 +28,11 @@ def test_tensors():
     batch = jagged_collate([torch.tensor([3, 5]), torch.tensor([]).long(), torch.tensor([4])])
     assert lists(batch) == [[3, 5], [], [4]]
     assert lists(jagged_collate([np.arange(2), np.arange(1)])) == [[0, 1], [0]]
+    batch = jagged_collate([np.arange(2), np.array([])])
+    assert batch.dtype == torch.int64
+    item = JaggedTensor(torch.tensor([7]), torch.tensor([0, 1]))
+    nothing = JaggedTensor(torch.zeros(0), torch.tensor([0, 0]))
+    assert jagged_collate([nothing, item]).dtype == torch.int64
 
 
 def test_structures_stay():
@@ -70,6 +75,8 @@ def test_dense_tensors_are_stacked():
     assert batch["features"].tolist() == [[2] * 4, [1] * 4]
     assert batch["label"].tolist() == [2, 1]
     assert lists(batch["item"]) == [[0, 1], [0]]
+    batch = jagged_collate([{"of": sample} for sample in samples], dense=["features"])
+    assert batch["of"]["features"].tolist() == [[2] * 4, [1] * 4]
     batch = jagged_collate([tuple(sample.values()) for sample in samples], dense=(1,))
     assert batch[1].tolist() == [[2] * 4, [1] * 4]
 

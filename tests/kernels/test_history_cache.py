@@ -125,6 +125,8 @@ def test_no_events(backend, users):
 def test_reset():
     for users, left in (
         (torch.tensor([2]), [5, 1, 0]),
+        (torch.tensor([0, 2], dtype=torch.int32), [0, 1, 0]),
+        (torch.tensor([], dtype=torch.int64), [5, 1, 3]),
         (torch.tensor([True, False, True]), [0, 1, 0]),
         (None, [0, 0, 0]),
     ):
@@ -285,6 +287,33 @@ def test_arguments():
         cache.reset([0])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"users must be \[3\] bools, one for each, got \(1,\)"):
         cache.reset(torch.tensor([True], device=DEVICE))
+    with pytest.raises(ValueError, match=r"users must be \[N\] indices, got \(1, 1\)"):
+        cache.reset(torch.tensor([[0]], device=DEVICE))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.int16], ids=str)
+def test_users_to_forget_are_indices_or_bools(dtype):
+    """A mask in another dtype would be taken for users 0 and 1."""
+    cache = a_cache()
+    cache.append(*new_events([5, 1, 3]))
+    with pytest.raises(TypeError, match=f"users must be of int32, int64 or bool, got {dtype}"):
+        cache.reset(torch.tensor([0, 0, 1], dtype=dtype, device=DEVICE))
+    assert cache.lengths.tolist() == [5, 1, 3]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_cache_is_not_mapped_over(backend):
+    """Every call would append to the same one."""
+    cache = a_cache()
+    k, v = new_events([1, 2, 0])
+
+    def append(values: Tensor) -> Tensor:
+        cache.append(k.with_values(values), v, backend=backend)
+        return values
+
+    with pytest.raises(NotImplementedError, match="append_events changes its arguments: not under"):
+        torch.func.vmap(append)(k.values.expand(2, *k.values.shape))
+    assert cache.lengths.tolist() == [0, 0, 0]
 
 
 def test_no_gradient():

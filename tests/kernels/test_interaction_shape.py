@@ -11,6 +11,7 @@ from attention_cases import DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operation_cases import (
+    COMPILER,
     DTYPES,
     assert_as_exact_as_reference,
     assert_compiles,
@@ -38,6 +39,7 @@ from jagged_kernels.ops.layout.jagged2_padded import cut_matrices, pad_matrices
 from jagged_kernels.ops.layout.slice import cut_users
 from jagged_kernels.tensors.jagged2 import jagged2_offsets
 
+BACKENDS: list[Any] = ["reference", "native", "triton"]
 # Empty users at either end and between, one token, and more tokens than one program takes.
 LENGTHS = {
     "mixed": (0, 3, 0, 0, 17, 1, 5, 0),
@@ -147,11 +149,58 @@ def test_any_dtype_is_copied(name):
         }
         if name.startswith("padded"):
             x = JaggedTensor(whole["x"], whole["offsets"])
-            native, triton = (to_padded(x, 4, value=1, backend=b) for b in ("native", "triton"))
+            found = [to_padded(x, 4, value=1, backend=b) for b in BACKENDS]
         else:
-            native, triton = (CALLS[name](b, **whole).values for b in ("native", "triton"))
-        assert native.dtype == triton.dtype == dtype
-        assert torch.equal(native, triton)
+            found = [CALLS[name](b, **whole).values for b in BACKENDS]
+        assert all(result.dtype == dtype for result in found)
+        assert all(torch.equal(result, found[0]) for result in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+@pytest.mark.parametrize("name", ["slice", "recent", "select", "cat"])
+def test_complex_numbers_are_copied_by_pytorch(name, dtype):
+    tensors = case(name, LENGTHS["mixed"], 3)
+    whole = {key: t.to(dtype) if t.is_floating_point() else t for key, t in tensors.items()}
+    expected = CALLS[name]("reference", **whole).values
+    for backend in ("native", "auto"):
+        assert torch.equal(CALLS[name](backend, **whole).values, expected)
+    line = f"^the triton backend has no {str(dtype)[6:]}; use backend='native' or 'auto'$"
+    with pytest.raises(NotImplementedError, match=line):
+        CALLS[name]("triton", **whole)
+
+
+@pytest.mark.parametrize("backend", ["native", "triton"])
+@pytest.mark.parametrize("name", ["slice", "recent", "select", "from_padded"])
+def test_one_graph_without_total(name, backend):
+    offsets = offsets_of((3, 0, 2))
+    users = torch.tensor([2, 0], device=DEVICE)
+
+    def cut(values: Tensor) -> Tensor:
+        x = JaggedTensor(values, offsets, validate=False)
+        result = {
+            "slice": lambda: jagged_slice(x, 1, 2, backend=backend),
+            "recent": lambda: jagged_recent(x, 1, backend=backend),
+            "select": lambda: jagged_index_select(x, users, backend=backend),
+            "from_padded": lambda: from_padded(values[None], offsets[-1:], backend=backend),
+        }[name]()
+        return result.values
+
+    values = tokens((5,), 4)
+    torch._dynamo.reset()
+    compiled = torch.compile(cut, fullgraph=True, backend=COMPILER)
+    assert torch.equal(compiled(values), cut(values))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("lengths", [(2, 1), (0,), ()], ids=str)
+def test_padding_keeps_the_dtype(lengths, backend):
+    offsets = offsets_of(lengths)
+    for dtype in (torch.bool, torch.uint8, torch.float16):
+        x = JaggedTensor(torch.ones(sum(lengths), dtype=dtype, device=DEVICE), offsets)
+        scores = torch.ones(sum(n * n for n in lengths), dtype=dtype, device=DEVICE)
+        m = Jagged2Tensor(scores, offsets, jagged2_offsets(offsets))
+        assert to_padded(x, 2, backend=backend).dtype == dtype
+        assert jagged2_to_padded(m, 2, backend=backend).dtype == dtype
 
 
 @pytest.mark.parametrize("name", CALLS)

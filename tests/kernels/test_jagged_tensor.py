@@ -123,6 +123,16 @@ def test_wrong_lists_and_lengths():
         JaggedTensor.from_padded(torch.zeros(2, 3), torch.tensor([1]))
 
 
+def test_parts_without_tokens_have_no_say_in_the_dtype():
+    large = torch.tensor([2**24 + 1])
+    for parts in ([large, torch.zeros(0)], [torch.zeros(0), large], [large, large[:0].int()]):
+        x = JaggedTensor.from_list(parts)
+        assert x.values.tolist() == [2**24 + 1]
+        assert x.dtype == torch.int64
+    of_nobody = [torch.zeros(0, dtype=torch.int32), torch.zeros(0)]
+    assert JaggedTensor.from_list(of_nobody).dtype == torch.int32
+
+
 def test_lengths_of_every_integer_dtype():
     narrow = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.uint32, torch.uint64)
     for dtype in (*narrow, torch.int32, torch.int64):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from attention_cases import DEVICE
@@ -9,9 +12,50 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from key_cases import BLOCK, requests
 
+from jagged_kernels import JaggedTensor, attention_schedule, jagged_attention
 from jagged_kernels.core.launch import launch
 from jagged_kernels.schedule.keys.rules import RequestKeys, SemiLocalKeys, StridedKeys
 from jagged_kernels.schedule.keys.token_rule import token_visible
+
+NUMPYS: dict[str, tuple[Any, Any]] = {
+    "strided": (StridedKeys(2, 1, 1, 3, 16), lambda n: StridedKeys(n(2), n(1), n(1), n(3), n(16))),
+    "semi-local": (SemiLocalKeys(2, 1, 16), lambda n: SemiLocalKeys(n(2), n(1), n(16))),
+    "request": (RequestKeys(2, 1, 3, 16), lambda n: RequestKeys(n(2), n(1), n(3), n(16))),
+}
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64], ids=["int32", "int64"])
+@pytest.mark.parametrize("name", NUMPYS)
+def test_numbers_of_numpy(name, kind):
+    rule, made = NUMPYS[name]
+    given = made(kind)
+    assert all(x is None or type(x) is int for x in vars(given).values())
+    assert repr(given) == repr(rule)
+    h = JaggedTensor(torch.randn(9, 2, 8, device=DEVICE), torch.tensor([0, 4, 9], device=DEVICE))
+    built = attention_schedule(h, keys=given).lists
+    expected = attention_schedule(h, keys=rule).lists
+    assert built is not None
+    assert expected is not None
+    assert torch.equal(built.row_ptr, expected.row_ptr)
+    for backend in ("reference", "native", "triton"):
+        options: Any = {"backend": backend}
+        found = jagged_attention(h, h, h, keys=given, **options)
+        assert torch.equal(found.values, jagged_attention(h, h, h, keys=rule, **options).values)
+
+
+def test_a_window_of_numpy():
+    h = JaggedTensor(torch.randn(9, 2, 8, device=DEVICE), torch.tensor([0, 4, 9], device=DEVICE))
+    window: Any = (np.int64(2), np.int64(1))
+    found = jagged_attention(h, h, h, window=window)
+    assert torch.equal(found.values, jagged_attention(h, h, h, window=(2, 1)).values)
+    assert attention_schedule(h, window=window).window == (2, 1)
+
+
+def test_a_request_of_numpy_that_a_user_is_too_short_for():
+    h = JaggedTensor(torch.zeros(1, 1, 8), torch.tensor([0, 1]))
+    two: Any = np.int64(2)
+    with pytest.raises(ValueError, match="user 0 has 1 tokens, fewer than its 2 targets"):
+        attention_schedule(h, keys=RequestKeys(two))
 
 
 def _causal(n: int) -> torch.Tensor:

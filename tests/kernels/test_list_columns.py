@@ -169,6 +169,17 @@ def test_plain_rows():
     assert (x.offsets.tolist(), x.device) == ([0, 2, 2, 3], tensors[0].device)
 
 
+def test_rows_of_arrays_without_numbers():
+    """NumPy makes floats of an empty list."""
+    large = np.array([2**24 + 1, 2**53 + 1])
+    for rows in ([np.array([]), large, []], [[], np.array([], np.float32), large]):
+        x = from_list_column(rows)
+        assert x.dtype == torch.int64
+        assert x.values.tolist() == large.tolist()
+    both = from_list_column([np.array([1]), np.array([0.5])], dtype=torch.float64)
+    assert (both.dtype, as_lists(both)) == (torch.float64, [[1.0], [0.5]])
+
+
 @pytest.mark.parametrize(
     ("column", "error", "message"),
     [

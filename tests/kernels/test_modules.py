@@ -19,6 +19,7 @@ from jagged_kernels import (
     JaggedTensor,
     attention_schedule,
     jagged_attention,
+    jagged_rms_norm,
 )
 from jagged_kernels.modules import attention as module
 
@@ -380,6 +381,22 @@ def test_norms_of_half_tokens_with_whole_parameters():
         with torch.autocast(DEVICE, torch.bfloat16):
             assert kind(DIM, device=DEVICE)(x).dtype == torch.bfloat16
         assert kind(DIM, device=DEVICE, dtype=torch.bfloat16)(x).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("backend", ["reference", "native", "triton"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_an_rms_norm_without_eps_is_pytorchs(dtype, backend):
+    """Small tokens, to which an eps of float16 or bfloat16 would be large."""
+    missing = dtype == torch.float64 or (DEVICE == "cpu" and dtype == torch.bfloat16)
+    if backend == "triton" and missing:
+        pytest.skip("the kernels do not have it here")
+    x = jagged(LENGTHS).to(torch.float32)
+    x = x.with_values(0.02 * x.values).to(dtype)
+    peer = nn.RMSNorm(DIM, device=DEVICE, dtype=dtype)
+    ours = JaggedRMSNorm(DIM, device=DEVICE, dtype=dtype, backend=backend)
+    torch.testing.assert_close(ours(x).values, peer(x.values))
+    found = jagged_rms_norm(x, eps=None, backend=backend)
+    torch.testing.assert_close(found.values, nn.functional.rms_norm(x.values, (DIM,)))
 
 
 @pytest.mark.parametrize("kind", [JaggedLayerNorm, JaggedRMSNorm])

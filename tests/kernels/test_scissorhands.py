@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from attention_cases import DEVICE, Case, Inputs, seen_keys, users
@@ -97,6 +98,28 @@ def test_heads_that_share_keys(backend, heads, kv_heads):
     inputs = case.inputs(torch.float32)
     found = ask(inputs, backend, 8, causal=True)
     assert_exact(found, exact(inputs, 8, causal=True), 1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast_changes_nothing(backend):
+    inputs = EVERY_LENGTH.inputs(torch.float32)
+    q, k = JaggedTensor(inputs.q, inputs.q_offsets), JaggedTensor(inputs.k, inputs.k_offsets)
+    _, lse = jagged_attention(q, k, k, causal=True, return_lse=True, backend="native")
+    expected = key_statistics(q, k, lse, backend=backend)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        found = key_statistics(q, k, lse, backend=backend)
+    assert torch.equal(found.mass.values, expected.mass.values)
+    assert torch.equal(found.unimportant.values, expected.unimportant.values)
+
+
+def test_a_seed_of_numpy():
+    dropped = []
+    inputs = Case([6, 3]).inputs(torch.float32)
+    for seed in (2, np.int64(2)):
+        cache = filled(inputs, 1)
+        scissorhands(cache, budget=2, recent=0, policy="random", seed=seed)  # pyright: ignore
+        dropped.append(cache.gather()[0].values)
+    assert torch.equal(*dropped)
 
 
 def test_float16():

@@ -217,7 +217,7 @@ def jagged_attention(
         raise TypeError(f"schedule must be an AttentionSchedule, got {type(schedule).__name__}")
     q_jagged = q if isinstance(q, JaggedTensor) else dense_queries(q, k, schedule)
     _check_inputs(q_jagged, k, v)
-    terms = bias_terms(bias, q_jagged, k)
+    terms = bias_terms(bias, q_jagged, k, dense=q_jagged is not q)
     check_dropout("dropout_p", dropout_p)
     band = band_of(keys, causal, window)
     if scores is not None:

@@ -17,6 +17,7 @@ from jagged_kernels.attention.scores.dropout import keep_mask
 from jagged_kernels.attention.scores.policy import Scores, reference_of
 from jagged_kernels.attention.seen.products import scores_of, weighted_sum
 from jagged_kernels.core.autocast import without_autocast
+from jagged_kernels.ops.users import zeros_of
 from jagged_kernels.schedule.keys.lists import KeyLists, expand_lists
 from jagged_kernels.schedule.keys.rules import KeyRule
 
@@ -55,7 +56,9 @@ def attention_reference(
     group = q.shape[1] // k.shape[1]
     left, right = window
     # Empty parts first, so that a batch of no users still has a result (and gradients).
-    lses = [q[:0].to(compute).sum(-1)]
+    learned = () if bias is None else bias.learned()
+    wanted = [x[:0] for x in (k, v, *learned) if x is not None]
+    lses = [zeros_of((0, q.shape[1]), q[:0].to(compute), *wanted)]
     outputs = [lses[0][..., None].expand(-1, -1, v.shape[2])]
     first_score = 0
     bounds = zip(q_offsets.tolist(), k_offsets.tolist(), strict=True)

@@ -169,6 +169,9 @@ def prefix_schedule(q: JaggedTensor | Tensor, prefix_k: Tensor) -> AttentionSche
         q: [T, H, D] jagged, or dense [B, N, H, D] or [N, H, D].
         prefix_k: [P, Hk, D].
 
+    Raises:
+        TypeError, ValueError: arguments of wrong kind or shape.
+
     >>> x = JaggedTensor(torch.randn(5, 2, 8), torch.tensor([0, 3, 3, 5]))
     >>> prompt = torch.randn(4, 2, 8)
     >>> schedule = prefix_schedule(x, prompt)  # once a batch, for all layers
@@ -177,6 +180,12 @@ def prefix_schedule(q: JaggedTensor | Tensor, prefix_k: Tensor) -> AttentionSche
     >>> x
     JaggedTensor(users=3, values=[5, 2, 8], dtype=torch.float32, device=cpu)
     """
+    if not isinstance(q, JaggedTensor | Tensor):
+        raise TypeError(f"q must be a JaggedTensor or a tensor, got {type(q).__name__}")
+    if not isinstance(prefix_k, Tensor):
+        raise not_a_tensor("prefix_k", prefix_k)
+    if prefix_k.dim() != 3:
+        raise ValueError(f"prefix_k must be [P, H, D], got {tuple(prefix_k.shape)}")
     jagged_q, jagged_k, _ = _grouped(_all_queries(q), prefix_k, prefix_k, None)
     return attention_schedule(jagged_q, jagged_k, shared_offsets=False)
 
@@ -218,6 +227,7 @@ def _grouped(
     """All queries as those of a few users, each with the whole prefix.
 
     Raises:
+        TypeError: what is given for a schedule is none.
         ValueError: the schedule is of other queries or another prefix.
     """
     tokens, prefix = queries.shape[0], prefix_k.shape[0]
@@ -239,6 +249,9 @@ def _offsets_of(
     schedule: AttentionSchedule, q_offsets: Tensor, k_offsets: Tensor, tokens: int, prefix: int
 ) -> tuple[Tensor, Tensor]:
     """The schedule's own offsets, so that no GPU compares them with others."""
+    if not isinstance(schedule, AttentionSchedule):
+        kind = type(schedule).__name__
+        raise TypeError(f"prefix_schedule must be an AttentionSchedule, got {kind}")
     users = q_offsets.shape[0] - 1
     built = (schedule.q_tokens, schedule.k_tokens, schedule.users)
     fits = built == (tokens, users * prefix, users) and schedule.window == (-1, -1)

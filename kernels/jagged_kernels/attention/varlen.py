@@ -48,7 +48,8 @@ def jagged_varlen_attention(
         window_size: (left, right) as the `window` of `jagged_attention`; (-1, 0) is causal.
         enable_gqa: Hk may divide H; else they must be equal.
         seqused_k: [N], the keys of each sequence that take part, its first ones (at most those
-            that it has). The keys and values in use are copied, and the device is waited for.
+            that it has). The keys and values in use are copied, and the device is waited for. By
+            triton this is not one graph of `torch.compile`.
         num_splits: None or 1: keys of jagged queries are never split between programs.
         is_causal: what torch 2.9 has for a `window_size` of (-1, 0).
         schedule: from `attention_schedule` for these offsets and this mask, as for

@@ -10,9 +10,10 @@ from jagged_kernels.core.autocast import as_autocast
 from jagged_kernels.core.backends import Backend, choose_backend
 from jagged_kernels.core.contents import can_be_read, checking, known_to_differ, readable
 from jagged_kernels.core.operators import call, wants_gradient
-from jagged_kernels.core.sizes import cdiv
+from jagged_kernels.core.sizes import as_int, cdiv
 from jagged_kernels.schedule.schedule import MOST_TOKENS
-from jagged_kernels.tensors.checks import FLOATS, as_int
+from jagged_kernels.tensors.arguments import not_a_tensor
+from jagged_kernels.tensors.checks import FLOATS
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 
@@ -177,7 +178,8 @@ class HistoryCache:
         """Forgets all events of some users, [N] indices or [B] bools, or of all.
 
         Raises:
-            TypeError, ValueError: no tensor, or bools of other users.
+            TypeError: `users` is no tensor, or not of int32, int64 or bool.
+            ValueError: indices of another form, or bools of other users.
 
         >>> cache = HistoryCache(2, 8, kv_heads=1, head_dim=4)
         >>> cache.append(*[JaggedTensor(torch.ones(5, 1, 4), torch.tensor([0, 3, 5]))] * 2)
@@ -189,12 +191,17 @@ class HistoryCache:
             self.lengths.zero_()
         elif not isinstance(users, Tensor):
             raise TypeError(f"users must be a tensor or None, got {type(users).__name__}")
-        elif users.dtype == torch.bool and users.shape != self.lengths.shape:
-            raise ValueError(
-                f"users must be [{len(self)}] bools, one for each, got {tuple(users.shape)}"
-            )
         elif users.dtype == torch.bool:
+            if users.shape != self.lengths.shape:
+                raise ValueError(
+                    f"users must be [{len(self)}] bools, one for each, got {tuple(users.shape)}"
+                )
             self.lengths.masked_fill_(users, 0)
+        elif users.dtype not in (torch.int32, torch.int64):
+            # Not bytes either: PyTorch has taken them for masks, and for indices.
+            raise TypeError(f"users must be of int32, int64 or bool, got {users.dtype}")
+        elif users.dim() != 1:
+            raise ValueError(f"users must be [N] indices, got {tuple(users.shape)}")
         else:
             self.lengths.index_fill_(0, users.long(), 0)
 
@@ -218,6 +225,7 @@ class HistoryCache:
                 many for each list of a user; places behind its length do not count.
 
         Raises:
+            TypeError: `kept` is no tensor.
             ValueError: larger pages, or another shape; on a CPU (elsewhere it would wait) also
                 lists of one user that keep different numbers.
 
@@ -231,6 +239,8 @@ class HistoryCache:
         """
         if self.page_size != 1:
             raise ValueError(f"events are kept one by one with page_size=1, not {self.page_size}")
+        if not isinstance(kept, Tensor):
+            raise not_a_tensor("kept", kept)
         if kept.shape != self.pages.shape or kept.dtype != torch.bool:
             raise ValueError(
                 f"kept must be {tuple(self.pages.shape)} of bool, got {tuple(kept.shape)} of "

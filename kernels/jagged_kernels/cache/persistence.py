@@ -56,7 +56,7 @@ def persistence_ratio(
     Raises:
         TypeError, ValueError: as `key_statistics`, or q and k of other lengths.
 
-    Waits for the device.
+    Waits for the device, and is not one graph of `torch.compile`.
 
     >>> x = JaggedTensor(torch.tensor([3.0, -3.0, 2.0, 2.0]).view(4, 1, 1), torch.tensor([0, 4]))
     >>> _, lse = jagged_attention(x, x, x, causal=True, return_lse=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from jagged_kernels.cache.history import HistoryCache
 from jagged_kernels.cache.statistics import KeyStatistics
 from jagged_kernels.core.contents import known_to_differ
-from jagged_kernels.tensors.checks import as_int
+from jagged_kernels.core.sizes import as_int
 from jagged_kernels.tensors.offsets import cumulative
 
 Policy = Literal["pivotal", "h2o", "newest", "random"]
@@ -66,7 +66,9 @@ def scissorhands(
     """
     if not isinstance(cache, HistoryCache):
         raise TypeError(f"cache must be a HistoryCache, got {type(cache).__name__}")
-    budget, recent = as_int("budget", budget), as_int("recent", recent)
+    budget, recent, seed = (
+        as_int("budget", budget), as_int("recent", recent), as_int("seed", seed),
+    )  # fmt: skip
     if policy not in _POLICIES:
         raise ValueError(f"policy must be one of {', '.join(_POLICIES)}; got {policy!r}")
     if budget < 1 or recent < 0 or not 0.0 <= drop <= 1.0:

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.attention.flops import pairs_of_offsets
+from jagged_kernels.core.autocast import without_autocast
 from jagged_kernels.core.backends import Backend, choose_backend, or_native
 from jagged_kernels.core.flops import define_flops
 from jagged_kernels.core.operators import call, define_op
+from jagged_kernels.core.sizes import as_int
 from jagged_kernels.schedule.check import check_schedule
 from jagged_kernels.schedule.policy.plain import MAX_HEAD_DIM
 from jagged_kernels.schedule.schedule import (
@@ -26,7 +28,7 @@ from jagged_kernels.schedule.schedule import (
     check_users,
 )
 from jagged_kernels.schedule.window import resolve_window
-from jagged_kernels.tensors.checks import FLOATS, as_int, as_scale
+from jagged_kernels.tensors.checks import FLOATS, as_scale
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 
@@ -108,6 +110,8 @@ def key_statistics(
     recent = min(recent, MOST_TOKENS)
     band = resolve_window(causal, window)
     if schedule is not None:
+        if not isinstance(schedule, AttentionSchedule):
+            raise TypeError(f"schedule must be an AttentionSchedule, got {type(schedule).__name__}")
         check_schedule(schedule, q, k, k, band, None, None)
     dim = q.values.shape[2]
     scale = as_scale(scale, dim)
@@ -160,6 +164,7 @@ def check_inputs(q: JaggedTensor, k: JaggedTensor, lse: Tensor) -> None:
         )
 
 
+@without_autocast
 def _reference(
     q: Tensor, k: Tensor, lse: Tensor, q_offsets: Tensor, k_offsets: Tensor,
     left: int, right: int, recent: int, scale: float,

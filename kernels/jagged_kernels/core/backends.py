@@ -13,6 +13,8 @@ from jagged_kernels.core.contents import refuse_meta
 
 Backend = Literal["auto", "triton", "native", "reference"]
 _BACKENDS = ("auto", "triton", "native", "reference")
+# Dtypes that the kernels do not have.
+_NATIVE_ALONE = frozenset((torch.float64, torch.complex32, torch.complex64, torch.complex128))
 # The interpreter has no multiprocessors; enough to cut work in small batches.
 _INTERPRETED_MULTIPROCESSORS = 4
 
@@ -26,16 +28,16 @@ def check_backend(backend: str) -> None:
 def choose_backend(backend: str, x: Tensor) -> str:
     """ "triton", "native" or "reference" for an operation on `x`.
 
-    "auto": Triton for CUDA tensors of up to float32, else native. On "meta" there is nothing to
-    run: "native" and "triton" give shapes.
+    "auto": Triton for CUDA tensors of up to float32, else native, for complex ones too. On "meta"
+    there is nothing to run: "native" and "triton" give shapes.
 
     Raises:
         ValueError: an unknown name, "triton" where it cannot run, or "reference" on "meta".
-        NotImplementedError: "triton" for float64.
+        NotImplementedError: "triton" for float64 or a complex dtype.
     """
     check_backend(backend)
     if backend == "auto":
-        return "triton" if x.is_cuda and x.dtype != torch.float64 else "native"
+        return "triton" if x.is_cuda and x.dtype not in _NATIVE_ALONE else "native"
     if backend == "triton":
         _check_triton_runs(x)
     if backend == "reference":
@@ -91,9 +93,10 @@ def _known_properties(device: torch.device) -> Any:
 
 
 def _check_triton_runs(x: Tensor) -> None:
-    if x.dtype == torch.float64:
+    if x.dtype in _NATIVE_ALONE:
+        dtype = str(x.dtype).removeprefix("torch.")
         raise NotImplementedError(
-            "the triton backend has no float64; use backend='native' or 'auto'"
+            f"the triton backend has no {dtype}; use backend='native' or 'auto'"
         )
     if x.is_meta:
         return

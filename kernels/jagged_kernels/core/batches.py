@@ -23,10 +23,14 @@ def is_batched(gradient: Tensor) -> bool:
     return not torch.compiler.is_compiling() and is_legacy_batchedtensor(gradient)
 
 
-def call_in_turn(op: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
-    """The rule of an operator for `torch.library.register_vmap`."""
+def call_in_turn(op: Any) -> Callable[..., tuple[Any, Any]]:
+    """The rule of an operator for `torch.library.register_vmap`. One that returns nothing writes to
+    its arguments, of which there is one for all calls: it raises NotImplementedError."""
+    name, returns = op.name(), op._schema.returns
 
     def rule(info: Any, in_dims: Sequence[Any], *inputs: Any) -> tuple[Any, Any]:
+        if not returns:
+            raise NotImplementedError(f"{name} changes its arguments: not under torch.func.vmap")
         results = [
             op(*[_pick(x, dim, index) for x, dim in zip(inputs, in_dims, strict=True)])
             for index in range(info.batch_size)

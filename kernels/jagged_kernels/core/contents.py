@@ -11,6 +11,8 @@ import os
 import torch
 from torch import Tensor
 
+from jagged_kernels.core.sizes import as_int
+
 _MOST_INT32_TOKENS = 2**31 - 1
 _CHECKING = os.environ.get("JAGGED_CHECK") == "1"
 
@@ -55,6 +57,8 @@ def total_of(
     if total is None:
         refuse_meta(offsets, f"without {argument}, offsets are read for the number of {what}")
         return int(offsets[-1])
+    if not isinstance(total, int):  # before a call: most are
+        total = as_int(argument, total, otherwise=" or None")
     if total < 0:
         raise ValueError(f"total must be at least 0, got {total}")
     check_token_count(total, offsets.dtype)

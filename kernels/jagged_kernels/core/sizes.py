@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
+
+def as_int(name: str, number: int | torch.SymInt, *, otherwise: str = "") -> int:
+    """`number` where it is one, of numpy too; else a TypeError, as for tensors: reading one waits.
+
+    Args:
+        otherwise: what else the argument may be, for the message.
+    """
+    if isinstance(number, int | torch.SymInt):
+        return number  # pyright: ignore[reportReturnType]
+    if not isinstance(number, Tensor) and hasattr(number, "__index__"):
+        return operator.index(number)
+    raise TypeError(f"{name} must be an int{otherwise}, got {type(number).__name__}")
 
 
 def power_of_two(size: int) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from jagged_kernels.core.sizes import power_of_two
+from jagged_kernels.core.sizes import as_int, power_of_two
 from jagged_kernels.graphs.buckets import MOST_PER_OCTAVE, Bucket, bucket_of
 from jagged_kernels.graphs.static_batch import (
     Column,
@@ -59,7 +59,7 @@ class StepGraphs:
         replayed, eager: calls so far that replayed a graph, and that took the step without one.
 
     Raises:
-        TypeError: `step` is no function.
+        TypeError: `step` is no function, or a number no int.
         ValueError: `per_octave` or `most_graphs` is none of those.
 
     Called with a batch: names -> a `JaggedTensor` [T, ...], a tensor [B, ...] of users, or one []
@@ -121,6 +121,8 @@ class StepGraphs:
     def __init__(self, step: Step, *, per_octave: int = 4, most_graphs: int = 16) -> None:
         if not callable(step):
             raise TypeError(f"step must be a function, got {type(step).__name__}")
+        per_octave = as_int("per_octave", per_octave)
+        most_graphs = as_int("most_graphs", most_graphs)
         if not 1 <= per_octave <= MOST_PER_OCTAVE or power_of_two(per_octave) != per_octave:
             raise ValueError(
                 f"per_octave must be a power of two up to {MOST_PER_OCTAVE}, got {per_octave}"

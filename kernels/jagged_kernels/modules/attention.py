@@ -95,6 +95,8 @@ class JaggedMultiheadAttention(nn.Module):
         self.head_dim = embed_dim // num_heads
         self.kdim = embed_dim if kdim is None else kdim
         self.vdim = embed_dim if vdim is None else vdim
+        if min(self.kdim, self.vdim) < 1:
+            raise ValueError(f"kdim and vdim must be at least 1, got {self.kdim} and {self.vdim}")
         self.dropout, self.causal, self.window = dropout, causal, window
         self.backend: Backend = backend
 

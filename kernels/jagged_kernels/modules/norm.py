@@ -73,7 +73,7 @@ class JaggedRMSNorm(nn.RMSNorm):
     """`torch.nn.RMSNorm` by `jagged_rms_norm`; else as `JaggedLayerNorm`.
 
     Args:
-        eps: that of the dtype of x (`torch.finfo`) when None.
+        eps: as for `jagged_rms_norm`, None too.
 
     >>> x = JaggedTensor(torch.tensor([[3.0, 4.0]]), torch.tensor([0, 1]))
     >>> JaggedRMSNorm(2)(x).values.detach()
@@ -109,8 +109,7 @@ class JaggedRMSNorm(nn.RMSNorm):
     ) -> JaggedTensor | tuple[JaggedTensor, JaggedTensor]:
         """Of x + residual, if that is given, and then also that sum; both [T, ..., D]."""
         _check_tokens(self, x)
-        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
-        options: Any = {"eps": eps, "residual": residual, "backend": self.backend}
+        options: Any = {"eps": self.eps, "residual": residual, "backend": self.backend}
         return jagged_rms_norm(x, self.weight, **options)
 
 

@@ -39,7 +39,8 @@ def zeros_of(shape: Sequence[int], *inputs: Tensor) -> Tensor:
     In the dtype of the first input.
     """
     first = inputs[0]
-    return first.new_zeros(shape) + sum(x.sum(dtype=first.dtype) for x in inputs)
+    # From the zeros on: the 0 of Python's own would make integers of bools.
+    return sum((x.sum(dtype=first.dtype) for x in inputs), first.new_zeros(shape))
 
 
 def sum_users(x: Tensor, offsets: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -24,19 +23,6 @@ def check_floats(name: str, x: JaggedTensor) -> None:
         raise TypeError(f"{name} must be a JaggedTensor, got {type(x).__name__}")
     if x.dtype not in FLOATS:
         raise TypeError(f"{name} must be of a floating dtype, got {x.dtype}")
-
-
-def as_int(name: str, number: int | torch.SymInt, *, otherwise: str = "") -> int:
-    """`number` where it is one, of numpy too; else a TypeError, as for tensors: reading one waits.
-
-    Args:
-        otherwise: what else the argument may be, for the message.
-    """
-    if isinstance(number, int | torch.SymInt):
-        return number  # pyright: ignore[reportReturnType]
-    if not isinstance(number, Tensor) and hasattr(number, "__index__"):
-        return operator.index(number)
-    raise TypeError(f"{name} must be an int{otherwise}, got {type(number).__name__}")
 
 
 def as_scale(scale: float | None, head_dim: int) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from jagged_kernels.core.contents import check_token_count
-from jagged_kernels.tensors.jagged import JaggedTensor
+from jagged_kernels.tensors.jagged import JaggedTensor, of_one_dtype
 
 
 def jagged_collate(samples: Sequence[Any], *, dense: Collection[str | int] = ()) -> Any:
@@ -30,7 +30,9 @@ def jagged_collate(samples: Sequence[Any], *, dense: Collection[str | int] = ())
         is, numbers and tensors without dimensions too, `default_collate` makes a tensor [B] of.
 
     Raises:
-        TypeError, ValueError: no samples, or samples that do not fit each other.
+        TypeError: `dense` is no collection of keys, or samples of several kinds or dtypes.
+        ValueError: no samples, samples that do not fit each other, or a key of `dense` that they
+            do not have.
 
     >>> items = torch.tensor([3, 5]), torch.tensor([4])
     >>> batch = jagged_collate([{"item": items[0], "label": 1}, {"item": items[1], "label": 0}])
@@ -39,7 +41,15 @@ def jagged_collate(samples: Sequence[Any], *, dense: Collection[str | int] = ())
     """
     if not samples:
         raise ValueError("jagged_collate needs at least one sample")
-    return _collate(samples, frozenset(dense), {})
+    if isinstance(dense, str) or not isinstance(dense, Collection):
+        raise TypeError(
+            f"dense must be a collection of keys, as ('label',), got {type(dense).__name__}"
+        )
+    stacked = frozenset(dense)
+    if missing := stacked and stacked - _keys(samples[0]):
+        names = ", ".join(sorted(map(repr, missing)))
+        raise ValueError(f"dense has keys that no sample has: {names}")
+    return _collate(samples, stacked, {})
 
 
 def _collate(
@@ -68,6 +78,17 @@ def _collate(
     if getattr(first, "ndim", 0):
         return _histories([torch.as_tensor(sample) for sample in samples], known)
     return default_collate(list(samples))
+
+
+def _keys(sample: Any) -> set[Any]:
+    """All keys and places there are in a sample."""
+    if isinstance(sample, Mapping):
+        keys, parts = set(sample), list(sample.values())
+    elif isinstance(sample, tuple | list):
+        keys, parts = set(range(len(sample))), list(sample)
+    else:
+        return set()
+    return keys.union(*map(_keys, parts))
 
 
 def _check_kind(samples: Sequence[Any], kind: Any) -> None:
@@ -107,4 +128,5 @@ def _users_of(parts: Sequence[JaggedTensor], known: dict[Hashable, Tensor]) -> J
             ends.append(part.offsets[1:].to(dtype) + begin)
             begin += part.values.shape[0]
         known[key] = torch.cat(ends)
-    return JaggedTensor._trusted(torch.cat([part.values for part in parts]), known[key])
+    values = torch.cat(of_one_dtype([part.values for part in parts], "sample"))
+    return JaggedTensor._trusted(values, known[key])

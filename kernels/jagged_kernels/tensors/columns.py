@@ -46,7 +46,7 @@ def from_list_column(
         share its memory (booleans and slices' offsets are copies): do not write to them.
 
     Raises:
-        TypeError: rows or numbers of another kind.
+        TypeError: rows or numbers of another kind, or arrays of several dtypes and no `dtype`.
         ValueError: a null; the message has its row.
 
     >>> from_list_column([[1, 2], None, [3]], nulls="empty").offsets.tolist()
@@ -186,14 +186,18 @@ def _from_rows(column: Any, nulls: Nulls, dtype: torch.dtype | None) -> JaggedTe
     arrays = [row for row in rows if _is_array(row)]
     if arrays and not any(len(row) for row in rows if not _is_array(row)):
         nothing = _tensor(arrays[0])[:0]
-        return JaggedTensor.from_list([_tensor(row) if _is_array(row) else nothing for row in rows])
+        tensors = [_tensor(row) if _is_array(row) else nothing for row in rows]
+        return JaggedTensor.from_list([x.to(dtype or x.dtype) for x in tensors])
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
     return JaggedTensor._trusted(_of_lists(rows, dtype), lengths_to_offsets(lengths))
 
 
 def _is_array(row: Any) -> bool:
-    """A tensor or a NumPy array, of one dimension at least."""
-    return getattr(row, "ndim", 0) > 0
+    """A tensor, a NumPy array or the like, of one dimension at least; no series of pandas, which
+    has dimensions too, but is read by its labels."""
+    if not (isinstance(row, Tensor) or hasattr(row, "__array_interface__")):
+        return False
+    return row.ndim > 0
 
 
 def _tensor(array: Any) -> Tensor:

@@ -115,6 +115,12 @@ class JaggedTensor(Container):
     def from_list(cls, tensors: Sequence[Tensor]) -> JaggedTensor:
         """From B tensors [n_b, ...] that agree in all but their first dimension.
 
+        Those without tokens take the dtype of the others.
+
+        Raises:
+            TypeError: something that is no tensor, or tokens of several dtypes.
+            ValueError: no tensors, or tokens of several shapes.
+
         >>> JaggedTensor.from_list([torch.ones(2), torch.zeros(0), torch.ones(1)]).offsets.tolist()
         [0, 2, 2, 3]
         """
@@ -136,7 +142,8 @@ class JaggedTensor(Container):
                     f"{', '.join(map(str, first.shape[1:]))}] like tensor 0 {tuple(first.shape)}"
                 )
         lengths = torch.tensor([0] + [t.shape[0] for t in tensors], dtype=torch.int64)
-        return cls._trusted(torch.cat(list(tensors)), lengths.cumsum(0).to(first.device))
+        values = torch.cat(of_one_dtype(tensors, "user"))
+        return cls._trusted(values, lengths.cumsum(0).to(first.device))
 
     @classmethod
     def from_padded(cls, padded: Tensor, lengths: Tensor) -> JaggedTensor:
@@ -280,3 +287,24 @@ class JaggedTensor(Container):
                     f"users must lie in [{-len(self)}, {len(self)}), got {smallest} to {largest}"
                 )
         return torch.where(given < 0, given + len(self), given)
+
+
+def of_one_dtype(tensors: Sequence[Tensor], what: str) -> list[Tensor]:
+    """Tensors [n, ...] to be joined: what has no tokens has no say in the dtype.
+
+    Raises:
+        TypeError: others are of several dtypes. `torch.cat` would promote them, and ids that
+            become floats lose digits.
+    """
+    dtype = tensors[0].dtype
+    if all(tensor.dtype == dtype for tensor in tensors):
+        return list(tensors)
+    held = next((i for i, tensor in enumerate(tensors) if tensor.shape[0]), 0)
+    dtype = tensors[held].dtype
+    for index, tensor in enumerate(tensors):
+        if tensor.shape[0] and tensor.dtype != dtype:
+            raise TypeError(
+                f"tokens must be of one dtype, got {dtype} for {what} {held} and {tensor.dtype} "
+                f"for {what} {index}"
+            )
+    return [tensor.to(dtype) for tensor in tensors]

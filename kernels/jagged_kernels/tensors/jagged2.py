@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.contents import readable, total_of
+from jagged_kernels.tensors.arguments import not_a_tensor
 from jagged_kernels.tensors.container import Container, register_container
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
@@ -77,6 +78,8 @@ class Jagged2Tensor(Container):
 
     def with_values(self, values: Tensor) -> Jagged2Tensor:
         """The same layout around other values [sum of n_b ** 2]."""
+        if not isinstance(values, Tensor):
+            raise not_a_tensor("values", values)
         if values.shape != self.values.shape or values.device != self.offsets.device:
             raise ValueError(
                 f"values must be {tuple(self.values.shape)} on {self.offsets.device}, "

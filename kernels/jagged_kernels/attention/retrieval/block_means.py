@@ -38,7 +38,7 @@ def block_means(x: JaggedTensor, block: int) -> JaggedTensor:
     [[7.5, 16.5], [18.5]]
     """
     check_floats("x", x)
-    check_block(block)
+    block = check_block(block)
     steps = torch.arange(len(x) + 1, device=x.device, dtype=x.offsets.dtype)
     return JaggedTensor._trusted(mean_values(x, block), x.offsets // block + steps)
 

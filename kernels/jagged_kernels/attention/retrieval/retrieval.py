@@ -15,12 +15,12 @@ from jagged_kernels.attention.retrieval.block_means import mean_values
 from jagged_kernels.attention.retrieval.choice import choose_blocks
 from jagged_kernels.core.contents import readable
 from jagged_kernels.core.operators import call
-from jagged_kernels.core.sizes import cdiv
+from jagged_kernels.core.sizes import as_int, cdiv
 from jagged_kernels.schedule.keys.blocks import check_block, tile_count
 from jagged_kernels.schedule.keys.build import longest_user
 from jagged_kernels.schedule.keys.lists import KeyLists
 from jagged_kernels.schedule.schedule import check_users, dense_queries
-from jagged_kernels.tensors.checks import as_int, check_floats
+from jagged_kernels.tensors.checks import check_floats
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 
@@ -93,7 +93,7 @@ def retrieved_blocks(
     top_k, newest, groups = (
         as_int(name, x) for name, x in (("top_k", top_k), ("newest", newest), ("groups", groups))
     )
-    check_block(block)
+    block = check_block(block)
     check_floats("k", k)
     if not isinstance(q, JaggedTensor):
         dense, q = q, dense_queries(q, k)

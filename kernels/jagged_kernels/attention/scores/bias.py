@@ -20,6 +20,7 @@ from torch import Tensor
 
 from jagged_kernels.attention.scores.bias_terms import BiasTerms
 from jagged_kernels.core.contents import known_to_differ, readable
+from jagged_kernels.core.sizes import as_int
 from jagged_kernels.tensors.arguments import not_a_tensor
 from jagged_kernels.tensors.jagged import JaggedTensor
 
@@ -58,6 +59,7 @@ class RelativePositionBias:
     def __post_init__(self) -> None:
         sides = 2 if self.bidirectional else 1
         _check_table("RelativePositionBias", self.table, at_least=2 * sides)
+        object.__setattr__(self, "max_distance", as_int("max_distance", self.max_distance))
         if self.table.shape[0] % sides:
             raise ValueError(
                 "a bidirectional RelativePositionBias needs an even number of buckets, "
@@ -85,8 +87,8 @@ class RelativeTimeBias:
         times: of the keys (and of the queries in self-attention): a `JaggedTensor` [Tk] or a
             tensor [Tk] (or nested, [B, n*]). Integers in any unit, exact up to differences of
             2^62; or floating numbers, which are rounded to 1/1024 of `unit`.
-        query_times: in cross attention: a `JaggedTensor` or tensor [Tq], or [B, N] for dense
-            queries; of the kind and unit of `times`.
+        query_times: in cross attention, and of all dense queries: a `JaggedTensor` or tensor [Tq],
+            or [B, N] for dense queries; of the kind and unit of `times`.
         unit: what counts as a short time, in the unit of `times`: 1 second if these are seconds.
             At least 1e-9.
         base: the ratio of one bucket's end to the end before; at least 1.1.
@@ -108,6 +110,10 @@ class RelativeTimeBias:
 
     def __post_init__(self) -> None:
         _check_table("RelativeTimeBias", self.table, at_least=1)
+        if not isinstance(self.times, JaggedTensor | Tensor):
+            raise _no_times("times", self.times)
+        if not (self.query_times is None or isinstance(self.query_times, JaggedTensor | Tensor)):
+            raise _no_times("query_times", self.query_times)
         if not (1e-9 <= self.unit < math.inf and 1.1 <= self.base < math.inf):
             raise ValueError(
                 "RelativeTimeBias needs a unit of at least 1e-9 and a base of at least 1.1, got "
@@ -146,9 +152,12 @@ Bias = RelativePositionBias | RelativeTimeBias | ALiBi | Tensor
 
 
 def bias_terms(
-    bias: Bias | Sequence[Bias] | None, q: JaggedTensor, k: JaggedTensor
+    bias: Bias | Sequence[Bias] | None, q: JaggedTensor, k: JaggedTensor, *, dense: bool = False
 ) -> BiasTerms | None:
     """The biases of one call as tensors and numbers, checked; None if there are none.
+
+    Args:
+        dense: q came as dense queries, which are never the keys.
 
     Raises:
         TypeError: something that is no bias.
@@ -168,7 +177,7 @@ def bias_terms(
                 bidirectional=one.bidirectional,
             )
         elif isinstance(one, RelativeTimeBias):
-            terms = _with_times(terms, one, q, k)
+            terms = _with_times(terms, one, q, k, dense)
         elif isinstance(one, ALiBi):
             _check_heads("ALiBi's slopes", one.slopes, q)
             terms = terms._replace(slopes=one.slopes)
@@ -188,7 +197,7 @@ def bias_terms(
 
 
 def _with_times(
-    terms: BiasTerms, bias: RelativeTimeBias, q: JaggedTensor, k: JaggedTensor
+    terms: BiasTerms, bias: RelativeTimeBias, q: JaggedTensor, k: JaggedTensor, dense: bool
 ) -> BiasTerms:
     _check_heads("RelativeTimeBias's table", bias.table, q)
     k_times = _times("times", bias.times, k)
@@ -201,10 +210,10 @@ def _with_times(
             )
     else:
         other_tokens = q.values.shape[0] != k.values.shape[0]
-        if other_tokens or known_to_differ(q.offsets, k.offsets):
+        if dense or other_tokens or known_to_differ(q.offsets, k.offsets):
             raise ValueError(
                 "RelativeTimeBias needs query_times where the queries are not the keys: "
-                f"q {tuple(q.values.shape)}, k {tuple(k.values.shape)}"
+                f"{'dense ' if dense else ''}q {tuple(q.values.shape)}, k {tuple(k.values.shape)}"
             )
         q_times = k_times
     unit = bias.unit
@@ -238,6 +247,12 @@ def _times(name: str, times: JaggedTensor | Tensor, x: JaggedTensor) -> Tensor:
     if values.dtype == torch.bool or values.is_complex():
         raise ValueError(f"{name} must be integers or floating, got {values.dtype}")
     return values.reshape(tokens)
+
+
+def _no_times(name: str, given: object) -> TypeError:
+    return TypeError(
+        f"RelativeTimeBias's {name} must be a JaggedTensor or a tensor, got {type(given).__name__}"
+    )
 
 
 def _check_table(name: str, table: Tensor, *, at_least: int) -> None:

@@ -32,7 +32,8 @@ def jagged_self_difference(
     Args:
         x: [T] of a floating dtype, int32 or int64 (timestamps, for example).
         like: any `Jagged2Tensor` over the same offsets, to take the layout from. Without it the
-            call waits for the device: how many differences there are depends on the offsets.
+            call waits for the device: how many differences there are depends on the offsets. By
+            native it then is not one graph of `torch.compile`.
         backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Returns:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from jagged_kernels.core.backends import Backend, choose_backend, or_native
 from jagged_kernels.core.operators import call, define_gradient, define_op
+from jagged_kernels.core.sizes import as_int
 from jagged_kernels.ops.users import by_user, zeros_of
-from jagged_kernels.tensors.checks import FLOATS, as_int
+from jagged_kernels.tensors.checks import FLOATS
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 

@@ -24,8 +24,8 @@ def jagged_cat(
 
     Args:
         parts: `JaggedTensor`s [T_i, ...] of the same users, at least one, and dense tensors
-            [B, N, ...], or [N, ...] for the same N tokens at every user. All of one dtype (any)
-            and one shape of a token.
+            [B, N, ...], or [N, ...] for the same N tokens at every user. All of one dtype (of
+            those of `jagged_slice`) and one shape of a token.
         backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Returns:
@@ -33,6 +33,7 @@ def jagged_cat(
 
     Raises:
         TypeError, ValueError: parts of wrong kind, shape, dtype or device.
+        NotImplementedError: float64 or a complex dtype on the triton backend.
 
     The gradient of a part [N, ...] is summed over the users from [B, N, ...].
 

@@ -26,12 +26,12 @@ def jagged_index_select(
     """The tokens of users[0], users[1], ..., as the N users of a new batch; repeats are allowed.
 
     Args:
-        x: [T, ...], any dtype.
+        x: [T, ...], of the dtypes of `jagged_slice`.
         users: [N] int32 or int64 in [0, B). Others raise on a CPU; on CUDA, where looking would
             wait, triton counts them as users without tokens.
         total: tokens of the result, where the caller knows it. Without it this waits for the
-            device, and cannot be traced by `torch.compile`; a wrong one raises on a CPU and,
-            on CUDA, is not noticed by triton.
+            device, in a compiled graph too; a wrong one raises on a CPU and, on CUDA, is not
+            noticed by triton.
         backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Returns:
@@ -39,6 +39,7 @@ def jagged_index_select(
 
     Raises:
         TypeError, ValueError, IndexError: arguments of wrong kind, shape, dtype, device or range.
+        NotImplementedError: float64 or a complex dtype on the triton backend.
 
     The gradient of a user that is there several times is the sum over them in their order, in
     float32, without atomics. One program sums a token over all its copies: the time of the

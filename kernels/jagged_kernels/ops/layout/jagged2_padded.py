@@ -10,9 +10,10 @@ from torch import Tensor
 
 from jagged_kernels.core.backends import Backend, choose_backend
 from jagged_kernels.core.operators import call, define_gradient, define_op
+from jagged_kernels.core.sizes import as_int
 from jagged_kernels.ops.squares import user_matrices
 from jagged_kernels.ops.users import token_positions, zeros_of
-from jagged_kernels.tensors.checks import as_fill, as_int
+from jagged_kernels.tensors.checks import as_fill
 from jagged_kernels.tensors.jagged2 import Jagged2Tensor
 
 
@@ -22,12 +23,13 @@ def jagged2_to_padded(
     """As dense [B, max_len, max_len], with `value` outside each user's matrix. Does not wait.
 
     Args:
-        m: per-user [n_b, n_b], any real dtype; of larger users the first `max_len` rows and
-            columns.
+        m: per-user [n_b, n_b], of the dtypes of `to_padded`; of larger users the first `max_len`
+            rows and columns.
         backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Raises:
-        TypeError, ValueError: arguments of wrong kind or value.
+        TypeError, ValueError: arguments of wrong kind or value, or a complex dtype.
+        NotImplementedError: float64 on the triton backend.
 
     >>> offsets = torch.tensor([0, 2, 3])
     >>> m = Jagged2Tensor(torch.arange(5), offsets, torch.tensor([0, 4, 5]))

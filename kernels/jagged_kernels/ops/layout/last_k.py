@@ -11,8 +11,9 @@ from torch import Tensor
 
 from jagged_kernels.core.backends import Backend, choose_backend
 from jagged_kernels.core.operators import call, define_gradient, define_op
+from jagged_kernels.core.sizes import as_int
 from jagged_kernels.ops.users import zeros_of
-from jagged_kernels.tensors.checks import as_columns, as_int, check_floats, reshaped, user_bounds
+from jagged_kernels.tensors.checks import as_columns, check_floats, reshaped, user_bounds
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 

@@ -10,9 +10,10 @@ from torch import Tensor
 from jagged_kernels.core.backends import Backend, choose_backend
 from jagged_kernels.core.contents import readable, total_of
 from jagged_kernels.core.operators import call
+from jagged_kernels.core.sizes import as_int
 from jagged_kernels.ops.layout.copies import place_rows
 from jagged_kernels.ops.users import token_positions, zeros_of
-from jagged_kernels.tensors.checks import as_fill, as_int
+from jagged_kernels.tensors.checks import as_fill
 from jagged_kernels.tensors.jagged import JaggedTensor, called_by_methods
 from jagged_kernels.tensors.nested import takes_nested
 from jagged_kernels.tensors.offsets import check_contents, lengths_to_offsets
@@ -34,14 +35,15 @@ def to_padded(
     """As dense [B, max_len, ...], filled up with `value`. Does not wait.
 
     Args:
-        x: [T, ...], any real dtype.
+        x: [T, ...], any real dtype but float8 and unsigned integers of more than 8 bits.
         truncate: the end at which users with more than `max_len` tokens lose the rest: "right"
             keeps their first tokens, "left" their most recent.
         pad: the end at which shorter users are filled up.
         backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Raises:
-        TypeError, ValueError: arguments of wrong kind or value.
+        TypeError, ValueError: arguments of wrong kind or value, or a complex dtype.
+        NotImplementedError: float64 on the triton backend.
 
     >>> x = JaggedTensor(torch.arange(6), torch.tensor([0, 4, 4, 6]))
     >>> to_padded(x, 3, value=-1, truncate="left").tolist()
@@ -92,12 +94,12 @@ def from_padded(
     """The users of a dense [B, L, ...] without its padding: the reverse of `to_padded`.
 
     Args:
-        padded: [B, L, ...], any real dtype.
+        padded: [B, L, ...], of the dtypes of `to_padded`.
         lengths: [B] int32 or int64, tokens of each user. Or `offsets` [B + 1] in place of it, as
             in `JaggedTensor`. Contents that cannot be raise on a CPU only.
         total: tokens of the result, where the caller knows it. Without it this waits for the
-            device, and cannot be traced by `torch.compile`; a wrong one raises on a CPU and is
-            not noticed on CUDA.
+            device, in a compiled graph too; a wrong one raises on a CPU and is not noticed on
+            CUDA.
         value: of the tokens that `padded` does not have: a user of more than L tokens keeps its
             length, and those that `to_padded` has truncated at that end are `value`.
         truncate, pad: what `padded` was made with.
@@ -105,6 +107,7 @@ def from_padded(
 
     Raises:
         TypeError, ValueError: arguments of wrong kind, shape, dtype, device or contents.
+        NotImplementedError: float64 on the triton backend.
 
     >>> padded = torch.tensor([[1, 2, 3], [0, 0, 0], [4, 5, 0]])
     >>> from_padded(padded, torch.tensor([4, 0, 2]), truncate="left").values.tolist()

@@ -10,9 +10,9 @@ from torch import Tensor
 from jagged_kernels.core.backends import Backend, choose_backend
 from jagged_kernels.core.contents import total_of
 from jagged_kernels.core.operators import call, define_op
+from jagged_kernels.core.sizes import as_int
 from jagged_kernels.ops.layout.copies import place_rows
 from jagged_kernels.ops.users import token_positions
-from jagged_kernels.tensors.checks import as_int
 from jagged_kernels.tensors.jagged import JaggedTensor
 from jagged_kernels.tensors.nested import takes_nested
 from jagged_kernels.tensors.offsets import cumulative
@@ -32,12 +32,13 @@ def jagged_slice(
     """`length` tokens of each user from its token `start` on.
 
     Args:
-        x: [T, ...], any dtype.
+        x: [T, ...], any dtype but float8 and unsigned integers of more than 8 bits; complex ones
+            not by triton.
         start: token of the user, an int or [B] integers; clamped to 0 ... n_b.
         length: tokens, an int or [B] integers; clamped to 0 ... n_b - start.
         total: tokens of the result, where the caller knows it. Without it this waits for the
-            device, and cannot be traced by `torch.compile`; a wrong one raises on a CPU and,
-            on CUDA, is not noticed by triton.
+            device, in a compiled graph too; a wrong one raises on a CPU and, on CUDA, is not
+            noticed by triton.
         backend: "triton", "native", "reference" or "auto" (triton on CUDA tensors).
 
     Returns:
@@ -45,6 +46,7 @@ def jagged_slice(
 
     Raises:
         TypeError, ValueError: arguments of wrong kind, shape, dtype or device.
+        NotImplementedError: float64 or a complex dtype on the triton backend.
 
     >>> x = JaggedTensor(torch.arange(6), torch.tensor([0, 4, 4, 6]))
     >>> [user.tolist() for user in jagged_slice(x, 1, 2).unbind()]

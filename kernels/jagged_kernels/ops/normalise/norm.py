@@ -77,7 +77,7 @@ def jagged_rms_norm(
     x: JaggedTensor,
     weight: Tensor | None = ...,
     *,
-    eps: float = ...,
+    eps: float | None = ...,
     residual: None = ...,
     backend: Backend = ...,
 ) -> JaggedTensor: ...
@@ -86,7 +86,7 @@ def jagged_rms_norm(
     x: JaggedTensor,
     weight: Tensor | None = ...,
     *,
-    eps: float = ...,
+    eps: float | None = ...,
     residual: JaggedTensor,
     backend: Backend = ...,
 ) -> tuple[JaggedTensor, JaggedTensor]: ...
@@ -95,17 +95,24 @@ def jagged_rms_norm(
     x: JaggedTensor,
     weight: Tensor | None = None,
     *,
-    eps: float = 1e-6,
+    eps: float | None = 1e-6,
     residual: JaggedTensor | None = None,
     backend: Backend = "auto",
 ) -> JaggedTensor | tuple[JaggedTensor, JaggedTensor]:
     """Each token divided by the root of its mean square (arXiv 1910.07467), else as
     `jagged_layer_norm`: nothing is subtracted, and there is no bias.
 
+    Args:
+        eps: added to the mean square. None: as in `torch.nn.functional.rms_norm`, that of the
+            dtype of the statistics (`torch.finfo`): float32, or float64 for float64.
+
     >>> x = JaggedTensor(torch.tensor([[3.0, 4.0]]), torch.tensor([0, 1]))
     >>> jagged_rms_norm(x).values
     tensor([[0.8485, 1.1314]])
     """
+    if eps is None:
+        check_floats("x", x)
+        eps = torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
     return _norm(x, weight, None, eps, residual, backend, rms=True)
 
 

@@ -47,7 +47,8 @@ def jagged_outer(
         x: [T, D].
         y: [T, D], with the offsets of `x`.
         like: the layout of the result, from `jagged2_like` or another operation on this batch.
-            None: made here, which waits for the device.
+            None: made here, which waits for the device, and by native is not one graph of
+            `torch.compile`.
         backend: "triton", "native", "reference" or "auto" (see `choose_backend`).
 
     Returns:

@@ -9,19 +9,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jagged_kernels.tensors.checks import as_int
+from jagged_kernels.core.sizes import as_int
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 16, 128
 
 
-def check_block(block: int) -> None:
-    """Raises ValueError for a block that kernels do not have."""
+def check_block(block: int) -> int:
+    """`block` as an int; raises ValueError for one that kernels do not have."""
     block = as_int("block", block)
     if not SMALLEST_BLOCK <= block <= LARGEST_BLOCK or block & (block - 1):
         raise ValueError(
             f"block must be a power of two from {SMALLEST_BLOCK} to {LARGEST_BLOCK} tokens, "
             f"got {block}"
         )
+    return block
 
 
 def tile_count(tokens: int, users: int, block: int) -> int:

@@ -10,13 +10,12 @@ from torch import Tensor
 from jagged_kernels.core.backends import triton_runs
 from jagged_kernels.core.contents import can_be_read, demand_equal, readable
 from jagged_kernels.core.operators import call, define_op
-from jagged_kernels.core.sizes import cdiv
+from jagged_kernels.core.sizes import as_int, cdiv
 from jagged_kernels.schedule.keys.blocks import tile_count
 from jagged_kernels.schedule.keys.capacity import most_entries
 from jagged_kernels.schedule.keys.lists import KeyLists
 from jagged_kernels.schedule.keys.native import native_lists
 from jagged_kernels.schedule.keys.rules import KeyRule, RequestKeys, SemiLocalKeys, StridedKeys
-from jagged_kernels.tensors.checks import as_int
 
 
 def build_lists(
@@ -111,7 +110,7 @@ def _check_counts(rule: RequestKeys, offsets: Tensor) -> None:
     short = ((lengths > 0) & (lengths < needed)).nonzero()
     if len(short):
         user = int(short[0])
-        wanted = needed if isinstance(needed, int) else int(needed[user])
+        wanted = int(needed[user]) if isinstance(needed, Tensor) else needed
         raise ValueError(
             f"user {user} has {int(lengths[user])} tokens, fewer than its {wanted} targets and "
             "contexts"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from jagged_kernels.core.contents import can_be_read, total_of
+from jagged_kernels.core.sizes import as_int
 from jagged_kernels.schedule.keys.blocks import check_block
 from jagged_kernels.schedule.keys.pairs import Batch
 from jagged_kernels.schedule.keys.token_rule import TokenRule, token_visible
@@ -16,7 +17,7 @@ from jagged_kernels.schedule.keys.transpose import sorted_rows, transposed_lists
 from jagged_kernels.schedule.offsets import Compared
 from jagged_kernels.schedule.row_layout import NO_LIMIT
 from jagged_kernels.schedule.window import resolve_window
-from jagged_kernels.tensors.checks import as_int
+from jagged_kernels.tensors.arguments import not_a_tensor
 
 
 @dataclass(eq=False, repr=False)
@@ -110,9 +111,14 @@ class KeyLists:
         >>> lists.col.tolist(), lists.transposed()[0].tolist()
         ([0, 2, 0, 5], [0, 2, 3, 4])
         """
-        check_block(block)
+        for name, given in (
+            ("row_ptr", row_ptr), ("col", col), ("q_offsets", q_offsets), ("k_offsets", k_offsets),
+        ):  # fmt: skip
+            if not isinstance(given, Tensor):
+                raise not_a_tensor(name, given)
+        block, groups = check_block(block), as_int("groups", groups)
         window = resolve_window(False, window)
-        if as_int("groups", groups) < 1:
+        if groups < 1:
             raise ValueError(f"groups must be at least 1, got {groups}")
         if q_offsets.shape != k_offsets.shape:
             q_users, k_users = q_offsets.shape[0] - 1, k_offsets.shape[0] - 1

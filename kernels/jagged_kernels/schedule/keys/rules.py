@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from jagged_kernels.core.sizes import as_int
 from jagged_kernels.schedule.keys.blocks import check_block
 from jagged_kernels.schedule.keys.token_rule import TokenRule
 from jagged_kernels.schedule.row_layout import NO_LIMIT
 from jagged_kernels.schedule.window import WIDEST_SIDE, limit_of
-from jagged_kernels.tensors.checks import as_int
 
 # No history is so long. Kernels add blocks to blocks in int32.
 _MOST_BLOCKS = 2**27
@@ -53,12 +53,12 @@ class StridedKeys:
     block: int = 64
 
     def __post_init__(self) -> None:
-        check_block(self.block)
+        _set_block(self)
         for name in ("stride", "local"):
-            _check_least(name, getattr(self, name), 1)
+            _set_least(self, name, 1)
         if self.step is not None:
-            _check_least("step", self.step, 0)
-        as_int("offset", self.offset)
+            _set_least(self, "step", 0)
+        object.__setattr__(self, "offset", as_int("offset", self.offset))
         if self.stride > _WIDEST_STRIDE:
             raise ValueError(f"stride must be at most {_WIDEST_STRIDE} blocks, got {self.stride}")
 
@@ -101,9 +101,9 @@ class SemiLocalKeys:
     block: int = 64
 
     def __post_init__(self) -> None:
-        check_block(self.block)
-        _check_least("window", self.window, 1)
-        _check_least("first", self.first, 0)
+        _set_block(self)
+        _set_least(self, "window", 1)
+        _set_least(self, "first", 0)
 
     def visible(
         self, queries: int, heads: int, *, user: int = 0, keys: int | None = None
@@ -141,14 +141,14 @@ class RequestKeys:
     block: int = 64
 
     def __post_init__(self) -> None:
-        check_block(self.block)
+        _set_block(self)
         if self.window is not None:
-            _check_least("window", self.window, 1)
+            _set_least(self, "window", 1)
         for name, count in (("targets", self.targets), ("contexts", self.contexts)):
             if isinstance(count, Tensor):
                 _check_counts(name, count)
             elif count is not None:
-                _check_least(name, count, 0, otherwise=" or a tensor")
+                _set_least(self, name, 0, otherwise=" or a tensor")
 
     def __repr__(self) -> str:
         targets, contexts = (
@@ -185,9 +185,16 @@ class RequestKeys:
 KeyRule = StridedKeys | SemiLocalKeys | RequestKeys
 
 
-def _check_least(name: str, number: int, least: int, *, otherwise: str = "") -> None:
-    if as_int(name, number, otherwise=otherwise) < least:
+def _set_block(rule: KeyRule) -> None:
+    object.__setattr__(rule, "block", check_block(rule.block))
+
+
+def _set_least(rule: KeyRule, name: str, least: int, *, otherwise: str = "") -> None:
+    """A field as an int: what NumPy compares and adds up is no bool and no int of Python."""
+    number = as_int(name, getattr(rule, name), otherwise=otherwise)
+    if number < least:
         raise ValueError(f"{name} must be at least {least}, got {number}")
+    object.__setattr__(rule, name, number)
 
 
 def _check_counts(name: str, counts: Tensor) -> None:
