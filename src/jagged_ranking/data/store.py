@@ -2,8 +2,8 @@
 
 A user's whole history is stored once. What a request may see of it is a slice,
 `[offsets[user] + max(0, prefix - cap), offsets[user] + prefix)`, so that a batch costs one gather,
-and nothing is ever padded. `prefix` counts events strictly earlier than the request: no slice can
-hold a candidate's own event.
+and nothing is ever padded. `prefix` counts events strictly earlier than the request, or those that
+the log says it saw: no slice can hold a candidate's own event.
 
 Where the events lie is their place: for a training on a CPU the data set's own files, mapped into
 memory. A GPU has a copy of a log that takes little of its memory; the events of a longer one stay
