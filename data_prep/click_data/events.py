@@ -211,8 +211,11 @@ def _features(
 
     old: of events without times, which precede every request.
     """
+    positive = asked.labels[log.tasks[0]] == 1
     if log.timed == "none":
-        known = np.log1p(vocabulary.train_count[asked.item]).astype(np.float32)
+        # A training positive is among the clicks of its item: counted, it would tell its label.
+        own = positive & (np.repeat(asked.period, asked.lengths) == SPLITS.index("train"))
+        known = np.log1p(vocabulary.train_count[asked.item] - own).astype(np.float32)
         return {name: known if name == "popularity" else np.zeros_like(known) for name in MADE}
     item, time = histories.item, histories.time
     items = len(vocabulary.id_of)
@@ -223,7 +226,6 @@ def _features(
         # Nobody knows by how much. When the others came, nobody knows either: those that a request
         # shows as clicked are counted from there.
         start = int(asked.time.min()) - 1
-        positive = asked.labels[log.tasks[0]] == 1
         item = np.concatenate([item[old], asked.item[positive]])
         time = np.concatenate([np.full(int(old.sum()), start), shown_at[positive]])
     made = Clicks.of(item, time, items).features(asked.item, as_of, asked.offsets)
