@@ -64,6 +64,8 @@ class CachedRanker:
         self._held = np.zeros(users, np.int64)
         self._seen = torch.zeros(users, dtype=torch.int32, device=self.device)
         self._last = torch.zeros(users, dtype=torch.int64, device=self.device)
+        # Events that came before those that are kept, [U]; None as long as nobody spoke of any.
+        self._before: Tensor | None = None
         self._positives = torch.zeros(users, device=self.device)
 
     def __len__(self) -> int:
@@ -79,16 +81,22 @@ class CachedRanker:
         for cache in self._caches:
             yield from (cache.k_store, cache.v_store, cache.pages, cache.lengths)
         yield from (self._seen, self._last, self._positives)
+        if self._before is not None:
+            yield self._before
 
     def events(self, users: Users) -> np.ndarray:
         """int64 [R], how many events are kept of these users."""
         return self._held[np.asarray(users, np.int64)]
 
     def forget(self, users: Users) -> None:
-        """All events of these users: their room is that of others, or of a history begun anew."""
+        """All events of these users: their room is that of others, or of a history begun anew, such
+        as that of a user's newest events: a batch that says what was cut off (`JaggedBatch.cut`)
+        has them told as in training."""
         rows = self._checked(users)
         self._held[rows] = 0
-        self._seen.index_fill_(0, self._to_device(rows), 0)
+        for of_users in (self._seen, self._before):
+            if of_users is not None:
+                of_users.index_fill_(0, self._to_device(rows), 0)
 
     def append(self, batch: JaggedBatch, users: Users, time: Times) -> None:
         """Keep new events, and score nothing. See `score`."""
@@ -144,8 +152,15 @@ class CachedRanker:
         pages = self._caches[0].pages[user]  # which those of all layers are
         schedules: dict[bool, CacheSchedule] = {}
         caches = [GrowingCache(one, pages, seen.clone(), schedules) for one in self._caches]
+        elapsed = now - self._last[user]
+        before = None if self._before is None else self._before[user]
+        if batch.cut is not None and batch.cut_age is not None:
+            new = seen == 0
+            before = torch.where(new, batch.cut, 0 if before is None else before)
+            elapsed = torch.where(new, batch.cut_age, elapsed)
+        place = seen if before is None else seen + before
         with ranker.precision(batch.user.device):
-            arrivals = Arrivals.of(batch, seen=seen, elapsed=now - self._last[user])
+            arrivals = Arrivals.of(batch, seen=place, elapsed=elapsed)
             history = ranker.embedding.history(batch, arrivals)
             if nobody is None:
                 candidates = ranker.embedding.candidates(batch)
@@ -162,6 +177,10 @@ class CachedRanker:
         if keep:
             self._held[rows] += batch.events
             self._seen[user] = length.int()
+            if before is not None:
+                if self._before is None:
+                    self._before = torch.zeros_like(self._last)
+                self._before[user] = before
             self._positives[user] = positive
             if len(batch.age.values):
                 newest = batch.age.values[(batch.offsets[1:] - 1).clamp(min=0)]

@@ -130,6 +130,35 @@ def test_a_cache_tells_events_as_training_does(
     assert torch.equal(served.since, in_training.since)
 
 
+def test_a_history_begun_anew_goes_on_where_it_was_cut(
+    toy: ClickDataset, noted: list[Arrivals]
+) -> None:
+    """As a user is served whose events no longer fit: forgotten, and the newest appended anew."""
+    train = toy.requests("train")
+    newest = np.array([np.flatnonzero(train.user == user)[-1] for user in np.unique(train.user)])
+    rows = newest[train.prefix[newest] > CAP]
+    whole = batch_of(toy, rows, max_history=ALL, arrivals=True)
+    users, time = np.arange(len(rows)), train.time[rows]
+    model = ranker(toy, "target_attention", event_time="arrival", max_history=CAP)
+    server = CachedRanker(model, len(rows), capacity=int(whole.events.max()), page_size=4)
+    server.append(whole, users, time)
+    server.forget(users)
+    begin, last = whole.events - CAP, whole.events - 1
+    server.append(cut_histories(whole, begin, last), users, time)
+    (kept,) = noted[-1:]
+    server.score(cut_histories(whole, last, whole.events), users, time)
+    (asked,) = noted[-1:]
+    model(batch_of(toy, rows, max_history=CAP, arrivals=True))
+    (in_training,) = noted[-1:]
+    for served, more, wanted in zip(kept, asked, in_training, strict=True):
+        found = torch.cat([served.view(-1, CAP - 1), more.view(-1, 1)], 1)
+        assert torch.equal(found, wanted.view(-1, CAP))
+    server.forget(users)
+    server.score(cut_histories(whole, begin, last), users, time, keep=False)
+    server.append(batch_of(toy, rows, max_history=CAP), users, time)
+    assert noted[-1].place.tolist() == [*range(CAP)] * len(rows)  # of batches that say nothing
+
+
 def test_what_was_cut_off_reaches_a_captured_ranker(toy: ClickDataset) -> None:
     model = ranker(toy, "transformer", event_time="arrival", max_history=CAP, precision="float32")
     model = model.to(DEVICE)
