@@ -43,6 +43,11 @@ class Histories:
             }
         )
 
+    def among_first(self, count: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """The events [T] that are among the first so many of their user's; count: [U]."""
+        position = np.arange(len(self.user)) - self.offsets[self.user]
+        return position < count[self.user]
+
     def earlier(self, user: NDArray[np.int32], time: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many events each of some users has at strictly earlier times than one each, [N]."""
         # Events and questions sorted together: a question comes before the events of its time.

@@ -189,8 +189,7 @@ def seen_by_all(histories: Histories, asked: Requests) -> NDArray[np.bool_]:
     """The events [T] that every request of their user may see, and which so precede all of them."""
     least = np.diff(histories.offsets)
     np.minimum.at(least, asked.user, asked.prefix)
-    position = np.arange(len(histories.user)) - histories.offsets[histories.user]
-    return position < least[histories.user]
+    return histories.among_first(least)
 
 
 def _refuse_prefixes(

@@ -174,13 +174,8 @@ def _check_train_counts(
         reach = np.zeros(dataset.num_users, np.int64)
         for some in pieces(len(train), _PIECE):
             np.maximum.at(reach, train.user[some], train.prefix[some])
-        offsets = histories.offsets
-        for some in pieces_of(offsets, _PIECE):
-            begin, end = int(offsets[some.start]), int(offsets[some.stop])
-            lengths = np.diff(offsets[some.start : some.stop + 1])
-            left = np.repeat(offsets[some] + reach[some], lengths)
-            seen = np.arange(begin, end) < left
-            count += np.bincount(histories.item[begin:end][seen], minlength=rows)
+        for items in _first_items(histories, reach):
+            count += np.bincount(items, minlength=rows)
         label = train.labels[dataset.tasks[0]]
         for some in pieces(len(label), _PIECE):
             count += np.bincount(train.item[some][label[some] == 1], minlength=rows)
@@ -244,21 +239,28 @@ def _clicks(
         for some in pieces(len(histories.item), _PIECE):
             yield histories.item[some], histories.time[some]
         return
-    offsets = histories.offsets
-    least = np.diff(offsets)
+    least = np.diff(histories.offsets)
     for asked in splits.values():
         for some in pieces(len(asked), _PIECE):
             np.minimum.at(least, asked.user[some], asked.prefix[some])
-    for some in pieces_of(offsets, _PIECE):
-        begin, end = int(offsets[some.start]), int(offsets[some.stop])
-        lengths = np.diff(offsets[some.start : some.stop + 1])
-        # What all requests of a user may see precedes them, nobody knows by how much.
-        old = np.arange(begin, end) < np.repeat(offsets[some] + least[some], lengths)
-        items = histories.item[begin:end][old]
+    # What all requests of a user may see precedes them, nobody knows by how much.
+    for items in _first_items(histories, least):
         yield items, np.full(len(items), -1)
     for asked in splits.values():
         clicked = asked.labels[dataset.tasks[0]] == 1
         yield asked.item[clicked], np.repeat(asked.time, np.diff(asked.offsets))[clicked]
+
+
+def _first_items(
+    histories: HistoryColumns, count: NDArray[np.int64]
+) -> Iterator[NDArray[np.int32]]:
+    """Items of the first so many events of each user, in pieces; count: [users]."""
+    offsets = histories.offsets
+    for some in pieces_of(offsets, _PIECE):
+        begin, end = int(offsets[some.start]), int(offsets[some.stop])
+        lengths = np.diff(offsets[some.start : some.stop + 1])
+        left = np.repeat(offsets[some] + count[some], lengths)
+        yield histories.item[begin:end][np.arange(begin, end) < left]
 
 
 def _earlier(

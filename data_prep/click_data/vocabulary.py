@@ -38,8 +38,7 @@ def items_seen(histories: Histories, asked: Requests, before: int | None) -> NDA
     train = asked.period == _TRAIN
     reach = np.zeros(len(histories.users), np.int64)
     np.maximum.at(reach, asked.user[train], asked.prefix[train])
-    position = np.arange(len(histories.user)) - histories.offsets[histories.user]
-    return position < reach[histories.user]
+    return histories.among_first(reach)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ ranker that does not beat these has learned nothing from the order and the conte
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -86,29 +87,28 @@ def count_features(dataset: ClickDataset) -> Features:
     """
     columns = {split: dataset.requests(split) for split in SPLITS}
     asked = {split: np.diff(c.offsets) for split, c in columns.items()}
-    user, time = (
-        np.concatenate([np.repeat(getattr(c, name), asked[s]) for s, c in columns.items()]).astype(
-            np.int64
-        )
-        for name in ("user", "time")
-    )
+
+    def of_candidates(name: str) -> np.ndarray:
+        each = [np.repeat(getattr(c, name), asked[split]) for split, c in columns.items()]
+        return np.concatenate(each).astype(np.int64)
+
+    user = of_candidates("user")
     item = np.concatenate([c.item for c in columns.values()]).astype(np.int64)
     label = np.concatenate([_label(c) for c in columns.values()]).astype(np.int64)
     ends = np.cumsum([len(c.item) for c in columns.values()])
-    # positions in a sequence say nothing of what came first
-    untimed = dataset.info["timed"] == "none"
-    lengths = np.concatenate(list(asked.values()))
-    request = np.repeat(np.arange(len(lengths)), lengths)
+    if dataset.info["timed"] == "none":  # positions in a sequence say nothing of what came first
+        lengths = np.concatenate(list(asked.values()))
+        request = np.repeat(np.arange(len(lengths)), lengths)
+        counted = partial(train_counts, request=request, label=label, train=int(ends[0]))
+    else:
+        counted = partial(running_counts, time=of_candidates("time"), label=label)
     rate = float(np.mean(label[: ends[0]]))
     keys = {"user": user, "item": item}
     for codes in list(dataset.item_categories.values())[:1]:
         keys["user_category"] = user * (int(codes.max()) + 1) + codes[item]
     features = []
     for name, key in keys.items():
-        if untimed:
-            events, positive = train_counts(key, request, label, int(ends[0]))
-        else:
-            events, positive = running_counts(key, time, label)
+        events, positive = counted(key)
         prior = PRIOR_EVENTS[name]
         smoothed = (positive + prior * rate) / (events + prior)
         features += [np.log(smoothed / (1 - smoothed)), np.log1p(events)]

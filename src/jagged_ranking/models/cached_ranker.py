@@ -94,9 +94,10 @@ class CachedRanker:
         has them told as in training."""
         rows = self._checked(users)
         self._held[rows] = 0
-        for of_users in (self._seen, self._before):
-            if of_users is not None:
-                of_users.index_fill_(0, self._to_device(rows), 0)
+        user = self._to_device(rows)
+        self._seen.index_fill_(0, user, 0)
+        if self._before is not None:
+            self._before.index_fill_(0, user, 0)
 
     def append(self, batch: JaggedBatch, users: Users, time: Times) -> None:
         """Keep new events, and score nothing. See `score`."""

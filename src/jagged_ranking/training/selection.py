@@ -11,7 +11,7 @@ from jagged_ranking.data.data_shape import is_next_items
 from jagged_ranking.data.loader import RequestLoader
 from jagged_ranking.evaluation.all_items import all_item_metrics, ranks_and_rows
 from jagged_ranking.evaluation.evaluate import Evaluation, score
-from jagged_ranking.evaluation.metrics import LIST_METRICS, are_lists
+from jagged_ranking.evaluation.metrics import LIST_METRICS, metric_names
 from jagged_ranking.models.model_config import LOSSES_OF_ORDER
 from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.training.config import (
@@ -44,9 +44,11 @@ def selectable(loss: str, dataset: ClickDataset, valid: RequestColumns) -> tuple
     are those of next items.
     """
     label = np.asarray(next(iter(valid.labels.values())))
-    known = set() if loss in LOSSES_OF_ORDER else {"log_loss"}
-    if label.any() and not label.all():
-        known |= {"auc", "gauc", *(LIST_METRICS if _has_lists(valid) else ())}
+    known = {*_metrics(valid)}
+    if not label.any() or label.all():
+        known &= {"log_loss"}
+    if loss in LOSSES_OF_ORDER:
+        known -= {"log_loss"}
     if loss == "next_item" and is_next_items(dataset):
         known |= {*SELECT_AMONG_ALL}
     return tuple(name for name in SELECT if name in known)
@@ -60,7 +62,7 @@ def check_select(config: TrainConfig, dataset: ClickDataset, valid: RequestColum
     needed = "candidates of both labels"
     if config.select in SELECT_AMONG_ALL:
         needed = "next items alone"
-    elif config.select in LIST_METRICS and not _has_lists(valid):
+    elif config.select in LIST_METRICS and config.select not in _metrics(valid):
         needed = "lists of candidates"
     raise TrainingError(
         f"{dataset.name}: select is {config.select}, which needs {needed}; there are: "
@@ -94,5 +96,5 @@ def validated(
     return found
 
 
-def _has_lists(valid: RequestColumns) -> bool:
-    return are_lists(len(valid.item), int(np.count_nonzero(np.diff(valid.offsets))))
+def _metrics(valid: RequestColumns) -> tuple[str, ...]:
+    return metric_names(len(valid.item), int(np.count_nonzero(np.diff(valid.offsets))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -108,23 +109,38 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[Arrivals]:
     return found
 
 
+class Served(NamedTuple):
+    """A cache with room for users who have more than `CAP` events; of each the last train request,
+    as its row, its time, and with its whole history."""
+
+    server: CachedRanker
+    rows: np.ndarray
+    users: np.ndarray
+    time: np.ndarray
+    whole: JaggedBatch
+
+    @classmethod
+    def of(cls, toy: ClickDataset, *, told: bool) -> Served:
+        """told: the batch says what was cut off, too."""
+        train = toy.requests("train")
+        last = [np.flatnonzero(train.user == user)[-1] for user in np.unique(train.user)]
+        rows = np.array(last)[train.prefix[last] > CAP]
+        whole = batch_of(toy, rows, max_history=ALL, arrivals=told)
+        model = ranker(toy, "target_attention", event_time="arrival", max_history=CAP)
+        server = CachedRanker(model, len(rows), capacity=int(whole.events.max()), page_size=4)
+        return cls(server, rows, np.arange(len(rows)), train.time[rows], whole)
+
+
 @pytest.mark.parametrize("told", [False, True], ids=["plain", "with what was cut off"])
 def test_a_cache_tells_events_as_training_does(
     toy: ClickDataset, noted: list[Arrivals], told: bool
 ) -> None:
     """Also where batches say what was cut off, which the cache has seen: nothing counts twice."""
-    train = toy.requests("train")
-    newest = np.array([np.flatnonzero(train.user == user)[-1] for user in np.unique(train.user)])
-    rows = newest[train.prefix[newest] > CAP]
-    whole = batch_of(toy, rows, max_history=ALL, arrivals=told)
-    users, time = np.arange(len(rows)), train.time[rows]
-    model = ranker(toy, "target_attention", event_time="arrival", max_history=CAP)
-    server = CachedRanker(model, len(rows), capacity=int(whole.events.max()), page_size=4)
+    server, rows, users, time, whole = Served.of(toy, told=told)
     known = whole.events - CAP
     server.append(cut_histories(whole, np.zeros_like(known), known), users, time)
     server.score(cut_histories(whole, known, whole.events), users, time)
-    trained = batch_of(toy, rows, max_history=CAP, arrivals=True)
-    model(trained)
+    server.ranker(batch_of(toy, rows, max_history=CAP, arrivals=True))
     *_, served, in_training = noted
     assert torch.equal(served.place, in_training.place)
     assert torch.equal(served.since, in_training.since)
@@ -134,22 +150,16 @@ def test_a_history_begun_anew_goes_on_where_it_was_cut(
     toy: ClickDataset, noted: list[Arrivals]
 ) -> None:
     """As a user is served whose events no longer fit: forgotten, and the newest appended anew."""
-    train = toy.requests("train")
-    newest = np.array([np.flatnonzero(train.user == user)[-1] for user in np.unique(train.user)])
-    rows = newest[train.prefix[newest] > CAP]
-    whole = batch_of(toy, rows, max_history=ALL, arrivals=True)
-    users, time = np.arange(len(rows)), train.time[rows]
-    model = ranker(toy, "target_attention", event_time="arrival", max_history=CAP)
-    server = CachedRanker(model, len(rows), capacity=int(whole.events.max()), page_size=4)
+    server, rows, users, time, whole = Served.of(toy, told=True)
     server.append(whole, users, time)
     server.forget(users)
     begin, last = whole.events - CAP, whole.events - 1
     server.append(cut_histories(whole, begin, last), users, time)
-    (kept,) = noted[-1:]
+    kept = noted[-1]
     server.score(cut_histories(whole, last, whole.events), users, time)
-    (asked,) = noted[-1:]
-    model(batch_of(toy, rows, max_history=CAP, arrivals=True))
-    (in_training,) = noted[-1:]
+    asked = noted[-1]
+    server.ranker(batch_of(toy, rows, max_history=CAP, arrivals=True))
+    in_training = noted[-1]
     for served, more, wanted in zip(kept, asked, in_training, strict=True):
         found = torch.cat([served.view(-1, CAP - 1), more.view(-1, 1)], 1)
         assert torch.equal(found, wanted.view(-1, CAP))
