@@ -42,12 +42,13 @@ TITLE = (
 )
 NOTE = (
     "band: 95% interval over users and seeds · dots: one seed · on the curve: the longest cap "
-    "within the device time (filled), the memory (open)"
+    "within the device time (filled), the memory (ring)"
 )
 ON_CPU = " · costs on a CPU"
 # How many labels a panel of one column has room for, by the number of columns.
 _ROOM = {1: 12, 2: 8, 3: 6}
 _LEAST_ROOM = 5
+_RING = 3.0  # points that a ring is wider than the mark inside of it
 _CURVE = "#4d4d4d"  # that of quality, on which the kinds of attention have their colours
 _HOST: dict[str, Any] = {"color": "#888888", "linewidth": 1.1, "linestyle": (0, (1, 1))}
 HOST_LABEL = "host, to launch a step of ours"
@@ -144,17 +145,19 @@ def _quality_panel(panel: Axes, scored: pd.DataFrame, marks: pd.DataFrame) -> No
 
 
 def _mark(panel: Axes, mark: Mapping[str, Any], height: float, place: int) -> None:
+    """Filled for time; for memory a ring around where that would be, as both may be at one cap."""
     looks, is_time = style.look_of(mark["attention"]), mark["metric"] == "latency"
+    size = 7.0 if mark["attention"] == OURS else 5.5
     panel.plot(
         [mark["cap"]],
         [height],
         marker=looks.marker,
         linestyle="none",
         color=looks.color,
-        markerfacecolor=looks.color if is_time else "white",
+        markerfacecolor=looks.color if is_time else "none",
         markeredgecolor="white" if is_time else looks.color,
         markeredgewidth=0.5 if is_time else 1.0,
-        markersize=7 if mark["attention"] == OURS else 5.5,
+        markersize=size if is_time else size + _RING,
         zorder=5 + 0.01 * place,
         clip_on=False,
     )
@@ -233,4 +236,4 @@ def _cap_axis(bottom: Axes, tables: list[pd.DataFrame], axes: Any) -> None:
     shown = {cap for place, cap in enumerate(reversed(caps)) if place % every == 0}
     names = {cap: "all" if cap == longest else f"{cap:g}" for cap in caps}
     bottom.set_xticks(caps, [names[cap] if cap in shown else "" for cap in caps])
-    bottom.set_xlabel(f"cap, events (all: {longest:,})")
+    bottom.set_xlabel(f"cap, events\n(all: {longest:,})")

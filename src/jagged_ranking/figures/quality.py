@@ -254,8 +254,10 @@ def _beyond(panel: Axes, place: int, value: float, edge: float, color: str) -> N
     left = value < edge
     text = f"◂ {value:+.3f}" if left else f"{value:+.3f} ▸"
     panel.text(
-        edge, place, text, color=color, fontsize=6, ha="left" if left else "right", va="center"
-    )
+        edge, place, text, color=color, fontsize=6, ha="left" if left else "right", va="center",
+        # The line at 0 may be as near as the minus; the axis itself stays above.
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5}, zorder=2,
+    )  # fmt: skip
 
 
 def _model_axis(panel: Axes, models: list[str]) -> None:

@@ -97,7 +97,8 @@ def _efficiency_figure(
         style.binary_axis(panel, [int(n) for n in good["ranks"]], "ranks")
     style.legend(figure, handles)
     facts = good.iloc[0]
-    note = f"{facts['model']}, {facts['requests']:g} requests a rank and step"
+    model = style.look_of(str(facts["model"])).label
+    note = f"{model}, {facts['requests']:g} requests a rank and step"
     style.finish(figure, manifest, note=note)
     return figure
 
@@ -195,6 +196,9 @@ def _volume_figure(results: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure
     for panel in (left, middle):
         style.binary_axis(panel, [int(n) for n in kept["ranks"]], "GPUs, simulated")
     handles |= {_label(part): Patch(color=_PART_COLORS[part]) for part in SIMULATED_PARTS}
+    # Of all three: it stands in the middle of the figure.
+    whose = f"{style.look_of(BY_TOKENS).label}, {first}"
+    middle.set_title(whose, fontsize=7, fontweight="normal", pad=8)
     style.legend(figure, handles)
     style.finish(figure, manifest, note=assumptions(table))
     return figure

@@ -23,7 +23,7 @@ TITLES = {
     "model, with histories encoded and with histories in a cache",
 }
 _CANDIDATES, _TOGETHER = "candidates", "requests together"
-_ROW, _BESIDE = 1.5, 1.1  # inches of a row of panels, and of what is around them
+_ROW, _BESIDE = 1.62, 1.1  # inches of a row of panels, and of what is around them
 
 
 def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) -> list[Path]:
@@ -89,7 +89,7 @@ def _grid(
         for cap, panel in zip(caps, row, strict=True):
             mine = of_model[of_model["cap"] == cap]
             handles |= panels.lines_panel(panel, mine, column=along, order=order, scale=scale)
-            panel.set_title(f"{style.look_of(model).label}, histories to {cap:,}")
+            panel.set_title(f"{style.look_of(model).label}\nhistories to {cap:,}")
         shown = of_model[of_model["status"] == "ok"]
         panels.padded_limits(row[0], [*(scale * shown["value"]), *(scale * shown["q75"])])
         row[0].set_ylabel(label)

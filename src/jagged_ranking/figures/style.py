@@ -112,6 +112,9 @@ MODE_LOOKS: dict[str, Look] = {
     "forward+backward": Look("forward + backward", _COLORS[3], "s", (0, (5, 1.5))),
 }
 
+# Of a logarithmic axis, within each power of ten, the densest first.
+_TICKS = ((1.0, 1.5, 2.0, 3.0, 5.0, 7.0), (1.0, 2.0, 5.0), (1.0, 3.0), (1.0,))
+_LEAST_TICKS = 3  # that a value between them can be read off
 COLUMN_LABEL = 6.5  # points, of what stands below an axis
 _RC: dict[str, Any] = {
     # A data set's name may hold a $.
@@ -279,12 +282,17 @@ def log_x_axis(axes: Axes, low: float, high: float) -> None:
     _plain_log_ticks(axes.xaxis, low, high)
 
 
+def _ticks_between(low: float, high: float, subs: Sequence[float]) -> int:
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return sum(low <= sub * 10.0**decade <= high for decade in decades for sub in subs)
+
+
 def _plain_log_ticks(axis: Any, low: float, high: float) -> None:
     steps = high / max(low, 1e-300)
-    if steps < 6:
-        subs = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
-    else:
-        subs = (1.0, 2.0, 5.0) if steps < 100 else (1.0, 3.0) if steps < 2000 else (1.0,)
+    place = 0 if steps < 6 else 1 if steps < 100 else 2 if steps < 2000 else 3
+    while place and _ticks_between(low, high, _TICKS[place]) < _LEAST_TICKS:
+        place -= 1
+    subs = _TICKS[place]
     axis.set_major_locator(LogLocator(base=10, subs=subs, numticks=12))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())

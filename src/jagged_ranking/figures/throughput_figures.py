@@ -67,7 +67,7 @@ _COLORS = {
     ENCODER: "#029e73",
     HEAD: "#cc78bc",
     BACKWARD: "#7fcfb7",
-    UPDATE: "#949494",
+    UPDATE: "#4d4d4d",
     HOST: "#d62f2f",
 }
 _SHORT = {"padded_flash": "flash", "padded_dense": "dense", "padded_sdpa": "SDPA"}

@@ -11,7 +11,7 @@ from made_up_results import MANIFEST
 from matplotlib.text import Text
 
 from jagged_ranking import results
-from jagged_ranking.figures import history_length, quality, speed, tables
+from jagged_ranking.figures import history_length, quality, speed, style, tables
 from jagged_ranking.figures.affordability import (
     Afforded,
     afforded,
@@ -167,7 +167,7 @@ def test_the_figure_shows_quality_costs_budgets_and_failures(
         "peak memory of a step (GB)",
         "out of memory",
         "budget: padded flash (SDPA) at cap 100",
-        "cap, events (all: 2,698)",
+        "cap, events\n(all: 2,698)",
         "Imaginary GPU 80GB",
     ):
         assert wanted in said
@@ -182,6 +182,19 @@ def test_the_figure_shows_quality_costs_budgets_and_failures(
             if len(line.get_xdata()) == 1 and line.get_marker() != "."
         ]
         assert sorted(shown) == pytest.approx(sorted(mine["cap"]))
+
+
+def test_where_time_and_memory_afford_the_same_both_are_seen(drawn: dict[str, Any]) -> None:
+    table = hand_made({"padded_flash": [1.0, 2.0, 3.0]}, budget=2.0)
+    memory = table[table["metric"] == "latency"].assign(metric="peak_memory", unit="B")
+    history_length.draw(pd.concat([table, memory]), HISTORY, Path("nowhere"))
+    (figure,) = drawn.values()
+    marks = [line for line in figure.axes[0].lines if line.get_marker() == "^"]
+    filled, ring = marks
+    assert list(filled.get_xdata()) == list(ring.get_xdata()) == [100]
+    assert filled.get_markerfacecolor() == style.look_of("padded_flash").color
+    assert ring.get_markerfacecolor() == "none"
+    assert ring.get_markersize() > filled.get_markersize()
 
 
 def test_what_the_host_takes_is_said_beside_the_device(

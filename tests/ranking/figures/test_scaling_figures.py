@@ -29,6 +29,8 @@ def test_every_figure_is_drawn_and_says_what_it_assumes(drawn: dict[str, Any]) -
         assert "balanced by tokens" in said
         assert "balanced by users" in said
     assert "goal at 4: 90%" in _text(drawn[f"{ID}_efficiency"])
+    assert "HSTU, 64 requests a rank and step" in _text(drawn[f"{ID}_efficiency"])
+    assert "balanced by tokens, lengths as logged" in _text(drawn[f"{ID}_volume"])
     for name in ("simulated", "volume"):
         said = _text(drawn[f"{ID}_{name}"])
         assert "assumed: 8 GPUs a node at 200 GB/s, 40 GB/s a GPU between nodes" in said

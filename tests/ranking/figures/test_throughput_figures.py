@@ -1,19 +1,21 @@
 """Figures, tables and goals of whole training steps, from made-up results."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from kept_figures import goals_before_and_after
 from made_up_rankers import throughput_results
 from made_up_results import MANIFEST, hstu_results
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from jagged_ranking import results
-from jagged_ranking.figures import speed, tables, throughput_figures
+from jagged_ranking.figures import scaling_figures, speed, tables, throughput_figures
 from jagged_ranking.figures.throughput_goals import throughput_overview, throughput_rows
 
 ID = "10_training_throughput"
@@ -79,6 +81,14 @@ def test_a_bar_without_its_batch_is_the_step_by_the_wall(
     assert sum(others) == pytest.approx(step)
     red = throughput_figures._COLORS[throughput_figures.HOST]
     assert [to_hex(bar.get_facecolor()) for bar in first][-1] == red
+
+
+@pytest.mark.parametrize("module", [throughput_figures, scaling_figures])
+def test_parts_of_a_bar_have_colours_to_tell_apart(module: Any) -> None:
+    colours = module._COLORS if module is throughput_figures else module._PART_COLORS
+    for one, other in itertools.combinations(dict.fromkeys(colours.values()), 2):
+        apart = np.abs(np.subtract(to_rgb(one), to_rgb(other))).sum()
+        assert apart > 0.4, (one, other)  # of 3; two greys were 0.36 apart
 
 
 def test_goals_are_held_against_padded_flash(measured: pd.DataFrame) -> None:
