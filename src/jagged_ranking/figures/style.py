@@ -381,6 +381,17 @@ def save_all(
     ]
 
 
+def forget(folder: Path, run_id: str) -> None:
+    """Delete the figures of earlier results of a run: of fewer data sets there are fewer, and what
+    is left would be taken for theirs. A file that is not there in every format is somebody's own.
+    """
+    for svg in folder.glob(f"{run_id}_*.{FORMATS[0]}"):
+        saved = [svg.with_suffix(f".{kind}") for kind in FORMATS]
+        if all(path.is_file() for path in saved):
+            for path in saved:
+                path.unlink()
+
+
 def title_of(svg: Path) -> str:
     """What a figure that `save` wrote shows; its name where it does not say."""
     found = re.search(r"<title>(.*?)</title>", svg.read_text(encoding="utf-8"), re.DOTALL)

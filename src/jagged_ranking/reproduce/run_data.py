@@ -52,7 +52,7 @@ def find_run_data(preset: str, entries: dict[str, dict[str, Any]], data: Path | 
     """
     if data is None:
         options, name = entries.get(SOURCE, {}), f"{SOURCE}-{preset}"
-        folder = synthetic_folder(name)
+        folder = synthetic_folder(options, name=name)
         there = partial(is_made, options, name=name)
         return RunData(folder, paths.shown(folder), there, partial(_synthesise, options, name))
     data_digest(data)

@@ -1,6 +1,8 @@
 """What a notebook says at its beginning and its end: where it writes, and what it ran on."""
 
+import json
 import os
+import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,10 +16,13 @@ from tqdm import TqdmWarning
 
 from jagged_ranking import paths, provenance, results
 from jagged_ranking.devices import default_device
+from jagged_ranking.figures import style
 from jagged_ranking.processes import gpus_alone
 from jagged_ranking.reproduce.cache import kept_tables
 from jagged_ranking.reproduce.click_logs import describe_data, histories_digests, prepared_digests
+from jagged_ranking.reproduce.errors import RunError
 from jagged_ranking.reproduce.freshness import COMMAND_VARIABLE, KEY_VARIABLE
+from jagged_ranking.reproduce.parameters import TAG, check_values, parse_parameters
 from jagged_ranking.reproduce.run_record import read_record
 
 # `datasets` takes the bars of tqdm.auto, which chooses when it is first imported. Plain ones are
@@ -52,7 +57,8 @@ class Session:
     begun: provenance.Beginning
 
     def save(self, table: pd.DataFrame) -> dict[str, Any]:
-        """Write results.parquet and manifest.json into the folder; returns the manifest."""
+        """Write results.parquet and manifest.json into the folder, where figures of earlier results
+        are deleted; returns the manifest."""
         manifest = provenance.manifest(
             run_id=self.id,
             preset=self.preset,
@@ -70,6 +76,7 @@ class Session:
         manifest["earlier_seconds"] = record.earlier_seconds if record and begun else 0.0
         with paths.naming(self.folder):
             results.write(table, self.folder / results.RESULTS)
+            style.forget(self.folder, self.id)
             provenance.write_manifest(manifest, self.folder / provenance.MANIFEST)
         return manifest
 
@@ -82,7 +89,7 @@ def begin(
     data: str | None = None,
     datasets: Sequence[str] = (),
     histories: Sequence[str] = (),
-    seed: int | None = None,
+    seed: int | Sequence[int] | None = None,
     device: str = "auto",
     parameters: Mapping[str, Any],
 ) -> Session:
@@ -95,20 +102,32 @@ def begin(
         data: the folder of the prepared dataset that the notebook reads, if any.
         datasets: further ones, see `find_prepared`.
         histories: data sets of which it reads the history lengths, see `find_histories`.
-        seed: the seed of everything random in it.
+        seed: the seed of everything random in it; of several, the first.
         device: "cpu", "cuda" or "auto" (CUDA where there is one).
         parameters: the other parameters of the notebook, for the manifest.
+
+    Raises:
+        RunError: a parameter is not of its type, no seed, a device that is not there, or no such
+            data; one line.
+        OSError: the folder cannot be written to.
     """
+    _check(run_id, {"datasets": datasets, "histories": histories, **parameters})
+    if isinstance(seed, Sequence):
+        if not seed:
+            raise RunError(f"{run_id}: parameter `seeds` is empty; give one at least")
+        seed = seed[0]
+    device = _device(device)
     digests = {**histories_digests(histories), **prepared_digests(datasets)}  # errors come first
     if data:
         described = describe_data(data)
         digests[described["name"]] = described["digest"]
-    device = default_device() if device == "auto" else device
     if device == "cuda" and preset != SMOKE:
         # until the process ends
         _held.enter_context(gpus_alone([0]))
     folder = Path(out) if out else paths.RUNS / preset / run_id
     folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):  # not first after hours of work
+        pass
     paths.settle_build(folder)
     return Session(
         id=run_id,
@@ -120,6 +139,33 @@ def begin(
         data_digests=digests,
         begun=provenance.begin(device),
     )
+
+
+def _check(run_id: str, values: Mapping[str, Any]) -> None:
+    """RunError where a value is not of the type that the notebook says: papermill passes a list
+    that it is given by `-p` as text, which has letters where a list has names."""
+    notebook = paths.NOTEBOOKS / f"{run_id}.ipynb"
+    if not notebook.is_file():
+        return
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]  # nbformat takes seconds
+    sources = ["".join(c["source"]) for c in cells if TAG in c["metadata"].get("tags", [])]
+    known = parse_parameters(sources[0]) if sources else {}
+    given = {name: value for name, value in values.items() if name in known}
+    try:
+        check_values(given, known, run_id)
+    except RunError as error:
+        hint = "; papermill reads a list as -y '{NAME: [a, b]}'" if "list[" in str(error) else ""
+        raise RunError(f"{error}{hint}") from None
+
+
+def _device(name: str) -> str:
+    """ "cuda" or "cpu"; RunError for another name, or without a GPU that works."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise RunError(f"device {name!r}: must be auto, cpu or cuda")
+    found = default_device()
+    if name == "cuda" and found != "cuda":
+        raise RunError("device 'cuda': PyTorch finds no GPU here; `jagged doctor` says more")
+    return found if name == "auto" else name
 
 
 def show_tables(tables: Iterable[tuple[str, pd.DataFrame]]) -> None:

@@ -18,38 +18,28 @@ def synthetic_log(options: Mapping[str, Any] | None = None, *, name: str = SOURC
 
     Args:
         options: of the source (users, items, categories, events, seed), else its defaults.
-        name: of the folder below build/data.
+        name: what the folder below build/data begins with.
     """
     options = options or {}
-    folder = synthetic_folder(name)
+    folder = synthetic_folder(options, name=name)
     if not is_made(options, name=name):
         from click_data import prepare  # polars and pyarrow: only where data is made
 
         folder.parent.mkdir(parents=True, exist_ok=True)
         prepare(SOURCE, out=folder, force=True, **options)
-        _stamp(folder).write_text(_key(options), encoding="utf-8")
     return str(folder)
 
 
-def synthetic_folder(name: str) -> Path:
-    """Where the synthetic log of this name lies or will lie."""
-    return paths.BUILD / "data" / name
+def synthetic_folder(options: Mapping[str, Any], *, name: str = SOURCE) -> Path:
+    """Where the log of these options and this code lies or will lie: a folder of its own, as a run
+    with other options may be reading its log meanwhile."""
+    key = digest([dict(options), code_hash(roots=DATA)])
+    return paths.BUILD / "data" / f"{name}-{key[:16]}"
 
 
 def is_made(options: Mapping[str, Any], *, name: str) -> bool:
     """Whether the log is there, of these options and this code."""
-    folder = synthetic_folder(name)
     try:
-        data_digest(folder)
-        return _stamp(folder).read_text(encoding="utf-8") == _key(options)
-    except (RunError, OSError):
+        return data_digest(synthetic_folder(options, name=name)) is not None
+    except RunError:
         return False
-
-
-def _stamp(folder: Path) -> Path:
-    # Beside the folder: what lies in it is the dataset and nothing else.
-    return folder.with_name(f"{folder.name}.key")
-
-
-def _key(options: Mapping[str, Any]) -> str:
-    return digest([dict(options), code_hash(roots=DATA)])
