@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import nbformat
+import papermill
 import pytest
 
 from jagged_ranking.reproduce.parameters import check_values, read_parameters, read_preset
@@ -65,6 +66,13 @@ def test_one_parameters_cell_first(path):
     assert known["data"].default is None
     assert known["preset"].default == "interactive"
     assert all(parameter.description for parameter in known.values())
+
+
+@each_notebook
+def test_papermill_knows_the_parameters(path):
+    unknown = set(read_parameters(path)) - set(papermill.inspect_notebook(path))
+    # of which one number may be None
+    assert unknown <= {"sigmas"}, "papermill warns of them as unknown, and lists them in no help"
 
 
 @each_notebook

@@ -3,7 +3,8 @@
 papermill only warns at an unknown name and passes a list given on the command line as a string,
 so a typing error would cost a whole run with the defaults. Here the cell tagged `parameters` is
 parsed, never executed: each line is `name = literal` or `name: type = literal`, with a comment
-behind it as its description. The type is the annotation, else what the default value is.
+behind it as its description. The type is the annotation, else what the default value is. What is
+None by default may always be None: papermill takes a name whose annotation has a `|` for unknown.
 """
 
 import ast
@@ -79,6 +80,8 @@ def parse_parameters(source: str) -> dict[str, Parameter]:
         except ValueError as error:
             raise ValueError(f"the default of `{name}` is not a literal") from error
         kind = ast.unparse(declared) if declared else _type_of(default)
+        if declared and default is None and not kind.endswith(" | None"):
+            kind = f"{kind} | None"
         if declared:
             try:
                 _accept(default, _parse_type(kind))
