@@ -170,16 +170,17 @@ class StepContest:
         return {left[name]: one.samples for name, one in timed.items() if not one.failure}
 
     def weigh(self, entries: Iterable[Entry]) -> None:
-        """Rows of the peak memory of each of these, alone on the device, who has not failed; or
-        only of memory, of which others held some: whoever can be weighed has failed for want of
-        room, and not because of what it needs."""
+        """Rows of the peak memory of each of these, alone on the device, who has not failed; or ran
+        out of memory after its check, when others held some: whoever can be weighed has failed for
+        want of room, and not because of what it needs."""
         for entry in entries:
             status, _ = self.failed.get(entry, ("ok", ""))
-            if status not in ("ok", "out_of_memory"):
+            crowded = status == "out_of_memory" and entry in self._checked
+            if status != "ok" and not crowded:
                 continue
             peak = self.tried(entry, lambda e=entry: self._peak(e))
             if peak is not None:
-                if status != "ok":
+                if crowded:
                     self.failed[entry] = ("unsupported", CROWDED)
                 for metric, value in zip(PEAKS, (peak.total, peak.beyond_inputs), strict=True):
                     self.row(entry, metric, "bytes", value=float(value))
