@@ -171,9 +171,10 @@ def serving(
         Metrics: "latency" (ms by the wall, from ids on the device to logits
         on the host; the value is the median over requests of all lengths), `TAIL` (the 99th
         percentile of the same), "requests_per_second" (of one caller after another, by the mean),
-        "device_time" (ms; on a GPU; every batch as often as any other), "peak_memory" and "peak_memory_minus_inputs" (bytes; on the
-        batch with the longest history; caches are inputs), "cache_memory" (bytes; of a user of as
-        many events as the cap) and "rel_error" (of logits).
+        "device_time" (ms; on a GPU; of every batch as often as of any other), "peak_memory" and
+        "peak_memory_minus_inputs" (bytes; on the batch with the longest history; caches are
+        inputs), "cache_memory" (bytes; of a user of as many events as the cap) and "rel_error" (of
+        logits).
     """
     where = torch.device(device)
     lengths = of_requests(
