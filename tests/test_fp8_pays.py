@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from choice_cases import on_hopper
-from fp8_pays import calls_of, errors_of, known_workloads, main
+from fp8_pays import calls_of, check, errors_of, known_workloads, main
 
 from jagged_ranking import results
 from jagged_ranking.figures.fp8_goals import BF16, KEPT, KERNEL, WHOLE, fp8_speed_rows
@@ -39,6 +41,22 @@ def test_bad_words_are_a_line(words: list[str], said: str, capsys, monkeypatch) 
 def test_errors_are_of_numbers_as_they_came() -> None:
     errors = errors_of(setup(small(), DEVICE))
     assert errors[BF16] < 0.01 < errors[KERNEL] < 0.1
+
+
+@pytest.mark.parametrize(
+    ("off", "bf16", "said"),
+    [
+        (0.05, 0.002, None),
+        (0.5, 0.002, "fp8_pays: fp8 on G is off by 0.5, not 0.1"),
+        (math.nan, 0.002, "fp8 on G is off by nan"),
+        (0.05, 0.02, "bf16 on G is off by 0.02, not 0.01"),
+    ],
+)
+def test_who_is_wrong_is_not_timed(off: float, bf16: float, said: str | None) -> None:
+    exact = torch.ones(4)
+    calls = {BF16: lambda: (exact, None), KERNEL: lambda: (exact * (1 + off), None)}
+    with nullcontext() if said is None else pytest.raises(SystemExit, match=said):
+        check(calls, {BF16: bf16}, "G")
 
 
 @on_hopper

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ from jagged_ranking.measure.workloads import Batch, Workload, setup
 
 # Float64 attention has a score in memory for each pair.
 LONGEST_JUDGED = 4096
+# Relative, beyond which a result is wrong: some times what roundings make of normal numbers.
+BF16_ERROR, FP8_ERROR = 0.01, 0.1
 DEFAULT = ("C", "D", "F", "G", "N")
 
 
@@ -78,6 +80,27 @@ def calls_of(batch: Batch) -> dict[str, Callable[[], Any]]:
     }
 
 
+def check(calls: Mapping[str, Callable[[], Any]], errors: Mapping[str, float], name: str) -> None:
+    """Ends the process where anybody is wrong on a workload: nobody is timed then.
+
+    Args:
+        calls: see `calls_of`; all others are held against the forward in bf16.
+        errors: see `errors_of`.
+        name: of the workload.
+    """
+    exact, *others = (_values(call()).float() for call in calls.values())
+    far = {who: float((one - exact).norm() / exact.norm())
+           for who, one in zip([*calls][1:], others, strict=True)}  # fmt: skip
+    for who, error in {**far, BF16: errors[BF16]}.items():
+        allowed = BF16_ERROR if who == BF16 else FP8_ERROR
+        if not error <= allowed:  # NaN too
+            raise SystemExit(f"fp8_pays: {who} on {name} is off by {error:.3g}, not {allowed:g}")
+
+
+def _values(result: Any) -> Tensor:
+    return result[0] if isinstance(result, tuple) else result.values
+
+
 def errors_of(batch: Batch) -> dict[str, float]:
     """Of the longest user's last tokens, in a batch of their own."""
     end = int(batch.offsets[1 + int(batch.lengths.argmax())])
@@ -103,12 +126,14 @@ def rows_of(workload: Workload, effort: Effort, device: torch.device) -> Iterato
     }  # fmt: skip
     batch = setup(workload, device)
     where["config"] = workload.facts()
-    timed = timing.interleaved(calls_of(batch), device=device, effort=effort)
+    calls, errors = calls_of(batch), errors_of(batch)
+    check(calls, errors, workload.name)
+    timed = timing.interleaved(calls, device=device, effort=effort)
     for name, one in timed.items():
         if one.failure:
             raise one.failure
         yield results.row(provider=name, metric="latency", unit="ms", samples=one.samples, **where)
-    for name, error in errors_of(batch).items():
+    for name, error in errors.items():
         yield results.row(provider=name, metric="error", unit="", value=error, **where)
 
 

@@ -48,5 +48,5 @@ def breaks_the_device(batch: Batch) -> Prepared:
     def refuse(device: torch.device) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    trial._wait = refuse
+    trial.wait = refuse
     return _prepared(batch, lambda: batch.q * 2)

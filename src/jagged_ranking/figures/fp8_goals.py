@@ -5,7 +5,7 @@ import math
 import pandas as pd
 
 from jagged_ranking import results
-from jagged_ranking.figures.verdicts import at_least, bound, difference, number
+from jagged_ranking.figures.verdicts import NOT_MEASURED, at_least, bound, difference, number
 
 # The ids and the ops of what `fp8_pays.py` and `fp8_quality.py` in tests/support measure.
 FP8_PAYS, FP8_QUALITY = "fp8_pays", "fp8_quality"
@@ -35,7 +35,11 @@ METRICS = ("auc", "log_loss")
 def fp8_speed_rows(table: pd.DataFrame) -> list[dict[str, str]]:
     """A row for each workload."""
     found = results.select(table, op=FP8_PAYS, status="ok")
-    return [_speed_row(str(name), one) for name, one in found.groupby("workload", sort=False)]
+    rows = [_speed_row(str(name), one) for name, one in found.groupby("workload", sort=False)]
+    absent = [name for name in GOALS if rows and name not in set(found["workload"])]
+    return rows + [
+        {"workload": name, "at least": bound(GOALS[name]), "met": NOT_MEASURED} for name in absent
+    ]
 
 
 def _speed_row(name: str, found: pd.DataFrame) -> dict[str, str]:

@@ -42,7 +42,8 @@ def interaction_rows(table: pd.DataFrame) -> list[dict[str, str]]:
         there = mine[mine["workload"].isin(measured)]
         shown = {mode: _value(there, mode, "over_limit") for mode in modes_of(mine)}
         compared = mine[mine["peer"] != ""]
-        worst = compared["over_best"].max() if len(compared) else math.nan
+        # where ours has no number beside a peer's, nobody knows the worst
+        worst = compared["over_best"].max(skipna=False) if len(compared) else math.nan
         known = [value for value in shown.values() if not math.isnan(value)]
         over = max(known) if len(known) == len(shown) and known else math.nan
         rows.append(

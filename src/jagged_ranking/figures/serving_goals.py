@@ -19,7 +19,7 @@ from jagged_ranking.figures.serving_points import (
     value,
 )
 from jagged_ranking.figures.throughput_points import GRAPH
-from jagged_ranking.figures.verdicts import at_least, both, bound, met, number
+from jagged_ranking.figures.verdicts import NOT_MEASURED, at_least, both, bound, met, number
 from jagged_ranking.measure.lineup import OURS
 
 NOTE = (
@@ -50,13 +50,25 @@ def serving_rows(
     device, memory = cells(table, "device_time"), cells(table, "peak_memory_minus_inputs")
     held = cells(table, "cache_memory")
     replayed, their_tails = (cells(table, metric, GRAPH) for metric in ("latency", TAIL))
-    rows = []
+    rows, failed = [], []
     for cell, mine in waited.items():
         ours = value(mine)
-        if math.isnan(ours):
+        if OURS not in mine:
             continue
         facts, peer = mine[OURS], mine.get(PEER, {}).get("status", "")
         if candidates is not None and facts["candidates"] not in candidates:
+            continue
+        if math.isnan(ours):
+            if peer == "ok":  # a goal that nobody has seen met
+                failed.append(
+                    {
+                        **_asked(facts),
+                        "ours, p50 / p99 (ms)": _value_or_why(mine, OURS),
+                        "padded flash, p50 (ms)": _value_or_why(mine, PEER),
+                        "at least": bound(NOT_SLOWER),
+                        "met": NOT_MEASURED,
+                    }
+                )
             continue
         judged = peer in ("ok", "out_of_memory")
         faster = math.inf if peer == "out_of_memory" else value(mine, PEER) / ours
@@ -66,9 +78,7 @@ def serving_rows(
             most = math.nan
         rows.append(
             {
-                "model": style.look_of(facts["model"]).label,
-                "requests x candidates": f"{facts['requests']:,} x {facts['candidates']:,}",
-                "history cap": f"{facts['cap']:,}",
+                **_asked(facts),
                 "ours, p50 / p99 (ms)": f"{number(ours)} / {number(value(tails.get(cell)))}",
                 "padded flash, p50 (ms)": _value_or_why(mine, PEER),
                 "times faster": _said(faster),
@@ -87,7 +97,15 @@ def serving_rows(
                 "met": both(at_least(faster, least), met(heavy, most)),
             }
         )
-    return rows
+    return rows + failed if rows else []
+
+
+def _asked(facts: dict[str, Any]) -> dict[str, str]:
+    return {
+        "model": style.look_of(facts["model"]).label,
+        "requests x candidates": f"{facts['requests']:,} x {facts['candidates']:,}",
+        "history cap": f"{facts['cap']:,}",
+    }
 
 
 def _share(rows: dict[str, dict[str, Any]] | None) -> float:

@@ -20,6 +20,7 @@ from jagged_ranking.figures.throughput_points import (
     PAPER_FASTER,
     PAPER_MEMORY,
     against_peer,
+    ours_failed,
     steps,
 )
 from jagged_ranking.figures.verdicts import NOT_MEASURED, at_least, both, bound, met, number
@@ -55,11 +56,7 @@ def throughput_rows(table: pd.DataFrame) -> list[dict[str, str]]:
         goal = HOST_GOAL if share.get("status") == "ok" else math.nan
         rows.append(
             {
-                "batch": row["workload"],
-                "waste": f"{row['waste']:.0%}",
-                "model": style.look_of(row["model"]).label,
-                "layers": str(row["layers"]),
-                "mode": row["mode"],
+                **_batch(row),
                 "ours (samples/s)": number(row["ours"]),
                 "padded flash (samples/s)": _peer(row),
                 "times faster": _said(faster),
@@ -72,7 +69,27 @@ def throughput_rows(table: pd.DataFrame) -> list[dict[str, str]]:
                 "met": both(both(at_least(faster, least), met(heavy, most)), _below(host, goal)),
             }
         )
-    return rows
+    failed = [
+        {
+            **_batch(row),
+            "ours (samples/s)": SHORT[row["status"]],
+            "padded flash (samples/s)": number(row["peer"]),
+            "at least": bound(_least(_wasteful(row["waste"]))),
+            "met": NOT_MEASURED,
+        }
+        for row in ours_failed(table, "samples_per_second").to_dict("records")
+    ]
+    return rows + failed if rows else []
+
+
+def _batch(row: dict) -> dict[str, str]:
+    return {
+        "batch": row["workload"],
+        "waste": f"{row['waste']:.0%}",
+        "model": style.look_of(row["model"]).label,
+        "layers": str(row["layers"]),
+        "mode": row["mode"],
+    }
 
 
 def throughput_overview(table: pd.DataFrame) -> pd.DataFrame:
@@ -105,7 +122,7 @@ def throughput_overview(table: pd.DataFrame) -> pd.DataFrame:
                     "mode": mode,
                     "times faster": faster,
                     "goal": f"{goal:g}x",
-                    "missed": _missed(fits.loc[gain < goal, :], len(tried)),
+                    "missed": _missed(fits.loc[gain.round(2) < goal, :], len(tried)),
                     "memory / padded flash's": _ends(
                         heavy, heavy["ours"] / heavy["peer"], "{:.2f}"
                     ),

@@ -62,5 +62,15 @@ def against_peer(results: pd.DataFrame, metric: str) -> pd.DataFrame:
     )
 
 
+def ours_failed(results: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """A row a cell where ours ran out of memory or was wrong and the peer has a number (`peer`)."""
+    table = steps(results, metric)
+    own = select(table, provider=OURS, status=["error", "out_of_memory"])
+    good = select(table, provider=PEER, status="ok")
+    theirs = {_cell(row): float(row["value"]) for row in good.to_dict("records")}
+    peer = [theirs.get(_cell(row), math.nan) for row in own.to_dict("records")]
+    return own.assign(peer=peer).dropna(subset=["peer"])
+
+
 def _cell(row: dict) -> tuple:
     return tuple(row[name] for name in CELL)

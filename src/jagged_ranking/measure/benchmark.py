@@ -137,6 +137,20 @@ class _Measurement(Contest):
         self, providers: Sequence[str], modes: Sequence[str], *, timed: bool
     ) -> None:
         """Check everybody, then time whoever was right."""
+        self._check_and_time(providers, modes, timed=timed)
+        self.ask_alone(
+            # whoever may break the device has been asked in a process of its own
+            [name for name in providers if not PROVIDERS[name].tried_apart],
+            modes,
+            self.alone,
+            lambda name, mode: PROVIDERS[name].bytes_needed(self.workload, mode),
+        )
+        for name in providers if timed else ():
+            self.failure_rows(name, modes, {"latency": "ms"})
+
+    def _check_and_time(
+        self, providers: Sequence[str], modes: Sequence[str], *, timed: bool
+    ) -> None:
         batch = setup(self.workload, self.device)
         prepared: dict[str, Prepared] = {}
         for name in providers:
@@ -150,8 +164,6 @@ class _Measurement(Contest):
             self.time_builds(
                 {(n, op): call for n, p in prepared.items() for op, call in p.builds.items()}
             )
-            for name in providers:
-                self.failure_rows(name, modes, {"latency": "ms"})
 
     def alone(self, name: str) -> tuple[Run, list[Tensor]]:
         """A provider with nothing but its own inputs, for its memory."""

@@ -23,6 +23,8 @@ from jagged_ranking.measure.timing import Effort, Timing
 
 Run = Callable[[str], object]  # does the work of a mode once
 PEAKS = {"peak_memory": "bytes", "peak_memory_minus_inputs": "bytes"}
+# Of whoever ran out of memory that others held, and so is not said to need too much.
+CROWDED = "runs alone, but has no room beside what it is compared with here"
 
 
 class Contest:
@@ -154,6 +156,42 @@ class Contest:
         if timed.host:
             self.row(name, mode, "host_time", "ms", op=op, samples=timed.host)
 
+    def ask_alone(
+        self,
+        providers: Iterable[str],
+        modes: Sequence[str],
+        prepare: Callable[[str], tuple[Run, Iterable[Tensor]]],
+        needs: Callable[[str, str], int] = lambda provider, mode: 0,
+    ) -> None:
+        """Runs whoever ran out of memory once more, when nobody else holds any: who does then has
+        failed for want of room, and not because of what it needs.
+
+        Args:
+            providers, modes, prepare: as for `weigh`.
+            needs: (provider, mode) -> bytes, at least; more than are free are not tried.
+        """
+        for name in providers:
+            for mode in modes:
+                if self.failed.get((name, mode), ("", ""))[0] != "out_of_memory":
+                    continue
+                timing.release(self.device)
+                if needs(name, mode) > free_bytes(self.device):
+                    continue
+                self.tell(name, f"alone, {mode}")
+                if self._runs(name, mode, prepare):
+                    self.failed[name, mode] = ("unsupported", CROWDED)
+
+    def _runs(
+        self, name: str, mode: str, prepare: Callable[[str], tuple[Run, Iterable[Tensor]]]
+    ) -> bool:
+        try:
+            run, _ = prepare(name)
+            run(mode)
+            wait(self.device)
+        except Exception:
+            return False
+        return True
+
     def weigh(
         self,
         providers: Iterable[str],
@@ -282,6 +320,12 @@ def _said(error: BaseException) -> str:
         return own
     lines = str(cause).strip().splitlines()
     return f"{own} (from {type(cause).__name__}{f': {lines[-1].strip()}' if lines else ''})"
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def free_bytes(device: torch.device) -> int:

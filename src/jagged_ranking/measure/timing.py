@@ -47,12 +47,21 @@ class Effort:
         warmup: calls before the first turn, at least one (compilation, caches, allocator).
         seconds: what one provider may take on one workload and mode, warm-up apart. Slow
             providers get fewer calls in a turn, then fewer turns, but always two samples.
+
+    Raises:
+        ValueError: no rounds, or no call in a turn.
     """
 
     rounds: int = 5
     inner: int = 10
     warmup: int = 3
     seconds: float = 2.0
+
+    def __post_init__(self) -> None:
+        # as notebooks call them
+        for name, value in (("rounds", self.rounds), ("repeats", self.inner)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 @dataclass
@@ -153,7 +162,13 @@ def interleaved(
 
 @contextmanager
 def threads(device: torch.device | str, count: int) -> Iterator[None]:
-    """Work on a CPU with `count` threads inside of this; a GPU does not care."""
+    """Work on a CPU with `count` threads inside of this; a GPU does not care.
+
+    Raises:
+        ValueError: no thread.
+    """
+    if count < 1:  # as notebooks call them
+        raise ValueError(f"cpu_threads must be at least 1, got {count}")
     before = torch.get_num_threads()
     if torch.device(device).type == "cpu":
         torch.set_num_threads(count)

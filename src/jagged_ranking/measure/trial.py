@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from jagged_ranking.measure.contest import explain
+from jagged_ranking.measure.contest import explain, wait
 from jagged_ranking.measure.lineup import NOT_TRIED
 from jagged_ranking.measure.providers.base import Prepared, Provider
 from jagged_ranking.measure.workloads import Batch, Workload, setup
@@ -115,18 +115,13 @@ def _try_what_is_asked(pipe: Any) -> None:
         device, said = torch.device(name), None
         try:
             prepare(setup(workload, device)).run(mode)
-            _wait(device)
+            wait(device)
         except Exception as error:
             said = explain(error)
         try:
-            _wait(device)
+            wait(device)
             if device.type == "cuda":
                 torch.cuda.empty_cache()  # whoever is measured has the memory
         except RuntimeError:  # torch.AcceleratorError is one
             is_broken = True
         pipe.send((said, is_broken))
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -1,5 +1,6 @@
 """The batches that the notebooks measure, and measuring them so that little is lost."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -196,14 +197,32 @@ def describe_batches(batches: Sequence[Workload]) -> pd.DataFrame:
 
 def some(batches: list[B], parameters: str) -> list[B]:
     """The batches; ValueError with the `parameters` of a notebook that give any, if there are
-    none, and for a batch of nothing: before what was measured earlier is written over."""
+    none, for a batch of nothing, and for two of one name, whose rows would be taken for each
+    other's: before what was measured earlier is written over."""
     if not batches:
         raise ValueError(f"no batch to measure: nothing in any of {parameters} (see data_users)")
     for batch in batches:
         for size in ("users", "heads", "head_dim", "max_len"):
             if (value := getattr(batch, size, 1)) < 1:
                 raise ValueError(f"{size} must be at least 1, got {value}")
+    for name, count in Counter(map(_called, batches)).items():
+        if count > 1:
+            raise ValueError(f"{count} batches are called {name[0]!r}, of {parameters}")
     return batches
+
+
+def _called(batch: Any) -> tuple[str, ...]:
+    """What rows of results tell a batch by."""
+    shape = getattr(batch, "batch", batch)
+    return batch.name, shape.op, str(shape.dtype)
+
+
+def positive(**numbers: int | Sequence[int]) -> None:
+    """Raises ValueError for the first that is below 1, with its name."""
+    for name, given in numbers.items():
+        for value in [given] if isinstance(given, int) else given:
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 def precision(device: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from jagged_ranking.measure.cached.cases import (
     prefix_sweep,
     scoring_sweep,
 )
-from jagged_ranking.reproduce.attention_study import measured_in_parts, precision
+from jagged_ranking.reproduce.attention_study import measured_in_parts, positive, precision
 from jagged_ranking.reproduce.click_logs import describe_data
 from jagged_ranking.reproduce.quality_study import with_own
 
@@ -59,8 +59,25 @@ def cache_cases(
         seed: of all lengths and values.
 
     Raises:
-        ValueError: no batch at all.
+        ValueError: a number below 1, a share that is none, or no batch at all.
     """
+    positive(
+        history_lengths=history_lengths,
+        users=users,
+        at_users=at_users,
+        at_history=at_history,
+        new_events=new_events,
+        page_size=page_size,
+        prefix_users=prefix_users,
+        prefix_history=prefix_history,
+        scored_histories=scored_histories,
+        scored_users=scored_users,
+        recent=recent,
+        heads=heads,
+        head_dim=head_dim,
+    )
+    if not 0 < kept_share <= 1:
+        raise ValueError(f"kept_share must be above 0 and at most 1, got {kept_share:g}")
     shape = {**precision(device), "heads": heads, "head_dim": head_dim, "seed": seed}
     cases = decoding_sweeps(
         history_lengths,

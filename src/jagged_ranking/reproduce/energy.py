@@ -1,14 +1,16 @@
 """The energy that a GPU takes for some work, by NVML.
 
 By the counter of the board where it has one (since Volta), which says millijoules and moves some
-tens of times a second; else by its power, asked as often.
+times a second: what it says at a moment is as old as its last move, and so the power between two
+moves is what counts. Else by the board's power, asked some tens of times a second.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +20,7 @@ import torch
 from jagged_ranking.measure.providers import Unavailable
 
 COUNTER, POWER = "energy counter", "sampled power"
-_EVERY_SECONDS = 0.02
+_POWER_EVERY, _COUNTER_EVERY = 0.02, 0.002  # seconds between two looks
 # How long a counter may stand still before it is taken for broken.
 _STILL_SECONDS = 2.0
 
@@ -38,7 +40,7 @@ def energy_of(call: Callable[[], object], *, device: torch.device, seconds: floa
     Args:
         call: ends when the device has.
         device: a CUDA device.
-        seconds: at least; a few times what the counter takes to move, which it does at least once.
+        seconds: at least; a few times what the counter takes to move, which it does at least twice.
 
     Raises:
         Unavailable: a CPU, no NVML that knows the device, or a counter that does not move.
@@ -54,31 +56,50 @@ def energy_of(call: Callable[[], object], *, device: torch.device, seconds: floa
 
 
 def _by_counter(nvml: Any, board: Any, call: Callable[[], object], seconds: float) -> Energy:
-    def taken() -> int:
-        return nvml.nvmlDeviceGetTotalEnergyConsumption(board) - before
-
-    before = nvml.nvmlDeviceGetTotalEnergyConsumption(board)
-    calls, _ = _repeated(call, seconds, until=lambda: taken() > 0)
-    if (millijoules := taken()) <= 0:
+    with _looked_at(
+        lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(board), _COUNTER_EVERY
+    ) as seen:
+        calls, took = _repeated(call, seconds, until=lambda: len(moves(seen)) > 1)
+        known = moves(seen)  # before the board is idle again
+    if len(known) < 2:
         raise Unavailable("unsupported", "the board's counter of energy does not move")
-    return Energy(millijoules / 1e3, calls, COUNTER)
+    (begun, before), (ended, after) = known[0], known[-1]
+    watts = (after - before) / 1e3 / (ended - begun)
+    return Energy(took * watts, calls, COUNTER)
+
+
+def moves(seen: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
+    """Of looks at a counter, (moment, what it said), those at which it had moved; not the first,
+    since how old that was nobody knows."""
+    looks = list(seen)  # of a thread, which goes on
+    return [look for last, look in itertools.pairwise(looks) if look[1] != last[1]]
 
 
 def _by_power(nvml: Any, board: Any, call: Callable[[], object], seconds: float) -> Energy:
-    watts, done = [nvml.nvmlDeviceGetPowerUsage(board) / 1e3], threading.Event()
-
-    def sample() -> None:
-        while not done.wait(_EVERY_SECONDS):
-            watts.append(nvml.nvmlDeviceGetPowerUsage(board) / 1e3)
-
-    sampler = threading.Thread(target=sample, daemon=True)
-    sampler.start()
-    try:
+    with _looked_at(lambda: nvml.nvmlDeviceGetPowerUsage(board), _POWER_EVERY) as seen:
         calls, took = _repeated(call, seconds)
+    watts = sum(milliwatts for _, milliwatts in seen) / 1e3 / len(seen)
+    return Energy(took * watts, calls, POWER)
+
+
+@contextmanager
+def _looked_at(read: Callable[[], int], every: float) -> Iterator[list[tuple[float, int]]]:
+    """Inside, a thread looks at a number again and again: (moment, number) of each look so far,
+    one at least."""
+    seen, done = [(time.perf_counter(), read())], threading.Event()
+
+    def look() -> None:
+        while not done.wait(every):
+            number = read()
+            seen.append((time.perf_counter(), number))
+
+    looker = threading.Thread(target=look, daemon=True)
+    looker.start()
+    try:
+        yield seen
     finally:
         done.set()
-        sampler.join()
-    return Energy(took * sum(watts) / len(watts), calls, POWER)
+        looker.join()
 
 
 def _repeated(

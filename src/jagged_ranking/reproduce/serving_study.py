@@ -12,6 +12,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from jagged_ranking.models.model_config import has_self_attention
 from jagged_ranking.reproduce.cache import cached
 from jagged_ranking.reproduce.request_batches import RequestBatches, of_requests
 from jagged_ranking.reproduce.serving_contest import ServingContest
-from jagged_ranking.reproduce.step_contest import PEAKS, WALL, Entry, facts_of
+from jagged_ranking.reproduce.step_contest import PEAKS, WALL, Entry, facts_of, on_device
 from jagged_ranking.training.config import TrainConfig
 
 _UNITS = {
@@ -170,9 +171,10 @@ def serving(
         Metrics: "latency" (ms by the wall, from ids on the device to logits
         on the host; the value is the median over requests of all lengths), `TAIL` (the 99th
         percentile of the same), "requests_per_second" (of one caller after another, by the mean),
-        "device_time" (ms; on a GPU), "peak_memory" and "peak_memory_minus_inputs" (bytes; on the
-        batch with the longest history; caches are inputs), "cache_memory" (bytes; of a user of as
-        many events as the cap) and "rel_error" (of logits).
+        "device_time" (ms; on a GPU; of every batch as often as of any other), "peak_memory" and
+        "peak_memory_minus_inputs" (bytes; on the batch with the longest history; caches are
+        inputs), "cache_memory" (bytes; of a user of as many events as the cap) and "rel_error" (of
+        logits).
     """
     where = torch.device(device)
     lengths = of_requests(
@@ -186,16 +188,18 @@ def serving(
             lengths, items=items, candidates=point.candidates, device=where, seed=seed
         )
         every = made.each()
+        asked = _configs(
+            point,
+            attentions=attentions,
+            graphed_attentions=graphed_attentions,
+            options=options,
+            seed=seed,
+        )
+        configs, need_a_gpu = on_device(asked, where)
         contest = ServingContest(
             op=SERVING,
             workload=point.name,
-            configs=_configs(
-                point,
-                attentions=attentions,
-                graphed_attentions=graphed_attentions if where.type == "cuda" else (),
-                options=options,
-                seed=seed,
-            ),
+            configs=configs,
             shape=made.shape,
             batches=every,
             new_events=new_events,
@@ -208,8 +212,7 @@ def serving(
         _times(contest, effort)
         contest.weigh([entry for entry in contest.configs if entry.mode == SCORING])
         contest.say_failures(_UNITS)
-        if where.type != "cuda":
-            contest.say_graphs_need_a_gpu(graphed_attentions, SCORING, "latency")
+        contest.say_graphs_need_a_gpu(need_a_gpu, "latency")
         contest.say_caches()
         timing.release(where)
     return results.frame(contest.found)
@@ -281,9 +284,7 @@ def _times(contest: ServingContest, effort: Effort) -> None:
         rate = contest.facts["requests"] * 1e3 / float(np.mean(samples))
         contest.row(entry, "requests_per_second", "1/s", value=rate)
     if contest.device.type == "cuda":
-        turns = {entry: _in_turn(call, batches) for entry, call in calls.items()}
-        once = replace(effort, rounds=1, inner=batches, warmup=1)
-        for entry, samples in contest.interleaved(turns, once, contest.device).items():
+        for entry, samples in _device_times(contest, calls, effort).items():
             contest.row(entry, "device_time", "ms", samples=samples)
         return
     for entry in calls:
@@ -291,7 +292,25 @@ def _times(contest: ServingContest, effort: Effort) -> None:
         contest.row(entry, "device_time", "ms", status="unsupported", message=said)
 
 
-def _in_turn(call: Callable[[int], torch.Tensor], batches: int) -> Callable[[], object]:
-    """A call on the next batch at each call, and nobody waits."""
-    numbers = itertools.cycle(range(batches))
-    return lambda: call(next(numbers))
+def _device_times(
+    contest: ServingContest, calls: Mapping[Entry, Callable[[int], torch.Tensor]], effort: Effort
+) -> dict[Entry, list[float]]:
+    """ms of the device of all who have not failed, of every batch as often as of any other: whoever
+    is slow, or whose host was late, has samples of the same requests as all others."""
+    keys = [
+        (entry, number)
+        for entry in calls
+        if entry not in contest.failed
+        for number in range(len(contest.batches))
+    ]
+    timed = timing.interleaved(
+        {f"{e.provider}, {e.mode}, {n}": partial(calls[e], n) for e, n in keys},
+        device=contest.device,
+        effort=replace(effort, rounds=1, inner=2, warmup=1),
+    )
+    found: dict[Entry, list[float]] = {}
+    for (entry, _), one in zip(keys, timed.values(), strict=True):
+        if one.failure:
+            contest.fail(entry, one.failure)
+        found.setdefault(entry, []).extend(one.samples)
+    return {entry: samples for entry, samples in found.items() if entry not in contest.failed}

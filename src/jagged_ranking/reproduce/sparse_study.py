@@ -23,6 +23,7 @@ from jagged_ranking.reproduce.attention_study import (
     describe_batches,
     measured_in_parts,
     named_batches,
+    positive,
     precision,
     real_batches,
     some,
@@ -86,8 +87,26 @@ def sparse_batches(
         seed: of all lengths and blocks.
 
     Raises:
-        ValueError: a name or size that there is not, or no batch at all.
+        ValueError: a name or size that there is not, a number below 1, or no batch at all.
     """
+    positive(
+        lengths=lengths,
+        tokens=tokens,
+        stride=stride,
+        local=local,
+        block=block,
+        density_length=density_length,
+        strides=strides,
+        local_blocks=locals_,
+        block_length=block_length,
+        candidates=candidates,
+        top_k=top_k,
+        retrieval_users=retrieval_users,
+        retrieval_length=retrieval_length,
+        window=window,
+        heads=heads,
+        head_dim=head_dim,
+    )
     shape = {**precision(device), "heads": heads, "head_dim": head_dim, "seed": seed}
     equal: dict[str, Any] = {"tokens": tokens, "block": block, **shape}
     chosen = strided_by_length(lengths, stride=stride, local=local, **equal)

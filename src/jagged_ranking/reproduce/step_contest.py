@@ -24,7 +24,7 @@ from jagged_ranking.data.prefetch import tensors_of
 from jagged_ranking.devices import device_name
 from jagged_ranking.figures.throughput_points import GRAPH
 from jagged_ranking.measure import timing
-from jagged_ranking.measure.contest import explain
+from jagged_ranking.measure.contest import CROWDED, explain
 from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.measure.peak_memory import Peak, allocated, peak_memory, storage_bytes
 from jagged_ranking.measure.reference import Errors, compare
@@ -82,12 +82,15 @@ class StepContest:
         self.device = batch.user.device
         self._named: dict[str, Any] = {"op": op, "workload": workload, "run_id": run_id}
         self.failed: dict[Entry, tuple[str, str]] = {}
+        self._checked: set[Entry] = set()  # who could do it alone
         self.found: list[dict[str, Any]] = []
         self.facts = {**facts, **facts_of([batch])}
 
     def check(self) -> None:
         """Rows of how far everybody's logits, and losses after a step, are from those of jagged
         attention in float32; who is wrong has failed."""
+        if not self.configs:
+            return
         exact = dataclasses.replace(
             next(iter(self.configs.values())), attention=OURS, precision="float32", compile="off"
         )
@@ -109,6 +112,7 @@ class StepContest:
                 timing.release(self.device)
             if answers is None:
                 continue
+            self._checked.add(entry)
             error = compare([(answers[0], logits)])
             allowed = bound
             if entry.provider == OURS:
@@ -166,12 +170,18 @@ class StepContest:
         return {left[name]: one.samples for name, one in timed.items() if not one.failure}
 
     def weigh(self, entries: Iterable[Entry]) -> None:
-        """Rows of the peak memory of each of these who has not failed, alone on the device."""
+        """Rows of the peak memory of each of these, alone on the device, who has not failed; or ran
+        out of memory after its check, when others held some: whoever can be weighed has failed for
+        want of room, and not because of what it needs."""
         for entry in entries:
-            if entry in self.failed:
+            status, _ = self.failed.get(entry, ("ok", ""))
+            crowded = status == "out_of_memory" and entry in self._checked
+            if status != "ok" and not crowded:
                 continue
             peak = self.tried(entry, lambda e=entry: self._peak(e))
             if peak is not None:
+                if crowded:
+                    self.failed[entry] = ("unsupported", CROWDED)
                 for metric, value in zip(PEAKS, (peak.total, peak.beyond_inputs), strict=True):
                     self.row(entry, metric, "bytes", value=float(value))
 
@@ -201,6 +211,9 @@ class StepContest:
         cannot = cannot or (status == "error" and str(error).startswith(NO_CAPTURE))
         if cannot:
             status, message = "unsupported", str(error)
+        # Nobody who is captured is weighed, see `weigh`.
+        if status == "out_of_memory" and entry.mode == GRAPH and entry in self._checked:
+            status, message = "unsupported", CROWDED
         self.failed[entry] = (status, message)
         timing.release(self.device)
 
@@ -217,12 +230,10 @@ class StepContest:
                 if metric not in told:
                     self.row(entry, metric, unit, status=status, message=message)
 
-    def say_graphs_need_a_gpu(self, kinds: Iterable[str], launched: str, metric: str) -> None:
-        """A row of the metric, in ms, for each kind that would be captured, of which there is an
-        entry of the mode `launched`."""
-        for kind in kinds:
-            entry = Entry(kind, GRAPH)
-            self.configs[entry] = self.configs[Entry(kind, launched)]
+    def say_graphs_need_a_gpu(self, captured: Mapping[Entry, TrainConfig], metric: str) -> None:
+        """A row of the metric, in ms, for each of those who would be captured."""
+        self.configs |= captured
+        for entry in captured:
             self.row(entry, metric, "ms", status="unsupported", message=NO_GPU)
 
     def row(
@@ -248,6 +259,15 @@ class StepContest:
                 **options,
             )
         )
+
+
+def on_device(
+    configs: Mapping[Entry, TrainConfig], device: torch.device
+) -> tuple[dict[Entry, TrainConfig], dict[Entry, TrainConfig]]:
+    """(who can take part on the device, who needs a GPU for it)."""
+    cuda = device.type == "cuda"
+    need = {entry: one for entry, one in configs.items() if entry.mode == GRAPH and not cuda}
+    return {entry: one for entry, one in configs.items() if entry not in need}, need
 
 
 def facts_of(batches: Sequence[JaggedBatch]) -> dict[str, Any]:

@@ -64,8 +64,11 @@ def step_costs(
         against jagged attention in float32).
 
     Raises:
-        ValueError: an option that `TrainConfig` does not have, a model or a kind that there is not.
+        ValueError: an option that `TrainConfig` does not have, a model or a kind that there is not,
+            or no kind at all.
     """
+    if not attentions:
+        raise ValueError("there must be at least one kind of attention")
     where = torch.device(device)
     configs = [
         [

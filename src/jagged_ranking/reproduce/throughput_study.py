@@ -37,7 +37,14 @@ from jagged_ranking.reproduce.request_batches import (
     of_log,
     of_waste,
 )
-from jagged_ranking.reproduce.step_contest import PEAKS, WALL, Entry, StepContest, facts_of
+from jagged_ranking.reproduce.step_contest import (
+    PEAKS,
+    WALL,
+    Entry,
+    StepContest,
+    facts_of,
+    on_device,
+)
 from jagged_ranking.reproduce.step_parts import StepClock, in_order, typical
 from jagged_ranking.reproduce.training_step import TrainingStep
 from jagged_ranking.training.config import TrainConfig
@@ -207,20 +214,22 @@ def throughput(
     with timing.threads(where, cpu_threads), timing.earlier_objects_apart():
         made = RequestBatches(lengths, items=items, candidates=candidates, device=where, seed=seed)
         every = made.each()
+        asked = _configs(
+            lengths,
+            models=models,
+            layers=layers,
+            attentions=attentions,
+            compiled_attentions=compiled_attentions,
+            graphed_attentions=graphed_attentions,
+            compiler=compiler,
+            options=options,
+            seed=seed,
+        )
+        configs, need_a_gpu = on_device(asked, where)
         contest = StepContest(
             op=STEP,
             workload=lengths.name,
-            configs=_configs(
-                lengths,
-                models=models,
-                layers=layers,
-                attentions=attentions,
-                compiled_attentions=compiled_attentions,
-                graphed_attentions=graphed_attentions if where.type == "cuda" else (),
-                compiler=compiler,
-                options=options,
-                seed=seed,
-            ),
+            configs=configs,
             shape=made.shape,
             batch=every[0],
             facts={"cap": lengths.cap, "group": lengths.group, "items": items},
@@ -235,8 +244,7 @@ def throughput(
         _Measurement(contest, made, steps, effort, energy_seconds).all()
         contest.weigh([entry for entry in contest.configs if entry.mode == EAGER])
         contest.say_failures(_UNITS)
-        if where.type != "cuda":
-            contest.say_graphs_need_a_gpu(graphed_attentions, EAGER, "step_time")
+        contest.say_graphs_need_a_gpu(need_a_gpu, "step_time")
         timing.release(where)
     return results.frame(contest.found)
 
@@ -255,6 +263,8 @@ def _configs(
     **others: Any,
 ) -> dict[Entry, TrainConfig]:
     """Who takes part; `others` are not theirs."""
+    if not (attentions or compiled_attentions or graphed_attentions):
+        raise ValueError("there must be at least one kind of attention")
     (model,) = models
     given = {**options, "model": model, "layers": layers, "max_history": lengths.cap, "seed": seed}
     asked = [(EAGER, "off", kind) for kind in attentions]

@@ -61,6 +61,19 @@ def test_a_claim_that_few_batches_reach_holds_in_part(measured: pd.DataFrame) ->
     assert "9x or more on 1 of 24 batches" in faster["where"]
 
 
+def test_batches_that_ours_fails_on_reach_nothing(measured: pd.DataFrame) -> None:
+    """And are not left out of those that a claim is judged by."""
+    failed = measured.copy()
+    ours = (failed["provider"] == "jagged") & (failed["metric"] == "latency")
+    kept = failed["workload"].isin(["A", "B", "E"])
+    failed.loc[ours & ~kept, ["value", "status"]] = [float("nan"), "error"]
+    table = tables.claims(failed).set_index(["claim", "mode"])
+    faster = table.loc[("faster than dense attention", "forward")]
+    assert "9x or more on 2 of 3 batches" in faster["where"]
+    assert "ours fails on C, D, F, G, N, waste 0%" in faster["where"]
+    assert faster["holds"] == "in part"
+
+
 def test_claims_about_gpus_are_not_judged_on_a_cpu(measured: pd.DataFrame) -> None:
     elsewhere = measured.copy()
     named = device_name("cpu")

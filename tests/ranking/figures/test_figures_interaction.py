@@ -211,3 +211,16 @@ def _small() -> Layout:
 
     batch = Workload.from_lengths("w", [3, 1, 2], heads=1, head_dim=4, dtype=torch.float32)
     return Layout(batch, torch.device("cpu"))
+
+
+def test_nobody_knows_the_worst_where_ours_failed(measured: pd.DataFrame) -> None:
+    """On one batch, where a peer has a number."""
+    table = results.select(measured, op=["jagged_sum"]).copy()
+    (before, *_) = interaction_rows(table)
+    assert before["slower than a peer on"].startswith("0 of ")
+    where = {"provider": "jagged", "metric": "latency", "mode": "forward"}
+    small = results.with_config(results.select(table, **where), "tokens", "dtype")
+    at = small.loc[small["dtype"] == "bfloat16", "tokens"].idxmin()
+    table.loc[at, ["value", "status"]] = [float("nan"), "error"]
+    (row, *_) = interaction_rows(table)
+    assert (before["met"], row["met"]) == ("yes", "not measured")

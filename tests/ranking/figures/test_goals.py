@@ -203,3 +203,17 @@ def test_every_result_is_on_one_page(tmp_path: Path, measured: pd.DataFrame) -> 
     page.write_text("no marks")
     with pytest.raises(ValueError, match=r"results\.md: needs one"):
         redraw.update_results(page, figures)
+
+
+def test_a_spread_that_failed_is_not_left_out_of_the_skew(tmp_path: Path) -> None:
+    """Ours on two of three is no ratio of all."""
+    table = target_results()
+    ours = results.select(table, provider="jagged", mode="forward", metric="latency")
+    skewed = results.with_config(ours, "distribution", "group", "B")
+    one = skewed.query("distribution == 'whale' and group == 'skew' and B == 16").index
+    table.loc[one, ["value", "status"]] = [float("nan"), "error"]
+    _save(tmp_path / "03_target_attention", table, id="03_target_attention")
+    rows = _rows(goals.goal_tables(tmp_path), "Target attention: the same events")
+    lost = rows["forward", "16", "jagged (ours)"]
+    assert lost[-3:] == ["–", "1.15", "not measured"]
+    assert rows["forward", "64", "jagged (ours)"][-1] in ("yes", "**no**")

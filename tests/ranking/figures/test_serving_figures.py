@@ -141,3 +141,15 @@ def test_other_studies_draw_nothing_of_it_nor_it_of_them(
     serving_figures.draw(results.frame([]), MADE_BY, Path("nowhere"))
     assert not drawn
     assert serving_rows(throughput_results()) == []
+
+
+def test_requests_that_ours_did_not_answer_leave_a_goal_open(measured: pd.DataFrame) -> None:
+    table = measured.copy()
+    where = {"provider": "jagged", "metric": "latency", "mode": "scoring"}
+    at = results.select(table, workload="1 x 100 candidates, cap 1024", **where).index
+    table.loc[at, ["value", "status"]] = [float("nan"), "out_of_memory"]
+    rows = serving_rows(table)
+    row = row_of(rows)
+    assert (row["ours, p50 / p99 (ms)"], row["at least"]) == ("OOM", "1.00")
+    assert row["met"] == "not measured"
+    assert len(rows) == len(serving_rows(measured)) - 1  # HSTU has no goal there

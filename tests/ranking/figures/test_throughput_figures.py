@@ -231,3 +231,23 @@ def test_other_studies_draw_nothing_of_it_nor_it_of_them(
     throughput_figures.draw(results.frame([]), MADE_BY, Path("nowhere"))
     assert not drawn
     assert throughput_rows(hstu_results()) == []
+
+
+def test_a_step_that_ours_did_not_take_leaves_a_goal_open(measured: pd.DataFrame) -> None:
+    table = measured.copy()
+    where = {"provider": "jagged", "op": "throughput", "workload": "waste 85%"}
+    at = results.select(table, **where).index
+    table.loc[at, ["value", "status"]] = [float("nan"), "error"]
+    row = row_of(throughput_rows(table), "waste 85%", "SASRec")
+    assert (row["ours (samples/s)"], row["at least"]) == ("error", "1.50")
+    assert row["met"] == "not measured"
+
+
+def test_overview_and_rows_judge_alike(measured: pd.DataFrame) -> None:
+    """As many digits as are shown."""
+    where = {"provider": "jagged", "op": "throughput", "metric": "samples_per_second"}
+    table = changed(measured, 0.997 / 1.05, workload="waste 0%", **where)
+    row = row_of(throughput_rows(table), "waste 0%", "SASRec")
+    assert (row["times faster"], row["met"]) == ("1.00", "yes")
+    _, none = throughput_overview(table).to_dict("records")
+    assert none["missed"] == "0 of 2"

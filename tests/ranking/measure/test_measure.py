@@ -1,6 +1,7 @@
 """Measuring: nobody is timed wrong, failures are rows, time and memory are what they say."""
 
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from jagged_ranking import results
 from jagged_ranking.measure import reference as reference_module
 from jagged_ranking.measure.benchmark import measure_attention
 from jagged_ranking.measure.ceilings import Ceilings
-from jagged_ranking.measure.contest import explain
+from jagged_ranking.measure.contest import CROWDED, explain
 from jagged_ranking.measure.lineup import default_providers
 from jagged_ranking.measure.peak_memory import allocated, peak_memory
 from jagged_ranking.measure.providers import (
@@ -278,6 +279,48 @@ def test_what_cannot_fit_is_refused_before_it_is_tried(monkeypatch: pytest.Monke
     assert set(dense["status"]) == {"out_of_memory"}
     assert dense["message"].str.startswith("refused: needs at least").all()
     assert (results.select(table, provider="jagged")["status"] == "ok").all()
+
+
+class Device:
+    """One on which a model finds no room while others hold some."""
+
+    def __init__(self, *, alone: bool) -> None:
+        self.alone, self.held = alone, 0
+
+    def prepare(self, batch: Batch) -> Prepared:
+        """Ours: with another one alive there is no room, or there is none at all."""
+        ready = PROVIDERS["jagged"].prepare(batch)
+        inner, ready.to_tokens = ready.forward, as_is
+        self.held += 1
+        weakref.finalize(ready, self._given_back)
+
+        def forward() -> Tensor:
+            if self.held > 1 or not self.alone:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 GiB")
+            return inner()
+
+        ready.forward = forward
+        return ready
+
+    def _given_back(self) -> None:
+        self.held -= 1
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("metrics", [["latency"], ["memory"]])
+def test_memory_that_others_held_is_not_said_to_be_too_much(
+    monkeypatch: pytest.MonkeyPatch, alone: bool, metrics: list[str]
+) -> None:
+    """Whoever runs out of it has not, unless it does alone, too."""
+    device = Device(alone=alone)
+    for name in ("fake", "other"):
+        fake = Provider(name=name, description="", prepare=device.prepare)
+        monkeypatch.setitem(PROVIDERS, name, fake)
+    table = measure(small(), providers=["fake", "other"], metrics=metrics)
+    failed = table[table["op"] == "attention"]
+    assert set(failed["status"]) == {"unsupported" if alone else "out_of_memory"}
+    assert set(failed["provider"]) == {"fake", "other"}
+    assert failed["message"].eq(CROWDED).all() == alone
 
 
 def test_a_peer_without_a_gradient_is_measured_forward(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,3 +182,15 @@ def test_on_a_gpu_a_host_that_falls_behind_is_not_in_the_time_of_the_device() ->
     samples = clock.time(slow_to_issue(0.002), 5, start=1e-3)
     assert len(samples) == 5
     assert max(samples) < 1  # ms
+
+
+@pytest.mark.parametrize("changes", [{"rounds": 0}, {"inner": 0}])
+def test_no_effort_is_refused_before_anything_is_timed(changes: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"(rounds|repeats) must be at least 1, got 0"):
+        Effort(**changes)
+
+
+def test_there_is_a_thread() -> None:
+    said = "cpu_threads must be at least 1, got 0"
+    with pytest.raises(ValueError, match=said), timing.threads("cpu", 0):
+        pass

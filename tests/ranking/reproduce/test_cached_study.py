@@ -288,6 +288,19 @@ def test_cases_of_the_study() -> None:
         cache_cases(**{**CASES, **none})
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"new_events": 0}, "new_events must be at least 1, got 0"),
+        ({"users": [2, 0]}, "users must be at least 1, got 0"),
+        ({"kept_share": 2.0}, "kept_share must be above 0 and at most 1, got 2"),
+    ],
+)
+def test_cases_that_cannot_be(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        cache_cases(**{**CASES, **wrong})
+
+
 @pytest.mark.usefixtures("objects_apart")
 def test_cases_are_measured_and_kept(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from jagged_ranking.measure.timing import Effort

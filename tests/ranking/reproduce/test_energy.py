@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -16,26 +17,31 @@ from jagged_ranking.reproduce.energy import COUNTER, POWER, energy_of
 GPU = torch.device("cuda")
 
 
+WATTS = 300
+
+
 class NVML:
-    """A board that takes 300 W, and 2 J each time that work is done.
+    """A board that takes 300 W.
 
     Args:
-        every: how often work is done before the counter moves.
+        counts: whether it has a counter of energy.
+        every: seconds after which the counter moves.
     """
 
     class NVMLError(Exception):
         pass
 
-    def __init__(self, *, counts: bool, every: int = 1) -> None:
+    def __init__(self, *, counts: bool, every: float = 0.01) -> None:
         self.counts, self.every, self.done = counts, every, 0
 
     def nvmlDeviceGetTotalEnergyConsumption(self, board: str) -> int:
         if not self.counts:
             raise self.NVMLError("Not Supported")
-        return 10**9 + 2000 * (self.done // self.every * self.every)
+        moved = time.perf_counter() // self.every
+        return 10**9 + round(1000 * WATTS * moved * self.every)
 
     def nvmlDeviceGetPowerUsage(self, board: str) -> int:
-        return 300_000
+        return 1000 * WATTS
 
     def work(self) -> None:
         self.done += 1
@@ -57,25 +63,48 @@ def board_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[NVML], None]:
 def test_the_counter_says_what_all_calls_took(board_of: Callable[[NVML], None]) -> None:
     nvml = NVML(counts=True)
     board_of(nvml)
-    found = energy_of(nvml.work, device=GPU, seconds=0.02)
+    begun = time.perf_counter()
+    found = energy_of(nvml.work, device=GPU, seconds=0.05)
+    took = time.perf_counter() - begun
     assert found.means == COUNTER
     assert found.calls == nvml.done > 1
-    assert found.joules == pytest.approx(2.0 * found.calls)
+    assert 0 < found.joules < 2 * WATTS * took
 
 
-def test_the_counter_has_moved(board_of: Callable[[NVML], None]) -> None:
-    nvml = NVML(counts=True, every=7)
+def test_what_a_counter_says_is_as_old_as_its_last_move(
+    board_of: Callable[[NVML], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Work of 0.4 s at 300 W, of which a counter that moves every 0.1 s says that it took 0.3 or
+    0.5 s' worth, as it happens."""
+    board_of(NVML(counts=True))
+    for late in (0.01, 0.05, 0.09):
+        looks = [(late + 0.002 * n, int((late + 0.002 * n) / 0.1)) for n in range(200)]
+
+        @contextmanager
+        def looked_at(read: Any, every: float, looks: Any = looks) -> Iterator[Any]:
+            yield [(moment, 30_000 * moved) for moment, moved in looks]
+
+        monkeypatch.setattr(energy, "_looked_at", looked_at)
+        monkeypatch.setattr(energy, "_repeated", lambda *_, **__: (7, 0.4))
+        found = energy_of(lambda: None, device=GPU, seconds=0.4)
+        assert found.calls == 7
+        assert found.joules == pytest.approx(0.4 * WATTS, rel=0.02)
+
+
+def test_the_counter_has_moved_twice(board_of: Callable[[NVML], None]) -> None:
+    nvml = NVML(counts=True, every=0.03)
     board_of(nvml)
+    begun = time.perf_counter()
     found = energy_of(nvml.work, device=GPU, seconds=0.0)
-    assert found.calls == nvml.done == 7
-    assert found.joules == pytest.approx(14.0)
+    assert time.perf_counter() - begun >= 0.03
+    assert found.calls == nvml.done > 1
 
 
 def test_a_counter_that_stands_still_is_refused(
     board_of: Callable[[NVML], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(energy, "_STILL_SECONDS", 0.02)
-    board_of(NVML(counts=True, every=10**9))
+    board_of(NVML(counts=True, every=1e9))
     with pytest.raises(Unavailable, match="does not move"):
         energy_of(lambda: time.sleep(0.002), device=GPU, seconds=0.0)
 
@@ -88,11 +117,11 @@ def test_without_a_counter_power_is_sampled(board_of: Callable[[NVML], None]) ->
     took = time.perf_counter() - begun
     assert found.means == POWER
     assert found.calls == nvml.done
-    assert 300 * 0.05 <= found.joules <= 300 * took
+    assert WATTS * 0.05 <= found.joules <= WATTS * took
 
 
 def test_a_call_is_made_at_least_once(board_of: Callable[[NVML], None]) -> None:
-    nvml = NVML(counts=True)
+    nvml = NVML(counts=False)
     board_of(nvml)
     assert energy_of(nvml.work, device=GPU, seconds=0.0).calls == 1
 

@@ -267,6 +267,13 @@ def test_a_data_set_may_have_values_of_its_own(home: Path, toy: ClickDataset) ->
     ]
 
 
+def test_steps_are_of_some_kind_of_attention(toy: ClickDataset) -> None:
+    given: dict[str, Any] = {"models": ["transformer"], "caps": [5], "options": TINY}
+    given |= {"requests": 4, "device": "cpu", "effort": QUICK}
+    with pytest.raises(ValueError, match="at least one kind of attention"):
+        step_costs(toy.folder, attentions=[], **given)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("model", ["target_attention", "transformer"])
 def test_every_kind_is_measured_on_a_gpu(toy: ClickDataset, model: str) -> None:

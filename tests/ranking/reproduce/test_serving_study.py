@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -10,14 +12,21 @@ import pytest
 import torch
 
 from jagged_ranking import results
-from jagged_ranking.figures.serving_points import CACHED, SERVING, TAIL
+from jagged_ranking.figures.serving_points import CACHED, SCORING, SERVING, TAIL
 from jagged_ranking.figures.throughput_points import GRAPH
 from jagged_ranking.layers import attention, growing_cache
+from jagged_ranking.measure import timing
 from jagged_ranking.measure.timing import Effort
 from jagged_ranking.reproduce.lab import describe_points, serving_points
-from jagged_ranking.reproduce.serving_contest import NewEvents
-from jagged_ranking.reproduce.serving_study import ServingPoint, _parts, _Pass, serving
-from jagged_ranking.reproduce.step_contest import NO_GPU
+from jagged_ranking.reproduce.serving_contest import NewEvents, ServingContest
+from jagged_ranking.reproduce.serving_study import (
+    ServingPoint,
+    _device_times,
+    _parts,
+    _Pass,
+    serving,
+)
+from jagged_ranking.reproduce.step_contest import NO_GPU, Entry
 
 KINDS = ("jagged", "padded_flash", "padded_dense")
 TIMES = {"latency", TAIL, "requests_per_second"}
@@ -85,6 +94,39 @@ def test_whatever_is_counted_are_whole_passes(batches: int, calls: int, passes: 
     assert len(one.whole(calls)) == passes * batches
     last = [number for timed in counted[-passes * len(one.parts) :] for number in timed]
     assert sorted(last) == sorted(passes * list(range(batches)))
+
+
+def test_the_device_is_timed_on_the_same_requests_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow one is: of a few of its requests the median would be of other lengths."""
+    asked: dict[str, list[int]] = {"quick": [], "slow": []}
+
+    def answer(name: str, number: int) -> torch.Tensor:
+        asked[name].append(number)
+        return torch.zeros(1)
+
+    wall = timing._WallClock.time
+
+    def clocked(clock: Any, call: Any, repeats: int, start: float) -> list[float]:
+        for _ in wall(clock, call, repeats, start):
+            pass
+        last = next(reversed(call.args))
+        return [1e6 + last if call.args[0] == "slow" else 1.0 + last] * repeats
+
+    monkeypatch.setattr(timing._WallClock, "time", clocked)
+    contest = SimpleNamespace(batches=range(5), failed={}, device=torch.device("cpu"))
+    calls = {Entry(name, SCORING): partial(answer, name) for name in asked}
+    found = _device_times(cast(ServingContest, contest), calls, Effort(seconds=0.02))
+    by_name = {entry.provider: samples for entry, samples in found.items()}
+    assert by_name["quick"] == [1.0 + n for n in range(5) for _ in range(2)]
+    assert by_name["slow"] == [1e6 + n for n in range(5) for _ in range(2)]
+
+
+def test_graphs_are_of_whoever_is_named_for_them() -> None:
+    table = measured(attentions=("padded_dense",), graphed_attentions=("jagged",))
+    graphed = table[table["mode"] == GRAPH]
+    assert graphed[["provider", "metric", "message"]].to_numpy().tolist() == [
+        ["jagged", "latency", NO_GPU]
+    ]
 
 
 def test_what_cannot_be_measured_says_why() -> None:

@@ -284,11 +284,21 @@ def test_attention_to_some_keys_is_kept_one_by_one(
         ({"head_dim": 0}, "head_dim must be at least 1, got 0"),
         ({"heads": -1}, "heads must be at least 1, got -1"),
         ({"histories": ["./nowhere"]}, "nowhere does not exist"),
+        ({"wastes": [0.501, 0.499]}, "2 batches are called 'waste 50%', of workloads, wastes"),
     ],
 )
 def test_what_there_is_not_is_refused(home: Path, wrong: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         batches_of(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"heads": 0}, {"stride": 0}, {"block": 0}, {"retrieval_users": 0}, {"lengths": [64, 0]}],
+)
+def test_numbers_of_attention_to_some_keys_are_positive(home: Path, wrong: dict) -> None:
+    with pytest.raises(ValueError, match=rf"{next(iter(wrong))} must be at least 1, got 0"):
+        sparse_batches_of(**wrong)
 
 
 def test_no_batch_at_all_names_the_parameters(home: Path) -> None:

@@ -14,15 +14,19 @@ import torch
 
 from jagged_ranking import results
 from jagged_ranking.data.batch import JaggedBatch
-from jagged_ranking.figures.throughput_points import PART, PARTS, STEP
+from jagged_ranking.figures.throughput_points import GRAPH, PART, PARTS, STEP
 from jagged_ranking.layers import attention
+from jagged_ranking.measure.contest import CROWDED
 from jagged_ranking.measure.timing import Effort
 from jagged_ranking.reproduce import energy, throughput_study
 from jagged_ranking.reproduce.energy import Energy
+from jagged_ranking.reproduce.graphed_step import GraphedStep
 from jagged_ranking.reproduce.lab import describe_lengths, measured_throughput, throughput_batches
 from jagged_ranking.reproduce.request_batches import BatchLengths
+from jagged_ranking.reproduce.step_contest import Entry, StepContest
 from jagged_ranking.reproduce.throughput_study import throughput
 from jagged_ranking.reproduce.training_step import TrainingStep
+from jagged_ranking.training.config import TrainConfig
 
 LENGTHS = BatchLengths(name="some", group="waste", cap=8, batches=((3, 8, 5), (1, 8, 2)))
 KINDS = ("jagged", "padded_flash", "padded_dense", "nested")
@@ -142,6 +146,56 @@ def test_who_runs_out_of_memory_does_not_stop_the_others(
         }
 
 
+def test_memory_that_others_held_is_not_said_to_be_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever finds none among the others, and does alone, has its memory and no time."""
+    call, weigh = TrainingStep.__call__, StepContest.weigh
+    beside = [True]
+
+    def full(step: TrainingStep, batch: JaggedBatch, *given: Any) -> None:
+        if step.config.attention == "padded_dense" and beside:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        call(step, batch, *given)
+
+    def alone(contest: StepContest, *given: Any) -> None:
+        beside.clear()
+        weigh(contest, *given)
+
+    monkeypatch.setattr(TrainingStep, "__call__", full)
+    monkeypatch.setattr(StepContest, "weigh", alone)
+    table = measured(attentions=("jagged", "padded_dense"))
+    said = {name: of(table, name)["status"]["padded_dense"] for name in ("step_time", "energy")}
+    assert set(said.values()) == {"unsupported"}
+    assert of(table, "step_time")["message"]["padded_dense"] == CROWDED
+    for metric in PEAKS:
+        assert of(table, metric)["status"]["padded_dense"] == "ok"
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_graph_that_finds_no_room_beside_others(
+    monkeypatch: pytest.MonkeyPatch, checked: bool
+) -> None:
+    """Nobody weighs it: whoever was captured for the check could be, alone."""
+    entry = Entry("jagged", GRAPH)
+    monkeypatch.setattr(throughput_study, "on_device", lambda configs, device: (configs, {}))
+
+    def answers(contest: StepContest, asked: Entry, config: TrainConfig) -> tuple[Any, None]:
+        if asked == entry and not checked:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return torch.ones(1), None
+
+    def full(step: TrainingStep, batches: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(StepContest, "_answers", answers)
+    monkeypatch.setattr(GraphedStep, "capture", full)
+    monkeypatch.setattr(GraphedStep, "__init__", TrainingStep.__init__)
+    table = measured(attentions=("jagged",), graphed_attentions=("jagged",))
+    status = of(table, "step_time", GRAPH)["status"]["jagged"]
+    assert status == ("unsupported" if checked else "out_of_memory")
+
+
 def test_energy_is_told_by_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     def ten_joules_a_call(call: Any, *, device: torch.device, seconds: float) -> Energy:
         call()
@@ -179,6 +233,13 @@ def test_a_cpu_has_no_graphs() -> None:
     graph = of(table, "step_time", "CUDA graph")
     assert graph["status"].to_dict() == {"jagged": "unsupported"}
     assert graph["message"].to_dict() == {"jagged": "CUDA graphs need a GPU"}
+
+
+def test_graphs_are_of_whoever_is_named_for_them() -> None:
+    """Not only of those whose steps are measured launch by launch."""
+    table = measured(attentions=("padded_dense",), graphed_attentions=("jagged",))
+    assert of(table, "step_time", GRAPH)["status"].to_dict() == {"jagged": "unsupported"}
+    assert of(table, "step_time")["status"].to_dict() == {"padded_dense": "ok"}
 
 
 @pytest.mark.gpu
@@ -257,6 +318,7 @@ def test_depth_and_compiling_are_for_the_batches_of_given_waste(
         ({"options": {"dims": 8}}, "unknown option 'dims'"),
         ({"layers": []}, "at least one model and one number of layers"),
         ({"models": []}, "at least one model and one number of layers"),
+        ({"attentions": [], "compiled_attentions": []}, "at least one kind of attention"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_measured(

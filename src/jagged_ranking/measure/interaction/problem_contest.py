@@ -50,11 +50,19 @@ class ProblemContest(Contest):
         super().__init__(facts=facts, device=device, **options)
         self.problem: Problem | None = problem
         self.providers = (OURS, *problem.peers)
+        peers = problem.peers.items()
+        self.needs = {OURS: 0, **{name: getattr(peer, "needs", 0) for name, peer in peers}}
 
     def check_and_time(self, modes: Sequence[str]) -> None:
         """Check everybody, then time whoever was right."""
-        assert self.problem is not None
         modes = self._possible(modes)
+        self._check_and_time(modes)
+        self.ask_alone(self.providers, modes, self._alone, lambda name, mode: self.needs[name])
+        for name in self.providers:
+            self.failure_rows(name, modes, {"latency": "ms"})
+
+    def _check_and_time(self, modes: Sequence[str]) -> None:
+        assert self.problem is not None
         ready: dict[str, Ready] = {}
         try:
             expected, limit = self._expected(self.problem, max(modes, key=MODES.index))
@@ -71,8 +79,6 @@ class ProblemContest(Contest):
         for mode in modes:
             self.time({name: one.run for name, one in ready.items()}, mode)
         self.time_builds(builds)
-        for name in self.providers:
-            self.failure_rows(name, modes, {"latency": "ms"})
 
     def weigh_all(self, modes: Sequence[str]) -> None:
         """Each provider alone on the device, with nothing but its own inputs."""

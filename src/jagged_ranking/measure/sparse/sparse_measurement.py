@@ -137,6 +137,12 @@ class _Measurement(Contest):
 
     def check_and_time(self, providers: Sequence[str], modes: Sequence[str]) -> None:
         """Check everybody, then time whoever was right."""
+        self._check_and_time(providers, modes)
+        self.ask_alone(providers, modes, self.alone)
+        for name in providers:
+            self.failure_rows(name, modes, {"latency": "ms"})
+
+    def _check_and_time(self, providers: Sequence[str], modes: Sequence[str]) -> None:
         batch = setup(self.sparse.batch, self.device)
         self._check(providers, batch, modes)
         timing.release(self.device)
@@ -150,8 +156,6 @@ class _Measurement(Contest):
         self.time_builds(
             {(n, op): call for n, one in ready.items() for op, call in one.builds.items()}
         )
-        for name in providers:
-            self.failure_rows(name, modes, {"latency": "ms"})
 
     def alone(self, name: str) -> tuple[Run, list[Tensor]]:
         """A provider with nothing but its own inputs, for its memory."""
