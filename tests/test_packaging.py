@@ -108,6 +108,16 @@ def test_an_sdist_holds_what_lies_beside_its_packages(built, distribution):
     assert beside | {"README.md", "LICENSE"} <= names
 
 
+def test_an_sdist_holds_the_results_that_figures_and_tests_read(built):
+    (sdist,) = built["jagged-flash-attention"].glob("*.tar.gz")
+    with tarfile.open(sdist) as held:
+        names = {name.partition("/")[2] for name in held.getnames()}
+    committed = {path.parent for path in ROOT.glob("figures/*/manifest.json")}
+    kept = [folder / name for folder in committed for name in ("manifest.json", "results.parquet")]
+    assert {path.relative_to(ROOT).as_posix() for path in kept} <= names
+    assert ".ci/run" in names
+
+
 def test_the_kernels_wheel_requires_torch_and_triton_only(built):
     required = _metadata(_wheel(built["jagged-kernels"])).get_all("Requires-Dist", [])
     assert {_name(line) for line in required} == OF_THE_KERNELS
