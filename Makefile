@@ -72,7 +72,8 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 
-# After changing dependencies: the versions of this environment become the pins.
+# After changing dependencies: the versions of this environment become the pins. Extras, which set-up
+# leaves out, keep theirs.
 constraints: $(READY)
-	@{ head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu$$//'; } \
-	    > constraints.new && mv constraints.new constraints.txt
+	$(BIN)/python -m pip freeze --exclude-editable > constraints.new
+	$(BIN)/python tests/support/new_pins.py constraints.txt constraints.new && rm constraints.new

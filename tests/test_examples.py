@@ -1,4 +1,4 @@
-"""The examples in docstrings, and of the kernels' README, are what happens.
+"""The examples in docstrings, and of the READMEs, are what happens.
 
 An example knows what `import torch` and `from <package> import *` give its reader, and nothing
 else. Examples are found in the source: files that only a GPU can import need not be imported.
@@ -9,9 +9,11 @@ import doctest
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import jagged_kernels
 from jagged_kernels import JaggedTensor
@@ -71,3 +73,35 @@ def test_the_kernels_readme_says_the_shapes_that_there_are():
         result = namespace[name]
         values = result.values if isinstance(result, JaggedTensor) else result
         assert ", ".join(map(str, values.shape)) == shape, name
+
+
+def test_the_readme_s_code_runs_in_its_order():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    use, biases, there_already, batches = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    told: dict[str, Any] = {}
+    for code in (use, biases):
+        exec(code, told)
+    assert told["y"].values.shape == (253, 4, 64)
+    assert told["user"].shape == (3, 1, 4, 64)
+
+    device = told["device"]
+    users = [torch.randn(n, 4, 16, device=device) for n in (3, 2, 4)]
+    told["q"] = told["k"] = told["v"] = torch.cat(users)
+    told["cu_seq"], told["longest"] = torch.tensor([0, 3, 5, 9], dtype=torch.int32).to(device), 4
+    told["nested"] = torch.nested.nested_tensor(users, layout=torch.jagged)
+    ids, lengths = torch.arange(3, device=device), torch.tensor([2, 1], device=device)
+    told["keyed_jagged_tensor"] = SimpleNamespace(
+        keys=lambda: ["item"], values=lambda: ids, lengths=lambda: lengths
+    )
+    dataset = pytest.importorskip("datasets").Dataset
+    told["dataset"] = dataset.from_dict({"history": [[1, 2], [], [3]]})
+    exec(there_already, told)
+    assert told["y"].is_nested
+    assert [tokens.tolist() for tokens in told["x"]] == [[1, 2], [], [3]]
+
+    told["samples"] = [
+        {"item": torch.arange(n), "time": torch.arange(n), "label": 1} for n in (3, 0, 2, 5)
+    ]
+    exec(batches, told)
+    assert told["item"].offsets is told["time"].offsets
+    assert [tokens.tolist() for tokens in told["some"]] == [[0, 1, 2, 3, 4], []]

@@ -26,6 +26,7 @@ import matplotlib
 import pytest
 import yaml
 from import_graph import PACKAGES, ROOT
+from new_pins import merged
 from processes import run_python
 
 import jagged_kernels
@@ -105,6 +106,16 @@ def test_an_sdist_holds_what_lies_beside_its_packages(built, distribution):
     with tarfile.open(sdist) as held:
         names = {name.partition("/")[2] for name in held.getnames()}
     assert beside | {"README.md", "LICENSE"} <= names
+
+
+def test_an_sdist_holds_the_results_that_figures_and_tests_read(built):
+    (sdist,) = built["jagged-flash-attention"].glob("*.tar.gz")
+    with tarfile.open(sdist) as held:
+        names = {name.partition("/")[2] for name in held.getnames()}
+    committed = {path.parent for path in ROOT.glob("figures/*/manifest.json")}
+    kept = [folder / name for folder in committed for name in ("manifest.json", "results.parquet")]
+    assert {path.relative_to(ROOT).as_posix() for path in kept} <= names
+    assert ".ci/run" in names
 
 
 def test_the_kernels_wheel_requires_torch_and_triton_only(built):
@@ -284,3 +295,14 @@ def test_every_dependency_has_an_exact_pin_without_an_address():
     project = _project(ROOT)
     for needed in [*project["dependencies"], *chain(*project["optional-dependencies"].values())]:
         assert _name(needed) in pinned, f"{needed} is not in constraints.txt"
+
+
+def test_new_pins_keep_those_of_extras_that_are_not_installed():
+    old = "# note\nsubmitit==1.5.4\ntorch==2.12.0\nfbgemm_gpu-cpu==1.8.0\nPyYAML==6.0.2\n"
+    frozen = "pyyaml==6.0.3\ntorch==2.13.0+cpu\nfilelock==4.2.11\n"
+    new = "fbgemm_gpu-cpu==1.8.0\nfilelock==4.2.11\npyyaml==6.0.3\nsubmitit==1.5.4\n"
+    assert merged(old, frozen) == f"# note\n{new}torch==2.13.0\n"
+    with pytest.raises(ValueError, match="no version in 'mine @ file:///mine'"):
+        merged(old, "mine @ file:///mine\n")
+    pins = (ROOT / "constraints.txt").read_text("utf-8")
+    assert merged(pins, "") == pins

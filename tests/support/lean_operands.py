@@ -91,6 +91,10 @@ class _Promoted(_Lean):
         super().__init__(interpreter)
         self.plain = self.semantic.binary_op_type_checking_impl
         self.limits: dict[str, tuple[float, float]] = {}
+        # Triton 3.6 has no function for that.
+        self.type_of_number = getattr(
+            self.semantic, "to_tensor_type", lambda x: self.semantic.to_tensor(x).type
+        )
 
     def __call__(self, lhs: Any, rhs: Any, *options: Any, **named: Any) -> tuple[Any, Any]:
         key = self.name(lhs), self.name(rhs), options, *named.items()
@@ -105,7 +109,7 @@ class _Promoted(_Lean):
         """Of the type of a tensor, or of that of a Python number."""
         if isinstance(x, core.tensor):
             return x.type.name
-        return f"number {self.semantic.to_tensor_type(x).name}"
+        return f"number {self.type_of_number(x).name}"
 
     def fits(self, x: Any, wanted: Any) -> bool:
         """Is this no number, or one that Triton's own code has no complaint of?"""

@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         submitit = import_module("submitit")
     except ImportError as error:
         raise ValueError(
-            f"submit needs the extra slurm (pip install '.[slurm]'): {error}"
+            f"submit needs the extra slurm (pip install 'jagged-flash-attention[slurm]'): {error}"
         ) from None
     arguments.logs.mkdir(parents=True, exist_ok=True)
     try:
