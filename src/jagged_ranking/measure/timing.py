@@ -65,6 +65,24 @@ class Effort:
 
 
 @dataclass
+class InTurn:
+    """A call on the next of several inputs each time; one that does not count, since its host was
+    late, is made again on the same. So as many samples as inputs are of all of them."""
+
+    call: Callable[[int], object]
+    inputs: int
+    made: int = 0
+
+    def __call__(self) -> object:
+        self.made += 1
+        return self.call((self.made - 1) % self.inputs)
+
+    def again(self) -> None:
+        """The last call does not count."""
+        self.made -= 1
+
+
+@dataclass
 class Timing:
     """Samples of one provider in ms, in the order they were taken, or why there are none.
 
@@ -245,6 +263,8 @@ class _CudaClock:
                     late += 1
                     longer = min(MORE_HEAD_START * wait, MOST_HEAD_START)
                     wait = longer if late < LATE_CALLS else start
+                    if isinstance(call, InTurn):
+                        call.again()
                 else:
                     pairs.append((begin, end))
                     late = late if late == LATE_CALLS else 0

@@ -20,7 +20,7 @@ import torch
 from jagged_ranking.measure.providers import Unavailable
 
 COUNTER, POWER = "energy counter", "sampled power"
-_POWER_EVERY, _COUNTER_EVERY = 0.02, 0.002  # seconds between two looks
+_POWER_EVERY, _COUNTER_EVERY = 0.02, 0.005  # seconds between two looks
 # How long a counter may stand still before it is taken for broken.
 _STILL_SECONDS = 2.0
 

@@ -12,7 +12,6 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,6 +39,7 @@ _UNITS = {
     **dict.fromkeys(PEAKS, "bytes"),
 }
 _PARTS = 4  # of a pass over all requests; two turns, the fewest that there are, have two each
+_ENOUGH = 3600.0  # seconds, for whoever is to be timed on every batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +171,7 @@ def serving(
         Metrics: "latency" (ms by the wall, from ids on the device to logits
         on the host; the value is the median over requests of all lengths), `TAIL` (the 99th
         percentile of the same), "requests_per_second" (of one caller after another, by the mean),
-        "device_time" (ms; on a GPU; of every batch as often as of any other), "peak_memory" and
+        "device_time" (ms; on a GPU; of every batch once), "peak_memory" and
         "peak_memory_minus_inputs" (bytes; on the batch with the longest history; caches are
         inputs), "cache_memory" (bytes; of a user of as many events as the cap) and "rel_error" (of
         logits).
@@ -295,22 +295,9 @@ def _times(contest: ServingContest, effort: Effort) -> None:
 def _device_times(
     contest: ServingContest, calls: Mapping[Entry, Callable[[int], torch.Tensor]], effort: Effort
 ) -> dict[Entry, list[float]]:
-    """ms of the device of all who have not failed, of every batch as often as of any other: whoever
-    is slow, or whose host was late, has samples of the same requests as all others."""
-    keys = [
-        (entry, number)
-        for entry in calls
-        if entry not in contest.failed
-        for number in range(len(contest.batches))
-    ]
-    timed = timing.interleaved(
-        {f"{e.provider}, {e.mode}, {n}": partial(calls[e], n) for e, n in keys},
-        device=contest.device,
-        effort=replace(effort, rounds=1, inner=2, warmup=1),
-    )
-    found: dict[Entry, list[float]] = {}
-    for (entry, _), one in zip(keys, timed.values(), strict=True):
-        if one.failure:
-            contest.fail(entry, one.failure)
-        found.setdefault(entry, []).extend(one.samples)
-    return {entry: samples for entry, samples in found.items() if entry not in contest.failed}
+    """ms of the device of all who have not failed, of every batch once: nobody is so slow that his
+    samples are of fewer requests than the others'."""
+    batches = len(contest.batches)
+    turns = {entry: timing.InTurn(call, batches) for entry, call in calls.items()}
+    once = replace(effort, rounds=1, inner=batches, warmup=1, seconds=_ENOUGH)
+    return contest.interleaved(turns, once, contest.device)

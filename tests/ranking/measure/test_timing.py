@@ -121,6 +121,20 @@ def test_a_host_that_falls_behind_is_not_in_the_time_of_the_device(
     assert len(issued) == (5 if slowly < 5e-4 else 6)
 
 
+def test_inputs_in_turn_are_all_timed_though_the_host_falls_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu, late = FakeGpu(monkeypatch), iter([False, True, False, True])
+
+    def call(number: int) -> None:
+        for _ in range(2):
+            gpu.issue(1e-5 * (1 + number))
+            gpu.host += 1e-3 if next(late, False) else 1e-5
+
+    samples = gpu.clock().time(timing.InTurn(call, 3), 3, start=5e-4)
+    assert samples == pytest.approx([0.02, 0.04, 0.06])
+
+
 def test_a_host_that_falls_behind_now_and_then_is_not_in_the_time_of_the_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

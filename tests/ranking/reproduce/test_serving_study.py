@@ -26,7 +26,7 @@ from jagged_ranking.reproduce.serving_study import (
     _Pass,
     serving,
 )
-from jagged_ranking.reproduce.step_contest import NO_GPU, Entry
+from jagged_ranking.reproduce.step_contest import NO_GPU, Entry, StepContest
 
 KINDS = ("jagged", "padded_flash", "padded_dense")
 TIMES = {"latency", TAIL, "requests_per_second"}
@@ -98,27 +98,22 @@ def test_whatever_is_counted_are_whole_passes(batches: int, calls: int, passes: 
 
 def test_the_device_is_timed_on_the_same_requests_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow one is: of a few of its requests the median would be of other lengths."""
-    asked: dict[str, list[int]] = {"quick": [], "slow": []}
-
-    def answer(name: str, number: int) -> torch.Tensor:
-        asked[name].append(number)
-        return torch.zeros(1)
-
-    wall = timing._WallClock.time
 
     def clocked(clock: Any, call: Any, repeats: int, start: float) -> list[float]:
-        for _ in wall(clock, call, repeats, start):
-            pass
-        last = next(reversed(call.args))
-        return [1e6 + last if call.args[0] == "slow" else 1.0 + last] * repeats
+        return [float(call()) for _ in range(repeats)]
 
-    monkeypatch.setattr(timing._WallClock, "time", clocked)
+    monkeypatch.setattr(timing._WallClock, "time", clocked)  # ms are what calls return
     contest = SimpleNamespace(batches=range(5), failed={}, device=torch.device("cpu"))
-    calls = {Entry(name, SCORING): partial(answer, name) for name in asked}
+    contest.interleaved = partial(StepContest.interleaved, cast(StepContest, contest))
+    times = {"quick": 1.0, "slow": 1e4}
+    calls = {Entry(name, SCORING): partial(sum_of, ms) for name, ms in times.items()}
     found = _device_times(cast(ServingContest, contest), calls, Effort(seconds=0.02))
-    by_name = {entry.provider: samples for entry, samples in found.items()}
-    assert by_name["quick"] == [1.0 + n for n in range(5) for _ in range(2)]
-    assert by_name["slow"] == [1e6 + n for n in range(5) for _ in range(2)]
+    for entry, samples in found.items():
+        assert sorted(samples) == [times[entry.provider] + number for number in range(5)]
+
+
+def sum_of(ms: float, number: int) -> torch.Tensor:
+    return torch.tensor(ms + number)
 
 
 def test_graphs_are_of_whoever_is_named_for_them() -> None:
