@@ -30,7 +30,9 @@ class Ceilings:
         return cls(value["bandwidth"], value["arithmetic"], config["ceiling_dtype"])
 
     def limit_ms(self, facts: dict[str, Any], mode: str) -> float:
-        """No version of a workload (see `Workload.facts`) runs faster than this."""
+        """What a workload (see `Workload.facts`) takes at these two speeds. What reads more than it
+        writes may take a little less: a copy does as much of both, and they get in each other's
+        way."""
         move = facts[f"bytes_{mode}"] / self.bytes_per_second
         compute = facts[f"flops_{mode}"] / self.flops_per_second
         return max(move, compute) * 1e3
