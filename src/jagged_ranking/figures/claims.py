@@ -12,7 +12,7 @@ from jagged_ranking.figures.affordability import COSTS, judged_by, longest_caps,
 from jagged_ranking.figures.memory import CLAIMS as MEMORY_CLAIMS
 from jagged_ranking.figures.memory import TOTAL
 from jagged_ranking.figures.panels import Claim
-from jagged_ranking.figures.points import attention, modes_of, ratios
+from jagged_ranking.figures.points import FAILED, attention, modes_of, ratios
 from jagged_ranking.figures.quality import FLOORS, NAMES, differences
 from jagged_ranking.figures.sparse_points import (
     PAPER_SPEEDUPS,
@@ -65,8 +65,7 @@ def claims(results: pd.DataFrame) -> pd.DataFrame:
 
 def _attention_rows(results: pd.DataFrame, wanted: _Wanted) -> list[dict[str, str]]:
     table = ratios(results, wanted.metric, wanted.baseline)
-    ours = select(attention(results, wanted.metric), provider=OURS)
-    ours = select(ours, status=["error", "out_of_memory"])
+    ours = select(attention(results, wanted.metric), provider=OURS, status=FAILED)
     rows = []
     for mode, mine in table.groupby("mode", sort=False):
         failed = list(ours.loc[ours["mode"] == mode, "workload"])

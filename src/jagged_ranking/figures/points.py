@@ -22,6 +22,8 @@ SHORT = {
     "error": "error",
     "not_tried": "not tried",
 }
+# Of whoever took part and has no number.
+FAILED = ("error", "out_of_memory")
 
 
 def attention(

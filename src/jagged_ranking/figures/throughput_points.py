@@ -1,9 +1,11 @@
 """From results rows of whole training steps to what figures and tables show."""
 
 import math
+from collections.abc import Sequence
 
 import pandas as pd
 
+from jagged_ranking.figures.points import FAILED
 from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.results import select, with_config
 
@@ -51,25 +53,26 @@ def relative(results: pd.DataFrame, metric: str) -> pd.DataFrame:
 def against_peer(results: pd.DataFrame, metric: str) -> pd.DataFrame:
     """A row a cell where ours has a number, with columns `ours`, `peer` (NaN without) and
     `peer_status` ("" where the peer did not take part)."""
-    table = steps(results, metric)
-    own = table[(table["provider"] == OURS) & (table["status"] == "ok")]
-    theirs = {_cell(row): row for row in select(table, provider=PEER).to_dict("records")}
-    found = [theirs.get(_cell(row), {}) for row in own.to_dict("records")]
-    return own.assign(
-        ours=own["value"],
-        peer=[float(row.get("value", math.nan)) for row in found],
-        peer_status=[str(row.get("status", "")) for row in found],
-    )
+    own = _beside_peer(results, metric, ["ok"])
+    return own.assign(ours=own["value"])
 
 
 def ours_failed(results: pd.DataFrame, metric: str) -> pd.DataFrame:
     """A row a cell where ours ran out of memory or was wrong and the peer has a number (`peer`)."""
+    own = _beside_peer(results, metric, FAILED)
+    return select(own, peer_status="ok")
+
+
+def _beside_peer(results: pd.DataFrame, metric: str, status: Sequence[str]) -> pd.DataFrame:
+    """A row a cell where ours has one of these, with `peer` and `peer_status` as `against_peer`."""
     table = steps(results, metric)
-    own = select(table, provider=OURS, status=["error", "out_of_memory"])
-    good = select(table, provider=PEER, status="ok")
-    theirs = {_cell(row): float(row["value"]) for row in good.to_dict("records")}
-    peer = [theirs.get(_cell(row), math.nan) for row in own.to_dict("records")]
-    return own.assign(peer=peer).dropna(subset=["peer"])
+    own = select(table, provider=OURS, status=status)
+    theirs = {_cell(row): row for row in select(table, provider=PEER).to_dict("records")}
+    found = [theirs.get(_cell(row), {}) for row in own.to_dict("records")]
+    return own.assign(
+        peer=[float(row.get("value", math.nan)) for row in found],
+        peer_status=[str(row.get("status", "")) for row in found],
+    )
 
 
 def _cell(row: dict) -> tuple:

@@ -202,9 +202,8 @@ def some(batches: list[B], parameters: str) -> list[B]:
     if not batches:
         raise ValueError(f"no batch to measure: nothing in any of {parameters} (see data_users)")
     for batch in batches:
-        for size in ("users", "heads", "head_dim", "max_len"):
-            if (value := getattr(batch, size, 1)) < 1:
-                raise ValueError(f"{size} must be at least 1, got {value}")
+        sizes = ("users", "heads", "head_dim", "max_len")
+        positive(**{size: getattr(batch, size, 1) for size in sizes})
     for name, count in Counter(map(_called, batches)).items():
         if count > 1:
             raise ValueError(f"{count} batches are called {name[0]!r}, of {parameters}")

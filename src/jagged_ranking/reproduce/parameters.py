@@ -48,11 +48,15 @@ def read_cells(notebook: Path) -> list[Any]:
 
 def read_parameters(notebook: Path) -> dict[str, Parameter]:
     """The parameters of a notebook by name, in order; RunError when its cell is not readable."""
-    cells = read_cells(notebook)
+    return parameters_in(read_cells(notebook), notebook)
+
+
+def parameters_in(cells: Iterable[Mapping[str, Any]], notebook: Path) -> dict[str, Parameter]:
+    """Likewise, of cells that are read already: a source is text, or its lines as JSON has them."""
     tagged = [
-        cell.source
+        "".join(cell["source"])
         for cell in cells
-        if cell.cell_type == "code" and TAG in cell.metadata.get("tags", [])
+        if cell["cell_type"] == "code" and TAG in cell["metadata"].get("tags", [])
     ]
     if len(tagged) != 1:
         raise RunError(f"{notebook}: {len(tagged)} code cells tagged `{TAG}`, need exactly one")

@@ -22,7 +22,7 @@ from jagged_ranking.reproduce.cache import kept_tables
 from jagged_ranking.reproduce.click_logs import describe_data, histories_digests, prepared_digests
 from jagged_ranking.reproduce.errors import RunError
 from jagged_ranking.reproduce.freshness import COMMAND_VARIABLE, KEY_VARIABLE
-from jagged_ranking.reproduce.parameters import TAG, check_values, parse_parameters
+from jagged_ranking.reproduce.parameters import check_values, parameters_in
 from jagged_ranking.reproduce.run_record import read_record
 
 # `datasets` takes the bars of tqdm.auto, which chooses when it is first imported. Plain ones are
@@ -147,9 +147,8 @@ def _check(run_id: str, values: Mapping[str, Any]) -> None:
     notebook = paths.NOTEBOOKS / f"{run_id}.ipynb"
     if not notebook.is_file():
         return
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]  # nbformat takes seconds
-    sources = ["".join(c["source"]) for c in cells if TAG in c["metadata"].get("tags", [])]
-    known = parse_parameters(sources[0]) if sources else {}
+    # as JSON: nbformat takes a second
+    known = parameters_in(json.loads(notebook.read_text(encoding="utf-8"))["cells"], notebook)
     given = {name: value for name, value in values.items() if name in known}
     try:
         check_values(given, known, run_id)

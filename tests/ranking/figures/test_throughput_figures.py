@@ -44,6 +44,14 @@ def changed(table: pd.DataFrame, value: float, **where: str) -> pd.DataFrame:
     return table
 
 
+def without(table: pd.DataFrame, provider: str, status: str) -> pd.DataFrame:
+    """Where the steps of a provider at 85% waste have this status, and no numbers."""
+    table = table.copy()
+    at = results.select(table, provider=provider, op="throughput", workload="waste 85%").index
+    table.loc[at, ["value", "status"]] = [float("nan"), status]
+    return table
+
+
 def test_every_figure_is_drawn_and_says_who_and_where(
     measured: pd.DataFrame, drawn: dict[str, Any]
 ) -> None:
@@ -128,10 +136,7 @@ def test_each_goal_can_be_missed(
 
 
 def test_a_peer_that_does_not_fit_is_no_miss(measured: pd.DataFrame) -> None:
-    table = measured.copy()
-    where = {"provider": "padded_flash", "op": "throughput", "workload": "waste 85%"}
-    at = results.select(table, **where).index
-    table.loc[at, ["value", "status"]] = [float("nan"), "out_of_memory"]
+    table = without(measured, "padded_flash", "out_of_memory")
     row = row_of(throughput_rows(table), "waste 85%", "SASRec")
     assert (row["padded flash (samples/s)"], row["times faster"], row["met"]) == ("OOM", "", "yes")
 
@@ -234,10 +239,7 @@ def test_other_studies_draw_nothing_of_it_nor_it_of_them(
 
 
 def test_a_step_that_ours_did_not_take_leaves_a_goal_open(measured: pd.DataFrame) -> None:
-    table = measured.copy()
-    where = {"provider": "jagged", "op": "throughput", "workload": "waste 85%"}
-    at = results.select(table, **where).index
-    table.loc[at, ["value", "status"]] = [float("nan"), "error"]
+    table = without(measured, "jagged", "error")
     row = row_of(throughput_rows(table), "waste 85%", "SASRec")
     assert (row["ours (samples/s)"], row["at least"]) == ("error", "1.50")
     assert row["met"] == "not measured"
