@@ -21,7 +21,7 @@ FULL_SIZE_COLUMNS = 11
 
 
 class Mark(NamedTuple):
-    """A mark at the upper edge, and what the legend calls it."""
+    """A mark at an edge, and what the legend calls it."""
 
     label: str
     marker: str
@@ -103,9 +103,10 @@ def lines_panel(
     column: str,
     order: Sequence[str] | Sequence[int],
     scale: float = 1.0,
+    more_is_better: bool = False,
 ) -> dict[str, Any]:
     """One line a provider over the values of a column, in the given order; legend entries. Who ran
-    out of memory or failed has a mark at the upper edge."""
+    out of memory or failed has a mark at the edge where the worst are."""
     handles: dict[str, Any] = {}
     place = {value: i for i, value in enumerate(order)}
     for name in style.ordered(list(table["provider"].unique())):
@@ -114,7 +115,8 @@ def lines_panel(
         if len(good):
             _line(axes, name, good[column].map(place).to_numpy(float), good, scale)
             handles[style.look_of(name).label] = marker_handle(name)
-        handles |= _lost(axes, name, mine[column].map(place).to_numpy(float), mine["status"])
+        x = mine[column].map(place).to_numpy(float)
+        handles |= _lost(axes, name, x, mine["status"], below=more_is_better)
     axes.set_xticks(range(len(order)), [f"{x:,}" if isinstance(x, int) else x for x in order])
     return handles
 
@@ -249,11 +251,12 @@ def workload_labels(table: pd.DataFrame) -> dict[str, str]:
     return labels
 
 
-def padded_limits(axes: Axes, values: Sequence[float]) -> None:
-    """A readable logarithmic y axis with room above for the marks of `LOST`."""
+def padded_limits(axes: Axes, values: Sequence[float], *, more_is_better: bool = False) -> None:
+    """A readable logarithmic y axis with room for the marks of `LOST` where the worst are."""
     finite = [v for v in values if np.isfinite(v) and v > 0]
     if finite:
-        low, high = min(finite) / 1.4, max(finite) * 2.2
+        below, above = (2.2, 1.4) if more_is_better else (1.4, 2.2)
+        low, high = min(finite) / below, max(finite) * above
         style.log_y_axis(axes, low, high)
 
 
@@ -282,20 +285,23 @@ def _bars(table: pd.DataFrame, scale: float | np.ndarray) -> np.ndarray:
     return np.clip(np.stack([low, high]), 0, None) * scale
 
 
-def _lost(axes: Axes, name: str, x: np.ndarray, status: pd.Series) -> dict[str, Any]:
-    """Marks at the upper edge for the points of a provider that have no value; legend entries."""
+def _lost(
+    axes: Axes, name: str, x: np.ndarray, status: pd.Series, *, below: bool = False
+) -> dict[str, Any]:
+    """Marks at the upper or lower edge for the points of a provider that have no value; legend
+    entries."""
     handles: dict[str, Any] = {}
     for lost, mark in LOST.items():
         if (where := (status == lost).to_numpy()).any():
-            _marks(axes, x[where], style.look_of(name).color, mark)
+            _marks(axes, x[where], style.look_of(name).color, mark, below=below)
             handles[mark.label] = lost_handle(mark)
     return handles
 
 
-def _marks(axes: Axes, x: np.ndarray, color: str, mark: Mark) -> None:
+def _marks(axes: Axes, x: np.ndarray, color: str, mark: Mark, *, below: bool = False) -> None:
     axes.plot(
         x,
-        np.full(len(x), 0.97),
+        np.full(len(x), 0.03 if below else 0.97),
         transform=axes.get_xaxis_transform(),
         color=color,
         marker=mark.marker,

@@ -77,6 +77,7 @@ def _grid(
     note: str = "",
 ) -> Figure:
     """A row a model, a column a history cap, a line a provider."""
+    more_is_better = along == "requests"
     models = style.ordered(list(table["model"].unique()))
     caps = sorted(int(cap) for cap in table["cap"].unique())
     order = sorted(int(number) for number in table[along].unique())
@@ -88,10 +89,13 @@ def _grid(
         of_model = table[table["model"] == model]
         for cap, panel in zip(caps, row, strict=True):
             mine = of_model[of_model["cap"] == cap]
-            handles |= panels.lines_panel(panel, mine, column=along, order=order, scale=scale)
+            handles |= panels.lines_panel(
+                panel, mine, column=along, order=order, scale=scale, more_is_better=more_is_better
+            )
             panel.set_title(f"{style.look_of(model).label}\nhistories to {cap:,}")
         shown = of_model[of_model["status"] == "ok"]
-        panels.padded_limits(row[0], [*(scale * shown["value"]), *(scale * shown["q75"])])
+        values = [*(scale * shown["value"]), *(scale * shown["q75"])]
+        panels.padded_limits(row[0], values, more_is_better=more_is_better)
         row[0].set_ylabel(label)
     for panel in axes[-1]:
         panel.set_xlabel(_CANDIDATES if along == "candidates" else _TOGETHER)

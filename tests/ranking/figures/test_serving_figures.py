@@ -60,6 +60,22 @@ def test_every_figure_is_drawn(measured: pd.DataFrame, drawn: dict[str, Any]) ->
         assert high == pytest.approx(2 * low)
 
 
+def test_who_ran_out_of_memory_is_not_drawn_as_the_best(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    """At the edge where the slow are: above for a time, below for a rate."""
+    serving_figures.draw(measured, MADE_BY, Path("nowhere"))
+    for name, slow_above in (("latency", True), ("rate", False)):
+        marks = [
+            line.get_ydata()[0]
+            for panel in drawn[f"{ID}_{name}"].axes
+            for line in panel.lines
+            if line.get_marker() == "x" and line.get_transform() == panel.get_xaxis_transform()
+        ]
+        assert marks, name
+        assert all((y > 0.5) == slow_above for y in marks), name
+
+
 def test_goals_are_held_against_padded_flash(measured: pd.DataFrame) -> None:
     rows = serving_rows(measured)
     assert len(rows) == 2 * 2 * 3
