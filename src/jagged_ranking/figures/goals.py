@@ -203,15 +203,15 @@ def _wall_rows(table: pd.DataFrame) -> list[dict[str, str]]:
 
 
 def absent_peers(table: pd.DataFrame, device: str) -> list[str]:
-    """Labels of those that are compared on the named workloads wherever they are installed, and
-    were not."""
+    """Labels of those that were not there: whose rows all say so, and who is compared on the named
+    workloads wherever it is installed, and was not."""
+    rows = table.groupby("provider")["status"]
+    names = [str(name) for name, said in rows if (said == "missing").all()]
     shown = [of_group(attention(table, metric), "workloads") for metric in ("latency", BEYOND)]
-    tried = pd.concat(shown)
-    if tried.empty:
-        return []
-    there = set(tried.loc[tried["status"] != "missing", "provider"])
-    wanted = default_providers(device)
-    return [style.look_of(name).label for name in wanted if name not in there]
+    if len(tried := pd.concat(shown)):
+        there = set(tried.loc[tried["status"] != "missing", "provider"])
+        names += [name for name in default_providers(device) if name not in there]
+    return [style.look_of(name).label for name in style.ordered(names)]
 
 
 def _memory_rows(table: pd.DataFrame) -> list[dict[str, str]]:

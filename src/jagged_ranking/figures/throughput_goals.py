@@ -64,7 +64,7 @@ def throughput_rows(table: pd.DataFrame) -> list[dict[str, str]]:
                 "memory / padded flash's": _said(heavy),
                 "at most": bound(most),
                 "J a sample / padded flash's": _said(_share(energy.get(cell, {}))),
-                "host's share": "" if math.isnan(host) else f"{host:.0%}",
+                "host's share": "" if math.isnan(host) else f"{host:.1%}",
                 "below": "" if math.isnan(goal) else f"{goal:.0%}",
                 "met": both(both(at_least(faster, least), met(heavy, most)), _below(host, goal)),
             }
@@ -223,6 +223,7 @@ def _said(ratio: float) -> str:
 
 
 def _below(share: float, goal: float) -> str:
+    """Judged as it is shown, in tenths of a percent."""
     if math.isnan(goal):
         return ""
-    return NOT_MEASURED if math.isnan(share) else "yes" if share < goal else "**no**"
+    return NOT_MEASURED if math.isnan(share) else "yes" if round(share, 3) < goal else "**no**"

@@ -1,5 +1,6 @@
 """Goals and the pages of results, from made-up results: what is met, and what a page says."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,10 @@ import pandas as pd
 import pytest
 from left_results import save_run
 from made_up_rankers import quality_results
-from made_up_results import MANIFEST, target_results
+from made_up_results import MANIFEST, hstu_results, sparse_results, target_results
 
 from jagged_ranking import provenance, results
-from jagged_ranking.figures import goals, headlines, redraw
+from jagged_ranking.figures import goals, headlines, redraw, style
 
 
 def _save(folder: Path, table: pd.DataFrame, **manifest: Any) -> Path:
@@ -117,6 +118,25 @@ def test_memory_is_held_against_the_best_peer(tmp_path: Path, measured: pd.DataF
     _save(figures / "02_memory", more.loc[more["status"] != "missing", :], id="02_memory")
     rows = _rows(goals.goal_tables(figures), "Self-attention: peak memory")
     assert rows["A", "forward"][5:] == ["1.000", "1.00", "yes"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "made_up", "name"),
+    [("08_sparse_attention", sparse_results, "dkernel"), ("07_hstu", hstu_results, "hstu_triton")],
+)
+def test_whom_a_run_was_without_is_named_of_every_study(
+    tmp_path: Path, folder: str, made_up: Callable[[], pd.DataFrame], name: str
+) -> None:
+    table, peer = made_up(), style.look_of(name).label
+    its = table["provider"] == name
+    assert its.any()
+    table.loc[its, ["value", "status"]] = [float("nan"), "missing"]
+    _save(tmp_path / folder, table, id=folder)
+    assert f"· **without {peer}**" in goals.goal_tables(tmp_path)
+    # Of a few calls alone it may have been: then its rows say so.
+    table.loc[table.index[its][0], ["value", "status"]] = [1.0, "ok"]
+    _save(tmp_path / folder, table, id=folder)
+    assert "**without" not in goals.goal_tables(tmp_path)
 
 
 def test_what_a_run_set_besides_its_preset_is_said(tmp_path: Path, measured: pd.DataFrame) -> None:

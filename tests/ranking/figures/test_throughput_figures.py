@@ -108,12 +108,30 @@ def test_goals_are_held_against_padded_flash(measured: pd.DataFrame) -> None:
     wasteful = row_of(rows, "waste 85%", "SASRec", layers="8")
     assert (wasteful["times faster"], wasteful["at least"]) == ("2.40", "1.50")
     assert (wasteful["memory / padded flash's"], wasteful["at most"]) == ("0.33", "0.50")
-    assert (wasteful["host's share"], wasteful["below"], wasteful["met"]) == ("4%", "10%", "yes")
+    assert (wasteful["host's share"], wasteful["below"], wasteful["met"]) == ("4.0%", "10%", "yes")
     hstu = row_of(rows, "waste 85%", "HSTU")
     assert (hstu["padded flash (samples/s)"], hstu["times faster"]) == ("n/a", "")
     assert (hstu["at least"], hstu["at most"], hstu["met"]) == ("", "", "yes")
     compiled = row_of(rows, "waste 85%", "SASRec", mode="torch.compile")
     assert (compiled["padded flash (samples/s)"], compiled["at least"]) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (0.0978, ("9.8%", "yes")),
+        (0.0996, ("10.0%", "**no**")),  # as it is shown, it is not below
+        (0.1031, ("10.3%", "**no**")),
+    ],
+)
+def test_a_share_is_shown_as_it_is_judged(
+    measured: pd.DataFrame, share: float, said: tuple[str, str]
+) -> None:
+    table = measured.copy()
+    where = {"provider": "jagged", "metric": "host_share", "workload": "waste 85%"}
+    table.loc[results.select(table, **where).index, "value"] = share
+    row = row_of(throughput_rows(table), "waste 85%", "SASRec")
+    assert (row["host's share"], row["met"]) == said
 
 
 @pytest.mark.parametrize(
