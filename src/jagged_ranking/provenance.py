@@ -35,6 +35,7 @@ PEERS = {
     "fbgemm-gpu": "fbgemm_gpu",
     "flash-attn-4": "flash_attn",
     "flashinfer-python": "flashinfer",
+    "generative-recommenders": "generative_recommenders",
 }
 TEST_STATUS = "build/test-status.json"
 MANIFEST = "manifest.json"  # beside the results
