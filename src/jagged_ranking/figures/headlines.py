@@ -190,7 +190,8 @@ SECTIONS: Sequence[Section] = (
         "Longer histories at the same cost",
         ("06_history_length",),
         "The longest history cap that each kind of attention affords at a fixed cost of a training "
-        "step, and the score at the longest cap within it that was trained. " + HOST + ".",
+        "step, which all shorter ones must keep to as well, and the score at the longest cap "
+        "within it that was trained. " + HOST + ".",
         history_overview,
         ("06_history_length_transformer",),
     ),

@@ -49,8 +49,8 @@ __all__ = [
 LIMIT = "limit, forward"
 HISTORY = (
     "The longest history cap that each kind of attention affords at a fixed cost of a training "
-    "step, and the quality at the longest cap within it that was trained (gain over the shortest "
-    "cap, 95% interval over users and seeds). " + HOST
+    "step, which all shorter ones must keep to as well, and the quality at the longest cap within "
+    "it that was trained (gain over the shortest cap, 95% interval over users and seeds). " + HOST
 )
 
 
