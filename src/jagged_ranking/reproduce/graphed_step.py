@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ class GraphedStep(TrainingStep):
     """A `TrainingStep` as a `CapturedStep`.
 
     Args:
+        longest: see `CapturedStep`; those who pad pad to that.
         per_octave: see `StepGraphs`; many, since batches that are measured are about as large as
             each other, and padding is time of the device.
     """
@@ -34,11 +36,13 @@ class GraphedStep(TrainingStep):
         shape: DataShape,
         device: torch.device,
         *,
+        longest: tuple[int, int] | None = None,
         per_octave: int = 16,
     ) -> None:
         super().__init__(config, shape, device)
-        self.step = CapturedStep(config, self.model, self.optimisers, per_octave=per_octave)
-        self._ranker = CapturedRanker(self.model, per_octave=per_octave)
+        sizes: dict[str, Any] = {"longest": longest, "per_octave": per_octave}
+        self.step = CapturedStep(config, self.model, self.optimisers, **sizes)
+        self._ranker = CapturedRanker(self.model, **sizes)
 
     @property
     def graphs(self) -> StepGraphs:

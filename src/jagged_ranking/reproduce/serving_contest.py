@@ -20,7 +20,7 @@ from jagged_ranking.models.cached_ranker import CachedRanker, check_cached, cut_
 from jagged_ranking.models.captured_ranker import CapturedRanker
 from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.reproduce.graphed_step import STEPS_TO_A_REPLAY
-from jagged_ranking.reproduce.step_contest import Entry, StepContest
+from jagged_ranking.reproduce.step_contest import Entry, StepContest, longest_of
 from jagged_ranking.reproduce.training_step import ranker_to_measure
 from jagged_ranking.training.config import TrainConfig
 
@@ -52,8 +52,7 @@ class CapturedHistories(WholeHistories):
 
     def __init__(self, model: Ranker, batches: Sequence[JaggedBatch]) -> None:
         super().__init__(model, batches)
-        asked, seen = (max(most) for most in zip(*(one.longest for one in batches), strict=True))
-        self.captured = CapturedRanker(model, longest=(asked, seen))
+        self.captured = CapturedRanker(model, longest=longest_of(batches))
         for _ in range(STEPS_TO_A_REPLAY):
             for number in range(len(batches)):
                 self(number)

@@ -64,6 +64,8 @@ class StepContest:
         shape: of the data.
         batch: of requests.
         facts: further ones, for the config of every row.
+        longest: the most candidates and events of a request, of all batches that steps are taken
+            on: a graph is of them all, and who pads there pads to that. By default of the batch.
         run_id: for the column `id`.
     """
 
@@ -76,9 +78,11 @@ class StepContest:
         shape: DataShape,
         batch: JaggedBatch,
         facts: Mapping[str, Any],
+        longest: tuple[int, int] | None = None,
         run_id: str = "",
     ) -> None:
         self.configs, self.shape, self.batch = dict(configs), shape, batch
+        self.longest = longest or batch.longest
         self.device = batch.user.device
         self._named: dict[str, Any] = {"op": op, "workload": workload, "run_id": run_id}
         self.failed: dict[Entry, tuple[str, str]] = {}
@@ -150,8 +154,9 @@ class StepContest:
 
     def step_of(self, config: TrainConfig, mode: str = "") -> TrainingStep:
         """A step from the first weights; of the mode `GRAPH` one that is captured."""
-        kind = GraphedStep if mode == GRAPH else TrainingStep
-        return kind(config, self.shape, self.device)
+        if mode == GRAPH:
+            return GraphedStep(config, self.shape, self.device, longest=self.longest)
+        return TrainingStep(config, self.shape, self.device)
 
     def interleaved(
         self,
@@ -259,6 +264,12 @@ class StepContest:
                 **options,
             )
         )
+
+
+def longest_of(batches: Sequence[JaggedBatch]) -> tuple[int, int]:
+    """The most candidates and the most events of a request of any of these."""
+    asked, seen = (max(most) for most in zip(*(one.longest for one in batches), strict=True))
+    return asked, seen
 
 
 def on_device(

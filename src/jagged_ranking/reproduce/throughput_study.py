@@ -43,6 +43,7 @@ from jagged_ranking.reproduce.step_contest import (
     Entry,
     StepContest,
     facts_of,
+    longest_of,
     on_device,
 )
 from jagged_ranking.reproduce.step_parts import StepClock, in_order, typical
@@ -233,6 +234,7 @@ def throughput(
             shape=made.shape,
             batch=every[0],
             facts={"cap": lengths.cap, "group": lengths.group, "items": items},
+            longest=longest_of(every),
             run_id=run_id,
         )
         contest.facts |= facts_of(every)

@@ -50,7 +50,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def measured(**changes: Any) -> pd.DataFrame:
+def measured(lengths: BatchLengths = LENGTHS, **changes: Any) -> pd.DataFrame:
     given: dict[str, Any] = {
         "models": ["bst"],
         "layers": 2,
@@ -62,7 +62,7 @@ def measured(**changes: Any) -> pd.DataFrame:
         "energy_seconds": 0.01,
         "device": "cpu",
     }
-    return throughput(LENGTHS, **{**given, **changes})
+    return throughput(lengths, **{**given, **changes})
 
 
 def of(table: pd.DataFrame, metric: str, mode: str = "eager") -> pd.DataFrame:
@@ -188,9 +188,12 @@ def test_a_graph_that_finds_no_room_beside_others(
     def full(step: TrainingStep, batches: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
+    def plain(step: TrainingStep, *given: Any, **of_graphs: Any) -> None:
+        TrainingStep.__init__(step, *given)
+
     monkeypatch.setattr(StepContest, "_answers", answers)
     monkeypatch.setattr(GraphedStep, "capture", full)
-    monkeypatch.setattr(GraphedStep, "__init__", TrainingStep.__init__)
+    monkeypatch.setattr(GraphedStep, "__init__", plain)
     table = measured(attentions=("jagged",), graphed_attentions=("jagged",))
     status = of(table, "step_time", GRAPH)["status"]["jagged"]
     assert status == ("unsupported" if checked else "out_of_memory")
@@ -240,6 +243,24 @@ def test_graphs_are_of_whoever_is_named_for_them() -> None:
     table = measured(attentions=("padded_dense",), graphed_attentions=("jagged",))
     assert of(table, "step_time", GRAPH)["status"].to_dict() == {"jagged": "unsupported"}
     assert of(table, "step_time")["status"].to_dict() == {"padded_dense": "ok"}
+
+
+def test_a_graph_pads_as_far_as_histories_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the longest of all batches, and not to the cap: what is measured launch by launch pads no
+    further either."""
+    lengths = BatchLengths(name="cut", group="real", cap=32, batches=((3, 5), (1, 12, 2), (7, 8)))
+    monkeypatch.setattr(throughput_study, "on_device", lambda configs, device: (configs, {}))
+    padded, reached = attention.padded_attention, set[int]()
+
+    def noted(*given: Any, longest: tuple[int, int], **options: Any) -> Any:
+        reached.add(longest[1])
+        return padded(*given, longest=longest, **options)
+
+    monkeypatch.setattr(attention, "padded_attention", noted)
+    kinds = ("padded_dense",)
+    table = measured(lengths, models=["sasrec"], attentions=(), graphed_attentions=kinds)
+    assert of(table, "step_time", GRAPH)["status"].to_dict() == {"padded_dense": "ok"}
+    assert max(reached) == 12
 
 
 @pytest.mark.gpu
