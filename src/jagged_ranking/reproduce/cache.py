@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 # Options that say how a call is watched, not what it returns.
 NOT_COUNTED = ("progress",)
+_APART = "in a process of its own, "  # how `measure.trial` says that the device broke there
 _kept: list[float] = []  # when each table was made that this process did not make
 
 
@@ -108,9 +109,11 @@ def kept_tables() -> dict[str, Any] | None:
 
 
 def _failed(table: pd.DataFrame) -> bool:
-    """Not where a peer is wrong or raises: it will, the next time too."""
+    """Not where a peer is wrong or raises, or broke a process made for that: it will, the next time
+    too."""
     ours = table["provider"] == OURS
     broke = table["message"].str.contains("CUDA error|CUDA driver error", regex=True)
+    broke &= ~table["message"].str.contains(_APART, regex=False)
     return bool(((table["status"] == "error") & (ours | broke)).any())
 
 

@@ -10,8 +10,15 @@ import pytest
 import torch
 
 from jagged_ranking import paths, results
+from jagged_ranking.measure.lineup import NOT_TRIED
+from jagged_ranking.measure.providers import PROVIDERS
+from jagged_ranking.measure.trial import Trials
+from jagged_ranking.measure.workload_sets import small_workloads
 from jagged_ranking.reproduce import cache
 from jagged_ranking.reproduce.cache import cached
+
+# Of one who is asked in a process of its own; this one's device is as good as it was.
+BROKE_APART = "in a process of its own, on D, it broke the device: AcceleratorError: CUDA error: no"
 
 
 @dataclass(frozen=True)
@@ -163,6 +170,8 @@ def test_what_has_no_stable_form_is_refused(ran):
     [
         ("padded", "wrong: relative error 0.02, allowed is 0.008", True),
         ("padded", "AcceleratorError: CUDA error: an illegal memory access", False),
+        ("hstu_triton", BROKE_APART, True),
+        ("hstu_triton", f"{NOT_TRIED}{BROKE_APART}", True),
         ("jagged", "wrong: relative error 0.02, allowed is 0.008", False),
     ],
 )
@@ -178,6 +187,16 @@ def test_what_may_pass_is_tried_again(home: Path, provider: str, message: str, k
     for _ in range(2):
         assert cached(one_is_wrong)["message"].tolist() == ["", message]
     assert len(made) == (1 if kept else 2)
+
+
+def test_who_breaks_a_process_of_its_own_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the words by which what it was measured beside is kept."""
+    trials, (batch, *_) = Trials(), small_workloads()
+    broke = (("error", "AcceleratorError: CUDA error: no"), "broke the device")
+    monkeypatch.setattr(trials, "_ask", lambda *asked: broke)
+    failure = trials.failure(PROVIDERS["flex"], batch, "forward", torch.device("cpu"))
+    assert failure is not None
+    assert failure[1] == BROKE_APART.replace(" D,", f" {batch.name},")
 
 
 def test_a_call_that_fails_leaves_nothing(home):
