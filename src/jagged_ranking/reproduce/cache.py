@@ -19,6 +19,8 @@ from click_data.schema import INFO
 from jagged_ranking import paths, provenance, results
 from jagged_ranking.code_roots import code_hash, roots_of
 from jagged_ranking.devices import default_device, device_name
+from jagged_ranking.figures.scaling_points import BALANCES
+from jagged_ranking.figures.streaming_points import FROM_DISK
 from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.processes import among_others
 from jagged_ranking.reproduce.click_logs import describe_data
@@ -29,6 +31,8 @@ T = TypeVar("T")
 
 # Options that say how a call is watched, not what it returns.
 NOT_COUNTED = ("progress",)
+# Whole processes of ours, which a full disk or a busy GPU may end.
+_OUR_TRAINING = (FROM_DISK, *BALANCES)
 _APART = "in a process of its own, "  # how `measure.trial` says that the device broke there
 _kept: list[float] = []  # when each table was made that this process did not make
 
@@ -111,7 +115,8 @@ def kept_tables() -> dict[str, Any] | None:
 def _failed(table: pd.DataFrame) -> bool:
     """Not where a peer is wrong or raises, or broke a process made for that: it will, the next time
     too."""
-    ours = table["provider"] == OURS
+    # as `jagged_cached` is
+    ours = table["provider"].str.startswith(OURS) | table["provider"].isin(_OUR_TRAINING)
     broke = table["message"].str.contains("CUDA error|CUDA driver error", regex=True)
     broke &= ~table["message"].str.contains(_APART, regex=False)
     return bool(((table["status"] == "error") & (ours | broke)).any())

@@ -173,6 +173,9 @@ def test_what_has_no_stable_form_is_refused(ran):
         ("hstu_triton", BROKE_APART, True),
         ("hstu_triton", f"{NOT_TRIED}{BROKE_APART}", True),
         ("jagged", "wrong: relative error 0.02, allowed is 0.008", False),
+        ("jagged_cached", "wrong: rel_error 0.02, allowed is 0.008", False),
+        ("from_disk", "prepare: [Errno 28] No space left on device", False),
+        ("by_tokens", "rank 1 of 2: the processes cannot meet", False),
     ],
 )
 def test_what_may_pass_is_tried_again(home: Path, provider: str, message: str, kept: bool) -> None:
