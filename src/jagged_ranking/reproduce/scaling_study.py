@@ -94,10 +94,12 @@ def scaling(
         raise ValueError("ranks, sizes, requests, steps, rounds and draws must be at least 1")
     config = TrainConfig.from_dict({**options, "seed": seed})
     assumed = Assumptions(**{**assumptions, "dim": config.dim})
+    there = torch.cuda.device_count() if device == "cuda" else usable_cores()
     measured = cached(
         measured_ranks,
         data,
         ranks=sorted({1, *ranks}),
+        there=min(there, max(ranks)),  # what was missing on another machine may be here
         options=config.to_dict(),
         requests=requests,
         steps=steps,
@@ -117,6 +119,7 @@ def measured_ranks(
     data: str,
     *,
     ranks: Sequence[int],
+    there: int,
     options: Mapping[str, Any],
     requests: int,
     steps: int,
@@ -132,7 +135,7 @@ def measured_ranks(
     rank, "exchange", "update"), "imbalance" (most tokens of a rank over the mean; of squares, where
     these are balanced) and "peak_memory" (bytes, of the fullest rank; on GPUs only). The samples of
     "compute" (ms, mode "rank_step") are of single steps of single ranks; their tokens and squares
-    are in config.
+    are in config. More ranks than there are GPUs (on a CPU: cores), `there`, are rows that say so.
     """
     asked = {
         "data": data,
@@ -144,7 +147,6 @@ def measured_ranks(
         "cpu_threads": cpu_threads,
         "seed": seed,
     }
-    there = torch.cuda.device_count() if device == "cuda" else usable_cores()
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         if device == "cuda":

@@ -32,13 +32,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def measure(data: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+def measure(data: str) -> Any:
     """Two cores, whatever there is."""
-    monkeypatch.setattr(scaling_study, "usable_cores", lambda: 2)
 
     def measured(ranks: list[int], **options: Any) -> Any:
         return scaling_study.measured_ranks(
-            data, ranks=ranks, options=TrainConfig(**{**OPTIONS, **options}).to_dict(),
+            data, ranks=ranks, there=2, options=TrainConfig(**{**OPTIONS, **options}).to_dict(),
             requests=4, steps=2, rounds=2, device="cpu", cpu_threads=1, seed=0, run_id="here",
         )  # fmt: skip
 
@@ -77,6 +76,28 @@ def test_a_rank_that_fails_is_a_row(measure: Any) -> None:
     table = measure([2], dim=10**13)  # more than 64-bit processors address: refused at once
     assert set(table["status"]) == {"error"}
     assert table["message"].str.match(r"rank [01] of 2: .").all()
+
+
+def test_ranks_that_were_missing_are_measured_where_there_are_more(
+    data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept does not say forever how many another machine had; nor is it of no use where
+    there are more than are asked for."""
+    keys: list[dict[str, Any]] = []
+
+    def kept(function: Any, *args: Any, **options: Any) -> Any:
+        keys.append(options)
+        return results.frame([])
+
+    monkeypatch.setattr(scaling_study, "cached", kept)
+    for cores in (2, 4, 8):
+        monkeypatch.setattr(scaling_study, "usable_cores", lambda cores=cores: cores)
+        scaling_study.scaling(
+            data, ranks=[2, 4], options=OPTIONS, requests=4, steps=1, rounds=1, device="cpu",
+            cpu_threads=1, sizes=[8], sigmas=[None], assumptions={}, draws=1, seed=0, run_id="x",
+        )  # fmt: skip
+    two, four, eight = keys
+    assert two != four == eight
 
 
 def test_bad_numbers_are_refused_first(data: str) -> None:
