@@ -21,6 +21,7 @@ from jagged_ranking.measure.peak_memory import allocated, peak_memory
 from jagged_ranking.measure.providers import (
     MODES,
     PROVIDERS,
+    TRAINING,
     Prepared,
     Provider,
     Unavailable,
@@ -153,6 +154,14 @@ def test_rows_of_a_run() -> None:
             mine = results.select(attention, provider=name, mode=mode)
             assert set(mine["metric"]) == metrics
             assert len(mine) == len(metrics)
+            (rates,), (took,) = (
+                results.select(mine, metric=metric)["samples"]
+                for metric in ("useful_flops", "latency")
+            )
+            useful = 4 * 2 * 16 * (9**2 + 1 + 30**2 + 17**2 + 2**2)
+            useful *= 3.5 if mode == TRAINING else 1
+            done = [rate * ms / 1e3 for rate, ms in zip(rates, took, strict=True)]
+            assert done == pytest.approx([useful] * len(took))
     names = ("tokens", "waste", "limit_ms", "device", "threads")
     config = results.with_config(attention, *names).iloc[0]
     assert config["threads"] == 1

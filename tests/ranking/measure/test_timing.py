@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import time
 from collections.abc import Callable
 
 import pytest
 import torch
+from fake_gpu import FakeGpu
 
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.timing import Effort
@@ -63,44 +63,6 @@ def test_earlier_objects_are_set_apart_once(frozen: bool) -> None:
         assert any(entry is earlier for entry in gc.get_objects())
     finally:
         gc.unfreeze()
-
-
-class FakeGpu:
-    """What the clock of a GPU needs of CUDA: a host and a queue of work, in seconds."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.host = self.done = 0.0
-        gpu = self
-
-        class Event:
-            def __init__(self, enable_timing: bool) -> None:
-                assert enable_timing
-
-            def record(self) -> None:
-                self.at = gpu.done = max(gpu.host, gpu.done)
-
-            def query(self) -> bool:
-                return self.at <= gpu.host
-
-            def elapsed_time(self, other: Event) -> float:
-                return 1e3 * (other.at - self.at)
-
-        cuda = timing.torch.cuda
-        monkeypatch.setattr(cuda, "Event", Event)
-        monkeypatch.setattr(cuda, "device", lambda device: contextlib.nullcontext())
-        monkeypatch.setattr(cuda, "synchronize", lambda device: self.wait())
-        monkeypatch.setattr(cuda, "_sleep", lambda cycles: self.issue(cycles / 2e9))
-
-    def issue(self, seconds: float) -> None:
-        self.done = max(self.host, self.done) + seconds
-
-    def wait(self) -> None:
-        self.host = max(self.host, self.done)
-
-    def clock(self) -> timing._CudaClock:
-        clock = timing._CudaClock.__new__(timing._CudaClock)
-        clock.device, clock.flush = CPU, torch.empty(1)
-        return clock
 
 
 @pytest.mark.parametrize("slowly", [2e-4, 1e-3], ids=["on time", "late"])
@@ -167,6 +129,42 @@ def test_a_call_that_waits_for_the_device_is_timed_as_it_is(
     samples = gpu.clock().time(call, 5, start=5e-4)
     assert samples == pytest.approx([0.05] * 5)
     assert len(issued) == 5 + timing.LATE_CALLS
+
+
+def test_every_call_finds_a_cache_without_its_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written over before each of them, and not in its time."""
+    gpu, done = FakeGpu(monkeypatch), []
+    clock = gpu.clock()
+
+    class Flush:
+        def zero_(self) -> None:
+            done.append("flush")
+            gpu.issue(7e-5)
+
+    def call() -> None:
+        done.append("call")
+        gpu.issue(2e-5)
+
+    clock.flush = Flush()  # pyright: ignore[reportAttributeAccessIssue]
+    assert clock.time(call, 3, start=1e-4) == pytest.approx([0.02] * 3)
+    assert done == ["flush", "call"] * 3
+
+
+def test_the_host_is_timed_while_the_device_has_nothing_else_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a call that finds the device's queue full the host's time would be that of the device."""
+    gpu = FakeGpu(monkeypatch)
+
+    def call() -> None:
+        gpu.wait()  # for what was issued before
+        gpu.host += 3e-5
+        gpu.issue(1e-2)
+
+    call()
+    monkeypatch.setattr("time.perf_counter", lambda: gpu.host)
+    assert gpu.clock().host(call, 3) == pytest.approx([0.03] * 3)
+    assert gpu.host == gpu.done
 
 
 def slow_to_issue(seconds: float) -> Callable[[], None]:
