@@ -104,6 +104,12 @@ def test_other_software_is_another_call(ran, monkeypatch):
     assert ran(1)
 
 
+def test_another_device_is_another_call(ran, monkeypatch):
+    assert ran(1)
+    monkeypatch.setattr(cache, "device_name", lambda device: "another")
+    assert ran(1)
+
+
 def test_a_manifest_can_say_what_was_kept(ran, monkeypatch):
     monkeypatch.setattr(cache, "_kept", [])
     assert ran(1)

@@ -72,6 +72,34 @@ def test_ranks_are_measured_in_turns_and_what_is_missing_is_a_row(measure: Any) 
     assert 1 <= balanced <= users
 
 
+def test_ranks_wait_for_the_slowest_and_answer_for_all_requests() -> None:
+    """Two turns of a step of two ranks, of which the second comes first to an exchange and waits 3
+    ms for the first in the one turn, 1 in the other."""
+
+    def turn(seconds: float, forward: float, exchange: float, of: list[int]) -> dict[str, Any]:
+        parts = [[1.0, forward, 2.0, exchange, 0.5]]
+        return {"seconds": seconds, "parts": parts, "of": [of], "peak": 100 * seconds}
+
+    found = [
+        {"turns": {"by_tokens": turns}, "dense_bytes": 4, "table_bytes": 8}
+        for turns in (
+            [turn(0.2, 9.0, 1.0, [3, 30, 900]), turn(0.1, 5.0, 2.0, [4, 40, 1600])],
+            [turn(0.1, 6.0, 4.0, [5, 10, 100]), turn(0.4, 4.0, 3.0, [6, 60, 3600])],
+        )
+    ]
+    facts = {"model": "transformer", "device_type": "cuda"}
+    where = {"op": "o", "provider": "p", "workload": "w", "mode": "train"}
+    rows = scaling_study._rows(found, "by_tokens", where, facts, {"steps": 1})
+    said = {row["metric"]: row["samples"] or row["value"] for row in rows}
+    assert said["throughput"] == pytest.approx([8 / 0.2, 10 / 0.4])
+    assert said["step"] == pytest.approx([200.0, 400.0])
+    assert (said["exchange"], said["waiting"]) == ([1.0, 2.0], [1.5, 0.5])
+    assert (said["forward"], said["update"]) == ([7.5, 4.5], [0.5, 0.5])
+    assert said["imbalance"] == pytest.approx([900 / 500, 3600 / 2600])
+    assert sorted(said["compute"]) == [6.0, 7.0, 8.0, 11.0]
+    assert said["peak_memory"] == 40.0
+
+
 def test_a_rank_that_fails_is_a_row(measure: Any) -> None:
     table = measure([2], dim=10**13)  # more than 64-bit processors address: refused at once
     assert set(table["status"]) == {"error"}

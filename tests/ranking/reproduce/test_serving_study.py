@@ -18,6 +18,7 @@ from jagged_ranking.layers import attention, growing_cache
 from jagged_ranking.measure import timing
 from jagged_ranking.measure.timing import Effort
 from jagged_ranking.reproduce.lab import describe_points, serving_points
+from jagged_ranking.reproduce.request_batches import BatchLengths, RequestBatches
 from jagged_ranking.reproduce.serving_contest import NewEvents, ServingContest
 from jagged_ranking.reproduce.serving_study import (
     ServingPoint,
@@ -27,6 +28,8 @@ from jagged_ranking.reproduce.serving_study import (
     serving,
 )
 from jagged_ranking.reproduce.step_contest import NO_GPU, Entry, StepContest
+from jagged_ranking.reproduce.training_step import ranker_to_measure
+from jagged_ranking.training.config import TrainConfig
 
 KINDS = ("jagged", "padded_flash", "padded_dense")
 TIMES = {"latency", TAIL, "requests_per_second"}
@@ -94,6 +97,48 @@ def test_whatever_is_counted_are_whole_passes(batches: int, calls: int, passes: 
     assert len(one.whole(calls)) == passes * batches
     last = [number for timed in counted[-passes * len(one.parts) :] for number in timed]
     assert sorted(last) == sorted(passes * list(range(batches)))
+
+
+def test_a_request_is_answered_when_its_logits_are_on_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+
+    class Coming:
+        def cpu(self) -> None:
+            now[0] += 5e-3
+
+    def answer(number: int) -> Any:
+        now[0] += 1e-3  # to launch it
+        return Coming()
+
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    one = _Pass(answer, [[0, 1, 2]])
+    one()
+    assert one.samples == [pytest.approx([6.0] * 3)]
+
+
+def batches_of(*lengths: tuple[int, ...]) -> RequestBatches:
+    given = BatchLengths(name="some", group="cap", cap=16, batches=lengths)
+    return RequestBatches(given, items=40, candidates=3, device=torch.device("cpu"))
+
+
+def test_a_cache_lacks_the_new_events_of_a_request() -> None:
+    """All of them, and no more: they are what a request over it costs."""
+    made = batches_of((7, 1), (2, 16))
+    options = {"model": "transformer", "dim": 8, "max_history": 16, "event_time": "arrival"}
+    model = ranker_to_measure(TrainConfig.from_dict(options), made.shape, made.device).eval()
+    found = NewEvents(model, made.each(), 3, 4)
+    assert [batch.events.tolist() for batch in found.batches] == [[3, 1], [2, 3]]
+
+
+def test_memory_is_that_of_the_longest_history() -> None:
+    made = batches_of((7, 1), (2, 16), (3, 3))
+    contest = ServingContest(
+        op=SERVING, workload="some", configs={}, shape=made.shape, batches=made.each(),
+        new_events=1, page_size=4, facts={},
+    )  # fmt: skip
+    assert contest.batch.longest[1] == 16
 
 
 def test_the_device_is_timed_on_the_same_requests_for_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import pytest
 import torch
+from fake_gpu import FakeGpu
 
 from jagged_ranking.figures.throughput_points import (
     ATTENTION,
@@ -111,6 +114,57 @@ def test_the_typical_step_is_one_that_was_measured() -> None:
     steps = [{"a": float(n), "b": 1.0} for n in (9, 1, 5, 3)]
     assert typical(steps) == {"a": 3.0, "b": 1.0}
     assert typical(steps[:3]) == {"a": 5.0, "b": 1.0}
+
+
+class SlowStep:
+    """A step of three kernels, which the host issues in so many seconds each."""
+
+    def __init__(self, gpu: FakeGpu, slowly: Iterator[float]) -> None:
+        self.gpu, self.slowly, self.taken = gpu, slowly, 0
+
+    def __call__(self, batch: float, ends: Callable[[str], object]) -> None:
+        self.taken += 1
+        seconds = next(self.slowly)
+        for part, kernel in ((HEAD, batch), (BACKWARD, 2 * batch), (UPDATE, 1e-5)):
+            self.gpu.issue(kernel)
+            self.gpu.host += seconds
+            ends(part)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_parts_on_a_gpu_are_without_what_the_host_takes(
+    late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it is known how long that is; a host that is late is given more time in a second try."""
+    gpu = FakeGpu(monkeypatch)
+    monkeypatch.setattr("time.perf_counter", lambda: gpu.host)
+    quick, slow = 1e-3, 1.8e-3
+    step = SlowStep(gpu, iter([quick, slow if late else quick, *[quick] * 3]))
+
+    def made() -> Iterator[float]:
+        while True:
+            gpu.issue(3e-5)
+            yield 2e-5
+
+    clock = StepClock.__new__(StepClock)
+    clock.step, clock.batches, clock.inside = cast(Any, step), cast(Any, made()), False
+    clock.device, clock.samples, clock._wait = CPU, [], None
+    for _ in range(2):
+        clock.samples.append(clock._on_a_gpu())
+    expected = {DATA: 0.03, HEAD: 0.02, BACKWARD: 0.04, UPDATE: 0.01}
+    assert clock.samples == [pytest.approx(expected)] * 2
+    assert step.taken == (4 if late else 3)  # one to see how long the host takes
+
+
+def test_the_average_of_the_weights_is_part_of_a_step() -> None:
+    """And so is leaving no gradient, as in training."""
+    step, batch = step_of("mean_pool"), made_on(CPU).each()[0]
+    for _ in range(2):
+        step(batch)
+        kept = dict(step.average.model.named_parameters())
+        moved = [n for n, p in step.model.named_parameters() if not torch.equal(p, kept[n])]
+        assert bool(moved) == (step.steps > 1)  # it begins where the first step ends
+        assert all(p.grad is None for p in step.model.parameters())
 
 
 @pytest.mark.gpu

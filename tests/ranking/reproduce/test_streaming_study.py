@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jagged_ranking import results
-from jagged_ranking.reproduce import streaming_worker
+from jagged_ranking.reproduce import streaming_study, streaming_worker
 from jagged_ranking.reproduce.lab import measured_streaming
 from jagged_ranking.reproduce.streaming_worker import PeakMemory
 
@@ -43,6 +43,20 @@ def test_a_log_is_prepared_trained_from_and_deleted(build: Path) -> None:
     assert 0 < facts["requests"] < 3000
     assert facts["log_bytes"] > 3000 * 16
     assert list((build / "data").iterdir()) == []
+
+
+def test_waiting_is_a_share_of_the_time_of_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = {"log_bytes": 1, "requests": 2, "digest": "d"}
+    log |= dict.fromkeys(("prepare_seconds", "open_seconds", "prepare_memory"), 1.0)
+    found = dict.fromkeys(("start_seconds", "started_memory", "anonymous_memory"), 2.0)
+    found |= dict.fromkeys(("validated_memory", "file_memory"), 3.0)
+    steps = {"step_time": [10.0, 30.0, 20.0], "wait": [1.0, 0.0, 2.0], "requests": [5, 6, 4]}
+    said = {"prepare": log, "train": {**found, **steps}}
+    monkeypatch.setattr(streaming_study, "_said_by", lambda task, *_: dict(said[task]))
+    table = measured([3000]).set_index("metric")
+    assert table.loc["wait_share", "value"] == pytest.approx(3 / 60)
+    assert table.loc["step_time", "value"] == 20.0
+    assert table.loc["samples_per_second", "samples"] == pytest.approx([500.0, 200.0, 200.0])
 
 
 def test_a_log_too_short_for_its_steps_is_a_row_that_says_so() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -14,7 +16,7 @@ import torch
 
 from jagged_ranking import results
 from jagged_ranking.data.batch import JaggedBatch
-from jagged_ranking.figures.throughput_points import GRAPH, PART, PARTS, STEP
+from jagged_ranking.figures.throughput_points import DATA, GRAPH, HEAD, PART, PARTS, STEP
 from jagged_ranking.layers import attention
 from jagged_ranking.measure.contest import CROWDED
 from jagged_ranking.measure.timing import Effort
@@ -197,6 +199,48 @@ def test_a_graph_that_finds_no_room_beside_others(
     table = measured(attentions=("jagged",), graphed_attentions=("jagged",))
     status = of(table, "step_time", GRAPH)["status"]["jagged"]
     assert status == ("unsupported" if checked else "out_of_memory")
+
+
+class Told:
+    """A contest that times nothing: its calls took so many ms."""
+
+    def __init__(self, took: list[float]) -> None:
+        self.took, self.device = took, torch.device("cuda")
+        self.facts, self.rows = {"B": 3}, dict[str, Any]()
+
+    def interleaved(self, calls: Any, effort: Effort, device: torch.device) -> Any:
+        assert device.type == "cpu"  # by the wall, since each call ends by waiting
+        return dict.fromkeys(calls, self.took)
+
+    def row(self, entry: Entry, metric: str, unit: str, **said: Any) -> None:
+        self.rows[metric] = said.get("samples", said.get("value"))
+
+
+def test_times_are_of_a_step_and_the_host_has_what_the_device_has_not() -> None:
+    """Of runs of two steps; the making of batches is beside them, and not the device's part."""
+    entry = Entry("jagged", "eager")
+    contest = Told([20.0, 40.0, 30.0])
+    one = throughput_study._Measurement(cast(Any, contest), cast(Any, None), 2, QUICK, 0.1)
+    one._times({entry: lambda: None})
+    assert contest.rows["step_time"] == [10.0, 20.0, 15.0]
+    assert contest.rows["samples_per_second"] == [300.0, 150.0, 200.0]
+    # the first was to warm up
+    parts = [(90.0, 90.0), (1.0, 8.0), (7.0, 9.0), (0.0, 12.0)]
+    clock = SimpleNamespace(samples=[{DATA: data, HEAD: head} for data, head in parts])
+    one._parts({entry: cast(Any, clock)})
+    assert contest.rows["device_time"] == [9.0, 16.0, 12.0]
+    assert contest.rows["host_share"] == pytest.approx(1 - 9 / 15)
+    assert contest.rows[HEAD] + contest.rows[DATA] == 12.0
+
+
+def test_a_run_ends_when_the_device_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Any] = []
+    run = throughput_study._Run.__new__(throughput_study._Run)
+    run.step, run.steps, run.batches = cast(Any, done.append), 3, itertools.cycle("ab")
+    run.device = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append("waits"))
+    run()
+    assert done == ["a", "b", "a", "waits"]
 
 
 def test_energy_is_told_by_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
