@@ -81,6 +81,9 @@ def test_every_kind_has_all_its_numbers() -> None:
         assert lost == {"host_share", "energy"}  # of a CPU
         assert set(status) - lost == TIMES | PEAKS | ERRORS
     assert (results.select(steps, metric=sorted(ERRORS))["value"] < 1e-4).all()
+    held = of(table, "peak_memory")["value"] - of(table, "peak_memory_minus_inputs")["value"]
+    assert len(set(held)) == 1  # weights, the optimiser's state and the batch
+    assert held.min() > 0
     facts = results.with_config(steps, "B", "tokens", "candidates", "waste", "cap", "model")
     assert set(facts["B"]) == {3}
     assert set(facts["tokens"]) == {round((16 + 11) / 2)}
@@ -300,11 +303,21 @@ def test_a_graph_pads_as_far_as_histories_reach(monkeypatch: pytest.MonkeyPatch)
         reached.add(longest[1])
         return padded(*given, longest=longest, **options)
 
+    captured = list[Any]()
+    capture = GraphedStep.capture
+
+    def steps(step: GraphedStep, batches: Any) -> None:
+        captured.append(step)
+        capture(step, batches)
+
+    monkeypatch.setattr(GraphedStep, "capture", steps)
     monkeypatch.setattr(attention, "padded_attention", noted)
     kinds = ("padded_dense",)
     table = measured(lengths, models=["sasrec"], attentions=(), graphed_attentions=kinds)
     assert of(table, "step_time", GRAPH)["status"].to_dict() == {"padded_dense": "ok"}
     assert max(reached) == 12
+    (step,) = captured
+    assert step.steps > 3 * len(lengths.batches)  # it is what was timed
 
 
 @pytest.mark.gpu
