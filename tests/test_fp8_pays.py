@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import fp8_pays
 import pytest
 import torch
 from choice_cases import on_hopper
@@ -57,6 +58,30 @@ def test_who_is_wrong_is_not_timed(off: float, bf16: float, said: str | None) ->
     calls = {BF16: lambda: (exact, None), KERNEL: lambda: (exact * (1 + off), None)}
     with nullcontext() if said is None else pytest.raises(SystemExit, match=said):
         check(calls, {BF16: bf16}, "G")
+
+
+def test_who_rounds_what_in_each_call(monkeypatch) -> None:
+    """Keys are kept in all calls but that which rounds everything."""
+    rounded: list[str] = []
+    for name in ("attention_schedule", "build_rows"):
+        monkeypatch.setattr(fp8_pays, name, lambda *_, **__: None)
+    keys, attend = fp8_pays.fp8_keys, fp8_pays.fp8_attention
+
+    def noted(*given):
+        rounded.append("keys")
+        return keys(*given)
+
+    def noted_queries(*given, **options):
+        rounded.append("queries")
+        return attend(*given, **options)
+
+    monkeypatch.setattr(fp8_pays, "fp8_keys", noted)
+    monkeypatch.setattr(fp8_pays, "fp8_attention", noted_queries)
+    calls = calls_of(setup(small(), DEVICE))
+    for name, expected in ((BF16, []), (KEPT, ["queries"]), (WHOLE, ["keys", "queries"])):
+        rounded.clear()
+        calls[name]()
+        assert rounded == expected, name
 
 
 @on_hopper

@@ -12,7 +12,7 @@ from jagged_ranking.measure.ceilings import Ceilings
 from jagged_ranking.measure.contest import Contest
 from jagged_ranking.measure.peak_memory import Peak, peak_memory
 from jagged_ranking.measure.providers import MODES, TRAINING
-from jagged_ranking.measure.timing import Effort
+from jagged_ranking.measure.timing import Effort, Timing
 
 FACTS = {f"{kind}_{mode}": 1.0 for kind in ("bytes", "flops") for mode in MODES}
 
@@ -35,6 +35,12 @@ def test_what_is_timed_and_weighed_is_the_mode(mode: str) -> None:
     assert len(ran) > timed > 2
     assert set(ran) == {mode}
     assert {row["mode"] for row in one.rows} == {mode}
+
+
+def test_the_device_and_the_host_have_rows_of_their_own() -> None:
+    one = contest_of()
+    one.times("a", TRAINING, Timing([1.0, 2.0, 6.0], [7.0, 8.0, 30.0]))
+    assert {row["metric"]: row["value"] for row in one.rows} == {"latency": 2.0, "host_time": 8.0}
 
 
 def test_inputs_are_memory_of_their_provider(monkeypatch: pytest.MonkeyPatch) -> None:

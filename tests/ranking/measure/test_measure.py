@@ -142,6 +142,14 @@ def test_padding_that_attends_is_not_the_same_thing() -> None:
     assert compare([(unmasked.out, masked.out)]).relative > tolerance(batch)
 
 
+@pytest.mark.parametrize("name", ON_CPU)
+def test_a_forward_keeps_nothing_for_a_backward(name: str) -> None:
+    """That is time and memory of training."""
+    ready = PROVIDERS[name].prepare(setup(small(), CPU))
+    assert all(x.requires_grad for x in ready.inputs)
+    assert not any(x.requires_grad for x in ready.run("forward"))
+
+
 def test_rows_of_a_run() -> None:
     table = measure(small(), providers=ON_CPU, run_id="01_speed", run_key="k")
     assert (table["status"] == "ok").all(), table[table["status"] != "ok"]["message"].tolist()

@@ -12,6 +12,7 @@ import torch
 from jagged_ranking import paths, results
 from jagged_ranking.measure.lineup import NOT_TRIED
 from jagged_ranking.measure.providers import PROVIDERS
+from jagged_ranking.measure.timing import Effort
 from jagged_ranking.measure.trial import Trials
 from jagged_ranking.measure.workload_sets import small_workloads
 from jagged_ranking.reproduce import cache
@@ -75,6 +76,8 @@ def test_any_other_argument_is_another_call(ran):
         (([Shape(1, torch.bfloat16)],), {}),
         (([Shape(1)],), {"seed": 0}),
         (([Shape(1)],), {"seed": None}),
+        (([Shape(1)],), {"effort": Effort(rounds=1)}),
+        (([Shape(1)],), {"effort": Effort(rounds=2)}),
         (("1",), {}),
         ((1,), {}),
     ]

@@ -86,7 +86,7 @@ def test_what_a_counter_says_is_as_old_as_its_last_move(
 
         monkeypatch.setattr(energy, "_looked_at", looked_at)
         monkeypatch.setattr(energy, "_repeated", lambda *_, **__: (7, 0.4))
-        found = energy_of(lambda: None, device=GPU, seconds=0.4)
+        found = energy_of(lambda: None, device=GPU, seconds=0.3)
         assert found.calls == 7
         assert found.joules == pytest.approx(0.4 * WATTS, rel=0.02)
 
@@ -118,6 +118,23 @@ def test_without_a_counter_power_is_sampled(board_of: Callable[[NVML], None]) ->
     assert found.means == POWER
     assert found.calls == nvml.done
     assert WATTS * 0.05 <= found.joules <= WATTS * took
+
+
+def test_power_is_of_all_the_time_that_calls_took(
+    board_of: Callable[[NVML], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of them may end long after the seconds that were asked for."""
+
+    @contextmanager
+    def looked_at(read: Any, every: float) -> Iterator[Any]:
+        yield [(0.0, 1000 * (WATTS - 100)), (0.1, 1000 * (WATTS + 100))]
+
+    board_of(NVML(counts=False))
+    monkeypatch.setattr(energy, "_looked_at", looked_at)
+    monkeypatch.setattr(energy, "_repeated", lambda *_, **__: (7, 0.4))
+    found = energy_of(lambda: None, device=GPU, seconds=0.1)
+    assert found.joules == pytest.approx(0.4 * WATTS)
+    assert (found.calls, found.means) == (7, POWER)
 
 
 def test_a_call_is_made_at_least_once(board_of: Callable[[NVML], None]) -> None:
