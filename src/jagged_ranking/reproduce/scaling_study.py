@@ -147,6 +147,9 @@ def measured_ranks(
         "cpu_threads": cpu_threads,
         "seed": seed,
     }
+    # The first to open a data set lays its columns flat: ranks that begin together would disturb
+    # each other in that, and whom one of them waits for then would not come.
+    open_dataset(Path(data))
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         if device == "cuda":

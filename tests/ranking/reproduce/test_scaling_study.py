@@ -69,7 +69,7 @@ def test_ranks_are_measured_in_turns_and_what_is_missing_is_a_row(measure: Any) 
         results.select(good, provider=name, metric="imbalance")["value"].iloc[0]
         for name in ("by_tokens", "by_users")
     )
-    assert 1 <= balanced <= users
+    assert 1 <= balanced < users
 
 
 def test_ranks_wait_for_the_slowest_and_answer_for_all_requests() -> None:
@@ -126,6 +126,24 @@ def test_ranks_that_were_missing_are_measured_where_there_are_more(
         )  # fmt: skip
     two, four, eight = keys
     assert two != four == eight
+
+
+def test_ranks_find_the_columns_laid_flat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one process, before any of them begins."""
+    new = prepare("synthetic", out=tmp_path / "new", users=30, items=40, categories=3, events=900)
+    assert not [*new.rglob("*.flat")]
+    found: list[int] = []
+
+    def run(count: int, asked: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
+        found.append(len([*new.rglob("*.flat")]))
+        return [], "not here"
+
+    monkeypatch.setattr(scaling_study, "_run_ranks", run)
+    scaling_study.measured_ranks(
+        str(new), ranks=[2, 3], there=3, options=OPTIONS, requests=4, steps=1, rounds=1,
+        device="cpu", cpu_threads=1, seed=0, run_id="here",
+    )  # fmt: skip
+    assert found[0] == found[1] > 0
 
 
 def test_bad_numbers_are_refused_first(data: str) -> None:
