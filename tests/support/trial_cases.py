@@ -33,6 +33,15 @@ def raises(batch: Batch) -> Prepared:
     return _prepared(batch, forward)
 
 
+def raises_in_training(batch: Batch) -> Prepared:
+    def forward() -> torch.Tensor:
+        if torch.is_grad_enabled():
+            raise RuntimeError("out of place")
+        return batch.q * 2
+
+    return _prepared(batch, forward)
+
+
 def ends_its_process(batch: Batch) -> Prepared:
     return _prepared(batch, lambda: os._exit(3))
 

@@ -43,6 +43,15 @@ def test_the_device_and_the_host_have_rows_of_their_own() -> None:
     assert {row["metric"]: row["value"] for row in one.rows} == {"latency": 2.0, "host_time": 8.0}
 
 
+def test_more_than_is_free_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contest_module, "free_bytes", lambda device: 2 * 10**9)
+    one = contest_of()
+    one.refuse("fits", TRAINING, 2 * 10**9)
+    one.refuse("does not", TRAINING, 2 * 10**9 + 1)
+    assert [*one.failed] == [("does not", TRAINING)]
+    assert one.failed["does not", TRAINING][0] == "out_of_memory"
+
+
 def test_inputs_are_memory_of_their_provider(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was there before it was prepared is nobody's."""
     one, held, floors = contest_of(), [1000], []

@@ -51,6 +51,9 @@ def test_what_is_no_reason_to_end_a_process(trials: Trials) -> None:
     assert missing == ("missing", "no such package")
     wrong = trials.failure(provider(trial_cases.raises), BATCH, "forward", CPU)
     assert wrong == ("error", "RuntimeError: out of place")
+    training = provider(trial_cases.raises_in_training)
+    assert trials.failure(training, BATCH, "forward", CPU) is None
+    assert trials.failure(training, BATCH, "forward+backward", CPU) == wrong
     assert trials.failure(works, OTHER, "forward", CPU) is None
     assert trials._other is first
 

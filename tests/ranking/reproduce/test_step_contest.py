@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from jagged_ranking.measure.timing import Effort, Timing
 from jagged_ranking.reproduce import serving_contest, step_contest, step_cost
 from jagged_ranking.reproduce.request_batches import BatchLengths, RequestBatches
 from jagged_ranking.reproduce.serving_contest import CapturedHistories, ServingContest
-from jagged_ranking.reproduce.step_contest import Entry, StepContest
+from jagged_ranking.reproduce.step_contest import EXACT, Entry, StepContest
 from jagged_ranking.training.config import TrainConfig
 
 ENTRY = Entry("jagged", "train")
@@ -87,3 +88,21 @@ def test_who_is_captured_answers_by_graphs() -> None:
     captured = contest._call(Entry("jagged", GRAPH), contest.batches, config)
     assert isinstance(captured, CapturedHistories)
     assert captured.captured._longest == (2, 8)
+
+
+def test_others_may_be_off_by_some_times_what_ours_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, in lower precision: a few roundings would hide an attention that is wrong."""
+    off = {"jagged": 1e-3, "padded_flash": 4e-3, "padded_dense": 6e-3, "nested": math.nan}
+    config = TrainConfig(model="mean_pool", dim=8, max_history=8)
+    contest = contest_of(StepContest, batch=MADE.each()[0])
+    contest.configs = {Entry(kind, "train"): config for kind in reversed(off)}
+    contest.device = torch.device("cuda")
+
+    def answers(entry: Entry, config: TrainConfig) -> tuple[torch.Tensor, None]:
+        wrong = 0.0 if entry.mode == EXACT else off[entry.provider]
+        return torch.full((4,), 1.0 + wrong), None
+
+    monkeypatch.setattr(contest, "_answers", answers)
+    contest.check()
+    assert {entry.provider for entry in contest.failed} == {"padded_dense", "nested"}
+    assert {status for status, _ in contest.failed.values()} == {"error"}
