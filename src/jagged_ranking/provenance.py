@@ -32,6 +32,7 @@ CODE_PLACES = (*CODE_FOLDERS, "notebooks", "pyproject.toml")
 PACKAGES = ("torch", "triton", "numpy", "pandas", "pyarrow", "matplotlib", "scikit-learn")
 # What is measured where it is installed: package -> module.
 PEERS = {
+    "dkernel": "dkernel",
     "fbgemm-gpu": "fbgemm_gpu",
     "flash-attn-4": "flash_attn",
     "flashinfer-python": "flashinfer",
