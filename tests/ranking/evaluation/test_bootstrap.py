@@ -109,6 +109,21 @@ def test_seeds_of_both_sides_are_drawn_apart() -> None:
     assert found.low < 0 < found.high
 
 
+def test_bounds_are_percentiles_of_the_replicates_alone() -> None:
+    """Of one seed, whose only share is 1; the first row is of all users, and no replicate."""
+    ours = np.concatenate([[1000.0], np.arange(201.0)])[:, None]
+    theirs = np.full((202, 1), 100.0)
+    assert difference(ours, theirs) == Difference(900.0, 5.0 - 100, 195.0 - 100)
+    assert difference(ours, theirs, level=0.5) == Difference(900.0, 50.0 - 100, 150.0 - 100)
+
+
+def test_as_many_seeds_are_drawn_as_there_are() -> None:
+    """Of two seeds half of the replicates have one of each: those about the median."""
+    ours, theirs = np.tile([0.0, 1.0], (2001, 1)), np.zeros((2001, 1))
+    assert difference(ours, theirs, level=0.4) == Difference(0.5, 0.5, 0.5)
+    assert difference(ours, theirs, level=0.6) == Difference(0.5, 0.0, 1.0)
+
+
 def test_users_are_drawn_not_rows() -> None:
     """Rows of a user that repeat must not narrow the interval."""
     user, label, good = case(4, rows=400, users=40)
