@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from click_data import ClickDataset, open_dataset, prepare
-from jagged_ranking.evaluation.floors import count_features, evaluate_floor, train_counts
+from click_data.split import SPLITS
+from jagged_ranking.evaluation.floors import FLOORS, count_features, evaluate_floor, train_counts
 from jagged_ranking.evaluation.metrics import auc
 
 USERS, ITEMS, PAIRS = 400, 100, 10  # of which the last two are valid and test
@@ -80,6 +81,39 @@ def test_counts_without_times_are_of_the_train_split(untimed: ClickDataset) -> N
     of_all, of_others = np.log1p(2 * (PAIRS - 2)), np.log1p(2 * (PAIRS - 3))
     for split, seen in (("train", of_others), ("valid", of_all), ("test", of_all)):
         np.testing.assert_allclose(features[split][:, 1], seen)
+
+
+def test_who_is_new_has_the_rate_of_the_train_split(toy: ClickDataset) -> None:
+    rates = [np.mean(toy.requests(split).labels["label"]) for split in SPLITS]
+    assert len({*rates}) == len(SPLITS)
+    features = np.concatenate([*count_features(toy).values()])
+    for rate, counted in ((0, 1), (2, 3), (4, 5)):  # of a user, an item, a user in a category
+        new = features[:, counted] == 0
+        assert new.any()
+        np.testing.assert_allclose(features[new, rate], np.log(rates[0] / (1 - rates[0])))
+
+
+def test_counts_within_a_category_are_of_one_user_and_one_category(toy: ClickDataset) -> None:
+    columns, (codes,) = toy.requests("test"), toy.item_categories.values()
+    histories, features = toy.histories, count_features(toy)["test"]
+    for row in range(0, len(columns), 7):
+        first = histories.offsets[columns.user[row]]
+        seen = codes[histories.item[first : first + columns.prefix[row]]]
+        for candidate in range(*columns.offsets[row : row + 2]):
+            counted = np.sum(seen == codes[columns.item[candidate]])
+            assert features[candidate, 5] == pytest.approx(np.log1p(counted))
+
+
+def test_a_floor_chooses_its_penalty_on_the_validation_split(
+    toy: ClickDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What tells labels until the test split, where it tells the opposite."""
+    sign = {"train": 1, "valid": 1, "test": -1}
+    told = {s: sign[s] * np.asarray(toy.requests(s).labels["label"])[:, None] for s in SPLITS}
+    monkeypatch.setitem(FLOORS, "counts", lambda dataset: told)
+    valid, test = evaluate_floor("counts", toy, splits=("valid", "test"))
+    assert valid.metrics["ne"] < 0.1
+    assert test.metrics["ne"] > 5
 
 
 def test_no_label_is_in_its_own_feature(tmp_path: Path) -> None:
