@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from click_data import ClickDataset
 from jagged_ranking import results
+from jagged_ranking.evaluation.evaluate import Evaluation
 from jagged_ranking.training import runs
 from jagged_ranking.training.config import TrainConfig
 from jagged_ranking.training.experiment import Plan, compare_models
+from jagged_ranking.training.outcome import Outcome
 from jagged_ranking.training.search import Search, best_of
 
 TINY = TrainConfig(dim=8, hidden=(8,), max_history=10, batch_size=512, epochs=1, seed=4)
@@ -39,6 +42,29 @@ def test_best_is_the_first_of_the_largest() -> None:
     one, two, three = (replace(TINY, dim=dim) for dim in (8, 16, 32))
     assert best_of([(one, 0.5), (two, 0.7), (three, 0.7)]) == two
     assert best_of([(one, float("nan")), (two, -3.0)]) == two
+
+
+@pytest.mark.parametrize(("select", "best"), [("log_loss", 16), ("auc", 32), ("ndcg@10", 8)])
+def test_trials_are_judged_by_the_metric_that_epochs_are_chosen_by(select: str, best: int) -> None:
+    """Of log loss the smallest, of others the largest; whatever else a trial came to."""
+    metrics = {
+        8: {"log_loss": 0.6, "ne": 0.8, "auc": 0.7, "ndcg@10": 0.5},
+        16: {"log_loss": 0.5, "ne": 0.9, "auc": 0.6, "ndcg@10": 0.3},
+        32: {"log_loss": 0.7, "ne": 0.7, "auc": 0.8, "ndcg@10": 0.4},
+    }
+    start, none = replace(TINY, select=select), np.zeros(0)
+    judged = {dim: [Evaluation("valid", none, none, none, none, m)] for dim, m in metrics.items()}
+    scored = [
+        Outcome(replace(start, model=model, dim=dim), judged[dim], 0, 0)
+        for model, sizes in (("din", (8, 16, 32)), ("mean_pool", (8,)))
+        for dim in sizes
+    ]
+    plan = Plan("none", models=("mean_pool", "din"), seeds=(7, 8), config=start)
+    assert plan.finals(scored) == [
+        replace(start, model=model, dim=dim, seed=seed)
+        for model, dim in (("mean_pool", 8), ("din", best))
+        for seed in (7, 8)
+    ]
 
 
 @pytest.mark.parametrize(

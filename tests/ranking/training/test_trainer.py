@@ -18,6 +18,7 @@ from jagged_ranking.models.ranker import Ranker
 from jagged_ranking.training import checkpoint
 from jagged_ranking.training.checkpoint import CheckpointError
 from jagged_ranking.training.config import TrainConfig
+from jagged_ranking.training.ranks import Ranks
 from jagged_ranking.training.run_files import CHECKPOINT, MODEL, load_model
 from jagged_ranking.training.run_progress import Progress, StepNumbers, TrainingError
 from jagged_ranking.training.trainer import TrainResult, _Run, train
@@ -72,6 +73,37 @@ def test_it_learns(toy: ClickDataset) -> None:
     assert best["valid_log_loss"] == min(row["valid_log_loss"] for row in result.history)
     # the weights that come back are the best epoch's, not the last one's
     assert found.metrics["log_loss"] == best["valid_log_loss"]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_comes_back_is_the_best_epoch_where_later_ones_are_worse(
+    toy: ClickDataset, tmp_path: Path, kept: bool
+) -> None:
+    hopeless = dataclasses.replace(SMALL, learning_rate=1.0, patience=2, average_decay=0.0)
+    result = quick(toy, hopeless, out=tmp_path if kept else None)
+    values = [row["valid_log_loss"] for row in result.history]
+    assert result.best_epoch == int(np.argmin(values)) < len(values) - 1
+    found = evaluate_model(result.model, toy, batch_size=SMALL.batch_size, split="valid")
+    assert found.metrics["log_loss"] == min(values) < values[-1]
+
+
+def test_a_seed_decides_weights_order_and_dropout(toy: ClickDataset) -> None:
+    """Each by itself: two trainings that share one of them are no two draws of it."""
+    noted: list[tuple[int, int]] = []
+
+    class Noting(Ranks):
+        def begin_step(self, seed: int, step: int) -> int:
+            noted.append((seed, step))
+            return super().begin_step(seed, step)
+
+    configs = [dataclasses.replace(SMALL, seed=seed, epochs=1) for seed in (0, 5)]
+    device = torch.device("cpu")
+    first, other = (_Run(c, toy, device=device, out=None, ranks=Noting()) for c in configs)
+    assert first.loader.order(0).tolist() != other.loader.order(0).tolist()
+    weights = zip(first.model.parameters(), other.model.parameters(), strict=True)
+    assert not all(torch.equal(one, another) for one, another in weights)
+    other.go(progress=False, after_step=None, board=None)
+    assert noted == [(5, step) for step in range(len(other.progress.losses))]
 
 
 @pytest.mark.parametrize("select", ["auc", "gauc"])
