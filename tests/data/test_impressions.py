@@ -12,6 +12,7 @@ from impression_logs import Frames, listed_log, timed_log, write
 from click_data import DataError, open_dataset, prepare
 from click_data.events import ClickLog
 from click_data.sources import impressions
+from click_data.sources.candidates import with_clicks
 from click_data.sources.impressions import ImpressionOptions
 
 
@@ -97,6 +98,15 @@ def test_clicks_of_earlier_lists_are_appended_by_time(tmp_path: Path) -> None:
         (2, 8, 140, 0),
         (3, 6, 150, 0),
     ]
+
+
+def test_a_click_that_the_events_hold_at_that_time_or_later_is_not_appended() -> None:
+    names = ["user_id", "item_id", "time"]
+    events = pl.DataFrame([(1, 6, 90), (1, 5, 100), (1, 7, 101)], schema=names, orient="row")
+    shown = [(1, 5, 100, 1), (1, 6, 100, 1), (1, 7, 100, 1), (1, 8, 100, 0)]
+    candidates = pl.DataFrame(shown, schema=[*names, "label label"], orient="row")
+    found = with_clicks(events, candidates)
+    assert found.rows() == [(1, 6, 90), (1, 5, 100), (1, 6, 100), (1, 7, 101)]
 
 
 def test_the_split_column_is_named_or_left_out(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from click_data import ClickDataset
+from jagged_kernels import KeyStatistics, key_statistics, persistence_ratio
 from jagged_ranking import paths, results
 from jagged_ranking.data.batch import JaggedBatch, RequestTable, make_batch
 from jagged_ranking.data.store import HistoryStore
@@ -27,6 +28,8 @@ from jagged_ranking.reproduce.compressed_quality import (
     Setting,
     budget_of,
     compressed_quality,
+    events_of,
+    kept_of,
 )
 from jagged_ranking.reproduce.lab import (
     cache_cases,
@@ -165,6 +168,74 @@ def test_all_policies_keep_as_many(toy: ClickDataset, ranker: Ranker) -> None:
             kept.logits(policy, 6)
     expected = [np.minimum(batch.events, 6).tolist()]
     assert seen == dict.fromkeys(compressing.POLICIES, expected)
+
+
+@torch.no_grad()
+def test_what_policies_go_by(
+    toy: ClickDataset, ranker: Ranker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scissorhands by the last queries and ten newest events, H2O by all and half of its budget."""
+    seen: dict[str, tuple[KeyStatistics | None, int]] = {}
+    made = compressing.scissorhands
+
+    def noted(cache: Any, statistics: KeyStatistics | None, **options: Any) -> Any:
+        seen[options["policy"]] = statistics, options["recent"]
+        return made(cache, statistics, **options)
+
+    monkeypatch.setattr(compressing, "scissorhands", noted)
+    kept = CompressedHistories(ranker, batch_of(toy), recent=5)
+    for policy in compressing.POLICIES:
+        kept.logits(policy, 30)
+    assert {policy: newest for policy, (_, newest) in seen.items()} == {
+        "pivotal": 10, "h2o": 15, "newest": 0, "random": 0,
+    }  # fmt: skip
+    for policy, recent in (("pivotal", 5), ("h2o", None)):
+        expected = key_statistics(kept.asked, kept.key, kept.lse, recent=recent)
+        found = seen[policy][0]
+        assert found is not None
+        assert torch.equal(found.unimportant.values, expected.unimportant.values)
+        assert torch.equal(found.mass.values, expected.mass.values)
+
+
+def test_as_many_are_kept_as_is_said(
+    toy: ClickDataset, ranker: Ranker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    made = compressing.scissorhands
+
+    def counted(cache: Any, *arguments: Any, **options: Any) -> Any:
+        gone = made(cache, *arguments, **options)
+        if options["policy"] == "newest":
+            lengths.extend(cache.lengths.tolist())
+        return gone
+
+    monkeypatch.setattr(compressing, "scissorhands", counted)
+    score = CompressionScore((WHOLE, Setting("newest", 3.0)), 5)
+    score(ranker, toy, TrainConfig(), score.names())
+    said = kept_of(events_of(toy, 60), 3.0)
+    assert np.mean(lengths) == said["kept"] < said["whole"]
+
+
+@torch.no_grad()
+def test_persistence_is_of_the_longest_test_history_of_each_user(
+    toy: ClickDataset, ranker: Ranker
+) -> None:
+    columns = toy.requests("test")
+    longest = {int(u): row for row, u in enumerate(columns.user)}  # in order of time
+    assert len(longest) < len(columns)
+    table = RequestTable.from_columns(columns)
+    rows = np.sort([*longest.values()])
+    batch = make_batch(HistoryStore.from_dataset(toy), table, rows, max_history=60)
+    kept = CompressedHistories(ranker, batch, recent=5)
+    expected = persistence_ratio(kept.asked, kept.key, kept.lse)
+    score = CompressionScore((WHOLE,), 5)
+    found = score(ranker, toy, TrainConfig(), score.names())[-1].metrics
+    assert found == {
+        "persistence_ratio": pytest.approx(float(expected.ratio.nanmean())),
+        "pivotal_kept": pytest.approx(float(expected.kept.nanmean())),
+        "pivotal": pytest.approx(float(expected.pivotal.nanmean())),
+    }
+    assert len({*found.values()}) == 3
 
 
 def test_rows_of_policies_and_compressions(home: Path, toy: ClickDataset) -> None:

@@ -8,16 +8,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from small_log import SMALL
 
 from click_data import ClickDataset, open_dataset, prepare
 from jagged_ranking import paths, results
+from jagged_ranking.evaluation.evaluate import Evaluation
 from jagged_ranking.reproduce.errors import RunError
 from jagged_ranking.reproduce.lab import compared
-from jagged_ranking.training import runs
+from jagged_ranking.reproduce.quality_study import Trainings
+from jagged_ranking.training import experiment, runs
 from jagged_ranking.training.config import TrainConfig
+from jagged_ranking.training.outcome import Outcome
 
 TINY = TrainConfig(dim=8, hidden=(8,), max_history=10, batch_size=512, epochs=1)
 
@@ -80,6 +84,20 @@ def test_only_what_is_missing_is_trained(trained, toy, capsys):
     assert [config.seed for config in trained[4:]] == [2]
     compare(toy.folder, config=TrainConfig.from_dict({**TINY.to_dict(), "dropout": 0.1}))
     assert len(trained) == 7
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_training_is_of_its_data(toy, tmp_path):
+    """Not what its options alone name: several data sets share them."""
+    other = prepare("synthetic", out=tmp_path / "other", **SMALL)
+    mine, others = (Trainings(data, experiment.__name__, "cpu") for data in (toy.folder, other))
+    none = np.zeros(0)
+    mine.put(Outcome(TINY, [Evaluation("test", none, none, none, none, {"auc": 0.7})], 0, 1.0))
+    found = mine.get(TINY, ("test",))
+    assert found is not None
+    assert found.evaluations[0].metrics == {"auc": 0.7}
+    assert others.get(TINY, ("test",)) is None
+    assert mine.get(TINY, ("valid", "test")) is None
 
 
 def test_rows_name_the_data_set_that_is_given(trained, toy, tmp_path):
