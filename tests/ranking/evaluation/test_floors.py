@@ -93,15 +93,24 @@ def test_who_is_new_has_the_rate_of_the_train_split(toy: ClickDataset) -> None:
         np.testing.assert_allclose(features[new, rate], np.log(rates[0] / (1 - rates[0])))
 
 
-def test_counts_within_a_category_are_of_one_user_and_one_category(toy: ClickDataset) -> None:
-    columns, (codes,) = toy.requests("test"), toy.item_categories.values()
-    histories, features = toy.histories, count_features(toy)["test"]
-    for row in range(0, len(columns), 7):
-        first = histories.offsets[columns.user[row]]
-        seen = codes[histories.item[first : first + columns.prefix[row]]]
-        for candidate in range(*columns.offsets[row : row + 2]):
-            counted = np.sum(seen == codes[columns.item[candidate]])
-            assert features[candidate, 5] == pytest.approx(np.log1p(counted))
+def test_counts_within_a_category_are_of_one_user_and_one_category(tmp_path: Path) -> None:
+    """Items without one, too: of one user they must not count with the last one of another."""
+    rng = np.random.default_rng(0)
+    lines = ["user_id,item_id,timestamp,label,category"]
+    for time in range(120):
+        item = int(rng.integers(12))
+        category = ("", "a", "b")[item % 3]
+        lines.append(f"{time % 4},{item},{time},{rng.integers(2)},{category}")
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    log = open_dataset(prepare("log", from_path=tmp_path / "log.csv", out=tmp_path / "prepared"))
+    codes, histories = log.item_categories["category"], log.histories
+    assert {*codes[1:].tolist()} == {0, 1, 2}
+    for split, features in count_features(log).items():
+        columns = log.requests(split)
+        for row, (user, prefix) in enumerate(zip(columns.user, columns.prefix, strict=True)):
+            seen = codes[histories.item[histories.offsets[user] :][:prefix]]
+            counted = np.sum(seen == codes[columns.item[row]])
+            assert features[row, 5] == pytest.approx(np.log1p(counted))
 
 
 def test_a_floor_chooses_its_penalty_on_the_validation_split(
