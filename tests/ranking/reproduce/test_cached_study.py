@@ -257,6 +257,21 @@ def test_rows_of_policies_and_compressions(home: Path, toy: ClickDataset) -> Non
     by_policy = whole.groupby("provider")["value"].apply(list)
     assert by_policy["newest"] == by_policy["pivotal"]
 
+    # Each row is of its policy, and each difference of its metric.
+    config = TrainConfig.from_dict({**TINY, "model": "target_attention", "seed": 0})
+    model = train(config, toy, device="cpu", progress=False).model
+    score = CompressionScore((WHOLE, *(Setting(p, 4.0) for p in ("pivotal", "newest"))), 5)
+    judged = score(model, toy, config, score.names())
+    assert judged[1].metrics != judged[2].metrics
+    for policy, one in zip(("pivotal", "newest"), judged[1:3], strict=True):
+        for metric, value in one.metrics.items():
+            rows = results.select(table, provider=policy, metric=metric)
+            rows = results.with_config(rows, "compression", "seed")
+            base, kept = (rows[rows["compression"] == level] for level in (1.0, 4.0))
+            assert kept["value"][kept["seed"] == 0].tolist() == [pytest.approx(value)]
+            (gap,) = results.select(table, provider=policy, metric=f"{metric}_difference")["value"]
+            assert gap == pytest.approx(kept["value"].mean() - base["value"].mean())
+
     lost = by_compression(table)
     assert lost["compression"].tolist() == [1.0, 4.0] * 2
     for row in lost[lost["compression"] == 4].itertuples():

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -382,6 +383,42 @@ def test_a_single_training_has_one_thread_of_this_process(
     finally:
         torch.set_num_threads(threads)
     assert during == [1]
+
+
+def test_data_sets_that_share_options_have_trainings_of_their_own(
+    toy: ClickDataset, songs: ClickDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[ClickDataset] = []
+
+    def train(dataset: ClickDataset, config: TrainConfig, *given: Any, **options: Any) -> Outcome:
+        done.append(dataset)
+        return Outcome(config, [], len(done), 0.0)
+
+    monkeypatch.setattr(runs, "_train_one", train)
+    wanted = [runs.Run(data, TINY) for data in (toy, songs, toy)]
+    how: dict[str, Any] = {"device": "cpu", "workers": 1, "progress": False}
+    found = runs.train_all(wanted, splits=("test",), **how)
+    assert done == [toy, songs]
+    assert [outcome.best_epoch for outcome in found] == [1, 2, 1]
+
+
+def test_seconds_are_those_of_training_alone(
+    toy: ClickDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+
+    def train(*given: Any, **options: Any) -> SimpleNamespace:
+        now[0] += 5
+        return SimpleNamespace(model=None, best_epoch=3)
+
+    def score(*given: Any) -> list:
+        now[0] += 7
+        return []
+
+    monkeypatch.setattr(runs, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(runs, "train", train)
+    found = runs._train_one(toy, TINY, ("test",), "cpu", progress=False, score=score)
+    assert (found.seconds, found.best_epoch) == (5.0, 3)
 
 
 @pytest.mark.parametrize(
