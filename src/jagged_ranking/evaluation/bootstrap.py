@@ -1,15 +1,20 @@
 """How far metrics would be from each other with other users and other seeds: the paired bootstrap.
 
 Whole users are drawn, since the impressions of one share him: drawn alone they would give
-intervals that are too narrow. All that is compared is drawn the same users, and seeds of its own.
-Users count as often as they are drawn, so that nothing is sorted again (Efron and Tibshirani, An
-Introduction to the Bootstrap, 1993, chapter 13, on percentile intervals).
+intervals that are too narrow. All that is compared is drawn the same users. Users count as often
+as they are drawn, so that nothing is sorted again (Efron and Tibshirani, An Introduction to the
+Bootstrap, 1993, chapter 13, on percentile intervals).
+
+Seeds are too few to be drawn anew among themselves: the mean of three that are would vary by a
+fifth less than that of three others does. Means over seeds are off by as much as Student's t says
+(Welch, Biometrika 1947, where each side has seeds of its own).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,31 +88,45 @@ def redrawn(
 
 
 def difference(
-    ours: np.ndarray, theirs: np.ndarray, *, level: float = 0.95, seed: int = 0
+    ours: np.ndarray,
+    theirs: np.ndarray,
+    *,
+    paired: bool = False,
+    level: float = 0.95,
+    seed: int = 0,
 ) -> Difference:
     """The mean over seeds of ours minus that of theirs, and the percentile interval of it.
 
-    A replicate draws the seeds of each anew, too: the interval says what other users and other
-    seeds would do.
+    A replicate has other users, and means that are off as those of other seeds would be: the
+    interval says what other users and other seeds would do. With one seed on a side nothing is
+    known of others, and the interval is without them.
 
     Args:
         ours, theirs: of `redrawn`, [1 + replicates, seeds] of one metric and the same draws.
+        paired: a seed is one training on both sides, of which the difference alone varies.
         level: of the interval.
-        seed: of the draws of seeds.
+        seed: of the draws of what means over seeds are off by.
     """
-    means = [
-        np.einsum("rs,rs->r", of[1:], _shares(np.random.default_rng([seed, side]), of[1:].shape))
-        for side, of in enumerate((ours, theirs))
-    ]
+    apart = [ours[0] - theirs[0]] if paired else [ours[0], theirs[0]]
+    error, freedom = _error_of_means(apart)
+    replicates = ours[1:].mean(axis=1) - theirs[1:].mean(axis=1)
+    if error > 0:
+        rng = np.random.default_rng(seed)
+        replicates = replicates + error * rng.standard_t(freedom, size=len(replicates))
     tail = 100 * (1 - level) / 2
-    low, high = np.nanpercentile(means[0] - means[1], [tail, 100 - tail])
+    low, high = np.nanpercentile(replicates, [tail, 100 - tail])
     return Difference(float(ours[0].mean() - theirs[0].mean()), float(low), float(high))
 
 
-def _shares(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """The share of each seed in each replicate, [replicates, seeds]."""
-    replicates, count = shape
-    return rng.multinomial(count, np.full(count, 1 / count), size=replicates) / count
+def _error_of_means(sides: Sequence[np.ndarray]) -> tuple[float, float]:
+    """The standard error of the difference of means over seeds, each side [seeds], and its degrees
+    of freedom; 0 where no side has two seeds that differ."""
+    several = [side for side in sides if len(side) > 1]
+    squares = np.array([side.var(ddof=1) / len(side) for side in several])
+    if not (total := squares.sum()) > 0:
+        return 0.0, math.inf
+    freedom = np.array([len(side) - 1 for side in several])
+    return math.sqrt(total), float(total**2 / (squares**2 / freedom).sum())
 
 
 def _drawn_users(users: int, *, replicates: int, rng: np.random.Generator) -> Iterator[np.ndarray]:

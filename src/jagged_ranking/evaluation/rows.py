@@ -75,8 +75,9 @@ class Differences:
     Args:
         reference: one evaluation a seed, all of the same candidates.
         metrics: that are compared, of `METRICS` and `LIST_METRICS`.
-        replicates: of the bootstrap over users and seeds.
+        replicates: of the bootstrap over users.
         train_ctr: needed for "ne".
+        paired: a seed's evaluations are of one training, scored in other ways.
         name: of the rows' metrics, behind that of the metric.
     """
 
@@ -87,9 +88,11 @@ class Differences:
         *,
         replicates: int,
         train_ctr: float | None = None,
+        paired: bool = False,
         name: str = "difference",
     ) -> None:
         self.reference, self.metrics, self.name = reference, tuple(metrics), name
+        self.paired = paired
         self.replicates, self.train_ctr = replicates, train_ctr
         self._theirs = self._redrawn(reference)
 
@@ -116,7 +119,7 @@ class Differences:
             if metric in OF_PROBABILITIES and order_alone(losses):
                 yield _row(name, math.nan, unit, why=ORDER_ALONE, config=config, **where)
                 continue
-            found = difference(mine[metric], self._theirs[metric], level=LEVEL)
+            found = difference(mine[metric], self._theirs[metric], paired=self.paired, level=LEVEL)
             facts = {
                 "level": LEVEL,
                 "low": None if math.isnan(found.low) else found.low,

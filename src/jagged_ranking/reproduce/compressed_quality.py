@@ -170,6 +170,7 @@ class _Scored:
             whole[0].metrics,
             replicates=replicates,
             train_ctr=DataShape.of(dataset).positive_rate,
+            paired=True,  # the same weights score whole and compressed histories
         )
 
     def persistence(self) -> Iterator[dict[str, Any]]:

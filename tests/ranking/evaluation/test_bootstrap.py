@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from predictions import case, lists
+from scipy import stats
 
 from jagged_ranking.evaluation import metrics
 from jagged_ranking.evaluation.bootstrap import Difference, difference, redrawn
@@ -100,13 +101,14 @@ def test_seeds_that_disagree_widen_the_interval() -> None:
     assert widths[1] > 2 * widths[0]
 
 
-def test_seeds_of_both_sides_are_drawn_apart() -> None:
-    """Of the same two trainings on both sides, a replicate may have one of each."""
-    user, label, good = case(6, rows=2000, users=60)
-    noisy = np.clip(good + np.random.default_rng(1).normal(0, 0.3, len(good)), 0.01, 0.99)
-    found = compared("auc", user, lists(user), label, *[np.stack([good, noisy])] * 2)
+def test_seeds_of_both_sides_are_others() -> None:
+    """Of the same two trainings on both sides, others would differ; not so of one training, scored
+    twice."""
+    ours = np.tile([0.7, 0.8], (101, 1))
+    found = difference(ours, ours)
     assert found.value == 0
     assert found.low < 0 < found.high
+    assert difference(ours, ours, paired=True) == Difference(0.0, 0.0, 0.0)
 
 
 def test_bounds_are_percentiles_of_the_replicates_alone() -> None:
@@ -117,11 +119,28 @@ def test_bounds_are_percentiles_of_the_replicates_alone() -> None:
     assert difference(ours, theirs, level=0.5) == Difference(900.0, 50.0 - 100, 150.0 - 100)
 
 
-def test_as_many_seeds_are_drawn_as_there_are() -> None:
-    """Of two seeds half of the replicates have one of each: those about the median."""
-    ours, theirs = np.tile([0.0, 1.0], (2001, 1)), np.zeros((2001, 1))
-    assert difference(ours, theirs, level=0.4) == Difference(0.5, 0.5, 0.5)
-    assert difference(ours, theirs, level=0.6) == Difference(0.5, 0.0, 1.0)
+@pytest.mark.parametrize("paired", [False, True])
+def test_where_seeds_alone_differ_the_interval_is_that_of_a_t_test(paired: bool) -> None:
+    ours, theirs = np.array([0.71, 0.74, 0.78, 0.73]), np.array([0.70, 0.71, 0.69, 0.72])
+    tested = (
+        stats.ttest_rel(ours, theirs) if paired else stats.ttest_ind(ours, theirs, equal_var=False)
+    )
+    expected = tested.confidence_interval(0.95)
+    rows = (np.tile(of, (20_001, 1)) for of in (ours, theirs))
+    found = difference(*rows, paired=paired)
+    width = expected.high - expected.low
+    assert found.value == pytest.approx(ours.mean() - theirs.mean())
+    assert (found.low, found.high) == pytest.approx([*expected], abs=0.03 * width)
+
+
+def test_few_seeds_leave_out_the_truth_as_seldom_as_many() -> None:
+    """Of three on each side, drawn anew among themselves, an interval of 95% had it in 79%."""
+    rng, inside = np.random.default_rng(0), []
+    for number in range(400):
+        ours, theirs = (np.tile(rng.normal(size=3), (201, 1)) for _ in range(2))
+        found = difference(ours, theirs, seed=number)
+        inside.append(found.low <= 0 <= found.high)
+    assert 0.92 < np.mean(inside) < 0.99
 
 
 def test_users_are_drawn_not_rows() -> None:

@@ -16,6 +16,7 @@ from jagged_kernels import KeyStatistics, key_statistics, persistence_ratio
 from jagged_ranking import paths, results
 from jagged_ranking.data.batch import JaggedBatch, RequestTable, make_batch
 from jagged_ranking.data.store import HistoryStore
+from jagged_ranking.evaluation.bootstrap import Difference, difference
 from jagged_ranking.evaluation.evaluate import evaluate_model
 from jagged_ranking.figures.cached_points import by_compression
 from jagged_ranking.models.ranker import Ranker
@@ -283,6 +284,22 @@ def test_rows_of_policies_and_compressions(home: Path, toy: ClickDataset) -> Non
     shares = results.select(table, op="persistence")
     assert set(shares["metric"]) == {"persistence_ratio", "pivotal_kept", "pivotal"}
     assert shares["value"].between(0, 1).all()
+
+
+def test_both_sides_of_a_loss_are_of_the_same_trainings(
+    home: Path, toy: ClickDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How far seeds are from each other is no doubt about what compression does to each."""
+    asked: list[bool] = []
+
+    def noted(*given: Any, paired: bool, **options: Any) -> Difference:
+        asked.append(paired)
+        return difference(*given, paired=paired, **options)
+
+    monkeypatch.setattr("jagged_ranking.evaluation.rows.difference", noted)
+    quality_of(toy.folder, run_id="09")
+    assert asked
+    assert all(asked)
 
 
 def test_whole_histories_score_as_the_model_does(toy: ClickDataset) -> None:
