@@ -2,7 +2,7 @@
 
 - counts: how often a user, an item, and a user within a category was positive so far, each counted
   over candidates strictly earlier than the request; where requests have no times, over those of the
-  train split's other requests.
+  train split's other requests. Of an item in whose place others were drawn, clicks before the draw.
 - popularity: how often anyone clicked the item so far, and lately, and how often it was shown.
 - repeats: whether the user has met the item before, how often, and how long ago.
 
@@ -84,6 +84,9 @@ def count_features(dataset: ClickDataset) -> Features:
     Where requests have no times, they are over the candidates of the train split alone: for those
     of the validation and test splits over all of them, for a train candidate over all but those of
     its own request, so that its label never is in its own feature.
+    Of an item whose candidates are drawn from others' events there is its feature "popularity"
+    alone, which is as of before that draw: of those drawn the event itself, mostly an earlier one,
+    would count.
     """
     columns = {split: dataset.requests(split) for split in SPLITS}
     asked = {split: np.diff(c.offsets) for split, c in columns.items()}
@@ -103,7 +106,8 @@ def count_features(dataset: ClickDataset) -> Features:
     else:
         counted = partial(running_counts, time=of_candidates("time"), label=label)
     rate = float(np.mean(label[: ends[0]]))
-    keys = {"user": user, "item": item}
+    drawn = dataset.info.get("candidates") == "drawn from others"
+    keys = {"user": user} if drawn else {"user": user, "item": item}
     for codes in list(dataset.item_categories.values())[:1]:
         keys["user_category"] = user * (int(codes.max()) + 1) + codes[item]
     features = []
@@ -112,6 +116,9 @@ def count_features(dataset: ClickDataset) -> Features:
         prior = PRIOR_EVENTS[name]
         smoothed = (positive + prior * rate) / (events + prior)
         features += [np.log(smoothed / (1 - smoothed)), np.log1p(events)]
+    if drawn:
+        each = [c.features["popularity"] for c in columns.values()]
+        features.append(np.concatenate(each).astype(np.float64))
     return dict(zip(SPLITS, np.split(np.stack(features, axis=1), ends[:-1]), strict=True))
 
 

@@ -129,3 +129,15 @@ def test_no_label_is_in_its_own_feature(tmp_path: Path) -> None:
     """Each request has one positive, so that the rest of it would tell the label, too."""
     (found,) = evaluate_floor("counts", untimed_log(tmp_path, noise=True), splits=("train",))
     assert found.metrics["auc"] == pytest.approx(0.5, abs=0.03)
+
+
+def test_a_draw_does_not_tell_that_it_is_one(tmp_path: Path) -> None:
+    """Clicks without a preference: nothing tells who was drawn from the clicks of others."""
+    rng = np.random.default_rng(0)
+    clicks = zip(rng.integers(200, size=8000), rng.integers(800, size=8000), strict=True)
+    lines = [f"{user},{item},{time}" for time, (user, item) in enumerate(clicks)]
+    (tmp_path / "log.csv").write_text("\n".join(["user_id,item_id,timestamp", *lines]) + "\n")
+    log = open_dataset(prepare("log", from_path=tmp_path / "log.csv", out=tmp_path / "prepared"))
+    assert log.info["candidates"] == "drawn from others"
+    (found,) = evaluate_floor("counts", log, splits=("train",))
+    assert found.metrics["auc"] == pytest.approx(0.5, abs=0.02)
