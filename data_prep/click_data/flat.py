@@ -122,13 +122,17 @@ def _make(
     for left in abandoned(folder.parent, folder.name, "new"):
         delete(left)
     new = unfinished(folder, "new")
-    new.mkdir(parents=True)
+    # Until it is held others would take it for abandoned, and delete it: it has its name from then.
+    unheld = new.with_name(f"{new.name}.unheld")
+    unheld.mkdir(parents=True, exist_ok=True)
     try:
-        with held(new):
+        with held(unheld):
+            unheld.rename(new)
             _write(new, table, lists, plain, parts)
             with suppress(OSError):  # another was first
                 os.rename(new, folder)
     finally:
+        delete(unheld)
         delete(new)
 
 

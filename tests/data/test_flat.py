@@ -1,6 +1,7 @@
 """Flat files of a table's columns: what Parquet holds, in any parts, made once and whole."""
 
 import itertools
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from click_data import DataError, flat, open_dataset, prepare
 from click_data.flat import FlatTable, flat_table
+from click_data.holding import abandoned, delete
 
 LISTS = [[1, 2], [], [3], [], [4, 5, 6], [7]]
 
@@ -110,3 +112,20 @@ def test_scratch_is_in_no_folder_and_goes_with_its_array(tmp_path: Path) -> None
     assert made.tolist() == [0, 1, 2, 3, 4]
     assert len(dataset.scratch(0, np.int64)) == 0
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_nobody_takes_what_is_being_made_for_abandoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may look in the moment before it is held."""
+    path, hold = write(tmp_path / "table.parquet", [[1, 2], [3]]), flat.held
+
+    def late(made: Path) -> AbstractContextManager[None]:
+        (folder,) = {one.name.split(".")[1] for one in made.parent.iterdir()}
+        for left in abandoned(made.parent, folder, "new"):
+            delete(left)
+        return hold(made)
+
+    monkeypatch.setattr(flat, "held", late)
+    assert opened(path, [2]).plain("user", 0).tolist() == [0, 1]
+    assert [one.name[:5] for one in (tmp_path / "flat").iterdir()] == ["flat-"]
