@@ -17,6 +17,7 @@ import numpy as np
 from jagged_ranking.data.data_shape import NEXT_ITEM_RATE
 from jagged_ranking.evaluation.all_items import all_item_metrics
 from jagged_ranking.evaluation.evaluate import Evaluation
+from jagged_ranking.evaluation.metrics import OF_PROBABILITIES
 
 if TYPE_CHECKING:
     from click_data import ClickDataset
@@ -37,6 +38,8 @@ def evaluate_next_item_floor(
     for split in splits:
         columns = dataset.requests(split)
         one = Evaluation.of(split, columns, share[columns.item], train_ctr=NEXT_ITEM_RATE)
+        for name in OF_PROBABILITIES:  # shares of the most popular item are none
+            one.metrics.pop(name, None)
         one.metrics.update(all_item_metrics(_ranks(dataset, split, count)))
         found.append(one)
     return found

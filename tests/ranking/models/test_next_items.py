@@ -207,3 +207,5 @@ def test_popularity_among_all_items(songs: ClickDataset, name: str) -> None:
         hits.append(rank <= 10)
     assert 0 < np.mean(hits) < 1
     assert found.metrics["all_hr@10"] == np.mean(hits)
+    # counts over the largest are no probabilities
+    assert not {"ne", "log_loss"} & {*found.metrics}
