@@ -147,8 +147,8 @@ def measured_ranks(
         "cpu_threads": cpu_threads,
         "seed": seed,
     }
-    # The first to open a data set lays its columns flat: ranks that begin together would disturb
-    # each other in that, and whom one of them waits for then would not come.
+    # Who opens a data set first lays its columns flat: once for all ranks, and not by each of them
+    # at the same time, of whom some wait for others.
     open_dataset(Path(data))
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
