@@ -40,7 +40,7 @@ LOWER_IS_BETTER = ("ne", "log_loss")
 TITLES = {
     "scores": "{} of each model and seed on the test split of {}, with what counts, popularity and "
     "repeats give without a model",
-    "difference": "Differences to mean-pool of {} on the test split of {}, with bootstrap "
+    "difference": "Differences to mean-pool of {} on the test split of {}, with 95% "
     "intervals over users and seeds",
 }
 
@@ -242,7 +242,7 @@ def _difference_figure(
         panel.set_title(NAMES[metric] + better)
         panel.set_xlabel("difference to mean-pool")
     figure.suptitle(
-        f"{dataset}, test split: means over seeds, 95% bootstrap intervals over users and seeds",
+        f"{dataset}, test split: means over seeds, 95% intervals over users and seeds",
         fontsize=7,
     )
     style.finish(figure, manifest)
