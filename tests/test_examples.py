@@ -62,17 +62,78 @@ def test_a_public_name_of_the_kernels_has_an_example_with_a_result(name):
     assert any(example.want for test in tests for example in test.examples)
 
 
-def test_the_kernels_readme_says_the_shapes_that_there_are():
+def _kernels_readme() -> tuple[str, ...]:
+    """Its blocks of Python: what it begins with, the model, and serving."""
     text = (ROOT / "kernels" / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    namespace: dict[str, Any] = {}
-    exec(code, namespace)
-    said = re.findall(r"^(\w+) = .*# \[([\d, ]+)\]$", code, re.MULTILINE)
-    assert said
-    for name, shape in said:
-        result = namespace[name]
-        values = result.values if isinstance(result, JaggedTensor) else result
-        assert ", ".join(map(str, values.shape)) == shape, name
+    first, model, served = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return first, model, served
+
+
+def test_the_kernels_readme_says_the_shapes_that_there_are():
+    for code in _kernels_readme()[:2]:
+        namespace: dict[str, Any] = {}
+        exec(code, namespace)
+        said = re.findall(r"^ *(\w+) = .*# \[([\d, ]+)\]$", code, re.MULTILINE)
+        assert said
+        for name, shape in said:
+            result = namespace[name]
+            values = result.values if isinstance(result, JaggedTensor) else result
+            assert ", ".join(map(str, values.shape)) == shape, name
+
+
+def test_the_kernels_readme_s_model_is_one_of_each_user_by_plain_pytorch():
+    told: dict[str, Any] = {}
+    exec(_kernels_readme()[1], told)
+    model, heads = told["model"], told["model"].heads
+    item, category, candidates = told["item"], told["category"], told["candidates"]
+
+    def attend(q, k, v, mask=None):
+        scores = torch.einsum("nhd,mhd->hnm", q, k) / q.shape[-1] ** 0.5
+        if mask is not None:
+            scores = scores.masked_fill(mask, -torch.inf)
+        return torch.einsum("hnm,mhd->nhd", scores.softmax(2), v).flatten(1)
+
+    rows = []
+    for user, (ids, kinds) in enumerate(zip(item, category, strict=True)):
+        x = torch.nn.functional.gelu((model.item[ids] + model.category[kinds]) @ model.mix[0])
+        q, k, v = model.project(x).unflatten(1, (3, heads, -1)).unbind(1)
+        later = torch.ones(len(x), len(x), device=x.device).triu(1).bool()
+        x = x + attend(q, k, v, later)
+        asking = model.item[candidates[user]]
+        q, k, v = (
+            torch.nn.functional.linear(of, weight, bias).unflatten(1, (heads, -1))
+            for of, weight, bias in zip(
+                (asking, x, x),
+                model.ask.in_proj_weight.chunk(3),
+                model.ask.in_proj_bias.chunk(3),
+                strict=True,
+            )
+        )
+        answer = model.ask.out_proj(attend(q, k, v)) * asking
+        pooled = x.mean(0) if len(x) else x.sum(0)
+        both = torch.cat([answer, pooled.expand_as(answer)], 1)
+        rows.append(model.head(both).squeeze(1))
+    plain = torch.stack(rows)
+    logits = model(item, category, candidates, told["schedule"])
+    torch.testing.assert_close(logits, plain, rtol=1e-4, atol=1e-5)
+
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    ours = torch.autograd.grad(logits.square().sum(), parameters)
+    theirs = torch.autograd.grad(plain.square().sum(), parameters)
+    for name, grad, expected in zip(names, ours, theirs, strict=True):
+        torch.testing.assert_close(
+            grad, expected, rtol=1e-3, atol=1e-4, msg=lambda said, name=name: f"{name}: {said}"
+        )
+
+
+def test_the_kernels_readme_serves_what_attention_over_all_events_gives():
+    told: dict[str, Any] = {}
+    exec(_kernels_readme()[2], told)
+    k, v = told["cache"].gather()
+    new, out = told["new"], told["out"]
+    assert k.lengths.tolist() == [6, 5]
+    expected = jagged_kernels.jagged_attention(new, k, v, causal=True)
+    torch.testing.assert_close(out.values, expected.values)
 
 
 def test_the_readme_s_code_runs_in_its_order():
