@@ -234,6 +234,7 @@ def test_the_documented_policy_is_one(tmp_path, monkeypatch):
     text = DOCUMENT.read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (code,) = (block for block in blocks if "@triton" in block)
+    (check,) = (block for block in blocks if "requires_grad_" in block)
     functions = code[code.index("@triton") : code.index("x = Jagged")]
     assert len([line for line in functions.splitlines() if line.strip()]) <= 10
     # Triton reads the source of a function in its file.
@@ -250,6 +251,12 @@ def test_the_documented_policy_is_one(tmp_path, monkeypatch):
     for backend in BACKENDS:
         options = {"scores": documented.squared_relu, "causal": True}
         assert_as_exact(inputs, backend, visible, weigh, **options)
+
+    exec(check, dict(vars(documented)))
+    (tmp_path / "mistaken_policy.py").write_text(code.replace("return 2.0 *", "return"))
+    mistaken = importlib.import_module("mistaken_policy")
+    with pytest.raises(AssertionError, match="not close"):
+        exec(check, dict(vars(mistaken)))
 
 
 def test_copies_are_the_same_policy(monkeypatch):
