@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,6 +35,7 @@ with warnings.catch_warnings():
 
 SMOKE = "smoke"  # the preset that times nothing that counts
 _held = ExitStack()
+_EMPHASIS = re.compile(r"\*{1,2}([^*]+)\*{1,2}")  # Markdown's, which pandas shows as it is
 
 
 @dataclass
@@ -129,6 +131,7 @@ def begin(
     with tempfile.TemporaryFile(dir=folder):  # not first after hours of work
         pass
     paths.settle_build(folder)
+    pd.set_option("display.max_colwidth", None)  # a claim, or an error, is longer than pandas' 50
     return Session(
         id=run_id,
         preset=preset,
@@ -170,8 +173,8 @@ def _device(name: str) -> str:
 def show_tables(tables: Iterable[tuple[str, pd.DataFrame]]) -> None:
     """Show tables in the notebook, each below what it is."""
     for said, table in tables:
-        print(said)
-        display(table)
+        print(_EMPHASIS.sub(r"\1", said))
+        display(table.replace(_EMPHASIS, r"\1", regex=True))
 
 
 def show(figures: Iterable[Path]) -> None:

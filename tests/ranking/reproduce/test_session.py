@@ -105,3 +105,23 @@ def test_synthetic_logs_of_other_options_lie_beside_each_other(
     assert is_made(SIZES, name="synthetic")
     assert is_made(more, name="synthetic")
     assert synthetic_log(SIZES) == first
+
+
+def test_no_cell_of_a_table_is_cut(tmp_path: Path) -> None:
+    claim = pd.DataFrame({"this run": ["12x at 95% waste, " * 5 + "0.9x at 0%"]})
+    with pd.option_context("display.max_colwidth", 50):
+        assert "0.9x at 0%" not in repr(claim)
+        began(tmp_path)
+        assert "0.9x at 0%" in repr(claim)
+
+
+def test_tables_are_shown_without_the_marks_of_markdown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[pd.DataFrame] = []
+    monkeypatch.setattr(session, "display", shown.append)
+    table = pd.DataFrame({"times": [2.0, 3.0], "met": ["yes", "**no**"]})
+    session.show_tables([("Time of *ours*. The goal: 1.6x", table)])
+    assert capsys.readouterr().out == "Time of ours. The goal: 1.6x\n"
+    assert shown[0].to_dict("list") == {"times": [2.0, 3.0], "met": ["yes", "no"]}
+    assert table["met"].tolist() == ["yes", "**no**"]
