@@ -161,3 +161,14 @@ def test_parameters_are_listed(checkout, capfd):
     out = capfd.readouterr().out
     assert "count: int = 3\n    how many\n" in out
     assert "out: str | None = None" in out
+
+
+def test_parameters_are_listed_as_a_preset_has_them(checkout, capfd):
+    (checkout / "notebooks" / "params" / "smoke.yaml").write_text("01_good: {count: 7}\n")
+    assert main(["run", "01_good", "--preset", "smoke", "--parameters"]) == 0
+    out = capfd.readouterr().out
+    assert "count: int = 7\n    how many\n" in out
+    assert "preset: str = 'smoke'" in out
+    assert main(["run", "01_good", "--preset", "smoke", "-p", "count=8", "--parameters"]) == 0
+    assert "count: int = 8\n" in capfd.readouterr().out
+    assert not (checkout / "figures").exists()

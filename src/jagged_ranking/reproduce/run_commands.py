@@ -36,24 +36,19 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument(
-        "--parameters", action="store_true", help="list the notebook's parameters and stop"
+        "--parameters",
+        action="store_true",
+        help="list the notebook's parameters, with the values of a preset or of -p, and stop",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """`jagged run`: 0, or 1 when the notebook failed."""
     from jagged_ranking.reproduce.next_items import check_next_items
-    from jagged_ranking.reproduce.notebook_files import find_notebook
     from jagged_ranking.reproduce.parameters import read_parameters
     from jagged_ranking.reproduce.plan import make_plan, run_plan
 
     end_with_parent()
-    if arguments.parameters:
-        for parameter in read_parameters(find_notebook(arguments.notebook)).values():
-            print(f"{parameter.name}: {parameter.type} = {parameter.default!r}")
-            if parameter.description:
-                print(f"    {parameter.description}")
-        return 0
     plan = make_plan(
         arguments.notebook,
         preset=arguments.preset,
@@ -61,6 +56,15 @@ def run(arguments: argparse.Namespace) -> int:
         out=arguments.out,
         data=arguments.data,
     )
+    if arguments.parameters:
+        # Without a preset or values of the user's own, the notebook's: what JupyterLab shows.
+        given = plan.parameters if arguments.preset or arguments.parameter else {}
+        for parameter in read_parameters(plan.notebook).values():
+            value = given.get(parameter.name, parameter.default)
+            print(f"{parameter.name}: {parameter.type} = {value!r}")
+            if parameter.description:
+                print(f"    {parameter.description}")
+        return 0
     check_next_items(plan)
     record = run_plan(plan, command=_command(), progress=not arguments.quiet)
     if record.error:
