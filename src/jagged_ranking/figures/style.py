@@ -1,7 +1,7 @@
 """How every figure looks: sizes, colours, one style a provider, marks, and saving.
 
-Figures are drawn without pyplot and inside `look()`, so that nobody's own settings change, and
-saved without dates or random ids, so that the same results give the same bytes.
+Figures are drawn without pyplot and inside `look()`, so that nobody's own settings change, nor
+count, and saved without dates or random ids, so that the same results give the same bytes.
 """
 
 import html
@@ -116,7 +116,8 @@ MODE_LOOKS: dict[str, Look] = {
 _TICKS = ((1.0, 1.5, 2.0, 3.0, 5.0, 7.0), (1.0, 2.0, 5.0), (1.0, 3.0), (1.0,))
 _LEAST_TICKS = 3  # that a value between them can be read off
 COLUMN_LABEL = 6.5  # points, of what stands below an axis
-_RC: dict[str, Any] = {
+# Matplotlib's settings in `look()`; docs/figures.md changes some before it draws.
+RC: dict[str, Any] = {
     # A data set's name may hold a $.
     "text.parse_math": False,
     "font.family": "DejaVu Sans",
@@ -164,7 +165,7 @@ def look() -> Iterator[None]:
     """Draw and save inside of this."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(cast(Any, _RC))
+        matplotlib.rcParams.update(cast(Any, RC))
         yield
 
 
