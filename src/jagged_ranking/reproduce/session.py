@@ -109,14 +109,17 @@ def begin(
         parameters: the other parameters of the notebook, for the manifest.
 
     Raises:
-        RunError: a parameter is not of its type, no seed, a device that is not there, or no such
-            data; one line.
+        RunError: a parameter is not of its type, no seed or one twice, a device that is not there,
+            or no such data; one line.
         OSError: the folder cannot be written to.
     """
     _check(run_id, {"datasets": datasets, "histories": histories, **parameters})
     if isinstance(seed, Sequence):
         if not seed:
             raise RunError(f"{run_id}: parameter `seeds` is empty; give one at least")
+        if twice := sorted({one for one in seed if list(seed).count(one) > 1}):
+            # the same training would count as two, and intervals be too narrow
+            raise RunError(f"{run_id}: parameter `seeds` has {twice[0]} more than once")
         seed = seed[0]
     device = _device(device)
     digests = {**histories_digests(histories), **prepared_digests(datasets)}  # errors come first

@@ -34,6 +34,7 @@ def began(tmp_path: Path, run_id: str = "01_speed", **options: Any) -> session.S
         ("01_speed", {"parameters": {"seconds": "long"}}, "`seconds` is float, not 'long'"),
         ("04_quality", {"datasets": "ml_100k"}, "`datasets` is list[str], not 'ml_100k'"),
         ("04_quality", {"seed": []}, "04_quality: parameter `seeds` is empty"),
+        ("04_quality", {"seed": [3, 0, 3]}, "04_quality: parameter `seeds` has 3 more than once"),
         ("01_speed", {"device": "gpu"}, "device 'gpu': must be auto, cpu or cuda"),
     ],
 )
