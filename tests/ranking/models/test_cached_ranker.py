@@ -15,6 +15,7 @@ from small_rankers import batch_of, ranker
 from torch import Tensor
 
 from click_data import ClickDataset
+from jagged_ranking.cli import main
 from jagged_ranking.data.batch import JaggedBatch
 from jagged_ranking.models.cached_ranker import CachedRanker, cut_histories
 from jagged_ranking.models.ranker import Ranker
@@ -105,6 +106,22 @@ def test_the_documented_server_is_one(toy: ClickDataset, batch: JaggedBatch) -> 
     new = cut_histories(batch, half, batch.events)
     logits = namespace["serve"](one, past, new, times(batch))
     assert_same(logits, whole(one, batch, batch.events))
+
+
+def test_the_documented_run_is_served_as_it_ranks(
+    toy: ClickDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine").symlink_to(toy.folder)
+    text = DOCUMENT.read_text(encoding="utf-8")
+    (command,) = re.findall(r"`jagged (train --data data/mine .*?)`", text)
+    assert main([*command.split(), "--epochs", "1", "--dim", "16", "--device", "cpu"]) == 0
+    told: dict[str, Any] = {}
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL)[:2]:
+        exec(code, told)
+    assert len(told["batch"]) == 8
+    assert_same(told["served"], told["encoded"])
 
 
 def test_some_of_the_users_in_any_order(toy: ClickDataset, batch: JaggedBatch) -> None:
