@@ -7,7 +7,7 @@ import sys
 import nbformat
 import pytest
 
-from jagged_ranking import processes, results
+from jagged_ranking import devices, processes, results
 from jagged_ranking.cli import main
 from jagged_ranking.reproduce import notebook, tasks
 from jagged_ranking.reproduce.plan import make_plan
@@ -27,6 +27,26 @@ def test_a_notebook_runs_with_its_parameters(checkout, tmp_path, capfd):
     assert record["parameters"]["data"] == str(checkout / "data")
     executed = nbformat.read(folder / "01_good.ipynb", as_version=4)
     assert "lengths = [3, 4]" in "".join(cell.source for cell in executed.cells)
+
+
+@pytest.mark.parametrize(
+    ("device", "preset", "given", "told"),
+    [
+        ("cpu", "paper", (), True),
+        ("cpu", "paper", ("-p", "device=cpu"), False),
+        ("cuda", "paper", (), False),
+        ("cpu", "smoke", (), False),
+    ],
+)
+def test_a_preset_for_a_gpu_says_that_there_is_none(
+    device, preset, given, told, checkout, add_notebook, monkeypatch, capfd
+):
+    (checkout / "notebooks" / "params" / "paper.yaml").write_text("03_quick: {}\n")
+    add_notebook("03_quick", ["# Quick", 'device: str = "auto"', "1 + 1"])
+    monkeypatch.setattr(devices, "default_device", lambda: device)
+    assert main(["run", "03_quick", "--preset", preset, "--quiet", *given]) == 0
+    said = "preset paper is sized for a data-centre GPU, and PyTorch finds none here"
+    assert (said in capfd.readouterr().err) == told
 
 
 def test_a_run_by_hand_leaves_results_and_manifest_in_the_checkout(

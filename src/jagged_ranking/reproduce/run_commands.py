@@ -10,6 +10,7 @@ from jagged_ranking.facts import add_json, say
 from jagged_ranking.processes import end_with_parent
 from jagged_ranking.reproduce.errors import RunError
 
+FOR_A_GPU = "paper"  # the preset
 PLAN_KEYS = {
     "preset": "its name",
     "data": "folder, and whether it is there already",
@@ -66,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
                 print(f"    {parameter.description}")
         return 0
     check_next_items(plan)
+    if plan.parameters.get("device") != "cpu":
+        _warn_without_a_gpu(arguments.preset)
     record = run_plan(plan, command=_command(), progress=not arguments.quiet)
     if record.error:
         print(f"{plan.id} failed: {record.error}", file=sys.stderr)
@@ -122,7 +125,22 @@ def reproduce(arguments: argparse.Namespace) -> int:
         facts = plan_facts(settings)
         say(arguments, facts, plan_lines(settings, facts))
         return 0
+    _warn_without_a_gpu(arguments.preset)
     return reproduce(settings, parallel=arguments.parallel, command=_command())
+
+
+def _warn_without_a_gpu(preset: str | None) -> None:
+    """A line where batches for a data-centre GPU are about to run for days: of a GPU that PyTorch
+    does not find, a driver's fault, say, nothing else would tell."""
+    from jagged_ranking.devices import default_device
+
+    if preset == FOR_A_GPU and default_device() != "cuda":
+        print(
+            f"preset {preset} is sized for a data-centre GPU, and PyTorch finds none here: "
+            "it runs on the CPU (`jagged doctor` says more)",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _command() -> str:
