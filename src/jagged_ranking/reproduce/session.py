@@ -126,6 +126,10 @@ def begin(
     if data:
         described = describe_data(data)
         digests[described["name"]] = described["digest"]
+    # A preset's are also of data sets that may not be there, so that it is no error.
+    known = {*digests, *(Path(name).name for name in datasets)}
+    if idle := [name for name in parameters.get("own") or {} if name not in known]:
+        print(f"`own` of {', '.join(idle)} is not used: no data set of this run is called so")
     if device == "cuda" and preset != SMOKE:
         # until the process ends
         _held.enter_context(gpus_alone([0]))

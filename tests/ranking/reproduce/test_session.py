@@ -56,6 +56,16 @@ def test_a_gpu_that_is_not_there_is_refused(
         began(tmp_path, device="cuda")
 
 
+def test_options_of_a_data_set_that_is_not_there_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_one: dict[str, Any] = {"options": {"epochs": 2}}
+    own = {"ml_100k": of_one, "mi_100k": of_one}
+    began(tmp_path, "04_quality", seed=[0], datasets=["ml_100k"], parameters={"own": own})
+    said = "`own` of mi_100k is not used: no data set of this run is called so\n"
+    assert capsys.readouterr().out == said
+
+
 def test_the_first_seed_is_the_runs(tmp_path: Path) -> None:
     assert began(tmp_path, "04_quality", seed=[3, 4]).seed == 3
     assert began(tmp_path, seed=5).seed == 5
