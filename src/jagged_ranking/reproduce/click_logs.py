@@ -25,7 +25,7 @@ def describe_data(folder: Path | str) -> dict[str, Any]:
     except OSError:
         what = "is not a prepared dataset" if path.parent.exists() else "does not exist"
         raise RunError(
-            f"{folder} {what} (no {INFO} in it); make one with "
+            f"{path.parent.absolute()} {what} (no {INFO} in it); make one with "
             "`jagged prepare SOURCE --from PATH --out DIR` (`jagged datasets` lists the sources)"
         ) from None
     except ValueError:
@@ -50,7 +50,7 @@ def find_histories(name: str) -> Path | None:
     if os.sep in name:
         path = Path(name).expanduser()
         if not path.exists():
-            raise RunError(f"{name} does not exist")
+            raise RunError(f"{path.absolute()} does not exist")
         return path
     places = (paths.DATA / name, paths.DATA / f"{name}.parquet")
     return next((place for place in places if place.exists()), None)

@@ -66,6 +66,17 @@ def test_options_of_a_data_set_that_is_not_there_are_told(
     assert capsys.readouterr().out == said
 
 
+def test_a_path_that_leads_nowhere_is_told_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In JupyterLab it is from the folder of the notebooks, which is not where the user stands."""
+    monkeypatch.chdir(tmp_path)
+    for options in ({"data": "data/mine"}, {"histories": ["data/mine"]}):
+        with pytest.raises(RunError) as refused:
+            began(tmp_path, **options)
+        assert str(refused.value).startswith(f"{tmp_path / 'data' / 'mine'} does not exist")
+
+
 def test_the_first_seed_is_the_runs(tmp_path: Path) -> None:
     assert began(tmp_path, "04_quality", seed=[3, 4]).seed == 3
     assert began(tmp_path, seed=5).seed == 5
