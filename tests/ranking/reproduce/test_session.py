@@ -71,7 +71,8 @@ def test_a_path_that_leads_nowhere_is_told_whole(
 ) -> None:
     """In JupyterLab it is from the folder of the notebooks, which is not where the user stands."""
     monkeypatch.chdir(tmp_path)
-    for options in ({"data": "data/mine"}, {"histories": ["data/mine"]}):
+    wrong: list[dict[str, Any]] = [{"data": "data/mine"}, {"histories": ["data/mine"]}]
+    for options in wrong:
         with pytest.raises(RunError) as refused:
             began(tmp_path, **options)
         assert str(refused.value).startswith(f"{tmp_path / 'data' / 'mine'} does not exist")
