@@ -70,7 +70,8 @@ def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) ->
             figures["step"] = _step_figure(measured(results, *PARTS), manifest)
         if len(table := simulated(results, "efficiency")):
             figures["simulated"] = _simulated_figure(table, manifest)
-            figures["volume"] = _volume_figure(results, manifest)
+            if table["provider"].eq(BY_TOKENS).any():
+                figures["volume"] = _volume_figure(results, manifest)
         return style.save_all(figures, TITLES, manifest, out)
 
 
@@ -105,6 +106,8 @@ def _efficiency_figure(
 
 def _line(panel: Axes, table: pd.DataFrame, balance: str) -> dict[str, Any]:
     mine = table[table["provider"] == balance].sort_values(by="ranks")
+    if mine.empty:
+        return {}
     looks = style.look_of(balance)
     value = mine["value"].to_numpy(float)
     spread = [

@@ -49,6 +49,14 @@ def test_what_was_not_simulated_is_not_drawn(drawn: dict[str, Any]) -> None:
     assert not drawn
 
 
+def test_one_way_to_balance_alone_is_drawn(drawn: dict[str, Any]) -> None:
+    table = scaling_results()
+    by_users = table.loc[table["provider"] != "by_tokens", :]
+    scaling_figures.draw(by_users, {**MANIFEST, "id": ID}, Path("nowhere"))
+    assert list(drawn) == [f"{ID}_{name}" for name in ("efficiency", "step", "simulated")]
+    assert "balanced by tokens" not in _text(drawn[f"{ID}_efficiency"])
+
+
 def test_parts_stand_one_above_the_other(drawn: dict[str, Any]) -> None:
     scaling_figures.draw(scaling_results(), {**MANIFEST, "id": ID}, Path("nowhere"))
     panel = drawn[f"{ID}_step"].axes[1]  # by users
