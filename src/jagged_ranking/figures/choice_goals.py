@@ -26,7 +26,10 @@ def picks(table: pd.DataFrame) -> pd.DataFrame:
     measured = results.with_config(results.select(table, op=CHOICE, status="ok"), "batch", "picked")
     found = []
     for (batch, of_pass), timed in measured.groupby(["batch", "mode"], sort=False):
-        picked = timed.loc[timed["picked"].astype(bool), :].iloc[0]
+        own = timed.loc[timed["picked"].astype(bool), :]
+        if own.empty:  # of a part of the results
+            continue
+        picked = own.iloc[0]
         fastest = timed.loc[timed["value"].idxmin(), :]
         found.append(
             {

@@ -64,12 +64,15 @@ def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) ->
     with style.look():
         for model in models:
             figure = _figure(results, model, manifest)
+            if figure is None:
+                continue
             title = TITLE.format(style.look_of(model).label)
             written += style.save(figure, Path(out), f"{manifest['id']}_{model}", title)
     return written
 
 
-def _figure(results: pd.DataFrame, model: str, manifest: Mapping[str, Any]) -> Figure:
+def _figure(results: pd.DataFrame, model: str, manifest: Mapping[str, Any]) -> Figure | None:
+    """None where the results say neither scores nor costs of the model."""
     quality = _of(by_cap(results), model)
     costs = {metric: _of(step_costs(results, metric), model) for metric in COSTS}
     bounds = {metric: _of(budgets(results, metric), model) for metric in COSTS}
@@ -81,6 +84,8 @@ def _figure(results: pd.DataFrame, model: str, manifest: Mapping[str, Any]) -> F
             name for one in (quality, *costs.values()) for name in one["workload"].tolist()
         )
     )
+    if not datasets:
+        return None
     figure, axes = style.new_figure(3, len(datasets), height=5.4, sharex="col")
     handles: dict[str, Any] = {}
     units = {metric: unit_of(metric, float(costs[metric]["value"].max())) for metric in COSTS}

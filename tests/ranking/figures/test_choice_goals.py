@@ -66,3 +66,9 @@ def test_other_results_have_no_picks() -> None:
     other = results.frame([])
     assert choice_rows(other) == []
     assert slow_picks(other).empty
+
+
+def test_of_some_kernels_alone_there_are_no_picks() -> None:
+    table = _timed(2)
+    assert slow_picks(table.loc[table["provider"] == "plain", :]).empty
+    assert not summaries(table.loc[table["provider"] == "plain", :])

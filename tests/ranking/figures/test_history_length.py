@@ -227,6 +227,14 @@ def test_costs_on_a_cpu_are_marked_and_quality_may_be_missing(drawn: dict[str, A
     assert "SMOKE RUN" in said
 
 
+def test_a_part_that_says_neither_scores_nor_costs_is_not_drawn(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    part = measured.loc[measured["metric"] == "peak_memory_minus_inputs", :]
+    history_length.draw(part, HISTORY, Path("nowhere"))
+    assert not drawn
+
+
 def test_other_studies_draw_nothing_of_it_nor_it_of_them(
     measured: pd.DataFrame, drawn: dict[str, Any]
 ) -> None:
