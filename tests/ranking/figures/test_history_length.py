@@ -230,8 +230,8 @@ def test_costs_on_a_cpu_are_marked_and_quality_may_be_missing(drawn: dict[str, A
 def test_a_part_that_says_neither_scores_nor_costs_is_not_drawn(
     measured: pd.DataFrame, drawn: dict[str, Any]
 ) -> None:
-    part = measured.loc[measured["metric"] == "peak_memory_minus_inputs", :]
-    history_length.draw(part, HISTORY, Path("nowhere"))
+    steps = measured.loc[measured["op"] == history_length.STEP, :]
+    history_length.draw(steps.assign(metric="peak_memory_minus_inputs"), HISTORY, Path("nowhere"))
     assert not drawn
 
 
