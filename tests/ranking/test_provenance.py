@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jagged_ranking import provenance
-from jagged_ranking.code_roots import CODE_FOLDERS, code_hash, roots_of
+from jagged_ranking.code_roots import CODE_FOLDERS, code_hash, has_changed, roots_of
 
 
 @pytest.fixture
@@ -79,14 +79,12 @@ def test_manifest_says_what_is_needed_and_survives_a_round_trip(
     checkout: Path, tmp_path: Path
 ) -> None:
     made = provenance.manifest(
-        run_id="01_speed",
         preset="smoke",
         parameters={"folder": tmp_path, "rounds": 3},
-        begun=provenance.begin("cpu"),
+        begun=provenance.begin("01_speed", root=checkout),
         seed=7,
         data_digests={"toy": "d1"},
         command="jagged run 01_speed",
-        root=checkout,
     )
     path = provenance.write_manifest(made, tmp_path / "out" / "manifest.json")
     assert provenance.read_manifest(path) == made
@@ -97,6 +95,22 @@ def test_manifest_says_what_is_needed_and_survives_a_round_trip(
     assert made["code_roots"] == list(roots_of("01_speed"))
     assert made["code_hash"] == code_hash(checkout, roots_of("01_speed"))
     assert made["wall_seconds"] >= 0
+
+
+def test_a_manifest_names_the_code_that_the_work_began_with(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAGGED_GIT_SHA", "abc123")
+    begun = provenance.begin("01_speed", root=checkout)
+    before = code_hash(checkout, roots_of("01_speed"))
+    # What somebody does who waits for the end.
+    monkeypatch.setenv("JAGGED_GIT_SHA", "def456-dirty")
+    (checkout / "kernels" / "jagged_kernels" / "core").mkdir(parents=True)
+    (checkout / "kernels" / "jagged_kernels" / "core" / "a.py").write_text("changed")
+    made = provenance.manifest(preset="smoke", parameters={}, begun=begun)
+    assert (made["git_sha"], made["git_dirty"]) == ("abc123", False)
+    assert made["code_hash"] == before
+    assert has_changed(made, checkout)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}"])

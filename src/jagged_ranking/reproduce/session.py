@@ -60,7 +60,6 @@ class Session:
         """Write results.parquet and manifest.json into the folder, where figures of earlier results
         are deleted; returns the manifest."""
         manifest = provenance.manifest(
-            run_id=self.id,
             preset=self.preset,
             parameters=self.parameters,
             begun=self.begun,
@@ -137,7 +136,7 @@ def begin(
         parameters=dict(parameters),
         seed=seed,
         data_digests=digests,
-        begun=provenance.begin(device),
+        begun=provenance.begin(run_id, device),
     )
 
 
