@@ -9,6 +9,7 @@ None by default may always be None: papermill takes a name whose annotation has 
 
 import ast
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,9 +166,12 @@ def _accept_float(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise _MismatchError
     try:
-        return float(value)
-    except ValueError:
+        number = float(value)
+    except (ValueError, OverflowError):
         raise _MismatchError from None
+    if not math.isfinite(number):  # no number of anything here
+        raise _MismatchError
+    return number
 
 
 def _unknown(name: str, known: Iterable[str], where: str) -> RunError:

@@ -25,6 +25,7 @@ from jagged_ranking.reproduce.parameters import (
     read_preset,
 )
 from jagged_ranking.reproduce.run_record import RunRecord, earlier_seconds
+from jagged_ranking.reproduce.train_options import read_options
 
 INTERACTIVE = "interactive"
 
@@ -89,7 +90,7 @@ def make_plan(
         # A value given with -p counts; a notebook may do without one of the three.
         if key in known and not values.get(key) and value is not None:
             values[key] = value
-    values = check_values(values, known, notebook.stem)
+    values = read_options(check_values(values, known, notebook.stem), notebook)
     data_given = values.get("data")
     return Plan(
         notebook=notebook,

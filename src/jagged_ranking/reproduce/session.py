@@ -24,6 +24,7 @@ from jagged_ranking.reproduce.errors import RunError
 from jagged_ranking.reproduce.freshness import COMMAND_VARIABLE, KEY_VARIABLE
 from jagged_ranking.reproduce.parameters import check_values, parameters_in
 from jagged_ranking.reproduce.run_record import read_record
+from jagged_ranking.reproduce.train_options import read_options
 
 # `datasets` takes the bars of tqdm.auto, which chooses when it is first imported. Plain ones are
 # what is wanted, since widgets are not kept with a notebook: no word that there are none.
@@ -150,7 +151,7 @@ def _check(run_id: str, values: Mapping[str, Any]) -> None:
     known = parameters_in(json.loads(notebook.read_text(encoding="utf-8"))["cells"], notebook)
     given = {name: value for name, value in values.items() if name in known}
     try:
-        check_values(given, known, run_id)
+        read_options(check_values(given, known, run_id), notebook)
     except RunError as error:
         hint = "; papermill reads a list as -y '{NAME: [a, b]}'" if "list[" in str(error) else ""
         raise RunError(f"{error}{hint}") from None

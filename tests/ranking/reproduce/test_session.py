@@ -33,6 +33,11 @@ def began(tmp_path: Path, run_id: str = "01_speed", **options: Any) -> session.S
         ("01_speed", {"histories": "ml1m_ge4"}, "`histories` is list[str], not 'ml1m_ge4'"),
         ("01_speed", {"parameters": {"seconds": "long"}}, "`seconds` is float, not 'long'"),
         ("04_quality", {"datasets": "ml_100k"}, "`datasets` is list[str], not 'ml_100k'"),
+        (
+            "04_quality",
+            {"parameters": {"options": {"epochs": "3"}}},
+            "04_quality, options: parameter `epochs` is int, not '3'",
+        ),
         ("04_quality", {"seed": []}, "04_quality: parameter `seeds` is empty"),
         ("01_speed", {"device": "gpu"}, "device 'gpu': must be auto, cpu or cuda"),
     ],
