@@ -216,8 +216,9 @@ def read_manifest(path: Path | str) -> dict[str, Any]:
         content = json.loads(Path(path).read_text())
     except ValueError as error:
         raise ValueError(f"{path}: not a manifest: {error}") from error
-    if not isinstance(content, dict) or "preset" not in content:
-        raise ValueError(f"{path}: not a manifest: it names no preset")
+    for key in ("id", "preset"):
+        if not isinstance(content, dict) or not isinstance(content.get(key), str):
+            raise ValueError(f"{path}: not a manifest: it names no {key}")
     return content
 
 

@@ -65,6 +65,12 @@ def test_a_run_in_parts_says_what_all_of_them_took(section: Section, base: Path)
     assert '<td data-of="took">62 s</td>' in page(0.0)
 
 
+def test_a_manifest_without_a_device_hides_nothing(section: Section, base: Path) -> None:
+    mine = Section(ID, section.record, section.folder, {"id": ID, "preset": "mine"}, section.table)
+    page = render([mine, section], preset="small", base=base)
+    assert f"2 of 2 notebooks good · {MANIFEST['device']}" in page
+
+
 def test_every_figure_has_its_words(section: Section, base: Path) -> None:
     page = render([section], preset="small", base=base)
     assert page.count('<figure tabindex="0">') == len(section.figures) == 2

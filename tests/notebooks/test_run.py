@@ -135,6 +135,9 @@ def test_a_full_disk_is_named(checkout, tmp_path, monkeypatch, capfd):
     said = f"No space left on device: '{tmp_path / 'o' / '01_good'}'\n"
     assert err.startswith("jagged: ")
     assert err.endswith(said)
+    record = json.loads((tmp_path / "o" / "01_good" / "run.json").read_text())
+    assert record["status"] == "failed"
+    assert "No space left on device" in record["error"]  # and not as if somebody had stopped it
 
 
 def test_a_cell_that_finds_a_full_disk_names_it(checkout, add_notebook, whole_cells, capfd):

@@ -113,7 +113,17 @@ def test_a_manifest_names_the_code_that_the_work_began_with(
     assert has_changed(made, checkout)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"preset": "smoke"}',
+        '{"id": "01_speed"}',
+        '{"id": "01_speed", "preset": 3}',
+    ],
+)
 def test_what_is_no_manifest_is_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / "manifest.json"
     path.write_text(content)

@@ -9,6 +9,7 @@ from typing import Any
 
 from jagged_ranking import paths
 from jagged_ranking.figures.result_folder import has_results
+from jagged_ranking.first_line import described
 from jagged_ranking.processes import alone_in, sweep
 from jagged_ranking.provenance import utc
 from jagged_ranking.reproduce.freshness import (
@@ -170,8 +171,10 @@ def _run(plan: Plan, key: str, command: str, progress: bool) -> RunRecord:
             },
             progress=progress,
         )
-    except BaseException:
-        replace(record, seconds=_since(began)).write(plan.folder)
+    except BaseException as error:
+        # The command says why it ends; the report, and who reads the record, have this alone.
+        why = described(error) if isinstance(error, Exception) else record.error
+        replace(record, error=why, seconds=_since(began)).write(plan.folder)
         raise
     record = replace(
         record,
