@@ -1,6 +1,7 @@
 """The `jagged` command: what it lists, what it imports, and how it ends."""
 
 import os
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -104,6 +105,39 @@ def test_an_interrupt_is_130_and_quiet(monkeypatch, capsys):
     monkeypatch.setattr(cli, "print_datasets", interrupt)
     assert cli.main(["datasets"]) == 130
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("status", [None, 0, 1, 3])
+def test_what_a_command_returns_is_the_status(monkeypatch, status):
+    monkeypatch.setattr(cli, "print_datasets", lambda arguments: status)
+    assert cli.main(["datasets"]) == (status or 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_command_as_an_interrupt_does(monkeypatch, number):
+    ended = []
+
+    def told(arguments: object) -> None:
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            ended.append(number)  # what has to be put away is
+
+    monkeypatch.setattr(cli, "print_datasets", told)
+    assert cli.main(["datasets"]) == 128 + number
+    assert ended == [number]
+    assert signal.getsignal(number) is signal.SIG_DFL  # for who called it
+
+
+def test_a_signal_that_is_ignored_stays_so(monkeypatch):
+    """As under nohup."""
+    monkeypatch.setattr(cli, "print_datasets", lambda _: os.kill(os.getpid(), signal.SIGHUP))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert cli.main(["datasets"]) == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def test_an_unknown_command_is_refused(capsys):

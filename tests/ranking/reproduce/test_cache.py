@@ -1,6 +1,7 @@
 """Expensive calls are kept under everything that they depend on."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,26 @@ def test_a_manifest_can_say_what_was_kept(ran, monkeypatch):
     assert kept is not None
     assert kept["tables"] == 1
     assert kept["first"] == kept["last"]
+
+
+def test_a_manifest_says_from_when_to_when(ran, home, monkeypatch):
+    monkeypatch.setattr(cache, "_kept", [])
+    for day in (2, 1, 3):
+        assert ran(day)
+        (made,) = [path for path in home.rglob("*.parquet") if path.stat().st_mtime > 10 * 86_400]
+        os.utime(made, (day * 86_400, day * 86_400))
+    for day in (2, 1, 3):
+        assert not ran(day)
+    assert cache.kept_tables() == {
+        "tables": 3,
+        "first": "1970-01-02T00:00:00Z",
+        "last": "1970-01-04T00:00:00Z",
+    }
+
+
+def test_the_order_of_a_mapping_is_no_other_call(ran):
+    assert ran({"dim": 16, "heads": 2}, seed=1, rounds=2)
+    assert not ran({"heads": 2, "dim": 16}, rounds=2, seed=1)
 
 
 def test_data_counts_by_its_digest(ran, home):

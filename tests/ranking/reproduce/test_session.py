@@ -10,6 +10,8 @@ from jagged_ranking import paths, results
 from jagged_ranking.figures import style
 from jagged_ranking.reproduce import session
 from jagged_ranking.reproduce.errors import RunError
+from jagged_ranking.reproduce.freshness import COMMAND_VARIABLE, KEY_VARIABLE
+from jagged_ranking.reproduce.run_record import RunRecord
 from jagged_ranking.reproduce.session import begin
 from jagged_ranking.reproduce.synthetic_log import is_made, synthetic_log
 
@@ -97,6 +99,31 @@ def test_figures_of_earlier_results_do_not_stay(tmp_path: Path) -> None:
     run.save(table)
     left = {path.name for path in tmp_path.glob("*.*") if path.suffix[1:] in style.FORMATS}
     assert left == {"01_speed_mine.png", "02_memory_old.svg"}
+
+
+def test_a_manifest_names_the_command_and_the_key_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (COMMAND_VARIABLE, KEY_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    run = began(tmp_path, "04_quality", seed=[3, 4], parameters={"models": ["din"]})
+    made = run.save(results.frame([]))
+    assert (made["command"], made["run_key"]) == ("04_quality.ipynb, run by hand", "")
+    assert (made["seed"], made["parameters"]) == (3, {"models": ["din"]})
+    monkeypatch.setenv(COMMAND_VARIABLE, "jagged reproduce")
+    monkeypatch.setenv(KEY_VARIABLE, "abc")
+    made = run.save(results.frame([]))
+    assert (made["command"], made["run_key"]) == ("jagged reproduce", "abc")
+
+
+def test_time_of_earlier_parts_is_of_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RunRecord("01_speed", "failed", "abc", earlier_seconds=40.0).write(tmp_path)
+    run = began(tmp_path)
+    for key, earlier in (("abc", 40.0), ("def", 0.0)):
+        monkeypatch.setenv(KEY_VARIABLE, key)
+        assert run.save(results.frame([]))["earlier_seconds"] == earlier
 
 
 def test_synthetic_logs_of_other_options_lie_beside_each_other(
