@@ -99,6 +99,14 @@ def test_an_unknown_name_is_answered_with_the_known_ones(known):
         check_values({"zzz": 1}, known, "a preset")
 
 
+def test_what_a_mapping_holds_is_of_its_types():
+    known = parse_parameters("at: dict[str, list[int]] = {}")
+    assert parse_assignments(["at={a: [1, 2]}"], known, "here") == {"at": {"a": [1, 2]}}
+    for text in ("at={a: [x]}", "at={1: [1]}", "at={a: 1}"):
+        with pytest.raises(RunError, match="`at` is dict"):
+            parse_assignments([text], known, "here")
+
+
 def test_a_value_without_a_name_is_refused(known):
     with pytest.raises(RunError, match="name=value"):
         parse_assignments(["users"], known, "here")
