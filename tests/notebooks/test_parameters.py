@@ -80,8 +80,17 @@ def test_values_are_taken_as_their_types(known, text, name, value):
     "text",
     [
         *("users=1.5", "users=true", "users=many", "users=1e400", "flag=1", "lengths=a,b"),
-        *("lengths=1.5", "rate=fast", "rate=nan", "rate=-.inf", "rate=1e999", "wastes=0.5,nan"),
+        *(
+            "lengths=1.5",
+            "rate=fast",
+            "rate=true",
+            "rate=nan",
+            "rate=-.inf",
+            "rate=1e999",
+            "wastes=0.5,nan",
+        ),
         *(f"rate={'9' * 400}", "names={a: 1}", "options=[1]"),
+        *("options={a: 2024-01-01}", "options={1: a, b: c}"),
     ],
 )
 def test_a_value_of_another_type_is_refused(known, text):

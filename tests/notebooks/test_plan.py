@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from jagged_ranking import paths
+from jagged_ranking.cli import main
 from jagged_ranking.reproduce.errors import RunError
 from jagged_ranking.reproduce.plan import make_plan, variables_from_here
 from jagged_ranking.reproduce.run_record import RunRecord, earlier_seconds, read_record
+from jagged_ranking.reproduce.settings import make_settings
 
 
 @pytest.mark.usefixtures("checkout")
@@ -58,6 +60,35 @@ def test_a_preset_of_another_form_is_named(checkout):
     path.write_text("01_good: {count: many}")
     with pytest.raises(RunError, match="preset smoke, 01_good: parameter `count` is int"):
         make_plan("01_good", preset="smoke")
+
+
+def test_a_preset_that_is_no_text_is_named(checkout):
+    path = checkout / "notebooks" / "params" / "smoke.yaml"
+    path.write_bytes(b"01_good: {rate: \xff}")
+    with pytest.raises(RunError, match=str(path)):
+        make_plan("01_good", preset="smoke")
+
+
+def test_a_preset_of_a_notebook_that_there_is_not_is_refused(checkout):
+    path = checkout / "notebooks" / "params" / "smoke.yaml"
+    path.write_text("01_good: {count: 5}\n01_god: {count: 6}\n")
+    with pytest.raises(RunError, match="preset smoke sets parameters of `01_god`, which is no"):
+        make_settings(data=checkout / "data")
+
+
+def test_a_notebook_that_is_named_twice_runs_once(checkout):
+    settings = make_settings(data=checkout / "data", only=["02", "01", "02_bad"])
+    assert settings.only == ("02_bad", "01_good")
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"name": "toy"}', '{"digest": "abc"}'])
+@pytest.mark.parametrize("command", [["run", "01"], ["reproduce", "--only", "01"]])
+def test_data_that_does_not_say_what_it_is_is_named(checkout, capfd, command, content):
+    path = checkout / "data" / "dataset.json"
+    path.write_text(content)
+    assert main([*command, "--data", str(checkout / "data")]) == 1
+    assert capfd.readouterr().err == f"jagged: {path}: not the description of a dataset\n"
+    assert not (checkout / "figures").exists()
 
 
 def test_a_notebook_finds_the_folders_that_the_user_meant(checkout, tmp_path, monkeypatch):
