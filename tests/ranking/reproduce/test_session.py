@@ -1,12 +1,20 @@
 """What `begin` and `save` do for a notebook that JupyterLab or papermill runs."""
 
+import errno
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from jagged_ranking import paths, results
+from jagged_ranking import paths, provenance, results
 from jagged_ranking.figures import style
 from jagged_ranking.reproduce import session
 from jagged_ranking.reproduce.errors import RunError
@@ -62,6 +70,68 @@ def test_a_gpu_that_is_not_there_is_refused(
         began(tmp_path, device="cuda")
 
 
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """A machine that has one; which were held."""
+    held: list[list[int]] = []
+
+    @contextmanager
+    def alone(numbers: Iterable[int]) -> Iterator[None]:
+        held.append([*numbers])
+        yield
+
+    monkeypatch.setattr(session, "default_device", lambda: "cuda")
+    monkeypatch.setattr(session, "gpus_alone", alone)
+    monkeypatch.setattr(provenance, "clocks", lambda device: None)
+    return held
+
+
+def test_a_gpu_is_taken_where_there_is_one(tmp_path: Path, gpu: list[list[int]]) -> None:
+    for asked, taken in (("auto", "cuda"), ("cuda", "cuda"), ("cpu", "cpu")):
+        run = began(tmp_path, device=asked)
+        assert (run.device, run.begun.device) == (taken, taken)
+    assert not gpu  # what smoke times counts for nothing, and waits for nobody
+
+
+def test_a_gpu_is_held_for_what_is_timed(tmp_path: Path, gpu: list[list[int]]) -> None:
+    began(tmp_path, device="cpu", preset="small")
+    assert not gpu
+    began(tmp_path, device="auto", preset="small")
+    assert gpu == [[0]]
+
+
+def test_a_manifest_names_all_that_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(paths.DATA_VARIABLE, str(tmp_path))
+    for name in ("given", "more", "named"):
+        (tmp_path / name).mkdir()
+        described = {"name": f"the {name}", "digest": f"of {name}"}
+        (tmp_path / name / "dataset.json").write_text(json.dumps(described))
+    for name in ("here", "there"):
+        table = pa.table({"length": np.array([1, 2])})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    run = began(
+        tmp_path / "out",
+        data=str(tmp_path / "given"),
+        datasets=[f"{tmp_path}/more", "named", "missing"],
+        histories=["here", f"{tmp_path}/there.parquet", "missing"],
+    )
+    lengths = hashlib.sha256(np.array([1, 2], "<i8").tobytes()).hexdigest()
+    data = {f"the {name}": f"of {name}" for name in ("given", "more", "named")}
+    read = {**data, "here": lengths, "there": lengths}
+    assert run.data_digests == read
+    assert run.save(results.frame([]))["data_digests"] == read
+
+
+def test_a_manifest_says_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {"tables": 1, "first": "then", "last": "then"}
+    monkeypatch.setattr(session, "kept_tables", lambda: kept)
+    made = began(tmp_path).save(results.frame([]))
+    assert made["kept"] == kept
+    assert provenance.read_manifest(tmp_path / provenance.MANIFEST)["kept"] == kept
+
+
 def test_the_first_seed_is_the_runs(tmp_path: Path) -> None:
     assert began(tmp_path, "04_quality", seed=[3, 4]).seed == 3
     assert began(tmp_path, seed=5).seed == 5
@@ -99,6 +169,24 @@ def test_figures_of_earlier_results_do_not_stay(tmp_path: Path) -> None:
     run.save(table)
     left = {path.name for path in tmp_path.glob("*.*") if path.suffix[1:] in style.FORMATS}
     assert left == {"01_speed_mine.png", "02_memory_old.svg"}
+
+
+def test_what_cannot_be_saved_leaves_earlier_results_with_their_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = began(tmp_path)
+    run.save(results.frame([]))
+    for kind in style.FORMATS:
+        (tmp_path / f"01_speed_old.{kind}").touch()
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(results, "write", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}'"):
+        run.save(results.frame([]))
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_manifest_names_the_command_and_the_key_of_its_run(
