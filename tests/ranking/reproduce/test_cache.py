@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from jagged_ranking import paths, results
+from jagged_ranking.code_roots import code_digests
 from jagged_ranking.measure.lineup import NOT_TRIED
 from jagged_ranking.measure.providers import PROVIDERS
 from jagged_ranking.measure.timing import Effort
@@ -90,6 +91,36 @@ def test_other_code_is_another_call(ran, home):
     assert ran(1)
     (home / "src" / "new.py").write_text("x = 1\n")
     assert ran(1)
+
+
+def test_code_that_was_changed_under_a_process_is_not_what_it_runs(ran, home, monkeypatch, capsys):
+    """As while a notebook stands open, or in the middle of a long run."""
+    code = home / "src" / "code.py"
+
+    def begin_a_process(name: str) -> None:
+        monkeypatch.setattr(cache, "_imported", (paths.ROOT, code_digests()))
+        monkeypatch.setattr(cache, "_PROCESS", name)
+        monkeypatch.setattr(cache, "_told", False)
+
+    code.write_text("x = 1\n")
+    begin_a_process("one")
+    assert ran(1)
+    code.write_text("x = 2\n")
+    capsys.readouterr()
+    assert ran(1)
+    assert not ran(1)
+    assert ran(2)
+    assert capsys.readouterr().out.count("src/code.py has changed since it was imported") == 1
+
+    begin_a_process("two")
+    assert ran(1)  # what the first measured is of x = 1
+    code.unlink()
+    assert ran(1)
+    assert "src/code.py has changed" in capsys.readouterr().out
+    code.write_text("x = 1\n")
+    begin_a_process("three")
+    assert not ran(1)
+    assert ran(2)
 
 
 def test_code_that_a_call_does_not_depend_on_does_not_count(ran, home, monkeypatch):
