@@ -34,6 +34,18 @@ def data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_what_a_cell_is_counts(checkout, key):
+    path = checkout / "notebooks" / "01_good.ipynb"
+    content = json.loads(path.read_text())
+    keys = {key()}
+    content["cells"][0]["cell_type"] = "raw"
+    path.write_text(json.dumps(content))
+    keys.add(key())
+    content["cells"][3]["metadata"]["tags"] = ["parameters of another"]
+    path.write_text(json.dumps(content))
+    assert len(keys | {key()}) == 3
+
+
 def test_what_results_are_labelled_with_counts(key):
     assert key(preset="smoke") != key(preset="small")
 
