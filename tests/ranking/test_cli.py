@@ -113,6 +113,15 @@ def test_what_a_command_returns_is_the_status(monkeypatch, status):
     assert cli.main(["datasets"]) == (status or 0)
 
 
+@pytest.fixture
+def hang_up():
+    """What a terminal that is closed does to a process, whatever it does to this one."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hang_up")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_command_as_an_interrupt_does(monkeypatch, number):
     ended = []
@@ -129,15 +138,13 @@ def test_a_signal_ends_a_command_as_an_interrupt_does(monkeypatch, number):
     assert signal.getsignal(number) is signal.SIG_DFL  # for who called it
 
 
+@pytest.mark.usefixtures("hang_up")
 def test_a_signal_that_is_ignored_stays_so(monkeypatch):
     """As under nohup."""
     monkeypatch.setattr(cli, "print_datasets", lambda _: os.kill(os.getpid(), signal.SIGHUP))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert cli.main(["datasets"]) == 0
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    assert cli.main(["datasets"]) == 0
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_an_unknown_command_is_refused(capsys):
@@ -225,3 +232,6 @@ def test_what_one_process_does_is_refused_to_several(
     assert said in captured.err
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert cli.main(["datasets"]) == 0
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("LOCAL_RANK")
+    assert cli.main(["datasets"]) == 0  # a cluster's scheduler, and no group of torchrun's
