@@ -125,6 +125,23 @@ def test_one_run_at_a_time_in_a_folder(checkout, tmp_path, monkeypatch, capfd):
         assert not list((tmp_path / "o").rglob("*.json"))
 
 
+def test_a_run_that_is_killed_is_never_taken_for_a_good_one(checkout, tmp_path, monkeypatch):
+    """Nothing can be written down then: it is before."""
+    folder = tmp_path / "o" / "01_good"
+    seen = []
+
+    def look(*given, **options):
+        seen.append(json.loads((folder / "run.json").read_text()))
+        return ""
+
+    monkeypatch.setattr(notebook, "execute", look)
+    for _ in range(2):
+        assert main(["run", "01", "--out", str(tmp_path / "o"), "--quiet"]) == 0
+        assert json.loads((folder / "run.json").read_text())["status"] == "ok"
+    assert [(one["status"], one["error"]) for one in seen] == [("failed", "interrupted")] * 2
+    assert seen[0]["key"] == make_plan("01", out=tmp_path / "o").key()
+
+
 def test_a_full_disk_is_named(checkout, tmp_path, monkeypatch, capfd):
     def full(*given, **options):
         raise OSError(errno.ENOSPC, "No space left on device")  # as `write` of a file raises it
