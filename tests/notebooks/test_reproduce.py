@@ -164,6 +164,18 @@ def test_results_of_a_failed_notebook_are_not_shown(checkout, reproduce):
     assert "ValueError" in page
 
 
+@pytest.mark.usefixtures("in_this_process")
+def test_what_failed_is_named_where_there_can_be_no_report(reproduce, monkeypatch):
+    def full(settings):
+        raise OSError(errno.ENOSPC, "No space left on device", str(settings.report))
+
+    monkeypatch.setattr("jagged_ranking.reproduce.report.write_report", full)
+    status, _, err = reproduce("--only", "02")
+    assert status == 1
+    assert "FAILED 02_bad: cell 5" in err
+    assert re.search(r"\njagged: .*No space left on device: '.*report\.html'\n\Z", err)
+
+
 def test_without_its_data_a_notebook_has_to_run(checkout, capfd):
     folder = checkout / "figures" / "runs" / "smoke" / "01_good"
     folder.mkdir(parents=True)
