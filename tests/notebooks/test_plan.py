@@ -24,6 +24,14 @@ def test_what_is_typed_counts_before_the_preset_and_this_before_the_notebook():
     assert typed.parameters["count"] == 7
 
 
+def test_a_whole_name_is_that_notebook_whatever_begins_with_it(add_notebook, good_cells):
+    add_notebook("01_good_mine", good_cells)
+    assert make_plan("01_good").id == "01_good"
+    assert make_plan("02").id == "02_bad"
+    with pytest.raises(RunError, match="`01` names more than one notebook"):
+        make_plan("01")
+
+
 @pytest.mark.usefixtures("checkout")
 def test_of_a_parameter_that_is_typed_twice_the_last_counts():
     plan = make_plan("01_good", assignments=["count=7", "rate=1", "count=8"])
