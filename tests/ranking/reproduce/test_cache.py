@@ -30,6 +30,11 @@ class Shape:
     dtype: torch.dtype = torch.float32
 
 
+@dataclass(frozen=True)
+class Square(Shape):
+    """Of the same fields."""
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "notebooks").mkdir()
@@ -76,6 +81,7 @@ def test_any_other_argument_is_another_call(ran):
         (([Shape(1)],), {}),
         (([Shape(2)],), {}),
         (([Shape(1, torch.bfloat16)],), {}),
+        (([Square(1)],), {}),
         (([Shape(1)],), {"seed": 0}),
         (([Shape(1)],), {"seed": None}),
         (([Shape(1)],), {"effort": Effort(rounds=1)}),
@@ -219,6 +225,18 @@ def test_what_is_kept_lies_beside_the_results_where_a_checkout_is_only_read(
     assert ran(1)
     assert not ran(1)
     assert list((out / "build" / "cache").glob("*.parquet"))
+
+
+def test_a_folder_that_can_only_be_read_is_found_before_the_work(home, tmp_path, monkeypatch):
+    monkeypatch.setenv(paths.BUILD_VARIABLE, "")
+    (home / "build").mkdir()
+
+    def refuse(dir: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(dir))
+
+    monkeypatch.setattr(paths.tempfile, "TemporaryFile", refuse)
+    paths.settle_build(tmp_path / "out")
+    assert tmp_path / "out" / "build" == paths.BUILD
 
 
 def test_what_has_no_stable_form_is_refused(ran):
