@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -194,6 +195,19 @@ def test_a_checkout_can_be_named(tmp_path, monkeypatch):
     monkeypatch.setenv("CLICK_DATA_DIR", str(tmp_path / "logs"))
     assert tmp_path.resolve() / "logs" == paths.DATA
     assert not hasattr(paths, "ELSEWHERE")
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (OSError(28, "No space left on device"), "'a/folder'"),
+        (OSError(28, "No space left on device", "a/file"), "'a/file'"),
+        (OSError("a word of a library"), "a word of a library"),
+    ],
+)
+def test_an_error_that_names_no_file_names_where_it_was(error, named):
+    with pytest.raises(OSError, match=f"{named}$"), paths.naming(Path("a/folder")):
+        raise error
 
 
 def test_datasets_are_looked_for_where_runs_look(tmp_path, monkeypatch, capsys):
