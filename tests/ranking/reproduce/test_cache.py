@@ -1,5 +1,6 @@
 """Expensive calls are kept under everything that they depend on."""
 
+import errno
 import json
 import os
 from dataclasses import dataclass
@@ -237,6 +238,16 @@ def test_a_folder_that_can_only_be_read_is_found_before_the_work(home, tmp_path,
     monkeypatch.setattr(paths.tempfile, "TemporaryFile", refuse)
     paths.settle_build(tmp_path / "out")
     assert tmp_path / "out" / "build" == paths.BUILD
+
+
+def test_a_full_disk_is_named_where_results_are_kept(home, monkeypatch):
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(results, "write", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{paths.CACHE}/measure-"):
+        cached(measure, 1)
+    assert not list(paths.CACHE.iterdir())
 
 
 def test_what_has_no_stable_form_is_refused(ran):
