@@ -74,10 +74,13 @@ class Session:
         record = read_record(self.folder)  # where a command has begun this very run
         begun = record is not None and record.key == manifest["run_key"]
         manifest["earlier_seconds"] = record.earlier_seconds if record and begun else 0.0
-        with paths.naming(self.folder):
+        # Both are on the disk before one takes its place: a table beside the manifest of another
+        # run would be drawn as that one's.
+        place = self.folder / provenance.MANIFEST
+        with paths.naming(self.folder), results.atomic(place) as temporary:
+            provenance.write_manifest(manifest, temporary)
             results.write(table, self.folder / results.RESULTS)
             style.forget(self.folder, self.id)
-            provenance.write_manifest(manifest, self.folder / provenance.MANIFEST)
         return manifest
 
 

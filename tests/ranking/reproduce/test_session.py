@@ -31,6 +31,14 @@ def began(tmp_path: Path, run_id: str = "01_speed", **options: Any) -> session.S
     return begin(run_id, **options)
 
 
+def one_row() -> pd.DataFrame:
+    row = results.row(
+        op="toy", provider="toy", workload="w", mode="forward", metric="latency", unit="ms",
+        value=1.0, run_id="01_speed",
+    )  # fmt: skip
+    return results.frame([row])
+
+
 @pytest.mark.parametrize(
     ("run_id", "options", "said"),
     [
@@ -158,21 +166,14 @@ def test_figures_of_earlier_results_do_not_stay(tmp_path: Path) -> None:
     (tmp_path / "02_memory_old.svg").write_text("")
     run = began(tmp_path)
     assert (tmp_path / "01_speed_old.svg").exists()  # until there are other results
-    table: pd.DataFrame = results.frame(
-        [
-            results.row(
-                op="toy", provider="toy", workload="w", mode="forward", metric="latency",
-                unit="ms", value=1.0, run_id="01_speed",
-            )
-        ]
-    )  # fmt: skip
-    run.save(table)
+    run.save(one_row())
     left = {path.name for path in tmp_path.glob("*.*") if path.suffix[1:] in style.FORMATS}
     assert left == {"01_speed_mine.png", "02_memory_old.svg"}
 
 
+@pytest.mark.parametrize("writer", ["results.write", "provenance.write_manifest"])
 def test_what_cannot_be_saved_leaves_earlier_results_with_their_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
 ) -> None:
     run = began(tmp_path)
     run.save(results.frame([]))
@@ -183,9 +184,9 @@ def test_what_cannot_be_saved_leaves_earlier_results_with_their_figures(
     def full(*given: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(results, "write", full)
+    monkeypatch.setattr(f"jagged_ranking.{writer}", full)
     with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}'"):
-        run.save(results.frame([]))
+        run.save(one_row())
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
