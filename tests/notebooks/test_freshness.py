@@ -15,6 +15,8 @@ import torch
 
 from jagged_ranking import devices, paths, provenance
 from jagged_ranking.reproduce import freshness
+from jagged_ranking.reproduce.click_logs import find_histories
+from jagged_ranking.reproduce.errors import RunError
 from jagged_ranking.reproduce.freshness import drawing_key, is_fresh, run_key
 from jagged_ranking.reproduce.run_record import RunRecord
 
@@ -67,6 +69,16 @@ def test_histories_count_by_their_lengths(key, data_folder):
         pq.write_table(table, data_folder / "log.parquet")
         keys.add(key(histories=["log"]))
     assert len(keys) == 3
+
+
+def test_histories_lie_in_a_folder_or_a_file_of_their_name(data_folder):
+    assert find_histories("log") is None
+    (data_folder / "log.parquet").touch()
+    assert find_histories("log") == data_folder / "log.parquet"
+    (data_folder / "log").mkdir()
+    assert find_histories("log") == data_folder / "log"
+    with pytest.raises(RunError, match=f"{data_folder}/none does not exist"):
+        find_histories(f"{data_folder}/none")
 
 
 def test_other_software_and_another_device_make_a_run_stale(key, monkeypatch):
