@@ -71,6 +71,31 @@ def test_histories_count_by_their_lengths(key, data_folder):
     assert len(keys) == 3
 
 
+def test_two_data_sets_that_are_called_the_same_are_refused(checkout, key, data_folder):
+    """Their rows would be those of one."""
+    for name, digest in (("one", "abc"), ("again", "abc"), ("other", "def")):
+        (data_folder / name).mkdir()
+        described = json.dumps({"name": "toy", "digest": digest})
+        (data_folder / name / "dataset.json").write_text(described)
+    assert key(datasets=["one", "again"])  # the same
+    refused = f"{data_folder}/other: another data set of this run is called toy, too"
+    with pytest.raises(RunError, match=refused):
+        key(datasets=["one", "other"])
+    notebook = checkout / "notebooks" / "01_good.ipynb"
+    with pytest.raises(RunError, match="is called toy, too"):
+        run_key(notebook, {"datasets": ["one"]}, data_folder / "other")
+
+
+def test_two_histories_that_are_called_the_same_are_refused(key, data_folder):
+    for name, lengths in (("one", [1, 2]), ("other", [1, 3])):
+        (data_folder / name).mkdir()
+        pq.write_table(pa.table({"length": lengths}), data_folder / name / "log.parquet")
+    given = [f"{data_folder}/{name}/log.parquet" for name in ("one", "other")]
+    assert key(histories=given[:1] * 2)
+    with pytest.raises(RunError, match=f"{given[1]}: other histories of this run are called log"):
+        key(histories=given)
+
+
 def test_histories_lie_in_a_folder_or_a_file_of_their_name(data_folder):
     assert find_histories("log") is None
     (data_folder / "log.parquet").touch()

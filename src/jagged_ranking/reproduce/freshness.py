@@ -32,7 +32,12 @@ def run_key(notebook: Path, parameters: Mapping[str, Any], data: Path | str | No
     ranks it counts for how many there are GPUs (or cores), too: what was missing is a result.
 
     Where the results go and by what path the data is reached does not count.
+
+    Raises:
+        RunError: data that is not there, or two data sets that are called the same.
     """
+    datasets = parameters.get("datasets") or ()
+    prepared_digests(datasets, data)  # what is called the same is refused before anything runs
     counted = {k: v for k, v in parameters.items() if k not in ("out", "data")}
     return digest(
         {
@@ -40,7 +45,7 @@ def run_key(notebook: Path, parameters: Mapping[str, Any], data: Path | str | No
             "parameters": counted,
             "code": code_hash(roots=roots_of(notebook.stem)),
             "data": None if data is None else [describe_data(data)[k] for k in ("name", "digest")],
-            "datasets": prepared_digests(parameters.get("datasets") or ()),
+            "datasets": prepared_digests(datasets),
             "histories": histories_digests(parameters.get("histories") or ()),
             "versions": provenance.versions(),
             "device": device_name(default_device()),

@@ -19,7 +19,7 @@ from jagged_ranking.devices import default_device
 from jagged_ranking.figures import style
 from jagged_ranking.processes import gpus_alone
 from jagged_ranking.reproduce.cache import kept_tables
-from jagged_ranking.reproduce.click_logs import describe_data, histories_digests, prepared_digests
+from jagged_ranking.reproduce.click_logs import histories_digests, prepared_digests
 from jagged_ranking.reproduce.errors import RunError
 from jagged_ranking.reproduce.freshness import COMMAND_VARIABLE, KEY_VARIABLE
 from jagged_ranking.reproduce.parameters import check_values, parameters_in
@@ -120,10 +120,8 @@ def begin(
             raise RunError(f"{run_id}: parameter `seeds` is empty; give one at least")
         seed = seed[0]
     device = _device(device)
-    digests = {**histories_digests(histories), **prepared_digests(datasets)}  # errors come first
-    if data:
-        described = describe_data(data)
-        digests[described["name"]] = described["digest"]
+    # Errors come first.
+    digests = {**histories_digests(histories), **prepared_digests(datasets, data)}
     if device == "cuda" and preset != SMOKE:
         # until the process ends
         _held.enter_context(gpus_alone([0]))
