@@ -95,13 +95,13 @@ def test_paths_mean_where_the_user_stood(
     assert manifest["data_digests"] == {"toy": "abc"}
 
 
-def test_histories_by_path_are_those_where_the_user_stood(
-    checkout, add_notebook, tmp_path, monkeypatch
-):
-    add_notebook("03_real", ["# A toy", "histories: list[str] = []", "x = 1"])
+def test_data_by_path_are_those_where_the_user_stood(checkout, add_notebook, tmp_path, monkeypatch):
+    lists = "histories: list[str] = []\ndatasets: list[str] = []"
+    add_notebook("03_real", ["# A toy", lists, "x = 1"])
     monkeypatch.chdir(tmp_path)
-    plan = make_plan("03_real", assignments=["histories=checkout/data,name"])
-    assert plan.parameters["histories"] == [str(checkout / "data"), "name"]
+    for name in ("histories", "datasets"):
+        plan = make_plan("03_real", assignments=[f"{name}=checkout/data,name"])
+        assert plan.parameters[name] == [str(checkout / "data"), "name"]
 
 
 @pytest.mark.usefixtures("checkout")
