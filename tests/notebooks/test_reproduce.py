@@ -190,6 +190,9 @@ def test_data_that_cannot_be_made_is_a_failure(checkout, capfd, monkeypatch):
     def full(*given, **options):
         raise OSError(errno.ENOSPC, "No space left on device", "log.parquet")
 
+    folder = checkout / "figures" / "runs" / "smoke" / "01_good"
+    folder.mkdir(parents=True)
+    RunRecord("01_good", "ok", "abc").write(folder)  # of an earlier run
     monkeypatch.setattr(run_data, "synthetic_log", full)
     assert main(["reproduce", "--only", "01"]) == 1
     out, err = capfd.readouterr()
