@@ -234,6 +234,15 @@ def test_datasets_are_looked_for_where_runs_look(tmp_path, monkeypatch, capsys):
     assert "None looked for;" in listed()
 
 
+@pytest.mark.parametrize("size", ["", "0", "-1", "two"])
+def test_a_group_of_no_processes_is_refused(monkeypatch, capsys, size):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", size)
+    assert cli.main(["datasets"]) == 1
+    said = f"jagged: WORLD_SIZE must be a number of processes, got {size!r}\n"
+    assert capsys.readouterr() == ("", said)
+
+
 @pytest.mark.parametrize(("rank", "said"), [("0", "start it without torchrun"), ("1", "")])
 def test_what_one_process_does_is_refused_to_several(
     rank: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
