@@ -32,6 +32,7 @@ def test_git_state(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         subprocess.run(["git", "-C", str(checkout), *who, *arguments], check=True)
 
     git("init", "-q")
+    assert provenance.git_state(checkout) == {"sha": "abc123", "dirty": True}  # no commit yet
     git("add", ".")
     git("commit", "-qm", "one")
     state = provenance.git_state(checkout)
