@@ -167,10 +167,11 @@ def test_an_option_of_training_is_named(tmp_path, capfd, given, option, message)
 
 
 def test_options_of_training_are_numbers_as_one_writes_them():
-    given = ["options={learning_rate: 1e-3, dropout: 0, epochs: 2}", "own={toy: {seeds: [1]}}"]
+    own = "own={toy: {seeds: [1], options: {weight_decay: 1e-2}}}"
+    given = ["options={learning_rate: 1e-3, dropout: 0, epochs: 2}", own]
     parameters = make_plan("04_quality", assignments=given).parameters
     assert parameters["options"] == {"learning_rate": 0.001, "dropout": 0, "epochs": 2}
-    assert parameters["own"] == {"toy": {"seeds": [1]}}
+    assert parameters["own"] == {"toy": {"seeds": [1], "options": {"weight_decay": 0.01}}}
     with pytest.raises(RunError, match="10_training_throughput, from_disk: parameter `dim` is int"):
         make_plan("10", assignments=["from_disk={dim: wide}"])
 
