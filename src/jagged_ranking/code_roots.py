@@ -167,6 +167,13 @@ def code_hash(root: Path | None = None, roots: Sequence[str] = CODE_FOLDERS) -> 
     return digest.hexdigest()
 
 
+def code_digests(root: Path | None = None, roots: Sequence[str] = CODE_FOLDERS) -> dict[str, str]:
+    """sha256 of each Python file that is one of `roots` or in one, by its path in a checkout."""
+    root = root or paths.ROOT
+    files = [found for name in roots for found in paths.code_files(root, name)]
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files}
+
+
 def has_changed(manifest: Mapping[str, Any], root: Path | None = None) -> bool:
     """Whether the code that a result depends on is another now than when it was made.
 

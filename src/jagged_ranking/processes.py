@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 from click_data.holding import hold
@@ -69,6 +70,18 @@ def end_worker_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="parent").start()
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Processes that are started in the block do not hear Ctrl-C, which a terminal tells them too:
+    each would print where it was. This one hears it behind the block, and ends with them."""
+    resource_tracker.ensure_running()  # at its own start it would let interrupts through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Where a result comes from: the manifest that lies beside every results file.
 
-`begin` is called before the work and notes time and clocks; `manifest` is called after it and
-describes code, command, parameters, data, versions and device; `write_manifest` writes it.
+`begin` is called before the work and notes time, clocks and code; `manifest` is called after it and
+describes command, parameters, data, versions and device; `write_manifest` writes it.
 """
 
 import importlib.util
@@ -98,21 +98,46 @@ def versions() -> dict[str, str | None]:
 
 @dataclass(frozen=True)
 class Beginning:
-    """Time and clocks before the work."""
+    """What is to be done, and time, clocks and code before that."""
 
+    run_id: str
     device: str
     seconds: float
     clocks: dict[str, int] | None
+    code: dict[str, Any]
 
 
-def begin(device: Any = "cpu") -> Beginning:
-    """Call before the work; hand what it returns to `manifest`."""
-    return Beginning(device=str(device), seconds=time.monotonic(), clocks=clocks(device))
+def begin(run_id: str, device: Any = "cpu", *, root: Path | None = None) -> Beginning:
+    """Call before the work, which may take so long that code is changed or another commit checked
+    out meanwhile; hand what it returns to `manifest`.
+
+    Args:
+        run_id: the notebook's id, e.g. "01_speed".
+        device: that the work is done on.
+        root: the checkout, where it is not the one of this package.
+    """
+    return Beginning(
+        run_id=run_id,
+        device=str(device),
+        seconds=time.monotonic(),
+        clocks=clocks(device),
+        code=_code_now(run_id, root or paths.ROOT),
+    )
+
+
+def _code_now(run_id: str, root: Path) -> dict[str, Any]:
+    state, roots = git_state(root), roots_of(run_id)
+    return {
+        "git_sha": state["sha"],
+        "git_dirty": state["dirty"],
+        "code_roots": list(roots),
+        "code_hash": code_hash(root, roots),
+        "tests": suite_status(root),
+    }
 
 
 def manifest(
     *,
-    run_id: str,
     preset: str,
     parameters: Mapping[str, Any],
     begun: Beginning,
@@ -120,12 +145,10 @@ def manifest(
     data_digests: Mapping[str, str] | None = None,
     command: str | None = None,
     run_key: str = "",
-    root: Path | None = None,
 ) -> dict[str, Any]:
     """Everything that somebody needs to judge or repeat a result, as a JSON-ready dict.
 
     Args:
-        run_id: the notebook's id, e.g. "01_speed".
         preset: "smoke", "small", "paper" or "interactive"; figures mark "smoke" visibly.
         parameters: the notebook's parameters as they were used.
         begun: what `begin` returned before the work.
@@ -133,17 +156,11 @@ def manifest(
         data_digests: name -> sha256 of each dataset that was read.
         command: the command line; by default this process's own.
         run_key: the key under which the run is fresh.
-        root: the checkout, where it is not the one of this package.
     """
-    root = root or paths.ROOT
-    state, roots = git_state(root), roots_of(run_id)
     return {
-        "id": run_id,
+        "id": begun.run_id,
         "preset": preset,
-        "git_sha": state["sha"],
-        "git_dirty": state["dirty"],
-        "code_roots": list(roots),
-        "code_hash": code_hash(root, roots),
+        **begun.code,
         "command": command if command is not None else shlex.join(sys.argv),
         "parameters": json.loads(json.dumps(dict(parameters), default=str)),
         "seed": seed,
@@ -155,7 +172,6 @@ def manifest(
         "clocks": {"before": begun.clocks, "after": clocks(begun.device)},
         "finished": utc(),
         "wall_seconds": round(time.monotonic() - begun.seconds, 1),
-        "tests": suite_status(root),
         "run_key": run_key,
     }
 
@@ -200,8 +216,9 @@ def read_manifest(path: Path | str) -> dict[str, Any]:
         content = json.loads(Path(path).read_text())
     except ValueError as error:
         raise ValueError(f"{path}: not a manifest: {error}") from error
-    if not isinstance(content, dict) or "preset" not in content:
-        raise ValueError(f"{path}: not a manifest: it names no preset")
+    for key in ("id", "preset"):
+        if not isinstance(content, dict) or not isinstance(content.get(key), str):
+            raise ValueError(f"{path}: not a manifest: it names no {key}")
     return content
 
 

@@ -1,5 +1,6 @@
 """`jagged figures` redraws from committed results, says what changed, and is then at rest."""
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -136,6 +137,30 @@ def test_it_needs_neither_torch_nor_the_kernels(committed: Path) -> None:
     drawn += ("12_scaling_simulated",)
     for name in drawn:
         assert list(committed.glob(f"figures/*/{name}.svg"))
+
+
+@pytest.mark.parametrize(
+    "content", ["{", '{"preset": "small"}', '{"preset": 3, "id": "04_quality"}']
+)
+def test_a_broken_manifest_is_one_line_that_names_it(committed, capsys, content):
+    path = committed / "figures" / "04_quality" / "manifest.json"
+    path.write_text(content)
+    assert main(["figures"]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert f"{path}: not a manifest" in err
+
+
+def test_a_full_disk_is_named_with_the_figure(committed, capsys, monkeypatch):
+    def full(*given):
+        raise OSError(errno.ENOSPC, "No space left on device")  # as `write` of a file raises it
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)  # all in this process
+    assert main(["figures"]) == 1
+    assert "No space left on device: '" in (err := capsys.readouterr().err)
+    assert err.endswith(f"{style.FORMATS[0]}'\n")
+    assert not list((committed / "figures" / "04_quality").glob(".*"))
 
 
 def test_wrong_folders_and_readmes_are_one_line(committed, capsys):

@@ -10,6 +10,7 @@ import pytest
 
 from jagged_ranking.reproduce.parameters import check_values, read_parameters, read_preset
 from jagged_ranking.reproduce.run_data import SAMPLE, SOURCE
+from jagged_ranking.reproduce.train_options import read_options
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -123,6 +124,7 @@ def test_presets_fit(path, preset):
     values = read_preset(preset, FOLDER / "params")[path.stem]
     known = read_parameters(path)
     assert check_values(values, known, path.stem) == values
+    assert read_options(values, path) == values
     assert not {"out", "preset", "data"} & set(values)
 
 

@@ -157,6 +157,31 @@ def test_nothing_outlives_a_command_that_is_killed(begin, command):
     process.communicate(timeout=10)  # nobody holds its stdout
 
 
+def test_drawing_by_several_processes_ends_quietly(checkout, write_quality):
+    folders = [checkout / "figures" / f"04_quality_{number}" for number in range(4)]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        write_quality(folder)
+    code = (  # as on a machine of two cores
+        "import os, sys\nfrom jagged_ranking.cli import main\nos.cpu_count = lambda: 2\n"
+        f"if __name__ == '__main__': sys.exit(main(['figures', {str(checkout / 'figures')!r}]))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    until(lambda: any("spawn_main" in " ".join(one.cmdline()) for one in family(process)))
+    others = family(process)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "")
+    assert not psutil.wait_procs(others, timeout=10)[1]
+    assert not [path for folder in folders for path in folder.glob(".*")]
+
+
 def test_folders_of_dead_processes_are_swept(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with temporary_folder("jagged-kernel-") as alive:

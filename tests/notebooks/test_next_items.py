@@ -56,6 +56,7 @@ def test_what_the_line_says_is_taken(songs: Path, notebook: str) -> None:
     "options",
     [
         {"models": "din", "options": "{loss: next_item, head: dot}"},
+        {"models": "sasrec,din", "options": "{loss: next_item, head: dot}"},
         {"models": "[]", "options": "{loss: next_item, head: dot}"},
         {"models": "sasrec", "options": "{loss: next_item}"},
         {"models": "sasrec", "options": "{head: dot}"},

@@ -12,6 +12,7 @@ from jagged_ranking.reproduce.parameters import (
     parse_parameters,
     read_preset,
 )
+from jagged_ranking.reproduce.plan import make_plan
 
 CELL = """\
 out: str | None = None  # the folder
@@ -77,7 +78,20 @@ def test_values_are_taken_as_their_types(known, text, name, value):
 
 @pytest.mark.parametrize(
     "text",
-    ["users=1.5", "users=true", "users=many", "flag=1", "lengths=a,b", "lengths=1.5", "rate=fast"],
+    [
+        *("users=1.5", "users=true", "users=many", "users=1e400", "flag=1", "lengths=a,b"),
+        *(
+            "lengths=1.5",
+            "rate=fast",
+            "rate=true",
+            "rate=nan",
+            "rate=-.inf",
+            "rate=1e999",
+            "wastes=0.5,nan",
+        ),
+        *(f"rate={'9' * 400}", "names={a: 1}", "options=[1]"),
+        *("options={a: 2024-01-01}", "options={1: a, b: c}"),
+    ],
 )
 def test_a_value_of_another_type_is_refused(known, text):
     name, _, value = text.partition("=")
@@ -92,6 +106,14 @@ def test_an_unknown_name_is_answered_with_the_known_ones(known):
     assert all(name in str(error.value) for name in known)
     with pytest.raises(RunError, match="no parameter `zzz`"):
         check_values({"zzz": 1}, known, "a preset")
+
+
+def test_what_a_mapping_holds_is_of_its_types():
+    known = parse_parameters("at: dict[str, list[int]] = {}")
+    assert parse_assignments(["at={a: [1, 2]}"], known, "here") == {"at": {"a": [1, 2]}}
+    for text in ("at={a: [x]}", "at={1: [1]}", "at={a: 1}"):
+        with pytest.raises(RunError, match="`at` is dict"):
+            parse_assignments([text], known, "here")
 
 
 def test_a_value_without_a_name_is_refused(known):
@@ -116,6 +138,48 @@ def test_a_cell_of_another_form_is_refused(source, message):
 
 def test_a_description_behind_other_alphabets_is_found():
     assert parse_parameters('name = "größe"  # ×')["name"].description == "×"
+
+
+OWN = "own={toy: {options: {%s}}}"
+
+
+@pytest.mark.parametrize("given", ["options={%s}", OWN])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ('epochs: "3"', "parameter `epochs` is int, not '3'"),
+        ("epochs: 2.5", "parameter `epochs` is int, not 2.5"),
+        ("learning_rate: fast", "parameter `learning_rate` is float, not 'fast'"),
+        ("learning_rate: .nan", "parameter `learning_rate` is float, not nan"),
+        ("hidden: 64", "parameter `hidden` is list[int], not 64"),
+        ("epoch: 3", "has no parameter `epoch`; did you mean `epochs`?"),
+    ],
+)
+def test_an_option_of_training_is_named(tmp_path, capfd, given, option, message):
+    words = ["run", "04_quality", "-p", given % option, "--out", str(tmp_path / "out")]
+    assert main(words) == 1
+    err = capfd.readouterr().err
+    where = "own of toy, options" if given == OWN else "options"
+    assert err.startswith(f"jagged: 04_quality, {where}")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_of_training_are_numbers_as_one_writes_them():
+    own = "own={toy: {seeds: [1], options: {weight_decay: 1e-2}}}"
+    given = ["options={learning_rate: 1e-3, dropout: 0, epochs: 2}", own]
+    parameters = make_plan("04_quality", assignments=given).parameters
+    assert parameters["options"] == {"learning_rate": 0.001, "dropout": 0, "epochs": 2}
+    assert parameters["own"] == {"toy": {"seeds": [1], "options": {"weight_decay": 0.01}}}
+    with pytest.raises(RunError, match="10_training_throughput, from_disk: parameter `dim` is int"):
+        make_plan("10", assignments=["from_disk={dim: wide}"])
+
+
+def test_options_in_a_notebook_of_ones_own_are_anything(add_notebook):
+    add_notebook("03_mine", ["# A toy", "options = {}", "x = 1"])
+    plan = make_plan("03_mine", assignments=['options={epoch: "3"}'])
+    assert plan.parameters["options"] == {"epoch": "3"}
 
 
 def test_an_unknown_preset_names_the_known_ones(tmp_path: Path):

@@ -63,6 +63,18 @@ def test_a_bar_of_the_kernel_is_read_and_one_inside_of_it_named(clock, capsys):
     assert capsys.readouterr().err.splitlines()[-1].endswith("left")
 
 
+def test_what_is_left_is_of_the_parts_that_are_left(clock, capsys):
+    seen = at_cell()
+    seen.write("models:   0%|          | 0/8 [00:00<?, ?it/s]\r")
+    clock[0] += 40
+    seen.write("models:  50%|#####     | 4/8 [00:40<00:40, 10s/it]\r")  # several at once
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .endswith("4 of 8 done, 00:40 passed, about 00:40 left")
+    )
+
+
 def test_warnings_are_not_shown(clock, capsys):
     seen = at_cell()
     before = seen.line()

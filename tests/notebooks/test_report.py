@@ -65,6 +65,36 @@ def test_a_run_in_parts_says_what_all_of_them_took(section: Section, base: Path)
     assert '<td data-of="took">62 s</td>' in page(0.0)
 
 
+def test_a_manifest_without_a_device_hides_nothing(section: Section, base: Path) -> None:
+    mine = Section(ID, section.record, section.folder, {"id": ID, "preset": "mine"}, section.table)
+    page = render([mine, section], preset="small", base=base)
+    assert f"2 of 2 notebooks good · {MANIFEST['device']}" in page
+
+
+def test_only_what_ran_to_its_end_is_good(section: Section, base: Path) -> None:
+    failed = Section("01_speed", RunRecord("01_speed", "failed", "key"), base)
+    page = render([section, failed, Section("02_memory", None, base)], preset="small", base=base)
+    assert "1 of 3 notebooks good" in page
+    for status in ("ok", "failed", "not run"):
+        assert f">{status}</span>" in page
+    assert "<p>Not run.</p>" in page
+
+
+def test_it_says_what_code_the_results_are_of(section: Section, base: Path) -> None:
+    manifest = {**section.manifest, "git_sha": "0123456789ab", "code_changed": True}
+    page = render([replace(section, manifest=manifest)], preset="small", base=base)
+    head = page.partition("</header>")[0]
+    assert "code 01234567, changed since" in head
+
+
+def test_what_went_wrong_is_text(section: Section, base: Path) -> None:
+    record = RunRecord(ID, "failed", "key", error="cell 3, `a<b`: no & never")
+    page = render([Section(ID, record, section.folder)], preset="<p>", base=base)
+    assert page.count("`a&lt;b`: no &amp; never") == 2
+    assert "a<b" not in page
+    assert "<b>&lt;p&gt;</b>" in page
+
+
 def test_every_figure_has_its_words(section: Section, base: Path) -> None:
     page = render([section], preset="small", base=base)
     assert page.count('<figure tabindex="0">') == len(section.figures) == 2

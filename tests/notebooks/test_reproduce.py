@@ -1,5 +1,6 @@
 """`jagged reproduce`: what is fresh is skipped, what fails is named, the report has everything."""
 
+import errno
 import json
 import re
 from collections.abc import Callable
@@ -9,7 +10,9 @@ import pytest
 
 from jagged_ranking.cli import main
 from jagged_ranking.figures import style
+from jagged_ranking.reproduce import run_data
 from jagged_ranking.reproduce.freshness import is_fresh, run_key
+from jagged_ranking.reproduce.run_record import RunRecord
 
 
 @pytest.fixture
@@ -159,6 +162,44 @@ def test_results_of_a_failed_notebook_are_not_shown(checkout, reproduce):
     page = (checkout / "figures" / "report.html").read_text()
     assert "<svg" not in page
     assert "ValueError" in page
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_what_failed_is_named_where_there_can_be_no_report(reproduce, monkeypatch):
+    def full(settings):
+        raise OSError(errno.ENOSPC, "No space left on device", str(settings.report))
+
+    monkeypatch.setattr("jagged_ranking.reproduce.report.write_report", full)
+    status, _, err = reproduce("--only", "02")
+    assert status == 1
+    assert "FAILED 02_bad: cell 5" in err
+    assert re.search(r"\njagged: .*No space left on device: '.*report\.html'\n\Z", err)
+
+
+def test_without_its_data_a_notebook_has_to_run(checkout, capfd):
+    folder = checkout / "figures" / "runs" / "smoke" / "01_good"
+    folder.mkdir(parents=True)
+    RunRecord("01_good", "ok", "abc").write(folder)  # of a log that was deleted since
+    assert main(["reproduce", "--only", "01", "--dry-run"]) == 0
+    made, notebook, _ = capfd.readouterr().out.splitlines()
+    assert made.startswith("make    data: ")
+    assert notebook == "run     01_good"
+
+
+def test_data_that_cannot_be_made_is_a_failure(checkout, capfd, monkeypatch):
+    def full(*given, **options):
+        raise OSError(errno.ENOSPC, "No space left on device", "log.parquet")
+
+    folder = checkout / "figures" / "runs" / "smoke" / "01_good"
+    folder.mkdir(parents=True)
+    RunRecord("01_good", "ok", "abc").write(folder)  # of an earlier run
+    monkeypatch.setattr(run_data, "synthetic_log", full)
+    assert main(["reproduce", "--only", "01"]) == 1
+    out, err = capfd.readouterr()
+    assert "0 of 1 notebooks are good" in out
+    assert re.search(r"FAILED data: .*No space left on device: 'log.parquet'", err)
+    assert "FAILED 01_good: did not run" in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(

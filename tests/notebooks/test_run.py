@@ -115,13 +115,13 @@ def test_paths_mean_where_the_user_stood(
     assert manifest["data_digests"] == {"toy": "abc"}
 
 
-def test_histories_by_path_are_those_where_the_user_stood(
-    checkout, add_notebook, tmp_path, monkeypatch
-):
-    add_notebook("03_real", ["# A toy", "histories: list[str] = []", "x = 1"])
+def test_data_by_path_are_those_where_the_user_stood(checkout, add_notebook, tmp_path, monkeypatch):
+    lists = "histories: list[str] = []\ndatasets: list[str] = []"
+    add_notebook("03_real", ["# A toy", lists, "x = 1"])
     monkeypatch.chdir(tmp_path)
-    plan = make_plan("03_real", assignments=["histories=checkout/data,name"])
-    assert plan.parameters["histories"] == [str(checkout / "data"), "name"]
+    for name in ("histories", "datasets"):
+        plan = make_plan("03_real", assignments=[f"{name}=checkout/data,name"])
+        assert plan.parameters[name] == [str(checkout / "data"), "name"]
 
 
 @pytest.mark.usefixtures("checkout")
@@ -145,6 +145,23 @@ def test_one_run_at_a_time_in_a_folder(checkout, tmp_path, monkeypatch, capfd):
         assert not list((tmp_path / "o").rglob("*.json"))
 
 
+def test_a_run_that_is_killed_is_never_taken_for_a_good_one(checkout, tmp_path, monkeypatch):
+    """Nothing can be written down then: it is before."""
+    folder = tmp_path / "o" / "01_good"
+    seen = []
+
+    def look(*given, **options):
+        seen.append(json.loads((folder / "run.json").read_text()))
+        return ""
+
+    monkeypatch.setattr(notebook, "execute", look)
+    for _ in range(2):
+        assert main(["run", "01", "--out", str(tmp_path / "o"), "--quiet"]) == 0
+        assert json.loads((folder / "run.json").read_text())["status"] == "ok"
+    assert [(one["status"], one["error"]) for one in seen] == [("failed", "interrupted")] * 2
+    assert seen[0]["key"] == make_plan("01", out=tmp_path / "o").key()
+
+
 def test_a_full_disk_is_named(checkout, tmp_path, monkeypatch, capfd):
     def full(*given, **options):
         raise OSError(errno.ENOSPC, "No space left on device")  # as `write` of a file raises it
@@ -155,6 +172,9 @@ def test_a_full_disk_is_named(checkout, tmp_path, monkeypatch, capfd):
     said = f"No space left on device: '{tmp_path / 'o' / '01_good'}'\n"
     assert err.startswith("jagged: ")
     assert err.endswith(said)
+    record = json.loads((tmp_path / "o" / "01_good" / "run.json").read_text())
+    assert record["status"] == "failed"
+    assert "No space left on device" in record["error"]  # and not as if somebody had stopped it
 
 
 def test_a_cell_that_finds_a_full_disk_names_it(checkout, add_notebook, whole_cells, capfd):

@@ -56,6 +56,20 @@ def test_smoke_takes_some_users_of_larger_data(
     assert open_dataset(other.folder).num_users > sample.num_users
 
 
+def test_samples_of_other_data_or_by_other_code_lie_beside_each_other(
+    checkout: Path, data: Path
+) -> None:
+    _preset(checkout, "{requests: 200, longest: 400}")
+    found = [make_settings(data=data).data.folder]
+    assert make_settings(data=data).data.folder == found[0]
+    (checkout / "data_prep").mkdir()
+    (checkout / "data_prep" / "sampling.py").write_text("x = 1\n")
+    found.append(make_settings(data=data).data.folder)
+    other = prepare("synthetic", out=checkout / "other", **{**SIZES, "events": 900})
+    found.append(make_settings(data=other).data.folder)
+    assert len(set(found)) == 3
+
+
 def test_data_that_is_no_larger_is_read_itself(checkout: Path, data: Path) -> None:
     for sample in ("{requests: 10_000, longest: 10}", "{}"):
         _preset(checkout, sample)

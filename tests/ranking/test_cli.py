@@ -1,9 +1,11 @@
 """The `jagged` command: what it lists, what it imports, and how it ends."""
 
 import os
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -106,6 +108,47 @@ def test_an_interrupt_is_130_and_quiet(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("status", [None, 0, 1, 3])
+def test_what_a_command_returns_is_the_status(monkeypatch, status):
+    monkeypatch.setattr(cli, "print_datasets", lambda arguments: status)
+    assert cli.main(["datasets"]) == (status or 0)
+
+
+@pytest.fixture
+def hang_up():
+    """What a terminal that is closed does to a process, whatever it does to this one."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hang_up")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_command_as_an_interrupt_does(monkeypatch, number):
+    ended = []
+
+    def told(arguments: object) -> None:
+        assert callable(signal.getsignal(number))  # else it would end the tests
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            ended.append(number)  # what has to be put away is
+
+    monkeypatch.setattr(cli, "print_datasets", told)
+    assert cli.main(["datasets"]) == 128 + number
+    assert ended == [number]
+    assert signal.getsignal(number) is signal.SIG_DFL  # for who called it
+
+
+@pytest.mark.usefixtures("hang_up")
+def test_a_signal_that_is_ignored_stays_so(monkeypatch):
+    """As under nohup."""
+    monkeypatch.setattr(cli, "print_datasets", lambda _: os.kill(os.getpid(), signal.SIGHUP))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert cli.main(["datasets"]) == 0
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
 def test_an_unknown_command_is_refused(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["reproduec"])
@@ -155,6 +198,19 @@ def test_a_checkout_can_be_named(tmp_path, monkeypatch):
     assert not hasattr(paths, "ELSEWHERE")
 
 
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (OSError(28, "No space left on device"), "'a/folder'"),
+        (OSError(28, "No space left on device", "a/file"), "'a/file'"),
+        (OSError("a word of a library"), "a word of a library"),
+    ],
+)
+def test_an_error_that_names_no_file_names_where_it_was(error, named):
+    with pytest.raises(OSError, match=f"{named}$"), paths.naming(Path("a/folder")):
+        raise error
+
+
 def test_datasets_are_looked_for_where_runs_look(tmp_path, monkeypatch, capsys):
     home = tmp_path / "home"
     (home / "notebooks").mkdir(parents=True)
@@ -178,6 +234,15 @@ def test_datasets_are_looked_for_where_runs_look(tmp_path, monkeypatch, capsys):
     assert "None looked for;" in listed()
 
 
+@pytest.mark.parametrize("size", ["", "0", "-1", "two"])
+def test_a_group_of_no_processes_is_refused(monkeypatch, capsys, size):
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", size)
+    assert cli.main(["datasets"]) == 1
+    said = f"jagged: WORLD_SIZE must be a number of processes, got {size!r}\n"
+    assert capsys.readouterr() == ("", said)
+
+
 @pytest.mark.parametrize(("rank", "said"), [("0", "start it without torchrun"), ("1", "")])
 def test_what_one_process_does_is_refused_to_several(
     rank: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -191,3 +256,6 @@ def test_what_one_process_does_is_refused_to_several(
     assert said in captured.err
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert cli.main(["datasets"]) == 0
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("LOCAL_RANK")
+    assert cli.main(["datasets"]) == 0  # a cluster's scheduler, and no group of torchrun's

@@ -262,7 +262,7 @@ def main(words: Sequence[str] | None = None) -> int:
     numbers = options.look_at or range(options.first, options.first + options.count)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)  # now, and not after all the work
-    begun = provenance.begin(DEVICE)
+    begun = provenance.begin(CHOICE, DEVICE)
     if options.n > 1:
         with ProcessPoolExecutor(options.n, get_context("spawn")) as pool:
             list(pool.map(compile_for, numbers))
@@ -281,7 +281,7 @@ def main(words: Sequence[str] | None = None) -> int:
     print(summary(picks(table)))
     if options.out:
         parameters = {"count": options.count, "first": options.first}
-        leave(options.out, table, run_id=CHOICE, parameters=parameters, begun=begun)
+        leave(options.out, table, parameters=parameters, begun=begun)
         (options.out / UNFINISHED).unlink()
     return 0
 

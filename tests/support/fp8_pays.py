@@ -152,7 +152,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if not (torch.cuda.is_available() and is_hopper(device)):
         raise SystemExit("fp8_pays: there is no Hopper GPU here")
     effort = Effort(rounds=given.rounds, inner=given.repeats, seconds=1.0)
-    begun = provenance.begin("cuda")
+    begun = provenance.begin(FP8_PAYS, "cuda")
     rows: list[dict[str, Any]] = []
     for name in names:
         rows += rows_of(known[name], effort, device)
@@ -162,7 +162,7 @@ def main(words: Sequence[str] | None = None) -> int:
         timing.release(device)
     if given.out:
         parameters = {"names": names, "rounds": given.rounds, "repeats": given.repeats}
-        leave(given.out, results.frame(rows), run_id=FP8_PAYS, parameters=parameters, begun=begun)
+        leave(given.out, results.frame(rows), parameters=parameters, begun=begun)
     return 0
 
 

@@ -126,7 +126,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if missing := [folder for folder in given.data if not folder.is_dir()]:
         parser.error(f"there is no folder {missing[0]}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    begun = provenance.begin(device)
+    begun = provenance.begin(FP8_QUALITY, device)
     table = quality(
         given.data, model=given.model, seeds=given.seeds, options=given.options,
         replicates=given.replicates, device=device, workers=given.n,
@@ -137,7 +137,7 @@ def main(words: Sequence[str] | None = None) -> int:
     print(shown.loc[:, columns].to_string(index=False, float_format="{:+.6f}".format))
     if given.out:
         parameters = {"model": given.model, "seeds": given.seeds, "options": given.options}
-        leave(given.out, table, run_id=FP8_QUALITY, parameters=parameters, begun=begun)
+        leave(given.out, table, parameters=parameters, begun=begun)
     return 0
 
 

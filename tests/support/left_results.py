@@ -21,7 +21,6 @@ def leave(
     folder: Path,
     table: pd.DataFrame,
     *,
-    run_id: str,
     parameters: Mapping[str, Any],
     begun: provenance.Beginning,
 ) -> None:
@@ -30,11 +29,9 @@ def leave(
     Args:
         folder: where figures and pages look for it.
         table: in the form of `results`.
-        run_id: of the table of what code it depends on (`code_roots.ROOTS`).
         parameters: what decides the numbers.
-        begun: from `provenance.begin`, before the work.
+        begun: from `provenance.begin`, before the work, by a name in the table of what code it
+            depends on (`code_roots.ROOTS`).
     """
-    manifest = provenance.manifest(
-        run_id=run_id, preset="interactive", parameters=parameters, begun=begun
-    )
+    manifest = provenance.manifest(preset="interactive", parameters=parameters, begun=begun)
     save_run(folder, table, manifest)

@@ -331,7 +331,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     numbers = range(options.first, options.first + options.count)
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)  # now, and not after all the work
-    begun = provenance.begin(DEVICE)
+    begun = provenance.begin(EXACTNESS, DEVICE)
     deadline = monotonic() + options.seconds
     rows: list[dict[str, Any]] = []
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -346,7 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parameters = {"count": options.count, "first": options.first}
         if math.isfinite(options.seconds):
             parameters["seconds"] = options.seconds
-        leave(options.out, as_results(rows), run_id=EXACTNESS, parameters=parameters, begun=begun)
+        leave(options.out, as_results(rows), parameters=parameters, begun=begun)
     return tell(rows)
 
 

@@ -294,6 +294,7 @@ SHORTER: dict[str, dict[str, int]] = {
     },
     "notebooks/test_interrupts.py": {
         "test_a_signal_ends_everything_quietly": 1,
+        "test_drawing_by_several_processes_ends_quietly": 0,
         "test_nothing_outlives_a_command_that_is_killed": 0,
         "test_the_time_of_a_part_that_was_cut_off_is_kept": 0,
     },

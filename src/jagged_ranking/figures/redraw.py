@@ -30,7 +30,7 @@ from jagged_ranking.figures import (
 )
 from jagged_ranking.figures.operation_goals import operations_table
 from jagged_ranking.figures.result_folder import has_results, read_results, result_folders
-from jagged_ranking.processes import end_worker_with_parent
+from jagged_ranking.processes import end_worker_with_parent, interrupts_held
 from jagged_ranking.provenance import MANIFEST
 from jagged_ranking.results import RESULTS
 
@@ -99,7 +99,9 @@ def redraw_all(figures_dir: Path | str) -> list[Path]:
     else:
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(workers, spawn, end_worker_with_parent) as pool:
-            drawn = list(pool.map(redraw, folders))
+            with interrupts_held():
+                found = pool.map(redraw, folders)
+            drawn = list(found)
     return [path for paths_drawn in drawn for path in paths_drawn]
 
 

@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from jagged_ranking.figures.labels import place_labels
+from jagged_ranking.paths import naming
 from jagged_ranking.results import atomic
 
 # ACM's text width, in inches.
@@ -403,6 +404,6 @@ def write_if_changed(path: Path, content: bytes) -> bool:
     """Whole or not at all; True if the file is new or other than before."""
     if path.is_file() and path.read_bytes() == content:
         return False
-    with atomic(path) as temporary:
+    with naming(path), atomic(path) as temporary:
         temporary.write_bytes(content)
     return True

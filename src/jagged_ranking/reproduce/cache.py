@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ import pandas as pd
 
 from click_data.schema import INFO
 from jagged_ranking import paths, provenance, results
-from jagged_ranking.code_roots import code_hash, roots_of
+from jagged_ranking.code_roots import code_digests, code_hash, roots_of
 from jagged_ranking.devices import default_device, device_name
 from jagged_ranking.figures.scaling_points import BALANCES
 from jagged_ranking.figures.streaming_points import FROM_DISK
@@ -34,6 +35,9 @@ NOT_COUNTED = ("progress",)
 # Whole processes of ours, which a full disk or a busy GPU may end.
 _OUR_TRAINING = (FROM_DISK, *BALANCES)
 _APART = "in a process of its own, "  # how `measure.trial` says that the device broke there
+_PROCESS = uuid.uuid4().hex  # part of the keys of what no other process may take
+_imported = (paths.ROOT, code_digests())  # this module is imported with the others
+_told = False
 _kept: list[float] = []  # when each table was made that this process did not make
 
 
@@ -76,14 +80,42 @@ def cached(function: Callable[..., pd.DataFrame], /, *args: Any, **options: Any)
 
 def circumstances(module: str, device: str, models: Iterable[str] = ()) -> dict[str, Any]:
     """What a result of a module depends on besides its arguments: code, that of a user's own
-    `models` too, versions, the device."""
+    `models` too, versions, the device; and the process, where its code is not that of the files."""
     found = {
         "code": code_hash(roots=roots_of(module)),
         "versions": provenance.versions(),
         "device": device_name(device),
     }
+    if _has_changed_here(module):
+        found["process"] = _PROCESS
     of_models = own_code(models)
     return {**found, "models": of_models} if of_models else found
+
+
+def _has_changed_here(module: str) -> bool:
+    """Whether code was changed under this process, as while a notebook stood open: what it runs is
+    what it imported, and would be kept under what the files say now. Said once."""
+    global _told
+    root, imported = _imported
+    if root != paths.ROOT:  # of another checkout nothing was imported
+        return False
+    roots = roots_of(module)
+    before = {name: digest for name, digest in imported.items() if _is_in(name, roots)}
+    now = code_digests(root, roots)
+    if before == now:
+        return False
+    if not _told:
+        name = min(name for name, _ in before.items() ^ now.items())
+        print(
+            f"{name} has changed since it was imported: what is measured from here on is not "
+            "kept for others; restart Python (in a notebook: the kernel)"
+        )
+        _told = True
+    return True
+
+
+def _is_in(name: str, roots: Iterable[str]) -> bool:
+    return any(name == root or name.startswith(f"{root}/") for root in roots)
 
 
 def read_kept(path: Path, read: Callable[[Path], T], *, what: str) -> T | None:

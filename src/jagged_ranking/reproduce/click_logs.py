@@ -73,11 +73,20 @@ def find_prepared(names: Iterable[str]) -> list[Path]:
     return found
 
 
-def prepared_digests(names: Iterable[str]) -> dict[str, str]:
-    """name -> digest of each of these prepared data sets that is at hand; RunError as
-    `find_prepared`."""
-    described = map(describe_data, prepared_places(names))
-    return {found["name"]: found["digest"] for found in described}
+def prepared_digests(names: Iterable[str], data: Path | str | None = None) -> dict[str, str]:
+    """name -> digest of each of these prepared data sets that is at hand, and of `data`.
+
+    Raises:
+        RunError: as `find_prepared`; and two that are called the same, whose results would be
+            taken for one's.
+    """
+    found: dict[str, str] = {}
+    for place in [*prepared_places(names), *([data] if data else [])]:
+        described = describe_data(place)
+        name, digest = described["name"], described["digest"]
+        if found.setdefault(name, digest) != digest:
+            raise RunError(f"{place}: another data set of this run is called {name}, too")
+    return found
 
 
 def prepared_places(names: Iterable[str]) -> list[Path]:
@@ -97,10 +106,13 @@ def _prepared_place(name: str) -> Path | None:
 
 
 def histories_digests(names: Iterable[str]) -> dict[str, str]:
-    """name -> sha256 of the history lengths of each data set that is at hand."""
+    """name -> sha256 of the history lengths of each data set that is at hand; RunError where two
+    are called the same."""
     found: dict[str, str] = {}
     for name in names:
         if (place := find_histories(name)) is not None:
             lengths = history_lengths(place).astype("<i8")
-            found[place.stem] = hashlib.sha256(lengths.tobytes()).hexdigest()
+            digest = hashlib.sha256(lengths.tobytes()).hexdigest()
+            if found.setdefault(place.stem, digest) != digest:
+                raise RunError(f"{place}: other histories of this run are called {place.stem}, too")
     return found

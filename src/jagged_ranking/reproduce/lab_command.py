@@ -48,6 +48,8 @@ def working_notebooks() -> Path:
     into which those of the wheel are copied that are not there yet; each is named."""
     if paths.has_checkout():
         return paths.NOTEBOOKS
+    from jagged_ranking.results import atomic  # pandas: not for the help
+
     folder = paths.WORK / "notebooks"
     folder.mkdir(exist_ok=True)
     for source in sorted(paths.NOTEBOOKS.glob("*.ipynb")):
@@ -55,7 +57,9 @@ def working_notebooks() -> Path:
         if target.exists():
             print(f"yours    {paths.shown(target)}")
         else:
-            shutil.copyfile(source, target)
+            # Half a notebook would be taken for the user's own the next time.
+            with paths.naming(target), atomic(target) as temporary:
+                shutil.copyfile(source, temporary)
             print(f"copied   {paths.shown(target)}")
     return folder
 

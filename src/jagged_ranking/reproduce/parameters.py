@@ -9,6 +9,8 @@ None by default may always be None: papermill takes a name whose annotation has 
 
 import ast
 import difflib
+import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,7 +134,7 @@ def _accept(value: Any, kind: ast.expr) -> Any:
         case ast.Constant(value=None):
             fits = value is None
         case ast.Name(id="Any"):
-            fits = True
+            fits = _is_plain(value)
         case ast.Name(id="bool"):
             fits = isinstance(value, bool)
         case ast.Name(id="int"):
@@ -142,9 +144,9 @@ def _accept(value: Any, kind: ast.expr) -> Any:
         case ast.Name(id="str"):
             fits = isinstance(value, str)
         case ast.Name(id="list"):
-            fits = isinstance(value, list)
+            fits = isinstance(value, list) and _is_plain(value)
         case ast.Name(id="dict"):
-            fits = isinstance(value, dict)
+            fits = isinstance(value, dict) and _is_plain(value)
         case ast.Subscript(value=ast.Name(id="list"), slice=item):
             if not isinstance(value, list | tuple):
                 raise _MismatchError
@@ -160,14 +162,26 @@ def _accept(value: Any, kind: ast.expr) -> Any:
     return value
 
 
+def _is_plain(value: Any) -> bool:
+    """Whether manifests and keys can hold it: YAML knows dates, too, and keys of several types."""
+    try:
+        json.dumps(value, sort_keys=True)
+    except TypeError:
+        return False
+    return True
+
+
 def _accept_float(value: Any) -> float:
     # YAML reads 1e-3 (no dot) as text.
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise _MismatchError
     try:
-        return float(value)
-    except ValueError:
+        number = float(value)
+    except (ValueError, OverflowError):
         raise _MismatchError from None
+    if not math.isfinite(number):  # no number of anything here
+        raise _MismatchError
+    return number
 
 
 def _unknown(name: str, known: Iterable[str], where: str) -> RunError:
@@ -239,7 +253,7 @@ def read_preset(name: str, folder: Path) -> dict[str, dict[str, Any]]:
         raise RunError(f"no preset `{name}`; there is {', '.join(known) or 'none'}")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RunError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or not all(isinstance(v, dict) for v in content.values()):
         raise RunError(f"{path}: need a mapping of notebook ids to their parameters")

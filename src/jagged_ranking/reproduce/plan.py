@@ -9,6 +9,7 @@ from typing import Any
 
 from jagged_ranking import paths
 from jagged_ranking.figures.result_folder import has_results
+from jagged_ranking.first_line import described
 from jagged_ranking.processes import alone_in, sweep
 from jagged_ranking.provenance import utc
 from jagged_ranking.reproduce.freshness import (
@@ -25,6 +26,7 @@ from jagged_ranking.reproduce.parameters import (
     read_preset,
 )
 from jagged_ranking.reproduce.run_record import RunRecord, earlier_seconds
+from jagged_ranking.reproduce.train_options import read_options
 
 INTERACTIVE = "interactive"
 
@@ -89,7 +91,7 @@ def make_plan(
         # A value given with -p counts; a notebook may do without one of the three.
         if key in known and not values.get(key) and value is not None:
             values[key] = value
-    values = check_values(values, known, notebook.stem)
+    values = read_options(check_values(values, known, notebook.stem), notebook)
     data_given = values.get("data")
     return Plan(
         notebook=notebook,
@@ -169,8 +171,10 @@ def _run(plan: Plan, key: str, command: str, progress: bool) -> RunRecord:
             },
             progress=progress,
         )
-    except BaseException:
-        replace(record, seconds=_since(began)).write(plan.folder)
+    except BaseException as error:
+        # The command says why it ends; the report, and who reads the record, have this alone.
+        why = described(error) if isinstance(error, Exception) else record.error
+        replace(record, error=why, seconds=_since(began)).write(plan.folder)
         raise
     record = replace(
         record,

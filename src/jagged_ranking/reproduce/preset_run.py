@@ -96,9 +96,10 @@ def _reproduce(settings: Settings, parallel: int, command: str) -> int:
         status = doit.run(["run", "-n", str(parallel if parallel > 1 else 0), "data", "notebook"])
     finally:
         tasks.end_running()
-    tasks.report(settings)
+    # First, for the report may fail, too: as on a disk that is full.
     for name, message in failed.items():
         print(_failure_line(settings, name, message), file=sys.stderr, flush=True)
+    tasks.report(settings)
     good = sum(f"notebook:{notebook}" not in failed for notebook in settings.only)
     print(f"{good} of {len(settings.only)} notebooks are good")
     print(f"figures: {paths.shown(settings.out)}")

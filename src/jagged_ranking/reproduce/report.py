@@ -108,7 +108,7 @@ def render(sections: Sequence[Section], *, preset: str, base: Path) -> str:
 
 def _headline(sections: Sequence[Section], preset: str) -> str:
     good = sum(section.status == "ok" for section in sections)
-    devices = {s.manifest["device"] for s in sections if s.manifest}
+    devices = {str(s.manifest["device"]) for s in sections if s.manifest.get("device")}
     code = {style.code_of(s.manifest) for s in sections if s.manifest}
     said = [
         f"Preset <b>{html.escape(preset)}</b>",

@@ -20,11 +20,12 @@ from jagged_ranking.devices import default_device
 from jagged_ranking.figures import style
 from jagged_ranking.processes import gpus_alone
 from jagged_ranking.reproduce.cache import kept_tables
-from jagged_ranking.reproduce.click_logs import describe_data, histories_digests, prepared_digests
+from jagged_ranking.reproduce.click_logs import histories_digests, prepared_digests
 from jagged_ranking.reproduce.errors import RunError
 from jagged_ranking.reproduce.freshness import COMMAND_VARIABLE, KEY_VARIABLE
 from jagged_ranking.reproduce.parameters import check_values, parameters_in
 from jagged_ranking.reproduce.run_record import read_record
+from jagged_ranking.reproduce.train_options import read_options
 
 # `datasets` takes the bars of tqdm.auto, which chooses when it is first imported. Plain ones are
 # what is wanted, since widgets are not kept with a notebook: no word that there are none.
@@ -62,7 +63,6 @@ class Session:
         """Write results.parquet and manifest.json into the folder, where figures of earlier results
         are deleted; returns the manifest."""
         manifest = provenance.manifest(
-            run_id=self.id,
             preset=self.preset,
             parameters=self.parameters,
             begun=self.begun,
@@ -76,10 +76,13 @@ class Session:
         record = read_record(self.folder)  # where a command has begun this very run
         begun = record is not None and record.key == manifest["run_key"]
         manifest["earlier_seconds"] = record.earlier_seconds if record and begun else 0.0
-        with paths.naming(self.folder):
+        # Both are on the disk before one takes its place: a table beside the manifest of another
+        # run would be drawn as that one's.
+        place = self.folder / provenance.MANIFEST
+        with paths.naming(self.folder), results.atomic(place) as temporary:
+            provenance.write_manifest(manifest, temporary)
             results.write(table, self.folder / results.RESULTS)
             style.forget(self.folder, self.id)
-            provenance.write_manifest(manifest, self.folder / provenance.MANIFEST)
         return manifest
 
 
@@ -122,10 +125,8 @@ def begin(
             raise RunError(f"{run_id}: parameter `seeds` has {twice[0]} more than once")
         seed = seed[0]
     device = _device(device)
-    digests = {**histories_digests(histories), **prepared_digests(datasets)}  # errors come first
-    if data:
-        described = describe_data(data)
-        digests[described["name"]] = described["digest"]
+    # Errors come first.
+    digests = {**histories_digests(histories), **prepared_digests(datasets, data)}
     # A preset's are also of data sets that may not be there, so that it is no error.
     known = {*digests, *(Path(name).name for name in datasets)}
     if idle := [name for name in parameters.get("own") or {} if name not in known]:
@@ -147,7 +148,7 @@ def begin(
         parameters=dict(parameters),
         seed=seed,
         data_digests=digests,
-        begun=provenance.begin(device),
+        begun=provenance.begin(run_id, device),
     )
 
 
@@ -161,7 +162,7 @@ def _check(run_id: str, values: Mapping[str, Any]) -> None:
     known = parameters_in(json.loads(notebook.read_text(encoding="utf-8"))["cells"], notebook)
     given = {name: value for name, value in values.items() if name in known}
     try:
-        check_values(given, known, run_id)
+        read_options(check_values(given, known, run_id), notebook)
     except RunError as error:
         hint = "; papermill reads a list as -y '{NAME: [a, b]}'" if "list[" in str(error) else ""
         raise RunError(f"{error}{hint}") from None

@@ -1,6 +1,8 @@
 """Expensive calls are kept under everything that they depend on."""
 
+import errno
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from jagged_ranking import paths, results
+from jagged_ranking.code_roots import code_digests
 from jagged_ranking.measure.lineup import NOT_TRIED
 from jagged_ranking.measure.providers import PROVIDERS
 from jagged_ranking.measure.timing import Effort
@@ -26,6 +29,11 @@ BROKE_APART = "in a process of its own, on D, it broke the device: AcceleratorEr
 class Shape:
     users: int
     dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class Square(Shape):
+    """Of the same fields."""
 
 
 @pytest.fixture
@@ -74,6 +82,7 @@ def test_any_other_argument_is_another_call(ran):
         (([Shape(1)],), {}),
         (([Shape(2)],), {}),
         (([Shape(1, torch.bfloat16)],), {}),
+        (([Square(1)],), {}),
         (([Shape(1)],), {"seed": 0}),
         (([Shape(1)],), {"seed": None}),
         (([Shape(1)],), {"effort": Effort(rounds=1)}),
@@ -89,6 +98,36 @@ def test_other_code_is_another_call(ran, home):
     assert ran(1)
     (home / "src" / "new.py").write_text("x = 1\n")
     assert ran(1)
+
+
+def test_code_that_was_changed_under_a_process_is_not_what_it_runs(ran, home, monkeypatch, capsys):
+    """As while a notebook stands open, or in the middle of a long run."""
+    code = home / "src" / "code.py"
+
+    def begin_a_process(name: str) -> None:
+        monkeypatch.setattr(cache, "_imported", (paths.ROOT, code_digests()))
+        monkeypatch.setattr(cache, "_PROCESS", name)
+        monkeypatch.setattr(cache, "_told", False)
+
+    code.write_text("x = 1\n")
+    begin_a_process("one")
+    assert ran(1)
+    code.write_text("x = 2\n")
+    capsys.readouterr()
+    assert ran(1)
+    assert not ran(1)
+    assert ran(2)
+    assert capsys.readouterr().out.count("src/code.py has changed since it was imported") == 1
+
+    begin_a_process("two")
+    assert ran(1)  # what the first measured is of x = 1
+    code.unlink()
+    assert ran(1)
+    assert "src/code.py has changed" in capsys.readouterr().out
+    code.write_text("x = 1\n")
+    begin_a_process("three")
+    assert not ran(1)
+    assert ran(2)
 
 
 def test_code_that_a_call_does_not_depend_on_does_not_count(ran, home, monkeypatch):
@@ -122,6 +161,26 @@ def test_a_manifest_can_say_what_was_kept(ran, monkeypatch):
     assert kept is not None
     assert kept["tables"] == 1
     assert kept["first"] == kept["last"]
+
+
+def test_a_manifest_says_from_when_to_when(ran, home, monkeypatch):
+    monkeypatch.setattr(cache, "_kept", [])
+    for day in (2, 1, 3):
+        assert ran(day)
+        (made,) = [path for path in home.rglob("*.parquet") if path.stat().st_mtime > 10 * 86_400]
+        os.utime(made, (day * 86_400, day * 86_400))
+    for day in (2, 1, 3):
+        assert not ran(day)
+    assert cache.kept_tables() == {
+        "tables": 3,
+        "first": "1970-01-02T00:00:00Z",
+        "last": "1970-01-04T00:00:00Z",
+    }
+
+
+def test_the_order_of_a_mapping_is_no_other_call(ran):
+    assert ran({"dim": 16, "heads": 2}, seed=1, rounds=2)
+    assert not ran({"heads": 2, "dim": 16}, rounds=2, seed=1)
 
 
 def test_data_counts_by_its_digest(ran, home):
@@ -167,6 +226,28 @@ def test_what_is_kept_lies_beside_the_results_where_a_checkout_is_only_read(
     assert ran(1)
     assert not ran(1)
     assert list((out / "build" / "cache").glob("*.parquet"))
+
+
+def test_a_folder_that_can_only_be_read_is_found_before_the_work(home, tmp_path, monkeypatch):
+    monkeypatch.setenv(paths.BUILD_VARIABLE, "")
+    (home / "build").mkdir()
+
+    def refuse(dir: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(dir))
+
+    monkeypatch.setattr(paths.tempfile, "TemporaryFile", refuse)
+    paths.settle_build(tmp_path / "out")
+    assert tmp_path / "out" / "build" == paths.BUILD
+
+
+def test_a_full_disk_is_named_where_results_are_kept(home, monkeypatch):
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(results, "write", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{paths.CACHE}/measure-"):
+        cached(measure, 1)
+    assert not list(paths.CACHE.iterdir())
 
 
 def test_what_has_no_stable_form_is_refused(ran):

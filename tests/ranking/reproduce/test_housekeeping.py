@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import jagged_kernels
-from jagged_ranking import paths
+from jagged_ranking import paths, provenance
 from jagged_ranking.cli import main
 from jagged_ranking.provenance import PEERS
+from jagged_ranking.reproduce import doctor
 
 
 def test_the_doctor_finds_kernels_that_work(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,6 +55,19 @@ def test_the_doctor_says_what_is_wrong(
     out = capsys.readouterr().out
     assert said in out
     assert "click logs" in out  # the rest is said all the same
+
+
+def test_the_doctor_names_the_driver_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "default_device", lambda: "cuda")
+    monkeypatch.setattr(doctor, "device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(doctor, "versions", lambda: {**provenance.versions(), "driver": "580.1"})
+    monkeypatch.setattr(doctor, "check_kernels", lambda device: [])
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "device     NVIDIA H200, driver 580.1\n" in out
+    assert "need a GPU" not in out
 
 
 def test_the_cache_is_counted_and_cleared(

@@ -1,15 +1,25 @@
 """What `begin` and `save` do for a notebook that JupyterLab or papermill runs."""
 
+import errno
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from jagged_ranking import paths, results
+from jagged_ranking import paths, provenance, results
 from jagged_ranking.figures import style
 from jagged_ranking.reproduce import session
 from jagged_ranking.reproduce.errors import RunError
+from jagged_ranking.reproduce.freshness import COMMAND_VARIABLE, KEY_VARIABLE
+from jagged_ranking.reproduce.run_record import RunRecord
 from jagged_ranking.reproduce.session import begin
 from jagged_ranking.reproduce.synthetic_log import is_made, synthetic_log
 
@@ -19,6 +29,14 @@ SIZES: dict[str, Any] = {"users": 30, "items": 20, "categories": 4, "events": 60
 def began(tmp_path: Path, run_id: str = "01_speed", **options: Any) -> session.Session:
     options = {"out": str(tmp_path), "preset": "smoke", "device": "cpu", "parameters": {}} | options
     return begin(run_id, **options)
+
+
+def one_row() -> pd.DataFrame:
+    row = results.row(
+        op="toy", provider="toy", workload="w", mode="forward", metric="latency", unit="ms",
+        value=1.0, run_id="01_speed",
+    )  # fmt: skip
+    return results.frame([row])
 
 
 @pytest.mark.parametrize(
@@ -33,6 +51,11 @@ def began(tmp_path: Path, run_id: str = "01_speed", **options: Any) -> session.S
         ("01_speed", {"histories": "ml1m_ge4"}, "`histories` is list[str], not 'ml1m_ge4'"),
         ("01_speed", {"parameters": {"seconds": "long"}}, "`seconds` is float, not 'long'"),
         ("04_quality", {"datasets": "ml_100k"}, "`datasets` is list[str], not 'ml_100k'"),
+        (
+            "04_quality",
+            {"parameters": {"options": {"epochs": "3"}}},
+            "04_quality, options: parameter `epochs` is int, not '3'",
+        ),
         ("04_quality", {"seed": []}, "04_quality: parameter `seeds` is empty"),
         ("04_quality", {"seed": [3, 0, 3]}, "04_quality: parameter `seeds` has 3 more than once"),
         ("01_speed", {"device": "gpu"}, "device 'gpu': must be auto, cpu or cuda"),
@@ -78,6 +101,68 @@ def test_a_path_that_leads_nowhere_is_told_whole(
         assert str(refused.value).startswith(f"{tmp_path / 'data' / 'mine'} does not exist")
 
 
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """A machine that has one; which were held."""
+    held: list[list[int]] = []
+
+    @contextmanager
+    def alone(numbers: Iterable[int]) -> Iterator[None]:
+        held.append([*numbers])
+        yield
+
+    monkeypatch.setattr(session, "default_device", lambda: "cuda")
+    monkeypatch.setattr(session, "gpus_alone", alone)
+    monkeypatch.setattr(provenance, "clocks", lambda device: None)
+    return held
+
+
+def test_a_gpu_is_taken_where_there_is_one(tmp_path: Path, gpu: list[list[int]]) -> None:
+    for asked, taken in (("auto", "cuda"), ("cuda", "cuda"), ("cpu", "cpu")):
+        run = began(tmp_path, device=asked)
+        assert (run.device, run.begun.device) == (taken, taken)
+    assert not gpu  # what smoke times counts for nothing, and waits for nobody
+
+
+def test_a_gpu_is_held_for_what_is_timed(tmp_path: Path, gpu: list[list[int]]) -> None:
+    began(tmp_path, device="cpu", preset="small")
+    assert not gpu
+    began(tmp_path, device="auto", preset="small")
+    assert gpu == [[0]]
+
+
+def test_a_manifest_names_all_that_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(paths.DATA_VARIABLE, str(tmp_path))
+    for name in ("given", "more", "named"):
+        (tmp_path / name).mkdir()
+        described = {"name": f"the {name}", "digest": f"of {name}"}
+        (tmp_path / name / "dataset.json").write_text(json.dumps(described))
+    for name in ("here", "there"):
+        table = pa.table({"length": np.array([1, 2])})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    run = began(
+        tmp_path / "out",
+        data=str(tmp_path / "given"),
+        datasets=[f"{tmp_path}/more", "named", "missing"],
+        histories=["here", f"{tmp_path}/there.parquet", "missing"],
+    )
+    lengths = hashlib.sha256(np.array([1, 2], "<i8").tobytes()).hexdigest()
+    data = {f"the {name}": f"of {name}" for name in ("given", "more", "named")}
+    read = {**data, "here": lengths, "there": lengths}
+    assert run.data_digests == read
+    assert run.save(results.frame([]))["data_digests"] == read
+
+
+def test_a_manifest_says_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {"tables": 1, "first": "then", "last": "then"}
+    monkeypatch.setattr(session, "kept_tables", lambda: kept)
+    made = began(tmp_path).save(results.frame([]))
+    assert made["kept"] == kept
+    assert provenance.read_manifest(tmp_path / provenance.MANIFEST)["kept"] == kept
+
+
 def test_the_first_seed_is_the_runs(tmp_path: Path) -> None:
     assert began(tmp_path, "04_quality", seed=[3, 4]).seed == 3
     assert began(tmp_path, seed=5).seed == 5
@@ -104,17 +189,53 @@ def test_figures_of_earlier_results_do_not_stay(tmp_path: Path) -> None:
     (tmp_path / "02_memory_old.svg").write_text("")
     run = began(tmp_path)
     assert (tmp_path / "01_speed_old.svg").exists()  # until there are other results
-    table: pd.DataFrame = results.frame(
-        [
-            results.row(
-                op="toy", provider="toy", workload="w", mode="forward", metric="latency",
-                unit="ms", value=1.0, run_id="01_speed",
-            )
-        ]
-    )  # fmt: skip
-    run.save(table)
+    run.save(one_row())
     left = {path.name for path in tmp_path.glob("*.*") if path.suffix[1:] in style.FORMATS}
     assert left == {"01_speed_mine.png", "02_memory_old.svg"}
+
+
+@pytest.mark.parametrize("writer", ["results.write", "provenance.write_manifest"])
+def test_what_cannot_be_saved_leaves_earlier_results_with_their_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    run = began(tmp_path)
+    run.save(results.frame([]))
+    for kind in style.FORMATS:
+        (tmp_path / f"01_speed_old.{kind}").touch()
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(f"jagged_ranking.{writer}", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}'"):
+        run.save(one_row())
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_manifest_names_the_command_and_the_key_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (COMMAND_VARIABLE, KEY_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    run = began(tmp_path, "04_quality", seed=[3, 4], parameters={"models": ["din"]})
+    made = run.save(results.frame([]))
+    assert (made["command"], made["run_key"]) == ("04_quality.ipynb, run by hand", "")
+    assert (made["seed"], made["parameters"]) == (3, {"models": ["din"]})
+    monkeypatch.setenv(COMMAND_VARIABLE, "jagged reproduce")
+    monkeypatch.setenv(KEY_VARIABLE, "abc")
+    made = run.save(results.frame([]))
+    assert (made["command"], made["run_key"]) == ("jagged reproduce", "abc")
+
+
+def test_time_of_earlier_parts_is_of_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RunRecord("01_speed", "failed", "abc", earlier_seconds=40.0).write(tmp_path)
+    run = began(tmp_path)
+    for key, earlier in (("abc", 40.0), ("def", 0.0)):
+        monkeypatch.setenv(KEY_VARIABLE, key)
+        assert run.save(results.frame([]))["earlier_seconds"] == earlier
 
 
 def test_synthetic_logs_of_other_options_lie_beside_each_other(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from click_data import ClickDataset
-from jagged_ranking.cli import main
-from jagged_ranking.reproduce.submit_command import Job
+from jagged_ranking.cli import build_parser, main
+from jagged_ranking.reproduce.submit_command import Job, _parameters, _waited_for
 from jagged_ranking.training.run_files import CHECKPOINT
 
 TRAIN = ["train", "--data", "d", "--out", "o"]
@@ -48,6 +49,62 @@ def test_without_the_extra_a_line_says_so(
     told = capsys.readouterr().err
     # An installed wheel has no folder to name.
     assert "submit needs the extra slurm (pip install 'jagged-flash-attention[slurm]')" in told
+
+
+class _Lost(Exception):
+    """As submitit's errors of jobs."""
+
+
+_UTILS = SimpleNamespace(FailedJobError=_Lost, UncompletedJobError=_Lost)
+_SUBMITIT: Any = SimpleNamespace(core=SimpleNamespace(utils=_UTILS))
+
+
+class _Done:
+    """A job that is done, of several tasks."""
+
+    job_id = "5"
+
+    def __init__(self, results: list[int] | Exception) -> None:
+        self._results = results
+
+    def results(self) -> list[int]:
+        if isinstance(self._results, Exception):
+            raise self._results
+        return self._results
+
+    def stdout(self) -> str:
+        return "submitit INFO (begin)\nof the job\n"
+
+    def stderr(self) -> str:
+        return "wrong\n"
+
+
+def test_the_worst_of_its_tasks_is_the_status_of_a_job(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _waited_for(_Done([0, 3, 1]), _SUBMITIT) == 3
+    assert _waited_for(_Done([0, 0]), _SUBMITIT) == 0
+    assert capsys.readouterr() == ("of the job\n" * 2, "wrong\n" * 2)
+
+
+def test_a_job_that_is_gone_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="job 5 is gone: killed"):
+        _waited_for(_Done(_Lost("killed\nlater")), _SUBMITIT)
+    assert capsys.readouterr() == ("of the job\n", "wrong\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "tasks"),
+    [
+        (["--gpus", "4", *TRAIN], 4),
+        (["--gpus", "0", *TRAIN], 1),
+        (["--gpus", "0", "--ranks", "2", *TRAIN], 2),
+        (["--gpus", "4", "reproduce"], 1),
+    ],
+)
+def test_a_training_has_a_task_a_rank(words: list[str], tasks: int) -> None:
+    parsed = build_parser(["submit"]).parse_args(["submit", *words])
+    found = _parameters(parsed, parsed.words[0])
+    assert found["tasks_per_node"] == tasks
+    assert found["gpus_per_node"] == int(words[1])
 
 
 @pytest.fixture
