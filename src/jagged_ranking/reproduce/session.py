@@ -36,7 +36,8 @@ with warnings.catch_warnings():
 
 SMOKE = "smoke"  # the preset that times nothing that counts
 _held = ExitStack()
-_EMPHASIS = re.compile(r"\*{1,2}(?=\S)([^*]+)(?<=\S)\*{1,2}")  # Markdown's, which pandas shows as it is
+# Markdown's, which pandas shows as it is.
+_EMPHASIS = re.compile(r"\*{1,2}(?=\S)([^*]+)(?<=\S)\*{1,2}")
 
 
 @dataclass
