@@ -184,6 +184,25 @@ def test_the_figure_shows_quality_costs_budgets_and_failures(
         assert sorted(shown) == pytest.approx(sorted(mine["cap"]))
 
 
+def test_what_failed_is_marked_at_its_cap(drawn: dict[str, Any]) -> None:
+    table = hand_made({"jagged": [1.0, 2.0, math.nan], "nested": [math.nan] * 3}, budget=2.0)
+    failed = (table["provider"] == "nested") & (table["op"] == "training_step")
+    table = table.assign(status=table["status"].mask(failed, "error"))
+    history_length.draw(table, HISTORY, Path("nowhere"))
+    (figure,) = drawn.values()
+    quality, times, _ = figure.axes
+    for kind, marker, caps in (("jagged", "x", [1000]), ("nested", "1", [10, 100, 1000])):
+        (marks,) = [line for line in times.lines if line.get_marker() == marker]
+        assert list(marks.get_xdata()) == caps
+        assert set(marks.get_ydata()) == {0.97}
+        assert marks.get_transform() == times.get_xaxis_transform()
+        assert marks.get_color() == style.look_of(kind).color
+    legend = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert {"out of memory", "failed", "nested tensor + SDPA"} <= legend
+    # Nothing of what never ran is on the curve of quality.
+    assert {line.get_marker() for line in quality.lines} == {"None", ".", "o"}
+
+
 def test_where_time_and_memory_afford_the_same_both_are_seen(drawn: dict[str, Any]) -> None:
     table = hand_made({"padded_flash": [1.0, 2.0, 3.0]}, budget=2.0)
     memory = table[table["metric"] == "latency"].assign(metric="peak_memory", unit="B")
