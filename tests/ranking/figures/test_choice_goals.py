@@ -66,3 +66,13 @@ def test_other_results_have_no_picks() -> None:
     other = results.frame([])
     assert choice_rows(other) == []
     assert slow_picks(other).empty
+
+
+@pytest.mark.parametrize(("slower", "share"), [(1.03, "100.0%"), (1.031, "50.0%")])
+def test_a_pick_that_is_3_percent_slower_is_near(slower: float, share: str) -> None:
+    table = _timed(0, batches=1)
+    backward = results.select(table, mode="backward", provider="general").index
+    table["value"] = 1.0
+    table.loc[backward, "value"] = slower
+    *_, both = choice_rows(table)
+    assert both["at most 3% slower"] == share
