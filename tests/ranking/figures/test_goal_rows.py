@@ -107,13 +107,23 @@ def test_goals_of_host_and_memory_stay_open_where_ours_failed(
 
 
 @pytest.mark.parametrize(
-    ("ms", "verdict"), [(0.06, "yes"), (0.0604, "**no**"), (0.064, "**no**"), (0.3, "**no**")]
+    ("mode", "ms", "shown", "verdict"),
+    [
+        ("forward", 0.06, "0.0600", "yes"),
+        ("forward", 0.06004, "0.0600", "yes"),
+        ("forward", 0.0604, "0.0604", "**no**"),
+        ("forward", 0.064, "0.0640", "**no**"),
+        ("forward+backward", 0.3004, "0.300", "yes"),
+        ("forward+backward", 0.301, "0.301", "**no**"),
+    ],
 )
-def test_the_host_is_judged_in_tenths_of_microseconds(
-    tmp_path: Path, ms: float, verdict: str
+def test_the_host_is_judged_as_it_is_shown(
+    tmp_path: Path, mode: str, ms: float, shown: str, verdict: str
 ) -> None:
-    table = [row("jagged", "A", ms, metric="host_time"), row("flex", "A", 1.0, metric="host_time")]
-    assert only(said(tmp_path, table, HOST), "A")["met"] == verdict
+    more = {"metric": "host_time", "mode": mode}
+    table = [row("jagged", "A", ms, **more), row("flex", "A", 1.0, **more)]
+    found = only(said(tmp_path, table, HOST), "A", mode)
+    assert (found["ours (ms)"], found["met"]) == (shown, verdict)
 
 
 def test_by_the_wall_ours_is_the_slower_of_its_two(tmp_path: Path) -> None:
