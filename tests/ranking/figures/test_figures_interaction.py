@@ -271,3 +271,37 @@ def test_quartiles_are_over_the_limit_too(measured: pd.DataFrame) -> None:
     table = results.select(operations(measured, "latency"), op="jagged_sum", provider="jagged")
     scaled = against_limit(table.assign(value=6.0, q25=4.0, q75=8.0, limit_ms=2.0))
     assert scaled[["value", "q25", "q75"]].drop_duplicates().to_numpy().tolist() == [[3, 2, 4]]
+
+
+def test_each_dtype_has_dots_of_its_own_beside_the_goal(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    table = results.select(measured, op="jagged_sum").copy()
+    where = {"provider": "jagged", "metric": "latency"}
+    ours = results.with_config(results.select(table, **where), "dtype", "limit_ms")
+    for dtype, times in (("bfloat16", 1.2), ("float32", 1.4)):
+        mine = ours.loc[ours["dtype"] == dtype, :]
+        table.loc[mine.index, "value"] = times * mine["limit_ms"].astype(float)
+    operation_figures.draw(table, HERE, Path("nowhere"))
+    panel = drawn["limit"].axes[0]
+    dots = {
+        style.MODE_LOOKS[look].color: times
+        for look, times in (("forward", 1.2), ("forward+backward", 1.4))
+    }
+    shown = {
+        line.get_color(): list(line.get_xdata()) for line in panel.lines if line.get_color() in dots
+    }
+    assert shown == {color: [pytest.approx(times)] for color, times in dots.items()}
+    (goal,) = [line for line in panel.lines if line.get_color() == style.PAPER_COLOR]
+    assert set(goal.get_xdata()) == {1.5}
+
+
+def test_peaks_are_in_the_unit_of_their_axis(measured: pd.DataFrame, drawn: dict[str, Any]) -> None:
+    table = results.select(measured, op="jagged_sum").copy()
+    table.loc[table["metric"] == "peak_memory_minus_inputs", "value"] = 7e6
+    operation_figures.draw(table, HERE, Path("nowhere"))
+    panel = drawn["memory"].axes[0]
+    assert panel.get_xlabel().startswith("peak beyond inputs (MB), ")
+    colors = [style.look_of(name).color for name in ("jagged", "padded")]
+    dots = [list(line.get_xdata()) for line in panel.lines if line.get_color() in colors]
+    assert dots == [[7.0], [7.0]]

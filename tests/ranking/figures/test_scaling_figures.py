@@ -77,7 +77,7 @@ def test_the_goal_is_for_four_balanced_by_tokens() -> None:
     assert tables.scaling(attention_results()).empty
 
 
-def _changed(table: pd.DataFrame, factor: float, keep: pd.Series) -> pd.DataFrame:
+def _changed(table: pd.DataFrame, factor: float, keep: Any) -> pd.DataFrame:
     numbers = ["value", "q25", "q75"]
     table = table.copy()
     table.loc[keep, numbers] *= factor
