@@ -150,7 +150,7 @@ def test_a_claim_holds_on_most_batches(ms: tuple[float, ...], holds: str, where:
             unit="ms",
             value=value,
             config=config,
-        )  # fmt: skip
+        )
         for place, one in enumerate(ms)
         for provider, value in (("jagged", 1.0), ("dense_eager", one))
     ]
