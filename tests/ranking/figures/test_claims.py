@@ -166,3 +166,26 @@ def test_a_model_that_ranks_worse_is_said_to() -> None:
         for text in worse["config"]
     ]
     assert tables.claims(worse)["holds"].tolist() == ["no", "no"]
+
+
+def test_memory_is_claimed_with_the_inputs() -> None:
+    """22 times of it, where it is 30 times beyond the inputs."""
+    config = {"group": "workloads", "waste": 0.5, "device": "Imaginary GPU 80GB"}
+    rows = [
+        results.row(
+            op="attention",
+            provider=provider,
+            workload="w",
+            mode="forward",
+            metric=metric,
+            unit="bytes",
+            value=value,
+            config=config,
+        )
+        for metric, most in (("peak_memory", 22.0), ("peak_memory_minus_inputs", 30.0))
+        for provider, value in (("jagged", 1.0), ("dense_eager", most))
+    ]
+    (claim,) = tables.claims(results.frame(rows)).to_dict("records")
+    assert claim["claim"] == "less memory than dense attention, with inputs"
+    assert (claim["paper"], claim["holds"]) == ("up to 22x", "yes")
+    assert claim["this run"].startswith("22x at 50% waste (w)")

@@ -12,7 +12,7 @@ from matplotlib.text import Text
 from jagged_ranking import results
 from jagged_ranking.figures import goals, operation_figures, redraw, style, tables
 from jagged_ranking.figures.operation_goals import interaction_rows, operations_table
-from jagged_ranking.figures.operation_points import NOTEBOOK, against_limit, operations
+from jagged_ranking.figures.operation_points import NOTEBOOK, against_limit, largest, operations
 from jagged_ranking.measure.interaction.catalogue import OPERATIONS
 from jagged_ranking.measure.interaction.layout import Layout
 from jagged_ranking.measure.interaction.measurement import PROBLEMS
@@ -305,3 +305,10 @@ def test_peaks_are_in_the_unit_of_their_axis(measured: pd.DataFrame, drawn: dict
     colors = [style.look_of(name).color for name in ("jagged", "padded")]
     dots = [list(line.get_xdata()) for line in panel.lines if line.get_color() in colors]
     assert dots == [[7.0], [7.0]]
+
+
+def test_the_largest_batch_is_one_of_the_sweep_over_tokens(measured: pd.DataFrame) -> None:
+    """However many tokens one of another sweep has."""
+    table = operations(results.select(measured, op="jagged_sum"), "latency")
+    table.loc[table["workload"] == "waste 0%", "tokens"] = 2_000_000
+    assert set(largest(table)["workload"]) == {"users 8192"}

@@ -13,7 +13,15 @@ from made_up_results import MANIFEST, SPARSE_LENGTHS, sparse_results
 from matplotlib.text import Text
 
 from jagged_ranking import results
-from jagged_ranking.figures import goals, redraw, sparse_figures, speed, style, tables
+from jagged_ranking.figures import (
+    goals,
+    redraw,
+    sparse_figures,
+    sparse_points,
+    speed,
+    style,
+    tables,
+)
 from jagged_ranking.figures.sparse_goals import density_rows, length_rows, retrieval_rows
 from jagged_ranking.figures.sparse_points import (
     NOTEBOOK,
@@ -323,3 +331,25 @@ def test_a_quarter_is_no_list_that_is_far_from_one(measured: pd.DataFrame) -> No
     assert near.faster_at(0.25) == pytest.approx(5.0)
     far = dataclasses.replace(sweep, density=np.array([0.22, 0.9]), **ends)
     assert math.isnan(far.faster_at(0.25))
+
+
+def test_keys_of_one_head_stand_apart_from_those_of_all(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    """S2-Attention's heads see 256 keys and a 16th of the history each, and all of it together."""
+    sparse_figures.draw(measured, HERE, Path("nowhere"))
+    color = style.look_of("strided").color
+    seen_by = [
+        next(list(line.get_ydata()) for line in panel.lines if line.get_color() == color)
+        for panel in drawn[f"{NOTEBOOK}_seen"].axes
+    ]
+    assert seen_by == [[256 + n / 16 for n in SPARSE_LENGTHS], list(SPARSE_LENGTHS)]
+
+
+@pytest.mark.parametrize(("r2", "met"), [(0.9796, "yes"), (0.9794, "**no**")])
+def test_a_fit_is_judged_in_the_digits_that_it_is_shown_in(
+    measured: pd.DataFrame, monkeypatch: pytest.MonkeyPatch, r2: float, met: str
+) -> None:
+    monkeypatch.setattr(sparse_points, "line", lambda x, y: (0.05, 1.0, r2))
+    (row, *_) = density_rows(measured)
+    assert (row["R²"], row["met"]) == (f"{r2:.3f}", met)

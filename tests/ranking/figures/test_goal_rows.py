@@ -82,7 +82,9 @@ def test_what_ours_failed_on_is_no_row_less(tmp_path: Path) -> None:
     """Neither where there is a goal, nor where there is none."""
     table = [row("flex", name, 2.0) for name in ("A", "B", "real")]
     table += [row("jagged", "A", 1.0), row("jagged", "B", "error")]
-    rows = said(tmp_path, [*table, row("jagged", "real", "out_of_memory")], SPEED)
+    table += [row("jagged", "real", "out_of_memory"), row("jagged", "other", "unsupported")]
+    rows = said(tmp_path, table, SPEED)
+    assert "other" not in {one["workload"] for one in rows}  # nor one that nobody tried
     failed = only(rows, "B")
     assert (failed["ours (ms)"], failed["must"], failed["aim"]) == ("error", "0.50", "0.38")
     assert failed["met"] == "not measured"
