@@ -13,8 +13,9 @@ from jagged_ranking.figures.cached_points import (
     times_of,
 )
 from jagged_ranking.figures.memory import BEYOND
+from jagged_ranking.figures.points import SHORT
 from jagged_ranking.figures.quality import NAMES
-from jagged_ranking.figures.verdicts import NOT_MEASURED, bound, difference, met, number
+from jagged_ranking.figures.verdicts import NOT_MEASURED, both, bound, difference, met, number
 from jagged_ranking.measure.cached.cached_ops import (
     APPEND,
     DECODE,
@@ -59,10 +60,10 @@ def decode_rows(table: pd.DataFrame) -> list[dict[str, str]]:
         rows.append(
             {
                 **_batch(row),
-                "ours (ms)": number(ours),
+                "ours (ms)": _ours(row),
                 "schedule (ms)": number(built.get(row["workload"], math.nan)),
                 "limit (ms)": number(limit),
-                "ours / limit": f"{ours / limit:.2f}",
+                "ours / limit": _times(ours / limit),
                 "at most": bound(most),
                 **_peer(row),
                 "met": met(ours / limit, most),
@@ -87,11 +88,11 @@ def scoring_rows(table: pd.DataFrame) -> list[dict[str, str]]:
                 "events of each": f"{row['max_len']:,}",
                 "to be kept": f"{row['kept']:,}",
                 "queries that count": f"{row['recent']:,}",
-                "ours (ms)": number(float(row["value"])),
+                "ours (ms)": _ours(row),
                 **_peer(row),
                 "at least": bound(SCORING_GOAL),
                 "counters off by": NOT_MEASURED if math.isnan(error) else f"{math.floor(error)}",
-                "met": speed if error <= _EQUAL else "**no**",
+                "met": both(speed, _equal(error)),
                 "scissorhands (ms)": number(kept.get(row["workload"], math.nan)),
             }
         )
@@ -112,7 +113,7 @@ def prefix_rows(table: pd.DataFrame) -> list[dict[str, str]]:
                 "events": f"{row['tokens']:,}",
                 "prefix": f"{row['prefix']:,}",
                 "mode": str(row["mode"]),
-                "ours (ms)": number(float(row["value"])),
+                "ours (ms)": _ours(row),
                 "copied (ms)": number(float(row["best"])),
                 "times faster": _times(row["ratio"]),
                 "ours (MB)": number(ours / 1e6),
@@ -199,6 +200,15 @@ def _batch(row: dict) -> dict[str, str]:
         "events": f"{row['tokens']:,}",
         "queries": f"{row['queries']:,}",
     }
+
+
+def _equal(error: float) -> str:
+    """Whether counters are the same, where that was measured."""
+    return NOT_MEASURED if math.isnan(error) else "yes" if error <= _EQUAL else "**no**"
+
+
+def _ours(row: dict) -> str:
+    return number(float(row["value"])) if row["status"] == "ok" else SHORT[row["status"]]
 
 
 def _peer(row: dict) -> dict[str, str]:

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 
 from jagged_ranking.figures.affordability import judged_by
-from jagged_ranking.figures.points import EXTRA, FACTS
+from jagged_ranking.figures.points import EXTRA, FACTS, FAILED
 from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.results import select, with_config
 
@@ -25,10 +25,11 @@ def times_of(results: pd.DataFrame, op: str) -> dict[str, float]:
 
 
 def against(table: pd.DataFrame) -> pd.DataFrame:
-    """A row for each batch and mode that ours was measured on: its facts, `value` (ours), `peer`
-    (the best; "" for none), `best` (its value) and `ratio` (best / ours)."""
+    """A row for each batch and mode that ours was tried on: its facts, `value` (ours; NaN where it
+    ran out of memory or failed), `peer` (the best; "" for none), `best` (its value) and `ratio`
+    (best / ours)."""
     good = table[table["status"] == "ok"]
-    own = good[good["provider"] == OURS]
+    own = select(table, provider=OURS, status=["ok", *FAILED])
     others = good[good["provider"] != OURS].sort_values("value", kind="stable")
     keys = ["workload", "mode"]
     fastest = others.drop_duplicates(keys)[[*keys, "provider", "value"]]

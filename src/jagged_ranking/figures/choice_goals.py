@@ -69,7 +69,7 @@ def choice_rows(table: pd.DataFrame) -> list[dict[str, str]]:
                 "at least": f"{GOAL:.0%}" if name == ALL else "",
                 "the slowest pick": f"{worst['slower']:.2f}x",
                 "on": str(worst["call"]),
-                "met": ("yes" if near >= GOAL else "**no**") if name == ALL else "",
+                "met": ("yes" if round(near, 3) >= GOAL else "**no**") if name == ALL else "",
             }
         )
     return rows

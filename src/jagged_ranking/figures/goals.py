@@ -39,6 +39,7 @@ from jagged_ranking.figures.points import (
     against_best,
     attention,
     of_group,
+    ours_failed,
     schedule_ms,
 )
 from jagged_ranking.figures.result_folder import Results, runs_of
@@ -141,9 +142,10 @@ def goal_tables(figures_dir: Path | str) -> str:
 
 def _speed_rows(table: pd.DataFrame) -> list[dict[str, str]]:
     built = schedule_ms(table)
+    named = of_group(attention(table, "latency"), "workloads")
     rows = []
-    for row in against_best(of_group(attention(table, "latency"), "workloads")):
-        must, aim = SPEED_GOALS[row.mode].get(row.workload, (math.nan, math.nan))
+    for row in against_best(named):
+        must, aim = _speed_goal(row.workload, row.mode)
         rows.append(
             {
                 "workload": row.workload,
@@ -158,7 +160,25 @@ def _speed_rows(table: pd.DataFrame) -> list[dict[str, str]]:
                 "met": met(row.ratio, must, aim),
             }
         )
+    for (workload, mode), why in ours_failed(named).items():
+        must, aim = _speed_goal(workload, mode)
+        goal = {"must": bound(must), "aim": bound(aim), "met": met(math.nan, must)}
+        rows.append({"workload": workload, "mode": mode, "ours (ms)": why, **goal})
     return rows + _goals_not_measured(rows)
+
+
+def _speed_goal(workload: str, mode: str) -> tuple[float, float]:
+    """(must, aim), NaN where there is none."""
+    return SPEED_GOALS[mode].get(workload, (math.nan, math.nan))
+
+
+def _open(table: pd.DataFrame, ours: str) -> list[dict[str, str]]:
+    """A row for each call that ours ran out of memory on or failed, whose goal nobody has seen met;
+    `ours` is the column that says so."""
+    return [
+        {"workload": workload, "mode": mode, ours: why, "met": NOT_MEASURED}
+        for (workload, mode), why in ours_failed(table).items()
+    ]
 
 
 def _against(row: Pair) -> dict[str, str]:
@@ -174,14 +194,17 @@ def _against(row: Pair) -> dict[str, str]:
 
 
 def _host_rows(table: pd.DataFrame) -> list[dict[str, str]]:
-    return [
+    named = of_group(attention(table, "host_time"), "workloads")
+    rows = [
         {
             **_against(row),
             "at most (ms)": bound(HOST_GOALS_MS[row.mode]),
-            "met": met(row.ours, HOST_GOALS_MS[row.mode], digits=4),
+            # Judged as it is shown, in three significant digits.
+            "met": met(float(number(row.ours)), HOST_GOALS_MS[row.mode], digits=4),
         }
-        for row in against_best(of_group(attention(table, "host_time"), "workloads"))
+        for row in against_best(named)
     ]
+    return rows + _open(named, "ours (ms)")
 
 
 def _wall_rows(table: pd.DataFrame) -> list[dict[str, str]]:
@@ -218,7 +241,7 @@ def _memory_rows(table: pd.DataFrame) -> list[dict[str, str]]:
     named = of_group(attention(table, BEYOND), "workloads")
     # Nobody is judged against who was not there.
     all_there = not (named["status"] == "missing").any()
-    return [
+    rows = [
         {
             "workload": row.workload,
             "mode": row.mode,
@@ -233,16 +256,15 @@ def _memory_rows(table: pd.DataFrame) -> list[dict[str, str]]:
         }
         for row in against_best(named)
     ]
+    return rows + _open(named, "ours (MB)")
 
 
 def _target_rows(table: pd.DataFrame) -> list[dict[str, str]]:
     named = of_group(attention(table, "latency"), "target")
     rows = []
     for row in against_best(named, peer=FASTER_THAN):
-        forward = row.mode == "forward"
         over = row.ours / row.limit
-        most = LIMIT_GOAL if forward and row.limit > LIMIT_COUNTS_FROM_MS else math.nan
-        least = FASTER_GOAL if forward and row.workload in FASTER_ON else math.nan
+        most, least = _target_goals(row.workload, row.mode, row.limit)
         faster = row.best / row.ours
         rows.append(
             {
@@ -258,7 +280,21 @@ def _target_rows(table: pd.DataFrame) -> list[dict[str, str]]:
                 "met": both(met(over, most), met(-faster, -least)),
             }
         )
+    limits = dict(zip(zip(named["workload"], named["mode"], strict=True), named["limit_ms"],
+                      strict=True))  # fmt: skip
+    for (workload, mode), why in ours_failed(named).items():
+        most, least = _target_goals(workload, mode, float(limits[workload, mode]))
+        goals = {"at most": bound(most), "at least": bound(least)}
+        judged = {"met": NOT_MEASURED if any(goals.values()) else ""}
+        rows.append({"workload": workload, "mode": mode, "ours (ms)": why, **goals, **judged})
     return rows
+
+
+def _target_goals(workload: str, mode: str, limit_ms: float) -> tuple[float, float]:
+    """At most so many times the limit, at least so many times faster; NaN where there is none."""
+    forward = mode == "forward"
+    most = LIMIT_GOAL if forward and limit_ms > LIMIT_COUNTS_FROM_MS else math.nan
+    return most, FASTER_GOAL if forward and workload in FASTER_ON else math.nan
 
 
 def _skew_rows(table: pd.DataFrame) -> list[dict[str, str]]:

@@ -31,7 +31,7 @@ from jagged_ranking.figures.affordability import (
     step_costs,
     unit_of,
 )
-from jagged_ranking.figures.panels import OUT_OF_MEMORY, marker_handle, out_of_memory_handle
+from jagged_ranking.figures.panels import lost_marks, marker_handle
 from jagged_ranking.figures.quality import NAMES
 from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.results import select, with_config
@@ -41,8 +41,8 @@ TITLE = (
     "training step by each kind of attention, with the longest cap that each affords"
 )
 NOTE = (
-    "band: 95% interval over users and seeds · dots: one seed · on the curve: the longest cap "
-    "within the device time (filled), the memory (ring)"
+    "band: 95% interval over users and seeds · dots: one seed · on the curve (between dots a "
+    "guess): longest cap within device time (filled), memory (ring)"
 )
 ON_CPU = " · costs on a CPU"
 # How many labels a panel of one column has room for, by the number of columns.
@@ -178,7 +178,6 @@ def _cost_panel(
     for kind in style.ordered(list(costs["provider"].unique())):
         looks, mine = style.look_of(kind), costs[costs["provider"] == kind].sort_values(by="cap")
         fine = mine[mine["status"] == "ok"]
-        lost = mine[mine["status"] == "out_of_memory"]
         if len(fine):
             value = fine["value"].to_numpy(float)
             spread = [
@@ -191,14 +190,10 @@ def _cost_panel(
                 markersize=5 if kind == OURS else 3.5, markeredgecolor="white",
                 markeredgewidth=0.4, elinewidth=0.8, zorder=2.5 if kind == OURS else 3,
             )  # fmt: skip
+        lost = lost_marks(panel, looks.color, mine["cap"].to_numpy(float), mine["status"])
+        if len(fine) or lost:
             handles[looks.label] = marker_handle(kind)
-        if len(lost):
-            panel.plot(
-                lost["cap"], np.full(len(lost), 0.97), marker="x", linestyle="none",
-                color=looks.color, markersize=4.5, transform=panel.get_xaxis_transform(),
-            )  # fmt: skip
-            handles[looks.label] = marker_handle(kind)
-            handles[OUT_OF_MEMORY] = out_of_memory_handle()
+        handles |= lost
     if len(host):
         host = host.sort_values(by="cap")
         panel.plot(host["cap"], host["value"] / size, **_HOST, zorder=1.6)

@@ -33,6 +33,7 @@ GOAL_LINE: dict[str, Any] = {
 GOAL = f"goal: {LIMIT_GOAL:g} x limit"
 COLUMNS = 5
 GROUPS = ("tokens", "waste")
+_RIGHT = 0.985  # where marks of who has no value stand, in parts of a panel
 SHORT = {"forward": "forward", "forward+backward": "training"}
 TITLES = {
     "limit": "Time of every interaction operation over the limit of the device on the largest "
@@ -85,6 +86,7 @@ def _limit_figure(most: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure:
             mine = rows[(rows["dtype"] == dtype) & (rows["status"] == "ok")]
             spot: dict[str, Any] = {"color": look.color, "marker": look.marker}
             _dots(panel, mine["value"], mine["op"].map(places), lowest=dtype == dtypes[0], **spot)
+            handles |= _lost(panel, rows[rows["dtype"] == dtype], places, look.color)
             handles[f"ours, {dtype}"] = Line2D([], [], linestyle="none", markersize=5, **spot)
         panel.axvline(LIMIT_GOAL, **GOAL_LINE, zorder=1)
         panel.axvline(1.0, **sweeps.LIMIT_LINE, zorder=1)
@@ -156,8 +158,17 @@ def _provider_dots(panel: Axes, rows: pd.DataFrame, places: Mapping[str, int]) -
         spot: dict[str, Any] = {"color": looks.color, "marker": looks.marker}
         if len(mine):
             _dots(panel, mine["value"], mine["op"].map(places), lowest=name == OURS, **spot)
+        lost = _lost(panel, rows[rows["provider"] == name], places, looks.color)
+        if len(mine) or lost:
             handles[looks.label] = Line2D([], [], linestyle="none", markersize=5, **spot)
+        handles |= lost
     return handles
+
+
+def _lost(panel: Axes, rows: pd.DataFrame, places: Mapping[str, int], color: str) -> dict[str, Any]:
+    """Who ran out of memory or failed is at the right edge, where the worst are."""
+    at = rows["op"].map(places).to_numpy(float)
+    return panels.lost_marks(panel, color, at, rows["status"], edge=_RIGHT, sideways=True)
 
 
 def _dots(

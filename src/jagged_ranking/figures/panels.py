@@ -16,6 +16,9 @@ from jagged_ranking.measure.lineup import OURS
 
 RATIO_SWEEPS = ("waste", "length")
 OUT_OF_MEMORY = "out of memory"
+LOST_COLOR = "#444444"  # of marks in legends, where they are of all providers
+# Where the marks of `LOST` stand, in parts of the axes.
+UPPER, LOWER = 0.97, 0.03
 # Of workloads side by side: with more of them what stands below is smaller.
 FULL_SIZE_COLUMNS = 11
 
@@ -65,13 +68,32 @@ def marker_handle(name: str) -> Line2D:
 def lost_handle(mark: Mark) -> Line2D:
     """A legend entry for a mark of `LOST`."""
     return Line2D(
-        [], [], color="#444444", marker=mark.marker, linestyle="none", markersize=mark.size
+        [], [], color=LOST_COLOR, marker=mark.marker, linestyle="none", markersize=mark.size
     )
 
 
-def out_of_memory_handle() -> Line2D:
-    """A legend entry for the mark of a provider that did not fit."""
-    return lost_handle(LOST["out_of_memory"])
+def lost_marks(
+    axes: Axes,
+    color: str,
+    at: np.ndarray,
+    status: pd.Series,
+    *,
+    edge: float = UPPER,
+    sideways: bool = False,
+) -> dict[str, Any]:
+    """Marks at an edge for those of the points that have no value; legend entries.
+
+    Args:
+        at: where the points stand along the x axis (`sideways`: along the y axis).
+        status: of each point.
+        edge: how far up (`sideways`: how far to the right), in parts of the axes.
+    """
+    handles: dict[str, Any] = {}
+    for lost, mark in LOST.items():
+        if (where := (status == lost).to_numpy()).any():
+            _marks(axes, at[where], color, mark, edge=edge, sideways=sideways)
+            handles[mark.label] = lost_handle(mark)
+    return handles
 
 
 def sweep_panel(
@@ -88,9 +110,10 @@ def sweep_panel(
         good = mine[mine["status"] == "ok"]
         if len(good):
             _line(axes, name, along(good, group), good, scale)
-        lost = _lost(axes, name, along(mine, group), mine["status"])
+        looks = style.look_of(name)
+        lost = lost_marks(axes, looks.color, along(mine, group), mine["status"])
         if len(good) or lost:
-            handles[style.look_of(name).label] = marker_handle(name)
+            handles[looks.label] = marker_handle(name)
         handles |= lost
     _sweep_axis(axes, points, group)
     return handles
@@ -114,9 +137,12 @@ def lines_panel(
         good = mine[mine["status"] == "ok"]
         if len(good):
             _line(axes, name, good[column].map(place).to_numpy(float), good, scale)
-            handles[style.look_of(name).label] = marker_handle(name)
-        x = mine[column].map(place).to_numpy(float)
-        handles |= _lost(axes, name, x, mine["status"], below=more_is_better)
+        x, looks = mine[column].map(place).to_numpy(float), style.look_of(name)
+        edge = LOWER if more_is_better else UPPER
+        lost = lost_marks(axes, looks.color, x, mine["status"], edge=edge)
+        if len(good) or lost:
+            handles[looks.label] = marker_handle(name)
+        handles |= lost
     axes.set_xticks(range(len(order)), [f"{x:,}" if isinstance(x, int) else x for x in order])
     return handles
 
@@ -172,7 +198,7 @@ def ratio_panel(
             )
         lost = mine[mine["baseline_status"] == "out_of_memory"]
         if len(lost):
-            handles["dense out of memory"] = out_of_memory_handle()
+            handles["dense out of memory"] = lost_handle(LOST["out_of_memory"])
             _marks(axes, along(lost, group), looks.color, LOST["out_of_memory"])
     axes.axhline(1.0, color="#888888", linewidth=0.7, zorder=1)
     line = claim.upper or claim.factor
@@ -225,10 +251,12 @@ def dot_panel(
                 capsize=1.2,
                 zorder=4 if name == OURS else 3,
             )
+        lost = lost_marks(axes, looks.color, x, mine["status"])
+        if good.any() or lost:
             handles[looks.label] = Line2D(
                 [], [], color=looks.color, marker=looks.marker, linestyle="none", markersize=5
             )
-        handles |= _lost(axes, name, x, mine["status"])
+        handles |= lost
     axes.set_xticks(range(len(workloads)), [labels[w] for w in workloads])
     if len(workloads) > FULL_SIZE_COLUMNS:
         size = style.COLUMN_LABEL * FULL_SIZE_COLUMNS / len(workloads)
@@ -285,24 +313,19 @@ def _bars(table: pd.DataFrame, scale: float | np.ndarray) -> np.ndarray:
     return np.clip(np.stack([low, high]), 0, None) * scale
 
 
-def _lost(
-    axes: Axes, name: str, x: np.ndarray, status: pd.Series, *, below: bool = False
-) -> dict[str, Any]:
-    """Marks at the upper or lower edge for the points of a provider that have no value; legend
-    entries."""
-    handles: dict[str, Any] = {}
-    for lost, mark in LOST.items():
-        if (where := (status == lost).to_numpy()).any():
-            _marks(axes, x[where], style.look_of(name).color, mark, below=below)
-            handles[mark.label] = lost_handle(mark)
-    return handles
-
-
-def _marks(axes: Axes, x: np.ndarray, color: str, mark: Mark, *, below: bool = False) -> None:
+def _marks(
+    axes: Axes,
+    at: np.ndarray,
+    color: str,
+    mark: Mark,
+    *,
+    edge: float = UPPER,
+    sideways: bool = False,
+) -> None:
+    edges = np.full(len(at), edge)
     axes.plot(
-        x,
-        np.full(len(x), 0.03 if below else 0.97),
-        transform=axes.get_xaxis_transform(),
+        *((edges, at) if sideways else (at, edges)),
+        transform=axes.get_yaxis_transform() if sideways else axes.get_xaxis_transform(),
         color=color,
         marker=mark.marker,
         markersize=mark.size,

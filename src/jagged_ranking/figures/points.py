@@ -96,6 +96,16 @@ def ours_of(table: pd.DataFrame, column: str) -> dict[tuple[str, str], float]:
     return dict(zip(zip(own["workload"], own["mode"], strict=True), own[column], strict=True))
 
 
+def ours_failed(table: pd.DataFrame) -> dict[tuple[str, str], str]:
+    """(workload, mode) -> what tables say of ours, where it ran out of memory or failed."""
+    own = select(table, provider=OURS, status=[*FAILED, "not_tried"])
+    return {
+        (str(row["workload"]), mode): SHORT[row["status"]]
+        for mode in modes_of(own)
+        for row in select(own, mode=mode).to_dict("records")
+    }
+
+
 @dataclass(frozen=True)
 class Pair:
     """Ours and a peer (its name; "" and NaN where there is none) on one workload and mode, in the

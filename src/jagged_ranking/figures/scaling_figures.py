@@ -14,6 +14,7 @@ from matplotlib.patches import Patch
 
 from jagged_ranking.figures import style
 from jagged_ranking.figures.labels import reference_line
+from jagged_ranking.figures.panels import LOST, LOWER, lost_marks
 from jagged_ranking.figures.scaling_points import (
     BALANCES,
     BY_TOKENS,
@@ -64,9 +65,9 @@ def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) ->
     figures: dict[str, Figure] = {}
     with style.look():
         points = efficiency(results)
-        good = points[points["status"] == "ok"]
-        if len(good):
-            figures["efficiency"] = _efficiency_figure(results, good, manifest)
+        points = points[points["status"].isin(["ok", *LOST])]
+        if (points["status"] == "ok").any():
+            figures["efficiency"] = _efficiency_figure(results, points, manifest)
             figures["step"] = _step_figure(measured(results, *PARTS), manifest)
         if len(table := simulated(results, "efficiency")):
             figures["simulated"] = _simulated_figure(table, manifest)
@@ -76,17 +77,17 @@ def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) ->
 
 
 def _efficiency_figure(
-    results: pd.DataFrame, good: pd.DataFrame, manifest: Mapping[str, Any]
+    results: pd.DataFrame, points: pd.DataFrame, manifest: Mapping[str, Any]
 ) -> Figure:
     figure, ((left, right),) = style.new_figure(1, 2, height=2.4)
     through = measured(results, "throughput")
     handles = {}
     for balance in BALANCES:
-        handles |= _line(left, through[through["status"] == "ok"], balance)
-        handles |= _line(right, good, balance)
+        handles |= _line(left, through, balance)
+        handles |= _line(right, points, balance)
     left.set_ylim(bottom=0)
     left.set_ylabel("samples a second")
-    right.set_ylim(0, 1.1 * max(1.0, float(good["value"].max())))
+    right.set_ylim(0, 1.1 * max(1.0, float(points["value"].max())))
     right.set_ylabel("scaling efficiency")
     reference_line(
         right,
@@ -95,9 +96,9 @@ def _efficiency_figure(
         color=style.PAPER_COLOR,
     )
     for panel in (left, right):
-        style.binary_axis(panel, [int(n) for n in good["ranks"]], "ranks")
+        style.binary_axis(panel, [int(n) for n in points["ranks"]], "ranks")
     style.legend(figure, handles)
-    facts = good.iloc[0]
+    facts = points.iloc[0]
     model = style.look_of(str(facts["model"])).label
     note = f"{model}, {facts['requests']:g} requests a rank and step"
     style.finish(figure, manifest, note=note)
@@ -105,10 +106,15 @@ def _efficiency_figure(
 
 
 def _line(panel: Axes, table: pd.DataFrame, balance: str) -> dict[str, Any]:
-    mine = table[table["provider"] == balance].sort_values(by="ranks")
-    if mine.empty:
+    """From quartile to quartile, with a mark at the lower edge where there is no value; legend
+    entries."""
+    tried = table[table["provider"] == balance]
+    if tried.empty:
         return {}
+    mine = tried[tried["status"] == "ok"].sort_values(by="ranks")
     looks = style.look_of(balance)
+    at = tried["ranks"].to_numpy(float)
+    lost = lost_marks(panel, looks.color, at, tried["status"], edge=LOWER)
     value = mine["value"].to_numpy(float)
     spread = [
         np.nan_to_num(sign * (mine[name].to_numpy(float) - value)).clip(0)
@@ -118,7 +124,7 @@ def _line(panel: Axes, table: pd.DataFrame, balance: str) -> dict[str, Any]:
         mine["ranks"], value, yerr=spread, color=looks.color, marker=looks.marker,
         linestyle=looks.line, markeredgecolor="white", markeredgewidth=0.4, elinewidth=0.8,
     )  # fmt: skip
-    return {looks.label: _handle(balance)}
+    return {looks.label: _handle(balance), **lost}
 
 
 def _handle(balance: str) -> Line2D:

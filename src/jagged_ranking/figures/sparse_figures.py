@@ -16,7 +16,7 @@ from matplotlib.ticker import EngFormatter, PercentFormatter
 from jagged_ranking.figures import panels, style, sweeps
 from jagged_ranking.figures.labels import reference_line
 from jagged_ranking.figures.memory import BEYOND
-from jagged_ranking.figures.points import dtypes_of, modes_of, of_group
+from jagged_ranking.figures.points import dtypes_of, modes_of, of_group, ours_of
 from jagged_ranking.figures.sparse_points import (
     PAPER_SPEEDUPS,
     DensitySweep,
@@ -125,12 +125,12 @@ def _speedup_figure(points: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure
     """How many times more everybody needs than our S2-Attention; how many it could be at most, if
     a block cost the same."""
     modes, lengths = modes_of(points), sorted({int(n) for n in points["max_len"]})
-    good = points[points["status"] == "ok"]
-    unit = good[good["provider"] == OURS].set_index(["workload", "mode"])["value"]
-    keys = list(zip(good["workload"], good["mode"], strict=True))
+    unit = ours_of(points, "value")
+    keys = zip(points["workload"], points["mode"], strict=True)
     own = np.array([unit.get(key, np.nan) for key in keys], dtype=float)
-    ratio = good.assign(**{c: good[c] / own for c in ("value", "q25", "q75")})
-    ratio = ratio[(ratio["provider"] != OURS) & ratio["value"].notna()]
+    ratio = points.assign(**{c: points[c] / own for c in ("value", "q25", "q75")})
+    shown = ratio["value"].notna() | ratio["status"].isin(list(panels.LOST))
+    ratio = ratio[(ratio["provider"] != OURS) & shown]
     figure, axes = style.new_figure(1, len(modes), height=2.9)
     handles: dict[str, Any] = {}
     for panel, mode in zip(axes[0], modes, strict=True):

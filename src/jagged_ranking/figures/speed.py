@@ -108,8 +108,11 @@ def _peers_figure(
     shared by all layers and both directions, counted in one single call.
     """
     ours = ours_of(named, "value")
-    shown = named[[key in ours for key in zip(named["workload"], named["mode"], strict=True)]]
-    unit = [ours[key] for key in zip(shown["workload"], shown["mode"], strict=True)]
+    keys = zip(named["workload"], named["mode"], strict=True)
+    own = pd.Series([ours.get(key, np.nan) for key in keys], index=named.index)
+    # Where ours ran out of memory or failed, its mark alone says so.
+    tried = own.notna() | ((named["provider"] == OURS) & named["status"].isin(list(panels.LOST)))
+    shown, unit = named[tried], own[tried]
     labels = panels.workload_labels(shown)
 
     def decorate(panel: Axes, mode: str) -> dict[str, Any]:
@@ -134,7 +137,7 @@ def _peers_figure(
     return sweeps.workloads_figure(
         shown,
         manifest,
-        unit=pd.Series(unit, index=shown.index),
+        unit=unit,
         ylabel="time / time of ours",
         baseline=1.0,
         labels=labels,

@@ -67,4 +67,7 @@ def streaming_rows(table: pd.DataFrame) -> list[dict[str, str]]:
 
 
 def _waits_less(share: float) -> str:
-    return NOT_MEASURED if math.isnan(share) else "yes" if share < WAIT_GOAL else "**no**"
+    """Judged as it is shown, in tenths of a percent."""
+    if math.isnan(share):
+        return NOT_MEASURED
+    return "yes" if round(share, 3) < WAIT_GOAL else "**no**"

@@ -68,8 +68,8 @@ def _ratios_figure(
 ) -> Figure:
     """Ours over the limit on the left, every peer over ours on the right; a row a mode."""
     modes, own = modes_of(named), ours_of(named, "value")
-    good = named[named["status"] == "ok"]
-    peers = [n for n in style.ordered(list(good["provider"].unique())) if not n.startswith(OURS)]
+    names = style.ordered(list(named["provider"].unique()))
+    peers = [name for name in names if not name.startswith(OURS)]
     limits = dict(
         zip(zip(named["workload"], named["mode"], strict=True), named["limit_ms"], strict=True)
     )
@@ -78,18 +78,18 @@ def _ratios_figure(
     for row, mode in zip(axes, modes, strict=True):
         ours = np.array([own.get((name, mode), np.nan) for name in labels], dtype=float)
         least = np.array([limits.get((name, mode), np.nan) for name in labels], dtype=float)
-        handles |= _dots(row[0], OURS, ours / least)
-        for peer in peers:
-            theirs = good[(good["provider"] == peer) & (good["mode"] == mode)]
-            by_name = dict(zip(theirs["workload"], theirs["value"], strict=True))
-            times = np.array([by_name.get(name, np.nan) for name in labels], dtype=float)
-            handles |= _dots(row[1], peer, times / ours)
+        of_mode = named[named["mode"] == mode].set_index("workload")
+        for panel, name in ((row[0], OURS), *((row[1], peer) for peer in peers)):
+            mine = of_mode[of_mode["provider"] == name].reindex(list(labels))
+            times = mine["value"].where(mine["status"] == "ok").to_numpy(float)
+            unit = least if name == OURS else ours
+            handles |= _dots(panel, name, times / unit, mine["status"])
         row[0].set_ylabel("time of ours / limit")
         row[1].set_ylabel("time / time of ours")
         for panel in row:
             panel.axhline(1.0, color="#888888", linewidth=0.8, zorder=1)
-            shown = [y for line in panel.lines for y in np.ravel(line.get_ydata())]
-            panels.padded_limits(panel, [float(y) for y in shown])
+            shown = [line for line in panel.lines if line.get_transform() == panel.transData]
+            panels.padded_limits(panel, [1.0, *(float(y) for s in shown for y in s.get_ydata())])
             names = [style.broken(name.removesuffix("-small")) for name in labels]
             panel.set_xticks(range(len(labels)), names)
             panel.set_xlim(-0.5, len(labels) - 0.5)
@@ -100,10 +100,12 @@ def _ratios_figure(
     return figure
 
 
-def _dots(panel: Axes, name: str, values: np.ndarray) -> dict[str, Any]:
-    if not np.isfinite(values).any():
-        return {}
+def _dots(panel: Axes, name: str, values: np.ndarray, status: pd.Series) -> dict[str, Any]:
+    """A dot a workload, or a mark where there is no value; legend entries."""
     looks = style.look_of(name)
+    lost = panels.lost_marks(panel, looks.color, np.arange(len(values)), status)
+    if not (np.isfinite(values).any() or lost):
+        return {}
     panel.plot(
         range(len(values)),
         values,
@@ -114,7 +116,7 @@ def _dots(panel: Axes, name: str, values: np.ndarray) -> dict[str, Any]:
         markeredgecolor="white",
         markeredgewidth=0.4,
     )
-    return {looks.label: panels.marker_handle(name)}
+    return {looks.label: panels.marker_handle(name), **lost}
 
 
 def _skew_figure(table: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure:

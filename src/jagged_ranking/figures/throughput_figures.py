@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -34,6 +35,7 @@ from jagged_ranking.figures.throughput_points import (
     relative,
     steps,
 )
+from jagged_ranking.measure.lineup import OURS
 from jagged_ranking.results import select
 
 TITLES = {
@@ -71,6 +73,7 @@ _COLORS = {
     HOST: "#d62f2f",
 }
 _SHORT = {"padded_flash": "flash", "padded_dense": "dense", "padded_sdpa": "SDPA"}
+_CUT = 0.8  # of the height of a panel, where bars are cut off
 _ROW, _BESIDE = 1.0, 1.1  # inches of a row of panels, and of what is around them
 
 
@@ -86,14 +89,15 @@ def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) ->
     with style.look():
         for name, (metric, label, lines) in _RELATIVE.items():
             table = select(relative(results, metric), mode=EAGER)
-            table = table.loc[table["ours"].notna(), :]
-            if len(table):
+            # Where ours ran out of memory or failed, its mark alone says so.
+            lost = (table["provider"] == OURS) & table["status"].isin(list(panels.LOST))
+            table = table.loc[table["ours"].notna() | lost, :]
+            if table["ours"].notna().any():
                 figures[name] = _relative_figure(table, label, lines, manifest)
         taken = parts(results)
         if len(shown := taken[taken["group"] == "waste"] if len(taken) else taken):
             figures["parts"] = _parts_figure(shown, steps(results, "step_time"), manifest)
-        rates = select(steps(results, "samples_per_second"), status="ok")
-        if len(several := _several_modes(rates)):
+        if len(several := _several_modes(steps(results, "samples_per_second"))):
             figures["modes"] = _modes_figure(several, manifest)
         return style.save_all(figures, TITLES, manifest, out)
 
@@ -146,12 +150,16 @@ def _parts_figure(shown: pd.DataFrame, whole: pd.DataFrame, manifest: Mapping[st
     batches = list(dict.fromkeys(shown["workload"]))
     figure, axes = style.new_figure(len(batches), 1, height=_BESIDE + 2.0 * len(batches))
     seen: set[str] = set()
+    marks: dict[str, Any] = {}
     for batch, panel in zip(batches, axes[:, 0], strict=True):
         mine = shown[shown["workload"] == batch]
-        seen |= _bars(panel, mine, select(whole, workload=batch, mode=EAGER, status="ok"))
+        parts_here, lost = _bars(panel, mine, select(whole, workload=batch, mode=EAGER))
+        seen |= parts_here
+        marks |= lost
         panel.set_title(f"{batch}, history cap {int(mine['cap'].iloc[0]):,}")
         panel.set_ylabel("ms of a step")
     handles = {part: Patch(color=color) for part, color in _COLORS.items() if part in seen}
+    handles |= marks
     style.legend(figure, handles, columns=5)
     note = (
         "the device's time by part; on a GPU a batch is made beside the step before, which takes "
@@ -161,17 +169,23 @@ def _parts_figure(shown: pd.DataFrame, whole: pd.DataFrame, manifest: Mapping[st
     return figure
 
 
-def _bars(panel: Axes, mine: pd.DataFrame, whole: pd.DataFrame) -> set[str]:
-    """Bars side by side with a gap between models; the parts that there are."""
+def _bars(panel: Axes, mine: pd.DataFrame, whole: pd.DataFrame) -> tuple[set[str], dict[str, Any]]:
+    """Bars side by side with a gap between models, a mark where a step ran out of memory or failed;
+    the parts that there are, and legend entries of the marks."""
     place = 0.0
     bars: list[tuple[str, float, dict[str, float]]] = []  # kind, place, ms by part
     on_a_gpu = not mine["device"].astype(str).str.startswith("CPU").any()
-    for model, layers in _models(mine):
-        of_model = _of(mine, model, layers)
+    failed = whole.loc[whole["status"].isin(list(panels.LOST)), :]
+    lost: dict[float, str] = {}  # status of whose bar there would be
+    for model, layers in _models(pd.concat([mine, failed])):
+        of_model, none = _of(mine, model, layers), _of(failed, model, layers)
+        why = dict(zip(none["provider"], none["status"], strict=True))
         begin = place
-        for kind in style.ordered(list(of_model["provider"].unique())):
+        for kind in style.ordered([*of_model["provider"].unique(), *why]):
+            if kind in why:
+                lost[place] = why[kind]
             taken = of_model[of_model["provider"] == kind].set_index("metric")["value"].to_dict()
-            step = _of(whole, model, layers)
+            step = _of(select(whole, status="ok"), model, layers)
             step = step.loc[step["provider"] == kind, "value"]
             if on_a_gpu and len(step):
                 busy = sum(ms for part, ms in taken.items() if part != DATA)
@@ -187,30 +201,37 @@ def _bars(panel: Axes, mine: pd.DataFrame, whole: pd.DataFrame) -> set[str]:
     others = [taken for kind, _, taken in bars if kind != "padded_dense"]
     limit = 1.3 * max(sum(of.values()) for of in others or [taken for *_, taken in bars])
     for _, at, taken in bars:
+        if at in lost:
+            continue
         bottom, whole = 0.0, sum(taken.values())
         for part, ms in taken.items():
-            seen = min(ms, 0.8 * limit - bottom)
+            seen = min(ms, _CUT * limit - bottom)
             if seen > 0:
                 panel.bar(at, seen, 0.8, bottom, color=_COLORS[part], linewidth=0)
                 bottom += seen
         said = f"{whole:.3g}" if whole < 1000 else f"{whole:,.0f}"
-        said = said if whole <= 0.8 * limit else f"to {said}"
+        said = said if whole <= _CUT * limit else f"to {said}"
         panel.annotate(said, (at, bottom), ha="center", va="bottom", fontsize=4.5)
     names = [_SHORT.get(kind, kind) for kind, *_ in bars]
     panel.set_xticks([at for _, at, _ in bars], names, rotation=90, fontsize=5.5)
     panel.set_xlim(-0.8, place - 0.9)
     panel.set_ylim(0, limit)
-    return {part for *_, taken in bars for part, ms in taken.items() if ms > 0}
+    # Where bars that are cut off end; in no kind's colour, as colours are of parts.
+    marks = panels.lost_marks(
+        panel, panels.LOST_COLOR, np.array(list(lost)), pd.Series(lost), edge=_CUT
+    )
+    return {part for *_, taken in bars for part, ms in taken.items() if ms > 0}, marks
 
 
 def _several_modes(rates: pd.DataFrame) -> pd.DataFrame:
     """Rows of all modes, of the batches where something was compiled, and there of the models that
-    have several modes, with the fewest layers."""
-    compiled = rates.loc[rates["mode"] == COMPILED, "workload"]
-    keep = rates.loc[rates["workload"].isin(compiled), :]
-    of_models = keep.groupby("model")
-    fewest = keep["layers"] == of_models["layers"].transform("min")
-    return keep.loc[fewest & (of_models["mode"].transform("nunique") > 1), :]
+    have several modes, with the fewest layers; of who ran out of memory or failed, too."""
+    ran = select(rates, status="ok")
+    compiled = ran.loc[ran["mode"] == COMPILED, "workload"]
+    of_models = ran.loc[ran["workload"].isin(compiled), :].groupby("model")
+    fewest = of_models["layers"].min()[of_models["mode"].nunique() > 1]
+    tried = rates["workload"].isin(compiled) & rates["status"].isin(["ok", *panels.LOST])
+    return rates.loc[tried & (rates["layers"] == rates["model"].map(fewest)), :]
 
 
 def _modes_figure(several: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure:
@@ -220,7 +241,7 @@ def _modes_figure(several: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure:
     for (model, layers), panel in zip(models, axes[0], strict=True):
         mine = _of(several, model, layers)
         modes = [mode for mode in MODES if (mine["mode"] == mode).any()]
-        handles |= panels.lines_panel(panel, mine, column="mode", order=modes)
+        handles |= panels.lines_panel(panel, mine, column="mode", order=modes, more_is_better=True)
         panel.set_xticks(range(len(modes)), [mode.replace(" ", "\n") for mode in modes])
         panel.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         panel.set_ylim(0, 1.15 * float(mine["value"].max()))

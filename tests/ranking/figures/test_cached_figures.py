@@ -159,3 +159,88 @@ def test_the_page_of_goals_has_them(tmp_path: Path, measured: pd.DataFrame) -> N
     ):
         assert title in said
     assert "| 1,024 | 4,096 |" in said
+
+
+def test_the_best_peer_is_the_fastest_whoever_was_first(measured: pd.DataFrame) -> None:
+    for table in (measured, measured.iloc[::-1]):
+        assert {row["best peer"] for row in decode_rows(table)} == {"varlen_attn, keys copied"}
+
+
+def test_persistence_is_the_mean_over_seeds(measured: pd.DataFrame) -> None:
+    once = results.select(measured, op="persistence", metric="persistence_ratio")
+    table = pd.concat([measured, once.assign(value=0.7), once.assign(value=0.2)])
+    assert persistence_table(table)["persistence ratio"].tolist() == ["0.600"] * 2
+
+
+def test_what_ours_failed_on_is_a_row_that_leaves_its_goal_open(measured: pd.DataFrame) -> None:
+    ours = (measured["provider"] == "jagged") & (measured["metric"] == "latency")
+    calls = ours & measured["op"].isin(["cached_attention", "key_statistics", "prefixed_attention"])
+    table = measured.assign(
+        value=measured["value"].mask(calls), status=measured["status"].mask(calls, "out_of_memory")
+    )
+    decoded = decode_rows(table)
+    assert len(decoded) == len(decode_rows(measured))
+    assert {row["ours (ms)"] for row in decoded} == {"OOM"}
+    assert {row["met"] for row in decoded if row["at most"]} == {"not measured"}
+    assert {row["met"] for row in decoded if not row["at most"]} == {""}
+    scored = scoring_rows(table)
+    assert len(scored) == len(scoring_rows(measured))
+    assert {(row["ours (ms)"], row["met"]) for row in scored} == {("OOM", "not measured")}
+
+
+def test_counters_that_nobody_compared_are_not_measured(measured: pd.DataFrame) -> None:
+    without = measured.loc[measured["metric"] != "max_abs_error", :]
+    for row in scoring_rows(without):
+        assert (row["counters off by"], row["met"]) == ("not measured", "not measured")
+
+
+def test_a_prefix_is_a_row_in_megabytes_whether_ours_ran_or_not(measured: pd.DataFrame) -> None:
+    where = {"op": "prefixed_attention", "mode": "forward"}
+    table = results.select(measured, **where).copy()
+    peaks = table["metric"] == "peak_memory_minus_inputs"
+    table.loc[peaks & (table["provider"] == "jagged"), "value"] = 2e6
+    table.loc[peaks & (table["provider"] == "cat"), "value"] = 5e6
+    shown = {
+        (row["ours (MB)"], row["copied (MB)"], row["times less"]) for row in prefix_rows(table)
+    }
+    assert shown == {("2.00", "5.00", "2.50")}
+    lost = (table["metric"] == "latency") & (table["provider"] == "jagged")
+    table.loc[lost, ["value", "status"]] = [float("nan"), "error"]
+    assert {(row["ours (ms)"], row["times faster"]) for row in prefix_rows(table)} == {
+        ("error", "")
+    }
+
+
+def test_counters_are_those_of_ours(measured: pd.DataFrame) -> None:
+    table = measured.copy()
+    where = {"op": "key_statistics", "metric": "max_abs_error"}
+    table.loc[results.select(table, provider="dense_scores", **where).index, "value"] = 0.0
+    table.loc[results.select(table, provider="jagged", **where).index, "value"] = 2.0
+    assert {(row["counters off by"], row["met"]) for row in scoring_rows(table)} == {
+        ("2", "**no**")
+    }
+
+
+def test_bands_of_compression_reach_from_end_to_end(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    cached_figures.draw(measured, CACHED, Path("nowhere"))
+    panel = drawn[f"{ID}compression"].axes[0]
+    band = panel.collections[list(POLICIES).index("newest")]  # 0.03 less, 0.01 to both sides
+    heights = {round(float(y), 3) for x, y in band.get_paths()[0].vertices if x == 2.0}
+    assert heights == {-0.04, -0.02}
+
+
+def test_memory_of_a_prefix_is_in_the_unit_of_its_axis(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    cached_figures.draw(measured, CACHED, Path("nowhere"))
+    panel = drawn[f"{ID}prefix"].axes[2]  # below the times of the forward
+    where = {"op": "prefixed_attention", "mode": "forward", "provider": "jagged"}
+    peaks = results.select(measured, metric="peak_memory_minus_inputs", **where)["value"]
+    assert panel.get_ylabel() == "peak beyond inputs (GB)"
+    color = style.look_of("jagged").color
+    (line,) = [
+        line for line in panel.lines if line.get_color() == color and line.get_marker() == "o"
+    ]
+    np.testing.assert_allclose(line.get_ydata(), peaks / 1e9)

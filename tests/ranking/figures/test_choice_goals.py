@@ -72,3 +72,23 @@ def test_of_some_kernels_alone_there_are_no_picks() -> None:
     table = _timed(2)
     assert slow_picks(table.loc[table["provider"] == "plain", :]).empty
     assert not summaries(table.loc[table["provider"] == "plain", :])
+
+
+@pytest.mark.parametrize(("slower", "share"), [(1.03, "100.0%"), (1.031, "50.0%")])
+def test_a_pick_that_is_3_percent_slower_is_near(slower: float, share: str) -> None:
+    table = _timed(0, batches=1)
+    backward = results.select(table, mode="backward", provider="general").index
+    table["value"] = 1.0
+    table.loc[backward, "value"] = slower
+    *_, both = choice_rows(table)
+    assert both["at most 3% slower"] == share
+
+
+def test_the_share_is_judged_as_it_is_shown() -> None:
+    """949.6 of 1,000 are 95.0%, and 949 are not."""
+    for slow, share, met in ((252, "95.0%", "yes"), (255, "94.9%", "**no**")):
+        table = _timed(0, batches=2500)
+        backward = results.select(table, mode="backward", provider="general").index[:slow]
+        table.loc[backward, "value"] *= 2
+        *_, both = choice_rows(table)
+        assert (both["at most 3% slower"], both["met"]) == (share, met)

@@ -127,3 +127,65 @@ def test_claims_of_lists_are_judged_by_lists() -> None:
     assert set(table["mode"]) == {"test list AUC"}
     assert len(table) == len(tables.claims(of_users)) == 2
     assert table["this run"].str.startswith("+0.5").all()
+
+
+@pytest.mark.parametrize(
+    ("ms", "holds", "where"),
+    [
+        ((9.0, 9.1, 8.9), "yes", "9x or more on 2 of 3 batches"),
+        ((9.0, 9.1, 8.9, 8.9), "in part", "9x or more on 2 of 4 batches"),
+        ((8.9, 8.9), "no", "9x or more on none of 2 batches"),
+    ],
+)
+def test_a_claim_holds_on_most_batches(ms: tuple[float, ...], holds: str, where: str) -> None:
+    """Half of them are not most; a batch that just reaches it reaches it. Ours takes 1 ms."""
+    config = {"group": "workloads", "waste": 0.5, "device": "Imaginary GPU 80GB"}
+    rows = [
+        results.row(
+            op="attention",
+            provider=provider,
+            workload=f"w{place}",
+            mode="forward",
+            metric="latency",
+            unit="ms",
+            value=value,
+            config=config,
+        )
+        for place, one in enumerate(ms)
+        for provider, value in (("jagged", 1.0), ("dense_eager", one))
+    ]
+    (claim,) = tables.claims(results.frame(rows)).to_dict("records")
+    assert claim["holds"] == holds
+    assert claim["where"].startswith(where)
+
+
+def test_a_model_that_ranks_worse_is_said_to() -> None:
+    worse = quality_results()
+    worse["config"] = [
+        json.dumps({**json.loads(text), "low": -0.2, "high": -0.1}) if "low" in text else text
+        for text in worse["config"]
+    ]
+    assert tables.claims(worse)["holds"].tolist() == ["no", "no"]
+
+
+def test_memory_is_claimed_with_the_inputs() -> None:
+    """22 times of it, where it is 30 times beyond the inputs."""
+    config = {"group": "workloads", "waste": 0.5, "device": "Imaginary GPU 80GB"}
+    rows = [
+        results.row(
+            op="attention",
+            provider=provider,
+            workload="w",
+            mode="forward",
+            metric=metric,
+            unit="bytes",
+            value=value,
+            config=config,
+        )
+        for metric, most in (("peak_memory", 22.0), ("peak_memory_minus_inputs", 30.0))
+        for provider, value in (("jagged", 1.0), ("dense_eager", most))
+    ]
+    (claim,) = tables.claims(results.frame(rows)).to_dict("records")
+    assert claim["claim"] == "less memory than dense attention, with inputs"
+    assert (claim["paper"], claim["holds"]) == ("up to 22x", "yes")
+    assert claim["this run"].startswith("22x at 50% waste (w)")

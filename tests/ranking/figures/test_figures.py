@@ -11,7 +11,7 @@ import pytest
 from kept_figures import keep_figures
 from left_results import save_run
 from made_up_rankers import list_results, next_item_results, quality_results, quality_with_floor
-from made_up_results import MANIFEST, target_results
+from made_up_results import MANIFEST, attention_results, target_results
 
 from jagged_ranking import results
 from jagged_ranking.figures import (
@@ -327,3 +327,80 @@ def test_every_provider_and_model_has_a_look_of_its_own() -> None:
     looks = [style.LOOKS[name] for name in PROVIDERS]
     assert len({look.color for look in looks}) == len(looks)
     assert len({look.marker for look in looks}) == len(looks)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "said"),
+    [
+        ({}, "code 01234567"),
+        ({"git_dirty": True}, "code 01234567 with changes"),
+        ({"code_changed": True}, "code 01234567, changed since"),
+        ({"git_sha": None}, "code unknown"),
+    ],
+)
+def test_figures_say_which_code_made_their_results(manifest: dict[str, Any], said: str) -> None:
+    assert style.footer({**MANIFEST, **manifest}).split(" · ")[-1] == said
+
+
+def _dots(panel: Any, name: str) -> list[float]:
+    looks = style.look_of(name)
+    (line,) = [
+        one
+        for one in panel.lines
+        if (one.get_color(), one.get_marker()) == (looks.color, looks.marker)
+    ]
+    return [float(y) for y in line.get_ydata()]
+
+
+def test_ratios_of_few_queries_are_ours_over_the_limit_and_theirs_over_ours(
+    drawn: dict[str, Any],
+) -> None:
+    table = results.select(target_results(), workload=["T1", "T3"], metric="latency")
+    table["config"] = table["config"].str.replace(
+        r'"limit_ms": [0-9.e-]+', '"limit_ms": 2.0', regex=True
+    )
+    for provider, ms in (("jagged", 3.0), ("varlen_attn", 12.0)):
+        table.loc[table["provider"] == provider, "value"] = ms
+    target.draw(table, MANIFEST, Path("nowhere"))
+    left, right, *_ = drawn["01_speed_ratios"].axes
+    assert _dots(left, "jagged") == [1.5, 1.5]
+    assert _dots(right, "varlen_attn") == [4.0, 4.0]
+
+
+def test_a_skew_is_of_as_many_users_as_its_panel(drawn: dict[str, Any]) -> None:
+    table = target_results()
+    facts = results.with_config(table, "B", "group")
+    many = (facts["group"] == "skew") & (facts["B"] == 64) & (table["provider"] == "jagged")
+    few = (facts["group"] == "skew") & (facts["B"] == 16) & (table["provider"] == "jagged")
+    table.loc[few, "value"], table.loc[many, "value"] = 1.0, 2.0
+    target.draw(table, MANIFEST, Path("nowhere"))
+    left, right, *_ = drawn["01_speed_skew"].axes
+    assert (left.get_title(), right.get_title()) == ("forward, 16 users", "forward, 64 users")
+    assert (set(_dots(left, "jagged")), set(_dots(right, "jagged"))) == ({1.0}, {2.0})
+
+
+def test_the_circle_is_ours_with_its_schedule(drawn: dict[str, Any]) -> None:
+    """2 ms and 0.5 ms of schedule are 1.25 of ours; flex takes 3 of ours."""
+    table = results.select(attention_results(), workload="B", mode="forward")
+    for (op, provider), ms in {
+        ("attention", "jagged"): 2.0, ("schedule", "jagged"): 0.5, ("attention", "flex"): 6.0,
+    }.items():  # fmt: skip
+        at = results.select(table, op=op, provider=provider, metric="latency").index
+        table.loc[at, ["value", "q25", "q75"]] = ms
+    speed.draw(table, MANIFEST, Path("nowhere"))
+    (panel,) = drawn["01_speed_peers"].axes
+    (circle,) = [line for line in panel.lines if line.get_fillstyle() == "none"]
+    assert list(circle.get_ydata()) == [1.25]
+    assert _dots(panel, "flex") == [3.0]
+
+
+def test_useful_arithmetic_is_in_the_unit_of_its_axis(drawn: dict[str, Any]) -> None:
+    table = results.select(attention_results(), workload=["waste 0%", "waste 50%"])
+    rates = table["metric"] == "useful_flops"
+    assert rates.any()
+    for rate, unit, height in ((5e11, "GFLOP/s", 500.0), (4e12, "TFLOP/s", 4.0)):
+        table.loc[rates, ["value", "q25", "q75"]] = rate
+        speed.draw(table, MANIFEST, Path("nowhere"))
+        panel = drawn["01_speed_throughput"].axes[0]
+        assert panel.get_ylabel() == f"useful {unit}"
+        assert _dots(panel, "jagged") == pytest.approx([height] * 2)

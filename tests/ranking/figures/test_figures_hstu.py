@@ -193,6 +193,51 @@ def test_the_goal_is_against_the_authors(measured: pd.DataFrame) -> None:
     assert {kind for _, _, kind in found} == {"", "targets"}
 
 
+@pytest.mark.parametrize(("waste", "goal"), [(0.8451, "1.30"), (0.8449, "")])
+def test_the_goal_of_the_sweep_begins_where_waste_is_said_to_be_85(
+    measured: pd.DataFrame, waste: float, goal: str
+) -> None:
+    table = results.select(measured, workload=["waste 85%", "B"])
+    config = table["config"].str.replace(r'"waste": [0-9.]+', f'"waste": {waste}', regex=True)
+    found = _goals(table.assign(config=config))
+    assert found["waste 85%", "forward", ""]["waste"] == f"{waste:.0%}"
+    assert found["waste 85%", "forward", ""]["at least"] == goal
+    assert found["B", "forward", ""]["at least"] == "1.30"  # of any waste
+
+
+def test_a_named_batch_is_judged_by_its_name(measured: pd.DataFrame) -> None:
+    """Not by its waste, as those of the sweep are."""
+    table = results.select(measured, workload="C").assign(workload="other")
+    config = table["config"].str.replace(r'"waste": [0-9.]+', '"waste": 0.95', regex=True)
+    other = _goals(table.assign(config=config))["other", "forward", ""]
+    assert (other["waste"], other["at least"], other["met"]) == ("95%", "", "")
+
+
+def test_a_limit_is_of_its_mode(measured: pd.DataFrame) -> None:
+    """The backward moves and reckons more than the forward."""
+    found = _goals(measured)
+    ours = results.select(measured, provider="jagged", workload="C", op="hstu", metric="latency")
+    facts = results.with_config(ours, "limit_ms").to_dict("records")
+    limits = {one["mode"]: float(one["limit_ms"]) for one in facts}
+    for mode, limit in limits.items():
+        assert found["C", mode, ""]["limit (ms)"] == tables.number(limit)
+    assert limits["forward+backward"] > limits["forward"]
+
+
+def test_along_waste_all_is_over_ours_and_the_goal_begins_at_85(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    hstu_figures.draw(measured, {**MANIFEST, "id": ID}, Path("nowhere"))
+    panel = drawn[f"{ID}_waste_ratios"].axes[0]
+    (goal,) = [line for line in panel.lines if line.get_color() == style.PAPER_COLOR]
+    assert [*goal.get_xdata(), *goal.get_ydata()] == [85, 100, 1.3, 1.3]
+    color = style.look_of("jagged_softmax").color
+    (bars,) = [one for box in panel.containers if box[0].get_color() == color for one in box[2]]
+    for low, high in (segment[:, 1] for segment in bars.get_segments()):
+        assert high / low == pytest.approx(1.015 / 0.99)  # the quartiles
+    assert max(high for segment in bars.get_segments() for high in segment[:, 1]) < 1.2
+
+
 def test_whom_nobody_has_met_is_not_measured(measured: pd.DataFrame) -> None:
     theirs = measured["provider"] == "hstu_triton"
     alone = measured.loc[~theirs & (measured["workload"] != "D"), :]

@@ -12,7 +12,7 @@ from matplotlib.text import Text
 from jagged_ranking import results
 from jagged_ranking.figures import goals, operation_figures, redraw, style, tables
 from jagged_ranking.figures.operation_goals import interaction_rows, operations_table
-from jagged_ranking.figures.operation_points import NOTEBOOK
+from jagged_ranking.figures.operation_points import NOTEBOOK, against_limit, largest, operations
 from jagged_ranking.measure.interaction.catalogue import OPERATIONS
 from jagged_ranking.measure.interaction.layout import Layout
 from jagged_ranking.measure.interaction.measurement import PROBLEMS
@@ -224,3 +224,91 @@ def test_nobody_knows_the_worst_where_ours_failed(measured: pd.DataFrame) -> Non
     table.loc[at, ["value", "status"]] = [float("nan"), "error"]
     (row, *_) = interaction_rows(table)
     assert (before["met"], row["met"]) == ("yes", "not measured")
+
+
+def test_a_batch_is_slower_by_what_is_shown(measured: pd.DataFrame) -> None:
+    """1.004 times a peer's time is 1.00 of it."""
+    where = {"op": "jagged_sum", "workload": "waste 0%", "metric": "latency", "mode": "forward"}
+    for times, slower in ((1.004, "0 of 10"), (1.006, "1 of 10")):
+        table = results.select(measured, op="jagged_sum").copy()
+        peer = results.select(table, provider="padded", **where)["value"].iloc[0]
+        table.loc[results.select(table, provider="jagged", **where).index, "value"] = times * peer
+        row = goal_of(table, "jagged_sum", "bfloat16")
+        assert row["slower than a peer on"] == slower
+        assert row["worst: ours / peer"].startswith(f"{times:.2f} (padded PyTorch; waste 0%")
+
+
+def test_a_million_tokens_are_enough_for_the_limit_and_fewer_are_not(
+    measured: pd.DataFrame,
+) -> None:
+    table = results.select(measured, op="jagged_sum")
+    for tokens, met in ((1_000_000, "yes"), (999_999, "not measured")):
+        config = table["config"].str.replace('"tokens": 1012058', f'"tokens": {tokens}')
+        assert (config != table["config"]).any()
+        assert goal_of(table.assign(config=config), "jagged_sum", "bfloat16")["met"] == met
+
+
+def test_who_failed_is_no_peer(measured: pd.DataFrame) -> None:
+    table = results.select(measured, op="jagged_sum").copy()
+    padded = table["provider"] == "padded"
+    table.loc[padded, ["value", "status"]] = [float("nan"), "error"]
+    row = goal_of(table, "jagged_sum", "bfloat16")
+    assert (row["slower than a peer on"], row["worst: ours / peer"]) == ("no peer", "")
+    assert row["met"] == "yes"  # of the limit
+
+
+def test_a_goal_of_both_modes_is_open_where_one_failed(measured: pd.DataFrame) -> None:
+    table = results.select(measured, op="jagged_sum", provider="jagged").copy()
+    where = {"mode": "forward+backward", "workload": "users 8192", "metric": "latency"}
+    failed = results.select(table, **where).index
+    table.loc[failed, ["value", "status"]] = [float("nan"), "out_of_memory"]
+    row = goal_of(table, "jagged_sum", "bfloat16")
+    assert row["forward: ours / limit"] == "1.26"
+    assert row["forward+backward: ours / limit"] == row["met"] == "not measured"
+
+
+def test_quartiles_are_over_the_limit_too(measured: pd.DataFrame) -> None:
+    table = results.select(operations(measured, "latency"), op="jagged_sum", provider="jagged")
+    scaled = against_limit(table.assign(value=6.0, q25=4.0, q75=8.0, limit_ms=2.0))
+    assert scaled[["value", "q25", "q75"]].drop_duplicates().to_numpy().tolist() == [[3, 2, 4]]
+
+
+def test_each_dtype_has_dots_of_its_own_beside_the_goal(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    table = results.select(measured, op="jagged_sum").copy()
+    where = {"provider": "jagged", "metric": "latency"}
+    ours = results.with_config(results.select(table, **where), "dtype", "limit_ms")
+    for dtype, times in (("bfloat16", 1.2), ("float32", 1.4)):
+        mine = ours.loc[ours["dtype"] == dtype, :]
+        table.loc[mine.index, "value"] = times * mine["limit_ms"].astype(float)
+    operation_figures.draw(table, HERE, Path("nowhere"))
+    panel = drawn["limit"].axes[0]
+    dots = {
+        style.MODE_LOOKS[look].color: times
+        for look, times in (("forward", 1.2), ("forward+backward", 1.4))
+    }
+    shown = {
+        line.get_color(): list(line.get_xdata()) for line in panel.lines if line.get_color() in dots
+    }
+    assert shown == {color: [pytest.approx(times)] for color, times in dots.items()}
+    (goal,) = [line for line in panel.lines if line.get_color() == style.PAPER_COLOR]
+    assert set(goal.get_xdata()) == {1.5}
+
+
+def test_peaks_are_in_the_unit_of_their_axis(measured: pd.DataFrame, drawn: dict[str, Any]) -> None:
+    table = results.select(measured, op="jagged_sum").copy()
+    table.loc[table["metric"] == "peak_memory_minus_inputs", "value"] = 7e6
+    operation_figures.draw(table, HERE, Path("nowhere"))
+    panel = drawn["memory"].axes[0]
+    assert panel.get_xlabel().startswith("peak beyond inputs (MB), ")
+    colors = [style.look_of(name).color for name in ("jagged", "padded")]
+    dots = [list(line.get_xdata()) for line in panel.lines if line.get_color() in colors]
+    assert dots == [[7.0], [7.0]]
+
+
+def test_the_largest_batch_is_one_of_the_sweep_over_tokens(measured: pd.DataFrame) -> None:
+    """However many tokens one of another sweep has."""
+    table = operations(results.select(measured, op="jagged_sum"), "latency")
+    table.loc[table["workload"] == "waste 0%", "tokens"] = 2_000_000
+    assert set(largest(table)["workload"]) == {"users 8192"}

@@ -1,9 +1,11 @@
 """Figures, tables, goals and claims of attention to some of the keys, from made-up results."""
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from left_results import save_run
@@ -11,7 +13,15 @@ from made_up_results import MANIFEST, SPARSE_LENGTHS, sparse_results
 from matplotlib.text import Text
 
 from jagged_ranking import results
-from jagged_ranking.figures import goals, redraw, sparse_figures, speed, style, tables
+from jagged_ranking.figures import (
+    goals,
+    redraw,
+    sparse_figures,
+    sparse_points,
+    speed,
+    style,
+    tables,
+)
 from jagged_ranking.figures.sparse_goals import density_rows, length_rows, retrieval_rows
 from jagged_ranking.figures.sparse_points import (
     NOTEBOOK,
@@ -259,3 +269,87 @@ def test_what_failed_has_no_ratio(measured: pd.DataFrame) -> None:
     assert ("length 16384", "forward") in against(points, "jagged_dense")
     assert set(points["group"]) <= set(SPARSE_GROUPS)
     assert len(list(density_sweeps(broken))) == 6
+
+
+def test_speedups_stand_below_what_blocks_allow(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    """All blocks over those that are seen."""
+    sparse_figures.draw(measured, HERE, Path("nowhere"))
+    panel = drawn[f"{NOTEBOOK}_speedup"].axes[0]
+    (most,) = [x for x in panel.lines if x.get_color() == "#999999" and len(x.get_xdata()) == 3]
+    densities = sparse(measured, "latency").drop_duplicates("workload").set_index("workload")
+    wanted = [1 / densities.loc[f"length {n}", "density"] for n in SPARSE_LENGTHS]
+    assert most.get_ydata() == pytest.approx(wanted)
+
+
+def test_bars_along_density_reach_from_quartile_to_quartile(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    """Of 0.97, 1 and 1.05 times: 0.985 and 1.025."""
+    sparse_figures.draw(measured, HERE, Path("nowhere"))
+    sweep = next(density_sweeps(measured))
+    (bars,) = drawn[f"{NOTEBOOK}_density"].axes[0].containers[0][2]
+    ends = [segment[:, 1].tolist() for segment in bars.get_segments()]
+    for (low, high), middle in zip(ends, sweep.relative, strict=True):
+        assert (low / middle, high / middle) == pytest.approx((0.985, 1.025))
+
+
+def test_lists_for_a_backward_stand_in_its_row(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    """With their transpose they take half as long again."""
+    sparse_figures.draw(measured, HERE, Path("nowhere"))
+    forward, backward = (
+        next(line for line in panel.lines if line.get_color() == sparse_figures.LISTS_LINE["color"])
+        for panel in drawn[f"{NOTEBOOK}_retrieval"].axes[::2]
+    )
+    ratio = [
+        more / less for more, less in zip(backward.get_ydata(), forward.get_ydata(), strict=True)
+    ]
+    assert ratio == pytest.approx([1.5, 1.5])
+
+
+def test_memory_is_in_the_unit_of_its_axis(measured: pd.DataFrame, drawn: dict[str, Any]) -> None:
+    table = measured.copy()
+    peaks = table["metric"] == "peak_memory_minus_inputs"
+    table.loc[peaks, "value"] = 5e6
+    sparse_figures.draw(table, HERE, Path("nowhere"))
+    panel = drawn[f"{NOTEBOOK}_memory"].axes[0]
+    assert panel.get_ylabel() == "peak beyond inputs (MB)"
+    heights = {
+        float(y) for line in panel.lines if line.get_marker() == "o" for y in line.get_ydata()
+    }
+    assert heights == {5.0}
+
+
+def test_a_quarter_is_no_list_that_is_far_from_one(measured: pd.DataFrame) -> None:
+    """Within 2% of blocks it stands there, else nobody has measured it."""
+    (sweep, *_) = density_sweeps(measured)
+    ends = {"relative": np.array([0.2, 0.4]), "low": np.zeros(2), "high": np.ones(2)}
+    near = dataclasses.replace(sweep, density=np.array([0.23, 0.9]), **ends)
+    assert near.faster_at(0.25) == pytest.approx(5.0)
+    far = dataclasses.replace(sweep, density=np.array([0.22, 0.9]), **ends)
+    assert math.isnan(far.faster_at(0.25))
+
+
+def test_keys_of_one_head_stand_apart_from_those_of_all(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    """S2-Attention's heads see 256 keys and a 16th of the history each, and all of it together."""
+    sparse_figures.draw(measured, HERE, Path("nowhere"))
+    color = style.look_of("strided").color
+    seen_by = [
+        next(list(line.get_ydata()) for line in panel.lines if line.get_color() == color)
+        for panel in drawn[f"{NOTEBOOK}_seen"].axes
+    ]
+    assert seen_by == [[256 + n / 16 for n in SPARSE_LENGTHS], list(SPARSE_LENGTHS)]
+
+
+@pytest.mark.parametrize(("r2", "met"), [(0.9796, "yes"), (0.9794, "**no**")])
+def test_a_fit_is_judged_in_the_digits_that_it_is_shown_in(
+    measured: pd.DataFrame, monkeypatch: pytest.MonkeyPatch, r2: float, met: str
+) -> None:
+    monkeypatch.setattr(sparse_points, "line", lambda x, y: (0.05, 1.0, r2))
+    (row, *_) = density_rows(measured)
+    assert (row["R²"], row["met"]) == (f"{r2:.3f}", met)

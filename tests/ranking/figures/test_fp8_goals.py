@@ -12,8 +12,11 @@ from jagged_ranking import results
 from jagged_ranking.figures.fp8_goals import (
     BF16,
     FP8_PAYS,
+    FP8_QUALITY,
     KEPT,
     KERNEL,
+    SERVED,
+    TRAINED,
     WHOLE,
     fp8_quality_rows,
     fp8_speed_rows,
@@ -67,3 +70,27 @@ def test_other_results_have_no_rows() -> None:
 def test_a_goal_of_what_was_not_measured_is_open() -> None:
     *_, row = fp8_speed_rows(_measured(2.0, "C"))
     assert (row["workload"], row["at least"], row["met"]) == ("G", "1.40", "not measured")
+
+
+def test_what_is_lost_is_of_its_metric_with_its_interval() -> None:
+    where: dict[str, Any] = {"op": FP8_QUALITY, "workload": "log", "mode": "test", "unit": "1"}
+    training = {"model": "sasrec", "seed": 1}
+    lost = {"auc": (-0.002, -0.003, -0.001), "log_loss": (0.0004, -0.0001, 0.0009)}
+    rows = []
+    for metric, (value, low, high) in lost.items():
+        before = {"auc": 0.8, "log_loss": 0.3}[metric]
+        one = {"metric": metric, "config": training, **where}
+        rows.append(results.row(provider=TRAINED, value=before, **one))
+        one["config"] = {**training, "low": low, "high": high}
+        one["metric"] = f"{metric}_difference"
+        rows.append(results.row(provider=SERVED, value=value, **one))
+    (row,) = fp8_quality_rows(results.frame(rows))
+    assert row == {
+        "data": "log",
+        "model": "sasrec",
+        "seed": "1",
+        "auc, as trained": "0.8000",
+        "auc, FP8's difference": "-0.00200 [-0.00300, -0.00100]",
+        "log_loss, as trained": "0.3000",
+        "log_loss, FP8's difference": "+0.00040 [-0.00010, +0.00090]",
+    }

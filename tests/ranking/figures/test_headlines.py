@@ -144,3 +144,48 @@ def test_the_marks_of_a_readme_stay(tmp_path: Path) -> None:
     assert "| `jagged_sum` | sum pooling" in text
     assert text.endswith(f"{redraw.OPERATIONS_END}\nafter\n")
     assert not redraw.update_readme(readme, figures)
+
+
+def test_data_sets_stand_as_they_were_measured_the_made_up_last() -> None:
+    names = ("synthetic", "zeta", "alpha", "synthetic_far")
+    rows = [score(name, "din", "gauc", 0.9) for name in names]
+    assert list(headlines.rankers(results.frame(rows)))[1:] == [
+        "zeta: gAUC", "alpha: gAUC", "synthetic: gAUC", "synthetic_far: gAUC"
+    ]  # fmt: skip
+
+
+def test_the_best_floor_has_not_seen_the_test_items() -> None:
+    rows = [score("log", "din", "gauc", 0.7), score("log", "popularity_leak", "gauc", 0.9)]
+    rows += [score("log", "popularity", "gauc", 0.4), score("log", "counts", "gauc", 0.6)]
+    found = headlines.rankers(results.frame(rows)).set_index("model")
+    assert found["log: gAUC"].to_dict() == {"DIN": "0.7000", "best floor": "0.6000 (counts)"}
+
+
+def test_target_attention_is_held_against_limit_and_best_peer() -> None:
+    """T3's limit is 1 ms here, ours 1.5 and 3, the best peer's 3 and 3."""
+    table = results.select(target_results(), workload="T3", metric="latency").copy()
+    table["config"] = table["config"].str.replace(
+        r'"limit_ms": [0-9.e-]+', '"limit_ms": 1.0', regex=True
+    )
+    for (mode, provider), ms in {
+        ("forward", "jagged"): 1.5,
+        ("forward+backward", "jagged"): 3.0,
+        ("forward", "varlen_attn"): 3.0,
+        ("forward+backward", "varlen_attn"): 3.0,
+    }.items():
+        table.loc[results.select(table, mode=mode, provider=provider).index, "value"] = ms
+    (row,) = headlines.target_attention(table).to_dict("records")
+    assert row["jagged (ours), ms"] == "1.50 / 3.00"
+    assert row["over the limit"] == "1.50x / 3.00x"
+    assert (row["best peer"], row["it takes"]) == ("varlen_attn (FA2)", "2.00x / 1.00x")
+
+
+def test_a_section_names_each_run_that_it_is_of(tmp_path: Path) -> None:
+    claims = headlines.SECTIONS[0]
+    assert claims.notebooks == ("01_speed", "02_memory")
+    said = headlines.headlines(
+        committed(tmp_path, **{name: attention_results() for name in claims.notebooks})
+    )
+    section = said.split("### ")[1]
+    for name in claims.notebooks:
+        assert section.count(f"*{name}, preset paper · Imaginary GPU") == 1

@@ -184,6 +184,25 @@ def test_the_figure_shows_quality_costs_budgets_and_failures(
         assert sorted(shown) == pytest.approx(sorted(mine["cap"]))
 
 
+def test_what_failed_is_marked_at_its_cap(drawn: dict[str, Any]) -> None:
+    table = hand_made({"jagged": [1.0, 2.0, math.nan], "nested": [math.nan] * 3}, budget=2.0)
+    failed = (table["provider"] == "nested") & (table["op"] == "training_step")
+    table = table.assign(status=table["status"].mask(failed, "error"))
+    history_length.draw(table, HISTORY, Path("nowhere"))
+    (figure,) = drawn.values()
+    quality, times, _ = figure.axes
+    for kind, marker, caps in (("jagged", "x", [1000]), ("nested", "1", [10, 100, 1000])):
+        (marks,) = [line for line in times.lines if line.get_marker() == marker]
+        assert list(marks.get_xdata()) == caps
+        assert set(marks.get_ydata()) == {0.97}
+        assert marks.get_transform() == times.get_xaxis_transform()
+        assert marks.get_color() == style.look_of(kind).color
+    legend = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert {"out of memory", "failed", "nested tensor + SDPA"} <= legend
+    # Nothing of what never ran is on the curve of quality.
+    assert {line.get_marker() for line in quality.lines} == {"None", ".", "o"}
+
+
 def test_where_time_and_memory_afford_the_same_both_are_seen(drawn: dict[str, Any]) -> None:
     table = hand_made({"padded_flash": [1.0, 2.0, 3.0]}, budget=2.0)
     memory = table[table["metric"] == "latency"].assign(metric="peak_memory", unit="B")
@@ -243,3 +262,74 @@ def test_other_studies_draw_nothing_of_it_nor_it_of_them(
     assert not drawn
     ((caption, _),) = tables.summaries(measured)
     assert caption == tables.HISTORY
+
+
+def with_gain(table: pd.DataFrame, **numbers: float) -> pd.DataFrame:
+    """And a gain over the shortest cap at the longest one."""
+    config = {"model": "transformer", "cap": 1000, "longest": 1000, **numbers}
+    gain = results.row(
+        op="ranking_by_cap", provider="transformer", workload="log", mode="test",
+        metric="gauc_gain", unit="1", value=0.2, config=config,
+    )  # fmt: skip
+    return pd.concat([table, results.frame([gain])], ignore_index=True)
+
+
+def test_a_gain_has_its_interval() -> None:
+    table = with_gain(hand_made({"jagged": [1.0, 1.5, 2.0]}, budget=4.0), low=0.1, high=0.4)
+    (row,) = history_table(table).to_dict("records")
+    assert row["quality there"] == "gAUC 0.7000 at 1000 (+0.2000 [+0.1000, +0.4000])"
+
+
+def test_the_host_is_the_median_over_caps_and_that_of_ours() -> None:
+    table = hand_made({kind: [1.0, 1.5, 2.0] for kind in ("jagged", "nested")}, budget=4.0)
+    steps = results.select(table, op="training_step")
+    host = steps.assign(metric="host_time")
+    for kind, times in (("jagged", [5.0, 7.0, 30.0]), ("nested", [1.0, 2.0, 3.0])):
+        host.loc[host["provider"] == kind, "value"] = times
+    table = pd.concat([table, host], ignore_index=True)
+    shown = history_table(table).set_index("attention")["host (ms)"].to_dict()
+    assert shown == {"jagged (ours)": "7", "nested tensor + SDPA": "2"}
+    (row,) = history_overview(table).to_dict("records")
+    assert row["host, ours (ms)"] == "7"
+
+
+def test_marks_and_band_stand_on_the_curve_of_quality(drawn: dict[str, Any]) -> None:
+    """Half way from 100 to 1,000 in logarithms the gain is half way from 0.1 to 0.2."""
+    table = hand_made({"nested": [1.0, 2.0, 32.0]}, budget=8.0)
+    table = with_gain(table, low=0.15, high=0.25)
+    history_length.draw(table, HISTORY, Path("nowhere"))
+    (figure,) = drawn.values()
+    panel = figure.axes[0]
+    assert panel.get_ylabel() == "gAUC, gain over cap 10\n(there 0.500)"
+    (curve,) = [line for line in panel.lines if len(line.get_xdata()) == 3]
+    assert list(curve.get_ydata()) == pytest.approx([0.0, 0.1, 0.2])
+    (mark,) = [line for line in panel.lines if line.get_marker() == "P"]
+    assert mark.get_xdata()[0] == pytest.approx(100 * 10**0.5)
+    assert mark.get_ydata()[0] == pytest.approx(0.15)
+    (band,) = panel.collections
+    assert {y for x, y in band.get_paths()[0].vertices if x == 1000} == {0.15, 0.25}
+
+
+def test_costs_and_budget_are_in_the_unit_of_their_axis(drawn: dict[str, Any]) -> None:
+    table = hand_made({"nested": [2e9, 3e9, 4e9]}, budget=3e9)
+    table = table.assign(metric=table["metric"].replace("latency", "peak_memory"))
+    steps = table["op"] == "training_step"
+    table.loc[steps, "q25"] = table["value"] - 1e8
+    table.loc[steps, "q75"] = table["value"] + 5e8
+    history_length.draw(table, HISTORY, Path("nowhere"))
+    (figure,) = drawn.values()
+    panel = figure.axes[2]
+    assert panel.get_ylabel() == "peak memory of a step (GB)"
+    (budget,) = [line for line in panel.lines if line.get_color() == style.PAPER_COLOR]
+    assert set(budget.get_ydata()) == {3.0}
+    (costs,) = [line for line in panel.lines if line.get_marker() == "P"]
+    assert list(costs.get_ydata()) == pytest.approx([2.0, 3.0, 4.0])
+    (bars,) = panel.containers[0][2]
+    ends = [segment[:, 1].tolist() for segment in bars.get_segments()]
+    assert ends == [pytest.approx([n - 0.1, n + 0.5]) for n in (2, 3, 4)]
+
+
+def test_as_long_a_history_is_no_longer_one() -> None:
+    costs = {"jagged": [1.0, 4.0, 64.0], "padded_flash": [2.0, 4.0, 64.0]}
+    (claim,) = tables.claims(hand_made(costs, budget=4.0)).to_dict("records")
+    assert (claim["this run"], claim["holds"]) == ("100 against 100 (log)", "no")

@@ -83,3 +83,51 @@ def test_the_goal_is_for_four_balanced_by_tokens() -> None:
     assert "**no**" in [row["met"] for row in scaling_goals.scaling_rows(worse)]
     assert scaling_goals.scaling_rows(attention_results()) == []
     assert tables.scaling(attention_results()).empty
+
+
+def _changed(table: pd.DataFrame, factor: float, keep: Any) -> pd.DataFrame:
+    numbers = ["value", "q25", "q75"]
+    table = table.copy()
+    table.loc[keep, numbers] *= factor
+    return table
+
+
+def test_one_rank_is_the_better_of_its_two_rows() -> None:
+    table = scaling_results()
+    one = (table["workload"] == "1 ranks") & (table["op"] == "scaling")
+    slower = _changed(table, 0.5, one & (table["provider"] == "by_users"))
+    found = efficiency(slower).set_index(["provider", "ranks"])["value"]
+    assert found["by_tokens", 4] == pytest.approx(0.93)
+    assert found["by_users", 1] == pytest.approx(0.5)
+    assert efficiency(table.loc[~one, :])["value"].isna().all()
+
+
+def test_rows_are_of_their_ranks_and_their_balance() -> None:
+    rows = {
+        (row["ranks"], row["batches"]): row for row in scaling_goals.scaling_rows(scaling_results())
+    }
+    tokens, users = (rows["4", f"balanced by {name}"] for name in ("tokens", "users"))
+    # Who waits 0.9 and 36 ms of 20.
+    assert (tokens["imbalance"], users["imbalance"]) == ("1.04", "2.80")
+    assert (tokens["waiting (ms)"], users["waiting (ms)"]) == ("0.900", "36.0")
+    assert (tokens["samples / s"], users["samples / s"]) == ("372", "280")
+    assert (tokens["efficiency"], users["efficiency"]) == ("0.93", "0.70")
+    assert tokens["memory (GB)"] == "4.00"
+
+
+def test_each_panel_of_a_simulation_is_of_its_lengths(drawn: dict[str, Any]) -> None:
+    table = scaling_results()
+    skewed = (table["metric"] == "efficiency") & table["config"].str.contains('"sigma": 1.5')
+    scaling_figures.draw(_changed(table, 0.5, skewed), {**MANIFEST, "id": ID}, Path("nowhere"))
+    by_tokens = [panel.lines[0].get_ydata()[-1] for panel in drawn[f"{ID}_simulated"].axes]
+    assert by_tokens == pytest.approx([65 / 65.1, 0.5 * 65 / 65.1])
+
+
+def test_what_a_rank_sends_is_in_megabytes_and_balanced_by_tokens(drawn: dict[str, Any]) -> None:
+    table = scaling_results()
+    others = (table["op"] == "scaling_simulated") & (table["provider"] == "by_users")
+    scaling_figures.draw(_changed(table, 2.0, others), {**MANIFEST, "id": ID}, Path("nowhere"))
+    sent, kept, _ = drawn[f"{ID}_volume"].axes
+    assert [line.get_ydata().tolist() for line in sent.lines] == [[4, 4], [9, 9]]
+    assert [line.get_xdata().tolist() for line in sent.lines] == [[8, 1024]] * 2
+    assert kept.lines[0].get_ydata() == pytest.approx([500, 500 / 8, 500 / 1024])

@@ -86,3 +86,41 @@ def test_a_log_that_failed_is_a_row_that_says_nothing_of_its_goals(drawn: dict[s
     assert streaming_rows(table)[-1]["met"] == "not measured"
     streaming_figures.draw(table, {**MANIFEST, "id": ID}, Path("nowhere"))
     assert len(drawn[f"{ID}_streaming"].axes[0].get_lines()[0].get_xdata()) == 2
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [(0.0494, ("4.9%", "yes")), (0.0496, ("5.0%", "**no**")), (0.05, ("5.0%", "**no**"))],
+)
+def test_waiting_is_judged_as_it_is_shown(share: float, said: tuple[str, str]) -> None:
+    *_, row = streaming_rows(changed("wait_share", "50,000,000 events", share))
+    assert (row["waits"], row["met"]) == said
+    on_cpu = streaming_results(device="CPU (some)", device_type="cpu")
+    on_cpu.loc[on_cpu["metric"] == "wait_share", "value"] = share
+    assert {row["met"] for row in streaming_rows(on_cpu)} == {"yes"}
+
+
+def test_limits_hold_up_to_50_million_events_and_growth_from_one() -> None:
+    """A log of 5,000 events is no measure of what each event more takes."""
+    table = streaming_results()
+    short = results.select(table, workload="1,000,000 events")
+    config = short["config"].str.replace('"events": 1000000', '"events": 5000')
+    short = short.assign(config=config, workload="5,000 events")
+    rows = streaming_rows(pd.concat([table.iloc[::-1], short]))  # in no order
+    assert [row["events"] for row in rows] == ["5,000", "1,000,000", "10,000,000", "50,000,000"]
+    more = [row["bytes an event more"] for row in rows]
+    assert more == ["", "", f"{0.05 * 2**30 / 9e6:.1f}", f"{0.3 * 2**30 / 49e6:.1f}"]
+    assert [row["limit"] for row in rows] == ["4.00"] * 4
+    longer = table["config"].str.replace('"events": 50000000', '"events": 50000001')
+    assert streaming_rows(table.assign(config=longer))[-1]["limit"] == ""
+
+
+def test_sizes_are_in_gibibytes(drawn: dict[str, Any]) -> None:
+    """60 bytes an event; a limit of 4 GiB."""
+    streaming_figures.draw(streaming_results(), {**MANIFEST, "id": ID}, Path("nowhere"))
+    _, size, limit = drawn[f"{ID}_streaming"].axes[0].get_lines()
+    assert list(size.get_ydata()) == pytest.approx([60 * n / 2**30 for n in (1e6, 1e7, 5e7)])
+    assert set(limit.get_ydata()) == {4.0}
+    assert [row["on disk (GiB)"] for row in streaming_rows(streaming_results())] == [
+        "0.0559", "0.559", "2.79"
+    ]  # fmt: skip

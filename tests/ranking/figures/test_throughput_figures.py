@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from jagged_ranking import results
-from jagged_ranking.figures import scaling_figures, speed, tables, throughput_figures
+from jagged_ranking.figures import scaling_figures, speed, style, tables, throughput_figures
 from jagged_ranking.figures.throughput_goals import throughput_overview, throughput_rows
 
 ID = "10_training_throughput"
@@ -271,3 +271,76 @@ def test_overview_and_rows_judge_alike(measured: pd.DataFrame) -> None:
     assert (row["times faster"], row["met"]) == ("1.00", "yes")
     _, none = throughput_overview(table).to_dict("records")
     assert none["missed"] == "0 of 2"
+
+
+def test_energy_is_of_a_sample_and_its_own(measured: pd.DataFrame) -> None:
+    """0.6 J each ms: SASRec of 4 layers at 85% waste takes ours 16 ms of 853 samples, and padded
+    flash 2.4 times that."""
+    row = row_of(throughput_rows(measured), "waste 85%", "SASRec")
+    assert row["J a sample / padded flash's"] == "0.42"
+    assert row["memory / padded flash's"] == "0.33"
+    tables_of = dict(tables.throughput_tables(measured))
+    energy = tables_of["Energy of a training step, mJ a sample"]
+    there = (energy["batch"] == "waste 85%") & (energy["model"] == "SASRec")
+    mine = energy.loc[there & (energy["layers"] == "4") & (energy["mode"] == "eager"), :].iloc[0]
+    assert mine["jagged (ours)"] == "11.3"  # 0.6 * 16 / 853 J
+    assert mine["padded flash (SDPA)"] == "27.0"
+
+
+def test_a_claim_that_is_just_reached_is_reached(measured: pd.DataFrame) -> None:
+    """Of two batches one with 1.10 times the samples is half, which is not most."""
+    table = results.select(measured, workload=["waste 0%", "waste 85%"], op="throughput")
+    sasrec = table["config"].str.contains('"layers": 4') & table["config"].str.contains("sasrec")
+    table = results.select(table.loc[sasrec, :], mode="eager", metric="samples_per_second")
+
+    def claim(least: float, most: float) -> dict[str, str]:
+        changed_to = table.assign(value=100.0)
+        for batch, value in (("waste 0%", least), ("waste 85%", most)):
+            at = results.select(table, workload=batch, provider="jagged").index
+            changed_to.loc[at, "value"] = value
+        (found,) = tables.claims(changed_to).to_dict("records")
+        return {str(name): str(said) for name, said in found.items()}
+
+    half = claim(90.0, 110.0)
+    assert (half["holds"], half["where"]) == (
+        "in part",
+        "+10% or better on 1 of 2 batches and models",
+    )
+    assert (
+        half["this run"]
+        == "+10% at 85% waste (waste 85%, SASRec), -10% at 0% waste (waste 0%, SASRec)"
+    )
+    assert claim(110.0, 111.0)["holds"] == "yes"
+    assert claim(90.0, 109.0)["holds"] == "no"
+
+
+def test_times_beside_ours_are_of_eager_steps(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    """Compiled ones take four fifths of that here."""
+    throughput_figures.draw(measured, MADE_BY, Path("nowhere"))
+    ours = style.look_of("jagged").color
+    dots = [
+        float(y)
+        for panel in drawn[f"{ID}_time"].axes
+        for line in panel.lines
+        if line.get_color() == ours and line.get_marker() == "o"
+        for y in line.get_ydata()
+    ]
+    assert dots == [1.0] * 12  # four layers on four batches, eight on two; two models
+
+
+def test_a_bar_is_as_long_as_the_eager_step_whatever_was_measured_first(
+    measured: pd.DataFrame, drawn: dict[str, Any]
+) -> None:
+    """16 ms of SASRec, 4 layers, at 85% waste; what is cut off says how long it is."""
+    for table in (measured, measured.iloc[::-1]):
+        throughput_figures.draw(table, MADE_BY, Path("nowhere"))
+        (much,) = [p for p in drawn[f"{ID}_parts"].axes if p.get_title().startswith("waste 85%")]
+        bars = [bar for bar in much.patches if bar.get_x() == much.patches[0].get_x()]
+        batch = 0.05 * 0.96 * 16  # made beside the step before
+        assert sum(bar.get_height() for bar in bars) == pytest.approx(16 + batch)
+    none = drawn[f"{ID}_parts"].axes[-1]
+    assert none.get_title().startswith("waste 0%")
+    # Of 8 layers every score takes 9 times ours, 288 ms and its batch, and others 51 at most.
+    assert "to 302" in [text.get_text() for text in none.texts]
