@@ -101,6 +101,7 @@ def test_data_that_does_not_say_what_it_is_is_named(checkout, capfd, command, co
 
 def test_a_notebook_finds_the_folders_that_the_user_meant(checkout, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(paths.DATA_VARIABLE, raising=False)
     monkeypatch.setenv(paths.BUILD_VARIABLE, "kept")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["mine", "/theirs"]))
     found = variables_from_here()
