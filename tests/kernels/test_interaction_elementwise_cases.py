@@ -14,7 +14,7 @@ from jagged_kernels.core import backends
 from jagged_kernels.ops import users as native_users
 from jagged_kernels.ops.elementwise import elementwise, jagged2_mul, self_difference
 from jagged_kernels.ops.layout import last_k
-from jagged_kernels.ops.normalise import norm, softmax
+from jagged_kernels.ops.normalise import norm, softmax, triton_norm
 from jagged_kernels.ops.pooling import pooling, weighted_sum
 from jagged_kernels.tensors.jagged2 import jagged2_offsets
 
@@ -136,6 +136,21 @@ def test_the_sum_of_a_norm_alone_is_differentiable(backend):
     assert torch.equal(total.values, values + residual.values)
     assert values.grad is not None
     assert torch.equal(values.grad, torch.ones_like(values))
+
+
+def test_a_result_that_nobody_used_has_no_gradient_and_not_one_of_zeros(monkeypatch):
+    launch, given = triton_norm.launch_norm_backward, []
+
+    def seen(d_y, d_total, *rest, **options):
+        given.append(d_total)
+        return launch(d_y, d_total, *rest, **options)
+
+    monkeypatch.setattr(triton_norm, "launch_norm_backward", seen)
+    x = jagged(6)
+    x = x.with_values(x.values.requires_grad_())
+    y, _ = jk.jagged_layer_norm(x, residual=jagged(6), backend="triton")
+    y.values.sum().backward()
+    assert given == [None]
 
 
 @pytest.mark.parametrize("backend", ["native", "triton"])

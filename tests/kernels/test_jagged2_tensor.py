@@ -42,6 +42,7 @@ ANY: Any = [0, 1, 10]
     [
         (lambda: built(3, [0, 1, 4], [0, 7, 99]), ValueError, r"matrix_offsets\[1\] = 7 for 1"),
         (lambda: built(9, [0, 1, 4], [0, 1, 10]), ValueError, r"\[10\] for these .* got \[9\]"),
+        (lambda: built(11, [0, 1, 4], [0, 1, 10]), ValueError, r"\[10\] for these .* got \[11\]"),
         (lambda: built(10, [1, 2, 5], [0, 1, 10]), ValueError, r"start at 0, got offsets\[0\] = 1"),
         (lambda: built(2, [0, 1, 0], [0, 1, 2]), ValueError, "offsets must not decrease"),
         (lambda: built(10, [0, 1, 4], [0, 1, 10], torch.float64), TypeError, "got torch.float64"),
@@ -61,6 +62,11 @@ ANY: Any = [0, 1, 10]
             lambda: jagged2_like(tokens(OFFSETS)).with_values(torch.ones(10, device="meta")),
             ValueError,
             r"\(10,\) on .*, got \(10,\) on meta",
+        ),
+        (
+            lambda: jagged2_like(tokens(OFFSETS)).with_values(torch.ones(9, device=DEVICE)),
+            ValueError,
+            r"must be \(10,\) on .*, got \(9,\)",
         ),
     ],
 )

@@ -60,6 +60,7 @@ def test_to_padded_without_tokens():
     empty = JaggedTensor(torch.zeros(0, 3), torch.zeros(3, dtype=torch.int64))
     assert empty.to_padded().shape == (2, 0, 3)
     assert torch.equal(empty.to_padded(2, value=7.0), torch.full((2, 2, 3), 7.0))
+    assert JaggedTensor(torch.zeros(0, 3), torch.tensor([0])).to_padded().shape == (0, 0, 3)
 
 
 def test_nested_round_trip(jagged):
