@@ -336,6 +336,17 @@ def test_no_gradient():
     assert not cache.gather()[0].values.requires_grad
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_copy_that_inference_mode_made_takes_events_there(backend):
+    cache = a_cache()
+    k, v = new_events([1, 2, 0])
+    with torch.inference_mode():
+        copied = copy.deepcopy(cache)
+        copied.append(k, v, backend=backend)
+        assert copied.lengths.tolist() == [1, 2, 0]
+    assert cache.lengths.tolist() == [0, 0, 0]
+
+
 def test_keeping():
     cache = a_cache()
     with pytest.raises(ValueError, match="page_size=1, not 4"):
