@@ -51,6 +51,19 @@ def test_top_k_exact(lengths, k, dtype):
     assert_as_exact_as_reference(top(k), tensors, dtype)
 
 
+@pytest.mark.parametrize("order", ["increasing", "decreasing", "any"])
+def test_the_best_of_a_long_user_are_anywhere(order):
+    """Of few scores that are the same, the best are all in its first piece."""
+    lengths = (3, 2500, 1024, 7)
+    x = torch.arange(float(sum(lengths)))
+    if order == "any":
+        x = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))]
+    x = (-x if order == "decreasing" else x).to(DEVICE)
+    tensors = {"x": x, "offsets": offsets_of(lengths)}
+    for k in (1, 6):
+        assert_as_exact_as_reference(top(k), tensors, torch.float32)
+
+
 def test_the_largest_k():
     tensors = {"x": scores_of((200, 3)), "offsets": offsets_of((200, 3))}
     assert_as_exact_as_reference(top(128), tensors, torch.float32)
@@ -219,6 +232,14 @@ def test_unique_of_ids_as_far_apart_as_keys_hold(bits):
     fits = triton_user_unique.launch_user_unique(ids.values, ids.offsets) is not None
     assert fits == (bits <= 56)
     assert_unique_is_the_reference(ids)
+
+
+@pytest.mark.parametrize("bits", [59, 60, 61, 62, 63])
+def test_unique_of_ids_that_leave_no_bits_for_users(bits):
+    """Of three users: keys of user and id would pass 2^63."""
+    end = 2**bits - 2
+    values = torch.tensor([end, -1, end, 0, end, end, -1, 3], device=DEVICE)
+    assert_unique_is_the_reference(JaggedTensor(values, offsets_of((3, 2, 3))))
 
 
 @pytest.mark.parametrize("backend", ["native", "triton"])

@@ -120,6 +120,8 @@ def test_wrong_lists_and_lengths():
         JaggedTensor.from_list([])
     with pytest.raises(ValueError, match=r"lie in \[0, 3\]"):
         JaggedTensor.from_padded(torch.zeros(2, 3), torch.tensor([1, 4]))
+    with pytest.raises(ValueError, match=r"lie in \[0, 3\], the padded length; got -1 to 1"):
+        JaggedTensor.from_padded(torch.zeros(2, 3), torch.tensor([1, -1]))
     with pytest.raises(ValueError, match=r"lengths \[B\]"):
         JaggedTensor.from_padded(torch.zeros(2, 3), torch.tensor([1]))
 
