@@ -176,6 +176,16 @@ def test_sums_of_half_types_are_in_float32(backend):
     assert total.tolist() == [[300.0]]
 
 
+def test_long_sums_keep_their_digits():
+    """Of so many float32 one after another, one in 10^4 would be lost."""
+    x = torch.full((2**18, 1), 0.1, device=DEVICE)
+    total = jk.jagged_sum(
+        JaggedTensor(x, torch.tensor([0, 1, 2**18], device=DEVICE)), backend="native"
+    )
+    exact = x[1:].double().sum()
+    assert abs(total[1, 0].double() / exact - 1) < 2**-23
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_behind_a_padded_operand_zero_times_infinity_is_nan(backend):
     values = torch.tensor([1.0, math.inf, math.nan, 2.0], device=DEVICE)
