@@ -144,6 +144,16 @@ def test_softmax_of_users_that_are_held_read_twice_and_cut(
     assert_as_exact_as_reference(operation.call, operation.tensors(lengths, columns), dtype)
 
 
+@pytest.mark.parametrize("shift", [-3e4, 3e4])
+def test_softmax_of_pieces_far_from_zero(shift, short_pieces):
+    """Pieces that a user does not have count for nothing, and not as a score of 0."""
+    x = torch.randn(700, 3, generator=torch.Generator().manual_seed(0)) + shift
+    offsets = torch.tensor([0, 690, 700])
+    x, offsets = x.to(DEVICE), offsets.to(DEVICE)
+    (found,) = flat(OPERATIONS["softmax"].call("triton", offsets=offsets, x=x))
+    torch.testing.assert_close(found[:690], x[:690].softmax(0))
+
+
 @pytest.mark.parametrize("stride", [2**19, 2**21])
 def test_softmax_of_narrow_rows_far_apart(stride, monkeypatch):
     """Addresses in a tile are of 32 bits: rows that lie too far apart for it are copied."""
@@ -212,6 +222,31 @@ def _gradients(operation, backend, tensors):
     kinds = {name: kind for name, (kind, _) in operation.operands.items()}
     grads = [leaves[name].grad for name, kind in kinds.items() if kind != "parameter"]
     return [*(out.detach() for out in outputs), *(g for g in grads if g is not None)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_in_wider_ones(name, short_pieces):
+    """Read where they lie, for gradients too, they give what rows without gaps give."""
+    operation = OPERATIONS[name]
+    tensors = _on_device(operation.tensors([3, 0, 70 if operation.squares else 600, 1]))
+
+    def run(*, wide):
+        """Outputs, and of each operand the gradient."""
+        given, leaves = dict(tensors), []
+        for operand in operation.operands:
+            packed = tensors[operand]
+            leaf = torch.stack([packed, packed], 1).requires_grad_()
+            leaves.append(leaf)
+            given[operand] = leaf[:, 0] if wide else leaf[:, 0].contiguous()
+        outputs = [t for t in flat(operation.call("triton", **given)) if t.is_floating_point()]
+        # Gradients of outputs, too, have rows in wider ones then.
+        packed = [torch.stack([out, out.detach()], 1)[:, 0] if wide else out for out in outputs]
+        torch.stack([(out * out.detach().cos()).sum() for out in packed]).sum().backward()
+        return outputs, [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+    for found, expected in zip(run(wide=True), run(wide=False), strict=True):
+        for ours, packed in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, packed)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -128,6 +128,27 @@ def test_parameters_of_norms_may_be_float32(backend):
 
 
 @pytest.mark.parametrize("backend", ["native", "triton"])
+def test_gradients_of_float32_parameters_are_not_rounded_to_half(backend):
+    tokens = 2049  # between two numbers of float16
+    x = jagged(2, lengths=(tokens,), dtype=torch.float16)
+    weight, bias = (torch.ones(2, device=DEVICE, requires_grad=True) for _ in range(2))
+    jk.jagged_layer_norm(x, weight, bias, backend=backend).values.sum().backward()
+    assert bias.grad is not None
+    assert bias.grad.tolist() == [tokens, tokens]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_normalised_is_the_sum_that_is_returned(backend):
+    """Of float16, where 2048 + 1 is 2048: two numbers that are the same have no variance."""
+    row = torch.tensor([[2048.0, 2048.0]], dtype=torch.float16, device=DEVICE)
+    x = JaggedTensor(row, torch.tensor([0, 1], device=DEVICE))
+    added = x.with_values(torch.tensor([[1.0, 0.0]], dtype=torch.float16, device=DEVICE))
+    y, total = jk.jagged_layer_norm(x, residual=added, backend=backend)
+    assert total.values.tolist() == [[2048, 2048]]
+    assert y.values.tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize("backend", ["native", "triton"])
 def test_the_sum_of_a_norm_alone_is_differentiable(backend):
     x, residual = jagged(6), jagged(6)
     values = x.values.requires_grad_()
