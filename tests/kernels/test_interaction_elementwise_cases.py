@@ -282,6 +282,10 @@ WRONG = {
     "residual": (
         lambda: jk.jagged_rms_norm(X, residual=jagged(4)), ValueError, r"got \(7, 4\)"
     ),
+    "residual of as many numbers": (
+        lambda: jk.jagged_rms_norm(jagged(4, 2), residual=jagged(2, 4)),
+        ValueError, r"\(7, 4, 2\) like x, got \(7, 2, 4\)",
+    ),
     "numbers to normalise": (lambda: jk.jagged_rms_norm(jagged()), ValueError, r"got \(7,\)"),
 }  # fmt: skip
 

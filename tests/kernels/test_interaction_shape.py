@@ -410,6 +410,12 @@ def x_of(*lengths: int) -> Any:
         (lambda: from_padded(tokens((2,), 2), tokens((2,))), TypeError, "lengths must be int32 or"),
         (lambda: from_padded(tokens((2,), 2).to("meta"), offsets_of((1,))), ValueError,
          "padded and lengths must be on one device, got meta and"),
+        (lambda: from_padded(tokens((2,), 2).to(torch.int8), offsets_of((1, 1)).diff(), value=300),
+         ValueError, "value must be a number that torch.int8 and a float hold, got 300"),
+        (lambda: to_padded(x_of(2).to(torch.int64), 1, value=2**53 + 1), ValueError,
+         "int64 and a float hold, got 9007199254740993"),
+        (lambda: from_padded(tokens((2,), 2).to(torch.complex64), offsets_of((1, 1)).diff()),
+         TypeError, "tensors must be real, got torch.complex64"),
         (lambda: jagged2_to_padded(x_of(2), 3), TypeError, "Jagged2Tensor"),
     ],
 )  # fmt: skip
@@ -424,6 +430,13 @@ def test_wrong_contents_raise_on_a_cpu():
         jagged_index_select(x_of(2, 1), torch.tensor([0, 2]))
     with pytest.raises(ValueError, match="total is 5, but the result has 3 tokens"):
         jagged_slice(x_of(2, 1), 0, 9, total=5)
+
+
+@pytest.mark.parametrize("backend", ["reference", "native", "triton"])
+def test_bools_are_filled_up_with_bools(backend):
+    x = JaggedTensor(torch.tensor([True, False], device=DEVICE), offsets_of((1, 1)))
+    padded = to_padded(x, 2, value=3.0, backend=backend)
+    assert padded.view(torch.uint8).tolist() == [[1, 1], [0, 1]]
 
 
 def test_a_frequent_user_is_summed_in_float32():
