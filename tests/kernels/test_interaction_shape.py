@@ -294,17 +294,23 @@ def test_operators_pass_opcheck():
     torch.library.opcheck(cut_matrices, (tokens((3,), 4, 4), offsets, matrices, 34))
 
 
-def test_slice_clamps():
-    x = JaggedTensor(torch.arange(9, device=DEVICE), offsets_of((4, 0, 5)))
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_slice_clamps(dtype):
+    """What int32 offsets cannot hold, too, an int or a tensor: it would wrap round."""
+    x = JaggedTensor(torch.arange(9, device=DEVICE), offsets_of((4, 0, 5), dtype))
     for start, length, expected in [
         (-3, 2, [[0, 1], [], [4, 5]]),
         (3, 10**12, [[3], [], [7, 8]]),
         (10**12, 1, [[], [], []]),
+        (2**32 + 1, 1, [[], [], []]),
+        (-(2**32) + 1, 2**32 + 1, [[0, 1, 2, 3], [], [4, 5, 6, 7, 8]]),
         (1, -5, [[], [], []]),
     ]:
+        each = [torch.full((3,), number, device=DEVICE) for number in (start, length)]
         for backend in ("reference", "native", "triton"):
-            found = jagged_slice(x, start, length, backend=backend)
-            assert [part.tolist() for part in found.unbind()] == expected
+            for given_start, given_length in ((start, length), each):
+                found = jagged_slice(x, given_start, given_length, backend=backend)
+                assert [part.tolist() for part in found.unbind()] == expected
 
 
 @settings(max_examples=30, deadline=None)
