@@ -469,6 +469,47 @@ def test_copies_of_users_of_many_pieces(columns, monkeypatch):
     assert_as_exact_as_reference(select_call, tensors, torch.float32)
 
 
+def test_more_users_than_a_program_cuts(monkeypatch):
+    from jagged_kernels.ops.layout import triton_copies
+
+    monkeypatch.setattr(triton_copies, "_USERS", 4)
+    lengths = (3, 0, 5, 1, 2, 2, 0, 4, 1, 6, 3)
+    x = JaggedTensor(tokens(lengths, 2), offsets_of(lengths))
+    users = torch.tensor([10, 0, 9, 9, 1, 2, 7, 3, 5], device=DEVICE)
+    for call in (
+        lambda backend: jagged_slice(x, 1, 2, backend=backend),
+        lambda backend: jagged_index_select(x, users, backend=backend),
+    ):
+        found, expected = call("triton"), call("reference")
+        assert torch.equal(found.offsets, expected.offsets)
+        assert torch.equal(found.values, expected.values)
+
+
+def test_copies_of_users_far_outside_are_nobodys():
+    """Whose numbers in 32 bits would be those of users that there are."""
+    from jagged_kernels.ops.layout import triton_select
+
+    select = torch.tensor([2**32, 1, 1 - 2**32, 0, 2**32 + 1, 2**62], device=DEVICE)
+    order, first = triton_select._order_copies(select, 2)
+    assert first.tolist() == [1, 2, 3]
+    assert order[1:3].tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("backend", ["reference", "native", "triton"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_offsets_of_results_have_the_dtype_of_those_given(dtype, backend):
+    x = JaggedTensor(tokens((2, 1), 2), offsets_of((2, 1), dtype))
+    users = torch.tensor([1, 0, 1], device=DEVICE)
+    for made in (
+        jagged_slice(x, 1, users[:2], backend=backend),
+        jagged_recent(x, 1, backend=backend),
+        jagged_index_select(x, users, backend=backend),
+        jagged_cat([x, x, tokens((1,), 2)], backend=backend),
+        from_padded(tokens((2,), 2), offsets=x.offsets, backend=backend),
+    ):
+        assert made.offsets.dtype == dtype
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize(("users", "copies"), [(1, 1), (3, 700), (300, 40), (129, 256), (5, 0)])
 def test_copies_in_the_order_of_their_users(users, copies, dtype, monkeypatch):
