@@ -65,6 +65,14 @@ def test_max_of_equals_infinities_and_nan(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_how_many_of_the_last_there_are_is_in_the_dtype_of_offsets(dtype, backend):
+    x = jagged(2)
+    counts = jk.jagged_last_k(JaggedTensor(x.values, x.offsets.to(dtype)), 2, backend=backend)[1]
+    assert (counts.dtype, counts.tolist()) == (dtype, [2, 0, 2])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_last_k(backend):
     x = JaggedTensor(torch.arange(1.0, 8.0, device=DEVICE)[:, None], jagged().offsets)
     rows, there = jk.jagged_last_k(x, 3, backend=backend)
