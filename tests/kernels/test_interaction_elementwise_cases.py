@@ -287,6 +287,14 @@ WRONG = {
         lambda: jk.jagged_layer_norm(X, torch.ones(4, device=DEVICE)),
         ValueError, r"\[3\], got \(4,\)",
     ),
+    "parameter's dtype": (
+        lambda: jk.jagged_layer_norm(X, torch.ones(3, device=DEVICE).half()),
+        TypeError, r"weight must have the dtype of x, torch.float32, got torch.float16",
+    ),
+    "squares of integers": (
+        lambda: jk.jagged2_softmax(squares().with_values(torch.ones(25, device=DEVICE).long())),
+        TypeError, r"m must be of a floating dtype, got torch.int64",
+    ),
     "residual": (
         lambda: jk.jagged_rms_norm(X, residual=jagged(4)), ValueError, r"got \(7, 4\)"
     ),

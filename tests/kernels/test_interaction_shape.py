@@ -422,6 +422,7 @@ def x_of(*lengths: int) -> Any:
          "int64 and a float hold, got 9007199254740993"),
         (lambda: from_padded(tokens((2,), 2).to(torch.complex64), offsets_of((1, 1)).diff()),
          TypeError, "tensors must be real, got torch.complex64"),
+        (lambda: to_padded(x_of(2).to(torch.complex128), 1), TypeError, "got torch.complex128"),
         (lambda: jagged2_to_padded(x_of(2), 3), TypeError, "Jagged2Tensor"),
     ],
 )  # fmt: skip

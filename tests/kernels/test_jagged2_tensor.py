@@ -104,6 +104,8 @@ def test_layouts_that_do_not_fit(backend):
             if DEVICE == "cpu":
                 with pytest.raises(ValueError, match=f"{name} must have the offsets of x"):
                     call(jagged2_like(tokens(OTHERS)))
+            with pytest.raises(ValueError, match=f"{name} must be on .* like x, got meta"):
+                call(jagged2_like(x).to("meta"))
             with pytest.raises(ValueError, match=f"{name} must have the users of x, 2, got 1"):
                 call(jagged2_like(tokens(torch.tensor([0, 4]))))
 
