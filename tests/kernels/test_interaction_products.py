@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from attention_cases import DEVICE
-from operation_cases import DTYPES, assert_as_exact_as_reference
+from operation_cases import DTYPES, assert_as_exact_as_reference, results
 from product_cases import (
     LENGTHS,
+    OPERATIONS,
     dense_call,
     dense_case,
     linear_call,
@@ -26,7 +27,7 @@ from product_cases import (
     target_case,
 )
 
-from jagged_kernels import JaggedTensor
+from jagged_kernels import JaggedTensor, jagged_linear
 from jagged_kernels.core.sizes import LaunchConfig
 from jagged_kernels.ops.products import triton_groups, triton_products, triton_target_interaction
 from jagged_kernels.ops.products.jagged_linear import Activation
@@ -97,6 +98,33 @@ def test_linear_is_exact(activation: Activation, dtype: torch.dtype) -> None:
     """Groups out of order, without users (0, 3) and with users that have no tokens."""
     tensors = linear_case((70, 0, 3, 140, 9, 1, 0), 5, [2, 1, 4, 2, 1, 2, 4])
     assert_as_exact_as_reference(linear_call(activation), tensors, dtype)
+
+
+@pytest.mark.parametrize("backend", ["reference", "native", "triton"])
+def test_relu_at_zero_and_at_nan(backend: Any) -> None:
+    """As in PyTorch: no gradient at 0, and what is no number stays none."""
+    values = torch.tensor([[1.0], [0.0], [torch.nan]], device=DEVICE, requires_grad=True)
+    x = JaggedTensor(values, offsets_of((3,)).to(DEVICE))
+    weight = torch.ones(1, 1, 1, device=DEVICE)
+    out = jagged_linear(x, weight, activation="relu", backend=backend).values
+    torch.testing.assert_close(
+        out, torch.tensor([[1.0], [0.0], [torch.nan]], device=DEVICE), equal_nan=True
+    )
+    out[:2].sum().backward()
+    assert values.grad is not None
+    assert values.grad[:2, 0].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_native_gradients_of_float64_have_all_of_its_digits(name: str) -> None:
+    call, case = OPERATIONS[name]
+    tensors = {
+        key: t.to(DEVICE, torch.float64 if t.is_floating_point() else t.dtype)
+        for key, t in case((3, 0, 40)).items()
+    }
+    found, expected = (results(call, backend, tensors) for backend in ("native", "reference"))
+    for key, result in found.items():
+        torch.testing.assert_close(result, expected[key], rtol=1e-12, atol=1e-12, msg=key)
 
 
 @pytest.mark.usefixtures("launches")
