@@ -106,6 +106,9 @@ def test_columns_that_are_kept_read_twice_and_cut(dtype, monkeypatch, poisoned_a
     for lengths in ([20, 5, 0, 32, 33, 9, 1, 70], [33]):
         tensors = operation.tensors(lengths, 3)
         assert_as_exact_as_reference(operation.call, tensors, dtype)
+        # Pieces that are not there count for nothing, and not as a score of 0.
+        tensors["x"] -= 200
+        assert_as_exact_as_reference(operation.call, tensors, dtype)
 
 
 @pytest.mark.parametrize("name", ["sum", "max", "softmax"])

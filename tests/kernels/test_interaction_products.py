@@ -215,6 +215,11 @@ def test_what_is_not_finite_stays_where_it_is(transpose: bool) -> None:
     m[3, 69], m[69, 5], m[64, 0] = torch.inf, -torch.inf, torch.nan
     tensors = {"m": m.flatten(), "x": tensors["y"], "offsets": offsets}
     assert_not_finite_alike(matmul_call(transpose), tensors)
+    # Rows that begin and end in the middle of a word: tokens of its ends count once.
+    tensors = matmul_case((3, 71), 16) | {"x": random(74, 16, seed=1).abs() + 1}
+    tensors["m"] = tensors["m"].abs() + 1
+    tensors["x"][3, 1] = tensors["x"][73, 2] = torch.inf
+    assert_not_finite_alike(matmul_call(transpose), tensors)
 
 
 def assert_not_finite_alike(call: Callable[..., Any], tensors: dict[str, torch.Tensor]) -> None:
