@@ -203,6 +203,23 @@ def test_squares_with_rows_that_begin_alike(dtype: torch.dtype) -> None:
     assert_as_exact_as_reference(matmul_call(False), matmul_case(lengths, 9), dtype)
 
 
+@pytest.mark.parametrize("wanted", [("x",), ("y",), ("x", "y")], ids="".join)
+def test_scores_give_gradients_to_whom_they_are_asked_for(wanted: tuple[str, ...]) -> None:
+    """To one side by a product, to both by one launch; y lies in wider rows than x."""
+    tensors = {key: t.to(DEVICE) for key, t in outer_case((3, 0, 70), 8).items()}
+    found = {}
+    for backend in ("reference", "triton"):
+        leaves = {key: tensors[key].clone().requires_grad_(key in wanted) for key in "xy"}
+        wide = torch.cat([leaves["y"], leaves["y"].detach()], 1)[:, :8]
+        given = tensors | {"x": leaves["x"], "y": wide}
+        scores = outer_call(backend, **given)
+        found[backend] = torch.autograd.grad(
+            (scores * scores.detach().cos()).sum(), [leaves[key] for key in wanted]
+        )
+    for ours, expected in zip(found["triton"], found["reference"], strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("transpose", [False, True])
 def test_what_is_not_finite_stays_where_it_is(transpose: bool) -> None:
     """The rest of an infinite float32, when it is split into parts, is NaN."""
