@@ -100,6 +100,25 @@ def test_linear_is_exact(activation: Activation, dtype: torch.dtype) -> None:
     assert_as_exact_as_reference(linear_call(activation), tensors, dtype)
 
 
+@pytest.mark.parametrize("columns", [3, 70])
+def test_a_bias_alone_gets_its_gradient(columns: int) -> None:
+    """Read where it lies in a larger tensor."""
+    tensors = dense_case((3, 0, 2), 4, columns)
+    tensors = {key: t.to(DEVICE) for key, t in tensors.items()}
+    both = torch.stack([tensors["bias"]] * 2, -1).requires_grad_()
+    out = dense_call("triton", **tensors | {"bias": both[..., 0]}).values
+    torch.testing.assert_close(out, dense_call("reference", **tensors).values)
+    out.sum().backward()
+    assert both.grad is not None
+    assert both.grad[..., 0].tolist() == [[3.0] * columns, [0.0] * columns, [2.0] * columns]
+
+
+def test_more_users_of_targets_than_programs_take_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_target_interaction, "multiprocessors", lambda device: 1)
+    tensors = target_case((1, 0, 2) * 60, 3, 4)
+    assert_as_exact_as_reference(target_call("none"), tensors, torch.float32, backends=["triton"])
+
+
 @pytest.mark.parametrize("backend", ["reference", "native", "triton"])
 def test_relu_at_zero_and_at_nan(backend: Any) -> None:
     """As in PyTorch: no gradient at 0, and what is no number stays none."""
