@@ -152,6 +152,13 @@ def test_dtypes_that_stay_different_raise(enabled):
         jagged_linear(x, torch.randn(1, 16, 4, device=DEVICE))
 
 
+def test_integers_are_not_cast():
+    """Ids that become float16 lose digits: they raise, as they do without."""
+    ids = JaggedTensor.from_list([torch.arange(6, device=DEVICE).view(3, 2)])
+    with torch.autocast(DEVICE, DTYPE), pytest.raises(TypeError, match=r"got torch\.int64"):
+        jagged_linear(ids, torch.ones(1, 2, 2, device=DEVICE))
+
+
 def test_what_is_no_tensor_raises_as_it_does_without():
     x = JaggedTensor(torch.randn(5, 2, 16, device=DEVICE), torch.tensor([0, 5], device=DEVICE))
     with torch.autocast(DEVICE, DTYPE):

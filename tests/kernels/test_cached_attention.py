@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from jagged_kernels import (
     HistoryCache,
     JaggedTensor,
+    RelativePositionBias,
     attention_schedule,
     cache_schedule,
     cached_attention,
@@ -86,7 +87,7 @@ def test_any_head_dim(dim, dim_v):
 def test_scales():
     inputs = Case([5, 9, 2], [70, 4, 40]).inputs(torch.float32)
     assert_exact(inputs, scale=-0.3)
-    assert_exact(inputs, 1, scale=2.0, causal=False)
+    assert_exact(inputs, 1, "triton", "native", "reference", scale=2.0, causal=False)
 
 
 def test_float16_and_a_capacity_of_no_whole_page():
@@ -299,6 +300,8 @@ def test_tiles_follow_from_queries():
     for each, tile in ((0, 16), (1, 16), (8, 16), (9, 32), (16, 32), (17, 64), (200, 64)):
         q = JaggedTensor.from_lengths(torch.zeros(4 * each, 2, 16), torch.tensor([each] * 4))
         assert cache_schedule(q.to(DEVICE), cache).tile_q == tile
+    q = JaggedTensor.from_lengths(torch.zeros(33, 2, 16), torch.tensor([9, 8, 8, 8]))
+    assert cache_schedule(q.to(DEVICE), cache).tile_q == 32  # the average is above 8
     # Sixteen heads to one of keys: a tile holds them before it holds more queries.
     q = JaggedTensor.from_lengths(torch.zeros(800, 16, 16), torch.tensor([200] * 4))
     shape = Case([1] * 4, [5] * 4, heads=2, kv_heads=2).inputs(torch.float32)
@@ -358,6 +361,9 @@ def test_no_gradient(backend):
         cached_attention(q, cache, backend=backend)
     with torch.no_grad():
         assert not cached_attention(q, cache, backend=backend).values.requires_grad
+    bias = RelativePositionBias(torch.ones(4, 2, device=DEVICE, requires_grad=True))
+    with pytest.raises(NotImplementedError, match="cached_attention has no gradient"):
+        cached_attention(q.detach(), cache, bias=bias, backend=backend)
 
 
 def test_float64():

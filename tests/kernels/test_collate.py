@@ -95,6 +95,20 @@ def test_jagged_samples_are_batches(dtypes):
     assert batch["item"].offsets.dtype == dtypes[1]
 
 
+def test_jagged_samples_that_share_some_offsets_are_not_of_the_same_users():
+    first, second, third = (JaggedTensor.from_list([torch.arange(n)]) for n in (2, 1, 3))
+    batch = jagged_collate([{"a": first, "b": first}, {"a": second, "b": third}])
+    assert lists(batch["a"]) == [[0, 1], [0]]
+    assert lists(batch["b"]) == [[0, 1], [0, 1, 2]]
+
+
+def test_columns_on_other_devices_have_offsets_of_their_own():
+    samples = [{"a": torch.ones(n), "b": torch.ones(n, device="meta")} for n in (2, 1)]
+    batch = jagged_collate(samples)
+    assert batch["a"].offsets.device == batch["a"].device
+    assert batch["b"].offsets.device == batch["b"].device
+
+
 def test_more_tokens_than_int32_offsets_hold():
     half = 2**30
     x = JaggedTensor(torch.zeros(1).expand(half), torch.tensor([0, half], dtype=torch.int32))

@@ -17,6 +17,7 @@ from jagged_kernels import (
     ALiBi,
     HistoryCache,
     JaggedTensor,
+    SiLU,
     attention_schedule,
     cache_schedule,
     cached_attention,
@@ -138,8 +139,10 @@ def test_attention_over_a_cache_counts_what_it_holds(backend, page_size, causal)
     assert pairs == (6 + 207 + 18 if causal else 15 + 360 + 18)
     for schedule in (None, cache_schedule(q, cache, causal=causal, tile_q=16)):
         options = {"causal": causal, "schedule": schedule, "backend": backend}
-        _, found = counted(lambda options=options: cached_attention(q, cache, **options))
-        assert found == 2 * HEADS * pairs * (DIM + DIM_V)
+        for more in ({}, {"scores": SiLU(divide_by=8)}):
+            given = options | more
+            _, found = counted(lambda given=given: cached_attention(q, cache, **given))
+            assert found == 2 * HEADS * pairs * (DIM + DIM_V)
 
 
 @pytest.mark.parametrize("recent", [1, 5, None])

@@ -255,6 +255,7 @@ def test_what_is_appended_through_such_a_list(monkeypatch, backend, page_size):
     ("options", "message"),
     [
         ({"page_size": 3}, "page_size must be a power of two"),
+        ({"page_size": 12}, "page_size must be a power of two"),
         ({"page_size": 256}, "page_size must be a power of two"),
         ({"capacity": 0}, "capacity, kv_heads and head_dim must be at least 1"),
         ({"kv_heads": 0}, "capacity, kv_heads and head_dim must be at least 1"),
@@ -279,6 +280,9 @@ def test_arguments():
         cache.append(*new_events([1, 2, 0], dtype=torch.float16))
     with pytest.raises(ValueError, match="k and v must have the same offsets"):
         cache.append(k, new_events([1, 1, 0])[1])
+    if DEVICE == "cpu":  # where it can be seen without waiting
+        with pytest.raises(ValueError, match="k and v must have the same offsets"):
+            cache.append(k, new_events([2, 1, 0])[1])
     with pytest.raises(TypeError, match="dtype must be floating"):
         a_cache(dtype=torch.int32)
     with pytest.raises(TypeError, match="head_dim_v must be an int, got float"):
@@ -322,12 +326,25 @@ def test_no_gradient():
     k.values.requires_grad_()
     with pytest.raises(NotImplementedError, match="a cache has no gradient"):
         cache.append(k, v)
+    with pytest.raises(NotImplementedError, match="a cache has no gradient"):
+        cache.append(k.detach(), v.with_values(v.values.clone().requires_grad_()))
     with torch.no_grad():
         cache.append(k, v)
     with torch.inference_mode():
         inside = a_cache()
     inside.append(k.detach(), v)
     assert not cache.gather()[0].values.requires_grad
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_copy_that_inference_mode_made_takes_events_there(backend):
+    cache = a_cache()
+    k, v = new_events([1, 2, 0])
+    with torch.inference_mode():
+        copied = copy.deepcopy(cache)
+        copied.append(k, v, backend=backend)
+        assert copied.lengths.tolist() == [1, 2, 0]
+    assert cache.lengths.tolist() == [0, 0, 0]
 
 
 def test_keeping():
@@ -343,6 +360,24 @@ def test_keeping():
     if DEVICE == "cpu":
         with pytest.raises(ValueError, match="must keep the same number"):
             cache.keep(kept)
+
+
+def test_lists_and_lengths_are_changed_where_they_are():
+    """Schedules and captured graphs hold these tensors."""
+    cache = a_cache(page_size=1)
+    pages, lengths = cache.pages, cache.lengths
+    cache.append(*new_events([2, 0, 1]))
+    for change in (
+        lambda: cache.append(*new_events([1, 0, 1])),
+        lambda: cache.keep(torch.arange(20, device=DEVICE).expand(3, 2, 20) > 0),
+        lambda: cache.reset(torch.tensor([0], device=DEVICE)),
+        cache.reset,
+    ):
+        version = lengths._version
+        change()
+        assert cache.pages is pages
+        assert cache.lengths is lengths
+        assert lengths._version > version
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

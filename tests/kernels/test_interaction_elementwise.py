@@ -88,6 +88,9 @@ def test_rows_longer_than_a_program_holds(name, monkeypatch):
     monkeypatch.setattr(triton_self_difference, "COLUMNS", 64)
     tensors = OPERATIONS[name].tensors([5, 140, 0, 40, 33], 3)
     assert_as_exact_as_reference(OPERATIONS[name].call, tensors, torch.float32)
+    if name == "softmax2 rows":  # whose largest is far below 0
+        tensors["x"] -= 200
+        assert_as_exact_as_reference(OPERATIONS[name].call, tensors, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -105,6 +108,9 @@ def test_columns_that_are_kept_read_twice_and_cut(dtype, monkeypatch, poisoned_a
     operation = OPERATIONS["softmax2 columns"]
     for lengths in ([20, 5, 0, 32, 33, 9, 1, 70], [33]):
         tensors = operation.tensors(lengths, 3)
+        assert_as_exact_as_reference(operation.call, tensors, dtype)
+        # Pieces that are not there count for nothing, and not as a score of 0.
+        tensors["x"] -= 200
         assert_as_exact_as_reference(operation.call, tensors, dtype)
 
 
@@ -142,6 +148,16 @@ def test_softmax_of_users_that_are_held_read_twice_and_cut(
     lengths += [shape.tile, shape.tile + 1, shape.piece, shape.piece + 1, 3 * shape.piece - 1]
     operation = OPERATIONS["softmax"]
     assert_as_exact_as_reference(operation.call, operation.tensors(lengths, columns), dtype)
+
+
+@pytest.mark.parametrize("shift", [-3e4, 3e4])
+def test_softmax_of_pieces_far_from_zero(shift, short_pieces):
+    """Pieces that a user does not have count for nothing, and not as a score of 0."""
+    x = torch.randn(700, 3, generator=torch.Generator().manual_seed(0)) + shift
+    offsets = torch.tensor([0, 690, 700])
+    x, offsets = x.to(DEVICE), offsets.to(DEVICE)
+    (found,) = flat(OPERATIONS["softmax"].call("triton", offsets=offsets, x=x))
+    torch.testing.assert_close(found[:690], x[:690].softmax(0))
 
 
 @pytest.mark.parametrize("stride", [2**19, 2**21])
@@ -212,6 +228,31 @@ def _gradients(operation, backend, tensors):
     kinds = {name: kind for name, (kind, _) in operation.operands.items()}
     grads = [leaves[name].grad for name, kind in kinds.items() if kind != "parameter"]
     return [*(out.detach() for out in outputs), *(g for g in grads if g is not None)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_in_wider_ones(name, short_pieces):
+    """Read where they lie, for gradients too, they give what rows without gaps give."""
+    operation = OPERATIONS[name]
+    tensors = _on_device(operation.tensors([3, 0, 70 if operation.squares else 600, 1]))
+
+    def run(*, wide):
+        """Outputs, and of each operand the gradient."""
+        given, leaves = dict(tensors), []
+        for operand in operation.operands:
+            packed = tensors[operand]
+            leaf = torch.stack([packed, packed], 1).requires_grad_()
+            leaves.append(leaf)
+            given[operand] = leaf[:, 0] if wide else leaf[:, 0].contiguous()
+        outputs = [t for t in flat(operation.call("triton", **given)) if t.is_floating_point()]
+        # Gradients of outputs, too, have rows in wider ones then.
+        packed = [torch.stack([out, out.detach()], 1)[:, 0] if wide else out for out in outputs]
+        torch.stack([(out * out.detach().cos()).sum() for out in packed]).sum().backward()
+        return outputs, [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+    for found, expected in zip(run(wide=True), run(wide=False), strict=True):
+        for ours, packed in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, packed)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -14,7 +14,7 @@ from jagged_kernels.core import backends
 from jagged_kernels.ops import users as native_users
 from jagged_kernels.ops.elementwise import elementwise, jagged2_mul, self_difference
 from jagged_kernels.ops.layout import last_k
-from jagged_kernels.ops.normalise import norm, softmax
+from jagged_kernels.ops.normalise import norm, softmax, triton_norm
 from jagged_kernels.ops.pooling import pooling, weighted_sum
 from jagged_kernels.tensors.jagged2 import jagged2_offsets
 
@@ -62,6 +62,14 @@ def test_max_of_equals_infinities_and_nan(backend):
     grad[[1, 0, 1], [0, 1, 2]] = 1.0
     assert tokens.grad is not None
     assert torch.equal(tokens.grad, grad)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_how_many_of_the_last_there_are_is_in_the_dtype_of_offsets(dtype, backend):
+    x = jagged(2)
+    counts = jk.jagged_last_k(JaggedTensor(x.values, x.offsets.to(dtype)), 2, backend=backend)[1]
+    assert (counts.dtype, counts.tolist()) == (dtype, [2, 0, 2])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -128,6 +136,27 @@ def test_parameters_of_norms_may_be_float32(backend):
 
 
 @pytest.mark.parametrize("backend", ["native", "triton"])
+def test_gradients_of_float32_parameters_are_not_rounded_to_half(backend):
+    tokens = 2049  # between two numbers of float16
+    x = jagged(2, lengths=(tokens,), dtype=torch.float16)
+    weight, bias = (torch.ones(2, device=DEVICE, requires_grad=True) for _ in range(2))
+    jk.jagged_layer_norm(x, weight, bias, backend=backend).values.sum().backward()
+    assert bias.grad is not None
+    assert bias.grad.tolist() == [tokens, tokens]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_normalised_is_the_sum_that_is_returned(backend):
+    """Of float16, where 2048 + 1 is 2048: two numbers that are the same have no variance."""
+    row = torch.tensor([[2048.0, 2048.0]], dtype=torch.float16, device=DEVICE)
+    x = JaggedTensor(row, torch.tensor([0, 1], device=DEVICE))
+    added = x.with_values(torch.tensor([[1.0, 0.0]], dtype=torch.float16, device=DEVICE))
+    y, total = jk.jagged_layer_norm(x, residual=added, backend=backend)
+    assert total.values.tolist() == [[2048, 2048]]
+    assert y.values.tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize("backend", ["native", "triton"])
 def test_the_sum_of_a_norm_alone_is_differentiable(backend):
     x, residual = jagged(6), jagged(6)
     values = x.values.requires_grad_()
@@ -136,6 +165,21 @@ def test_the_sum_of_a_norm_alone_is_differentiable(backend):
     assert torch.equal(total.values, values + residual.values)
     assert values.grad is not None
     assert torch.equal(values.grad, torch.ones_like(values))
+
+
+def test_a_result_that_nobody_used_has_no_gradient_and_not_one_of_zeros(monkeypatch):
+    launch, given = triton_norm.launch_norm_backward, []
+
+    def seen(d_y, d_total, *rest, **options):
+        given.append(d_total)
+        return launch(d_y, d_total, *rest, **options)
+
+    monkeypatch.setattr(triton_norm, "launch_norm_backward", seen)
+    x = jagged(6)
+    x = x.with_values(x.values.requires_grad_())
+    y, _ = jk.jagged_layer_norm(x, residual=jagged(6), backend="triton")
+    y.values.sum().backward()
+    assert given == [None]
 
 
 @pytest.mark.parametrize("backend", ["native", "triton"])
@@ -159,6 +203,14 @@ def test_sums_of_half_types_are_in_float32(backend):
     total = jk.jagged_weighted_sum(x.with_values(large * 0 + 300), weights, backend=backend)
     assert total.dtype == torch.float16
     assert total.tolist() == [[300.0]]
+
+
+def test_long_sums_keep_their_digits():
+    """Of as many float32 one after another, the last four bits would be lost."""
+    x = torch.rand(2**18, 1, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    jagged = JaggedTensor(x, torch.tensor([0, 1, 2**18], device=DEVICE))
+    total = jk.jagged_sum(jagged, backend="native")[1, 0].double()
+    assert abs(total / x[1:].double().sum() - 1) < 2**-23
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -235,8 +287,20 @@ WRONG = {
         lambda: jk.jagged_layer_norm(X, torch.ones(4, device=DEVICE)),
         ValueError, r"\[3\], got \(4,\)",
     ),
+    "parameter's dtype": (
+        lambda: jk.jagged_layer_norm(X, torch.ones(3, device=DEVICE).half()),
+        TypeError, r"weight must have the dtype of x, torch.float32, got torch.float16",
+    ),
+    "squares of integers": (
+        lambda: jk.jagged2_softmax(squares().with_values(torch.ones(25, device=DEVICE).long())),
+        TypeError, r"m must be of a floating dtype, got torch.int64",
+    ),
     "residual": (
         lambda: jk.jagged_rms_norm(X, residual=jagged(4)), ValueError, r"got \(7, 4\)"
+    ),
+    "residual of as many numbers": (
+        lambda: jk.jagged_rms_norm(jagged(4, 2), residual=jagged(2, 4)),
+        ValueError, r"\(7, 4, 2\) like x, got \(7, 2, 4\)",
     ),
     "numbers to normalise": (lambda: jk.jagged_rms_norm(jagged()), ValueError, r"got \(7,\)"),
 }  # fmt: skip

@@ -170,6 +170,35 @@ def test_ids_outside_the_table_are_left_out_where_they_are_not_looked_at(sparse)
     assert table.grad.to_dense()[:, 0].tolist() == [0, 2, 1]
 
 
+def test_ids_outside_the_tables_are_left_out_of_parts_of_the_tokens(monkeypatch):
+    monkeypatch.setattr(embedding_module, "_PART_BYTES", 16)
+    tables = [torch.ones(n, 1, device=DEVICE, requires_grad=True) for n in (2, 3)]
+    ids = torch.tensor([0, 1, 1, -1, 1, 5, -7, 0, 1, 9, 0, -1], device=DEVICE)
+    embed(tables, [ids, ids], False).sum().backward()
+    assert [table.grad[:, 0].tolist() for table in tables] == [[3, 4], [3, 4, 0]]
+
+
+def test_sums_of_half_types_are_in_float32(monkeypatch):
+    """Of tables, and of the tokens of an id over parts of them: on the way beyond float16."""
+    monkeypatch.setattr(embedding_module, "_PART_BYTES", 4)
+    numbers = torch.tensor([60000.0, 60000.0, -40000.0, -40000.0], dtype=torch.float16)
+    tables = [n.to(DEVICE).view(1, 1).requires_grad_() for n in numbers]
+    ids = JaggedTensor.from_list([torch.zeros(4, dtype=torch.int64, device=DEVICE)])
+    out = jagged_embedding([ids] * 4, tables, backend="triton").values
+    assert out[:, 0].tolist() == [40000.0] * 4
+    out.backward(numbers.to(DEVICE)[:, None])
+    assert [table.grad.item() for table in tables] == [40000.0] * 4
+
+
+@pytest.mark.parametrize("rows", [2**15, 2**15 + 1, 2**15 + 2])
+def test_the_last_rows_of_tables_at_the_border_of_16_bits(rows):
+    table = torch.ones(rows, 1, device=DEVICE, requires_grad=True)
+    ids = JaggedTensor.from_list([torch.tensor([rows - 1, 0, rows - 1], device=DEVICE)])
+    jagged_embedding([ids], [table], backend="triton").values.sum().backward()
+    assert table.grad is not None
+    assert table.grad[[0, 1, -2, -1], 0].tolist() == [1, 0, 0, 2]
+
+
 def test_nan_of_one_row_reaches_its_tokens_only():
     tensors = features(60, 3)
     tensors["table_often"][7] = math.nan

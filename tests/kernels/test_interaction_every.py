@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from every_operation import EVERY
-from operation_cases import DEVICE, flat
+from operation_cases import DEVICE, flat, results
 
 from jagged_kernels.ops.products.matmul import matmul
 
@@ -31,6 +31,18 @@ def test_a_batch_without_tokens_trains(name, backend, lengths):
         if leaf.requires_grad:
             assert leaf.grad is not None, key
             assert leaf.grad.shape == leaf.shape, key
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_more_users_than_a_search_looks_at_in_a_step(name):
+    """128; most of them are short, and a longer one is behind those."""
+    call, case = EVERY[name]
+    lengths = [(7 * user) % 3 for user in range(133)]
+    lengths[130] = 70
+    tensors = {key: t.to(DEVICE) for key, t in case(lengths).items()}
+    expected, found = (results(call, backend, tensors) for backend in ("reference", "triton"))
+    for key, result in found.items():
+        torch.testing.assert_close(result, expected[key], rtol=1e-4, atol=1e-4, msg=key)
 
 
 def test_products_have_shapes_without_contents():

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from attention_cases import DEVICE
-from operation_cases import DTYPES, assert_as_exact_as_reference
+from operation_cases import DTYPES, assert_as_exact_as_reference, results
 from product_cases import (
     LENGTHS,
+    OPERATIONS,
     dense_call,
     dense_case,
     linear_call,
@@ -26,7 +27,7 @@ from product_cases import (
     target_case,
 )
 
-from jagged_kernels import JaggedTensor
+from jagged_kernels import JaggedTensor, jagged_linear
 from jagged_kernels.core.sizes import LaunchConfig
 from jagged_kernels.ops.products import triton_groups, triton_products, triton_target_interaction
 from jagged_kernels.ops.products.jagged_linear import Activation
@@ -97,6 +98,52 @@ def test_linear_is_exact(activation: Activation, dtype: torch.dtype) -> None:
     """Groups out of order, without users (0, 3) and with users that have no tokens."""
     tensors = linear_case((70, 0, 3, 140, 9, 1, 0), 5, [2, 1, 4, 2, 1, 2, 4])
     assert_as_exact_as_reference(linear_call(activation), tensors, dtype)
+
+
+@pytest.mark.parametrize("columns", [3, 70])
+def test_a_bias_alone_gets_its_gradient(columns: int) -> None:
+    """Read where it lies in a larger tensor."""
+    tensors = dense_case((3, 0, 2), 4, columns)
+    tensors = {key: t.to(DEVICE) for key, t in tensors.items()}
+    both = torch.stack([tensors["bias"]] * 2, -1).requires_grad_()
+    out = dense_call("triton", **tensors | {"bias": both[..., 0]}).values
+    torch.testing.assert_close(out, dense_call("reference", **tensors).values)
+    out.sum().backward()
+    assert both.grad is not None
+    assert both.grad[..., 0].tolist() == [[3.0] * columns, [0.0] * columns, [2.0] * columns]
+
+
+def test_more_users_of_targets_than_programs_take_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_target_interaction, "multiprocessors", lambda device: 1)
+    tensors = target_case((1, 0, 2) * 60, 3, 4)
+    assert_as_exact_as_reference(target_call("none"), tensors, torch.float32, backends=["triton"])
+
+
+@pytest.mark.parametrize("backend", ["reference", "native", "triton"])
+def test_relu_at_zero_and_at_nan(backend: Any) -> None:
+    """As in PyTorch: no gradient at 0, and what is no number stays none."""
+    values = torch.tensor([[1.0], [0.0], [torch.nan]], device=DEVICE, requires_grad=True)
+    x = JaggedTensor(values, offsets_of((3,)).to(DEVICE))
+    weight = torch.ones(1, 1, 1, device=DEVICE)
+    out = jagged_linear(x, weight, activation="relu", backend=backend).values
+    torch.testing.assert_close(
+        out, torch.tensor([[1.0], [0.0], [torch.nan]], device=DEVICE), equal_nan=True
+    )
+    out[:2].sum().backward()
+    assert values.grad is not None
+    assert values.grad[:2, 0].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_native_gradients_of_float64_have_all_of_its_digits(name: str) -> None:
+    call, case = OPERATIONS[name]
+    tensors = {
+        key: t.to(DEVICE, torch.float64 if t.is_floating_point() else t.dtype)
+        for key, t in case((3, 0, 40)).items()
+    }
+    found, expected = (results(call, backend, tensors) for backend in ("native", "reference"))
+    for key, result in found.items():
+        torch.testing.assert_close(result, expected[key], rtol=1e-12, atol=1e-12, msg=key)
 
 
 @pytest.mark.usefixtures("launches")
@@ -175,6 +222,23 @@ def test_squares_with_rows_that_begin_alike(dtype: torch.dtype) -> None:
     assert_as_exact_as_reference(matmul_call(False), matmul_case(lengths, 9), dtype)
 
 
+@pytest.mark.parametrize("wanted", [("x",), ("y",), ("x", "y")], ids="".join)
+def test_scores_give_gradients_to_whom_they_are_asked_for(wanted: tuple[str, ...]) -> None:
+    """To one side by a product, to both by one launch; y lies in wider rows than x."""
+    tensors = {key: t.to(DEVICE) for key, t in outer_case((3, 0, 70), 8).items()}
+    found = {}
+    for backend in ("reference", "triton"):
+        leaves = {key: tensors[key].clone().requires_grad_(key in wanted) for key in "xy"}
+        wide = torch.cat([leaves["y"], leaves["y"].detach()], 1)[:, :8]
+        given = tensors | {"x": leaves["x"], "y": wide}
+        scores = outer_call(backend, **given)
+        found[backend] = torch.autograd.grad(
+            (scores * scores.detach().cos()).sum(), [leaves[key] for key in wanted]
+        )
+    for ours, expected in zip(found["triton"], found["reference"], strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("transpose", [False, True])
 def test_what_is_not_finite_stays_where_it_is(transpose: bool) -> None:
     """The rest of an infinite float32, when it is split into parts, is NaN."""
@@ -186,6 +250,11 @@ def test_what_is_not_finite_stays_where_it_is(transpose: bool) -> None:
     m = random(70, 70).abs() + 1
     m[3, 69], m[69, 5], m[64, 0] = torch.inf, -torch.inf, torch.nan
     tensors = {"m": m.flatten(), "x": tensors["y"], "offsets": offsets}
+    assert_not_finite_alike(matmul_call(transpose), tensors)
+    # Rows that begin and end in the middle of a word: tokens of its ends count once.
+    tensors = matmul_case((3, 71), 16) | {"x": random(74, 16, seed=1).abs() + 1}
+    tensors["m"] = tensors["m"].abs() + 1
+    tensors["x"][3, 1] = tensors["x"][73, 2] = torch.inf
     assert_not_finite_alike(matmul_call(transpose), tensors)
 
 

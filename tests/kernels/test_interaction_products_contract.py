@@ -91,6 +91,24 @@ def test_nan_stays_with_its_user(
     assert dirty["out0"].isnan().any()
 
 
+@pytest.mark.parametrize("backend", ["native", "triton"])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_nan_of_the_first_user_is_not_what_fills_up_others(name: str, backend: str) -> None:
+    call, case = OPERATIONS[name]
+    tensors = {key: t.to(DEVICE) for key, t in case((5, 40, 3)).items()}
+    first = "m" if "m" in tensors else "x" if "x" in tensors else "history"
+    poisoned = tensors | {first: tensors[first].clone()}
+    poisoned[first][: 25 if first == "m" else 5] = torch.nan
+    clean, dirty = (results(call, backend, t) for t in (tensors, poisoned))
+    # User 0, by the size of a result: its tokens, its scores, its place among users.
+    own = {48: 5, 1634: 25, 3: 1}
+    shared = {"d_weight", "d_bias"} if name in ("linear", "target") else set()
+    for key in clean.keys() - shared:
+        behind = own[len(clean[key])]
+        assert torch.equal(dirty[key][behind:], clean[key][behind:]), key
+    assert dirty["out0"].isnan().any()
+
+
 def _operator_samples() -> dict[str, tuple]:
     lengths = (3, 0, 35)
     dense = {key: t.to(DEVICE) for key, t in dense_case(lengths, 5, 3).items()}
@@ -172,6 +190,11 @@ ONES = torch.ones
             lambda: jagged_linear(X, ONES(2, 2, 2), groups=torch.tensor([0, 2])),
             ValueError,
             r"\[0, G = 2\), got 0 to 2",
+        ),
+        (
+            lambda: jagged_linear(X, ONES(2, 2, 2), groups=torch.tensor([-1, 1])),
+            ValueError,
+            r"\[0, G = 2\), got -1 to 1",
         ),
         (
             lambda: jagged_linear(X, ONES(2, 2, 2), groups=torch.tensor([0])),

@@ -294,17 +294,23 @@ def test_operators_pass_opcheck():
     torch.library.opcheck(cut_matrices, (tokens((3,), 4, 4), offsets, matrices, 34))
 
 
-def test_slice_clamps():
-    x = JaggedTensor(torch.arange(9, device=DEVICE), offsets_of((4, 0, 5)))
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_slice_clamps(dtype):
+    """What int32 offsets cannot hold, too, an int or a tensor: it would wrap round."""
+    x = JaggedTensor(torch.arange(9, device=DEVICE), offsets_of((4, 0, 5), dtype))
     for start, length, expected in [
         (-3, 2, [[0, 1], [], [4, 5]]),
         (3, 10**12, [[3], [], [7, 8]]),
         (10**12, 1, [[], [], []]),
+        (2**32 + 1, 1, [[], [], []]),
+        (-(2**32) + 1, 2**32 + 1, [[0, 1, 2, 3], [], [4, 5, 6, 7, 8]]),
         (1, -5, [[], [], []]),
     ]:
+        each = [torch.full((3,), number, device=DEVICE) for number in (start, length)]
         for backend in ("reference", "native", "triton"):
-            found = jagged_slice(x, start, length, backend=backend)
-            assert [part.tolist() for part in found.unbind()] == expected
+            for given_start, given_length in ((start, length), each):
+                found = jagged_slice(x, given_start, given_length, backend=backend)
+                assert [part.tolist() for part in found.unbind()] == expected
 
 
 @settings(max_examples=30, deadline=None)
@@ -410,6 +416,13 @@ def x_of(*lengths: int) -> Any:
         (lambda: from_padded(tokens((2,), 2), tokens((2,))), TypeError, "lengths must be int32 or"),
         (lambda: from_padded(tokens((2,), 2).to("meta"), offsets_of((1,))), ValueError,
          "padded and lengths must be on one device, got meta and"),
+        (lambda: from_padded(tokens((2,), 2).to(torch.int8), offsets_of((1, 1)).diff(), value=300),
+         ValueError, "value must be a number that torch.int8 and a float hold, got 300"),
+        (lambda: to_padded(x_of(2).to(torch.int64), 1, value=2**53 + 1), ValueError,
+         "int64 and a float hold, got 9007199254740993"),
+        (lambda: from_padded(tokens((2,), 2).to(torch.complex64), offsets_of((1, 1)).diff()),
+         TypeError, "tensors must be real, got torch.complex64"),
+        (lambda: to_padded(x_of(2).to(torch.complex128), 1), TypeError, "got torch.complex128"),
         (lambda: jagged2_to_padded(x_of(2), 3), TypeError, "Jagged2Tensor"),
     ],
 )  # fmt: skip
@@ -424,6 +437,13 @@ def test_wrong_contents_raise_on_a_cpu():
         jagged_index_select(x_of(2, 1), torch.tensor([0, 2]))
     with pytest.raises(ValueError, match="total is 5, but the result has 3 tokens"):
         jagged_slice(x_of(2, 1), 0, 9, total=5)
+
+
+@pytest.mark.parametrize("backend", ["reference", "native", "triton"])
+def test_bools_are_filled_up_with_bools(backend):
+    x = JaggedTensor(torch.tensor([True, False], device=DEVICE), offsets_of((1, 1)))
+    padded = to_padded(x, 2, value=3.0, backend=backend)
+    assert padded.view(torch.uint8).tolist() == [[1, 1], [0, 1]]
 
 
 def test_a_frequent_user_is_summed_in_float32():
@@ -448,6 +468,47 @@ def test_copies_of_users_of_many_pieces(columns, monkeypatch):
     users = torch.tensor([1, 4, 1, 0, 2, 1])
     tensors = {"x": tokens(lengths, columns), "offsets": offsets_of(lengths), "users": users}
     assert_as_exact_as_reference(select_call, tensors, torch.float32)
+
+
+def test_more_users_than_a_program_cuts(monkeypatch):
+    from jagged_kernels.ops.layout import triton_copies
+
+    monkeypatch.setattr(triton_copies, "_USERS", 4)
+    lengths = (3, 0, 5, 1, 2, 2, 0, 4, 1, 6, 3)
+    x = JaggedTensor(tokens(lengths, 2), offsets_of(lengths))
+    users = torch.tensor([10, 0, 9, 9, 1, 2, 7, 3, 5], device=DEVICE)
+    for call in (
+        lambda backend: jagged_slice(x, 1, 2, backend=backend),
+        lambda backend: jagged_index_select(x, users, backend=backend),
+    ):
+        found, expected = call("triton"), call("reference")
+        assert torch.equal(found.offsets, expected.offsets)
+        assert torch.equal(found.values, expected.values)
+
+
+def test_copies_of_users_far_outside_are_nobodys():
+    """Whose numbers in 32 bits would be those of users that there are."""
+    from jagged_kernels.ops.layout import triton_select
+
+    select = torch.tensor([2**32, 1, 1 - 2**32, 0, 2**32 + 1, 2**62], device=DEVICE)
+    order, first = triton_select._order_copies(select, 2)
+    assert first.tolist() == [1, 2, 3]
+    assert order[1:3].tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("backend", ["reference", "native", "triton"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_offsets_of_results_have_the_dtype_of_those_given(dtype, backend):
+    x = JaggedTensor(tokens((2, 1), 2), offsets_of((2, 1), dtype))
+    users = torch.tensor([1, 0, 1], device=DEVICE)
+    for made in (
+        jagged_slice(x, 1, users[:2], backend=backend),
+        jagged_recent(x, 1, backend=backend),
+        jagged_index_select(x, users, backend=backend),
+        jagged_cat([x, x, tokens((1,), 2)], backend=backend),
+        from_padded(tokens((2,), 2), offsets=x.offsets, backend=backend),
+    ):
+        assert made.offsets.dtype == dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)

@@ -51,6 +51,19 @@ def test_top_k_exact(lengths, k, dtype):
     assert_as_exact_as_reference(top(k), tensors, dtype)
 
 
+@pytest.mark.parametrize("order", ["increasing", "decreasing", "any"])
+def test_the_best_of_a_long_user_are_anywhere(order):
+    """Of few scores that are the same, the best are all in its first piece."""
+    lengths = (3, 2500, 1024, 7)
+    x = torch.arange(float(sum(lengths)))
+    if order == "any":
+        x = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))]
+    x = (-x if order == "decreasing" else x).to(DEVICE)
+    tensors = {"x": x, "offsets": offsets_of(lengths)}
+    for k in (1, 6):
+        assert_as_exact_as_reference(top(k), tensors, torch.float32)
+
+
 def test_the_largest_k():
     tensors = {"x": scores_of((200, 3)), "offsets": offsets_of((200, 3))}
     assert_as_exact_as_reference(top(128), tensors, torch.float32)
@@ -173,6 +186,14 @@ def test_unique_by_keys_is_the_reference(monkeypatch, dtype, offsets_dtype, kind
     assert_unique_is_the_reference(JaggedTensor(values, offsets_of(lengths, offsets_dtype)))
 
 
+def test_unique_by_keys_of_one_user_and_one_id(monkeypatch):
+    """Whose key is 0, as what is read behind the last."""
+    monkeypatch.setattr(triton_user_unique, "LONG", (0,))
+    assert_unique_is_the_reference(
+        JaggedTensor(torch.full((3,), 7, device=DEVICE), offsets_of((3,)))
+    )
+
+
 @pytest.mark.parametrize("offsets_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
 @pytest.mark.parametrize("kind", KINDS)
@@ -203,10 +224,9 @@ def test_unique_of_a_user_that_is_too_long(lengths):
     assert_unique_is_the_reference(ids)
 
 
-@pytest.mark.parametrize("bits", [24, 25, 56, 57])
-def test_unique_of_ids_as_far_apart_as_keys_hold(bits):
+@pytest.mark.parametrize("end", [2**24, 2**25 - 1, 2**25, 2**25 + 1, 2**56 - 1, 2**56, 2**57])
+def test_unique_of_ids_as_far_apart_as_keys_hold(end):
     """Of users of up to 64 tokens 25 bits for 32, 56 for 64."""
-    end = 2**bits - 1
     values = [
         [-5, end - 5, 7, end - 5],
         [end, 0, end, 1],
@@ -217,8 +237,16 @@ def test_unique_of_ids_as_far_apart_as_keys_hold(bits):
     flat = torch.tensor([n for user in values for n in user], device=DEVICE)
     ids = JaggedTensor(flat, offsets_of(lengths))
     fits = triton_user_unique.launch_user_unique(ids.values, ids.offsets) is not None
-    assert fits == (bits <= 56)
+    assert fits == (end < 2**56)
     assert_unique_is_the_reference(ids)
+
+
+@pytest.mark.parametrize("bits", [59, 60, 61, 62, 63])
+def test_unique_of_ids_that_leave_no_bits_for_users(bits):
+    """Of three users: keys of user and id would pass 2^63."""
+    end = 2**bits - 2
+    values = torch.tensor([end, -1, end, 0, end, end, -1, 3], device=DEVICE)
+    assert_unique_is_the_reference(JaggedTensor(values, offsets_of((3, 2, 3))))
 
 
 @pytest.mark.parametrize("backend", ["native", "triton"])

@@ -42,6 +42,7 @@ ANY: Any = [0, 1, 10]
     [
         (lambda: built(3, [0, 1, 4], [0, 7, 99]), ValueError, r"matrix_offsets\[1\] = 7 for 1"),
         (lambda: built(9, [0, 1, 4], [0, 1, 10]), ValueError, r"\[10\] for these .* got \[9\]"),
+        (lambda: built(11, [0, 1, 4], [0, 1, 10]), ValueError, r"\[10\] for these .* got \[11\]"),
         (lambda: built(10, [1, 2, 5], [0, 1, 10]), ValueError, r"start at 0, got offsets\[0\] = 1"),
         (lambda: built(2, [0, 1, 0], [0, 1, 2]), ValueError, "offsets must not decrease"),
         (lambda: built(10, [0, 1, 4], [0, 1, 10], torch.float64), TypeError, "got torch.float64"),
@@ -61,6 +62,11 @@ ANY: Any = [0, 1, 10]
             lambda: jagged2_like(tokens(OFFSETS)).with_values(torch.ones(10, device="meta")),
             ValueError,
             r"\(10,\) on .*, got \(10,\) on meta",
+        ),
+        (
+            lambda: jagged2_like(tokens(OFFSETS)).with_values(torch.ones(9, device=DEVICE)),
+            ValueError,
+            r"must be \(10,\) on .*, got \(9,\)",
         ),
     ],
 )
@@ -98,6 +104,8 @@ def test_layouts_that_do_not_fit(backend):
             if DEVICE == "cpu":
                 with pytest.raises(ValueError, match=f"{name} must have the offsets of x"):
                     call(jagged2_like(tokens(OTHERS)))
+            with pytest.raises(ValueError, match=f"{name} must be on .* like x, got meta"):
+                call(jagged2_like(x).to("meta"))
             with pytest.raises(ValueError, match=f"{name} must have the users of x, 2, got 1"):
                 call(jagged2_like(tokens(torch.tensor([0, 4]))))
 

@@ -60,6 +60,7 @@ def test_to_padded_without_tokens():
     empty = JaggedTensor(torch.zeros(0, 3), torch.zeros(3, dtype=torch.int64))
     assert empty.to_padded().shape == (2, 0, 3)
     assert torch.equal(empty.to_padded(2, value=7.0), torch.full((2, 2, 3), 7.0))
+    assert JaggedTensor(torch.zeros(0, 3), torch.tensor([0])).to_padded().shape == (0, 0, 3)
 
 
 def test_nested_round_trip(jagged):
@@ -119,6 +120,8 @@ def test_wrong_lists_and_lengths():
         JaggedTensor.from_list([])
     with pytest.raises(ValueError, match=r"lie in \[0, 3\]"):
         JaggedTensor.from_padded(torch.zeros(2, 3), torch.tensor([1, 4]))
+    with pytest.raises(ValueError, match=r"lie in \[0, 3\], the padded length; got -1 to 1"):
+        JaggedTensor.from_padded(torch.zeros(2, 3), torch.tensor([1, -1]))
     with pytest.raises(ValueError, match=r"lengths \[B\]"):
         JaggedTensor.from_padded(torch.zeros(2, 3), torch.tensor([1]))
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from jagged_kernels import ALiBi, JaggedTensor, jagged_attention, lengths_to_offsets
 from jagged_kernels.attention.operators import plain as ops
 from jagged_kernels.core import launch
-from jagged_kernels.core.layouts import rows_of_dims
+from jagged_kernels.core.layouts import empty_as, rows_of_dims
 from jagged_kernels.schedule.policy.hopper import HOPPER_TILES
 from jagged_kernels.schedule.rows import build_rows
 
@@ -186,6 +186,14 @@ def test_a_layout_changes_no_result(layout, kind, backend):
     expected = run(backend, inputs, tile=tile, causal=True)
     for name in RESULTS:
         torch.testing.assert_close(found[name], expected[name], msg=f"{layout}: {name}")
+
+
+def test_what_results_are_written_to_is_contiguous():
+    x = torch.empty(3, 4, 5)
+    for like in (x, x.transpose(0, 1), x[:, :2], x[..., 1:], x[:1].expand(3, 4, 5)):
+        made = empty_as(like)
+        assert made.is_contiguous()
+        assert (made.shape, made.dtype) == (like.shape, like.dtype)
 
 
 def test_what_is_read_in_place():

@@ -124,8 +124,14 @@ def test_nulls_inside_rows():
         from_list_column(column, nulls="empty")
     with pytest.raises(ValueError, match="row 3 has a null at 1"):
         from_list_column(pa.chunked_array([column[:1], column]))
+    with pytest.raises(ValueError, match="row 3 has a null at 0"):
+        from_list_column(pa.array([[1], [], [2], [None, 3]]))
     tokens = pa.array([[[1.0, 2.0]], [[3.0, 4.0], None]], pa.list_(pa.list_(pa.float32(), 2)))
     with pytest.raises(ValueError, match="row 1 has a null at 1"):
+        from_list_column(tokens)
+    # Of the tokens' numbers in a row.
+    tokens = pa.array([[[1, 2]], [[3, 4], [5, None]], []], pa.list_(pa.list_(pa.int64(), 2)))
+    with pytest.raises(ValueError, match="row 1 has a null at 3"):
         from_list_column(tokens)
     with pytest.raises(ValueError, match="row 2 has a null at 1"):
         from_list_column([[1], [], [2, None]])
@@ -180,6 +186,24 @@ def test_rows_of_arrays_without_numbers():
     assert (both.dtype, as_lists(both)) == (torch.float64, [[1.0], [0.5]])
 
 
+@pytest.mark.filterwarnings("error")
+def test_arrays_that_are_not_to_be_written_to_are_copied():
+    rows = [np.array([1, 2]), np.array([3])]
+    both = np.array([[1, 2], [3, 4]])
+    for array in (*rows, both):
+        array.flags.writeable = False
+    assert as_lists(from_list_column(rows)) == [[1, 2], [3]]
+    x = from_list_column(both)
+    x.values.zero_()
+    assert both.tolist() == [[1, 2], [3, 4]]
+
+
+def test_rows_of_one_length_have_offsets_on_their_device():
+    x = from_list_column(torch.ones(2, 3, 4, device="meta"))
+    assert (x.device.type, x.offsets.device.type) == ("meta", "meta")
+    assert (len(x), x.values.shape) == (2, (6, 4))
+
+
 @pytest.mark.parametrize(
     ("column", "error", "message"),
     [
@@ -219,7 +243,7 @@ def test_round_trip(dtype, shape, offsets):
     again = from_list_column(column)
     assert torch.equal(again.values, x.values)
     assert torch.equal(again.offsets, x.offsets)
-    assert again.values.dtype == dtype
+    assert (again.values.dtype, again.offsets.dtype) == (dtype, offsets)
     if dtype != torch.bool:
         assert again.values.data_ptr() == values.data_ptr()
 

@@ -343,6 +343,7 @@ def test_wrong_arguments():
 NORMS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "layer": (JaggedLayerNorm, nn.LayerNorm, {}),
     "layer, without bias": (JaggedLayerNorm, nn.LayerNorm, {"bias": False}),
+    "layer, of an eps": (JaggedLayerNorm, nn.LayerNorm, {"eps": 0.1}),
     "layer, plain": (JaggedLayerNorm, nn.LayerNorm, {"elementwise_affine": False}),
     "RMS": (JaggedRMSNorm, nn.RMSNorm, {}),
     "RMS, of an eps": (JaggedRMSNorm, nn.RMSNorm, {"eps": 0.1}),

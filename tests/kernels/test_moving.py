@@ -38,6 +38,15 @@ def test_moved_together_they_share_offsets():
     assert m.to(torch.float64).matrix_offsets is m.matrix_offsets
 
 
+def test_copies_on_one_device_outlive_those_on_another(monkeypatch):
+    """Without a second device the other copies are pinned ones: here clones."""
+    monkeypatch.setattr(Tensor, "pin_memory", Tensor.clone)
+    x, y = pair()
+    there, pinned = x.to("meta"), x.pin_memory()
+    assert y.to("meta").offsets is there.offsets
+    assert y.pin_memory().offsets is pinned.offsets
+
+
 def test_other_offsets_are_others():
     x, _ = pair()
     other = JaggedTensor(x.values, x.offsets.clone())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import TILE, Case
+from attention_cases import DEVICE, TILE, Case
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jagged_kernels import JaggedTensor, attention_schedule, jagged_attention
+from jagged_kernels import JaggedTensor, attention_schedule, jagged_attention, jagged_sum
 from jagged_kernels.attention.operators import plain as ops
 from jagged_kernels.attention.plain import backward as triton_backward
 from jagged_kernels.core.operators import call
@@ -156,6 +156,18 @@ def test_gradients_of_transformed_functions_raise(case):
     leaves, attend, _ = case
     with pytest.raises(NotImplementedError, match=r"not torch\.func"):
         torch.func.grad(lambda *inputs: attend(*inputs).sum())(*leaves)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_torch_jit_traces_operators_and_not_their_numbers():
+    offsets = torch.tensor([0, 2, 3], device=DEVICE)
+
+    def total(values):
+        return jagged_sum(JaggedTensor(values, offsets, validate=False), backend="triton")
+
+    values = torch.ones(3, 2, device=DEVICE)
+    traced = torch.jit.trace(total, (values,), check_trace=False)
+    assert traced(3 * values).tolist() == [[6, 6], [3, 3]]
 
 
 def test_changed_inputs_raise(case):

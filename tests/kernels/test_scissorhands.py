@@ -23,6 +23,7 @@ from jagged_kernels import (
     persistence_ratio,
     scissorhands,
 )
+from jagged_kernels.cache import statistics
 
 BACKENDS = ["reference", "native", "triton"]
 NOT_READ = pytest.mark.skipif(
@@ -210,6 +211,10 @@ def test_arguments_of_statistics():
         key_statistics(x, x, lse[:, 0])
     with pytest.raises(TypeError, match="lse must be float32"):
         key_statistics(x, x, lse.double())
+    for dtype, wrong in ((torch.float16, torch.float16), (torch.float64, torch.float32)):
+        half = x.to(dtype)
+        with pytest.raises(TypeError, match=f"lse must be float32, .* got {wrong}"):
+            key_statistics(half, half, lse.to(wrong))
     with pytest.raises(TypeError, match="one floating dtype"):
         key_statistics(x, x.to(torch.float16), lse)
     with pytest.raises(ValueError, match="recent must be at least 1, got 0"):
@@ -220,6 +225,15 @@ def test_arguments_of_statistics():
         key_statistics(x, x, lse, scale=lse[0, 0])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"lse must be \(5, 4\), of each query, got \(4, 4\)"):
         persistence_ratio(x, x, lse[:4])
+
+
+def test_scores_that_the_native_path_has_at_a_time_are_bounded(monkeypatch):
+    inputs = Case([6] * 20).inputs(torch.float32)
+    expected = ask(inputs, "native").mass.values
+    monkeypatch.setattr(statistics, "_MAX_SCORES", 3 * 6 * 6 * 2)
+    groups = list(statistics._groups(inputs.q_offsets, inputs.k_offsets, 10**6, 2))
+    assert [len(users) for users, _, _ in groups] == [3] * 6 + [2]
+    torch.testing.assert_close(ask(inputs, "native").mass.values, expected)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -291,7 +305,8 @@ def test_random_events_by_seed():
         events = kept(cache)
         assert all(head[-3:] == [13, 14, 15] for user in events for head in user)
         assert all(head == sorted(set(head)) for user in events for head in user)
-        assert len({tuple(head) for user in events for head in user}) > 1
+        # Drawn for each user and key head: among 1287 ways, no two are the same.
+        assert len({tuple(head) for user in events for head in user}) == 4
         assert found.setdefault(seed, events) == events
     assert found[0] != found[1]
 
@@ -341,8 +356,9 @@ def test_arguments_of_policies():
         scissorhands(cache.pages, budget=2)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="policy must be one of pivotal, h2o, newest, random"):
         scissorhands(cache, budget=2, policy="oldest")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="budget must be at least 1"):
-        scissorhands(cache, budget=0)
+    for wrong in ({"budget": 0}, {"recent": -1}, {"drop": 1.5}, {"drop": -0.5}):
+        with pytest.raises(ValueError, match="budget must be at least 1, recent at least 0 and"):
+            scissorhands(cache, **{"budget": 2, "policy": "newest", **wrong})
     with pytest.raises(TypeError, match="policy 'pivotal' needs KeyStatistics, got NoneType"):
         scissorhands(cache, budget=2)
     with pytest.raises(ValueError, match=r"statistics must be \[T, 2\] of 2 users"):

@@ -15,7 +15,7 @@ import torch
 from graph_steps import GENERATOR, Model, a_batch, everyone, some_lengths, step_loss
 
 from jagged_kernels import JaggedTensor, StepGraphs
-from jagged_kernels.graphs.buckets import LEAST, bucket_of, round_up
+from jagged_kernels.graphs.buckets import LEAST, _next_below, bucket_of, round_up
 from jagged_kernels.graphs.static_batch import StaticBatch, form_of
 from jagged_kernels.graphs.step_graphs import _Captures
 from jagged_kernels.graphs.waits import noted_waits
@@ -33,6 +33,8 @@ def test_sizes_are_few_and_not_much_larger(per_octave):
     for size, rounded in enumerate(sizes):
         assert size <= rounded
         assert rounded == LEAST or rounded - size < size / per_octave
+    few = sorted(set(sizes))
+    assert [_next_below(size, per_octave) for size in few] == [0, *few[:-1]]
     octaves = math.log2(4096 / LEAST)
     assert len({size for size in sizes if size <= 4096}) == 1 + octaves * per_octave
 
@@ -58,6 +60,18 @@ def test_padding_users_hold_what_is_over_and_none_is_the_longest(longest):
             assert torch.equal(x.lengths[:users], lengths)
             assert x.lengths[users:].max() <= max(1, int(lengths.max()))
         assert static.real.tolist() == [True] * users + [False] * (bucket.users - users)
+
+
+@pytest.mark.parametrize("per_octave", [1, 4, 16])
+def test_padding_users_have_room_for_the_most_that_a_batch_leaves(per_octave):
+    """Of a batch of one token more than a size that there is, and of a second side of few."""
+    sizes = sorted({round_up(size, per_octave) for size in range(2000)})
+    for users in range(1, 100):
+        for tokens in (0, *[size + 1 for size in sizes]):
+            bucket = bucket_of(users, (tokens, 1), per_octave)
+            padding = bucket.users - users
+            for size, reach, own in zip(bucket.tokens, bucket.reach, (tokens, 1), strict=True):
+                assert padding * reach >= size - own
 
 
 def test_the_batches_of_a_bucket_have_about_as_many_tokens_a_user():
@@ -94,6 +108,29 @@ def test_a_filled_batch_is_as_new_whatever_was_there_before():
                 assert torch.equal(x[: len(held)], held)
                 assert not x[len(held) :].any()
     assert kept.inputs["x"].offsets is kept.inputs["item"].offsets
+
+
+def test_sides_of_other_lengths_are_filled_each_by_its_own():
+    """Also where as many tokens as one has more, the other has fewer."""
+    bucket = bucket_of(2, (16, 16), 4)
+    batches = []
+    for n, m in ((5, 9), (9, 5), (3, 9)):
+        sides = JaggedTensor.from_list([torch.ones(n)]), JaggedTensor.from_list([torch.ones(m)])
+        batches.append(dict(zip("ab", sides, strict=True)))
+    static = StaticBatch(form_of(batches[0]), bucket)
+    for batch in batches:
+        static.fill(batch, form_of(batch))
+        for name, x in batch.items():
+            padded: Any = static.inputs[name]
+            JaggedTensor(padded.values, padded.offsets)  # looks at the contents
+            assert padded.offsets[1] == len(x.values) == padded.values.sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_offsets_keep_their_dtype(dtype):
+    x = JaggedTensor(torch.ones(3), torch.tensor([0, 2, 3], dtype=dtype))
+    steps = StepGraphs(lambda inputs, real: inputs["x"].offsets)
+    assert steps({"x": x}).dtype == dtype
 
 
 def test_losses_and_gradients_are_those_without_padding():
@@ -174,6 +211,11 @@ def test_results_are_copies_without_gradients():
     assert second["products"][0][:4, 0].tolist() == [2, 2, 2, 0]
     assert not second["products"][0].requires_grad
     assert StepGraphs(lambda inputs, real: None)({"x": x}) is None
+
+
+def test_a_step_may_take_its_inputs_out_of_what_it_is_given():
+    steps = StepGraphs(lambda inputs, real: inputs.pop("x").values.sum())
+    assert [steps({"x": JaggedTensor.from_list([torch.ones(n)])}) for n in (2, 3)] == [2, 3]
 
 
 def test_inference_mode_leaves_inputs_that_training_takes():
@@ -275,6 +317,8 @@ X = two_users()
         ({"x": X, "y": JaggedTensor(torch.ones(4), X.offsets, validate=False)}, ValueError,
          "y must have 3 tokens, as others of its offsets, got 4"),
         ({"x": two_users(requires_grad=True)}, ValueError, "x wants a gradient"),
+        ({"x": X.with_values(torch.ones(3, requires_grad=True) * 2)}, ValueError,
+         "x wants a gradient"),
         ({"x": X, "y": torch.ones(2, device="meta")}, ValueError, "y is on meta, .* on cpu"),
     ],
 )  # fmt: skip
@@ -303,6 +347,13 @@ def test_batches_that_are_not_as_the_first(batch, said):
     steps({"x": X, "y": X.with_values(torch.ones(3, 2))})
     with pytest.raises(ValueError, match=said):
         steps(batch)
+
+
+def test_a_batch_on_another_device_than_the_first():
+    steps = StepGraphs(lambda inputs, real: None)
+    steps({"x": X})
+    with pytest.raises(ValueError, match="the batch is on meta, and the first one was on cpu"):
+        steps({"x": JaggedTensor(torch.ones(3, device="meta"), X.offsets.to("meta"))})
 
 
 @pytest.mark.parametrize(
@@ -345,7 +396,7 @@ def test_autocast_is_entered_in_the_step():
 
 def test_waits_of_this_thread_are_noted(monkeypatch):
     modes = []
-    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
 
     def wait():
@@ -362,4 +413,4 @@ def test_waits_of_this_thread_are_noted(monkeypatch):
             warnings.warn("another", stacklevel=1)
     assert len(waits) == 2
     assert all(place.startswith(f"{__file__}:") for place in waits)
-    assert modes == ["warn", 0]
+    assert modes == ["warn", 2]

@@ -54,6 +54,32 @@ def test_strided_offsets_give_what_contiguous_ones_give(name: str, backend: str)
         assert torch.equal(result, expected[key]), key
 
 
+@pytest.mark.parametrize("backend", ["reference", "native", "triton"])
+def test_strided_numbers_of_users_and_tokens(backend: Any) -> None:
+    """Users, groups, starts, lengths and ids: what is read beside offsets."""
+    offsets = lengths_to_offsets(torch.tensor(LENGTHS)).to(DEVICE)
+    x = JaggedTensor(torch.arange(18.0, device=DEVICE).view(9, 2), offsets)
+    weight = torch.arange(12.0, device=DEVICE).view(3, 2, 2)
+    table = torch.arange(5.0, device=DEVICE)[:, None].requires_grad_()
+    numbers = torch.tensor([1, 0, 1, 0], device=DEVICE)
+    ids = torch.tensor([3, 0, 1, 3, 2, 3, 0, 0, 1], device=DEVICE)
+
+    def all_of(numbers: Tensor, ids: Tensor) -> list[Tensor]:
+        made = [
+            jk.jagged_index_select(x, numbers, backend=backend),
+            jk.jagged_slice(x, numbers, numbers + 1, backend=backend),
+            jk.jagged_recent(x, numbers, backend=backend),
+            jk.jagged_linear(x, weight, groups=numbers, backend=backend),
+            jk.jagged_embedding([JaggedTensor(ids, offsets)], [table], backend=backend),
+        ]
+        (gradient,) = torch.autograd.grad(made[-1].values.square().sum(), table)
+        return [part for y in made for part in (y.values, y.offsets)] + [gradient]
+
+    found = all_of(strided(numbers), strided(ids))
+    for ours, expected in zip(found, all_of(numbers, ids), strict=True):
+        assert torch.equal(ours, expected)
+
+
 def test_contiguous_offsets_are_not_copied() -> None:
     offsets = lengths_to_offsets(torch.tensor(LENGTHS))
     begins, scores = jagged2_offsets(offsets), torch.zeros(35)

@@ -181,6 +181,22 @@ def test_keyed_round_trip(module, lengths, weighted):
             assert_same(ours[key], part)
 
 
+def test_weights_may_come_in_another_order(module):
+    x = parts_of({"item": [2, 0], "shop": [1, 0]})
+    weights = {key: x[key].with_values(x[key].values + n) for key, n in (("shop", 7), ("item", 4))}
+    made = to_torchrec(x, weights)
+    assert made.keys() == ["item", "shop"]
+    assert made.weights().tolist() == [4, 5, 7]
+
+
+def test_what_is_made_knows_how_many_tokens_a_key_has(module):
+    """Else TorchRec waits for the device when it is first asked."""
+    made = to_torchrec(parts_of({"item": [2, 1], "shop": [1, 0]}))
+    assert made.length_per_key() == [3, 1]
+    if hasattr(made, "length_per_key_or_none"):
+        assert made.length_per_key_or_none() == [3, 1]
+
+
 def test_nested_tensors_go_there_too(module):
     x = JaggedTensor(VALUES, OFFSETS)
     other = x.with_values(WEIGHTS)
