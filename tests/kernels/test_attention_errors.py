@@ -32,6 +32,10 @@ WRONG = {
         lambda: (jagged(2, 8), jagged(2, 8), jagged(2, 8, lengths=(2, 5))),
         "k and v must have the same offsets",
     ),
+    "v offsets beside those of q and k": (
+        lambda: (*[jagged(2, 8)] * 2, jagged(2, 8, lengths=(2, 5))),
+        "k and v must have the same offsets",
+    ),
     "dense q of other batch": (
         lambda: (torch.zeros(3, 1, 2, 8), jagged(2, 8), jagged(2, 8)),
         r"B = 2 users, got \(3, 1, 2, 8\)",
