@@ -230,6 +230,9 @@ def test_floating_times_are_times_too():
     # Halves of a unit, which integers could not tell apart.
     halves = run("triton", inputs, bias=RelativeTimeBias(table, times / 2, unit=0.5))
     assert torch.equal(halves["o"], whole["o"])
+    # Seconds since 1970, of which float32 would keep one in 128.
+    since = run("triton", inputs, bias=RelativeTimeBias(table, times.double() + 1.7e9))
+    assert torch.equal(since["o"], whole["o"])
 
 
 # --- what must hold whatever the numbers ----------------------------------------------------------
