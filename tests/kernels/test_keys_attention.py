@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import replace
 
@@ -380,6 +381,12 @@ def test_refusals():
         jagged_attention(three, three, three, keys=lists)
     with pytest.raises(ValueError, match="lists were made for the window"):
         jagged_attention(x, x, x, keys=lists, window=(4, 0))
+    whole = dataclasses.replace(lists, window=(-1, -1))
+    with pytest.raises(ValueError, match=r"for the window \(-1, -1\), and the call has \(-1, 0\)"):
+        jagged_attention(x, x, x, keys=whole, causal=True)
+    elsewhere = dataclasses.replace(lists, row_ptr=lists.row_ptr.to("meta"))
+    with pytest.raises(ValueError, match="the lists are on meta, and offsets on"):
+        jagged_attention(x, x, x, keys=elsewhere)
     y = JaggedTensor(torch.randn(40, 3, 8, device=DEVICE), x.offsets)
     z = JaggedTensor(torch.randn(40, 4, 8, device=DEVICE), x.offsets)
     for backend in ("reference", *BACKENDS):
