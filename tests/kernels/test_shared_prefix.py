@@ -228,7 +228,7 @@ def test_gradcheck_in_float64():
     assert torch.autograd.gradcheck(attend, [x.requires_grad_() for x in leaves])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
 def test_schedules_serve_several_layers(backend):
     problem = Problem.of(Case([5, 0, TILE + 2]), 6)
     x = JaggedTensor(problem.inputs.q, problem.inputs.q_offsets)
@@ -276,6 +276,11 @@ def test_queries_that_would_not_see_the_whole_prefix_are_refused():
     with pytest.raises(ValueError, match="would not see the whole prefix: user 0"):
         prefixed_attention(torch.zeros(5, 2, 16), k, k, *prefix, causal=True)
     problem.assert_exact("native", window=(-1, 1))
+    # As many queries as keys, of other users.
+    q = JaggedTensor(problem.inputs.q[:7], torch.tensor([0, 3, 7], device=DEVICE))
+    k = JaggedTensor(problem.inputs.k, torch.tensor([0, 4, 7], device=DEVICE))
+    with pytest.raises(ValueError, match="would not see the whole prefix: user 1"):
+        prefixed_attention(q, k, k, *prefix, causal=True)
 
 
 def parts(seed=0, dtype=torch.float32):
