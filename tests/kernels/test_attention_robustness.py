@@ -192,6 +192,18 @@ def test_equal_logits_average_the_values(backend, inputs):
         torch.testing.assert_close(out[part], expected, msg=f"user {user}")
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("split", [None, "stream"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_a_scale_of_zero_averages_what_is_seen(backend, split, dtype):
+    """What is hidden stays so."""
+    inputs = Case([3, 3], [5, TILE + 3]).inputs(dtype)
+    found = run(backend, inputs, split=split, causal=True, scale=0.0)
+    expected = run("reference", inputs.double(), split=split, causal=True, scale=0.0)
+    for name, result in found.items():
+        torch.testing.assert_close(result.double(), expected[name], rtol=4e-3, atol=4e-3)
+
+
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS])
 @pytest.mark.parametrize("logit", [-1e4, 1e4, -(2.0**100)])
 def test_enormous_equal_logits(backend, logit, inputs):

@@ -171,13 +171,15 @@ def test_room_beyond_the_longest_changes_nothing(backend, monkeypatch):
     assert listed(retrieved_blocks(x, x, **options, longest=1000), x) == listed(lists, x)
 
 
-def test_users_longer_than_said(monkeypatch):
+@pytest.mark.parametrize("backend", ["native", "triton"])
+def test_users_longer_than_said(backend, monkeypatch):
     """Nobody looks: of their older blocks the first ones can be found, and nothing breaks."""
     x = jagged([100, 3])
     on_cpu = x.to("cpu")
     with pytest.raises(ValueError, match="longest is 40, but a user has 100 tokens"):
         retrieved_blocks(on_cpu, on_cpu, top_k=2, block=BLOCK, longest=40)
     monkeypatch.setattr(retrieval, "longest_user", lambda q, k, longest: longest)
+    use(monkeypatch, backend)
     lists = retrieved_blocks(x, x, top_k=2, newest=1, block=BLOCK, longest=40)
     for (user, *_), blocks in listed(lists, x).items():
         assert blocks == [0, 1, 6] if user == 0 else blocks == [0]
