@@ -118,6 +118,9 @@ def test_schedule_of_another_batch_or_mask():
     other = attention_schedule(jagged(2, 8, lengths=(3, 5)))
     with pytest.raises(ValueError, match=r"\(8, 8, 2, \(-1, -1\)\)"):
         jagged_attention(x, x, x, schedule=other)
+    there = x.to("meta")
+    with pytest.raises(ValueError, match="the schedule is on cpu and q on meta"):
+        jagged_attention(there, there, there, schedule=attention_schedule(x))
 
 
 @pytest.mark.parametrize("backend", ["reference", "native", "triton"])

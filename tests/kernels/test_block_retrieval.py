@@ -275,6 +275,8 @@ def test_wrong_queries():
         retrieved_blocks(jagged([40, 3], dim=4), k, top_k=1)
     with pytest.raises(ValueError, match="q must have a multiple of k's heads, got 3 and 2"):
         retrieved_blocks(jagged([40, 3], heads=3), k, top_k=1)
+    with pytest.raises(ValueError, match="q and k must be on one device, got meta and "):
+        retrieved_blocks(k.to("meta"), k, top_k=1)
     with pytest.raises(TypeError, match="q must be of a floating dtype"):
         retrieved_blocks(k.with_values(k.values.long()), k, top_k=1)
     ids = torch.zeros(43, dtype=torch.int64, device=DEVICE)

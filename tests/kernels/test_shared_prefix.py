@@ -324,10 +324,19 @@ def test_merged_parts(dtype):
 
 
 def test_merging_takes_any_strides():
-    given = parts()
-    apart = [x.detach().transpose(0, 1).contiguous().transpose(0, 1) for x in given]
-    whole = merging.merge_parts(*given, backend="triton")
-    for result, expected in zip(merging.merge_parts(*apart, backend="triton"), whole, strict=True):
+    """Heads first in memory, gradients too."""
+
+    def heads_first(x):
+        return x.detach().transpose(0, 1).contiguous().transpose(0, 1)
+
+    results = []
+    for laid_out in (torch.Tensor.detach, heads_first):
+        leaves = [laid_out(x).requires_grad_() for x in parts()]
+        merged = merging.merge_parts(*leaves, backend="triton")
+        d_o, _, _, d_lse = map(laid_out, parts(seed=1))
+        d_lse = d_lse.masked_fill(d_lse.isinf(), 1.0)
+        results.append([*merged, *torch.autograd.grad(merged, leaves, [d_o, laid_out(d_lse)])])
+    for expected, result in zip(*results, strict=True):
         assert torch.equal(result, expected)
 
 
