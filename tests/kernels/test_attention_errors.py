@@ -32,6 +32,10 @@ WRONG = {
         lambda: (jagged(2, 8), jagged(2, 8), jagged(2, 8, lengths=(2, 5))),
         "k and v must have the same offsets",
     ),
+    "users of v": (
+        lambda: (*[jagged(2, 8)] * 2, jagged(2, 8, lengths=(7,))),
+        "k has 2 users and v has 1",
+    ),
     "v offsets beside those of q and k": (
         lambda: (*[jagged(2, 8)] * 2, jagged(2, 8, lengths=(2, 5))),
         "k and v must have the same offsets",

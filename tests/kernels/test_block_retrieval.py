@@ -294,6 +294,8 @@ def test_wrong_queries():
         retrieved_blocks(k, k, **options, key_means=jagged([3]))
     with pytest.raises(TypeError, match="key_means must be of a floating dtype"):
         retrieved_blocks(k, k, **options, key_means=means.with_values(means.values.long()))
+    with pytest.raises(ValueError, match=r"key_means must be on .*, got meta"):
+        retrieved_blocks(k, k, **options, key_means=means.to("meta"))
     on_cpu = k.to("cpu")
     other = block_means(on_cpu, 16)
     with pytest.raises(ValueError, match="key_means has 3 of user 0, and it has 1 blocks of 64"):

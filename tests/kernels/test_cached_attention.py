@@ -260,6 +260,9 @@ def test_a_schedule_of_another_step():
     wide = JaggedTensor(inputs.q.repeat(1, 2, 1), inputs.q_offsets)
     with pytest.raises(ValueError, match="built for another batch"):
         cached_attention(wide, cache, schedule=schedule)
+    there = HistoryCache(2, cache.capacity, kv_heads=2, head_dim=16, device="meta")
+    with pytest.raises(ValueError, match=r"the schedule is on .* and q on meta"):
+        cached_attention(q.to("meta"), there, schedule=schedule)
     if DEVICE == "cpu":
         other = JaggedTensor(inputs.q, lengths_to_offsets(torch.tensor([1, 2])))
         with pytest.raises(ValueError, match="other offsets of q"):

@@ -32,6 +32,7 @@ from jagged_kernels.schedule.policy.hopper import (
     ONE_PASS_OF_GROUPS_PAYS_BELOW,
     ONE_PASS_PAYS_FROM,
     is_hopper,
+    paying_length,
 )
 
 # The kernels of a family in each pass, below jagged_kernels.attention.
@@ -187,6 +188,17 @@ def test_lists_pay_from_lengths_of_their_own(keys, length, forward, monkeypatch)
     options = {} if keys is None else {"keys": keys}
     arguments, options = Call(length, 64, (forward,) * 3, options=options).arguments()
     assert said_picks(explain_attention(*arguments, **options))[0] == forward
+
+
+def test_weights_over_lists_pay_from_lengths_of_their_own():
+    """Where there are such; else from those of lists, and a mask's before those of any."""
+    table = {"lists": {64: 5}, "lists, window": {64: 6}, "pointwise lists": {64: 7}}
+    for scores, mask, length in (
+        ("softmax", "none", 5), ("softmax", "window", 6), ("pointwise", "none", 7),
+        ("pointwise", "window", 7), ("softmax", "causal", 5),
+    ):  # fmt: skip
+        assert paying_length(table, scores, "lists", mask, 64) == length
+    assert paying_length(table, "softmax", "ranges", "none", 64) is None
 
 
 def test_dq_of_hopper_comes_beside_dkv_alone(monkeypatch):

@@ -268,6 +268,18 @@ def test_what_is_hidden_touches_nothing(backend, rule):
         torch.testing.assert_close(result, expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@pytest.mark.parametrize(
+    "rule", [SemiLocalKeys(5, 1, block=16), RequestKeys(2, window=4, block=16)], ids=repr
+)
+def test_lists_of_a_rule_are_as_good_as_the_rule(rule, backend):
+    inputs = Case([20, 3]).inputs(torch.float32).with_shared_offsets()
+    lists = attention_schedule(JaggedTensor(inputs.q, inputs.q_offsets), keys=rule).lists
+    found, expected = (run(backend, inputs, keys=keys) for keys in (lists, rule))
+    for name, result in found.items():
+        torch.testing.assert_close(result, expected[name])
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_schedule_is_shared(backend):
     inputs = Case(LENGTHS).inputs(torch.float32).with_shared_offsets()
