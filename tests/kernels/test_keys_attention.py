@@ -393,6 +393,7 @@ def test_refusals():
         jagged_attention(three, three, three, keys=lists)
     with pytest.raises(ValueError, match="lists were made for the window"):
         jagged_attention(x, x, x, keys=lists, window=(4, 0))
+    assert lists is not None
     whole = dataclasses.replace(lists, window=(-1, -1))
     with pytest.raises(ValueError, match=r"for the window \(-1, -1\), and the call has \(-1, 0\)"):
         jagged_attention(x, x, x, keys=whole, causal=True)

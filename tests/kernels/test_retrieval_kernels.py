@@ -103,9 +103,8 @@ def test_scores_that_are_no_numbers(monkeypatch):
             lists = retrieved_blocks(q, k, top_k, block=BLOCK)
             assert (lists.col // 2).tolist() == expected
         # With categories a score of -inf is that of a block that has none of them.
-        categories = (torch.zeros(1, dtype=torch.int64), torch.zeros(96, dtype=torch.int64))
-        categories = tuple(x.to(DEVICE) for x in categories)
-        lists = retrieved_blocks(q, k, 6, block=BLOCK, categories=categories)
+        alike = torch.zeros(96, dtype=torch.int64, device=DEVICE)
+        lists = retrieved_blocks(q, k, 6, block=BLOCK, categories=(alike[:1], alike))
         assert (lists.col[: lists.row_ptr[-1]] // 2).tolist() == [0, 1, 3, 4, 5]
 
 
