@@ -18,7 +18,7 @@ from combinations import combined
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jagged_kernels import JaggedTensor, jagged_attention, lengths_to_offsets
+from jagged_kernels import JaggedTensor, SemiLocalKeys, jagged_attention, lengths_to_offsets
 from jagged_kernels.attention.native import Mask, _buckets
 
 LENGTHS = [0, 1, TILE - 1, TILE, TILE + 1, 3 * TILE + 5]
@@ -129,6 +129,16 @@ def test_native_cuts_a_user_too_large_for_one_bucket(mask, monkeypatch):
         results.append([*run("native", inputs, bias=leaf, tile=None, **mask).values(), leaf.grad])
     for whole, cut in zip(*results, strict=True):
         torch.testing.assert_close(cut, whole)
+
+
+def test_native_cuts_a_user_within_a_tile_of_its_lists(monkeypatch):
+    """Five queries at a time, of which some are of two tiles of 16."""
+    monkeypatch.setattr("jagged_kernels.attention.native._MAX_SCORES", 400)
+    inputs = Case([40, 9]).inputs(torch.float64)
+    keys = SemiLocalKeys(window=6, first=3, block=16)
+    cut, whole = (run(x, inputs, tile=None, keys=keys) for x in ("native", "reference"))
+    for name, result in cut.items():
+        torch.testing.assert_close(result, whole[name])
 
 
 @pytest.mark.parametrize(

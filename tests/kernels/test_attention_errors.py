@@ -32,6 +32,14 @@ WRONG = {
         lambda: (jagged(2, 8), jagged(2, 8), jagged(2, 8, lengths=(2, 5))),
         "k and v must have the same offsets",
     ),
+    "users of v": (
+        lambda: (*[jagged(2, 8)] * 2, jagged(2, 8, lengths=(7,))),
+        "k has 2 users and v has 1",
+    ),
+    "v offsets beside those of q and k": (
+        lambda: (*[jagged(2, 8)] * 2, jagged(2, 8, lengths=(2, 5))),
+        "k and v must have the same offsets",
+    ),
     "dense q of other batch": (
         lambda: (torch.zeros(3, 1, 2, 8), jagged(2, 8), jagged(2, 8)),
         r"B = 2 users, got \(3, 1, 2, 8\)",
@@ -114,6 +122,9 @@ def test_schedule_of_another_batch_or_mask():
     other = attention_schedule(jagged(2, 8, lengths=(3, 5)))
     with pytest.raises(ValueError, match=r"\(8, 8, 2, \(-1, -1\)\)"):
         jagged_attention(x, x, x, schedule=other)
+    there = x.to("meta")
+    with pytest.raises(ValueError, match="the schedule is on cpu and q on meta"):
+        jagged_attention(there, there, there, schedule=attention_schedule(x))
 
 
 @pytest.mark.parametrize("backend", ["reference", "native", "triton"])

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import DEVICE, RESULTS, TILE, Case, assert_as_exact_as_sdpa, run
+from attention_cases import (
+    DEVICE,
+    RESULTS,
+    TILE,
+    Case,
+    assert_as_exact_as_sdpa,
+    queries_of,
+    run,
+)
 
 from jagged_kernels import ALiBi, JaggedTensor, RelativePositionBias, jagged_attention
 from jagged_kernels.device.arithmetic import dot_precision
@@ -184,6 +192,18 @@ def test_equal_logits_average_the_values(backend, inputs):
         torch.testing.assert_close(out[part], expected, msg=f"user {user}")
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("split", [None, "stream"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_a_scale_of_zero_averages_what_is_seen(backend, split, dtype):
+    """What is hidden stays so."""
+    inputs = Case([3, 3], [5, TILE + 3]).inputs(dtype)
+    found = run(backend, inputs, split=split, causal=True, scale=0.0)
+    expected = run("reference", inputs.double(), split=split, causal=True, scale=0.0)
+    for name, result in found.items():
+        torch.testing.assert_close(result.double(), expected[name], rtol=4e-3, atol=4e-3)
+
+
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS])
 @pytest.mark.parametrize("logit", [-1e4, 1e4, -(2.0**100)])
 def test_enormous_equal_logits(backend, logit, inputs):
@@ -275,6 +295,53 @@ def test_dense_queries(backend):
     jagged_attention(repeated, k, v, backend=backend).sum().backward()
     assert repeated.grad is not None
     torch.testing.assert_close(shared.grad, repeated.grad.sum(0))
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+def test_no_dense_queries(backend):
+    inputs = Case([1, 1], [4, 0]).inputs(torch.float32)
+    k = JaggedTensor(inputs.k.requires_grad_(), inputs.k_offsets)
+    q = inputs.q.view(2, 1, 2, 16)[:, :0]
+    out = jagged_attention(q, k, k.with_values(inputs.v), backend=backend)
+    assert out.shape == (2, 0, 2, 16)
+    out.sum().backward()
+    assert inputs.k.grad is not None
+    assert not inputs.k.grad.any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("split", [None, "stream"])
+def test_gradients_of_outputs_in_any_order(backend, split):
+    """As of what was transposed: of o, and of the lse that `varlen_attn` has heads first."""
+    inputs, results = Case([3, 3], [5, TILE + 3]).inputs(torch.float32), []
+    for turned in (False, True):
+        leaves = [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
+        q, k, v = leaves
+        keys = JaggedTensor(k, inputs.k_offsets)
+        queries, schedule = queries_of(inputs, q, keys, split)
+        out, lse = jagged_attention(
+            queries, keys, keys.with_values(v), schedule=schedule, backend=backend, return_lse=True
+        )
+        o = out.values if isinstance(out, JaggedTensor) else out.flatten(0, 1)
+        given = [inputs.d_o, inputs.d_lse]
+        if turned:
+            given = [x.transpose(0, -1).contiguous().transpose(0, -1) for x in given]
+        results.append(torch.autograd.grad([o, lse.view(o.shape[:2])], leaves, given))
+    for usual, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, usual)
+
+
+def test_dense_queries_over_wide_values():
+    """Rows are cut where a tile holds the wider of k and v, else the backward cannot walk them."""
+    case = Case([2, 2], [5, TILE + 3], heads=8, kv_heads=1, dim=16, dim_v=128)
+    inputs, gradients = case.inputs(torch.float32), []
+    for backend in ("triton", "reference"):
+        q, k, v = (x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v))
+        keys = JaggedTensor(k, inputs.k_offsets)
+        out = jagged_attention(q.view(2, 2, 8, 16), keys, keys.with_values(v), backend=backend)
+        gradients.append(torch.autograd.grad(out.flatten(0, 1), (q, k, v), inputs.d_o))
+    for ours, exact in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-4)
 
 
 def test_bias_agrees_between_backends():

@@ -230,6 +230,9 @@ def test_floating_times_are_times_too():
     # Halves of a unit, which integers could not tell apart.
     halves = run("triton", inputs, bias=RelativeTimeBias(table, times / 2, unit=0.5))
     assert torch.equal(halves["o"], whole["o"])
+    # Seconds since 1970, of which float32 would keep one in 128.
+    since = run("triton", inputs, bias=RelativeTimeBias(table, times.double() + 1.7e9))
+    assert torch.equal(since["o"], whole["o"])
 
 
 # --- what must hold whatever the numbers ----------------------------------------------------------
@@ -384,3 +387,43 @@ def test_only_what_learns_gets_a_gradient(backend):
         for name, leaf in chosen.items():
             assert (leaf.grad is not None) == (name == learns)
         torch.testing.assert_close(chosen[learns].grad, expected[f"d_{learns}"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_biases_in_any_layout(backend, heads_first):
+    """Tables and scores of heads first in memory, times that are a column of a table."""
+    inputs, results = Case([TILE + 1, 0, 2]).inputs(torch.float32), []
+    tokens, rows = TILE + 3, (TILE + 1) ** 2 + 4
+    generator = torch.Generator().manual_seed(2)
+    numbers = [torch.randn(n, 2, generator=generator).to(DEVICE) for n in (8, 6, rows, 1)]
+    seconds = torch.randint(90, (tokens, 2), generator=generator).to(DEVICE)
+    for one in (backend, "reference"):
+        given = [x.t().contiguous().t() if heads_first else x for x in numbers]
+        leaves = position, time, scores, slopes = [x.detach().requires_grad_() for x in given]
+        times = [seconds[:, 1], seconds[:, 0]]
+        if not heads_first:
+            times = [x.contiguous() for x in times]
+        bias = (
+            RelativePositionBias(position, max_distance=20),
+            RelativeTimeBias(time, times[0], query_times=times[1]),
+            scores,
+            ALiBi(torch.stack([slopes[0], -slopes[0]], 1).flatten()[::2]),
+        )
+        found = run(one, inputs, causal=True, bias=bias)
+        results.append([*found.values(), *[x.grad for x in leaves]])
+    for ours, exact in zip(*results, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_bias_learns_alone(backend):
+    """Of what nobody else wants a gradient of, nor the lse."""
+    inputs = Case([TILE + 1]).inputs(torch.float32)
+    x = JaggedTensor(inputs.q, inputs.q_offsets)
+    found = []
+    for one in (backend, "reference"):
+        slopes = torch.tensor([0.1, 0.2], device=DEVICE, requires_grad=True)
+        out = jagged_attention(x, x, x, bias=ALiBi(slopes), backend=one)
+        found += torch.autograd.grad(out.values, slopes, inputs.d_o)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)

@@ -20,7 +20,7 @@ from jagged_kernels.attention.meeting import MeetTerms
 from jagged_kernels.attention.operators import general as ops_general
 from jagged_kernels.attention.operators import native as ops_native
 from jagged_kernels.attention.scores.bias import bias_terms
-from jagged_kernels.attention.scores.bias_terms import BiasTerms
+from jagged_kernels.attention.scores.bias_terms import BiasTerms, scores_before
 
 COMPILER = "inductor" if DEVICE == "cuda" else "aot_eager"
 SEED = 12
@@ -59,6 +59,14 @@ WRONG = {
     "too many times": (
         lambda: RelativeTimeBias(table(8, 2), torch.arange(8)),
         r"each of 7 tokens on cpu, got \(8,\)",
+    ),
+    "times on another device": (
+        lambda: RelativeTimeBias(table(8, 2), torch.arange(7, device="meta")),
+        r"each of 7 tokens on cpu, got \(7,\) on meta",
+    ),
+    "times that are true or false": (
+        lambda: RelativeTimeBias(table(8, 2), torch.arange(7) > 3),
+        "must be integers or floating, got torch.bool",
     ),
     "query times": (
         lambda: RelativeTimeBias(table(8, 2), torch.arange(7), query_times=torch.arange(4)),
@@ -124,6 +132,15 @@ print(jagged_attention(x, x, x, bias=torch.zeros({rows}, 2, device="cuda")).valu
     result = run_python(code)
     assert result.returncode != 0
     assert "bias must have a row for each score" in result.stderr
+
+
+def test_scores_are_counted_beyond_32_bits():
+    """Of offsets that are int32."""
+    offsets = torch.tensor([0, 70_000, 70_003], dtype=torch.int32)
+    assert scores_before(offsets, offsets).tolist() == [0, 70_000**2]
+    x = JaggedTensor(torch.zeros(1, 1, 1).expand(70_003, 1, 1), offsets)
+    with pytest.raises(ValueError, match="each of 4900000009 scores, got 1"):
+        bias_terms(torch.zeros(1, 1), x, x)
 
 
 def test_dense_queries_need_times_of_their_own():

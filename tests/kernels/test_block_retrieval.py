@@ -171,13 +171,15 @@ def test_room_beyond_the_longest_changes_nothing(backend, monkeypatch):
     assert listed(retrieved_blocks(x, x, **options, longest=1000), x) == listed(lists, x)
 
 
-def test_users_longer_than_said(monkeypatch):
+@pytest.mark.parametrize("backend", ["native", "triton"])
+def test_users_longer_than_said(backend, monkeypatch):
     """Nobody looks: of their older blocks the first ones can be found, and nothing breaks."""
     x = jagged([100, 3])
     on_cpu = x.to("cpu")
     with pytest.raises(ValueError, match="longest is 40, but a user has 100 tokens"):
         retrieved_blocks(on_cpu, on_cpu, top_k=2, block=BLOCK, longest=40)
     monkeypatch.setattr(retrieval, "longest_user", lambda q, k, longest: longest)
+    use(monkeypatch, backend)
     lists = retrieved_blocks(x, x, top_k=2, newest=1, block=BLOCK, longest=40)
     for (user, *_), blocks in listed(lists, x).items():
         assert blocks == [0, 1, 6] if user == 0 else blocks == [0]
@@ -273,6 +275,8 @@ def test_wrong_queries():
         retrieved_blocks(jagged([40, 3], dim=4), k, top_k=1)
     with pytest.raises(ValueError, match="q must have a multiple of k's heads, got 3 and 2"):
         retrieved_blocks(jagged([40, 3], heads=3), k, top_k=1)
+    with pytest.raises(ValueError, match="q and k must be on one device, got meta and "):
+        retrieved_blocks(k.to("meta"), k, top_k=1)
     with pytest.raises(TypeError, match="q must be of a floating dtype"):
         retrieved_blocks(k.with_values(k.values.long()), k, top_k=1)
     ids = torch.zeros(43, dtype=torch.int64, device=DEVICE)
@@ -290,6 +294,8 @@ def test_wrong_queries():
         retrieved_blocks(k, k, **options, key_means=jagged([3]))
     with pytest.raises(TypeError, match="key_means must be of a floating dtype"):
         retrieved_blocks(k, k, **options, key_means=means.with_values(means.values.long()))
+    with pytest.raises(ValueError, match=r"key_means must be on .*, got meta"):
+        retrieved_blocks(k, k, **options, key_means=means.to("meta"))
     on_cpu = k.to("cpu")
     other = block_means(on_cpu, 16)
     with pytest.raises(ValueError, match="key_means has 3 of user 0, and it has 1 blocks of 64"):

@@ -261,6 +261,9 @@ def test_a_schedule_of_another_step():
     wide = JaggedTensor(inputs.q.repeat(1, 2, 1), inputs.q_offsets)
     with pytest.raises(ValueError, match="built for another batch"):
         cached_attention(wide, cache, schedule=schedule)
+    there = HistoryCache(2, cache.capacity, kv_heads=2, head_dim=16, device="meta")
+    with pytest.raises(ValueError, match=r"the schedule is on .* and q on meta"):
+        cached_attention(q.to("meta"), there, schedule=schedule)
     if DEVICE == "cpu":
         other = JaggedTensor(inputs.q, lengths_to_offsets(torch.tensor([1, 2])))
         with pytest.raises(ValueError, match="other offsets of q"):
@@ -347,6 +350,12 @@ def test_heads_that_shared_memory_does_not_hold(monkeypatch):
     monkeypatch.setattr(spans, "has_small_memory", lambda _device: True)
     with pytest.raises(NotImplementedError, match="tiles of 16 queries of 8 heads over 1 with"):
         cached_attention(q, cache, backend="triton")
+    few = Case([2, 1], [30, 4], heads=2, kv_heads=1, dim=128).inputs(torch.float32)
+    of_few, q_of_few = filled(few), JaggedTensor(few.q, few.q_offsets)
+    cached_attention(q_of_few, of_few, backend="triton")
+    large = cache_schedule(q_of_few, of_few, tile_q=64)
+    with pytest.raises(NotImplementedError, match="tiles of 64 queries of 2 heads over 1 with"):
+        cached_attention(q_of_few, of_few, schedule=large, backend="triton")
     monkeypatch.setattr(ops, "choose_backend", lambda *_: "triton")
     out = cached_attention(q, cache, schedule=schedule)
     assert torch.equal(out.values, cached_attention(q, cache).values)

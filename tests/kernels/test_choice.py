@@ -28,8 +28,11 @@ from jagged_kernels import JaggedTensor, SiLU, explain_attention, jagged_attenti
 from jagged_kernels.attention import api, choice
 from jagged_kernels.schedule.policy.hopper import (
     FORWARD_PAYS_FROM,
+    HOPPER_TILES,
+    ONE_PASS_OF_GROUPS_PAYS_BELOW,
     ONE_PASS_PAYS_FROM,
     is_hopper,
+    paying_length,
 )
 
 # The kernels of a family in each pass, below jagged_kernels.attention.
@@ -187,6 +190,17 @@ def test_lists_pay_from_lengths_of_their_own(keys, length, forward, monkeypatch)
     assert said_picks(explain_attention(*arguments, **options))[0] == forward
 
 
+def test_weights_over_lists_pay_from_lengths_of_their_own():
+    """Where there are such; else from those of lists, and a mask's before those of any."""
+    table = {"lists": {64: 5}, "lists, window": {64: 6}, "pointwise lists": {64: 7}}
+    for scores, mask, length in (
+        ("softmax", "none", 5), ("softmax", "window", 6), ("pointwise", "none", 7),
+        ("pointwise", "window", 7), ("softmax", "causal", 5),
+    ):  # fmt: skip
+        assert paying_length(table, scores, "lists", mask, 64) == length
+    assert paying_length(table, "softmax", "ranges", "none", 64) is None
+
+
 def test_dq_of_hopper_comes_beside_dkv_alone(monkeypatch):
     """Its kernel is launched by the backward that dkv's launcher is part of."""
     monkeypatch.setattr(choice, "is_hopper", lambda device: device.type == "cuda")
@@ -220,6 +234,25 @@ def test_one_pass_where_it_pays(dim, length, monkeypatch):
     # Wide ones, which at head_dim 128 pay from longer users.
     wide = two if dim == 64 else PLAIN
     check(Call(length, dim, wide, options={"window": (600, 0)}), wide, keys, monkeypatch)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_heads_that_share_keys_are_walked_in_one_pass_up_to_a_length(kv_heads, monkeypatch):
+    """Without a mask too, and whatever else a call asks for."""
+    pass_for_hopper(monkeypatch)
+    tile, tokens = HOPPER_TILES[128], ONE_PASS_OF_GROUPS_PAYS_BELOW
+    q, k = (torch.zeros(tokens, heads, 128, dtype=HALF) for heads in (2, kv_heads))
+    rows = torch.zeros(tokens // tile + 1, 8)
+    offsets = torch.tensor([0, tokens])
+    found = choice.pick("dkv", q, k, k, rows, tile, tile, offsets)
+    assert found == (choice.HOPPER_ONE_PASS if kv_heads == 2 else choice.HOPPER_DKV)
+
+
+def test_hopper_reads_nothing_that_is_empty():
+    x = torch.zeros(2, 2, 64, dtype=HALF)
+    assert choice.hopper_reads(x, x, x)
+    assert not choice.hopper_reads(x[:0], x, x)
+    assert not choice.hopper_reads(x, x[:0], x[:0])
 
 
 def test_nobody_takes_what_the_triton_backend_has_not():

@@ -154,6 +154,26 @@ def test_a_backend_that_is_asked_for(backend):
     assert third == f"triton: backend='{backend}' is asked for"
 
 
+def test_no_biases_are_no_bias():
+    few = [x(device=DEVICE)] * 3
+    said = explain_attention(*few, backend="triton")
+    for bias in ((), []):
+        assert explain_attention(*few, bias=bias, backend="triton") == said
+    assert "bias" not in said
+
+
+def test_values_wider_than_keys_are_said_to_be_too_wide_to_cut():
+    q = torch.zeros(3, 2, 8, 8, device=DEVICE)
+    narrow, wide = (
+        JaggedTensor(torch.zeros(5, 1, dim, device=DEVICE), x(device=DEVICE).offsets)
+        for dim in (8, 128)
+    )
+    assert said_picks(explain_attention(q, narrow, narrow, backend="triton")) == SPLIT
+    said = explain_attention(q, narrow, wide, backend="triton")
+    assert said_picks(said) == PLAIN
+    assert "split: shared memory does not hold the queries of the heads that share keys" in said
+
+
 def test_tensors_on_meta():
     assert "native" in explain_attention(*[x(device="meta")] * 3)
     assert said_picks(explain_attention(*[x(device="meta")] * 3, backend="triton")) == SHORT

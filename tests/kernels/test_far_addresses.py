@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from attention_cases import DEVICE
 
+from jagged_kernels.attention.scores.triton_bias import _score_index
 from jagged_kernels.device.memory import load_block, load_numbers, store_block, store_numbers
 
 WIDTH = 16
@@ -26,6 +27,21 @@ def _move_kernel(x_ptr, source, target, BLOCK: tl.constexpr, WIDTH: tl.constexpr
 def _move_numbers_kernel(x_ptr, source, target, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
     numbers = load_numbers(x_ptr, source, source + BLOCK, WIDTH, BLOCK)
     store_numbers(x_ptr, numbers, target, target + BLOCK, WIDTH, BLOCK)
+
+
+@triton.jit(do_not_specialize=["token", "keys"])
+def _score_kernel(out_ptr, token, keys, BLOCK: tl.constexpr):
+    query = token + tl.arange(0, BLOCK)
+    place = (token * 0, token * 0, keys, token * 0, 0)
+    tl.store(out_ptr + tl.arange(0, BLOCK), _score_index(place, query, query, 1, 2))
+
+
+def test_scores_beyond_32_bits():
+    """The number of a score of a bias, of a user whose history has more than 46,340 tokens."""
+    found = torch.empty(BLOCK, dtype=torch.int64, device=DEVICE)
+    _score_kernel[(1,)](found, 70_000, 80_000, BLOCK)
+    token = torch.arange(70_000, 70_000 + BLOCK, device=DEVICE)
+    assert torch.equal(found, (token * 80_000 + token) * 2 + 1)
 
 
 @pytest.mark.parametrize(

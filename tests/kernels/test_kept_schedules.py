@@ -10,7 +10,7 @@ import pytest
 import torch
 from attention_cases import DEVICE
 
-from jagged_kernels import JaggedTensor, jagged_attention
+from jagged_kernels import JaggedTensor, SemiLocalKeys, jagged_attention
 from jagged_kernels.schedule import kept, schedule
 
 ENDS = [0, 3, 3, 9, 20]
@@ -101,6 +101,44 @@ def test_dense_queries(built) -> None:
     attend(q[:, :1], k)  # fewer
     attend(q.repeat(1, 1, 2, 1), k)  # more heads: another cut
     assert len(built) == 3
+
+
+def test_dense_queries_of_other_head_dims(built) -> None:
+    """Wider ones are cut into other blocks."""
+    offsets = offsets_of()
+    for dim in (16, 256):
+        attend(torch.randn(4, 2, 2, dim, device=DEVICE), jagged(offsets, dim=dim))
+    assert len(built) == 2
+
+
+def test_lists_of_keys_have_tables_of_their_own(built) -> None:
+    """Tables of lists have no band, and lists may be others in each call."""
+    x = jagged(offsets_of())
+    keys = SemiLocalKeys(window=3, first=1, block=16)
+    for options in ({"causal": True}, {"keys": keys}, {"causal": True}, {"keys": keys}):
+        attend(x, x, **options)
+    assert len(built) == 3
+
+
+def test_tiles_that_are_asked_for() -> None:
+    offsets = offsets_of()
+    call = {"q_tokens": 20, "k_tokens": 20, "dense": None, "window": (-1, -1), "head_dim": 16}
+    for tile in (16, 32, 16):
+        found = kept.schedule_of_call(
+            offsets, offsets, **call, keys=None, lists=None, tile_q=tile
+        )  # fmt: skip
+        assert found.tile_q == tile
+
+
+def test_queries_that_count_no_changes(built) -> None:
+    """What inference mode made, over keys whose tables could be kept."""
+    k = jagged(offsets_of())
+    with torch.inference_mode():
+        q = jagged(offsets_of([0, 5, 6, 7, 20]))
+        attend(q, k)
+        q.offsets[1] -= 1
+        attend(q, k)
+    assert len(built) == 2
 
 
 def test_inference_mode_leaves_tables_that_training_takes(built) -> None:

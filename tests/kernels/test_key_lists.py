@@ -168,6 +168,27 @@ def test_room_is_made_by_the_longest_user():
         assert lists.col.shape[0] <= 1.35 * int(lists.row_ptr[-1]), rule
 
 
+@pytest.mark.parametrize(
+    ("rule", "length"),
+    [(RequestKeys(targets=64, window=16, block=16), 88), (StridedKeys(3, 1, block=16), 95)],
+    ids=["targets with a block of their own", "strides that are no whole rounds"],
+)
+def test_there_is_room_for_every_block(rule, length):
+    """Of one user, whose lists need all that there is."""
+    _use("native")
+    offsets = offsets_of([length])
+    lists = build_lists(rule, offsets, offsets, q_tokens=length, k_tokens=length, heads=1)
+    expected = reference_lists(rule, offsets, offsets, heads=1)
+    assert lists.col.shape[0] == expected.col.shape[0]
+    assert torch.equal(lists.col, expected.col)
+
+
+def test_counts_of_more_than_any_history_has():
+    for name in ("targets", "contexts"):
+        rule = RequestKeys(**{name: 2**40}).token_rule(2, torch.device("cpu"))
+        assert getattr(rule, name).tolist() == [2**29] * 2
+
+
 def test_lists_too_long_to_count():
     offsets = offsets_of([30])
     with pytest.raises(ValueError, match="lists hold at most 2147483647 blocks, and these could"):
@@ -466,6 +487,7 @@ def test_wrong_blocks_are_left_out_where_nobody_looks(monkeypatch):
         ("col", 0, 200, r"col\[0\] is no block of the user"),
         ("col_t", 0, 200, r"col_t\[0\] is no block of the user"),
         ("col", 1, 5, "col must ascend"),
+        ("col", 2, 1, "col must ascend"),  # a block twice
         ("col_t", 3, 5, "col and col_t do not list the same pairs"),
         ("col", 0, 0, r"the block of col\[0\] is cut, not partial"),
     ],

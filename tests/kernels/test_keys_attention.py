@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import replace
 
@@ -267,6 +268,18 @@ def test_what_is_hidden_touches_nothing(backend, rule):
         torch.testing.assert_close(result, expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@pytest.mark.parametrize(
+    "rule", [SemiLocalKeys(5, 1, block=16), RequestKeys(2, window=4, block=16)], ids=repr
+)
+def test_lists_of_a_rule_are_as_good_as_the_rule(rule, backend):
+    inputs = Case([20, 3]).inputs(torch.float32).with_shared_offsets()
+    lists = attention_schedule(JaggedTensor(inputs.q, inputs.q_offsets), keys=rule).lists
+    found, expected = (run(backend, inputs, keys=keys) for keys in (lists, rule))
+    for name, result in found.items():
+        torch.testing.assert_close(result, expected[name])
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_schedule_is_shared(backend):
     inputs = Case(LENGTHS).inputs(torch.float32).with_shared_offsets()
@@ -380,6 +393,13 @@ def test_refusals():
         jagged_attention(three, three, three, keys=lists)
     with pytest.raises(ValueError, match="lists were made for the window"):
         jagged_attention(x, x, x, keys=lists, window=(4, 0))
+    assert lists is not None
+    whole = dataclasses.replace(lists, window=(-1, -1))
+    with pytest.raises(ValueError, match=r"for the window \(-1, -1\), and the call has \(-1, 0\)"):
+        jagged_attention(x, x, x, keys=whole, causal=True)
+    elsewhere = dataclasses.replace(lists, row_ptr=lists.row_ptr.to("meta"))
+    with pytest.raises(ValueError, match="the lists are on meta, and offsets on"):
+        jagged_attention(x, x, x, keys=elsewhere)
     y = JaggedTensor(torch.randn(40, 3, 8, device=DEVICE), x.offsets)
     z = JaggedTensor(torch.randn(40, 4, 8, device=DEVICE), x.offsets)
     for backend in ("reference", *BACKENDS):

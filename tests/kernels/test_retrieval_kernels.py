@@ -102,6 +102,10 @@ def test_scores_that_are_no_numbers(monkeypatch):
         for top_k, expected in ((1, [1]), (2, [1, 3]), (4, [0, 1, 3, 4]), (5, [0, 1, 3, 4, 5])):
             lists = retrieved_blocks(q, k, top_k, block=BLOCK)
             assert (lists.col // 2).tolist() == expected
+        # With categories a score of -inf is that of a block that has none of them.
+        alike = torch.zeros(96, dtype=torch.int64, device=DEVICE)
+        lists = retrieved_blocks(q, k, 6, block=BLOCK, categories=(alike[:1], alike))
+        assert (lists.col[: lists.row_ptr[-1]] // 2).tolist() == [0, 1, 3, 4, 5]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

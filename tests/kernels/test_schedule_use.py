@@ -12,7 +12,13 @@ from attention_cases import DEVICE, Case
 from processes import run_python
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from jagged_kernels import JaggedTensor, attention_schedule, jagged_attention, lengths_to_offsets
+from jagged_kernels import (
+    JaggedTensor,
+    SemiLocalKeys,
+    attention_schedule,
+    jagged_attention,
+    lengths_to_offsets,
+)
 from jagged_kernels.attention.plain import forward as triton_forward
 from jagged_kernels.core import contents as contents_module
 from jagged_kernels.schedule import offsets as schedule_offsets
@@ -92,7 +98,8 @@ def test_changes_before_a_schedule_is_built_are_in_it():
 def test_a_copy_is_not_stale(way):
     """Versions count anew in a copy."""
     offsets = offsets_of([5, 5, 8, 10])
-    offsets.copy_(offsets_of())
+    for _ in range(3):  # a copy is written once or twice, too
+        offsets.copy_(offsets_of())
     x = jagged(offsets)
     schedule = way(attention_schedule(x))
     out = jagged_attention(x, x, x, schedule=schedule, backend="triton")
@@ -131,6 +138,20 @@ def test_a_schedule_of_a_cuda_graph_is_as_new_as_its_replay():
         graph.replay()
         out = jagged_attention(x, x, x, schedule=schedule)
         assert torch.equal(out.values, jagged_attention(x, x, x).values)
+
+
+@pytest.mark.parametrize(("tile_q", "tile_k"), [(16, 32), (32, 16)])
+def test_tiles_of_queries_and_keys_may_differ(tile_q, tile_k):
+    """One table serves both sides of self-attention where both have the same tiles alone."""
+    x = jagged(offsets_of([40, 0, 3]), tokens=43)
+    schedule = attention_schedule(x, tile_q=tile_q, tile_k=tile_k)
+    gradients = []
+    for backend in ("triton", "reference"):
+        y = x.with_values(x.values.clone().requires_grad_())
+        out = jagged_attention(y, y, y, schedule=schedule, backend=backend)
+        out.values.square().sum().backward()
+        gradients.append(y.values.grad)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
 
 
 # --- offsets of a call that are others than the schedule's ----------------------------------------
@@ -356,6 +377,16 @@ jagged_attention(x, x, x, backend="native")
         result = run_python(code, JAGGED_CHECK=value)
         assert (result.returncode != 0) == fails
         assert ("q: offsets must end at the number of tokens" in result.stderr) == fails
+
+
+def test_checks_take_a_schedule_of_lists(checks):
+    """Its rows have no band: the lists do."""
+    x, keys = jagged(offsets_of()), SemiLocalKeys(window=3, first=1, block=16)
+    schedule = attention_schedule(x, keys=keys)
+    for backend in ("native", "triton"):
+        out = jagged_attention(x, x, x, keys=keys, schedule=schedule, backend=backend)
+        expected = jagged_attention(x, x, x, keys=keys, backend="reference")
+        torch.testing.assert_close(out.values, expected.values)
 
 
 # --- limits, modes, and what it looks like --------------------------------------------------------

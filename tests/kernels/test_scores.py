@@ -271,6 +271,13 @@ def test_copies_are_the_same_policy(monkeypatch):
     assert torch.equal(found.values, expected.values)
 
 
+def test_policies_of_one_name_and_weight_may_differ_in_their_gradient():
+    """A policy is known by all its functions: another one does not take its place."""
+    other = replace(OWN, d_score=OWN.weight)
+    assert other.key != OWN.key
+    assert policy.functions_of(OWN.key) == (OWN.weight, OWN.d_score)
+
+
 def test_refusals():
     x = JaggedTensor(torch.randn(5, 2, 8), torch.tensor([0, 5]))
     with pytest.raises(ValueError, match="no lse to return"):

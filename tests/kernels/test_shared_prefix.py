@@ -228,7 +228,7 @@ def test_gradcheck_in_float64():
     assert torch.autograd.gradcheck(attend, [x.requires_grad_() for x in leaves])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
 def test_schedules_serve_several_layers(backend):
     problem = Problem.of(Case([5, 0, TILE + 2]), 6)
     x = JaggedTensor(problem.inputs.q, problem.inputs.q_offsets)
@@ -276,6 +276,11 @@ def test_queries_that_would_not_see_the_whole_prefix_are_refused():
     with pytest.raises(ValueError, match="would not see the whole prefix: user 0"):
         prefixed_attention(torch.zeros(5, 2, 16), k, k, *prefix, causal=True)
     problem.assert_exact("native", window=(-1, 1))
+    # As many queries as keys, of other users.
+    q = JaggedTensor(problem.inputs.q[:7], torch.tensor([0, 2, 7], device=DEVICE))
+    k = JaggedTensor(problem.inputs.k, torch.tensor([0, 4, 7], device=DEVICE))
+    with pytest.raises(ValueError, match="would not see the whole prefix: user 1"):
+        prefixed_attention(q, k, k, *prefix, causal=True)
 
 
 def parts(seed=0, dtype=torch.float32):
@@ -319,10 +324,19 @@ def test_merged_parts(dtype):
 
 
 def test_merging_takes_any_strides():
-    given = parts()
-    apart = [x.detach().transpose(0, 1).contiguous().transpose(0, 1) for x in given]
-    whole = merging.merge_parts(*given, backend="triton")
-    for result, expected in zip(merging.merge_parts(*apart, backend="triton"), whole, strict=True):
+    """Heads first in memory, gradients too."""
+
+    def heads_first(x):
+        return x.detach().transpose(0, 1).contiguous().transpose(0, 1)
+
+    results = []
+    for laid_out in (torch.Tensor.detach, heads_first):
+        leaves = [laid_out(x).requires_grad_() for x in parts()]
+        merged = merging.merge_parts(*leaves, backend="triton")
+        d_o, _, _, d_lse = map(laid_out, parts(seed=1))
+        d_lse = d_lse.masked_fill(d_lse.isinf(), 1.0)
+        results.append([*merged, *torch.autograd.grad(merged, leaves, [d_o, laid_out(d_lse)])])
+    for expected, result in zip(*results, strict=True):
         assert torch.equal(result, expected)
 
 

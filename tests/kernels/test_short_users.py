@@ -128,6 +128,18 @@ def test_bad_numbers_stay_with_their_user(value):
             tensor[sick] = values
 
 
+def test_hidden_numbers_and_a_scale_below_zero():
+    """Users with a NaN are walked token by token."""
+    inputs = inputs_of([17, 5], heads=2, kv_heads=1)
+    inputs.k[10] = math.nan
+    mask: dict[str, Any] = {"window": (2, 1), "scale": -0.3}
+    expected, found = (run(backend, inputs, tile=None, **mask) for backend in ("native", "triton"))
+    for name, result in found.items():
+        assert result[:7].isfinite().all(), name
+    for name, result in found.items():
+        torch.testing.assert_close(result, expected[name], rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
 @pytest.mark.parametrize("logit", [-1e4, 1e4, -(2.0**100)])
 def test_enormous_equal_logits(logit):
     """A softmax does not change when all its logits move: no overflow, no NaN, also backward."""
