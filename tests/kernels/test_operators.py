@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from attention_cases import DEVICE, TILE, Case
@@ -166,7 +168,7 @@ def test_torch_jit_traces_operators_and_not_their_numbers():
         return jagged_sum(JaggedTensor(values, offsets, validate=False), backend="triton")
 
     values = torch.ones(3, 2, device=DEVICE)
-    traced = torch.jit.trace(total, (values,), check_trace=False)
+    traced: Any = torch.jit.trace(total, (values,), check_trace=False)
     assert traced(3 * values).tolist() == [[6, 6], [3, 3]]
 
 
