@@ -38,6 +38,7 @@ from jagged_ranking.figures.points import (
     Pair,
     against_best,
     attention,
+    limits_of,
     of_group,
     ours_failed,
     schedule_ms,
@@ -280,8 +281,7 @@ def _target_rows(table: pd.DataFrame) -> list[dict[str, str]]:
                 "met": both(met(over, most), met(-faster, -least)),
             }
         )
-    limits = dict(zip(zip(named["workload"], named["mode"], strict=True), named["limit_ms"],
-                      strict=True))  # fmt: skip
+    limits = limits_of(named)
     for (workload, mode), why in ours_failed(named).items():
         most, least = _target_goals(workload, mode, float(limits[workload, mode]))
         goals = {"at most": bound(most), "at least": bound(least)}

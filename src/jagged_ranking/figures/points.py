@@ -96,6 +96,12 @@ def ours_of(table: pd.DataFrame, column: str) -> dict[tuple[str, str], float]:
     return dict(zip(zip(own["workload"], own["mode"], strict=True), own[column], strict=True))
 
 
+def limits_of(table: pd.DataFrame) -> dict[tuple[str, str], float]:
+    """(workload, mode) -> the limit of the device in ms, which is the same for all providers."""
+    keys = zip(table["workload"], table["mode"], strict=True)
+    return dict(zip(keys, table["limit_ms"], strict=True))
+
+
 def ours_failed(table: pd.DataFrame) -> dict[tuple[str, str], str]:
     """(workload, mode) -> what tables say of ours, where it ran out of memory or failed."""
     own = select(table, provider=OURS, status=[*FAILED, "not_tried"])

@@ -12,7 +12,14 @@ from matplotlib.lines import Line2D
 
 from jagged_ranking.figures import panels, style, sweeps
 from jagged_ranking.figures.memory import BEYOND
-from jagged_ranking.figures.points import attention, dtypes_of, modes_of, of_group, ours_of
+from jagged_ranking.figures.points import (
+    attention,
+    dtypes_of,
+    limits_of,
+    modes_of,
+    of_group,
+    ours_of,
+)
 from jagged_ranking.measure.lineup import OURS
 
 TITLES = {
@@ -70,9 +77,7 @@ def _ratios_figure(
     modes, own = modes_of(named), ours_of(named, "value")
     names = style.ordered(list(named["provider"].unique()))
     peers = [name for name in names if not name.startswith(OURS)]
-    limits = dict(
-        zip(zip(named["workload"], named["mode"], strict=True), named["limit_ms"], strict=True)
-    )
+    limits = limits_of(named)
     figure, axes = style.new_figure(len(modes), 2, height=0.75 + 1.75 * len(modes), sharex=True)
     handles: dict[str, Any] = {}
     for row, mode in zip(axes, modes, strict=True):
