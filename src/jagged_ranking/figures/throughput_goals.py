@@ -33,7 +33,8 @@ NOTE = (
     f"{FASTER_GOAL:g}x from {FASTER_FROM:.0%} padding waste on, with at most {MEMORY_GOAL:g} of "
     f"its peak memory (weights and optimiser included), and nowhere below {NOT_SLOWER:g}x; less "
     f"than {HOST_GOAL:.0%} of a step waiting for the host. HSTU has no softmax, and so no flash "
-    "attention to be held against. Memory is of eager steps."
+    "attention to be held against. In CUDA graphs, who pads pads to the longest history of all "
+    "batches that a graph is to take. Memory is of eager steps."
 )
 
 
