@@ -2,6 +2,8 @@
 ours, where the time of a step goes, and what compiling changes."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,7 @@ _COLORS = {
 }
 _SHORT = {"padded_flash": "flash", "padded_dense": "dense", "padded_sdpa": "SDPA"}
 _CUT = 0.8  # of the height of a panel, where bars are cut off
+_GAP = 0.7  # between the bars of two models; those of one lie 1 apart
 _ROW, _BESIDE = 1.0, 1.1  # inches of a row of panels, and of what is around them
 
 
@@ -153,9 +156,10 @@ def _parts_figure(shown: pd.DataFrame, whole: pd.DataFrame, manifest: Mapping[st
     marks: dict[str, Any] = {}
     for batch, panel in zip(batches, axes[:, 0], strict=True):
         mine = shown[shown["workload"] == batch]
-        parts_here, lost = _bars(panel, mine, select(whole, workload=batch, mode=EAGER))
-        seen |= parts_here
-        marks |= lost
+        bars = _bars_of(mine, select(whole, workload=batch, mode=EAGER))
+        marks |= _draw_bars(panel, bars)
+        of_all = chain.from_iterable(bars.values())
+        seen |= {part for bar in of_all for part, ms in bar.taken.items() if ms > 0}
         panel.set_title(f"{batch}, history cap {int(mine['cap'].iloc[0]):,}")
         panel.set_ylabel("ms of a step")
     handles = {part: Patch(color=color) for part, color in _COLORS.items() if part in seen}
@@ -169,58 +173,82 @@ def _parts_figure(shown: pd.DataFrame, whole: pd.DataFrame, manifest: Mapping[st
     return figure
 
 
-def _bars(panel: Axes, mine: pd.DataFrame, whole: pd.DataFrame) -> tuple[set[str], dict[str, Any]]:
-    """Bars side by side with a gap between models, a mark where a step ran out of memory or failed;
-    the parts that there are, and legend entries of the marks."""
-    place = 0.0
-    bars: list[tuple[str, float, dict[str, float]]] = []  # kind, place, ms by part
+@dataclass(frozen=True)
+class _Bar:
+    """A step of a model by a kind of attention."""
+
+    kind: str
+    at: float  # its place on the axis
+    taken: Mapping[str, float]  # ms by part
+    lost: str | None  # the status of who ran out of memory or failed
+
+    @property
+    def total(self) -> float:
+        return sum(self.taken.values())
+
+
+def _bars_of(mine: pd.DataFrame, whole: pd.DataFrame) -> dict[tuple[str, int], list[_Bar]]:
+    """By model and number of layers, side by side with a gap between models.
+
+    Args:
+        mine: parts of steps on one batch, by the device.
+        whole: the same steps by the wall, and those that ran out of memory or failed.
+    """
     on_a_gpu = not mine["device"].astype(str).str.startswith("CPU").any()
     failed = whole.loc[whole["status"].isin(list(panels.LOST)), :]
-    lost: dict[float, str] = {}  # status of whose bar there would be
+    bars: dict[tuple[str, int], list[_Bar]] = {}
+    place = 0.0
     for model, layers in _models(pd.concat([mine, failed])):
         of_model, none = _of(mine, model, layers), _of(failed, model, layers)
-        why = dict(zip(none["provider"], none["status"], strict=True))
-        begin = place
-        for kind in style.ordered([*of_model["provider"].unique(), *why]):
-            if kind in why:
-                lost[place] = why[kind]
+        lost = dict(zip(none["provider"], none["status"], strict=True))
+        steps_of = _of(select(whole, status="ok"), model, layers)
+        of_one = bars[model, layers] = []
+        for kind in style.ordered([*of_model["provider"].unique(), *lost]):
             taken = of_model[of_model["provider"] == kind].set_index("metric")["value"].to_dict()
-            step = _of(select(whole, status="ok"), model, layers)
-            step = step.loc[step["provider"] == kind, "value"]
+            step = steps_of.loc[steps_of["provider"] == kind, "value"]
             if on_a_gpu and len(step):
                 busy = sum(ms for part, ms in taken.items() if part != DATA)
                 taken[HOST] = max(0.0, float(step.iloc[0]) - busy)
-            bars.append((kind, place, {part: taken.get(part, 0.0) for part in _COLORS}))
+            by_part = {part: taken.get(part, 0.0) for part in _COLORS}
+            of_one.append(_Bar(kind, place, by_part, lost.get(kind)))
             place += 1.0
-        panel.annotate(
-            style.of_layers(model, layers).replace(", ", ",\n"), ((begin + place - 1) / 2, 1.0),
-            xycoords=("data", "axes fraction"), ha="center", va="top", fontsize=5.5,
-        )  # fmt: skip
-        place += 0.7
+        place += _GAP
+    return bars
+
+
+def _draw_bars(panel: Axes, groups: Mapping[tuple[str, int], list[_Bar]]) -> dict[str, Any]:
+    """Stacked bars with their sums, a mark where there is none; legend entries of the marks."""
+    bars = list(chain.from_iterable(groups.values()))
     # Every score in memory takes so long that it would be all that is seen: such bars are cut off.
-    others = [taken for kind, _, taken in bars if kind != "padded_dense"]
-    limit = 1.3 * max(sum(of.values()) for of in others or [taken for *_, taken in bars])
-    for _, at, taken in bars:
-        if at in lost:
+    others = [bar for bar in bars if bar.kind != "padded_dense"]
+    limit = 1.3 * max(bar.total for bar in others or bars)
+    for (model, layers), group in groups.items():
+        panel.annotate(
+            style.of_layers(model, layers).replace(", ", ",\n"),
+            ((group[0].at + group[-1].at) / 2, 1.0), xycoords=("data", "axes fraction"),
+            ha="center", va="top", fontsize=5.5,
+        )  # fmt: skip
+    for bar in bars:
+        if bar.lost:
             continue
-        bottom, whole = 0.0, sum(taken.values())
-        for part, ms in taken.items():
+        bottom = 0.0
+        for part, ms in bar.taken.items():
             seen = min(ms, _CUT * limit - bottom)
             if seen > 0:
-                panel.bar(at, seen, 0.8, bottom, color=_COLORS[part], linewidth=0)
+                panel.bar(bar.at, seen, 0.8, bottom, color=_COLORS[part], linewidth=0)
                 bottom += seen
-        said = f"{whole:.3g}" if whole < 1000 else f"{whole:,.0f}"
-        said = said if whole <= _CUT * limit else f"to {said}"
-        panel.annotate(said, (at, bottom), ha="center", va="bottom", fontsize=4.5)
-    names = [_SHORT.get(kind, kind) for kind, *_ in bars]
-    panel.set_xticks([at for _, at, _ in bars], names, rotation=90, fontsize=5.5)
-    panel.set_xlim(-0.8, place - 0.9)
+        said = f"{bar.total:.3g}" if bar.total < 1000 else f"{bar.total:,.0f}"
+        said = said if bar.total <= _CUT * limit else f"to {said}"
+        panel.annotate(said, (bar.at, bottom), ha="center", va="bottom", fontsize=4.5)
+    names = [_SHORT.get(bar.kind, bar.kind) for bar in bars]
+    panel.set_xticks([bar.at for bar in bars], names, rotation=90, fontsize=5.5)
+    panel.set_xlim(-0.8, bars[-1].at + 0.8)
     panel.set_ylim(0, limit)
+    lost = {bar.at: bar.lost for bar in bars if bar.lost}
     # Where bars that are cut off end; in no kind's colour, as colours are of parts.
-    marks = panels.lost_marks(
+    return panels.lost_marks(
         panel, panels.LOST_COLOR, np.array(list(lost)), pd.Series(lost), edge=_CUT
     )
-    return {part for *_, taken in bars for part, ms in taken.items() if ms > 0}, marks
 
 
 def _several_modes(rates: pd.DataFrame) -> pd.DataFrame:

@@ -57,9 +57,6 @@ def test_ranks_are_measured_in_turns_and_what_is_missing_is_a_row(measure: Any) 
         for part in scaling_study.PARTS:
             assert len(mine.loc[part, "samples"]) == 4
             assert min(mine.loc[part, "samples"]) >= 0
-        # what parts take is what a step takes, but for clipping and the marks between
-        parts = sum(mine.loc[part, "value"] for part in (*scaling_study.PARTS, "waiting"))
-        assert parts < 3 * mine.loc["step", "value"]
         facts = json.loads(mine.loc["compute", "config"])
         assert len(facts["tokens_of"]) == len(mine.loc["compute", "samples"]) == 8
         assert facts["squared"]
