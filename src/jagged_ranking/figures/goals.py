@@ -216,7 +216,7 @@ def _wall_rows(table: pd.DataFrame) -> list[dict[str, str]]:
     call = ["provider", "workload", "mode"]
     wall = device.merge(host[[*call, "value"]], on=call, suffixes=("", " of host"))
     wall["value"] = wall[["value", "value of host"]].max(axis=1)
-    return [
+    rows = [
         {
             **_against(row),
             "at most": bound(WALL_GOAL),
@@ -224,6 +224,7 @@ def _wall_rows(table: pd.DataFrame) -> list[dict[str, str]]:
         }
         for row in against_best(wall)
     ]
+    return rows + (_open(device, "ours (ms)") if len(host) else [])
 
 
 def absent_peers(table: pd.DataFrame, device: str) -> list[str]:

@@ -17,7 +17,14 @@ from jagged_ranking.figures.cached_goals import decode_rows
 from jagged_ranking.figures.claims import claims
 from jagged_ranking.figures.hstu_goals import hstu_rows
 from jagged_ranking.figures.hstu_points import NOT_ASKED
-from jagged_ranking.figures.points import Pair, against_best, attention, of_group
+from jagged_ranking.figures.points import (
+    Pair,
+    against_best,
+    attention,
+    modes_of,
+    of_group,
+    ours_failed,
+)
 from jagged_ranking.figures.published import PUBLISHED
 from jagged_ranking.figures.quality import FLOORS, NAMES, differences, shown_metrics, summary
 from jagged_ranking.figures.result_folder import Results, read_results, result_folders
@@ -61,7 +68,7 @@ def self_attention(results: pd.DataFrame) -> pd.DataFrame:
     table = of_group(attention(results, "latency"), "workloads")
     dense = against_best(table, peer=BASELINE)
     rows = []
-    for workload, facts, pairs in _by_workload(table):
+    for workload, facts, pairs, ours in _by_workload(table):
         shape = ", ".join(f"{facts[name]:g}" for name in ("B", "H", "D", "max_len"))
         slower = (1 / pair.ratio for pair in dense if pair.workload == workload)
         rows.append(
@@ -69,7 +76,7 @@ def self_attention(results: pd.DataFrame) -> pd.DataFrame:
                 "workload": workload,
                 "users, heads, head_dim, longest": f"{shape}, {facts['distribution']}",
                 "waste": f"{facts['waste']:.0%}",
-                "jagged (ours), ms": _said(pair.ours for pair in pairs),
+                "jagged (ours), ms": ours,
                 **_best_peer(pairs),
                 "dense flash takes": _said(slower, "x", 1),
             }
@@ -86,11 +93,11 @@ def target_attention(results: pd.DataFrame) -> pd.DataFrame:
                 "workload": workload,
                 "users x candidates": f"{facts['B']:g} x {facts['queries']:g}",
                 "events, longest": f"{facts['tokens']:,}, {facts['max_len']:,}",
-                "jagged (ours), ms": _said(pair.ours for pair in pairs),
+                "jagged (ours), ms": ours,
                 "over the limit": _said((pair.ours / pair.limit for pair in pairs), "x", 2),
                 **_best_peer(pairs),
             }
-            for workload, facts, pairs in _by_workload(table)
+            for workload, facts, pairs, ours in _by_workload(table)
         ]
     )
 
@@ -319,18 +326,23 @@ def _made_by(run: Results) -> str:
     return f"*{manifest['id']}, preset {manifest['preset']} · {style.footer(manifest)}{own}*"
 
 
-def _by_workload(table: pd.DataFrame) -> Iterator[tuple[str, pd.Series, list[Pair]]]:
-    """(its name, facts, ours against the best peer in each mode) of each workload."""
-    pairs = against_best(table)
-    for workload in dict.fromkeys(pair.workload for pair in pairs):
-        facts = table[table["workload"] == workload].iloc[0]
-        yield workload, facts, [pair for pair in pairs if pair.workload == workload]
+def _by_workload(table: pd.DataFrame) -> Iterator[tuple[str, pd.Series, list[Pair], str]]:
+    """(its name, facts, ours against the best peer in each mode, ours in ms) of each workload;
+    where ours ran out of memory or failed, that is said in place of its time."""
+    failed = ours_failed(table)
+    pairs = {(pair.workload, pair.mode): pair for pair in against_best(table)}
+    pairs |= {call: Pair(*call, math.nan, "", math.nan, math.nan) for call in failed}
+    for workload, mine in table.groupby("workload", sort=False):
+        calls = [(str(workload), mode) for mode in modes_of(table)]
+        if calls := [call for call in calls if call in pairs]:
+            ours = " / ".join(failed.get(call) or number(pairs[call].ours) for call in calls)
+            yield calls[0][0], mine.iloc[0], [pairs[call] for call in calls], ours
 
 
 def _best_peer(pairs: Sequence[Pair]) -> dict[str, str]:
-    labels = dict.fromkeys(style.look_of(pair.peer).label for pair in pairs)
+    labels = dict.fromkeys(style.look_of(pair.peer).label for pair in pairs if pair.peer)
     takes = _said((1 / pair.ratio for pair in pairs), "x", 2)
-    return {"best peer": " / ".join(labels), "it takes": takes}
+    return {"best peer": " / ".join(labels) or "–", "it takes": takes}
 
 
 def _said(values: Iterable[float], unit: str = "", digits: int | None = None) -> str:

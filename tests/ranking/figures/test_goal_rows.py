@@ -136,6 +136,9 @@ def test_by_the_wall_ours_is_the_slower_of_its_two(tmp_path: Path) -> None:
     ]
     found = only(said(tmp_path, table, WALL), "A")
     assert (found["ours (ms)"], found["its ms"], found["ours / best"]) == ("3.00", "2.00", "1.50")
+    table.append(row("jagged", "B", "error"))
+    failed = only(said(tmp_path, table, WALL), "B")
+    assert (failed["ours (ms)"], failed["met"]) == ("error", "not measured")
 
 
 def test_ours_under_a_policy_is_no_peer(tmp_path: Path) -> None:

@@ -180,6 +180,27 @@ def test_target_attention_is_held_against_limit_and_best_peer() -> None:
     assert (row["best peer"], row["it takes"]) == ("varlen_attn (FA2)", "2.00x / 1.00x")
 
 
+def test_a_workload_on_which_ours_failed_is_a_row_that_says_so() -> None:
+    whole = attention_results()
+    expected = headlines.self_attention(whole).set_index("workload")
+    table = whole.copy()
+    for workload, mode, status in (
+        ("A", "forward", "out_of_memory"),
+        ("A", "forward+backward", "error"),
+        ("B", "forward+backward", "out_of_memory"),
+    ):
+        lost = results.select(table, workload=workload, mode=mode, provider="jagged").index
+        table.loc[lost, ["status", "value"]] = status, float("nan")
+    found = headlines.self_attention(table).set_index("workload")
+    assert list(found.index) == list(expected.index)
+    a, b = found.loc["A"], found.loc["B"]
+    assert (a["jagged (ours), ms"], a["best peer"], a["it takes"]) == ("OOM / error", "–", "– / –")
+    forward = expected.loc["B", "jagged (ours), ms"].split(" / ")[0]
+    assert b["jagged (ours), ms"] == f"{forward} / OOM"
+    assert b["it takes"] == expected.loc["B", "it takes"].split(" / ")[0] + " / –"
+    assert found.drop(["A", "B"]).equals(expected.drop(["A", "B"]))
+
+
 def test_a_section_names_each_run_that_it_is_of(tmp_path: Path) -> None:
     claims = headlines.SECTIONS[0]
     assert claims.notebooks == ("01_speed", "02_memory")
