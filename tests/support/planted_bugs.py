@@ -171,7 +171,7 @@ BUGS = (
         _LISTS,
         "phase = (group * step + offset) % stride",
         "phase = (step + offset) % stride",
-        ("kernels/key_lists::test_lists_are_what_the_masks_show",),
+        ("kernels/keys_attention::test_as_exact_as_the_formula",),
     ),
     Bug(
         "contexts_apart",
@@ -369,8 +369,8 @@ BUGS = (
     Bug(
         "more_memory_than_there_is",
         "jagged_kernels.schedule.policy.plain",
-        "{128: 32, 256: 16}",
-        "{128: 64, 256: 32}",
+        "(256 if small_memory else 512)",
+        "512",
         ("kernels/shared_memory::test_the_largest_heads_fit",),
     ),
     # --- operators --------------------------------------------------------------------------------
