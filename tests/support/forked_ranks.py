@@ -99,15 +99,17 @@ class Stopped(Exception):
 def forked(count: int, do: Callable[[], int | None], *, said: Path) -> list[int]:
     """Statuses of `count` ranks that call `do`; each prints to `said` and its number.
 
-    Where one fails, the others get SIGTERM, as torchrun does.
+    Where one fails, the others get SIGTERM, as torchrun does, perhaps before they have begun.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     children: dict[int, int] = {}
     for rank in range(count):
+        file = os.open(f"{said}{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         if (child := os.fork()) == 0:
-            _child(rank, count, port, do, said)
+            _child(rank, count, port, do, file)
+        os.close(file)
         children[child] = rank
     statuses = [0] * count
     left = dict(children)
@@ -120,11 +122,10 @@ def forked(count: int, do: Callable[[], int | None], *, said: Path) -> list[int]
     return statuses
 
 
-def _child(rank: int, count: int, port: int, do: Callable[[], int | None], said: Path) -> None:
+def _child(rank: int, count: int, port: int, do: Callable[[], int | None], file: int) -> None:
     local = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     os.environ.update({name: str(value) for name, value in local.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    file = os.open(f"{said}{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
     status = 70
