@@ -13,7 +13,7 @@ from jagged_ranking.figures.cached_points import (
     times_of,
 )
 from jagged_ranking.figures.memory import BEYOND
-from jagged_ranking.figures.points import SHORT
+from jagged_ranking.figures.points import value_or_why
 from jagged_ranking.figures.quality import NAMES
 from jagged_ranking.figures.verdicts import NOT_MEASURED, both, bound, difference, met, number
 from jagged_ranking.measure.cached.cached_ops import (
@@ -60,7 +60,7 @@ def decode_rows(table: pd.DataFrame) -> list[dict[str, str]]:
         rows.append(
             {
                 **_batch(row),
-                "ours (ms)": _ours(row),
+                "ours (ms)": value_or_why(row),
                 "schedule (ms)": number(built.get(row["workload"], math.nan)),
                 "limit (ms)": number(limit),
                 "ours / limit": _times(ours / limit),
@@ -88,7 +88,7 @@ def scoring_rows(table: pd.DataFrame) -> list[dict[str, str]]:
                 "events of each": f"{row['max_len']:,}",
                 "to be kept": f"{row['kept']:,}",
                 "queries that count": f"{row['recent']:,}",
-                "ours (ms)": _ours(row),
+                "ours (ms)": value_or_why(row),
                 **_peer(row),
                 "at least": bound(SCORING_GOAL),
                 "counters off by": NOT_MEASURED if math.isnan(error) else f"{math.floor(error)}",
@@ -113,7 +113,7 @@ def prefix_rows(table: pd.DataFrame) -> list[dict[str, str]]:
                 "events": f"{row['tokens']:,}",
                 "prefix": f"{row['prefix']:,}",
                 "mode": str(row["mode"]),
-                "ours (ms)": _ours(row),
+                "ours (ms)": value_or_why(row),
                 "copied (ms)": number(float(row["best"])),
                 "times faster": _times(row["ratio"]),
                 "ours (MB)": number(ours / 1e6),
@@ -205,10 +205,6 @@ def _batch(row: dict) -> dict[str, str]:
 def _equal(error: float) -> str:
     """Whether counters are the same, where that was measured."""
     return NOT_MEASURED if math.isnan(error) else "yes" if error <= _EQUAL else "**no**"
-
-
-def _ours(row: dict) -> str:
-    return number(float(row["value"])) if row["status"] == "ok" else SHORT[row["status"]]
 
 
 def _peer(row: dict) -> dict[str, str]:

@@ -72,6 +72,11 @@ def lost_handle(mark: Mark) -> Line2D:
     )
 
 
+def is_lost(status: pd.Series) -> pd.Series:
+    """Of each point, whether it has a mark in place of a value."""
+    return status.isin(list(LOST))
+
+
 def lost_marks(
     axes: Axes,
     color: str,

@@ -1,12 +1,14 @@
 """From results rows to what figures and tables show: points of a sweep, and ratios."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from jagged_ranking.figures.verdicts import number
 from jagged_ranking.measure.lineup import NOT_TRIED, OURS
 from jagged_ranking.results import select, with_config
 
@@ -90,6 +92,11 @@ def of_group(table: pd.DataFrame, group: str) -> pd.DataFrame:
     return table.loc[table["group"] == group, :]
 
 
+def value_or_why(row: Mapping[str, Any], size: float = 1.0) -> str:
+    """The value of a row in units of `size`; of who has none, why."""
+    return number(row["value"] / size) if row["status"] == "ok" else SHORT[row["status"]]
+
+
 def ours_of(table: pd.DataFrame, column: str) -> dict[tuple[str, str], float]:
     """(workload, mode) -> our value of a column, where we have one."""
     own = table[(table["provider"] == OURS) & (table["status"] == "ok")]
@@ -140,7 +147,7 @@ def against_best(table: pd.DataFrame, peer: str | None = None) -> list[Pair]:
     others = table[(table["status"] == "ok") & ~table["provider"].str.startswith(OURS)]
     if peer is not None:
         others = others[others["provider"] == peer]
-    limits = {(r.workload, r.mode): r.limit_ms for r in table.itertuples()}
+    limits = limits_of(table)
     pairs = []
     for mode in modes_of(table):
         for workload in dict.fromkeys(table["workload"]):
@@ -157,7 +164,7 @@ def against_best(table: pd.DataFrame, peer: str | None = None) -> list[Pair]:
                     own[workload, mode],
                     "" if best is None else str(best["provider"]),
                     math.nan if best is None else float(best["value"]),
-                    float(str(limits[workload, mode])),
+                    float(limits[workload, mode]),
                 )
             )
     return pairs

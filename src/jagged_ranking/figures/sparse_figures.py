@@ -129,7 +129,7 @@ def _speedup_figure(points: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure
     keys = zip(points["workload"], points["mode"], strict=True)
     own = np.array([unit.get(key, np.nan) for key in keys], dtype=float)
     ratio = points.assign(**{c: points[c] / own for c in ("value", "q25", "q75")})
-    shown = ratio["value"].notna() | ratio["status"].isin(list(panels.LOST))
+    shown = ratio["value"].notna() | panels.is_lost(ratio["status"])
     ratio = ratio[(ratio["provider"] != OURS) & shown]
     figure, axes = style.new_figure(1, len(modes), height=2.9)
     handles: dict[str, Any] = {}

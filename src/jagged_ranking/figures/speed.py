@@ -111,7 +111,7 @@ def _peers_figure(
     keys = zip(named["workload"], named["mode"], strict=True)
     own = pd.Series([ours.get(key, np.nan) for key in keys], index=named.index)
     # Where ours ran out of memory or failed, its mark alone says so.
-    tried = own.notna() | ((named["provider"] == OURS) & named["status"].isin(list(panels.LOST)))
+    tried = own.notna() | ((named["provider"] == OURS) & panels.is_lost(named["status"]))
     shown, unit = named[tried], own[tried]
     labels = panels.workload_labels(shown)
 

@@ -13,7 +13,14 @@ from jagged_ranking.figures.hstu_points import hstu as hstu_of
 from jagged_ranking.figures.hstu_points import hstu_schedule_ms
 from jagged_ranking.figures.memory import BEYOND
 from jagged_ranking.figures.operation_points import largest, main_dtype, operations, standing
-from jagged_ranking.figures.points import SHORT, attention, modes_of, ours_of, schedule_ms
+from jagged_ranking.figures.points import (
+    SHORT,
+    attention,
+    modes_of,
+    ours_of,
+    schedule_ms,
+    value_or_why,
+)
 from jagged_ranking.figures.quality_tables import budgets, quality
 from jagged_ranking.figures.scaling_goals import scaling_rows
 from jagged_ranking.figures.serving_tables import serving_tables
@@ -251,10 +258,7 @@ def _by_workload(
 
 
 def _cell(rows: pd.DataFrame, size: float) -> str:
-    if rows.empty:
-        return ""
-    row = rows.iloc[0]
-    return number(row["value"] / size) if row["status"] == "ok" else SHORT[str(row["status"])]
+    return "" if rows.empty else value_or_why(rows.iloc[0].to_dict(), size)
 
 
 def _pipe(cells: list[str]) -> str:

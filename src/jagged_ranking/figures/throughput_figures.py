@@ -93,7 +93,7 @@ def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) ->
         for name, (metric, label, lines) in _RELATIVE.items():
             table = select(relative(results, metric), mode=EAGER)
             # Where ours ran out of memory or failed, its mark alone says so.
-            lost = (table["provider"] == OURS) & table["status"].isin(list(panels.LOST))
+            lost = (table["provider"] == OURS) & panels.is_lost(table["status"])
             table = table.loc[table["ours"].notna() | lost, :]
             if table["ours"].notna().any():
                 figures[name] = _relative_figure(table, label, lines, manifest)
@@ -195,7 +195,7 @@ def _bars_of(mine: pd.DataFrame, whole: pd.DataFrame) -> dict[tuple[str, int], l
         whole: the same steps by the wall, and those that ran out of memory or failed.
     """
     on_a_gpu = not mine["device"].astype(str).str.startswith("CPU").any()
-    failed = whole.loc[whole["status"].isin(list(panels.LOST)), :]
+    failed = whole.loc[panels.is_lost(whole["status"]), :]
     bars: dict[tuple[str, int], list[_Bar]] = {}
     place = 0.0
     for model, layers in _models(pd.concat([mine, failed])):

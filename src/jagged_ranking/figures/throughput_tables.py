@@ -3,9 +3,8 @@
 import pandas as pd
 
 from jagged_ranking.figures import style
-from jagged_ranking.figures.points import SHORT
+from jagged_ranking.figures.points import value_or_why
 from jagged_ranking.figures.throughput_points import CELL, MODES, steps
-from jagged_ranking.figures.verdicts import number
 
 # metric, what it is called, what its values are divided by.
 _SHOWN = (
@@ -45,6 +44,4 @@ def _row(mine: pd.DataFrame, kinds: list[str], size: float) -> dict[str, str]:
 
 
 def _cell(row: dict | None, size: float) -> str:
-    if row is None:
-        return ""
-    return number(row["value"] / size) if row["status"] == "ok" else SHORT[row["status"]]
+    return "" if row is None else value_or_why(row, size)
