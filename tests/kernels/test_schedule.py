@@ -216,7 +216,7 @@ def test_wrong_arguments():
     with pytest.raises(ValueError, match=r"got \(-2, 0\)"):
         attention_schedule(x, window=(-2, 0))
     with pytest.raises(ValueError, match=r"a tile_q that holds them, .*got 20 queries.* tile_q=16"):
-        attention_schedule(torch.zeros(2, 20, 2, 16), _jagged([3, 4]), split="stream", tile_q=16)
+        attention_schedule(torch.zeros(2, 20, 2, 16, device=DEVICE), x, split="stream", tile_q=16)
 
 
 @pytest.mark.parametrize("dim", [16, 128, 256])
