@@ -20,7 +20,7 @@ from jagged_ranking.figures.hstu_points import (
     hstu,
 )
 from jagged_ranking.figures.memory import BEYOND
-from jagged_ranking.figures.points import dtypes_of, modes_of, of_group, ours_of, sweep
+from jagged_ranking.figures.points import dtypes_of, modes_of, of_group, ours_beside, sweep
 
 GOAL = f"goal for HSTU's Triton: {FASTER_GOAL:g}x"
 GOAL_LINE: dict[str, Any] = {
@@ -83,9 +83,7 @@ def _labels(table: pd.DataFrame) -> dict[str, str]:
 def _relative(table: pd.DataFrame) -> pd.DataFrame:
     """Times as multiples of ours, where there is one: of all who read jagged tensors, between whom
     it is a matter of tenths."""
-    ours = ours_of(table, "value")
-    keys = zip(table["workload"], table["mode"], strict=True)
-    unit = pd.Series([ours.get(key, np.nan) for key in keys], index=table.index)
+    unit = ours_beside(table)
     scaled = table.assign(**{c: table[c] / unit for c in ("value", "q25", "q75")})
     return scaled.loc[unit.notna() & (table["provider"] != "dense_hstu"), :]
 

@@ -97,10 +97,16 @@ def value_or_why(row: Mapping[str, Any], size: float = 1.0) -> str:
     return number(row["value"] / size) if row["status"] == "ok" else SHORT[row["status"]]
 
 
-def ours_of(table: pd.DataFrame, column: str) -> dict[tuple[str, str], float]:
-    """(workload, mode) -> our value of a column, where we have one."""
+def ours_of(table: pd.DataFrame) -> dict[tuple[str, str], float]:
+    """(workload, mode) -> our value, where we have one."""
     own = table[(table["provider"] == OURS) & (table["status"] == "ok")]
-    return dict(zip(zip(own["workload"], own["mode"], strict=True), own[column], strict=True))
+    return dict(zip(zip(own["workload"], own["mode"], strict=True), own["value"], strict=True))
+
+
+def ours_beside(table: pd.DataFrame) -> pd.Series:
+    """Of each row, our value on its workload and in its mode; NaN where we have none."""
+    ours, keys = ours_of(table), zip(table["workload"], table["mode"], strict=True)
+    return pd.Series([ours.get(key, np.nan) for key in keys], index=table.index, dtype=float)
 
 
 def limits_of(table: pd.DataFrame) -> dict[tuple[str, str], float]:
@@ -143,7 +149,7 @@ def against_best(table: pd.DataFrame, peer: str | None = None) -> list[Pair]:
     Args:
         table: rows as `attention` gives them.
     """
-    own = ours_of(table, "value")
+    own = ours_of(table)
     others = table[(table["status"] == "ok") & ~table["provider"].str.startswith(OURS)]
     if peer is not None:
         others = others[others["provider"] == peer]

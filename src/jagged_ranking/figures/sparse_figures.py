@@ -16,7 +16,7 @@ from matplotlib.ticker import EngFormatter, PercentFormatter
 from jagged_ranking.figures import panels, style, sweeps
 from jagged_ranking.figures.labels import reference_line
 from jagged_ranking.figures.memory import BEYOND
-from jagged_ranking.figures.points import dtypes_of, modes_of, of_group, ours_of
+from jagged_ranking.figures.points import dtypes_of, modes_of, of_group, ours_beside
 from jagged_ranking.figures.sparse_points import (
     PAPER_SPEEDUPS,
     DensitySweep,
@@ -125,9 +125,7 @@ def _speedup_figure(points: pd.DataFrame, manifest: Mapping[str, Any]) -> Figure
     """How many times more everybody needs than our S2-Attention; how many it could be at most, if
     a block cost the same."""
     modes, lengths = modes_of(points), sorted({int(n) for n in points["max_len"]})
-    unit = ours_of(points, "value")
-    keys = zip(points["workload"], points["mode"], strict=True)
-    own = np.array([unit.get(key, np.nan) for key in keys], dtype=float)
+    own = ours_beside(points)
     ratio = points.assign(**{c: points[c] / own for c in ("value", "q25", "q75")})
     shown = ratio["value"].notna() | panels.is_lost(ratio["status"])
     ratio = ratio[(ratio["provider"] != OURS) & shown]

@@ -59,7 +59,7 @@ RETRIEVAL_NOTE = (
 def length_rows(table: pd.DataFrame) -> list[dict[str, str]]:
     """A row for each length and mode."""
     points = of_group(sparse(table, "latency"), BY_LENGTH)
-    own, built = ours_of(points, "value"), lists_ms(table)
+    own, built = ours_of(points), lists_ms(table)
     dense, peer, paper = (against(points, n) for n in (OURS_DENSE, PEER, PEER_OF_THE_PAPER))
     rows = []
     for mode in modes_of(points):
@@ -118,7 +118,7 @@ def density_rows(table: pd.DataFrame) -> list[dict[str, str]]:
 def retrieval_rows(table: pd.DataFrame) -> list[dict[str, str]]:
     """A row for each number of candidates and of blocks, and each mode."""
     points = of_group(sparse(table, "latency"), RETRIEVAL)
-    own = ours_of(points, "value")
+    own = ours_of(points)
     dense = points[(points["provider"] == OURS_DENSE) & (points["status"] == "ok")]
     dense = dense.set_index(["workload", "mode"])["value"]
     rows = []

@@ -19,6 +19,7 @@ from jagged_ranking.figures.points import (
     dtypes_of,
     modes_of,
     of_group,
+    ours_beside,
     ours_of,
     schedule_ms,
     sweep,
@@ -107,9 +108,7 @@ def _peers_figure(
     An open circle is ours with the construction of its schedule, which is made once a batch and
     shared by all layers and both directions, counted in one single call.
     """
-    ours = ours_of(named, "value")
-    keys = zip(named["workload"], named["mode"], strict=True)
-    own = pd.Series([ours.get(key, np.nan) for key in keys], index=named.index)
+    ours, own = ours_of(named), ours_beside(named)
     # Where ours ran out of memory or failed, its mark alone says so.
     tried = own.notna() | ((named["provider"] == OURS) & panels.is_lost(named["status"]))
     shown, unit = named[tried], own[tried]

@@ -94,7 +94,7 @@ def target(results: pd.DataFrame) -> pd.DataFrame:
     candidates a user. The peak is ours beyond the inputs."""
     table = attention(results, "latency")
     table = table[table["group"].isin(["target", "skew"])]
-    peaks = ours_of(attention(results, BEYOND), "value")
+    peaks = ours_of(attention(results, BEYOND))
     built = schedule_ms(results)
 
     def peak(rows: pd.DataFrame) -> str:

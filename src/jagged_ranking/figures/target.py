@@ -74,7 +74,7 @@ def _ratios_figure(
     named: pd.DataFrame, labels: Mapping[str, str], manifest: Mapping[str, Any]
 ) -> Figure:
     """Ours over the limit on the left, every peer over ours on the right; a row a mode."""
-    modes, own = modes_of(named), ours_of(named, "value")
+    modes, own = modes_of(named), ours_of(named)
     names = style.ordered(list(named["provider"].unique()))
     peers = [name for name in names if not name.startswith(OURS)]
     limits = limits_of(named)
