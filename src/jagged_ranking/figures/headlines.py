@@ -332,9 +332,10 @@ def _by_workload(table: pd.DataFrame) -> Iterator[tuple[str, pd.Series, list[Pai
     failed = ours_failed(table)
     pairs = {(pair.workload, pair.mode): pair for pair in against_best(table)}
     pairs |= {call: Pair(*call, math.nan, "", math.nan, math.nan) for call in failed}
+    modes = modes_of(table)
     for workload, mine in table.groupby("workload", sort=False):
-        calls = [(str(workload), mode) for mode in modes_of(table)]
-        if calls := [call for call in calls if call in pairs]:
+        calls = [call for mode in modes if (call := (str(workload), mode)) in pairs]
+        if calls:
             ours = " / ".join(failed.get(call) or number(pairs[call].ours) for call in calls)
             yield calls[0][0], mine.iloc[0], [pairs[call] for call in calls], ours
 

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from jagged_ranking.figures import style
-from jagged_ranking.figures.points import SHORT
+from jagged_ranking.figures.points import value_or_why
 from jagged_ranking.figures.serving_points import (
     CACHED,
     NOT_MORE,
@@ -63,8 +63,8 @@ def serving_rows(
                 failed.append(
                     {
                         **_asked(facts),
-                        "ours, p50 / p99 (ms)": _value_or_why(mine, OURS),
-                        "padded flash, p50 (ms)": _value_or_why(mine, PEER),
+                        "ours, p50 / p99 (ms)": _shown(mine, OURS),
+                        "padded flash, p50 (ms)": _shown(mine, PEER),
                         "at least": bound(NOT_SLOWER),
                         "met": NOT_MEASURED,
                     }
@@ -80,13 +80,13 @@ def serving_rows(
             {
                 **_asked(facts),
                 "ours, p50 / p99 (ms)": f"{number(ours)} / {number(value(tails.get(cell)))}",
-                "padded flash, p50 (ms)": _value_or_why(mine, PEER),
+                "padded flash, p50 (ms)": _shown(mine, PEER),
                 "times faster": _said(faster),
                 "at least": bound(least),
                 "memory / padded flash's": _said(heavy),
                 "at most": bound(most),
                 "by graph, p50 / p99 (ms)": _with_tail(replayed, their_tails, cell, OURS),
-                "padded flash by graph, p50 (ms)": _value_or_why(replayed.get(cell), PEER),
+                "padded flash by graph, p50 (ms)": _shown(replayed.get(cell), PEER),
                 "times faster by graph": _said(
                     value(replayed.get(cell), PEER) / value(replayed.get(cell))
                 ),
@@ -116,15 +116,13 @@ def _share(rows: dict[str, dict[str, Any]] | None) -> float:
 
 
 def _with_tail(medians: Cells, tails: Cells, cell: tuple[str, str], provider: str) -> str:
-    said, tail = _value_or_why(medians.get(cell), provider), value(tails.get(cell), provider)
+    said, tail = _shown(medians.get(cell), provider), value(tails.get(cell), provider)
     return said if math.isnan(tail) else f"{said} / {number(tail)}"
 
 
-def _value_or_why(rows: dict[str, dict[str, Any]] | None, provider: str) -> str:
+def _shown(rows: dict[str, dict[str, Any]] | None, provider: str) -> str:
     row = (rows or {}).get(provider)
-    if row is None:
-        return ""
-    return number(row["value"]) if row["status"] == "ok" else SHORT.get(row["status"], "")
+    return "" if row is None else value_or_why(row)
 
 
 def _saved(rows: dict[str, dict[str, Any]] | None) -> str:

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from jagged_ranking.figures import style
-from jagged_ranking.figures.points import SHORT
+from jagged_ranking.figures.points import value_or_why
 from jagged_ranking.figures.serving_points import SCORING, TAIL, cells, served, value
 from jagged_ranking.figures.throughput_points import GRAPH
 from jagged_ranking.figures.verdicts import number
@@ -50,7 +50,5 @@ def serving_tables(results: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 def _cell(row: dict | None, size: float, second: float | None) -> str:
     if row is None:
         return ""
-    if row["status"] != "ok":
-        return SHORT[row["status"]]
-    behind = "" if second is None else f" / {number(second)}"
-    return f"{number(row['value'] / size)}{behind}"
+    behind = "" if second is None or row["status"] != "ok" else f" / {number(second)}"
+    return value_or_why(row, size) + behind
