@@ -10,13 +10,14 @@ from urllib.parse import unquote
 import pytest
 from left_results import save_run
 from made_up_rankers import quality_results
-from made_up_results import MANIFEST
+from made_up_results import MANIFEST, sparse_results
 
 from jagged_ranking import provenance, results
 from jagged_ranking.figures.redraw import redraw
 from jagged_ranking.figures.style import title_of
-from jagged_ranking.reproduce.report import STYLE, Section, render
+from jagged_ranking.reproduce.report import STYLE, Section, render, write_report
 from jagged_ranking.reproduce.run_record import RunRecord
+from jagged_ranking.reproduce.settings import Settings
 
 ID = "04_quality"
 
@@ -78,6 +79,20 @@ def test_only_what_ran_to_its_end_is_good(section: Section, base: Path) -> None:
     for status in ("ok", "failed", "not run"):
         assert f">{status}</span>" in page
     assert "<p>Not run.</p>" in page
+
+
+def test_results_that_cannot_be_drawn_hide_no_others(tmp_path: Path) -> None:
+    """As of another version of a notebook, whose batches say less of themselves."""
+    unknown = sparse_results().assign(config="{}")
+    for name, table in ((ID, quality_results()), ("08_sparse_attention", unknown)):
+        folder = save_run(tmp_path / name, table, {**MANIFEST, "id": name})
+        RunRecord(name, "ok", "key").write(folder)
+    settings = Settings("smoke", given=None, out=tmp_path, report=tmp_path / "report.html")
+    write_report(settings)
+    page = settings.report.read_text()
+    assert page.count(">ok</span>") == 1
+    assert page.count('<figure tabindex="0">') == 2
+    assert "TypeError: int() argument must be" in page
 
 
 def test_it_says_what_code_the_results_are_of(section: Section, base: Path) -> None:

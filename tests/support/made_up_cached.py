@@ -82,7 +82,7 @@ def _peers(case: Case, limit: float, ours: float) -> dict[str, float]:
 def _compressed(dataset: str) -> list[dict[str, Any]]:
     rows = []
     for policy, lost in POLICIES.items():
-        for compression in (1.0, 2.0, 10.0):
+        for compression in (1.0, 2.0, 5.0, 10.0):
             gone = lost * (compression - 1)
             config: dict[str, Any] = {"compression": compression, "kept": 200 / compression}
             config |= {"whole": 200.0}

@@ -44,11 +44,6 @@ def place_labels(figure: Figure) -> None:
                 _place(label, drawn)
 
 
-def covered(label: Annotation, axes: Axes) -> int:
-    """How many points of the curves a label lies over."""
-    return _inside(label.get_window_extent(), _drawn(axes))
-
-
 def _place(label: Annotation, drawn: np.ndarray) -> None:
     """The first of the places that covers least: ends before the middle, above before below."""
     value = label.xy[1]

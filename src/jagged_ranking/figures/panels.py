@@ -77,6 +77,11 @@ def is_lost(status: pd.Series) -> pd.Series:
     return status.isin(list(LOST))
 
 
+def is_shown(status: pd.Series) -> pd.Series:
+    """Of each point, whether it has a value, or a mark in place of one."""
+    return status.eq("ok") | is_lost(status)
+
+
 def lost_marks(
     axes: Axes,
     color: str,

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from jagged_ranking.figures import style
 from jagged_ranking.figures.labels import reference_line
-from jagged_ranking.figures.panels import LOST, LOWER, lost_marks
+from jagged_ranking.figures.panels import LOWER, is_shown, lost_marks
 from jagged_ranking.figures.scaling_points import (
     BALANCES,
     BY_TOKENS,
@@ -65,7 +65,7 @@ def draw(results: pd.DataFrame, manifest: Mapping[str, Any], out: Path | str) ->
     figures: dict[str, Figure] = {}
     with style.look():
         points = efficiency(results)
-        points = points[points["status"].isin(["ok", *LOST])]
+        points = points[is_shown(points["status"])]
         if (points["status"] == "ok").any():
             figures["efficiency"] = _efficiency_figure(results, points, manifest)
             figures["step"] = _step_figure(measured(results, *PARTS), manifest)

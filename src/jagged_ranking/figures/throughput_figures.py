@@ -258,7 +258,7 @@ def _several_modes(rates: pd.DataFrame) -> pd.DataFrame:
     compiled = ran.loc[ran["mode"] == COMPILED, "workload"]
     of_models = ran.loc[ran["workload"].isin(compiled), :].groupby("model")
     fewest = of_models["layers"].min()[of_models["mode"].nunique() > 1]
-    tried = rates["workload"].isin(compiled) & rates["status"].isin(["ok", *panels.LOST])
+    tried = rates["workload"].isin(compiled) & panels.is_shown(rates["status"])
     return rates.loc[tried & (rates["layers"] == rates["model"].map(fewest)), :]
 
 

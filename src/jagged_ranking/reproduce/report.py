@@ -16,6 +16,7 @@ from jagged_ranking import paths, provenance, results
 from jagged_ranking.figures import style, tables
 from jagged_ranking.figures.redraw import redraw
 from jagged_ranking.figures.result_folder import read_results
+from jagged_ranking.first_line import described
 from jagged_ranking.reproduce.freshness import drawing_key
 from jagged_ranking.reproduce.notebook_files import notebook_ids
 from jagged_ranking.reproduce.run_record import RunRecord, read_record
@@ -75,8 +76,8 @@ def _read_section(out: Path, notebook: str) -> Section:
         found = read_results(folder)
         section.manifest, section.table = dict(found.manifest), found.table
         section.figures = sorted(folder.glob(f"{notebook}*.svg"))
-    except (OSError, ValueError) as error:  # one folder that is damaged hides no other
-        failed = replace(record, status="failed", error=str(error))
+    except Exception as error:  # whatever is wrong with one folder, it hides no other
+        failed = replace(record, status="failed", error=described(error))
         return Section(notebook, failed, folder)
     return section
 

@@ -89,8 +89,8 @@ def test_lines_of_compression_are_what_is_lost(
     for policy, lost in POLICIES.items():
         color = style.look_of(policy).color
         (line,) = [line for line in panel.lines if line.get_color() == color]
-        assert line.get_xdata().tolist() == [1.0, 2.0, 10.0]
-        np.testing.assert_allclose(line.get_ydata(), [0.0, -lost, -9 * lost])
+        assert line.get_xdata().tolist() == [1.0, 2.0, 5.0, 10.0]
+        np.testing.assert_allclose(line.get_ydata(), [0.0, -lost, -4 * lost, -9 * lost])
 
 
 def test_results_of_something_else_draw_nothing(tmp_path: Path, measured: pd.DataFrame) -> None:
@@ -139,8 +139,8 @@ def test_tables_for_people(measured: pd.DataFrame) -> None:
     assert len(append) == 5
     assert "jagged_cat: a copy of all (ms)" in append
     compressed = compression_table(measured)
-    assert compressed["compression"].tolist() == ["1x", "2x", "10x"] * 2
-    assert compressed["events kept"].tolist()[:3] == ["200.0", "100.0", "20.0"]
+    assert compressed["compression"].tolist() == ["1x", "2x", "5x", "10x"] * 2
+    assert compressed["events kept"].tolist()[:3] == ["200.0", "100.0", "40.0"]
     assert compressed["newest"].tolist()[:2] == ["0.8005", "-0.0300 [-0.0400, -0.0200]"]
     persisted = persistence_table(measured)
     assert persisted["persistence ratio"].tolist() == ["0.900"] * 2

@@ -10,7 +10,7 @@ from left_results import save_run
 from made_up_results import MANIFEST
 
 from jagged_ranking import results
-from jagged_ranking.figures import goals, headlines, style
+from jagged_ranking.figures import goals, headline_tables, style
 from jagged_ranking.figures.points import against_best, attention, ratios
 
 SPEED, HOST = "Self-attention: time against the best peer", "Self-attention: how long a call"
@@ -243,4 +243,4 @@ def test_a_study_without_rows_of_a_table_is_not_measured(tmp_path: Path) -> None
     )
     section = goals.goal_tables(tmp_path).split(f"### {SPEED}", 1)[1].split("###")[0]
     assert section.endswith("Not measured.\n\n")
-    assert headlines.self_attention(results.frame([row("jagged", "A", 1.0)])).empty
+    assert headline_tables.self_attention(results.frame([row("jagged", "A", 1.0)])).empty

@@ -23,7 +23,7 @@ from made_up_results import (
 from made_up_scaling import scaling_results
 
 from jagged_ranking import results
-from jagged_ranking.figures import headlines, redraw, speed, tables
+from jagged_ranking.figures import headline_tables, headlines, redraw, speed, tables
 
 
 def committed(figures: Path, **tables: pd.DataFrame) -> Path:
@@ -68,7 +68,7 @@ def test_sections_are_of_the_results_that_are_there(tmp_path: Path) -> None:
 
 
 def test_claims_are_those_of_the_paper() -> None:
-    found = headlines.paper_claims(pd.concat([attention_results(), quality_results()]))
+    found = headline_tables.paper_claims(pd.concat([attention_results(), quality_results()]))
     assert (found["paper"] != "").all()
     assert {"faster than dense attention", "faster than dense flash attention"} <= set(
         found["claim"]
@@ -78,7 +78,7 @@ def test_claims_are_those_of_the_paper() -> None:
 
 def test_attention_is_held_against_its_best_peer() -> None:
     table = attention_results()
-    rows = headlines.self_attention(table).set_index("workload")
+    rows = headline_tables.self_attention(table).set_index("workload")
     latency = results.select(table, op="attention", metric="latency", status="ok")
     for workload, row in rows.iterrows():
         mine = latency[latency["workload"] == workload]
@@ -92,12 +92,12 @@ def test_attention_is_held_against_its_best_peer() -> None:
                 assert dense == f"{times['dense_flash'] / ours:.1f}x"
     assert len(rows)
     lost = (table["workload"] == "A") & (table["provider"] == "dense_flash")
-    without = headlines.self_attention(table.loc[~lost, :]).set_index("workload")
+    without = headline_tables.self_attention(table.loc[~lost, :]).set_index("workload")
     assert without.loc["A", "dense flash takes"] == "– / –"
     assert without.loc["B"].equals(rows.loc["B"])
-    assert not headlines.target_attention(target_results()).empty
-    assert headlines.self_attention(quality_results()).empty
-    assert headlines.target_attention(quality_results()).empty
+    assert not headline_tables.target_attention(target_results()).empty
+    assert headline_tables.self_attention(quality_results()).empty
+    assert headline_tables.target_attention(quality_results()).empty
 
 
 def test_rankers_have_a_column_a_data_set() -> None:
@@ -112,7 +112,7 @@ def test_rankers_have_a_column_a_data_set() -> None:
         rows.append(score("clicks", model, "gauc_difference", 0.0, low=low, high=high))
     rows += [score("lists", "din", metric, 0.4) for metric in ("list_auc", "mrr", "ndcg@10")]
     rows.insert(0, score("synthetic", "din", "gauc", 0.9))
-    found = headlines.rankers(results.frame(rows)).set_index("model")
+    found = headline_tables.rankers(results.frame(rows)).set_index("model")
     assert list(found) == ["clicks: gAUC", "lists: list AUC", "synthetic: gAUC"]
     assert found["clicks: gAUC"].to_dict() == {
         "mean-pool": "0.6000",
@@ -123,11 +123,34 @@ def test_rankers_have_a_column_a_data_set() -> None:
     }
     assert found["lists: list AUC"].to_dict()["DIN"] == "0.4000"
     assert set(found["lists: list AUC"].drop("DIN")) == {""}
-    assert headlines.rankers(attention_results()).empty
+    assert headline_tables.rankers(attention_results()).empty
+
+
+def test_columns_of_all_modes_stand_in_one_row() -> None:
+    def rows_of(_: pd.DataFrame) -> list[dict[str, str]]:
+        return [
+            {"users": users, "mode": mode, "with": "", "ms": ms, "times": ms and f"{ms}x"}
+            for mode, of_users in (("forward", ("1", "2")), ("backward", ("3", "")))
+            for users, ms in zip(("8", "64"), of_users, strict=True)
+        ]
+
+    table = headline_tables.some_columns(rows_of, "users", "with", by_mode=("times",))
+    assert table(pd.DataFrame()).to_dict("list") == {
+        "users": ["8", "64"], "with": ["–", "–"], "times": ["1x / 3x", "2x / –"],
+    }  # fmt: skip
+    assert headline_tables.some_columns(rows_of, "ms")(pd.DataFrame())["ms"].tolist() == [
+        "1", "2", "3", "",
+    ]  # fmt: skip
+
+
+def test_compressed_rankers_are_those_of_the_paper() -> None:
+    found = headline_tables.compressed(cached_results())
+    assert set(found["compression"]) == {"1x", "5x"}
+    assert headline_tables.compressed(attention_results()).empty
 
 
 def test_what_others_published_stands_below() -> None:
-    found = headlines.rankers(next_item_results()).set_index("model")["lastfm_s3rec: HR@10"]
+    found = headline_tables.rankers(next_item_results()).set_index("model")["lastfm_s3rec: HR@10"]
     assert found["published"].startswith("0.4706 (SASRec)")
     # A count of the test items themselves is no floor.
     assert "leak" not in found["best floor"]
@@ -149,7 +172,7 @@ def test_the_marks_of_a_readme_stay(tmp_path: Path) -> None:
 def test_data_sets_stand_as_they_were_measured_the_made_up_last() -> None:
     names = ("synthetic", "zeta", "alpha", "synthetic_far")
     rows = [score(name, "din", "gauc", 0.9) for name in names]
-    assert list(headlines.rankers(results.frame(rows)))[1:] == [
+    assert list(headline_tables.rankers(results.frame(rows)))[1:] == [
         "zeta: gAUC", "alpha: gAUC", "synthetic: gAUC", "synthetic_far: gAUC"
     ]  # fmt: skip
 
@@ -157,7 +180,7 @@ def test_data_sets_stand_as_they_were_measured_the_made_up_last() -> None:
 def test_the_best_floor_has_not_seen_the_test_items() -> None:
     rows = [score("log", "din", "gauc", 0.7), score("log", "popularity_leak", "gauc", 0.9)]
     rows += [score("log", "popularity", "gauc", 0.4), score("log", "counts", "gauc", 0.6)]
-    found = headlines.rankers(results.frame(rows)).set_index("model")
+    found = headline_tables.rankers(results.frame(rows)).set_index("model")
     assert found["log: gAUC"].to_dict() == {"DIN": "0.7000", "best floor": "0.6000 (counts)"}
 
 
@@ -174,7 +197,7 @@ def test_target_attention_is_held_against_limit_and_best_peer() -> None:
         ("forward+backward", "varlen_attn"): 3.0,
     }.items():
         table.loc[results.select(table, mode=mode, provider=provider).index, "value"] = ms
-    (row,) = headlines.target_attention(table).to_dict("records")
+    (row,) = headline_tables.target_attention(table).to_dict("records")
     assert row["jagged (ours), ms"] == "1.50 / 3.00"
     assert row["over the limit"] == "1.50x / 3.00x"
     assert (row["best peer"], row["it takes"]) == ("varlen_attn (FA2)", "2.00x / 1.00x")
@@ -182,7 +205,7 @@ def test_target_attention_is_held_against_limit_and_best_peer() -> None:
 
 def test_a_workload_on_which_ours_failed_is_a_row_that_says_so() -> None:
     whole = attention_results()
-    expected = headlines.self_attention(whole).set_index("workload")
+    expected = headline_tables.self_attention(whole).set_index("workload")
     table = whole.copy()
     for workload, mode, status in (
         ("A", "forward", "out_of_memory"),
@@ -191,7 +214,7 @@ def test_a_workload_on_which_ours_failed_is_a_row_that_says_so() -> None:
     ):
         lost = results.select(table, workload=workload, mode=mode, provider="jagged").index
         table.loc[lost, ["status", "value"]] = status, float("nan")
-    found = headlines.self_attention(table).set_index("workload")
+    found = headline_tables.self_attention(table).set_index("workload")
     assert list(found.index) == list(expected.index)
     a, b = found.loc["A"], found.loc["B"]
     assert (a["jagged (ours), ms"], a["best peer"], a["it takes"]) == ("OOM / error", "–", "– / –")

@@ -7,20 +7,34 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made_up_results import MANIFEST, target_results
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 
 from jagged_ranking.figures import memory, speed, style, target
-from jagged_ranking.figures.labels import covered, place_labels, reference_line
+from jagged_ranking.figures.labels import place_labels, reference_line
 from jagged_ranking.figures.result_folder import read_results
 from jagged_ranking.figures.sweeps import Quantity, figures_of
 
 COMMITTED = Path(__file__).parents[3] / "figures"
 
 
+def _covered(label: Annotation, axes: Axes) -> int:
+    """How many points of the curves a label lies over, each piece of a curve taken as 1,000."""
+    box, found = label.get_window_extent(), 0
+    for line in axes.lines:
+        if line.get_transform() != axes.transData:
+            continue  # a line across the axes
+        corners = axes.transData.transform(np.asarray(line.get_xydata(), float))
+        pieces = itertools.pairwise(corners) if line.get_linestyle() != "None" else ()
+        between = [np.linspace(a, b, 1000) for a, b in pieces]
+        found += sum(box.contains(x, y) for x, y in np.concatenate([corners, *between]))
+    return found
+
+
 def _labels(figure: Figure) -> list[tuple[str, int]]:
     return [
-        (text.get_text(), covered(text, axes))
+        (text.get_text(), _covered(text, axes))
         for axes in figure.axes
         for text in axes.texts
         if isinstance(text, Annotation) and text.get_text().startswith("paper")
