@@ -152,8 +152,13 @@ def load(folder: Path, file: str, launchers: dict[str, Any]) -> ModuleType:
     assert spec is not None
     package = importlib.util.module_from_spec(spec)
     package.__path__ = [str(folder)]
-    with mock.patch.dict(sys.modules, {**modules, PACKAGE: package}), smaller_examples():
+    # By name: what of PyTorch they are the first to import has to stay.
+    with pytest.MonkeyPatch.context() as patch, smaller_examples():
+        for name, made in {**modules, PACKAGE: package}.items():
+            patch.setitem(sys.modules, name, made)
         module = importlib.import_module(f"{PACKAGE}.{file}")
+        for name in [name for name in sys.modules if name.startswith(f"{PACKAGE}.")]:
+            del sys.modules[name]
     # They import these on a machine with a GPU only.
     vars(module).update(launchers)
     return module
