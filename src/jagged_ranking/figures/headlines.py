@@ -1,5 +1,4 @@
-"""The README's few tables: what became of the paper's claims, attention, rankers,
-and of each other system that stands on the kernels.
+"""The README's few tables: the paper's claims, attention, rankers, and what else the kernels carry.
 
 Everything else is on docs/results.md, which `redraw` writes from the same results.
 """

@@ -92,8 +92,10 @@ def of_group(table: pd.DataFrame, group: str) -> pd.DataFrame:
     return table.loc[table["group"] == group, :]
 
 
-def value_or_why(row: Mapping[str, Any], size: float = 1.0) -> str:
-    """The value of a row in units of `size`; of who has none, why."""
+def value_or_why(row: Mapping[str, Any] | None, size: float = 1.0) -> str:
+    """The value of a row in units of `size`; of who has none, why; nothing without a row."""
+    if row is None:
+        return ""
     return number(row["value"] / size) if row["status"] == "ok" else SHORT[row["status"]]
 
 

@@ -121,8 +121,7 @@ def _with_tail(medians: Cells, tails: Cells, cell: tuple[str, str], provider: st
 
 
 def _shown(rows: dict[str, dict[str, Any]] | None, provider: str) -> str:
-    row = (rows or {}).get(provider)
-    return "" if row is None else value_or_why(row)
+    return value_or_why((rows or {}).get(provider))
 
 
 def _saved(rows: dict[str, dict[str, Any]] | None) -> str:

@@ -39,9 +39,5 @@ def _row(mine: pd.DataFrame, kinds: list[str], size: float) -> dict[str, str]:
         "model": style.look_of(str(facts["model"])).label,
         "layers": str(facts["layers"]),
         "mode": str(facts["mode"]),
-        **{style.look_of(kind).label: _cell(cells.get(kind), size) for kind in kinds},
+        **{style.look_of(kind).label: value_or_why(cells.get(kind), size) for kind in kinds},
     }
-
-
-def _cell(row: dict | None, size: float) -> str:
-    return "" if row is None else value_or_why(row, size)

@@ -20,16 +20,10 @@ COMMITTED = Path(__file__).parents[3] / "figures"
 
 
 def _covered(label: Annotation, axes: Axes) -> int:
-    """How many points of the curves a label lies over, each piece of a curve taken as 1,000."""
-    box, found = label.get_window_extent(), 0
-    for line in axes.lines:
-        if line.get_transform() != axes.transData:
-            continue  # a line across the axes
-        corners = axes.transData.transform(np.asarray(line.get_xydata(), float))
-        pieces = itertools.pairwise(corners) if line.get_linestyle() != "None" else ()
-        between = [np.linspace(a, b, 1000) for a, b in pieces]
-        found += sum(box.contains(x, y) for x, y in np.concatenate([corners, *between]))
-    return found
+    """How many curves a label lies over; lines across the axes are none."""
+    box, data = label.get_window_extent(), axes.transData
+    curves = [line.get_path() for line in axes.lines if line.get_transform() == data]
+    return sum(path.transformed(data).intersects_bbox(box, filled=False) for path in curves)
 
 
 def _labels(figure: Figure) -> list[tuple[str, int]]:
